@@ -1,0 +1,54 @@
+"""Arithmetic of epochs and of the boundaries between checkpoint intervals; pure, ints in and ints out.
+
+An epoch is `milliseconds since 2025-01-01 UTC << 12 | sequence`. Boundary k is the last epoch of interval k, hence
+a pure function of the interval: every process knows every boundary without asking anyone.
+"""
+
+from __future__ import annotations
+
+EPOCH_ORIGIN_MS = 1_735_689_600_000
+"""Unix ms of 2025-01-01 00:00 UTC, where epoch 0 lies."""
+SEQUENCE_BITS = 12
+MAX_EPOCH = (1 << 53) - 1
+"""Epochs stay below 2**53 so that JSON, Lua and doubles carry them exactly."""
+
+
+def from_unix_ms(ms: int) -> int:
+    """The first epoch of that millisecond; negative before 2025."""
+    return (ms - EPOCH_ORIGIN_MS) << SEQUENCE_BITS
+
+
+def last_of_unix_ms(ms: int) -> int:
+    """The last epoch of that millisecond: everything that happened within it lies at or below."""
+    return from_unix_ms(ms + 1) - 1
+
+
+def to_unix_ms(epoch: int) -> int:
+    """The Unix millisecond the epoch lies in."""
+    return (epoch >> SEQUENCE_BITS) + EPOCH_ORIGIN_MS
+
+
+def boundary(k: int, interval_ms: int) -> int:
+    """The last epoch of interval k (k >= 1)."""
+    return k * width(interval_ms) - 1
+
+
+def width(interval_ms: int) -> int:
+    """How many epochs an interval holds: the distance of two neighbouring boundaries."""
+    return interval_ms << SEQUENCE_BITS
+
+
+def boundary_index(epoch: int, interval_ms: int) -> int | None:
+    """k if the epoch is boundary k, else None."""
+    k, rest = divmod(epoch + 1, width(interval_ms))
+    return k if rest == 0 and k >= 1 else None
+
+
+def newest_index(epoch: int, interval_ms: int) -> int:
+    """The largest k with boundary(k) <= epoch; 0 when not even the first boundary is."""
+    return max(0, (epoch + 1) // width(interval_ms))
+
+
+def first_index_at_or_above(epoch: int, interval_ms: int) -> int:
+    """The smallest k >= 1 with boundary(k) >= epoch."""
+    return max(1, -(-(epoch + 1) // width(interval_ms)))

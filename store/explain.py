@@ -1,0 +1,61 @@
+"""Sentences for people: which table keeps an epoch from being readable, why, and by how much; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .epoch import to_unix_ms
+from .intervals import first_after, newest_at
+
+if TYPE_CHECKING:
+    from .lineage import EpochView, TableEpochs, TableRef
+
+
+def distance(low: int, high: int) -> str:
+    """How far apart two epochs are, as `8,192 epochs (2 ms)`."""
+    return f"{high - low:,} epochs ({to_unix_ms(high) - to_unix_ms(low):,} ms)"
+
+
+def hindrances(view: EpochView, refs: Sequence[TableRef], epoch: int) -> list[str]:
+    """A sentence for each table that by itself keeps these tables from being read at `epoch`; [] when none does."""
+    last = view.last_epoch
+    if epoch > last:
+        return [f"epoch {epoch} is not sealed yet; the newest is {last}, {distance(last, epoch)} short"]
+    found = [_hindrance(view, table, epoch) for table in view.closure(refs)]
+    found += [_let_go(table, epoch) for table in dict.fromkeys(view.table(ref) for ref in refs)]
+    return [sentence for sentence in found if sentence]
+
+
+def _let_go(table: TableEpochs, epoch: int) -> str:
+    """A sentence when the rows of that epoch are gone, else an empty string."""
+    safe = table.safe_epoch
+    if epoch >= safe:
+        return ""
+    return f"the history of {table.name} below epoch {safe} has been let go; {epoch} is {distance(epoch, safe)} below"
+
+
+def _hindrance(view: EpochView, table: TableEpochs, epoch: int) -> str:
+    """What is wrong with `table` at `epoch`, its upstreams apart; an empty string when nothing is."""
+    if not table.derived:
+        return ""
+    name = table.name if table.state == "created" else f"{table.name} ({table.state})"
+    if not table.position:
+        return f"{name} has no commit yet"
+    commit = newest_at(table.commits, epoch)
+    if not commit:
+        first = int(table.commits[0])
+        return f"{name} begins with its first commit at {first}; epoch {epoch} is {distance(epoch, first)} before it"
+    missing = [(up.first_change(commit), up) for up in (view.tables[up] for up in table.upstreams)]
+    change, up = min(missing, key=lambda item: item[0], default=(epoch + 1, table))
+    if change > epoch:
+        return ""
+    if up.known_from > commit:
+        forgotten = f"the changes of {up.name} are remembered only past {up.known_from}"
+        return f"{name} is committed through {commit}, but {forgotten}, {distance(commit, up.known_from)} later"
+    later = first_after(table.commits, epoch)
+    if later <= table.position:
+        gap = f"the change of {up.name} at {change} is only in the later one"
+        return f"{name} went from its commit at {commit} to {later}, {distance(epoch, later)} past {epoch}, and {gap}"
+    behind = f"{distance(commit, epoch)} behind"
+    return f"{name} is committed through {commit}, {behind}, and does not reflect the change of {up.name} at {change}"

@@ -1,0 +1,52 @@
+"""How far the content of a table is behind: the oldest change that a read of it does not reflect; pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .intervals import FAR, first_after, newest_at
+
+if TYPE_CHECKING:
+    from .lineage import EpochView, TableEpochs
+
+
+def oldest_unreflected(view: EpochView, table: TableEpochs, epoch: int | None) -> int | None:
+    """The oldest change that `table` read at `epoch` (None: its newest state) does not reflect; None: it has all.
+
+    A root table's newest state reflects everything. What an upstream itself has not reflected yet counts too.
+    """
+    found = [first_in(view, ancestor, ancestor.position) for ancestor in view.closure([table.table_id])]
+    if epoch is not None:
+        own = first_after(table.changes, epoch)
+        found.append(_origin(view, table, own) if own != FAR else FAR)
+        found.append(first_in(view, table, newest_at(table.commits, epoch)))
+    return min(found) if min(found) != FAR else None
+
+
+def first_in(view: EpochView, table: TableEpochs, commit: int) -> int:
+    """The oldest change of the direct upstreams past `commit`, put back to what caused it; FAR when there is none."""
+    oldest = int(FAR)
+    for up in (view.tables[up] for up in table.upstreams):
+        if up.known_from > commit:  # something may be missing since then: say so rather than 0
+            oldest = min(oldest, up.known_from)
+        elif (change := first_after(up.changes, commit)) != FAR:
+            oldest = min(oldest, _origin(view, up, change))
+    return oldest
+
+
+def _origin(view: EpochView, table: TableEpochs, change: int) -> int:
+    """The oldest change of a root table that went into the change of `table` at that epoch; `change` itself for a root.
+
+    A commit reflects what its upstreams changed since the commit before, hence the walk up through such intervals.
+    """
+    oldest, stack, seen = change, [(table, change)], {(table.table_id, change)}
+    while stack:
+        table, change = stack.pop()
+        oldest = min(oldest, change)
+        before = newest_at(table.commits, change - 1)
+        for up in (view.tables[up] for up in table.upstreams):
+            cause = first_after(up.changes, before)
+            if cause <= change and (up.table_id, cause) not in seen:
+                seen.add((up.table_id, cause))
+                stack.append((up, cause))
+    return oldest

@@ -1,0 +1,226 @@
+"""What one instant of the catalog says about epochs: complete, valid, lag. Pure functions of one immutable view.
+
+- complete(T, E): nothing can land in T at or below E any more.
+- valid(T, E): T at E is exactly its defining query over its upstreams at E. Complete is not enough: a job that merged
+  boundaries is complete between them and reflects none of what lies between.
+
+Validity of T needs that of everything T descends from, so the epochs valid for a set of tables are those at which each
+table of its *closure* (the set with all ancestors) passes its own local test: it has a commit c <= E, and no upstream
+changed in (c, E]. All searches work on that, by binary search or on whole arrays; none walks over boundaries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+
+import numpy as np
+
+from ..errors import TableNotFound
+from .epoch import to_unix_ms
+from .explain import hindrances
+from .intervals import Intervals, Ints, coalesce, first_after, intersect, ints, newest_at, next_after, single
+from .lag import oldest_unreflected
+
+TableRef = int | str
+"""A table's id or its name."""
+
+SWEEPS = 8
+"""Sweeps by binary search before `largest_valid_at_most` goes over to whole arrays."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableEpochs:
+    """The epochs of one table. `commits` and `changes` are int64, strictly ascending; any sequence of ints is taken.
+
+    commits: every commit, empty ones and the end-of-data entry too. changes: the epochs with rows, non-checkpoint
+    labels too, and the end of data; an entry without rows is no change. known_from: changes at or below it may have
+    been forgotten.
+    """
+
+    table_id: int
+    name: str
+    state: str = "created"
+    derived: bool = False
+    upstreams: tuple[int, ...] = ()
+    safe_epoch: int = 0
+    commits: Ints = field(default_factory=lambda: ints(()))
+    changes: Ints = field(default_factory=lambda: ints(()))
+    known_from: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "commits", ints(self.commits))
+        object.__setattr__(self, "changes", ints(self.changes))
+
+    @property
+    def position(self) -> int:
+        """The newest commit, or 0."""
+        return int(self.commits[-1]) if len(self.commits) else 0
+
+    def first_change(self, after: int) -> int:
+        """The first change past `after`; FAR: none; `after + 1` when the memory does not reach back so far."""
+        return first_after(self.changes, after) if self.known_from <= after else after + 1
+
+
+@dataclass(frozen=True, eq=False)
+class EpochView:
+    """One atomic reading of the catalog. Tables are given by id or by name; an unknown one raises TableNotFound."""
+
+    last_epoch: int
+    clock_ms: int
+    tables: Mapping[int, TableEpochs]
+    store_id: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tables", MappingProxyType(dict(self.tables)))
+
+    @cached_property
+    def ids(self) -> Mapping[str, int]:
+        """Table ids by name."""
+        return {table.name: table.table_id for table in self.tables.values()}
+
+    def table(self, ref: TableRef) -> TableEpochs:
+        """The epochs of that table."""
+        found = self.tables.get(ref if isinstance(ref, int) else self.ids.get(ref, -1))
+        if found is None:
+            raise TableNotFound(f"there is no table {ref!r} here; there are: {', '.join(sorted(self.ids)) or 'none'}")
+        return found
+
+    # ---- ancestry ------------------------------------------------------------------------------------------------
+
+    def closure(self, refs: Iterable[TableRef]) -> tuple[TableEpochs, ...]:
+        """These tables and all they descend from, each once, upstreams before those that read them."""
+        order: dict[int, TableEpochs] = {}
+        stack = [(self.table(ref), False) for ref in refs]
+        seen: set[int] = set()
+        while stack:
+            table, ready = stack.pop()
+            if ready:
+                order[table.table_id] = table
+            elif table.table_id not in seen:
+                seen.add(table.table_id)
+                stack.append((table, True))
+                stack.extend((self.table(up), False) for up in table.upstreams if up not in seen)
+        return tuple(order.values())
+
+    # ---- complete ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _complete_through(self) -> dict[int, int]:
+        """`complete_through` of every table, upstreams first."""
+        out: dict[int, int] = {}
+        for table in self.closure(self.tables):
+            position = table.position
+            if not table.derived:
+                out[table.table_id] = self.last_epoch
+            elif not position:
+                out[table.table_id] = 0
+            else:
+                ups = [min(out[up], self.tables[up].first_change(position) - 1) for up in table.upstreams]
+                out[table.table_id] = max(position, min(ups, default=self.last_epoch))
+        return out
+
+    def complete_through(self, ref: TableRef) -> int:
+        """The largest epoch the table is complete through; 0 for a derived table without a commit."""
+        return self._complete_through[self.table(ref).table_id]
+
+    def complete(self, ref: TableRef, epoch: int) -> bool:
+        """Whether nothing can land in the table at or below `epoch` any more."""
+        return epoch <= self.complete_through(ref)
+
+    # ---- valid ---------------------------------------------------------------------------------------------------
+
+    def valid(self, ref: TableRef, epoch: int) -> bool:
+        """Whether reading the table at `epoch` keeps the law; whether its rows are still kept is another question."""
+        if not 0 <= epoch <= self.last_epoch:
+            return False
+        return all(self._local_end(table, epoch) >= epoch for table in self.closure([ref]))
+
+    def valid_intervals(self, ref: TableRef) -> Intervals:
+        """All valid epochs, whatever the safe epoch: (starts, ends), int64, both inclusive, sorted, disjoint."""
+        return self.common_valid([ref], 0, self.last_epoch)
+
+    def common_valid(self, refs: Iterable[TableRef], lo: int, hi: int) -> Intervals:
+        """The epochs of [lo, hi] valid for all these tables at once, as `valid_intervals` gives them."""
+        out = single(max(lo, 0), min(hi, self.last_epoch))
+        for table in self.closure(refs):
+            if table.derived and len(out[0]):
+                out = intersect(out, self._local(table, int(out[0][0]), int(out[1][-1])))
+        return coalesce(out)
+
+    def largest_valid_at_most(
+        self, refs: Iterable[TableRef], epoch: int | None = None, *, read: Iterable[TableRef] | None = None
+    ) -> int | None:
+        """The largest epoch <= `epoch` (None: any) that is valid for all these tables; None when there is none.
+
+        It is not below the safe epoch of the tables to be read: `read`, by default the same ones. Their ancestors' rows
+        are not needed, so only what is remembered of their changes counts.
+        """
+        refs = list(refs)
+        floor = self.floor(refs if read is None else read)
+        closure = [table for table in self.closure(refs) if table.derived]
+        at = start = self.last_epoch if epoch is None else min(epoch, self.last_epoch)
+        for _ in range(SWEEPS):
+            before = at
+            for table in closure:
+                at = self._local_end(table, at)
+                if at < floor:
+                    return None
+            if at == before:
+                return at if at >= floor else None
+        return self._largest_in_windows(refs, floor, at, start - at)
+
+    def floor(self, refs: Iterable[TableRef]) -> int:
+        """The lowest epoch at which all these tables can still be read."""
+        return max((self.table(ref).safe_epoch for ref in refs), default=0)
+
+    def _largest_in_windows(self, refs: list[TableRef], floor: int, at: int, width: int) -> int | None:
+        """The same from ever wider windows of whole arrays: for tables whose valid epochs interleave badly."""
+        while at >= floor:
+            lo = max(floor, at - width)
+            ends = self.common_valid(refs, lo, at)[1]
+            if len(ends):
+                return int(ends[-1])
+            at, width = lo - 1, width * 4
+        return None
+
+    def _local_end(self, table: TableEpochs, epoch: int) -> int:
+        """The largest epoch <= `epoch` that the table's newest commit there reaches to, by its own test; -1: none."""
+        if not table.derived or not table.upstreams:
+            return epoch if not table.derived or newest_at(table.commits, epoch) else -1
+        commit = newest_at(table.commits, epoch)
+        ups = [self.tables[up] for up in table.upstreams]
+        if not commit or any(up.known_from > commit for up in ups):
+            return -1
+        return min(epoch, *[first_after(up.changes, commit) - 1 for up in ups])
+
+    def _local(self, table: TableEpochs, lo: int, hi: int) -> Intervals:
+        """The epochs round [lo, hi] at which a derived table passes its own test, whatever its upstreams' validity."""
+        begin = max(int(table.commits.searchsorted(lo, "right")) - 1, 0)
+        stop = int(table.commits.searchsorted(hi, "right"))
+        starts = table.commits[begin:stop]
+        begin = int(starts.searchsorted(max((self.tables[up].known_from for up in table.upstreams), default=0)))
+        starts = starts[begin:]
+        if not len(starts):
+            return single(1, 0)
+        ends = np.append(starts[1:] - 1, self.last_epoch)
+        for up in table.upstreams:
+            ends = np.minimum(ends, next_after(self.tables[up].changes, starts) - 1)
+        return starts, ends
+
+    # ---- lag and reasons -----------------------------------------------------------------------------------------
+
+    def lag_ms(self, ref: TableRef, epoch: int | None = None) -> int:
+        """Milliseconds by which the table read at `epoch` (None: its newest state) is behind; 0: it has all.
+
+        It is the age, by the view's clock, of the oldest change, its own or of anything it descends from, that the
+        content does not reflect. A change that came to an upstream in a commit counts from the change that caused it.
+        """
+        oldest = oldest_unreflected(self, self.table(ref), epoch)
+        return 0 if oldest is None else max(0, self.clock_ms - to_unix_ms(oldest))
+
+    def why_not(self, refs: Iterable[TableRef], epoch: int) -> list[str]:
+        """Why these tables cannot be read together at `epoch`: a sentence per table to blame; [] when they can."""
+        return hindrances(self, list(refs), epoch)
