@@ -1,0 +1,39 @@
+# One command each; every one of them does its own set-up (see scripts/setup.sh) and needs nothing but bash and make before.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench clean
+
+BIN := .venv/bin
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -q
+FAST := not spark and not slow
+
+help:  ## say what can be made
+	@sed -nE 's/^([a-z]+):.*## /\1\t/p' $(MAKEFILE_LIST) | sort | column -t -s $$'\t'
+
+setup:  ## make .venv and look for Java
+	@scripts/setup.sh
+
+demo: setup  ## the flights demo: four views on Spark, compared with DuckDB at ten moments
+	@$(BIN)/epochlog demo
+
+check: setup  ## format, lint, types, tidy and fast tests: a minute
+	@$(BIN)/ruff format --check --quiet . || { echo 'make format puts these right:'; $(BIN)/ruff format --check .; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/basedpyright
+	@$(PYTEST) -m "$(FAST)" -n $(WORKERS) --dist loadfile
+
+test: setup  ## every test: fast and slow ones side by side, then those with Spark one by one
+	@$(PYTEST) -m "not spark" -n $(WORKERS) --dist loadfile
+	@$(PYTEST) -m spark
+
+bench: setup  ## the figures, beside deltalake and rocksdict
+	@$(PYTEST) bench -p no:xdist --benchmark-columns=min,median,rounds --benchmark-sort=name -o python_files='bench_*.py'
+
+format: setup  ## format and fix what can be fixed
+	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
+
+clean:  ## remove everything that was made here
+	@rm -rf .venv build dist demo-output *.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks spark-warehouse metastore_db
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

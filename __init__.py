@@ -1,0 +1,147 @@
+"""epochlog: materialized views that commit by themselves and are still read as of one consistent moment.
+
+The public names, loaded when they are first used: `import epochlog` starts neither Spark nor Arrow Flight.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from .errors import (
+    BarrierChanged,
+    CatalogFull,
+    CatalogLost,
+    CatalogRolledBack,
+    CheckpointRejected,
+    ClockSkew,
+    Corrupt,
+    EpochExpired,
+    EpochlogError,
+    EpochNotCommitted,
+    EpochRegressed,
+    Fenced,
+    ForeignRoot,
+    InvalidInput,
+    InvalidName,
+    InvalidSchema,
+    JobCycle,
+    JobExists,
+    JobNotFound,
+    JobParked,
+    JobRunning,
+    LimitExceeded,
+    LogTruncated,
+    NoConsistentEpoch,
+    NotWritable,
+    OutputOwned,
+    RefreshFailed,
+    RestoreRejected,
+    SchemaMismatch,
+    SegmentUnknown,
+    SnapshotExpired,
+    StalenessExceeded,
+    StoreClosed,
+    StoreNotFound,
+    TableDropped,
+    TableExists,
+    TableFinished,
+    TableInUse,
+    TableNotFound,
+    TableNotReadable,
+    TxnAborted,
+    TxnMismatch,
+    TxnOutcomeForgotten,
+    UnsupportedFormat,
+    UpstreamIncomplete,
+    WriteFailed,
+)
+
+if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
+    pass
+
+__version__ = "0.1.0"
+
+# Where each lazy name lives. A module's names are all bound at its first use.
+_HOMES: dict[str, tuple[str, ...]] = {}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "EpochlogError",
+    "InvalidInput",
+    "InvalidName",
+    "SchemaMismatch",
+    "InvalidSchema",
+    "LimitExceeded",
+    "TableExists",
+    "TableNotFound",
+    "TableDropped",
+    "TableFinished",
+    "TableInUse",
+    "NotWritable",
+    "JobExists",
+    "JobNotFound",
+    "JobCycle",
+    "OutputOwned",
+    "JobRunning",
+    "JobParked",
+    "StoreNotFound",
+    "ForeignRoot",
+    "StoreClosed",
+    "UnsupportedFormat",
+    "CatalogLost",
+    "CatalogRolledBack",
+    "CatalogFull",
+    "Corrupt",
+    "WriteFailed",
+    "EpochRegressed",
+    "ClockSkew",
+    "EpochExpired",
+    "EpochNotCommitted",
+    "TxnMismatch",
+    "TxnAborted",
+    "TxnOutcomeForgotten",
+    "SegmentUnknown",
+    "Fenced",
+    "BarrierChanged",
+    "UpstreamIncomplete",
+    "LogTruncated",
+    "NoConsistentEpoch",
+    "StalenessExceeded",
+    "TableNotReadable",
+    "SnapshotExpired",
+    "CheckpointRejected",
+    "RestoreRejected",
+    "RefreshFailed",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(f".{home}", __name__)
+    for public in _HOMES[home]:
+        globals()[public] = getattr(module, public)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME_OF})
+
+
+class _Package(ModuleType):
+    """The package itself: a public name stays what it is when a submodule of that name (`epochlog.spark`) is imported.
+
+    The import system binds a submodule as an attribute of its package once it is loaded, over whatever was there.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, ModuleType) and _HOME_OF.get(name) == name:
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Writes the two lock files anew from pyproject.toml. Needs uv; only who changes dependencies runs it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+UV=${UV:-uv}
+options=(--universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --no-config --quiet)
+"$UV" pip compile "${options[@]}" "$@" --all-extras pyproject.toml --output-file requirements.lock >/dev/null
+printf 'setuptools\nwheel\n' | "$UV" pip compile "${options[@]}" --constraint <(grep -oE '^[a-z0-9-]+==[^ ]+' requirements.lock) - \
+    --output-file requirements-build.lock >/dev/null

@@ -1,0 +1,129 @@
+#!/usr/bin/env bash
+# Makes this checkout ready to run: Python 3.11+, .venv with the locked dependencies, Java 17+ for Spark. Quick when nothing changed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+ROOT=$PWD
+VENV=.venv
+STAMP=$VENV/.ready
+LOCKS=(requirements-build.lock requirements.lock)
+
+say() { printf 'setup: %s\n' "$*"; }
+stop() {
+    printf 'setup: %s\n' "$@" >&2
+    exit 1
+}
+
+apt_install() { # packages... -> installs them when this user may, else fails
+    command -v apt-get >/dev/null || return 1
+    local as=()
+    if [ "$(id -u)" != 0 ]; then
+        sudo -n true 2>/dev/null || return 1
+        as=(sudo -n)
+    fi
+    say "installing $* with apt"
+    "${as[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq update </dev/null >/dev/null || true
+    "${as[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -y install --no-install-recommends "$@" </dev/null >/dev/null
+}
+
+# ---- Python ------------------------------------------------------------------------------------------------------
+
+python_fits() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' >/dev/null 2>&1; }
+
+find_python() { # prints the first interpreter that is new enough; a name on PATH may be a shim that does not run
+    local name
+    for name in ${PYTHON:-} python3 python3.13 python3.12 python3.11 python3.14 /usr/bin/python3; do
+        if python_fits "$name"; then
+            command -v "$name"
+            return
+        fi
+    done
+    return 1
+}
+
+find_or_install_python() {
+    find_python && return
+    apt_install python3 python3-venv >&2 && find_python && return
+    stop "Python 3.11 to 3.14 is needed and was not found." \
+        "On Debian 12 or newer: sudo apt-get install python3 python3-venv" \
+        "or name an interpreter: make PYTHON=/path/to/python3.12 ..."
+}
+
+need_venv_module() { # Debian ships venv apart from Python
+    "$1" -c 'import ensurepip, venv' 2>/dev/null && return
+    local version
+    version=$("$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+    if ! { apt_install "python$version-venv" && "$1" -c 'import ensurepip, venv' 2>/dev/null; }; then
+        stop "$1 cannot make virtual environments. Type: sudo apt-get install python$version-venv"
+    fi
+}
+
+# ---- Java --------------------------------------------------------------------------------------------------------
+
+java_fits() { # path of a java -> is it 17 or newer?
+    local text
+    text=$("$1" -version 2>&1 </dev/null) || return 1
+    [[ $text =~ version\ \"([0-9]+) ]] && [ "${BASH_REMATCH[1]}" -ge 17 ]
+}
+
+find_java() { # Spark asks JAVA_HOME first, then PATH
+    local java=${JAVA_HOME:+$JAVA_HOME/bin/java}
+    java=${java:-$(command -v java || true)}
+    [ -n "$java" ] && [ -x "$java" ] && java_fits "$java" && printf '%s\n' "$java"
+}
+
+find_or_install_java() {
+    find_java && return
+    if [ -z "${JAVA_HOME:-}" ]; then
+        local package # Debian 12 has 17, Debian 13 has 21
+        for package in openjdk-17-jre-headless openjdk-21-jre-headless; do
+            apt_install "$package" >&2 2>/dev/null && find_java && return
+        done
+    fi
+    stop "Spark needs Java 17 or newer${JAVA_HOME:+ (JAVA_HOME is $JAVA_HOME)}, and it was not found." \
+        "On Debian 12: sudo apt-get install openjdk-17-jre-headless" \
+        "On Debian 13: sudo apt-get install openjdk-21-jre-headless" \
+        "If it is installed elsewhere, set JAVA_HOME to its folder."
+}
+
+# ---- the environment ---------------------------------------------------------------------------------------------
+
+fingerprint() {
+    printf '%s\n' "$ROOT" "${PYTHON:-}" "${JAVA_HOME:-}"
+    cat "${LOCKS[@]}" pyproject.toml scripts/setup.sh
+}
+
+is_ready() { # the stamp's first line is the fingerprint, its second the java that was found
+    local sum java
+    [ -x "$VENV/bin/python" ] && { read -r sum && read -r java; } 2>/dev/null <"$STAMP" &&
+        [ "$sum" = "$(fingerprint | sha256sum | cut -d ' ' -f 1)" ] && [ -x "$java" ]
+}
+
+pip_install() {
+    "$VENV/bin/python" -m pip install -qq --disable-pip-version-check --no-input "$@" </dev/null
+}
+
+make_environment() { # interpreter
+    say "making $VENV with $("$1" --version 2>&1) and the locked dependencies (a few minutes, once)"
+    rm -rf "$VENV"
+    "$1" -m venv "$VENV"
+    # Some locked packages come as source: what builds them is locked too and installed first, so nothing unlocked runs.
+    pip_install --require-hashes --no-deps -r requirements-build.lock
+    pip_install --require-hashes --no-deps --no-build-isolation -r requirements.lock
+    pip_install --no-deps --no-build-isolation --editable .
+    # The same name for tools that read files instead of running the import system (type checkers, editors).
+    mkdir -p "$VENV/src"
+    ln -sfn "$ROOT" "$VENV/src/epochlog"
+}
+
+main() {
+    if is_ready; then return; fi
+    local python java
+    python=$(find_or_install_python)
+    need_venv_module "$python"
+    java=$(find_or_install_java)
+    make_environment "$python"
+    printf '%s\n' "$(fingerprint | sha256sum | cut -d ' ' -f 1)" "$java" >"$STAMP"
+    say "ready: $("$VENV/bin/python" --version 2>&1), java at $java"
+}
+
+main

@@ -1,0 +1,33 @@
+"""Settings of the whole test suite: random tests print the seed that repeats them."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# No deadlines: a slow machine is no failure. `thorough` is for long campaigns: HYPOTHESIS_PROFILE=thorough make test
+SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
+COMMON = settings(deadline=None, print_blob=True, suppress_health_check=SLOW_IS_FINE)
+settings.register_profile("default", COMMON)
+settings.register_profile("quick", COMMON, max_examples=20)
+settings.register_profile("thorough", COMMON, max_examples=5_000, stateful_step_count=100)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Chooses one seed for hypothesis in the whole run (xdist hands it to its workers) unless one is given."""
+    if config.getoption("hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = str(random.SystemRandom().randrange(2**32))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"hypothesis: repeat with --hypothesis-seed={config.getoption('hypothesis_seed')}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(pytest_report_header(config))

@@ -1,0 +1,63 @@
+"""The public face: every name loads, every error is exported, and `import epochlog` stays light."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+
+import epochlog
+from epochlog import errors
+
+ERRORS = {
+    name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, errors.EpochlogError)
+}
+HEAVY = {"pyspark", "pyarrow", "pyarrow.flight", "numpy", "pandas", "lmdb", "redis", "duckdb", "polars", "rich"}
+
+
+def modules_after(program: str) -> set[str]:
+    """The modules that a fresh interpreter holds after the program."""
+    code = f"{program}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_every_public_name_loads() -> None:
+    assert len(set(epochlog.__all__)) == len(epochlog.__all__)
+    for name in epochlog.__all__:
+        assert getattr(epochlog, name) is not None
+        assert name in dir(epochlog)
+
+
+def test_every_error_is_exported_and_says_what_it_is() -> None:
+    assert set(epochlog.__all__) >= ERRORS
+    for name in ERRORS:
+        error = getattr(epochlog, name)
+        assert issubclass(error, epochlog.EpochlogError)
+        assert error.__doc__
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing_of_that_name'"):
+        _ = epochlog.nothing_of_that_name  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_import_is_light() -> None:
+    assert not modules_after("import epochlog") & HEAVY
+    assert not modules_after("import epochlog\nfor name in dir(epochlog): pass") & HEAVY
+
+
+@pytest.mark.skipif("open" not in epochlog.__all__, reason="the store's door is not built yet")
+def test_a_store_needs_neither_spark_nor_flight() -> None:
+    loaded = modules_after("import epochlog\nepochlog.open, epochlog.Aligned, epochlog.Snapshot, epochlog.Job")
+    assert not loaded & {"pyspark", "pyarrow.flight", "duckdb", "polars", "rich", "redis"}
+
+
+@pytest.mark.skipif("spark" not in epochlog.__all__, reason="the Spark door is not built yet")
+@pytest.mark.parametrize("first", ["epochlog.spark", "epochlog.register", "__import__('epochlog.spark')"])
+def test_spark_is_the_function_whatever_is_imported_first(first: str) -> None:
+    program = f"import epochlog\n{first}\nimport epochlog.spark\nfrom epochlog import spark\n"
+    modules_after(program + "assert callable(epochlog.spark) and epochlog.spark is spark")

@@ -1,0 +1,313 @@
+"""The house rules as pure functions: a file's path and text go in, sentences about what is wrong come out."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
+from pathlib import PurePosixPath
+
+MAX_FUNCTION_LINES = 60
+MAX_MODULE_LINES = 500
+
+# A module imports only from its own layer or from a lower one. The demo stands beside the library's doors.
+LAYERS = {
+    "errors": 0,
+    "store": 1,
+    "exchange": 2,
+    "checkpoint": 3,
+    "batch": 4,
+    "api": 5,
+    "spark": 5,
+    "demo": 5,
+    "__init__": 6,
+    "__main__": 6,
+}
+PACKAGES = ("store", "exchange", "checkpoint", "batch", "demo")
+OUTSIDE = ("tests", "bench", "examples", "docs", "scripts")
+
+# What may be imported only in some places (fnmatch patterns of paths); everywhere else in the library it is refused.
+IMPORT_HOMES = {
+    "pyspark": (
+        "exchange/*.py",
+        "checkpoint/spark_*.py",
+        "batch/*.py",
+        "api.py",
+        "spark.py",
+        "demo/*.py",
+        "__main__.py",
+    ),
+    "pyarrow.flight": ("exchange/*.py",),
+    "lmdb": ("store/lmdb_catalog.py",),
+    "redis": ("store/redis_catalog.py", "exchange/*.py"),
+    "duckdb": ("batch/*.py", "demo/*.py"),
+    "polars": ("batch/*.py", "api.py", "store/schema.py"),
+    "matplotlib": ("demo/*.py",),
+    "rich": ("demo/*.py", "__main__.py"),
+}
+
+WALL_CLOCK = (
+    "time.time",
+    "time.time_ns",
+    "time.gmtime",
+    "time.localtime",
+    "time.ctime",
+    "time.clock_gettime*",
+    "datetime.datetime.now",
+    "datetime.datetime.utcnow",
+    "datetime.datetime.today",
+    "datetime.date.today",
+)
+CHANCE = ("random", "random.*", "secrets", "secrets.*", "uuid.uuid[14]", "os.urandom", "os.getrandom", "numpy.random*")
+FILE_WORK = (
+    "open",
+    "io.open",
+    "os.open",
+    "os.rename*",
+    "os.replace",
+    "os.remove*",
+    "os.unlink",
+    "os.rmdir",
+    "os.mkdir",
+    "os.makedirs",
+    "os.link",
+    "os.symlink",
+    "os.truncate",
+    "os.ftruncate",
+    "os.listdir",
+    "os.scandir",
+    "os.walk",
+    "os.fsync",
+    "os.fdatasync",
+    "os.sync",
+    "shutil",
+    "shutil.*",
+    "tempfile",
+    "tempfile.*",
+    "mmap.*",
+    "pyarrow.OSFile",
+    "pyarrow.memory_map",
+    "pyarrow.create_memory_map",
+    "pyarrow.fs",
+    "pyarrow.fs.*",
+)
+UNTRUSTED = (
+    "pickle",
+    "pickle.*",
+    "cloudpickle",
+    "cloudpickle.*",
+    "dill",
+    "dill.*",
+    "marshal",
+    "marshal.*",
+    "shelve",
+    "shelve.*",
+    "yaml",
+    "yaml.*",
+    "eval",
+    "exec",
+)
+
+
+BUILTINS = {"open": "open", "eval": "eval", "exec": "exec"}
+
+
+class Ban:
+    """Names that may be used only in the listed files, and why."""
+
+    def __init__(self, why: str, names: tuple[str, ...], homes: tuple[str, ...] = ()) -> None:
+        self.why = why
+        self.names = names
+        self.homes = homes
+
+    def hits(self, path: str, name: str) -> bool:
+        at_home = any(fnmatch(path, home) for home in self.homes)
+        return not at_home and any(fnmatch(name, banned) for banned in self.names)
+
+
+BANS = (
+    Ban("the clock is injected; only store/clock.py asks the machine", WALL_CLOCK, ("store/clock.py",)),
+    Ban(
+        "real time is for timeouts and displays",
+        ("time.monotonic*", "time.perf_counter*", "time.process_time*"),
+        ("store/clock.py", "checkpoint/*.py", "demo/*.py"),
+    ),
+    Ban("wait for a condition, with a timeout, not for time to pass", ("time.sleep",)),
+    Ban("chance makes names of files and ids of stores, nothing else", CHANCE, ("store/files.py", "store/handle.py")),
+    Ban(
+        "only store/files.py opens, syncs, renames, lists and deletes files",
+        FILE_WORK,
+        ("store/files.py", "store/lmdb_catalog.py", "demo/*.py", "__main__.py"),
+    ),
+    Ban("bytes from disk or wire are never executed", UNTRUSTED),
+)
+BANS_OUTSIDE = (Ban("bytes from disk or wire are never executed", ("marshal.*", "shelve.*", "yaml*", "eval", "exec")),)
+
+# Written in pieces, so that this file does not break its own rule.
+MACHINE_WORDS = tuple(
+    a + b
+    for a, b in (
+        ("/wo", "rk/"),
+        ("../sha", "red"),
+        ("/ro", "ot/"),
+        ("/ho", "me/"),
+        ("/opt/py", "pi"),
+        ("/tmp/ve", "nv"),
+        ("/tmp/pl", "an"),
+        ("/tmp/e", "pl"),
+    )
+)
+
+
+def layer(path: str) -> str | None:
+    """The layer of a library file ("store", "api", ...); None for tests, bench and the like."""
+    parts = PurePosixPath(path).parts
+    name = parts[0] if len(parts) > 1 else PurePosixPath(path).stem
+    return None if parts[0] in OUTSIDE or parts[0].startswith(".") else name
+
+
+def imports(path: str, tree: ast.AST) -> Iterator[tuple[int, str | None, str]]:
+    """Every import as (line, layer of the project it reaches or None, dotted name as written or resolved).
+
+    An import of the root package itself (`from .. import open`) reaches the layer `__init__`.
+    """
+    folder = PurePosixPath(path).parts[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, None, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield from ((node.lineno, None, f"{node.module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = (*folder[: len(folder) - (node.level - 1)], *(node.module or "").split("."))
+            base = tuple(part for part in base if part)
+            for alias in node.names:
+                target = (*base, alias.name)
+                known = target[0] in LAYERS
+                yield node.lineno, target[0] if known else "__init__", ".".join(target)
+
+
+def import_direction(path: str, tree: ast.Module) -> Iterator[str]:
+    """Imports point to the own layer or downward, and inside the project they are relative."""
+    own = layer(path)
+    if own is None:
+        return
+    if own not in LAYERS:
+        yield f"{path}: no layer is known for it; add it to LAYERS with its rank"
+        return
+    for line, reached, name in imports(path, tree):
+        if reached is None:
+            if name.split(".")[0] == "epochlog" and own != "demo":
+                yield f"{path}:{line}: `{name}` is imported absolutely; inside the project imports are relative"
+        elif LAYERS[reached] > LAYERS[own] and not (own == "demo" and reached == "__init__"):
+            yield f"{path}:{line}: {own} imports {name} of the higher layer {reached}"
+
+
+def import_homes(path: str, tree: ast.Module) -> Iterator[str]:
+    """Some packages are known to some modules only: the store knows nothing of Spark or Flight."""
+    if layer(path) is None:
+        return
+    for line, reached, name in imports(path, tree):
+        if reached is not None:
+            continue
+        for package, homes in IMPORT_HOMES.items():
+            inside = f"{name}.".startswith(f"{package}.")
+            if inside and not any(fnmatch(path, home) for home in homes):
+                yield f"{path}:{line}: {package} may be imported in {', '.join(homes)} only"
+
+
+def banned_names(path: str, tree: ast.Module) -> Iterator[str]:
+    """Names used outside their one module, whether called, passed on or renamed by an import."""
+    bans = BANS_OUTSIDE if layer(path) is None else BANS
+    for line, name in used_names(tree):
+        for ban in bans:
+            if ban.hits(path, name):
+                yield f"{path}:{line}: {name}: {ban.why}"
+
+
+def used_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of each name that is used, seen through `import a as b` and `from a import b as c`."""
+    known = dict(BUILTINS)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.split(".")[0]
+                known[alias.asname or top] = alias.name if alias.asname else top
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            for alias in node.names:
+                known[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                yield node.lineno, f"{node.module}.{alias.name}"
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef) and node in tree.body:
+            known.pop(node.name, None)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Name) and (name := dotted(node, known)):
+            yield node.lineno, name
+
+
+def dotted(node: ast.AST, known: dict[str, str]) -> str | None:
+    """`t.time` with t = time -> "time.time"; None when the expression does not begin with an imported name."""
+    if isinstance(node, ast.Name):
+        return known.get(node.id)
+    if isinstance(node, ast.Attribute) and (head := dotted(node.value, known)):
+        return f"{head}.{node.attr}"
+    return None
+
+
+def lengths(path: str, text: str, tree: ast.Module) -> Iterator[str]:
+    """Functions fit on a screen; a module has one reason to exist."""
+    if layer(path) is None:
+        return
+    count = text.count("\n")
+    if count > MAX_MODULE_LINES:
+        yield f"{path}: {count} lines; above {MAX_MODULE_LINES} a module is two"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            size = (node.end_lineno or node.lineno) - node.lineno + 1
+            if size > MAX_FUNCTION_LINES:
+                where = f"{path}:{node.lineno}: {node.name}"
+                yield f"{where} has {size} lines; above {MAX_FUNCTION_LINES} a function is two"
+
+
+def docstring(path: str, tree: ast.Module) -> Iterator[str]:
+    """Every module says in its first line why it exists."""
+    if not (ast.get_docstring(tree) or "").strip():
+        yield f"{path}: the module has no docstring; its first line says its one reason to exist"
+
+
+def machine_words(path: str, text: str) -> Iterator[str]:
+    """Nothing in the project names a path of the machine it was written on."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        for word in MACHINE_WORDS:
+            if word in line:
+                yield f"{path}:{number}: names {word}, a place outside the clone"
+
+
+def lock_lines(path: str, text: str) -> Iterator[str]:
+    """A lock file pins versions and hashes and names no registry: that is the installing machine's choice."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if re.search(r"https?:|file:|--(index|extra-index|find-links|trusted)|@ |^#", line):
+            yield f"{path}:{number}: {line.strip()!r} names a place; only `name==version` and hashes belong here"
+    for pin in re.split(r"\n(?=\S)", text.strip()):
+        if not re.match(r"[a-z0-9][a-z0-9._-]*==\S+", pin) or "--hash=sha256:" not in pin:
+            yield f"{path}: {pin.splitlines()[0]!r} is not pinned by version and hash"
+
+
+TREE_RULES: tuple[Callable[[str, ast.Module], Iterator[str]], ...] = (
+    import_direction,
+    import_homes,
+    banned_names,
+    docstring,
+)
+
+
+def check(path: str, text: str) -> list[str]:
+    """Everything that is wrong with one file; `path` is relative to the root of the repository, with slashes."""
+    problems = list(machine_words(path, text))
+    if path.endswith(".lock"):
+        problems += lock_lines(path, text)
+    if path.endswith(".py"):
+        tree = ast.parse(text, filename=path)
+        problems += [problem for rule in TREE_RULES for problem in rule(path, tree)]
+        problems += lengths(path, text, tree)
+    return problems

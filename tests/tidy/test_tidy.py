@@ -1,0 +1,181 @@
+"""Keeps the style by a test, and shows of each rule that it can fail."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tidy import rules
+
+ROOT = Path(__file__).resolve().parents[2]
+NOT_TEXT = {".arrow", ".parquet", ".png", ".zip", ".mdb", ".bin", ".zst"}
+
+
+def project_files() -> list[str]:
+    """What git tracks or would track; without git (an unpacked archive), what does not look generated."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if listing.returncode == 0:
+        names = [name for name in listing.stdout.split("\0") if name]
+    else:
+        names = [str(path.relative_to(ROOT)) for path in walk(ROOT)]
+    return sorted(name for name in names if (ROOT / name).is_file() and Path(name).suffix not in NOT_TEXT)
+
+
+def walk(folder: Path) -> Iterator[Path]:
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            if entry.name not in {".git", ".venv", "build", "dist", "__pycache__"}:
+                yield from walk(entry)
+        else:
+            yield entry
+
+
+def problems(path: str, text: str) -> str:
+    return "\n".join(rules.check(path, text))
+
+
+def test_the_project_is_tidy() -> None:
+    found = [problem for name in project_files() for problem in rules.check(name, (ROOT / name).read_text("utf-8"))]
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_the_files_are_found() -> None:
+    names = project_files()
+    assert {"errors.py", "__init__.py", "pyproject.toml", "requirements.lock", "Makefile"} <= set(names)
+    assert all(any(name.startswith(f"{package}/") for name in names) for package in rules.PACKAGES)
+
+
+DOC = '"""A module."""\n'
+
+
+@pytest.mark.parametrize("path, line, complaint", [
+    ("store/a.py", "from ..exchange.stream import Reader", "of the higher layer exchange"),
+    ("store/a.py", "from .. import api", "store imports api of the higher layer api"),
+    ("store/a.py", "from .. import open", "store imports open of the higher layer __init__"),
+    ("store/a.py", "from ..batch import policy", "higher layer batch"),
+    ("errors.py", "from .store.epoch import to_unix_ms", "errors imports store.epoch.to_unix_ms"),
+    ("checkpoint/a.py", "def f():\n    from ..batch.snapshot import Snapshot", "a.py:3: checkpoint imports"),
+    ("batch/a.py", "from ..api import Store", "batch imports api.Store"),
+    ("api.py", "from .__main__ import main", "api imports __main__.main"),
+    ("store/a.py", "from epochlog.errors import Corrupt", "imports are relative"),
+    ("batch/a.py", "import epochlog as el", "imports are relative"),
+    ("helpers/a.py", "x = 1", "no layer is known"),
+])  # fmt: skip
+def test_imports_that_run_upward_are_refused(path: str, line: str, complaint: str) -> None:
+    assert complaint in problems(path, DOC + line + "\n")
+
+
+@pytest.mark.parametrize("path, line", [
+    ("store/a.py", "from ..errors import Corrupt"),
+    ("store/a.py", "from .epoch import to_unix_ms"),
+    ("store/a.py", "from . import epoch"),
+    ("batch/a.py", "from ..store import epoch\nfrom ..checkpoint.barrier import Barrier"),
+    ("api.py", "from .batch.snapshot import Snapshot"),
+    ("spark.py", "from . import api"),
+    ("demo/a.py", "import epochlog as el\nfrom .. import open\nfrom ..api import Store"),
+    ("__main__.py", "from .demo.run import main\nfrom . import api"),
+    ("tests/store/test_a.py", "import epochlog\nfrom epochlog.store import epoch"),
+])  # fmt: skip
+def test_imports_that_run_downward_pass(path: str, line: str) -> None:
+    assert problems(path, DOC + line + "\n") == ""
+
+
+@pytest.mark.parametrize("path, line, complaint", [
+    ("store/a.py", "import pyspark", "pyspark may be imported in"),
+    ("checkpoint/job.py", "from pyspark.sql import SparkSession", "pyspark may be imported in"),
+    ("batch/a.py", "from pyarrow import flight", "pyarrow.flight may be imported in"),
+    ("batch/a.py", "import pyarrow.flight as fl", "pyarrow.flight may be imported in"),
+    ("store/commit.py", "import lmdb", "lmdb may be imported in store/lmdb_catalog.py only"),
+    ("store/merge.py", "import polars as pl", "polars may be imported in"),
+])  # fmt: skip
+def test_packages_are_imported_at_home_only(path: str, line: str, complaint: str) -> None:
+    assert complaint in problems(path, DOC + line + "\n")
+    assert problems("tests/test_a.py", DOC + line + "\n") == ""
+
+
+@pytest.mark.parametrize("path, lines, complaint", [
+    ("store/a.py", "import time\nnow = time.time()", "time.time: the clock is injected"),
+    ("store/a.py", "import time as t\ndef f(clock=t.time_ns): ...", "time.time_ns: the clock is injected"),
+    ("store/a.py", "from time import time as now\nnow()", "time.time: the clock is injected"),
+    ("batch/a.py", "from datetime import datetime as d, UTC\nd.now(UTC)", "datetime.datetime.now: the clock"),
+    ("batch/a.py", "import datetime\ndatetime.date.today()", "datetime.date.today: the clock is injected"),
+    ("store/a.py", "import time\ntime.monotonic()", "time.monotonic: real time is for timeouts"),
+    ("checkpoint/a.py", "import time\ntime.sleep(1)", "time.sleep: wait for a condition"),
+    ("batch/a.py", "import random", "random: chance"),
+    ("batch/a.py", "from random import choice", "random.choice: chance"),
+    ("batch/a.py", "import uuid\nuuid.uuid4()", "uuid.uuid4: chance"),
+    ("batch/a.py", "import os\nos.urandom(8)", "os.urandom: chance"),
+    ("batch/a.py", "import secrets\nsecrets.token_hex()", "secrets.token_hex: chance"),
+    ("batch/a.py", "import numpy as np\nnp.random.default_rng()", "numpy.random.default_rng: chance"),
+    ("store/a.py", "with open('x') as f: ...", "open: only store/files.py opens"),
+    ("store/a.py", "import os\nos.rename('a', 'b')", "os.rename: only store/files.py"),
+    ("store/a.py", "import os\nos.replace('a', 'b')", "os.replace: only store/files.py"),
+    ("store/a.py", "import os\nos.remove('a')", "os.remove: only store/files.py"),
+    ("store/a.py", "from os import fsync\nfsync(3)", "os.fsync: only store/files.py"),
+    ("store/a.py", "import shutil\nshutil.rmtree('a')", "shutil.rmtree: only store/files.py"),
+    ("store/a.py", "import pyarrow as pa\npa.memory_map('a')", "pyarrow.memory_map: only store/files.py"),
+    ("store/a.py", "from pyarrow import fs\nfs.LocalFileSystem()", "pyarrow.fs.LocalFileSystem: only store/files.py"),
+    ("store/files.py", "import pickle", "pickle: bytes from disk or wire"),
+    ("demo/a.py", "from pickle import loads", "pickle.loads: bytes from disk or wire"),
+    ("store/a.py", "eval('1')", "eval: bytes from disk or wire"),
+    ("store/a.py", "import yaml\nyaml.load('1')", "yaml.load: bytes from disk or wire"),
+    ("tests/test_a.py", "exec('1')", "exec: bytes from disk or wire"),
+    ("bench/bench_a.py", "import yaml", "yaml: bytes from disk or wire"),
+])  # fmt: skip
+def test_banned_names_are_found(path: str, lines: str, complaint: str) -> None:
+    assert complaint in problems(path, DOC + lines + "\n")
+
+
+@pytest.mark.parametrize("path, lines", [
+    ("store/clock.py", "import time\ntime.time()"),
+    ("store/files.py", "import os, shutil, uuid\nopen('a')\nos.fsync(3)\nshutil.rmtree('a')\nuuid.uuid4()"),
+    ("demo/a.py", "import time\ntime.perf_counter()\nopen('a')"),
+    ("checkpoint/a.py", "import time\ntime.monotonic()"),
+    ("store/a.py", "def f(store):\n    store.open()\n    store.time.time()"),
+    ("__init__.py", "def open(root): ...\nopen('a')"),
+    ("store/a.py", "from datetime import timedelta\ntimedelta(seconds=1)"),
+    ("store/a.py", "import os\nos.path.realpath('a')\nos.getpid()"),
+    ("tests/test_a.py", "import time, pickle, random\ntime.time()\nopen('a')\npickle.dumps(1)"),
+])  # fmt: skip
+def test_allowed_names_pass(path: str, lines: str) -> None:
+    assert problems(path, DOC + lines + "\n") == ""
+
+
+def test_long_functions_and_modules_are_refused() -> None:
+    body = "    x = 1\n"
+    fits, long = (f"def f():\n{body * n}" for n in (rules.MAX_FUNCTION_LINES - 1, rules.MAX_FUNCTION_LINES))
+    assert problems("store/a.py", DOC + fits) == ""
+    assert "f has 61 lines" in problems("store/a.py", DOC + long)
+    assert "f has 61 lines" in problems("store/a.py", DOC + "async " + long)
+    assert "501 lines" in problems("store/a.py", DOC + "x = 1\n" * rules.MAX_MODULE_LINES)
+    assert problems("tests/test_a.py", DOC + long + "x = 1\n" * rules.MAX_MODULE_LINES) == ""
+
+
+@pytest.mark.parametrize("text", ["", "x = 1\n", '""" """\n', "# a comment\nimport os\n"])
+def test_a_module_without_a_docstring_is_refused(text: str) -> None:
+    assert "no docstring" in problems("store/a.py", text)
+    assert "no docstring" in problems("tests/test_a.py", text)
+
+
+@pytest.mark.parametrize("word", rules.MACHINE_WORDS)
+@pytest.mark.parametrize("path", ["README.md", "Makefile", "store/a.py", "tests/test_a.py"])
+def test_places_outside_the_clone_are_refused(path: str, word: str) -> None:
+    assert f":2: names {word}" in problems(path, f'"""A module.\n\nSee {word}x."""\n'.replace("\n\n", "\n"))
+
+
+@pytest.mark.parametrize("text, complaint", [
+    ("--index-url https://example.org/simple\n", "names a place"),
+    ("a==1 --hash=sha256:00\n    # via x\n# by hand\n", "names a place"),
+    ("a @ file:///a.whl --hash=sha256:00\n", "names a place"),
+    ("a==1\n", "not pinned"),
+    ("a>=1 --hash=sha256:00\n", "not pinned"),
+    ("a==1 \\\n    --hash=sha256:00\nb\n", "'b' is not pinned"),
+])  # fmt: skip
+def test_a_lock_that_names_places_or_lacks_hashes_is_refused(text: str, complaint: str) -> None:
+    assert complaint in problems("requirements.lock", text)
