@@ -1,0 +1,1 @@
+"""Tables, their logs and versions, on disk: the LSM store."""

@@ -1,0 +1,211 @@
+"""Makes any Arrow-shaped data fit a table's schema without loss, or names the table and column that do not fit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import compute
+
+from ..errors import InvalidInput, LimitExceeded, SchemaMismatch
+from .column_types import children, fits, has_required_children
+
+MAX_KEY_BYTES = 16_384
+"""Bytes that the string, binary and fixed-size binary values of one row's key may have together."""
+MAX_BATCH_BYTES = 2_147_483_647
+"""Arrow bytes of one upsert or delete; what 32-bit offsets can address."""
+
+_T = pa.types
+pc: Any = compute  # see keys.py
+
+
+def conform_table(
+    table: str, data: object, wanted: pa.Schema, primary_key: Sequence[str], what: str = "data"
+) -> pa.Table:
+    """`data` as a pa.Table of exactly `wanted`; see TableSchema.conform."""
+    given = as_table(table, data, wanted)
+    _check_names(table, given, wanted, what)
+    columns = [_column(table, given, field, field.name in primary_key) for field in wanted]
+    conformed = pa.Table.from_arrays(columns, schema=wanted)
+    _check_sizes(table, conformed, primary_key)
+    return conformed
+
+
+def as_table(table: str, data: Any, wanted: pa.Schema) -> pa.Table:
+    """Any Arrow-shaped `data` as a pa.Table with the types it came with."""
+    if isinstance(data, pa.Table):
+        return data
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
+    if isinstance(data, pa.RecordBatchReader):
+        return data.read_all()
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(data, pandas.DataFrame):
+        return _from_pandas(table, data, wanted)
+    if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
+        try:
+            return pa.table(data)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            raise SchemaMismatch(f"table {table}: the data cannot be taken over as Arrow: {error}") from error
+    raise InvalidInput(
+        f"table {table}: {type(data).__name__} is not tabular; pass a pyarrow Table, RecordBatch or RecordBatchReader, "
+        "a pandas or polars DataFrame, or an object with __arrow_c_stream__"
+    )
+
+
+def _from_pandas(table: str, frame: Any, wanted: pa.Schema) -> pa.Table:
+    index = any(name in wanted.names for name in frame.index.names if name is not None)
+    frame = frame.reset_index() if index else frame
+    if not all(isinstance(name, str) for name in frame.columns):
+        raise SchemaMismatch(f"table {table}: column names must be strings, not {list(frame.columns)!r}")
+    if not frame.columns.is_unique:
+        raise SchemaMismatch(f"table {table}: a column name is there twice: {list(frame.columns)!r}")
+    arrays = []
+    for name in frame.columns:
+        series = frame[name]
+        nested = name in wanted.names and children(wanted.field(name).type) and series.dtype == object
+        try:  # a type hint only where the values cannot tell it: for others it would let values be cut to fit
+            arrays.append(pa.array(series, type=wanted.field(name).type if nested else None, from_pandas=True))
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise SchemaMismatch(f"table {table}, column {name!r}: {error}") from error
+    if not arrays:
+        return pa.table({})
+    return pa.Table.from_arrays(arrays, names=list(frame.columns))
+
+
+def _check_names(table: str, given: pa.Table, wanted: pa.Schema, what: str) -> None:
+    names = given.column_names
+    if names == wanted.names:
+        return
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise SchemaMismatch(f"table {table}: column {twice[0]!r} is there twice in the {what}")
+    known = set(wanted.names)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise SchemaMismatch(
+            f"table {table}: unknown column {_listed(unknown)} in the {what}; it takes {_listed(wanted.names)}"
+        )
+    there = set(names)
+    missing = [name for name in wanted.names if name not in there]
+    if missing:
+        raise SchemaMismatch(f"table {table}: column {_listed(missing)} is missing from the {what}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:10])
+    return shown if len(names) <= 10 else f"{shown} and {len(names) - 10} more"
+
+
+def _column(table: str, given: pa.Table, field: pa.Field, is_key: bool) -> pa.ChunkedArray:
+    column = given.column(field.name)
+    if not column.type.equals(field.type):
+        column = _cast(table, column, field)
+    if not field.nullable and column.null_count:
+        kind = "primary-key" if is_key else "non-nullable"
+        raise SchemaMismatch(f"table {table}, {kind} column {field.name!r}: {column.null_count} of its values are null")
+    if has_required_children(field.type) and any(_inner_nulls(chunk) for chunk in column.chunks):
+        raise SchemaMismatch(f"table {table}, column {field.name!r}: nulls where {field.type} allows none")
+    _check_storable(table, column, field)
+    return canonical_floats(column) if is_key and _T.is_floating(field.type) else column
+
+
+def _cast(table: str, column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    where = f"table {table}, column {field.name!r}"
+    if isinstance(column.type, pa.BaseExtensionType):
+        chunks = [chunk.storage for chunk in column.chunks]
+        column = pa.chunked_array(chunks, column.type.storage_type)
+    if not fits(column.type, field.type):
+        hint = "; a pandas column of integers with gaps becomes one by .astype('Int64')" * (
+            _T.is_floating(column.type) and _T.is_integer(field.type)
+        )
+        raise SchemaMismatch(f"{where}: type {column.type} does not fit {field.type}; cast it first{hint}")
+    if _T.is_dictionary(column.type):
+        column = _decoded(column)
+    try:
+        return column if column.type.equals(field.type) else column.cast(field.type, safe=True)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise SchemaMismatch(f"{where}: type {column.type} does not fit {field.type}: {error}") from error
+
+
+def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Dictionary values, row by row. Arrow cannot gather views, so those become plain first."""
+    plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    kind = plain.get(column.type.value_type, column.type.value_type)
+    chunks = [chunk.dictionary.cast(kind).take(chunk.indices) for chunk in column.chunks]
+    return pa.chunked_array(chunks, kind)
+
+
+def _inner_nulls(array: pa.Array) -> bool:
+    """Whether a null lies where a nested type's field forbids it. Nulls beneath a null parent do not count."""
+    kind = array.type
+    if _T.is_struct(kind):
+        parts = [pc.struct_field(array.drop_null(), [i]) for i in range(kind.num_fields)]
+    elif _T.is_map(kind):
+        live = array.drop_null()
+        flat = pc.list_flatten(live.cast(pa.list_(pa.struct([kind.key_field, kind.item_field]))))
+        parts = [pc.struct_field(flat, [0]), pc.struct_field(flat, [1])]
+    elif children(kind):
+        parts = [pc.list_flatten(array.drop_null())]
+    else:
+        return False
+    fields = children(kind)
+    return any(
+        (not field.nullable and part.null_count > 0) or _inner_nulls(part)
+        for field, part in zip(fields, parts, strict=True)
+    )
+
+
+def _check_storable(table: str, column: pa.ChunkedArray, field: pa.Field) -> None:
+    """Refuses what a run's Parquet file could not hold: it knows no seconds, and dates only as whole days."""
+    if _T.is_timestamp(field.type) and field.type.unit == "s":
+        narrow = pa.timestamp("ms", field.type.tz)
+    elif _T.is_date64(field.type):
+        narrow = pa.date32()
+    else:
+        return
+    try:
+        column.cast(narrow, safe=True)
+    except pa.ArrowInvalid as error:
+        raise SchemaMismatch(f"table {table}, column {field.name!r}: {error}") from error
+
+
+def canonical_floats(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Null-free floats with 0.0 for -0.0 and one bit pattern for NaN: equal keys have equal bytes."""
+
+    def canonical(chunk: pa.Array) -> pa.Array:
+        values = chunk.to_numpy(zero_copy_only=False)
+        return pa.array(
+            np.where(np.isnan(values), values.dtype.type(np.nan), values + values.dtype.type(0)), chunk.type
+        )
+
+    return pa.chunked_array([canonical(chunk) for chunk in column.chunks], column.type)
+
+
+def _check_sizes(table: str, conformed: pa.Table, primary_key: Sequence[str]) -> None:
+    size = conformed.nbytes
+    if size > MAX_BATCH_BYTES:
+        raise LimitExceeded(
+            f"table {table}: {size} bytes in one batch are more than {MAX_BATCH_BYTES}; write it in parts"
+        )
+    total: Any = None
+    for name in primary_key:
+        column = conformed.column(name)
+        if children(column.type) or not (
+            _T.is_binary(column.type) or _T.is_string(column.type) or _is_large(column.type)
+        ):
+            continue
+        lengths = pc.cast(pc.binary_length(column), pa.int64())
+        total = lengths if total is None else pc.add(total, lengths)
+    longest = 0 if total is None else pc.max(total).as_py() or 0
+    if longest > MAX_KEY_BYTES:
+        raise LimitExceeded(
+            f"table {table}, primary key {_listed(primary_key)}: {longest} bytes are more than {MAX_KEY_BYTES}"
+        )
+
+
+def _is_large(kind: pa.DataType) -> bool:
+    return _T.is_large_string(kind) or _T.is_large_binary(kind)
