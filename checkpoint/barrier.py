@@ -96,8 +96,8 @@ def next_barrier(
     """The next barrier of a job whose newest commit is `after` (0: none); None when there is nothing to do yet.
 
     interval_ms is the store's, job_interval the job's in store boundaries, max_lag in the job's own boundaries;
-    `forced` are the forced boundaries, ascending. With `first` the barrier comes even without a change, then at the newest
-    stop; with `snapshot` too, it is the newest stop whatever changed. No stop lies below an upstream's first commit or
+    `forced` are the forced boundaries, ascending. With `first` the barrier comes even without a change, then at the
+    newest stop; with `snapshot` too, it is the newest stop whatever changed. No stop lies below an upstream's first commit or
     safe epoch.
     """
     kind: BarrierKind = "initial" if first else "checkpoint"

@@ -1,0 +1,330 @@
+"""Consistency policies: pure choices of the epoch each table of a query is read at, from one EpochView.
+
+A policy is any object with `choose(view, tables) -> {table: epoch}`, tables by name. When no epoch satisfies it now, it raises
+NoConsistentEpoch; a policy with a `timeout` (seconds) > 0 is then asked again with a newer view until that much monotonic time
+has passed. The waiting is the caller's. `covers(view)`, if there, names the tables of a snapshot that names none itself.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import ClassVar, Protocol, runtime_checkable
+
+from ..errors import (
+    EpochExpired,
+    EpochNotCommitted,
+    InvalidInput,
+    NoConsistentEpoch,
+    StalenessExceeded,
+    TableDropped,
+    TableNotReadable,
+)
+from ..store.clock import seconds
+from ..store.epoch import MAX_EPOCH, last_of_unix_ms
+from ..store.explain import distance
+from ..store.lineage import EpochView
+from .token import Token, decode_token
+
+DEFAULT_TIMEOUT_S = 10.0
+MAX_REASONS = 8
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """What a snapshot needs of a policy."""
+
+    def choose(self, view: EpochView, tables: Sequence[str], /) -> Mapping[str, int]:
+        """The epoch to read each of these tables at."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Global:
+    """The largest epoch valid for all tables of the store, whatever the query reads.
+
+    Tables that are creating or parked, and all that descend from them, take no part, and reading one raises
+    TableNotReadable. `include_creating=True` counts them like all others.
+    """
+
+    name: ClassVar[str] = "global"
+    include_creating: bool = False
+
+    def covers(self, view: EpochView) -> list[str]:
+        """All tables that take part."""
+        left_out = {} if self.include_creating else self.left_out(view)
+        return [name for name in view.ids if name not in left_out]
+
+    def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
+        """One epoch for all. TableNotReadable, or NoConsistentEpoch when tables that take part share no valid epoch."""
+        left_out = {} if self.include_creating else self.left_out(view)
+        refused = [left_out[name] for name in tables if name in left_out]
+        if refused:
+            raise TableNotReadable(
+                f"under global, {_listed(refused)}. Wait until it is done, read it with consistency='aligned', "
+                "or pass include_creating=True"
+            )
+        members = [name for name in view.ids if name not in left_out]
+        at = view.largest_valid_at_most(members, read=tables)
+        if at is None:
+            raise _no_epoch(self.name, view, members, tables, view.last_epoch)
+        return dict.fromkeys(tables, at)
+
+    @staticmethod
+    def left_out(view: EpochView) -> dict[str, str]:
+        """Why each table that takes no part takes none, by name."""
+        out: dict[str, str] = {}
+        for table in view.closure(view.tables):
+            cause = next((view.tables[up].name for up in table.upstreams if view.tables[up].name in out), None)
+            if table.state in ("creating", "parked"):
+                out[table.name] = f"{table.name} cannot be read: it is {table.state}"
+            elif cause is not None:
+                out[table.name] = f"{table.name} cannot be read: it descends from a table that cannot ({out[cause]})"
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """The largest epoch valid for the tables of this query."""
+
+    name: ClassVar[str] = "aligned"
+
+    def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
+        """One epoch for all, or NoConsistentEpoch."""
+        at = view.largest_valid_at_most(tables)
+        if at is None:
+            raise _no_epoch(self.name, view, tables, tables, view.last_epoch)
+        return dict.fromkeys(tables, at)
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """Each table at its own newest commit: the freshest, and not consistent."""
+
+    name: ClassVar[str] = "latest"
+
+    def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
+        """Each table's newest commit; 0, where it reads as empty, without one."""
+        return {name: view.table(name).position for name in tables}
+
+
+@dataclass(frozen=True, slots=True)
+class AsOf:
+    """The largest valid epoch at or below an epoch, or at or below the end of a millisecond.
+
+    `timestamp` is a datetime (a naive one is taken as UTC), an ISO 8601 string of one, or Unix milliseconds.
+    """
+
+    name: ClassVar[str] = "as_of"
+    epoch: int | None = None
+    timestamp: datetime | str | int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.epoch is None) == (self.timestamp is None):
+            raise InvalidInput("as_of takes one of epoch= and timestamp=")
+        self.until()
+
+    def until(self) -> int:
+        """The epoch not to go beyond."""
+        if self.epoch is not None:
+            return _epoch(self.epoch)
+        return min(max(last_of_unix_ms(_unix_ms(self.timestamp)), 0), MAX_EPOCH)
+
+    def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
+        """One epoch for all. EpochExpired below the history that a table keeps, else NoConsistentEpoch when none is."""
+        until = self.until()
+        floor = view.floor(tables)
+        if until < floor:
+            reasons = [
+                reason for name in tables if until < view.floor([name]) for reason in view.why_not([name], until)
+            ]
+            raise EpochExpired(f"as of {until}: {_listed(reasons)}. Ask for epoch {floor} or later")
+        at = view.largest_valid_at_most(tables, until)
+        if at is None:
+            raise _no_epoch(self.name, view, tables, tables, min(until, view.last_epoch))
+        return dict.fromkeys(tables, at)
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """Aligned, but not below `epoch`: what was written there is in it. Waits up to `timeout` (seconds or a timedelta)."""
+
+    name: ClassVar[str] = "at_least"
+    epoch: int
+    timeout: float | timedelta = DEFAULT_TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epoch", _epoch(self.epoch))
+        object.__setattr__(self, "timeout", seconds(self.timeout, "timeout"))
+
+    def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
+        """One epoch for all; NoConsistentEpoch as long as the largest valid one lies below."""
+        at = view.largest_valid_at_most(tables)
+        if at is None:
+            raise _no_epoch(self.name, view, tables, tables, min(self.epoch, view.last_epoch))
+        if at < self.epoch:
+            reasons = view.why_not(tables, self.epoch)
+            short = f"the largest valid epoch {at} is {distance(at, self.epoch)} below {self.epoch}"
+            raise NoConsistentEpoch(f"at_least: {short}: {_listed(reasons)}. Wait longer or ask for less")
+        return dict.fromkeys(tables, at)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """Aligned, if no table then lags more than `max_lag`; waits up to `timeout` for that. Both in seconds or timedeltas."""
+
+    name: ClassVar[str] = "bounded"
+    max_lag: float | timedelta
+    timeout: float | timedelta = DEFAULT_TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "max_lag", seconds(self.max_lag, "max_lag"))
+        object.__setattr__(self, "timeout", seconds(self.timeout, "timeout"))
+
+    def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
+        """One epoch for all; StalenessExceeded as long as there is none, or a table lags more there."""
+        at = view.largest_valid_at_most(tables)
+        if at is None:
+            raise StalenessExceeded(str(_no_epoch(self.name, view, tables, tables, view.last_epoch)))
+        max_lag_ms = seconds(self.max_lag, "max_lag") * 1000
+        late = {name: lag_ms for name in tables if (lag_ms := view.lag_ms(name, at)) > max_lag_ms}
+        if late:
+            lags = _listed([f"{name} lags {lag_ms:,} ms" for name, lag_ms in late.items()])
+            reasons = _listed(view.why_not(tables, view.last_epoch)) or "its newest changes lie past that epoch"
+            raise StalenessExceeded(
+                f"bounded: at the largest valid epoch {at} {lags}, more than {max_lag_ms:,.0f} ms: {reasons}. "
+                "Wait longer or allow more lag"
+            )
+        return dict.fromkeys(tables, at)
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """The epochs given, by table name or as the token of an earlier snapshot, which this repeats."""
+
+    name: ClassVar[str] = "exact"
+    epochs_or_token: Mapping[str, int] | str
+    epochs: Mapping[str, int] = field(init=False)
+    token: Token | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        given = self.epochs_or_token
+        if isinstance(given, str):
+            token = decode_token(given)
+            object.__setattr__(self, "token", token)
+            object.__setattr__(self, "epochs", {name: entry.epoch for name, entry in token.entries.items()})
+        elif isinstance(given, Mapping):
+            object.__setattr__(self, "epochs", {name: _epoch(epoch) for name, epoch in given.items()})
+        else:
+            raise InvalidInput(f"exact takes a dict of epochs by table name, or a token, not {given!r}")
+
+    def covers(self, view: EpochView) -> list[str]:
+        """The tables given."""
+        return list(self.epochs)
+
+    def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
+        """The epochs given. InvalidInput for a table without one, TableDropped for a token's table that is no more."""
+        missing = [name for name in tables if name not in self.epochs]
+        if missing:
+            raise InvalidInput(
+                f"exact has no epoch for {', '.join(missing)}; it has: {', '.join(self.epochs) or 'none'}"
+            )
+        if self.token:
+            self._check_identity(self.token, view, tables)
+        return {name: self.epochs[name] for name in tables}
+
+    @staticmethod
+    def _check_identity(token: Token, view: EpochView, tables: Iterable[str]) -> None:
+        if token.store_id and view.store_id and token.store_id != view.store_id:
+            raise InvalidInput("this snapshot token is of another store; open that one to repeat it")
+        for name in tables:
+            if view.ids.get(name) != token.entries[name].table_id:
+                raise TableDropped(f"{name} has been dropped since the token was made; take a new snapshot")
+
+
+# ---- the shared parts ----------------------------------------------------------------------------------------------
+
+
+def choose_epochs(policy: Policy, view: EpochView, tables: Sequence[str] | None = None) -> dict[str, int]:
+    """What the policy chooses for these tables (None: those it covers), checked: known, complete, not expired.
+
+    Raises what the policy raises (NoConsistentEpoch: ask again with a newer view while its `timeout` lasts), TableNotFound,
+    EpochExpired, EpochNotCommitted, or InvalidInput when the policy leaves out a table or gives no epoch.
+    """
+    if tables is None:
+        covers = getattr(policy, "covers", None)
+        tables = list(covers(view) if covers else view.ids)
+    tables = list(dict.fromkeys(tables))
+    if not isinstance(policy, Exact):
+        for name in tables:
+            view.table(name)
+    chosen = policy.choose(view, tables)
+    out: dict[str, int] = {}
+    for name in tables:
+        if name not in chosen:
+            raise InvalidInput(f"the policy {policy!r} chose no epoch for {name}")
+        out[name] = _readable(view, name, _epoch(chosen[name]))
+    return out
+
+
+def _readable(view: EpochView, name: str, epoch: int) -> int:
+    """The epoch, if the table can be read there."""
+    safe, through = view.table(name).safe_epoch, view.complete_through(name)
+    if epoch < safe:
+        raise EpochExpired(
+            f"{name} at {epoch}: its history below {safe} has been let go, {distance(epoch, safe)} later; "
+            f"ask for {safe} or later"
+        )
+    if epoch > through:
+        raise EpochNotCommitted(
+            f"{name} at {epoch}: it is complete only through {through}, {distance(through, epoch)} short; "
+            "wait for it or ask for an earlier epoch"
+        )
+    return epoch
+
+
+def _epoch(value: object) -> int:
+    """Any integer that can be an epoch, as an int."""
+    try:
+        epoch = operator.index(value)  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        epoch = -1
+    if isinstance(value, bool) or not 0 <= epoch <= MAX_EPOCH:
+        raise InvalidInput(f"an epoch is an int from 0 to 2**53 - 1, not {value!r}")
+    return epoch
+
+
+def _unix_ms(value: object) -> int:
+    """Unix milliseconds of a timestamp."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            raise InvalidInput(f"{value!r} is no ISO 8601 timestamp, as 2025-06-01T12:00:00Z is") from None
+    if isinstance(value, datetime):
+        at = value if value.tzinfo else value.replace(tzinfo=UTC)
+        return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidInput(f"a timestamp is a datetime, an ISO 8601 string or Unix milliseconds, not {value!r}")
+    return value
+
+
+def _no_epoch(
+    policy: str, view: EpochView, members: Sequence[str], read: Sequence[str], epoch: int
+) -> NoConsistentEpoch:
+    """Why the members share no valid epoch up to `epoch` at which the tables to read still have their history."""
+    reasons = view.why_not(members, epoch)
+    oldest = view.largest_valid_at_most(members, epoch, read=())
+    if oldest is not None:
+        reasons += [f"{reason}, and it is the newest valid one" for reason in view.why_not(read, oldest)]
+    return NoConsistentEpoch(
+        f"{policy}: no epoch is valid for {_listed(list(read), ', ')}: {_listed(reasons)}. "
+        "Wait for the jobs named, or read with consistency='latest' and do without consistency"
+    )
+
+
+def _listed(items: Sequence[str], between: str = "; ") -> str:
+    more = len(items) - MAX_REASONS
+    return between.join(items[:MAX_REASONS]) + (f"{between}and {more} more" if more > 0 else "")

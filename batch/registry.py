@@ -1,0 +1,45 @@
+"""Policies by name: the built-in ones, and those that other packages register as entry points."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+
+from ..errors import InvalidInput
+from .policy import Aligned, AsOf, AtLeast, Bounded, Exact, Global, Latest, Policy
+
+GROUP = "epochlog.consistency"
+BUILT_IN = {cls.name: cls for cls in (Global, Aligned, Latest, AsOf, AtLeast, Bounded, Exact)}
+
+
+def resolve_policy(consistency: str | type | Policy = "global", **options: object) -> Policy:
+    """The policy of that name or class made with these options, or the given policy itself.
+
+    Names: `global`, `aligned`, `latest`, `as_of`, `at_least`, `bounded`, `exact`, and any registered in the entry point group
+    `epochlog.consistency` (a class, a function that makes a policy, or a policy). InvalidInput for unknown names and options.
+    """
+    made = _named(consistency) if isinstance(consistency, str) else consistency
+    if callable(made) and (isinstance(made, type) or not hasattr(made, "choose")):
+        try:
+            made = made(**options)
+        except TypeError as error:
+            raise InvalidInput(f"the policy {_shown(consistency)} cannot be made with {options!r}: {error}") from error
+    elif options:
+        raise InvalidInput(f"{consistency!r} is a policy already and takes no options; got {', '.join(options)}")
+    if not isinstance(made, Policy):
+        raise InvalidInput(f"{_shown(consistency)} is no policy: it has no choose(view, tables)")
+    return made
+
+
+def _named(name: str) -> object:
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    registered = entry_points(group=GROUP)
+    for entry in registered:
+        if entry.name == name:
+            return entry.load()
+    names = sorted({*BUILT_IN, *registered.names})
+    raise InvalidInput(f"there is no consistency policy {name!r}; there are: {', '.join(names)}")
+
+
+def _shown(consistency: object) -> str:
+    return repr(consistency) if isinstance(consistency, str) else getattr(consistency, "__name__", repr(consistency))

@@ -1,0 +1,74 @@
+"""The snapshot token: which tables were read at which epochs, as a short URL-safe string that repeats the snapshot."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgpack
+
+from ..errors import InvalidInput
+from ..store.epoch import MAX_EPOCH
+
+FORMAT = 1
+MAX_TOKEN_CHARS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One table of a token: its id, since a table made anew under an old name is another table, and the epoch read."""
+
+    table_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A decoded token: the store's id ("" when unknown) and the entries by table name."""
+
+    store_id: str
+    entries: Mapping[str, Entry]
+
+
+def encode_token(epochs: Mapping[int, int], names: Mapping[int, str], store_id: str = "") -> str:
+    """The token of a snapshot that read table `id` at `epochs[id]`; about 40 characters a table."""
+    rows = [[names[table_id], table_id, epoch] for table_id, epoch in epochs.items()]
+    body = msgpack.packb([FORMAT, store_id, rows])
+    return base64.urlsafe_b64encode(zlib.crc32(body).to_bytes(4, "big") + body).rstrip(b"=").decode()
+
+
+def decode_token(token: str) -> Token:
+    """What `encode_token` wrote. InvalidInput when it is anything else: cut, changed, or of a newer format."""
+    if not isinstance(token, str) or len(token) > MAX_TOKEN_CHARS or not token.isascii():
+        raise _bad("it is not one")
+    try:
+        raw = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        raise _bad("it is not base64") from None
+    body = raw[4:]
+    if len(raw) < 5 or zlib.crc32(body).to_bytes(4, "big") != raw[:4]:
+        raise _bad("its checksum does not match")
+    try:
+        record = msgpack.unpackb(body)
+    except (ValueError, msgpack.UnpackException):
+        raise _bad("it holds no record") from None
+    if isinstance(record, list) and record and record[0] != FORMAT:
+        raise _bad(f"its format {record[0]!r} is not known to this version")
+    match record:
+        case [_, str(store_id), list(rows)]:
+            return Token(store_id, dict(map(_entry, rows)))
+    raise _bad("it holds no table list")
+
+
+def _entry(row: object) -> tuple[str, Entry]:
+    match row:
+        case [str(name), int(table_id), int(epoch)] if 0 <= epoch <= MAX_EPOCH:
+            return name, Entry(table_id, epoch)
+    raise _bad("an entry of it is no table at an epoch")
+
+
+def _bad(what: str) -> InvalidInput:
+    return InvalidInput(f"this is no snapshot token: {what}. Pass `snapshot.token` of an earlier snapshot unchanged")
