@@ -25,7 +25,7 @@ LAYERS = {
     "__main__": 6,
 }
 PACKAGES = ("store", "exchange", "checkpoint", "batch", "demo")
-OUTSIDE = ("tests", "bench", "examples", "docs", "scripts")
+OUTSIDE = ("tests", "bench", "examples", "docs", "scripts", "typings")
 
 # What may be imported only in some places (fnmatch patterns of paths); everywhere else in the library it is refused.
 IMPORT_HOMES = {
@@ -162,9 +162,10 @@ MACHINE_WORDS = tuple(
 
 def layer(path: str) -> str | None:
     """The layer of a library file ("store", "api", ...); None for tests, bench and the like."""
-    parts = PurePosixPath(path).parts
-    name = parts[0] if len(parts) > 1 else PurePosixPath(path).stem
-    return None if parts[0] in OUTSIDE or parts[0].startswith(".") else name
+    top, _, rest = path.partition("/")
+    if top in OUTSIDE or top.startswith("."):
+        return None
+    return top if rest else PurePosixPath(path).stem
 
 
 def imports(path: str, tree: ast.AST) -> Iterator[tuple[int, str | None, str]]:
@@ -179,12 +180,11 @@ def imports(path: str, tree: ast.AST) -> Iterator[tuple[int, str | None, str]]:
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             yield from ((node.lineno, None, f"{node.module}.{alias.name}") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = (*folder[: len(folder) - (node.level - 1)], *(node.module or "").split("."))
-            base = tuple(part for part in base if part)
+            base = (*folder[: len(folder) - (node.level - 1)], *(node.module.split(".") if node.module else ()))
             for alias in node.names:
                 target = (*base, alias.name)
-                known = target[0] in LAYERS
-                yield node.lineno, target[0] if known else "__init__", ".".join(target)
+                reached = target[0] if target[0] in LAYERS else "__init__"
+                yield node.lineno, reached, ".".join(target)
 
 
 def import_direction(path: str, tree: ast.Module) -> Iterator[str]:
