@@ -31,7 +31,7 @@ python_fits() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2
 
 find_python() { # prints the first interpreter that is new enough; a name on PATH may be a shim that does not run
     local name
-    for name in ${PYTHON:-} python3 python3.13 python3.12 python3.11 python3.14 /usr/bin/python3; do
+    for name in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.14 /usr/bin/python3}; do
         if python_fits "$name"; then
             command -v "$name"
             return
@@ -42,6 +42,7 @@ find_python() { # prints the first interpreter that is new enough; a name on PAT
 
 find_or_install_python() {
     find_python && return
+    [ -z "${PYTHON:-}" ] || stop "PYTHON is $PYTHON, which is not Python 3.11 to 3.14."
     apt_install python3 python3-venv >&2 && find_python && return
     stop "Python 3.11 to 3.14 is needed and was not found." \
         "On Debian 12 or newer: sudo apt-get install python3 python3-venv" \

@@ -140,7 +140,7 @@ BANS = (
         ("store/files.py", "store/lmdb_catalog.py", "demo/*.py", "__main__.py"),
     ),
     Ban(
-        "only store/files.py speaks to file systems (store/prune.py needs the name of one to ask pyarrow about statistics)",
+        "only store/files.py speaks to file systems (store/prune.py hands pyarrow one, to ask it about statistics)",
         ("pyarrow.fs", "pyarrow.fs.*"),
         ("store/files.py", "store/prune.py"),
     ),
