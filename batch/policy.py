@@ -1,8 +1,9 @@
 """Consistency policies: pure choices of the epoch each table of a query is read at, from one EpochView.
 
-A policy is any object with `choose(view, tables) -> {table: epoch}`, tables by name. When no epoch satisfies it now, it raises
-NoConsistentEpoch; a policy with a `timeout` (seconds) > 0 is then asked again with a newer view until that much monotonic time
-has passed. The waiting is the caller's. `covers(view)`, if there, names the tables of a snapshot that names none itself.
+A policy is any object with `choose(view, tables) -> {table: epoch}`, tables by name. When no epoch satisfies it now, it
+raises NoConsistentEpoch; a policy with a `timeout` (seconds) > 0 is then asked again with a newer view until that much
+monotonic time has passed. The waiting is the caller's. `covers(view)`, if there, names the tables of a snapshot that
+names none itself.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ..errors import (
 )
 from ..store.clock import seconds
 from ..store.epoch import MAX_EPOCH, last_of_unix_ms
-from ..store.explain import distance
+from ..store.explain import distance, let_go
 from ..store.lineage import EpochView
 from .token import Token, decode_token
 
@@ -137,9 +138,7 @@ class AsOf:
         until = self.until()
         floor = view.floor(tables)
         if until < floor:
-            reasons = [
-                reason for name in tables if until < view.floor([name]) for reason in view.why_not([name], until)
-            ]
+            reasons = [reason for name in tables if (reason := let_go(view.table(name), until))]
             raise EpochExpired(f"as of {until}: {_listed(reasons)}. Ask for epoch {floor} or later")
         at = view.largest_valid_at_most(tables, until)
         if at is None:
@@ -149,7 +148,7 @@ class AsOf:
 
 @dataclass(frozen=True, slots=True)
 class AtLeast:
-    """Aligned, but not below `epoch`: what was written there is in it. Waits up to `timeout` (seconds or a timedelta)."""
+    """Aligned, but not below `epoch`: what was written there is in it. Waits up to `timeout` (seconds, timedelta)."""
 
     name: ClassVar[str] = "at_least"
     epoch: int
@@ -173,7 +172,7 @@ class AtLeast:
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """Aligned, if no table then lags more than `max_lag`; waits up to `timeout` for that. Both in seconds or timedeltas."""
+    """Aligned, if no table then lags more than `max_lag`; waits up to `timeout` for that. Seconds or timedeltas."""
 
     name: ClassVar[str] = "bounded"
     max_lag: float | timedelta
@@ -250,8 +249,8 @@ class Exact:
 def choose_epochs(policy: Policy, view: EpochView, tables: Sequence[str] | None = None) -> dict[str, int]:
     """What the policy chooses for these tables (None: those it covers), checked: known, complete, not expired.
 
-    Raises what the policy raises (NoConsistentEpoch: ask again with a newer view while its `timeout` lasts), TableNotFound,
-    EpochExpired, EpochNotCommitted, or InvalidInput when the policy leaves out a table or gives no epoch.
+    Raises what the policy raises (NoConsistentEpoch: ask again with a newer view while its `timeout` lasts),
+    TableNotFound, EpochExpired, EpochNotCommitted, or InvalidInput when the policy leaves out a table or an epoch.
     """
     if tables is None:
         covers = getattr(policy, "covers", None)

@@ -14,8 +14,9 @@ BUILT_IN = {cls.name: cls for cls in (Global, Aligned, Latest, AsOf, AtLeast, Bo
 def resolve_policy(consistency: str | type | Policy = "global", **options: object) -> Policy:
     """The policy of that name or class made with these options, or the given policy itself.
 
-    Names: `global`, `aligned`, `latest`, `as_of`, `at_least`, `bounded`, `exact`, and any registered in the entry point group
-    `epochlog.consistency` (a class, a function that makes a policy, or a policy). InvalidInput for unknown names and options.
+    Names: `global`, `aligned`, `latest`, `as_of`, `at_least`, `bounded`, `exact`, and any registered in the entry point
+    group `epochlog.consistency` (a class, a function that makes a policy, or a policy). InvalidInput for unknown names
+    and options.
     """
     made = _named(consistency) if isinstance(consistency, str) else consistency
     if callable(made) and (isinstance(made, type) or not hasattr(made, "choose")):
@@ -36,7 +37,12 @@ def _named(name: str) -> object:
     registered = entry_points(group=GROUP)
     for entry in registered:
         if entry.name == name:
-            return entry.load()
+            try:
+                return entry.load()
+            except (ImportError, AttributeError) as error:
+                raise InvalidInput(
+                    f"the consistency policy {name!r} ({entry.value}) cannot be loaded: {error}"
+                ) from error
     names = sorted({*BUILT_IN, *registered.names})
     raise InvalidInput(f"there is no consistency policy {name!r}; there are: {', '.join(names)}")
 

@@ -36,7 +36,7 @@ class Token:
 def encode_token(epochs: Mapping[int, int], names: Mapping[int, str], store_id: str = "") -> str:
     """The token of a snapshot that read table `id` at `epochs[id]`; about 40 characters a table."""
     rows = [[names[table_id], table_id, epoch] for table_id, epoch in epochs.items()]
-    body = msgpack.packb([FORMAT, store_id, rows])
+    body: bytes = msgpack.packb([FORMAT, store_id, rows])  # pyright: ignore[reportAssignmentType]
     return base64.urlsafe_b64encode(zlib.crc32(body).to_bytes(4, "big") + body).rstrip(b"=").decode()
 
 

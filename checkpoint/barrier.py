@@ -97,8 +97,8 @@ def next_barrier(
 
     interval_ms is the store's, job_interval the job's in store boundaries, max_lag in the job's own boundaries;
     `forced` are the forced boundaries, ascending. With `first` the barrier comes even without a change, then at the
-    newest stop; with `snapshot` too, it is the newest stop whatever changed. No stop lies below an upstream's first commit or
-    safe epoch.
+    newest stop; with `snapshot` too, it is the newest stop whatever changed. No stop lies below an upstream's first
+    commit or safe epoch.
     """
     kind: BarrierKind = "initial" if first else "checkpoint"
     clean = _stops(view, upstreams, after, interval_ms * job_interval, forced)

@@ -23,11 +23,11 @@ def hindrances(view: EpochView, refs: Sequence[TableRef], epoch: int) -> list[st
     if epoch > last:
         return [f"epoch {epoch} is not sealed yet; the newest is {last}, {distance(last, epoch)} short"]
     found = [_hindrance(view, table, epoch) for table in view.closure(refs)]
-    found += [_let_go(table, epoch) for table in dict.fromkeys(view.table(ref) for ref in refs)]
+    found += [let_go(table, epoch) for table in dict.fromkeys(view.table(ref) for ref in refs)]
     return [sentence for sentence in found if sentence]
 
 
-def _let_go(table: TableEpochs, epoch: int) -> str:
+def let_go(table: TableEpochs, epoch: int) -> str:
     """A sentence when the rows of that epoch are gone, else an empty string."""
     safe = table.safe_epoch
     if epoch >= safe:
