@@ -1,0 +1,218 @@
+"""Every public error of epochlog. Each names the thing that is wrong and says what to do next."""
+
+from __future__ import annotations
+
+
+class EpochlogError(Exception):
+    """Base of all errors that epochlog raises on purpose."""
+
+
+# ---- bad input ---------------------------------------------------------------------------------------------------
+
+
+class InvalidInput(EpochlogError, ValueError):
+    """An argument or its data cannot be used; nothing was written."""
+
+
+class InvalidName(InvalidInput):
+    """A table, job or column name breaks the naming rule."""
+
+
+class SchemaMismatch(InvalidInput):
+    """Data does not fit the table: unknown, missing, null or wrongly typed column."""
+
+
+class InvalidSchema(InvalidInput):
+    """A schema or primary key that no table can have."""
+
+
+class LimitExceeded(InvalidInput):
+    """A stated limit (name, key size, row size, columns, batch bytes) was passed."""
+
+
+class TableExists(InvalidInput):
+    """A table of that name is already there."""
+
+
+class TableNotFound(EpochlogError, KeyError):
+    """No table of that name."""
+
+    __str__ = Exception.__str__
+
+
+class TableDropped(TableNotFound):
+    """The table was there when the handle was made and has been dropped since."""
+
+
+class TableFinished(EpochlogError):
+    """The table's data has ended (end-of-data); it takes no further writes."""
+
+
+class TableInUse(EpochlogError):
+    """The table cannot be dropped while a job reads or owns it."""
+
+
+class NotWritable(InvalidInput):
+    """A derived table is written by its job alone."""
+
+
+class JobExists(InvalidInput):
+    """A job of that name is already there."""
+
+
+class JobNotFound(EpochlogError, KeyError):
+    """No job of that name."""
+
+    __str__ = Exception.__str__
+
+
+class JobCycle(InvalidInput):
+    """A job would read, directly or through others, what it writes."""
+
+
+class OutputOwned(InvalidInput):
+    """An output table already belongs to another job, or was made as a root table."""
+
+
+class JobRunning(EpochlogError):
+    """The job already has a live runner in this process."""
+
+
+class JobParked(EpochlogError):
+    """The job let go of its logs after its retention; its old state is readable, `rebuild` makes it new."""
+
+
+# ---- store and catalog -------------------------------------------------------------------------------------------
+
+
+class StoreNotFound(EpochlogError):
+    """No store at that root, and create=False."""
+
+
+class ForeignRoot(EpochlogError):
+    """The root folder holds files that are not an epochlog store's."""
+
+
+class StoreClosed(EpochlogError):
+    """The store handle was closed."""
+
+
+class UnsupportedFormat(EpochlogError):
+    """The store was written in a newer format than this library knows."""
+
+
+class CatalogLost(EpochlogError):
+    """The catalog that the root names is gone or is another store's."""
+
+
+class CatalogRolledBack(CatalogLost):
+    """The catalog is older than what this process has already seen of it."""
+
+
+class CatalogFull(EpochlogError):
+    """The catalog has no room left to write; nothing was committed."""
+
+
+class Corrupt(EpochlogError):
+    """Bytes on disk are not what was written: `path` names the file or record, `what` the damage."""
+
+    def __init__(self, path: str, what: str) -> None:
+        super().__init__(f"{path} is damaged: {what}. Run `epochlog verify` and restore the file from a copy")
+        self.path = path
+        self.what = what
+
+    def __reduce__(self) -> tuple[type[Corrupt], tuple[str, str]]:
+        return type(self), (self.path, self.what)
+
+
+class WriteFailed(EpochlogError):
+    """The file system refused a write or a sync; nothing of it is visible."""
+
+
+# ---- epochs and commits ------------------------------------------------------------------------------------------
+
+
+class EpochRegressed(InvalidInput):
+    """An explicit epoch or label does not exceed the newest epoch issued or sealed."""
+
+
+class ClockSkew(EpochlogError):
+    """An epoch lies more than 10 s ahead of the clock."""
+
+
+class EpochExpired(EpochlogError):
+    """The epoch lies below the table's safe epoch: its history has been let go."""
+
+
+class EpochNotCommitted(EpochlogError):
+    """The epoch is not complete for the table yet: something may still land at or below it."""
+
+
+class TxnMismatch(EpochlogError):
+    """The same (application, id) was committed before with other tables."""
+
+
+class TxnAborted(EpochlogError):
+    """`resolve` decided earlier that this (application, id) must not land."""
+
+
+class TxnOutcomeForgotten(EpochlogError):
+    """The (application, id) is older than the outcomes that are kept."""
+
+
+class SegmentUnknown(EpochlogError):
+    """A segment to commit is unknown, gone, already committed or of another store or table."""
+
+
+class Fenced(EpochlogError):
+    """A newer incarnation has taken over; this writer, job or consumer has no effect any more."""
+
+
+class BarrierChanged(EpochlogError):
+    """The barrier to commit is not the one that was recorded for the job."""
+
+
+class UpstreamIncomplete(EpochlogError):
+    """An upstream is not complete through the barrier yet."""
+
+
+class LogTruncated(EpochlogError):
+    """The log no longer reaches back to that epoch."""
+
+
+# ---- reading -----------------------------------------------------------------------------------------------------
+
+
+class NoConsistentEpoch(EpochlogError):
+    """No epoch satisfies the policy for these tables; the message names who holds it back, why, and by how much."""
+
+
+class StalenessExceeded(NoConsistentEpoch):
+    """The newest consistent epoch lags more than the bound allows."""
+
+
+class TableNotReadable(NoConsistentEpoch):
+    """`global` refuses a table that is creating or parked, or descends from one."""
+
+
+class SnapshotExpired(EpochlogError):
+    """The snapshot's lease has ended and its files or epochs may be gone."""
+
+
+# ---- checkpoints -------------------------------------------------------------------------------------------------
+
+
+class CheckpointRejected(EpochlogError):
+    """No checkpoint can be planned for these tasks now; `reason` says why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class RestoreRejected(EpochlogError):
+    """The recorded states cannot be restored together."""
+
+
+class RefreshFailed(EpochlogError):
+    """A job's refresh function raised inside Spark, where the original error survives only as text."""

@@ -1,0 +1,354 @@
+"""The one door through which a table gets new data: every commit is one catalog transaction, whole or not at all.
+
+Root commits get their epoch inside the transaction, so nothing lands at or below an epoch already issued or sealed. Job
+commits land at their recorded barrier and are checked against the runner's incarnation. Rules: docs/SEMANTICS.md, 1 and 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ..errors import (
+    BarrierChanged,
+    ClockSkew,
+    EpochRegressed,
+    Fenced,
+    InvalidInput,
+    NotWritable,
+    SegmentUnknown,
+    TxnAborted,
+    TxnMismatch,
+    TxnOutcomeForgotten,
+)
+from .catalog import Txn, View
+from .definitions import Counters, JobRecord, TableDef, get_job, get_table, get_version
+from .epoch import boundary, from_unix_ms, newest_index
+from .records import (
+    HEAD,
+    after_prefix,
+    bound_key,
+    head_key,
+    hist_key,
+    job_key,
+    key_epoch,
+    log_key,
+    txn_app_key,
+    txn_key,
+)
+from .segment import Segment
+from .version import Commit, LabelGroup, LogEntry, apply_commit
+
+if TYPE_CHECKING:
+    from .handle import Handle
+
+MAX_SKEW_MS = 10_000
+KEPT_OUTCOMES = 1_000
+MAX_APP_BYTES = 200
+
+TxnPair = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TableEdit:
+    """What a commit does to one table: segments in the order in which later wins, or its end-of-data."""
+
+    table_id: int
+    name: str
+    segments: tuple[Segment, ...] = ()
+    operation: str = "upsert"
+    end: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JobCommit:
+    """What a job's commit must find in the catalog: its runner's incarnation and the barrier (prev, curr) recorded for it."""
+
+    job_id: int
+    name: str
+    incarnation: int
+    prev: int
+    curr: int
+    state: str  # the state after the commit
+
+
+# ---- root commits ------------------------------------------------------------------------------------------------
+
+
+def commit_root(
+    handle: Handle, edits: Sequence[TableEdit], *, epoch: int | None = None, txn: TxnPair | None = None
+) -> int:
+    """Commit to root tables at one epoch (given, or the catalog's next); the same `txn` again returns the first outcome."""
+    check_pair(txn)
+    if epoch is not None and (not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 1):
+        raise InvalidInput(f"epoch must be a positive int, not {epoch!r}")
+    for edit in edits:
+        _check_segments(handle, edit)
+    tables = sorted(edit.table_id for edit in edits)
+
+    def body(tx: Txn) -> int:
+        if txn is not None:
+            done = _outcome(tx, txn, tables)
+            if done is not None:
+                return done
+        counters, now_ms = Counters.read(tx), handle.catalog.now_ms()
+        at, labels = _choose_epochs(edits, epoch, counters.last_epoch, now_ms)
+        for edit in edits:
+            table = get_table(tx, edit.table_id, edit.name)
+            if table.derived:
+                raise NotWritable(f"table {table.name!r} is the output of a job and is written by that job alone")
+            _append(tx, table, edit, at, labels, now_ms, txn=txn, job=None)
+        _write_counters(tx, counters, at)
+        if txn is not None:
+            _record_outcome(tx, txn, tables, at, now_ms)
+        return at
+
+    return handle.catalog.transact(body)
+
+
+def _choose_epochs(
+    edits: Sequence[TableEdit], epoch: int | None, last_epoch: int, now_ms: int
+) -> tuple[int, Mapping[int, int]]:
+    """The commit's epoch, and what each label given at sealing becomes."""
+    sealed = sorted({segment.label for edit in edits for segment in edit.segments if segment.label is not None})
+    if epoch is None:  # labels are handed out anew, in order; the last one is the commit's own epoch
+        first = max(from_unix_ms(now_ms), last_epoch + 1)
+        at = first + max(len(sealed) - 1, 0)
+        labels = {label: first + place for place, label in enumerate(sealed)}
+    else:
+        at, labels = epoch, {label: label for label in sealed}
+        low = min([epoch, *sealed])
+        if low <= last_epoch:
+            what = f"epoch {epoch}" if low == epoch else f"label {low}"
+            raise EpochRegressed(
+                f"{what} must exceed {last_epoch}, the newest epoch issued or sealed; leave epoch out to be given the next"
+            )
+        if sealed and sealed[-1] > epoch:
+            raise EpochRegressed(f"label {sealed[-1]} lies above the commit's epoch {epoch}; labels must not exceed it")
+    check_skew(at, now_ms)
+    return at, labels
+
+
+def check_skew(epoch: int, now_ms: int) -> None:
+    if epoch > from_unix_ms(now_ms + MAX_SKEW_MS):
+        raise ClockSkew(
+            f"epoch {epoch} lies more than {MAX_SKEW_MS // 1000} s ahead of the clock ({from_unix_ms(now_ms)}); "
+            "set the clocks right, or wait until the clock has caught up"
+        )
+
+
+def _append(
+    tx: Txn,
+    table: TableDef,
+    edit: TableEdit,
+    epoch: int,
+    labels: Mapping[int, int],
+    now_ms: int,
+    *,
+    txn: TxnPair | None,
+    job: str | None,
+) -> None:
+    """Add one log entry to one table, with the row of history that outlives it."""
+    groups: dict[int, list[Segment]] = {}
+    for segment in edit.segments:
+        label = epoch if segment.label is None else labels[segment.label]
+        groups.setdefault(label, []).append(replace(segment, label=label))
+    entry = LogEntry(epoch, tuple(LabelGroup(label, tuple(groups[label])) for label in sorted(groups)), edit.end)
+    version = apply_commit(table.name, get_version(tx, table.id, table.name), entry)
+    rows, deletes = sum(s.rows for s in entry.segments), sum(s.deletes for s in entry.segments)
+    commit = Commit(
+        epoch=epoch,
+        at_ms=now_ms,
+        operation=edit.operation,
+        txn=txn,
+        job=job,
+        rows_upserted=rows - deletes,
+        rows_deleted=deletes,
+        segments=len(entry.segments),
+        bytes=sum(s.bytes for s in entry.segments),
+        changed=entry.changed,
+        labels=tuple(label for label in sorted(groups) if label != epoch),
+    )
+    tx.put(head_key(table.id), version.to_record())
+    tx.put(log_key(table.id, epoch), entry.to_record())
+    tx.put(hist_key(table.id, epoch), commit.to_record())
+
+
+def _check_segments(handle: Handle, edit: TableEdit) -> None:
+    """Refuse what is not a segment of this store and table, or whose file has gone."""
+    folder = handle.table_folder(edit.table_id)
+    for segment in edit.segments:
+        if segment.table_id != edit.table_id or not segment.path.startswith(folder + "/"):
+            raise SegmentUnknown(f"segment {segment.path} was not written for table {edit.name!r} of this store")
+        if not handle.files.exists(segment.path):
+            raise SegmentUnknown(f"segment {segment.path} of table {edit.name!r} is gone; write its rows again")
+
+
+def _write_counters(tx: Txn, counters: Counters, last_epoch: int) -> None:
+    moved = replace(counters, last_epoch=max(counters.last_epoch, last_epoch), version=counters.version + 1)
+    tx.put(HEAD, {name: getattr(moved, name) for name in Counters.__slots__})
+
+
+# ---- exactly once ------------------------------------------------------------------------------------------------
+
+
+def check_pair(txn: TxnPair | None) -> None:
+    if txn is None:
+        return
+    good = isinstance(txn, tuple | list) and len(txn) == 2 and isinstance(txn[0], str)
+    if not good or not isinstance(txn[1], int) or isinstance(txn[1], bool) or not 0 <= txn[1] < 1 << 63:
+        raise InvalidInput(f"txn must be a pair (application: str, id: int >= 0), not {txn!r}")
+    if not txn[0] or "\0" in txn[0] or len(txn[0].encode()) > MAX_APP_BYTES:
+        raise InvalidInput(
+            f"the application name in txn must have 1 to {MAX_APP_BYTES} bytes and no NUL, not {txn[0]!r}"
+        )
+
+
+def resolve(handle: Handle, txn: TxnPair) -> int | None:
+    """Decide the fate of (application, id): its epoch, or None, and then that commit can land no more."""
+    check_pair(txn)
+
+    def body(tx: Txn) -> int | None:
+        record = tx.get(txn_key(*txn))
+        if record is None:
+            _refuse_forgotten(tx, txn)
+            _record_outcome(tx, txn, [], None, handle.catalog.now_ms())
+            return None
+        return record["epoch"]
+
+    return handle.catalog.transact(body)
+
+
+def _outcome(tx: Txn, txn: TxnPair, tables: Sequence[int]) -> int | None:
+    record = tx.get(txn_key(*txn))
+    if record is None:
+        _refuse_forgotten(tx, txn)
+        return None
+    if record["epoch"] is None:
+        raise TxnAborted(
+            f"transaction {tuple(txn)} was resolved as aborted and can land no more; commit under a new id"
+        )
+    if record["tables"] != list(tables):
+        raise TxnMismatch(
+            f"transaction {tuple(txn)} was committed before with other tables; use a new id for a new commit"
+        )
+    return record["epoch"]
+
+
+def _refuse_forgotten(tx: Txn, txn: TxnPair) -> None:
+    app = tx.get(txn_app_key(txn[0]))
+    if app is not None and txn[1] <= app["forgotten"]:
+        raise TxnOutcomeForgotten(
+            f"transaction {tuple(txn)}: outcomes of {txn[0]!r} are kept above id {app['forgotten']} only; "
+            "whether this one landed is not known any more, read the table to find out"
+        )
+
+
+def _record_outcome(tx: Txn, txn: TxnPair, tables: Sequence[int], epoch: int | None, now_ms: int) -> None:
+    """Keep an outcome, and the newest KEPT_OUTCOMES of its application."""
+    app, txn_id = txn
+    record = tx.get(txn_app_key(app)) or {"forgotten": -1, "count": 0, "used_ms": now_ms}
+    tx.put(txn_key(app, txn_id), {"tables": list(tables), "epoch": epoch, "at_ms": now_ms})
+    count, forgotten = record["count"] + 1, record["forgotten"]
+    if count > KEPT_OUTCOMES:
+        prefix = b"txn/" + app.encode() + b"\0"
+        oldest = next(key for key, _ in tx.scan(prefix, after_prefix(prefix)))
+        tx.delete(oldest)
+        count, forgotten = count - 1, key_epoch(oldest)
+    tx.put(txn_app_key(app), {"forgotten": forgotten, "count": count, "used_ms": now_ms})
+
+
+# ---- sealing -----------------------------------------------------------------------------------------------------
+
+
+def seal(handle: Handle, every: int = 1) -> int:
+    """Seal the boundaries that the clock has passed, for a job that uses each `every`-th one; returns last_epoch.
+
+    Writes nothing while no commit has landed since a boundary the job can use: sealing an idle store tells nobody anything.
+    When last_epoch leads the clock by more than an interval (a clock was set back), a boundary is forced at last_epoch.
+    """
+
+    def settled(view: View) -> int | None:
+        last_epoch = Counters.read(view).last_epoch
+        sealed = last_epoch > 0 and is_boundary(view, last_epoch, handle.interval_ms, every)
+        leads = last_epoch > from_unix_ms(handle.catalog.now_ms() + handle.interval_ms)
+        return last_epoch if sealed or (not leads and _sealable(handle) <= last_epoch) else None
+
+    def body(tx: Txn) -> int:
+        counters, target = Counters.read(tx), _sealable(handle)
+        if target > counters.last_epoch:
+            _write_counters(tx, counters, target)
+        elif counters.last_epoch > from_unix_ms(handle.catalog.now_ms() + handle.interval_ms):
+            tx.put(bound_key(counters.last_epoch), {"at_ms": handle.catalog.now_ms()})
+        return max(target, counters.last_epoch)
+
+    done = handle.catalog.read(settled)
+    return handle.catalog.transact(body) if done is None else done
+
+
+def force_boundary(handle: Handle) -> int:
+    """Seal a boundary now, beside the regular ones; returns its epoch."""
+
+    def body(tx: Txn) -> int:
+        counters, now_ms = Counters.read(tx), handle.catalog.now_ms()
+        at = max(from_unix_ms(now_ms), counters.last_epoch)
+        check_skew(at, now_ms)
+        if not is_boundary(tx, at, handle.interval_ms):
+            tx.put(bound_key(at), {"at_ms": now_ms})
+        _write_counters(tx, counters, at)
+        return at
+
+    return handle.catalog.transact(body)
+
+
+def _sealable(handle: Handle) -> int:
+    now = from_unix_ms(handle.catalog.now_ms())
+    return boundary(newest_index(now - 1, handle.interval_ms), handle.interval_ms)
+
+
+def is_boundary(view: View, epoch: int, interval_ms: int, every: int = 1) -> bool:
+    """Whether a job that uses each `every`-th boundary may stop at the epoch; forced boundaries are for all."""
+    index = newest_index(epoch, interval_ms)
+    regular = boundary(index, interval_ms) == epoch and index % every == 0
+    return regular or view.get(bound_key(epoch)) is not None
+
+
+# ---- job commits -------------------------------------------------------------------------------------------------
+
+
+def commit_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit]) -> int:
+    """Commit all outputs of a job at its barrier; the same barrier committed again by the same runner is a no-op."""
+    for edit in edits:
+        _check_segments(handle, edit)
+
+    def body(tx: Txn) -> int:
+        job = get_job(tx, commit.job_id, commit.name)
+        check_incarnation(job, commit.incarnation)
+        if job.position == commit.curr:
+            return commit.curr
+        if job.barrier is None or job.barrier[:2] != (commit.prev, commit.curr) or job.position != commit.prev:
+            raise BarrierChanged(
+                f"job {job.name!r} stands at {job.position} with barrier {job.barrier}; "
+                f"({commit.prev}, {commit.curr}] is not the one to commit"
+            )
+        if sorted(edit.table_id for edit in edits) != sorted(job.outputs):
+            raise InvalidInput(f"job {job.name!r} must commit all its outputs together")
+        now_ms = handle.catalog.now_ms()
+        for edit in edits:
+            table = get_table(tx, edit.table_id, edit.name)
+            _append(tx, table, edit, commit.curr, {}, now_ms, txn=None, job=job.name)
+        after = replace(job, position=commit.curr, barrier=None, state=commit.state, last_error=None)
+        tx.put(job_key(job.id), after.to_record())
+        _write_counters(tx, Counters.read(tx), commit.curr)
+        return commit.curr
+
+    return handle.catalog.transact(body)
+
+
+def check_incarnation(job: JobRecord, incarnation: int) -> None:
+    if job.incarnation != incarnation:
+        raise Fenced(
+            f"job {job.name!r} was taken over by incarnation {job.incarnation}; this runner is {incarnation} and has no effect "
+            "any more. Get the job anew with store.job(name) to take it back"
+        )

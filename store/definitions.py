@@ -1,0 +1,187 @@
+"""The catalog's plain records of tables, jobs and the store: what commits are checked against. What they mean is decided above."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+
+from ..errors import JobNotFound, TableDropped, TableNotFound
+from .catalog import View
+from .records import HEAD, Record, after_prefix, head_key, job_key, job_name_key, name_key, table_key
+from .schema import TableSchema
+from .version import TableVersion
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRecord:
+    """Fixed when the store is made."""
+
+    id: str
+    interval_ms: int
+    created_ms: int
+    format: int = FORMAT_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What every commit moves. `last_epoch`: the newest epoch issued or sealed, over all tables."""
+
+    last_epoch: int = 0
+    version: int = 0
+    next_table: int = 1
+    next_job: int = 1
+
+    @classmethod
+    def read(cls, view: View) -> Counters:
+        record = view.get(HEAD)
+        return cls(**record) if record else cls()
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """How long a table keeps its past, and when it is compacted.
+
+    history_retention: how far back reads at an epoch reach; log_retention: how far back `changes` reaches;
+    compact_segments: L0 segments at which `compact()` without `full` folds them into the run.
+    """
+
+    history_retention: timedelta = timedelta(hours=1)
+    log_retention: timedelta = timedelta(days=1)
+    compact_segments: int = 8
+
+    def to_record(self) -> Record:
+        return {
+            "history_ms": round(self.history_retention.total_seconds() * 1000),
+            "log_ms": round(self.log_retention.total_seconds() * 1000),
+            "compact_segments": self.compact_segments,
+        }
+
+    @classmethod
+    def from_record(cls, record: Record) -> TableOptions:
+        return cls(
+            timedelta(milliseconds=record["history_ms"]),
+            timedelta(milliseconds=record["log_ms"]),
+            record["compact_segments"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TableDef:
+    """A table's fixed part. `job_id` is the one job that writes it, None for a root table."""
+
+    id: int
+    schema: TableSchema
+    changelog: str
+    options: TableOptions
+    job_id: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.schema.name
+
+    @property
+    def derived(self) -> bool:
+        return self.job_id is not None
+
+    def to_record(self) -> Record:
+        return {
+            "id": self.id,
+            "schema": self.schema.to_bytes(),
+            "changelog": self.changelog,
+            "options": self.options.to_record(),
+            "job_id": self.job_id,
+        }
+
+    @classmethod
+    def from_record(cls, record: Record) -> TableDef:
+        schema, options = TableSchema.from_bytes(record["schema"]), TableOptions.from_record(record["options"])
+        return cls(record["id"], schema, record["changelog"], options, record["job_id"])
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job: its lineage, how far it has committed (`position`), who runs it, and the barrier decided for it.
+
+    state: creating | running | failed | parked | finished. `barrier` is [prev, curr, kind] for prev == position, or None.
+    """
+
+    id: int
+    name: str
+    upstreams: tuple[int, ...]
+    outputs: tuple[int, ...]
+    backfill: str
+    interval: int
+    max_lag: int
+    state: str = "creating"
+    position: int = 0
+    incarnation: int = 0
+    barrier: tuple[int, int, str] | None = None
+    last_error: str | None = field(default=None)
+
+    def to_record(self) -> Record:
+        return asdict(self)
+
+    @classmethod
+    def from_record(cls, record: Record) -> JobRecord:
+        fixed = {"upstreams": tuple(record["upstreams"]), "outputs": tuple(record["outputs"])}
+        barrier = tuple(record["barrier"]) if record["barrier"] else None
+        return cls(**{**record, **fixed, "barrier": barrier})
+
+
+def find_table(view: View, name: str) -> TableDef:
+    """The table of that name, or TableNotFound."""
+    entry = view.get(name_key(name)) if isinstance(name, str) else None
+    record = view.get(table_key(entry["id"])) if entry else None
+    if record is None:
+        known = ", ".join(sorted(table.name for table in all_tables(view))) or "none"
+        raise TableNotFound(f"there is no table {name!r}; the store's tables: {known}")
+    return TableDef.from_record(record)
+
+
+def get_table(view: View, table_id: int, name: str) -> TableDef:
+    """The table of that id; TableDropped if it has gone, even when a new one took its name."""
+    record = view.get(table_key(table_id))
+    if record is None:
+        raise TableDropped(
+            f"table {name!r} was dropped; get the one that may now bear the name with store.table({name!r})"
+        )
+    return TableDef.from_record(record)
+
+
+def get_version(view: View, table_id: int, name: str) -> TableVersion:
+    record = view.get(head_key(table_id))
+    if record is None:
+        raise TableDropped(
+            f"table {name!r} was dropped; get the one that may now bear the name with store.table({name!r})"
+        )
+    return TableVersion.from_record(record)
+
+
+def all_tables(view: View) -> Iterator[TableDef]:
+    for _, record in view.scan(b"table/", after_prefix(b"table/")):
+        yield TableDef.from_record(record)
+
+
+def find_job(view: View, name: str) -> JobRecord:
+    """The job of that name, or JobNotFound."""
+    entry = view.get(job_name_key(name)) if isinstance(name, str) else None
+    record = view.get(job_key(entry["id"])) if entry else None
+    if record is None:
+        known = ", ".join(sorted(job.name for job in all_jobs(view))) or "none"
+        raise JobNotFound(f"there is no job {name!r}; the store's jobs: {known}")
+    return JobRecord.from_record(record)
+
+
+def get_job(view: View, job_id: int, name: str) -> JobRecord:
+    record = view.get(job_key(job_id))
+    if record is None:
+        raise JobNotFound(f"job {name!r} was dropped")
+    return JobRecord.from_record(record)
+
+
+def all_jobs(view: View) -> Iterator[JobRecord]:
+    for _, record in view.scan(b"job/", after_prefix(b"job/")):
+        yield JobRecord.from_record(record)

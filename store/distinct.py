@@ -1,0 +1,76 @@
+"""Whether two columns hold the same values: IS NOT DISTINCT FROM, with NaN equal to NaN, for every column type."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+def same_rows(left: pa.Table, right: pa.Table) -> np.ndarray:
+    """bool[rows]: where the two tables (one schema, one length) agree in every column."""
+    same = np.ones(left.num_rows, np.bool_)
+    for name in left.column_names:
+        same &= same_values(_one(left.column(name)), _one(right.column(name)))
+    return same
+
+
+def same_values(left: pa.Array, right: pa.Array) -> np.ndarray:
+    """bool[len]: null equals null, NaN equals NaN; structs by field, lists by length and elements."""
+    both_null = _mask(pc.and_(left.is_null(), right.is_null()))
+    both_valid = _mask(pc.and_(left.is_valid(), right.is_valid()))
+    return both_null | (both_valid & _equal(left, right))
+
+
+def _equal(left: pa.Array, right: pa.Array) -> np.ndarray:
+    """bool[len], meaningful where both are valid."""
+    kind = left.type
+    if pa.types.is_struct(kind):
+        same = np.ones(len(left), np.bool_)
+        for a, b in zip(left.flatten(), right.flatten(), strict=True):
+            same &= same_values(a, b)
+        return same
+    if pa.types.is_map(kind):
+        entries = pa.list_(pa.struct([kind.key_field, kind.item_field]))
+        return _equal(left.cast(entries), right.cast(entries))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _equal_lists(left, right)
+    if pa.types.is_fixed_size_list(kind):
+        as_list = pa.list_(kind.value_field)
+        return _equal(left.cast(as_list), right.cast(as_list))
+    if pa.types.is_float16(kind):
+        left, right = left.cast(pa.float32()), right.cast(pa.float32())
+    same = _mask(pc.equal(left, right))
+    if pa.types.is_floating(kind):
+        same |= _mask(pc.and_(pc.is_nan(left), pc.is_nan(right)))
+    return same
+
+
+def _equal_lists(left: pa.Array, right: pa.Array) -> np.ndarray:
+    """Rows whose lists have one length and equal elements."""
+    left_sizes, right_sizes = _sizes(left), _sizes(right)
+    same = left_sizes == right_sizes
+    sizes = np.where(same, left_sizes, 0)
+    total = int(sizes.sum())
+    if not total:
+        return same
+    rows = np.repeat(np.arange(len(sizes)), sizes)
+    inner = np.arange(total) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    left_at = np.repeat(np.cumsum(left_sizes) - left_sizes, sizes) + inner
+    right_at = np.repeat(np.cumsum(right_sizes) - right_sizes, sizes) + inner
+    agree = same_values(left.flatten().take(pa.array(left_at)), right.flatten().take(pa.array(right_at)))
+    same[rows[~agree]] = False
+    return same
+
+
+def _sizes(column: pa.Array) -> np.ndarray:
+    return pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _mask(values: pa.Array) -> np.ndarray:
+    return pc.fill_null(values, False).to_numpy(zero_copy_only=False)
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    joined = column.combine_chunks()
+    return joined if isinstance(joined, pa.Array) else pa.concat_arrays(joined.chunks)

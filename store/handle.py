@@ -1,0 +1,169 @@
+"""An open store: its marker, catalog, files and clock, and the few facts about it that never change."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import asdict
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ..errors import CatalogLost, Corrupt, ForeignRoot, InvalidInput, StoreNotFound, UnsupportedFormat
+from .catalog import Catalog, Txn
+from .clock import Clock, SystemClock
+from .definitions import FORMAT_VERSION, StoreRecord
+from .files import Files, open_files
+from .history import EpochMemory
+from .leases import Leases
+from .lmdb_catalog import LmdbCatalog
+from .records import STORE
+
+MARKER = "epochlog.json"
+CATALOG_FOLDER = "catalog"
+
+
+class Handle:
+    """What the modules of this package work on: `files`, `catalog`, the store's fixed record, and the epochs read so far."""
+
+    def __init__(self, root: str, files: Files, catalog: Catalog, record: StoreRecord, durability: str) -> None:
+        self.root = root
+        self.files = files
+        self.catalog = catalog
+        self.store_id = record.id
+        self.interval_ms = record.interval_ms
+        self.durability = durability
+        self.memory = EpochMemory()
+        self.leases = Leases(catalog)
+
+    def table_folder(self, table_id: int) -> str:
+        """Where a table's files lie, relative to the root."""
+        return f"{self.store_id}/t{table_id:08x}"
+
+    def new_path(self, table_id: int, ending: str) -> str:
+        """A final, unique name for a new file: nothing is ever renamed."""
+        return f"{self.table_folder(table_id)}/{uuid.uuid4().hex}{ending}"
+
+    def close(self) -> None:
+        self.leases.close()
+        self.catalog.close()
+
+
+def open_handle(
+    root: str | Path,
+    catalog: str | None = None,
+    *,
+    create: bool = True,
+    checkpoint_interval_ms: int = 1000,
+    durability: str = "disk",
+    clock: Clock | None = None,
+) -> Handle:
+    """Open the store at `root`, or make one where there is nothing yet.
+
+    Raises StoreNotFound, ForeignRoot, CatalogLost, UnsupportedFormat or InvalidInput. A creation that was cut off by a crash is
+    taken up where it stopped; opening an existing store writes nothing.
+    """
+    _check_arguments(checkpoint_interval_ms, durability, catalog)
+    folder = _local_folder(root)
+    files = open_files(str(folder), durability)
+    marker = _read_marker(files, folder)
+    ticks = clock or SystemClock()
+    if marker is None:
+        if not create:
+            raise StoreNotFound(f"there is no store at {folder}; epochlog.open(root) with create=True makes one")
+        _refuse_foreign(folder)
+        opened = LmdbCatalog(folder / CATALOG_FOLDER, ticks, durability=durability, create=True)
+        record = _found(opened, checkpoint_interval_ms)
+        _write_marker(files, folder, record)
+    else:
+        if marker["format"] > FORMAT_VERSION:
+            raise UnsupportedFormat(
+                f"the store at {folder} has format {marker['format']}, newer than {FORMAT_VERSION}: upgrade epochlog"
+            )
+        opened = LmdbCatalog(folder / CATALOG_FOLDER, ticks, durability=durability)
+        record = _stored_record(opened)
+        if record is None or record.id != marker["store_id"]:
+            opened.close()
+            raise CatalogLost(f"the catalog in {folder / CATALOG_FOLDER} is not the one of store {marker['store_id']}")
+    return Handle(str(folder), files, opened, record, durability)
+
+
+def _check_arguments(interval_ms: int, durability: str, catalog: str | None) -> None:
+    if not isinstance(interval_ms, int) or not 1 <= interval_ms <= 86_400_000:
+        raise InvalidInput(f"checkpoint_interval_ms must be 1 to 86,400,000, not {interval_ms!r}")
+    if durability not in ("disk", "os"):
+        raise InvalidInput(f"durability must be 'disk' or 'os', not {durability!r}")
+    if catalog is not None:
+        raise InvalidInput(
+            f"catalog {urlsplit(catalog).scheme or catalog!r}: only the embedded LMDB catalog is built; leave it out"
+        )
+
+
+def _local_folder(root: str | Path) -> Path:
+    text = str(root)
+    if text.startswith("file://"):
+        text = urlsplit(text).path
+    if "://" in text:
+        raise InvalidInput(f"root {text!r}: the embedded catalog needs a local folder")
+    return Path(text).expanduser().absolute()
+
+
+def _read_marker(files: Files, folder: Path) -> dict[str, str | int] | None:
+    if not files.exists(MARKER):
+        return None
+    path = str(folder / MARKER)
+    try:
+        marker = json.loads(bytes(files.read(MARKER)))
+    except ValueError as error:
+        raise Corrupt(path, "it is no JSON") from error
+    if not isinstance(marker, dict) or not isinstance(marker.get("format"), int) or "store_id" not in marker:
+        raise ForeignRoot(f"{path} is not an epochlog marker; choose another folder as root")
+    return marker
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Only an absent or empty folder becomes a store; or one whose creation was cut off after its catalog was made."""
+    if folder.exists() and not folder.is_dir():
+        raise ForeignRoot(f"{folder} is a file; choose a folder as root")
+    found = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+    strangers = [name for name in found if name != CATALOG_FOLDER]
+    if strangers:
+        raise ForeignRoot(
+            f"{folder} is no epochlog store and is not empty (it holds {strangers[0]!r}); choose an empty folder as root"
+        )
+    if found:
+        inside = {entry.name for entry in (folder / CATALOG_FOLDER).iterdir()}
+        if not inside <= {"data.mdb", "lock.mdb"}:
+            raise ForeignRoot(
+                f"{folder / CATALOG_FOLDER} holds files of something else; choose an empty folder as root"
+            )
+
+
+def _stored_record(catalog: Catalog) -> StoreRecord | None:
+    record = catalog.read(lambda view: view.get(STORE))
+    return StoreRecord(**record) if record else None
+
+
+def _found(catalog: Catalog, interval_ms: int) -> StoreRecord:
+    """The store's record; of several processes that create at once, the first decides."""
+
+    def body(tx: Txn) -> StoreRecord:
+        present = tx.get(STORE)
+        if present is not None:
+            return StoreRecord(**present)
+        record = StoreRecord(uuid.uuid4().hex, interval_ms, catalog.now_ms())
+        tx.put(STORE, asdict(record))
+        return record
+
+    return catalog.transact(body)
+
+
+def _write_marker(files: Files, folder: Path, record: StoreRecord) -> None:
+    marker = {"store_id": record.id, "format": record.format, "catalog": "lmdb"}
+    body = json.dumps(marker, indent=1).encode()
+    if not files.exists(MARKER):
+        try:
+            files.write(MARKER, body)
+        except FileExistsError:  # another process that creates the same store was first
+            stored = _read_marker(files, folder)
+            if stored is None or stored["store_id"] != record.id:
+                raise

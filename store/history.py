@@ -1,0 +1,106 @@
+"""Reading EpochViews: one atomic look at the catalog, of which only what is new since the last look is decoded.
+
+Commits only ever append to a table's history, and table ids are never used again; so what was read once stays true, and a
+view costs the commits since the view before it.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+
+from .catalog import View
+from .definitions import Counters, JobRecord, TableDef, all_jobs, all_tables, get_version
+from .lineage import EpochView, TableEpochs
+from .records import after_prefix, bound_key, hist_key, key_epoch
+from .version import Commit, TableVersion
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Epochs of a table's commits, and of those among them that changed it; sorted int64."""
+
+    commits: np.ndarray
+    changes: np.ndarray
+
+
+_NOTHING = _Seen(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+class EpochMemory:
+    """The commit epochs of each table that this process has read so far; safe for several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen: dict[int, _Seen] = {}
+
+    def of(self, view: View, table_id: int, newest: int) -> _Seen:
+        """The table's commits through `newest`, its max_committed_epoch in this view."""
+        with self._lock:
+            seen = self._seen.get(table_id, _NOTHING)
+        last = int(seen.commits[-1]) if len(seen.commits) else 0
+        if last < newest:
+            fresh = [
+                (key_epoch(key), record["changed"])
+                for key, record in view.scan(hist_key(table_id, last + 1), hist_key(table_id, newest + 1))
+            ]
+            commits = np.fromiter((epoch for epoch, _ in fresh), np.int64, len(fresh))
+            changed = np.fromiter((flag for _, flag in fresh), np.bool_, len(fresh))
+            seen = _Seen(np.concatenate([seen.commits, commits]), np.concatenate([seen.changes, commits[changed]]))
+            with self._lock:
+                self._seen[table_id] = max(self._seen.get(table_id, _NOTHING), seen, key=lambda s: len(s.commits))
+        elif last > newest:  # another thread has read further meanwhile: this view ends at `newest`
+            seen = _Seen(
+                seen.commits[: np.searchsorted(seen.commits, newest, "right")],
+                seen.changes[: np.searchsorted(seen.changes, newest, "right")],
+            )
+        return seen
+
+
+def read_epoch_view(view: View, memory: EpochMemory, now_ms: int) -> EpochView:
+    """All tables' epochs and lineage as of one state of the catalog."""
+    jobs = {job.id: job for job in all_jobs(view)}
+    tables: dict[int, TableEpochs] = {}
+    for table in all_tables(view):
+        version = get_version(view, table.id, table.name)
+        job = jobs.get(table.job_id) if table.job_id is not None else None
+        seen = memory.of(view, table.id, version.max_committed_epoch)
+        tables[table.id] = TableEpochs(
+            table_id=table.id,
+            name=table.name,
+            state=table_state(version, job),
+            derived=job is not None,
+            upstreams=job.upstreams if job else (),
+            safe_epoch=version.safe_epoch,
+            commits=seen.commits,
+            changes=seen.changes,
+            known_from=0,
+        )
+    return EpochView(last_epoch=Counters.read(view).last_epoch, clock_ms=now_ms, tables=tables)
+
+
+def table_state(version: TableVersion, job: JobRecord | None) -> str:
+    """created | creating | finished | parked, as TableInfo shows it."""
+    if version.end_epoch is not None:
+        return "finished"
+    if job is not None and job.state in ("creating", "parked"):
+        return job.state
+    return "created"
+
+
+def forced_boundaries(view: View, after: int, until: int) -> list[int]:
+    """Epochs of the forced boundaries in (after, until], rising."""
+    return [key_epoch(key) for key, _ in view.scan(bound_key(after + 1), bound_key(until + 1))]
+
+
+def read_commits(view: View, table: TableDef, limit: int | None = None) -> list[Commit]:
+    """A table's remembered commits, newest first; at most `limit` of them."""
+    prefix = b"hist/%08x/" % table.id
+    found: list[Commit] = []
+    for _, record in view.scan(prefix, after_prefix(prefix), reverse=True):
+        if limit is not None and len(found) >= limit:
+            break
+        found.append(Commit.from_record(record))
+    return found

@@ -1,0 +1,212 @@
+"""The embedded catalog: LMDB, many processes on one host.
+
+Traps handled here (they are LMDB's, not ours): one environment per process and file (`_Environments`), never used across a
+fork, no read transaction that outlives a call, stale readers cleared at open, a file shorter than its own page count
+checked before it is mapped (touching a missing page is SIGBUS), one fixed map size so that no process outgrows another.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import lmdb
+
+from ..errors import CatalogFull, CatalogLost, Corrupt, StoreClosed, WriteFailed
+from .catalog import Txn, View
+from .files import make_private_dir
+from .records import Record, pack, unpack
+
+T = TypeVar("T")
+
+MAP_SIZE = 1 << 36  # address space, not disk: the file grows as records come
+MAX_READERS = 1024
+_PAGE = 4096
+_META = struct.Struct("<QQ")  # last page, transaction id; 136 bytes into each of the two meta pages
+_META_AT = 136
+
+
+class LmdbView:
+    """Records as one LMDB transaction sees them."""
+
+    def __init__(self, txn: lmdb.Transaction) -> None:
+        self._txn = txn
+
+    def get(self, key: bytes) -> Record | None:
+        value = self._txn.get(key)
+        return None if value is None else unpack(key, value)
+
+    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, Record]]:
+        with self._txn.cursor() as cursor:
+            if reverse:
+                found = cursor.set_range(stop)
+                if not (cursor.prev() if found else cursor.last()):
+                    return
+                for key, value in cursor.iterprev():
+                    if key < start:
+                        return
+                    yield key, unpack(key, value)
+            elif cursor.set_range(start):
+                for key, value in cursor.iternext():
+                    if key >= stop:
+                        return
+                    yield key, unpack(key, value)
+
+    def put(self, key: bytes, record: Record) -> None:
+        self._txn.put(key, pack(record))
+
+    def delete(self, key: bytes) -> None:
+        self._txn.delete(key)
+
+
+class _Environments:
+    """The process's open environments, by inode and with a count of users; a forked child starts with none."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._open: dict[tuple[int, int], tuple[lmdb.Environment, int]] = {}
+
+    def acquire(self, folder: Path, durability: str) -> tuple[tuple[int, int], lmdb.Environment]:
+        with self._lock:
+            if self._pid != os.getpid():  # the parent's environments must be neither used nor closed here
+                self._pid, self._open = os.getpid(), {}
+            status = folder.stat()
+            inode = (status.st_dev, status.st_ino)
+            env, users = self._open.get(inode, (None, 0))
+            if env is None:
+                env = _open_environment(folder, durability)
+            self._open[inode] = (env, users + 1)
+            return inode, env
+
+    def release(self, inode: tuple[int, int]) -> None:
+        with self._lock:
+            if self._pid != os.getpid() or inode not in self._open:
+                return
+            env, users = self._open.pop(inode)
+            if users > 1:
+                self._open[inode] = (env, users - 1)
+            else:
+                env.close()
+
+
+_environments = _Environments()
+
+
+class LmdbCatalog:
+    """Catalog in the folder `<root>/catalog`. `clock` gives Unix milliseconds."""
+
+    def __init__(
+        self, folder: Path, clock: Callable[[], int], *, durability: str = "disk", create: bool = False
+    ) -> None:
+        if create:
+            make_private_dir(folder)
+        elif not (folder / "data.mdb").is_file():
+            raise CatalogLost(
+                f"the catalog {folder} is gone. Restore it from a copy; the data files alone are no store"
+            )
+        self._folder = folder
+        self._clock = clock
+        self._durability = durability
+        self._closed = False
+        self._pid = os.getpid()
+        self._inode, self._env = _environments.acquire(folder, durability)
+
+    def read(self, body: Callable[[View], T]) -> T:
+        env = self._environment()
+        try:
+            with env.begin(buffers=False) as txn:
+                return body(LmdbView(txn))
+        except (lmdb.CorruptedError, lmdb.PageNotFoundError) as error:
+            raise Corrupt(str(self._folder), str(error)) from error
+
+    def transact(self, body: Callable[[Txn], T]) -> T:
+        env = self._environment()
+        try:
+            with env.begin(write=True) as txn:
+                return body(LmdbView(txn))
+        except lmdb.MapFullError as error:
+            raise CatalogFull(
+                f"the catalog {self._folder} has reached {MAP_SIZE >> 30} GiB; nothing was committed"
+            ) from error
+        except lmdb.DiskError as error:
+            raise WriteFailed(
+                f"the catalog {self._folder} could not be written: {error}. Free space, then retry"
+            ) from error
+        except (lmdb.CorruptedError, lmdb.PageNotFoundError) as error:
+            raise Corrupt(str(self._folder), str(error)) from error
+
+    def now_ms(self) -> int:
+        return self._clock()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            if self._pid == os.getpid():
+                _environments.release(self._inode)
+
+    def _environment(self) -> lmdb.Environment:
+        if self._closed:
+            raise StoreClosed("this store was closed; open it again with epochlog.open")
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._inode, self._env = _environments.acquire(self._folder, self._durability)
+        return self._env
+
+
+def _open_environment(folder: Path, durability: str) -> lmdb.Environment:
+    data = folder / "data.mdb"
+    if data.is_file() and data.stat().st_size:
+        _check_length(data)
+    try:
+        env = lmdb.open(
+            str(folder),
+            map_size=MAP_SIZE,
+            max_readers=MAX_READERS,
+            sync=durability == "disk",
+            metasync=durability == "disk",
+            mode=0o600,
+        )
+    except lmdb.InvalidError as error:
+        raise Corrupt(str(data), "it is no LMDB file") from error
+    except lmdb.VersionMismatchError as error:
+        raise Corrupt(str(data), str(error)) from error
+    except lmdb.Error as error:
+        raise CatalogLost(f"the catalog {folder} cannot be opened: {error}") from error
+    env.reader_check()
+    return env
+
+
+def _check_length(data: Path) -> None:
+    """Refuse a file that lacks pages which its meta pages count: reading one would kill the process with SIGBUS."""
+    with data.open("rb") as stream:
+        head = stream.read(2 * _PAGE)
+    if len(head) < 2 * _PAGE:
+        raise Corrupt(str(data), f"it has {len(head)} bytes, fewer than its two meta pages")
+    metas = [_META.unpack_from(head, page * _PAGE + _META_AT) for page in range(2)]
+    last_page, _ = max(metas, key=lambda meta: meta[1])
+    need = (last_page + 1) * _PAGE
+    if data.stat().st_size < need and not _readable_when_padded(data, need):
+        raise Corrupt(str(data), f"it has {data.stat().st_size} bytes of {need}: it was cut short")
+
+
+def _readable_when_padded(data: Path, need: int) -> bool:
+    """LMDB may leave free pages at the end unwritten: look whether all records can be read without the missing ones."""
+    import shutil
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(scratch) / "data.mdb"
+        shutil.copyfile(data, copy)
+        os.truncate(copy, need)
+        try:
+            with lmdb.open(scratch, map_size=MAP_SIZE, readonly=True, lock=False) as env, env.begin() as txn:
+                for key, value in txn.cursor():
+                    unpack(key, value)
+        except (lmdb.Error, Corrupt):
+            return False
+    return True

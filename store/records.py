@@ -1,0 +1,106 @@
+"""Catalog records: msgpack with a CRC, and the ordered keys that they live under.
+
+LMDB does not checksum its pages, so every record carries its own CRC-32. Key layout (docs/formats/catalog.md):
+
+    meta/store, meta/head                   one store record; the counters that every commit moves
+    name/<table>, jobname/<job>             names to ids
+    table/<id>, head/<id>                   a table's definition; its TableVersion
+    log/<id>/<epoch>, hist/<id>/<epoch>     log entries with segments; what is remembered of a commit for good
+    job/<id>                                a job: lineage, position, incarnation, recorded barrier
+    bound/<epoch>                           forced boundaries
+    hold/<id>/<holder>                      what must be kept, and for whom
+    txn/<app>\\0<id>, txnapp/<app>           outcomes for exactly-once commits
+
+Ids are 8 and epochs 16 hex digits wide, so byte order is numeric order.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any
+
+import msgpack
+
+from ..errors import Corrupt
+
+Record = dict[str, Any]
+
+STORE = b"meta/store"
+HEAD = b"meta/head"
+_CRC = struct.Struct("<I")
+
+
+def pack(record: Record) -> bytes:
+    body = msgpack.packb(record, use_bin_type=True)
+    return _CRC.pack(zlib.crc32(body)) + body
+
+
+def unpack(key: bytes, value: bytes) -> Record:
+    """Decode a record, or raise Corrupt naming its key."""
+    where = f"catalog record {key!r}"
+    if len(value) < _CRC.size or _CRC.unpack_from(value)[0] != zlib.crc32(value[_CRC.size :]):
+        raise Corrupt(where, "its checksum does not match")
+    record = msgpack.unpackb(value[_CRC.size :], raw=False, strict_map_key=False)
+    if not isinstance(record, dict):
+        raise Corrupt(where, "it is not a map")
+    return record
+
+
+def name_key(table: str) -> bytes:
+    return b"name/" + table.encode()
+
+
+def job_name_key(job: str) -> bytes:
+    return b"jobname/" + job.encode()
+
+
+def table_key(table_id: int) -> bytes:
+    return b"table/%08x" % table_id
+
+
+def head_key(table_id: int) -> bytes:
+    return b"head/%08x" % table_id
+
+
+def log_key(table_id: int, epoch: int) -> bytes:
+    return b"log/%08x/%016x" % (table_id, epoch)
+
+
+def hist_key(table_id: int, epoch: int) -> bytes:
+    return b"hist/%08x/%016x" % (table_id, epoch)
+
+
+def job_key(job_id: int) -> bytes:
+    return b"job/%08x" % job_id
+
+
+def bound_key(epoch: int) -> bytes:
+    return b"bound/%016x" % epoch
+
+
+def hold_key(table_id: int, holder: str) -> bytes:
+    return b"hold/%08x/" % table_id + holder.encode()
+
+
+def txn_key(app: str, txn_id: int) -> bytes:
+    return b"txn/" + app.encode() + b"\0%016x" % txn_id
+
+
+def txn_app_key(app: str) -> bytes:
+    return b"txnapp/" + app.encode()
+
+
+def key_epoch(key: bytes) -> int:
+    """The epoch (or transaction id) at the end of a log, hist, bound or txn key."""
+    return int(key[-16:], 16)
+
+
+def key_table(key: bytes) -> int:
+    """The table id in a table, head, log, hist or hold key."""
+    return int(key.split(b"/", 2)[1], 16)
+
+
+def after_prefix(prefix: bytes) -> bytes:
+    """The first key past all keys with the prefix."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])

@@ -1,0 +1,262 @@
+"""Reading a table at an epoch: which files to read is decided in the catalog (ScanPlan), how they merge is decided here.
+
+A plan is picklable and knows no catalog, so Spark tasks read by it. Newest wins: L0 segments over newer runs over older ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import EpochExpired, EpochNotCommitted, InvalidInput
+from .catalog import View
+from .definitions import TableDef, get_version
+from .files import Files
+from .keys import Key, KeyCodec
+from .merge import Rows, lookup, merge, newest_wins
+from .prune import filter_columns, key_prunes
+from .records import log_key
+from .run import Run, read_part
+from .schema import TableSchema
+from .segment import Segment, SegmentReader
+from .version import LogEntry
+
+KeyRange = tuple[Key | None, Key | None]
+"""Encoded keys [low, high); None is open."""
+EVERYTHING: KeyRange = (None, None)
+BATCH_ROWS = 1 << 19
+
+
+@dataclass(frozen=True, slots=True)
+class ScanPlan:
+    """One table at one epoch: sorted runs, then L0 segments oldest first."""
+
+    table: TableSchema
+    epoch: int
+    runs: tuple[Run, ...] = ()
+    segments: tuple[Segment, ...] = ()
+
+    @property
+    def codec(self) -> KeyCodec:
+        return KeyCodec(self.table.schema, self.table.primary_key)
+
+    @property
+    def rows_at_most(self) -> int:
+        """An upper bound of the rows: what the files hold, tombstones and replaced rows among them."""
+        return sum(part.rows for run in self.runs for part in run.parts) + sum(s.rows for s in self.segments)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all files to read."""
+        return sum(part.bytes for run in self.runs for part in run.parts) + sum(s.bytes for s in self.segments)
+
+    def schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
+        """The result's schema; InvalidInput names a column that the table has not."""
+        if columns is None:
+            return self.table.schema
+        unknown = [name for name in columns if name not in self.table.schema.names]
+        if unknown:
+            raise InvalidInput(
+                f"table {self.table.name!r} has no column {unknown[0]!r}; it has {self.table.schema.names}"
+            )
+        return pa.schema([self.table.schema.field(name) for name in columns])
+
+    def read(
+        self,
+        files: Files,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+        key_range: KeyRange = EVERYTHING,
+    ) -> pa.Table:
+        """All rows of the key range that pass the filter, in key order."""
+        schema = self.schema(columns)
+        wanted = filter_columns(self.table, schema.names, filter)
+        rows = self.rows(files, wanted, filter, key_range)
+        data = rows.data if filter is None else rows.data.filter(filter)
+        return data.select(schema.names).cast(schema)
+
+    def batches(
+        self,
+        files: Files,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+        key_range: KeyRange = EVERYTHING,
+    ) -> Iterator[pa.RecordBatch]:
+        """The same in record batches, in key order, a bounded number of rows at a time."""
+        for part in self.splits(max(1, self.rows_at_most // BATCH_ROWS), key_range):
+            yield from self.read(files, columns, filter, part).to_batches(max_chunksize=BATCH_ROWS)
+
+    def count(self, files: Files) -> int:
+        """The number of rows; reads keys alone, and nothing where one run tells."""
+        if not self.segments and len(self.runs) == 1 and self.epoch >= self.runs[0].hi:
+            return sum(part.rows for part in self.runs[0].parts)
+        return len(self.rows(files, ()).keys)
+
+    def rows(
+        self,
+        files: Files,
+        columns: Sequence[str],
+        filter: pc.Expression | None = None,
+        key_range: KeyRange = EVERYTHING,
+    ) -> Rows:
+        """Keys and columns at the epoch, without tombstones. The filter only prunes: rows that fail it may be among them."""
+        codec = self.codec
+        skip = key_prunes(self.table, filter)
+        base = [
+            _run_rows(files, self.table, codec, run, self.epoch, columns, filter if place == 0 else None, key_range)
+            for place, run in enumerate(self.runs)
+        ]
+        deltas = [
+            SegmentReader(files, segment, self.table, codec).read(columns, key_range)
+            for segment in self.segments
+            if not skip(segment.stats) and _overlaps(segment.key_min, segment.key_max, key_range)
+        ]
+        found = [rows for rows in (*base, *deltas) if len(rows.keys)]
+        return fold(found) if found else _no_rows(self.table, codec, columns)
+
+    def lookup(self, files: Files, keys: pa.Table, columns: Sequence[str] | None = None) -> pa.Table:
+        """One row for each key found, in the order asked. `keys`: the primary-key columns."""
+        schema = self.schema(columns)
+        needles = self.codec.encode(self.table.conform_keys(keys))
+        positions, rows = self.find(files, needles, schema.names)
+        return rows.data.select(schema.names).take(pa.array(positions[positions >= 0])).cast(schema)
+
+    def find(self, files: Files, needles: pa.Array, columns: Sequence[str]) -> tuple[np.ndarray, Rows]:
+        """For each encoded key its position in the returned rows, or -1. Reads only the key range that the needles span."""
+        codec = self.codec
+        if not len(needles):
+            return np.empty(0, np.int64), _no_rows(self.table, codec, columns)
+        span = pc.min_max(needles).as_py()
+        rows = self.rows(files, columns, key_range=(span["min"], codec.above(span["max"])))
+        return lookup(rows, needles), rows
+
+    def splits(self, count: int, within: KeyRange = EVERYTHING) -> list[KeyRange]:
+        """At most `count` key ranges that tile `within`, balanced by the rows that statistics know of."""
+        marks = sorted(
+            (key, weight)
+            for key, weight in _marks(self)
+            if (within[0] is None or key > within[0]) and (within[1] is None or key < within[1])
+        )
+        total, cuts, seen = sum(weight for _, weight in marks), [], 0
+        for key, weight in marks:
+            if len(cuts) < count - 1 and seen >= total * (len(cuts) + 1) / count and (not cuts or key > cuts[-1]):
+                cuts.append(key)
+            seen += weight
+        edges = [within[0], *cuts, within[1]]
+        return list(zip(edges[:-1], edges[1:], strict=True))
+
+    def extended(self, segments: Sequence[Segment]) -> ScanPlan:
+        """The same table with newer segments on top."""
+        return replace(self, segments=(*self.segments, *segments))
+
+
+def plan_scan(view: View, table: TableDef, epoch: int | None) -> ScanPlan:
+    """The files of a table at an epoch; None is its newest commit. EpochExpired below its safe epoch.
+
+    Whether the epoch is complete is the caller's to ask (EpochView): here, a root table's or a job's own state as of the
+    newest commit at or below the epoch.
+    """
+    version = get_version(view, table.id, table.name)
+    at = version.max_committed_epoch if epoch is None else epoch
+    if not isinstance(at, int) or isinstance(at, bool) or at < 0:
+        raise InvalidInput(f"epoch must be an int >= 0, not {epoch!r}")
+    if at < version.safe_epoch:
+        raise EpochExpired(
+            f"table {table.name!r} is readable from epoch {version.safe_epoch} on; {at} has been let go. "
+            "Keep more with TableOptions(history_retention=...), or pin it with a snapshot while it is there"
+        )
+    # every entry of a table lies above all runs or is folded into one; a run newer than `at` is read with its history
+    start = version.compacted_epoch + 1
+    entries = (
+        [LogEntry.from_record(r) for _, r in view.scan(log_key(table.id, start), log_key(table.id, at + 1))]
+        if at >= start
+        else []
+    )
+    runs = tuple(run for run in version.runs if run.lo < at)
+    segments = tuple(segment for entry in entries for segment in entry.segments)
+    return ScanPlan(table.schema, at, runs, segments)
+
+
+def require_complete(name: str, epoch: int | None, complete_through: int) -> None:
+    """EpochNotCommitted when something may still land in the table at or below the epoch."""
+    if epoch is not None and epoch > complete_through:
+        raise EpochNotCommitted(
+            f"table {name!r} is complete through epoch {complete_through} only; {epoch} lies {epoch - complete_through} above. "
+            "Read an earlier epoch, or take a snapshot that waits: consistency=epochlog.AtLeast(epoch, timeout=...)"
+        )
+
+
+def fold(sources: Sequence[Rows], *, keep_tombstones: bool = False) -> Rows:
+    """Newest wins over sources, oldest first; small ones are merged among themselves before they meet a large one."""
+    largest = max(range(len(sources)), key=lambda i: len(sources[i].keys))
+    older, big, newer = sources[:largest], sources[largest], sources[largest + 1 :]
+    if len(sources) > 1 and 2 * len(big.keys) < sum(len(rows.keys) for rows in sources):
+        big, newer = newest_wins(sources), ()
+    elif older:
+        big = merge(fold(older, keep_tombstones=True), big, keep_tombstones=True)
+    if newer:
+        return merge(big, fold(newer, keep_tombstones=True), keep_tombstones=keep_tombstones)
+    return big if keep_tombstones or big.deleted is None else merge(_empty_like(big), big, keep_tombstones=False)
+
+
+def _empty_like(rows: Rows) -> Rows:
+    return Rows(rows.keys.slice(0, 0), rows.data.slice(0, 0), None)
+
+
+def _no_rows(table: TableSchema, codec: KeyCodec, columns: Sequence[str]) -> Rows:
+    schema = pa.schema([table.schema.field(name) for name in columns])
+    return Rows(pa.array([], codec.key_type), schema.empty_table(), None)
+
+
+def _run_rows(
+    files: Files,
+    table: TableSchema,
+    codec: KeyCodec,
+    run: Run,
+    epoch: int,
+    columns: Sequence[str],
+    filter: pc.Expression | None,
+    key_range: KeyRange,
+) -> Rows:
+    """A run's rows as of the epoch: its live parts, and below its newest epoch also what had been replaced since."""
+
+    def gather(parts: Sequence, hidden: tuple[str, ...], visible: pc.Expression | None) -> Rows:
+        tables = [
+            read_part(
+                files, part, table, codec, [*columns, *hidden], key_range=key_range, filter=filter, visible=visible
+            )
+            for part in parts
+            if _overlaps(part.key_min, part.key_max, key_range)
+        ]
+        return _joined(tables) if tables else _no_rows(table, codec, columns)
+
+    if epoch >= run.hi:
+        return gather(run.parts, (), None)
+    begun = pc.field("_epoch") <= epoch
+    live = gather(run.parts, (), begun)
+    past = gather(run.history, (), begun & (pc.field("_until") > epoch))
+    return merge(live, past, keep_tombstones=True) if len(past.keys) else live
+
+
+def _joined(parts: Sequence[Rows]) -> Rows:
+    if len(parts) == 1:
+        return parts[0]
+    keys = pa.concat_arrays([rows.keys for rows in parts])
+    return Rows(keys, pa.concat_tables([rows.data for rows in parts]), None)
+
+
+def _overlaps(low: Key, high: Key, key_range: KeyRange) -> bool:
+    return (key_range[0] is None or high >= key_range[0]) and (key_range[1] is None or low < key_range[1])
+
+
+def _marks(plan: ScanPlan) -> Iterator[tuple[Key, int]]:
+    """Keys at which files or their blocks begin, with the rows that follow each."""
+    for run in plan.runs:
+        for part in run.parts:
+            yield from ((key, part.rows // max(1, len(part.blocks))) for key in part.blocks)
+    for segment in plan.segments:
+        yield from ((key, segment.rows // max(1, len(segment.blocks))) for key in segment.blocks)

@@ -1,0 +1,118 @@
+"""Writing segments: rows in, sorted and deduplicated Arrow IPC files out. Durable when sealed, visible only when committed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+
+from ..errors import InvalidInput
+from .files import Files
+from .keys import KeyCodec
+from .merge import Rows, newest_wins, sorted_unique
+from .schema import TableSchema
+from .segment import Segment, write_segment
+
+FLUSH_ROWS = 1 << 20
+FLUSH_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WriteTarget:
+    """Where a table's segments go; all a writer needs, and picklable: executors write without the catalog."""
+
+    files: Files
+    folder: str  # relative to the store's root
+    table_id: int
+    schema: TableSchema
+
+
+class SegmentWriter:
+    """Collects upserts and deletes of one table; of rows with the same key the later call, then the later row, wins.
+
+    Memory is bounded: what is collected becomes a segment file at FLUSH_ROWS rows or FLUSH_BYTES bytes.
+    """
+
+    def __init__(self, target: WriteTarget) -> None:
+        self._target = target
+        self._codec = KeyCodec(target.schema.schema, target.schema.primary_key)
+        self._pending: list[Rows] = []
+        self._rows = 0
+        self._bytes = 0
+        self._flushed: list[Segment] = []
+
+    def upsert(self, data: object) -> None:
+        """Take rows (anything Arrow-shaped, all of the table's columns); SchemaMismatch names what does not fit."""
+        self._take(self._target.schema.conform(data), deleted=False)
+
+    def delete(self, keys: object) -> None:
+        """Take keys to delete (exactly the primary-key columns); keys that are not there are fine."""
+        found = self._target.schema.conform_keys(keys)
+        columns = [
+            found.column(field.name) if field.name in found.column_names else pa.nulls(found.num_rows, field.type)
+            for field in self._target.schema.schema
+        ]
+        fields = [field.with_nullable(field.name not in found.column_names) for field in self._target.schema.schema]
+        self._take(pa.table(columns, schema=pa.schema(fields)), deleted=True)
+
+    def finish(self, label: int | None = None) -> list[Segment]:
+        """Write out what is left; all segments since the last `finish`, in the order in which later wins."""
+        self._flush(label)
+        segments, self._flushed = self._flushed, []
+        return segments
+
+    def discard(self) -> None:
+        """Forget what was not finished; files already written stay until vacuum finds them unreachable."""
+        self._pending, self._flushed, self._rows, self._bytes = [], [], 0, 0
+
+    def _take(self, table: pa.Table, *, deleted: bool) -> None:
+        if not table.num_rows:
+            return
+        self._pending.append(sorted_unique(self._codec.encode(table), table, deleted=deleted))
+        self._rows += table.num_rows
+        self._bytes += table.nbytes
+        if self._rows >= FLUSH_ROWS or self._bytes >= FLUSH_BYTES:
+            self._flush(None)
+
+    def _flush(self, label: int | None) -> None:
+        if self._pending:
+            rows = self._pending[0] if len(self._pending) == 1 else newest_wins(self._pending)
+            target = self._target
+            path = f"{target.folder}/{uuid4().hex}.arrow"
+            self._flushed.append(write_segment(target.files, path, target.table_id, target.schema, self._codec, rows))
+            self._pending, self._rows, self._bytes = [], 0, 0
+        if label is not None:
+            self._flushed = [segment.labelled(label) for segment in self._flushed]
+
+
+def split_changes(data: pa.Table, column: str = "_change_type") -> tuple[list[tuple[str, pa.Table]], int]:
+    """Runs of consecutive rows that share an operation, without the change column; and the rows passed over.
+
+    Change types as in change feeds: insert, upsert, update_postimage write; delete deletes; update_preimage is passed over.
+    """
+    kinds = data.column(column).combine_chunks().cast(pa.string())
+    values = np.asarray(kinds.to_numpy(zero_copy_only=False), dtype=object)
+    operations = np.full(len(values), 0, np.int8)
+    for place, names in enumerate(
+        (("insert", "upsert", "update_postimage"), ("delete",), ("update_preimage",)), start=1
+    ):
+        for name in names:
+            operations[values == name] = place
+    if (operations == 0).any():
+        bad = values[operations == 0][0]
+        raise InvalidInput(
+            f"column {column!r} holds {bad!r}; it takes insert, upsert, update_postimage, delete and update_preimage"
+        )
+    rest = data.drop_columns([column])
+    if not len(operations):
+        return [], 0
+    starts = np.flatnonzero(np.concatenate([[True], operations[1:] != operations[:-1]]))
+    ends = np.append(starts[1:], len(operations))
+    runs = [
+        ("upsert" if operations[start] == 1 else "delete", rest.slice(start, end - start))
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+        if operations[start] != 3
+    ]
+    return runs, int((operations == 3).sum())
