@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import compute
+import pyarrow.compute as pc
 
 from ..errors import InvalidInput, LimitExceeded, SchemaMismatch
 from .column_types import children, fits, has_required_children
@@ -19,7 +19,6 @@ MAX_BATCH_BYTES = 2_147_483_647
 """Arrow bytes of one upsert or delete; what 32-bit offsets can address."""
 
 _T = pa.types
-pc: Any = compute  # see keys.py
 
 
 def conform_table(

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import compute
+import pyarrow.compute as pc
 
 from ..errors import InvalidInput
 
@@ -16,7 +16,6 @@ Key = int | bytes
 """One encoded key: an int where `KeyCodec.key_type` is an integer type, else bytes."""
 
 _T = pa.types
-pc: Any = compute  # its functions are made when it is imported: type checkers cannot see them
 _TERMINATOR = pa.scalar(b"\0\0", pa.binary())
 
 

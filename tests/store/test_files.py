@@ -1,0 +1,222 @@
+"""Files are new, whole, private and durable when written, and stay inside their root, on every kind of file system."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import stat
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pytest
+
+from epochlog.errors import InvalidInput, WriteFailed
+from epochlog.store import files as files_module
+from epochlog.store.files import ArrowFiles, Files, LocalFiles, make_private_dir, open_files
+
+
+@pytest.fixture(params=["local", "uri", "arrow-local", "arrow-mock", "arrow-root"])
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> Files:
+    return {
+        "local": lambda: open_files(str(tmp_path / "root")),
+        "uri": lambda: open_files((tmp_path / "a root").as_uri(), "os"),
+        "arrow-local": lambda: ArrowFiles(pafs.LocalFileSystem(), str(tmp_path / "root")),
+        "arrow-mock": lambda: ArrowFiles(pafs._MockFileSystem(), "bucket/root"),  # pyright: ignore[reportAttributeAccessIssue]
+        "arrow-root": lambda: ArrowFiles(pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem()), ""),
+    }[request.param]()
+
+
+def test_what_was_written_is_read(files: Files) -> None:
+    assert files.list() == []
+    assert not files.exists("a/b/x.arrow")
+    files.write("a/b/x.arrow", b"hello")
+    files.write("a/y.arrow", pa.py_buffer(b""))
+    assert files.read("a/b/x.arrow").to_pybytes() == b"hello"
+    assert files.read("a/y.arrow").to_pybytes() == b""
+    with files.open_input("a/b/x.arrow") as file:
+        assert file.read_at(3, 2) == b"llo"
+    with files.open_input("a/y.arrow") as file:
+        assert file.read() == b""
+    assert files.size("a/b/x.arrow") == 5
+    assert files.exists("a/y.arrow")
+    assert not files.exists("a/b")
+    assert [(info.path, info.size) for info in files.list()] == [("a/b/x.arrow", 5), ("a/y.arrow", 0)]
+    assert [info.path for info in files.list("a/b")] == ["a/b/x.arrow"]
+    assert files.list("nothing") == []
+
+
+def test_nothing_is_written_over(files: Files) -> None:
+    files.write("x", b"first")
+    with pytest.raises(FileExistsError):
+        files.write("x", b"second")
+    assert files.read("x").to_pybytes() == b"first"
+
+
+def test_missing_files(files: Files) -> None:
+    files.write("there", b"1")
+    for call in (files.read, files.open_input, files.size):
+        with pytest.raises(FileNotFoundError):
+            call("a/missing")
+    files.delete("a/missing")
+    files.delete("there")
+    files.delete("there")
+    assert not files.exists("there")
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/etc/passwd", "../x", "a/../../x", "a/./x", "a//x", "a/", "a\0b", "..", "a\\..\\b"]
+)
+def test_no_path_leaves_the_root(files: Files, path: str) -> None:
+    for call in (files.read, files.size, files.exists, files.delete, files.open_input):
+        with pytest.raises(InvalidInput):
+            call(path)
+    with pytest.raises(InvalidInput):
+        files.write(path, b"x")
+
+
+def test_modified_is_in_unix_milliseconds(tmp_path: Path) -> None:
+    for files in (LocalFiles(str(tmp_path)), ArrowFiles(pafs.LocalFileSystem(), str(tmp_path))):
+        name = type(files).__name__
+        files.write(name, b"x")
+        os.utime(tmp_path / name, ns=(0, 1_735_689_600_123_456_789))
+        assert [info.modified_ms for info in files.list() if info.path == name] == [1_735_689_600_123]
+
+
+def test_workers_receive_files_by_pickle(tmp_path: Path) -> None:
+    for files in (open_files(tmp_path), ArrowFiles(pafs.LocalFileSystem(), str(tmp_path))):
+        files.write(type(files).__name__, b"x")
+        assert pickle.loads(pickle.dumps(files)).read(type(files).__name__).to_pybytes() == b"x"
+
+
+def test_roots(tmp_path: Path) -> None:
+    assert open_files(str(tmp_path)) == open_files(tmp_path.as_uri()) == LocalFiles(str(tmp_path))
+    assert open_files("file:///a%20b") == LocalFiles("/a b")
+    for root, durability in [("file://host/x", "disk"), ("nosuch://x", "disk"), (str(tmp_path), "maybe")]:
+        with pytest.raises(InvalidInput):
+            open_files(root, durability)
+    assert os.listdir(tmp_path) == []
+
+
+def test_files_and_folders_are_private(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    old = os.umask(0)
+    try:
+        open_files(root).write("a/b/x", b"x")
+    finally:
+        os.umask(old)
+    for folder in (root, root / "a", root / "a" / "b"):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((root / "a" / "b" / "x").stat().st_mode) == 0o600
+
+
+class SyncLog:
+    """Notes what is synced, by path; fails the given one with EIO."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.paths: list[str] = []
+        self.fail = ""
+        real = os.fsync
+
+        def fsync(handle: int) -> None:
+            path = os.readlink(f"/proc/self/fd/{handle}")
+            self.paths.append(path)
+            if path == self.fail:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            real(handle)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        monkeypatch.setattr(files_module, "_synced", set())
+
+
+def test_a_write_syncs_the_file_its_folder_and_every_new_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = SyncLog(monkeypatch)
+    root = tmp_path / "deep" / "root"
+    files = open_files(root)
+    files.write("a/b/x", b"x")
+    for parent in (tmp_path, tmp_path / "deep", root, root / "a"):
+        assert str(parent) in log.paths
+    assert log.paths[-2:] == [str(root / "a" / "b" / "x"), str(root / "a" / "b")]
+    log.paths.clear()
+    files.write("a/b/y", b"y")
+    assert log.paths == [str(root / "a" / "b" / "y"), str(root / "a" / "b")]
+
+
+def test_folders_of_another_process_are_not_taken_for_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = SyncLog(monkeypatch)
+    (tmp_path / "root" / "a").mkdir(parents=True)
+    open_files(tmp_path / "root").write("a/x", b"x")
+    assert {str(tmp_path), str(tmp_path / "root")} <= set(log.paths)
+
+
+def test_without_disk_durability_nothing_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = SyncLog(monkeypatch)
+    open_files(tmp_path / "root", "os").write("a/x", b"x")
+    assert log.paths == []
+
+
+@pytest.mark.parametrize("failing", ["a/x", "a"])
+def test_a_failed_sync_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    log = SyncLog(monkeypatch)
+    log.fail = str(tmp_path / failing)
+    with pytest.raises(WriteFailed, match=r"a/x was not written: Input/output error"):
+        open_files(tmp_path).write("a/x", b"x")
+    assert log.paths.count(log.fail) == 1
+    assert not (tmp_path / "a" / "x").exists()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_says_so_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    files = open_files(tmp_path)
+    real = os.write
+    calls = []
+
+    def write(handle: int, data: memoryview) -> int:
+        calls.append(len(data))
+        if len(calls) == 2:
+            raise OSError(code, os.strerror(code))
+        return real(handle, data[:2])
+
+    monkeypatch.setattr(os, "write", write)
+    with pytest.raises(WriteFailed, match="x was not written: the disk is full"):
+        files.write("x", b"12345")
+    assert files.list() == []
+    files.write("x", b"12345")
+    assert files.read("x").to_pybytes() == b"12345"
+    assert calls == [5, 3, 5, 3, 1]
+
+
+def test_a_root_below_a_file_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for files in (open_files(tmp_path / "file"), ArrowFiles(pafs.LocalFileSystem(), str(tmp_path / "file"))):
+        with pytest.raises(WriteFailed, match="was not written"):
+            files.write("x", b"x")
+    assert not open_files(tmp_path / "file").exists("x")
+
+
+def test_an_interrupted_object_is_removed(tmp_path: Path) -> None:
+    class Stream:
+        def write(self, data: bytes) -> None:
+            raise OSError(errno.EIO, "broken pipe")
+
+        def close(self) -> None:
+            (tmp_path / "x").write_bytes(b"half")
+
+    class Broken:
+        def __getattr__(self, name: str) -> object:
+            return getattr(pafs.LocalFileSystem(), name)
+
+        def open_output_stream(self, path: str) -> Stream:
+            return Stream()
+
+    files = ArrowFiles(Broken(), str(tmp_path))
+    with pytest.raises(WriteFailed, match="broken pipe"):
+        files.write("x", b"whole")
+    assert files.list() == []
+
+
+def test_private_dirs(tmp_path: Path) -> None:
+    make_private_dir(tmp_path / "a" / "b")
+    make_private_dir(tmp_path / "a" / "b")
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o700
