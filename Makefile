@@ -19,7 +19,7 @@ demo: setup  ## the flights demo: four views on Spark, compared with DuckDB at t
 	@$(BIN)/epochlog demo
 
 check: setup  ## format, lint, types, tidy and fast tests: a minute
-	@$(BIN)/ruff format --check --quiet . || { echo 'make format puts these right:'; $(BIN)/ruff format --check .; }
+	@$(BIN)/ruff format --check --output-format concise . || { echo 'make format puts these right'; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/basedpyright
 	@$(PYTEST) -m "$(FAST)" -n $(WORKERS) --dist loadfile

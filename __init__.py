@@ -60,15 +60,32 @@ from .errors import (
 )
 
 if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
-    pass
+    from .batch.policy import Aligned, AsOf, AtLeast, Bounded, Exact, Global, Latest
 
 __version__ = "0.1.0"
 
 # Where each lazy name lives. A module's names are all bound at its first use.
-_HOMES: dict[str, tuple[str, ...]] = {}
+_HOMES: dict[str, tuple[str, ...]] = {
+    "batch.policy": (
+        "Global",
+        "Aligned",
+        "Latest",
+        "AsOf",
+        "AtLeast",
+        "Bounded",
+        "Exact",
+    ),
+}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Global",
+    "Aligned",
+    "Latest",
+    "AsOf",
+    "AtLeast",
+    "Bounded",
+    "Exact",
     "EpochlogError",
     "InvalidInput",
     "InvalidName",

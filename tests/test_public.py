@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +42,16 @@ def test_every_error_is_exported_and_says_what_it_is() -> None:
         assert error.__doc__
 
 
+def test_type_checkers_see_the_same_names() -> None:
+    """The lazy table and the imports that only type checkers read name the same things from the same modules."""
+    tree = ast.parse(Path(epochlog.__file__).read_text("utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    seen = {
+        node.module: {alias.name for alias in node.names} for node in block.body if isinstance(node, ast.ImportFrom)
+    }
+    assert seen == {home: set(names) for home, names in epochlog._HOMES.items()}
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing_of_that_name'"):
         _ = epochlog.nothing_of_that_name  # pyright: ignore[reportAttributeAccessIssue]
@@ -50,13 +62,11 @@ def test_import_is_light() -> None:
     assert not modules_after("import epochlog\nfor name in dir(epochlog): pass") & HEAVY
 
 
-@pytest.mark.skipif("open" not in epochlog.__all__, reason="the store's door is not built yet")
 def test_a_store_needs_neither_spark_nor_flight() -> None:
     loaded = modules_after("import epochlog\nepochlog.open, epochlog.Aligned, epochlog.Snapshot, epochlog.Job")
     assert not loaded & {"pyspark", "pyarrow.flight", "duckdb", "polars", "rich", "redis"}
 
 
-@pytest.mark.skipif("spark" not in epochlog.__all__, reason="the Spark door is not built yet")
 @pytest.mark.parametrize("first", ["epochlog.spark", "epochlog.register", "__import__('epochlog.spark')"])
 def test_spark_is_the_function_whatever_is_imported_first(first: str) -> None:
     program = f"import epochlog\n{first}\nimport epochlog.spark\nfrom epochlog import spark\n"
