@@ -1,0 +1,10 @@
+"""Lets `python -m epochlog.demo` run the demo."""
+
+from __future__ import annotations
+
+import sys
+
+from . import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""Holds every view of a snapshot against its SQL over the same snapshot's root tables, row for row, in DuckDB."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .data import KEYS
+from .views import VIEWS, View
+
+ROOTS = ("flights", "weather", "airlines", "airports", "planes")
+TABLES = (*ROOTS, *VIEWS)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One view in one snapshot: its rows, and how many keys are missing, too many or have another value."""
+
+    rows: int
+    differing: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One moment of the run (times in seconds of it): every view under `aligned` and under `latest`."""
+
+    number: int
+    at_s: float
+    day: int
+    during: str
+    epoch_s: float
+    lag_ms: int
+    aligned: Mapping[str, Finding]
+    latest: Mapping[str, Finding]
+
+    @property
+    def equal(self) -> bool:
+        return all(finding.differing == 0 for finding in self.aligned.values())
+
+
+def compare(connection: Any, view: View) -> Finding:
+    """The view as stored against the view as defined; `connection` has the tables of one snapshot as relations."""
+    columns, key = ", ".join(view.schema.names), ", ".join(view.key)
+    counts = connection.execute(f"""
+        WITH actual AS MATERIALIZED (SELECT {columns} FROM {view.name}),
+             expected AS MATERIALIZED (SELECT {columns} FROM ({view.sql})),
+             differing AS ((FROM actual EXCEPT ALL FROM expected) UNION ALL (FROM expected EXCEPT ALL FROM actual))
+        SELECT (SELECT count(*) FROM actual), (SELECT count(DISTINCT ({key})) FROM differing)
+    """).fetchall()
+    return Finding(*counts[0])
+
+
+def findings(snapshot: Any) -> dict[str, Finding]:
+    """Every view of an open snapshot."""
+    connection = snapshot.duckdb()
+    try:
+        return {name: compare(connection, view) for name, view in VIEWS.items()}
+    finally:
+        connection.close()
+
+
+def unlike_the_feed(store: Any, inboxes: Mapping[str, Path]) -> dict[str, int]:
+    """How many keys of the root tables are not what the day files, newest day first, say they must be."""
+    with store.snapshot(list(inboxes), consistency="latest") as snapshot:
+        connection = snapshot.duckdb()
+        try:
+            return {name: _unlike(connection, name, folder) for name, folder in inboxes.items()}
+        finally:
+            connection.close()
+
+
+def _unlike(connection: Any, table: str, folder: Path) -> int:
+    key = ", ".join(KEYS[table])
+    kind = "_change_type" if table == "flights" else "'upsert'"
+    hidden = "number, file" + (", _change_type" if table == "flights" else "")
+    files = f"read_parquet('{folder}/*.parquet', filename = 'file')"
+    counts = connection.execute(f"""
+        WITH fed AS (SELECT *, row_number() OVER (PARTITION BY {key} ORDER BY file DESC) AS number FROM {files}),
+             expected AS MATERIALIZED (SELECT * EXCLUDE ({hidden}) FROM fed WHERE number = 1 AND {kind} <> 'delete'),
+             actual AS MATERIALIZED (FROM {table}),
+             differing AS ((FROM actual EXCEPT ALL FROM expected) UNION ALL (FROM expected EXCEPT ALL FROM actual))
+        SELECT count(DISTINCT ({key})) FROM differing
+    """).fetchall()
+    return counts[0][0]

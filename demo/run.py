@@ -1,0 +1,169 @@
+"""The demo's command: options, set-up, the run, and what it found."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ..errors import EpochlogError
+from ..store.epoch import to_unix_ms
+from . import data
+from .acts import Victim
+from .compare import Moment, unlike_the_feed
+from .feed import Feed
+from .picture import draw
+from .show import Screen, comparison
+from .stage import KILLED, Plan, Stage
+from .tables import create
+
+FULL = Plan(days=365, moments=10, files_per_batch=1, interval_ms=3000, slow_extra_s=5.0)
+QUICK = Plan(days=40, moments=4, files_per_batch=1, interval_ms=1000, slow_extra_s=1.5)
+WORK, PICTURE = "epochlog-demo-work", "committed-epochs.png"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The demo's options."""
+    result = argparse.ArgumentParser(prog="epochlog demo", description="A year of flights, four views, ten snapshots.")
+    result.add_argument("--output", type=Path, default=Path("demo-output"), help="folder for the picture and the store")
+    result.add_argument("--days", type=int, help="how many days of 2013 to feed (default: all 365)")
+    result.add_argument("--quick", action="store_true", help=f"{QUICK.days} days and {QUICK.moments} snapshots only")
+    result.add_argument(
+        "--json", action="store_true", help="a summary as JSON on standard output, all else on standard error"
+    )
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0: every view was equal to its SQL at every moment under `aligned`, and nothing was lost. 1: not so."""
+    options = parser().parse_args(argv)
+    plan = QUICK if options.quick else FULL
+    if options.days is not None:
+        if not 14 <= options.days <= FULL.days:
+            parser().error(f"--days must be from 14 to {FULL.days}, not {options.days}")
+        plan = replace(plan, days=options.days)
+    console = Console(stderr=options.json)
+    began = time.monotonic()
+
+    def now_s() -> float:
+        return time.monotonic() - began
+
+    try:
+        summary = perform(plan, options.output, console, now_s)
+    except EpochlogError as error:
+        Console(stderr=True).print(f"epochlog demo: {error}", highlight=False, soft_wrap=True)
+        return 1
+    if options.json:
+        print(json.dumps(summary, indent=2))
+    return 0 if summary["equal"] else 1
+
+
+def perform(plan: Plan, output: Path, console: Console, now_s: Callable[[], float]) -> dict[str, Any]:
+    """The whole run; the summary of it. The output folder keeps the picture, the store and the victim's log."""
+    import epochlog as el
+
+    work = output / WORK
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    root = str(work / "store")
+    with ExitStack() as stack:
+        screen = stack.enter_context(Screen(console))
+        store = stack.enter_context(el.open(root, checkpoint_interval_ms=plan.interval_ms, durability="os"))
+        tables = {name: data.read(name) for name in data.KEYS}
+        epoch = create(store, tables)
+        origin_ms = to_unix_ms(epoch) - int(now_s() * 1000)
+        victim = Victim(root, KILLED, output / "killed-view.log", lambda text: screen.say(now_s(), text))
+        stack.callback(victim.close)
+        spark = el.spark(app_name="epochlog demo", **{"spark.ui.enabled": "false", "spark.log.level": "ERROR"})
+        stack.callback(spark.stop)
+        days = data.arrivals(tables["flights"], tables["weather"], plan.days, max(2, min(7, plan.days // 8)))
+        feed = Feed(work / "feed", days)
+        stage = Stage(store, spark, feed, plan, victim, screen, now_s)
+        stack.callback(stage.close)
+        screen.say(now_s(), f"{len(days)} days, {feed.rows['flights'][-1]:,} rows of flights; both drivers are up")
+        stage.start(root, work / "checkpoints", origin_ms)
+        stage.run()
+        screen.say(now_s(), "all days are in and every view has caught up")
+        end = stage.look(fresh_only=False)
+        lost = unlike_the_feed(store, feed.inboxes)
+    assert end is not None
+    picture = output / PICTURE
+    draw(picture, stage.traces, list(stage.phases.values()), [*stage.moments, end])
+    return report(console, stage, end, lost, picture, days, now_s())
+
+
+def report(
+    console: Console,
+    stage: Stage,
+    end: Moment,
+    lost: dict[str, int],
+    picture: Path,
+    days: list[data.Day],
+    took_s: float,
+) -> dict[str, Any]:
+    """Print the comparison and the summary; return the summary."""
+    moments = [*stage.moments, end]
+    equal = all(moment.equal for moment in moments) and not any(lost.values())
+    console.print(comparison(moments))
+    flights, flights_ms = stage.progress.batches("flights")
+    weather, weather_ms = stage.progress.batches("weather")
+    summary = {
+        "equal": equal,
+        "seconds": round(took_s, 1),
+        "days": len(days),
+        "input_rows": {name: rows[-1] for name, rows in stage.feed.rows.items()},
+        "corrected_flights": sum(day.corrected for day in days),
+        "deleted_flights": sum(day.deleted for day in days),
+        "batches": {"flights": flights, "weather": weather},
+        "batch_ms": {"flights": flights_ms, "weather": weather_ms},
+        "commits": {name: len(trace.points) for name, trace in stage.traces.items()},
+        "commits_while_dead": stage.victim.commits_while_dead,
+        "differing_from_feed": lost,
+        "picture": str(picture),
+        "moments": [as_json(moment) for moment in moments],
+    }
+    for line in sentences(summary, moments):
+        console.print(line, highlight=False, soft_wrap=True)
+    return summary
+
+
+def sentences(summary: dict[str, Any], moments: Sequence[Moment]) -> list[str]:
+    """The summary for people."""
+    snapshots = moments[:-1]
+    unequal = sum(not moment.equal for moment in moments)
+    torn = sum(any(finding.differing for finding in moment.latest.values()) for moment in snapshots)
+    rows = sum(finding.differing for moment in snapshots for finding in moment.latest.values())
+    fed, lost = summary["input_rows"], summary["differing_from_feed"]
+    corrections = f"{summary['corrected_flights']:,} of them corrected later, {summary['deleted_flights']:,} deleted"
+    dead = ", ".join(f"{name} {count}" for name, count in summary["commits_while_dead"].items())
+    return [
+        f"aligned: every view equal to its SQL in {len(moments) - unequal} of {len(moments)} snapshots",
+        f"latest: {torn} of the {len(snapshots)} snapshots during the run were torn, {rows:,} rows differed in all",
+        f"fed: {fed['flights']:,} rows of flights ({corrections}) and {fed['weather']:,} of weather",
+        f"keys of the root tables that are lost, doubled or wrong at the end: {sum(lost.values())}",
+        f"commits of the others while {KILLED} was dead: {dead}",
+        f"picture: {summary['picture']}",
+        f"{'OK' if summary['equal'] else 'FAILED'} in {summary['seconds']:.1f} s",
+    ]
+
+
+def as_json(moment: Moment) -> dict[str, Any]:
+    """One moment as plain values."""
+    views = {
+        name: {
+            "rows": finding.rows,
+            "differ_aligned": finding.differing,
+            "differ_latest": moment.latest[name].differing,
+        }
+        for name, finding in moment.aligned.items()
+    }
+    keys = ("number", "at_s", "day", "during", "epoch_s", "lag_ms")
+    return {key: getattr(moment, key) for key in keys} | {"views": views}

@@ -1,0 +1,245 @@
+"""The running demo: streams, jobs, the feed's pace, the acts and the moments, moved on tick by tick."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from ..errors import EpochlogError, NoConsistentEpoch
+from ..store.epoch import to_unix_ms
+from .acts import Slowdown, Victim
+from .compare import TABLES, Moment, findings
+from .feed import STREAMS, Feed, Progress, start_stream
+from .picture import Phase, Trace
+from .show import Line, Screen
+from .views import VIEWS
+
+SLOWED, KILLED = "carrier_scoreboard", "weather_impact"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The run's measures. Fractions are of the days that are fed."""
+
+    days: int
+    moments: int
+    files_per_batch: int
+    interval_ms: int
+    slow_extra_s: float
+    slow_from: float = 0.15
+    slow_until: float = 0.40
+    kill_from: float = 0.52
+    compact_segments: int = 48
+    ahead_days: int = 6
+
+    def due_day(self, moment: int) -> int:
+        """The day that must have arrived before moment number `moment` (from 0) is taken."""
+        return self.days * (moment + 1) // (self.moments + 1)
+
+    def allowed_days(self, moments_taken: int, days_in: int) -> int:
+        """How many days may be released: not far ahead of what the streams have taken and of the moments taken."""
+        if moments_taken >= self.moments:
+            last = self.days
+        else:
+            last = min(self.due_day(moments_taken + 2), self.days - 1)
+        return min(last, days_in + self.ahead_days)
+
+
+class Stage:
+    """Everything that runs. `start`, then `run` to the end; `close` in any case. Times are seconds of the run."""
+
+    def __init__(
+        self,
+        store: Any,
+        spark: SparkSession,
+        feed: Feed,
+        plan: Plan,
+        victim: Victim,
+        screen: Screen,
+        now_s: Callable[[], float],
+    ) -> None:
+        self.store, self.spark, self.feed, self.plan = store, spark, feed, plan
+        self.victim, self.screen, self.now_s = victim, screen, now_s
+        self.progress = Progress()
+        self.slowdown = Slowdown(VIEWS[SLOWED].refresh, plan.slow_extra_s)
+        self.traces = {name: Trace() for name in TABLES}
+        self.moments: list[Moment] = []
+        self.phases: dict[str, Phase] = {}
+        self.days_in = 0
+        self.skipped = 0
+        self._queries: list[Any] = []
+        self._origin_ms = 0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="compaction")
+        self._compaction: Future[Any] | None = None
+        self._closed = threading.Event()
+
+    # ---- begin and end ----
+
+    def start(self, root: str, checkpoints: Path, origin_ms: int) -> None:
+        """Start all jobs but the victim's, and the two streams; `origin_ms` is the run's second 0 in Unix ms."""
+        self._origin_ms = origin_ms
+        self.spark.streams.addListener(self.progress)
+        for name, view in VIEWS.items():
+            if name != KILLED:
+                refresh = self.slowdown if name == SLOWED else view.refresh
+                self._queries.append(self.store.job(name).start(self.spark, refresh))
+        for stream in STREAMS:
+            args = (root, checkpoints, self.plan.files_per_batch)
+            self._queries.append(start_stream(self.spark, self.feed, stream, *args))
+
+    def close(self) -> None:
+        """Stop everything that was started; waits for what is under way."""
+        self.slowdown.close()
+        self._pool.shutdown()
+        self.victim.close()
+        for query in self._queries:
+            query.stop()
+
+    # ---- the loop ----
+
+    def run(self, tick_s: float = 0.2) -> None:
+        """Until all days are in, all moments are taken and every view has caught up."""
+        while not self.tick():
+            self._closed.wait(tick_s)
+
+    def tick(self) -> bool:
+        """Look, act, show; True when the run is over."""
+        self._fail_with_the_queries()
+        self.days_in = self.feed.days_in("flights", self.progress.rows("flights"))
+        lags = {job.name: job.lag_ms for job in self.store.jobs()}
+        lines = [self._line(info, lags.get(info.name, 0)) for info in self.store.tables()]
+        self.feed.release(self.plan.allowed_days(len(self.moments), self.days_in))
+        self._slow()
+        self._kill()
+        self._compact()
+        self.screen.update(self.now_s(), f"day {self.days_in} of {self.plan.days}", lines)
+        self._take_moment()
+        return self._over(lags)
+
+    def _over(self, lags: dict[str, int]) -> bool:
+        arrived = all(self.progress.rows(stream) >= self.feed.rows[stream][-1] for stream in STREAMS)
+        return (
+            arrived
+            and len(self.moments) >= self.plan.moments
+            and self.victim.state == "recovered"
+            and not any(lags.values())
+        )
+
+    def _fail_with_the_queries(self) -> None:
+        for query in self._queries:
+            if not query.isActive:
+                raise EpochlogError(f"the query {query.name or query.id} has ended: {query.exception()}")
+
+    def epoch_s(self, epoch: int) -> float:
+        """An epoch as seconds of the run."""
+        return (to_unix_ms(epoch) - self._origin_ms) / 1000
+
+    def _line(self, info: Any, lag_ms: int) -> Line:
+        trace, epoch = self.traces[info.name], info.max_committed_epoch
+        if epoch:
+            trace.add(self.now_s(), self.epoch_s(epoch))
+        states = {SLOWED: "slowed" if self.slowdown.on.is_set() else "", KILLED: self._victim_state()}
+        at_s = self.epoch_s(epoch) if epoch else None
+        return Line(info.name, at_s, lag_ms, info.rows, len(trace.points), states.get(info.name, ""))
+
+    # ---- acts ----
+
+    def _slow(self) -> None:
+        share = self.days_in / self.plan.days
+        on = self.slowdown.on
+        if not on.is_set() and SLOWED not in self.phases and share >= self.plan.slow_from:
+            on.set()
+            self.say(f"{SLOWED} is slowed: each refresh takes {self.plan.slow_extra_s:g} s longer")
+            self._phase(SLOWED, "slowed", self.now_s())
+        elif on.is_set():
+            self._phase(SLOWED, "slowed")
+            if share >= self.plan.slow_until:
+                on.clear()
+                self.say(f"{SLOWED} runs freely again")
+
+    def _kill(self) -> None:
+        commits = {name: len(self.traces[name].points) for name in VIEWS if name != KILLED}
+        due = self.days_in / self.plan.days >= self.plan.kill_from
+        committed = self.store.table(KILLED).info.max_committed_epoch
+        if self.victim.advance(commits, committed, due) and self.victim.state == "dead":
+            self._phase(KILLED, "killed and restarted", self.now_s())
+        if self.victim.state in ("dead", "restarted"):
+            self._phase(KILLED, "killed and restarted")
+        if self.victim.mourned and self._taken_while_dead():
+            self.victim.restart()
+
+    def _victim_state(self) -> str:
+        return {"dead": "killed", "restarted": "killed, restarting", "starting": "starting"}.get(self.victim.state, "")
+
+    def _taken_while_dead(self) -> bool:
+        return any("killed" in moment.during for moment in self.moments)
+
+    def _phase(self, table: str, what: str, start_s: float | None = None) -> None:
+        begin = self.phases[table].start_s if start_s is None else start_s
+        self.phases[table] = Phase(table, what, begin, self.now_s())
+
+    def _compact(self) -> None:
+        """Fold the root tables' many small commits into runs now and then, beside everything else."""
+        if self._compaction and self._compaction.done():
+            self._compaction.result()
+            self._compaction = None
+        if self._compaction is None:
+            for name in STREAMS:
+                if self.store.table(name).info.log_segments >= self.plan.compact_segments:
+                    self._compaction = self._pool.submit(self.store.compact, name)
+                    return
+
+    # ---- moments ----
+
+    def _take_moment(self) -> None:
+        number = len(self.moments)
+        dead = self.victim.mourned and not self._taken_while_dead()
+        if number < self.plan.moments and (dead or self.days_in >= self.plan.due_day(number)):
+            moment = self.look(fresh_only=not dead)
+            if moment:
+                self.moments.append(moment)
+
+    def look(self, fresh_only: bool) -> Moment | None:
+        """A snapshot of all tables under `aligned`, one under `latest`, both compared; None when there is no
+        aligned epoch yet, or with `fresh_only` none past the last moment's."""
+        at_s, during = self.now_s(), self._during()
+        try:
+            aligned = self.store.snapshot(list(TABLES), consistency="aligned")
+        except NoConsistentEpoch:
+            return None
+        with aligned:
+            epoch_s = self.epoch_s(aligned.epochs["flights"])
+            if fresh_only and self.moments and epoch_s <= self.moments[-1].epoch_s:
+                self.skipped += 1
+                return None
+            with self.store.snapshot(list(TABLES), consistency="latest") as latest:
+                lag_ms = max(aligned.lag_ms.values())
+                moment = Moment(
+                    len(self.moments) + 1,
+                    at_s,
+                    self.days_in,
+                    during,
+                    epoch_s,
+                    lag_ms,
+                    findings(aligned),
+                    findings(latest),
+                )
+        worst = sum(finding.differing for finding in moment.latest.values())
+        verdict = "all equal" if moment.equal else "NOT EQUAL"
+        self.say(f"snapshot {moment.number}: {verdict} under aligned, {worst} rows differ under latest")
+        return moment
+
+    def _during(self) -> str:
+        acts = [f"{KILLED} {self._victim_state()}"] if self._victim_state() else []
+        if self.slowdown.on.is_set():
+            acts.append(f"{SLOWED} slowed")
+        return ", ".join(acts)
+
+    def say(self, text: str) -> None:
+        self.screen.say(self.now_s(), text)

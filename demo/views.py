@@ -1,0 +1,243 @@
+"""The four views: for each its columns, its SQL (DuckDB, over whole tables) and its refresh (Spark, over changes).
+
+Every SQL asks the root tables alone, so that a view on a view is held against its whole derivation. A refresh never
+recomputes a whole view: it collects the keys that the barrier's changes touch, recomputes those keys from the aligned
+upstreams, upserts what it finds and deletes the touched keys that have no rows any more. All figures are counts, sums
+and quotients of integers, or copied values, so that both engines must agree exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from .data import HOUR
+
+LATE_MIN = 15
+WORST = 10
+WORST_MIN_FLIGHTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A job with its one output table, which share the name."""
+
+    name: str
+    upstreams: tuple[str, ...]
+    key: tuple[str, ...]
+    schema: pa.Schema
+    sql: str
+    refresh: Callable[[Any], None]
+
+
+def columns(key: dict[str, pa.DataType], values: dict[str, pa.DataType]) -> pa.Schema:
+    return pa.schema([*(pa.field(name, kind, nullable=False) for name, kind in key.items()), *values.items()])
+
+
+def exprs(**by_name: str) -> list[Any]:
+    return [F.expr(text).alias(name) for name, text in by_name.items()]
+
+
+def touched(ctx: Any, upstreams: Iterable[str], key: list[str]) -> DataFrame:
+    """The distinct keys that this barrier's changes of the upstreams touch. Every upstream has `key` in its primary
+    key, so the cheap form of the changes, where a delete is its key columns alone, is enough."""
+    return reduce(DataFrame.union, [ctx.changes(name, columns=key).select(*key) for name in upstreams]).distinct()
+
+
+def of(frame: DataFrame, keys: DataFrame, key: list[str]) -> DataFrame:
+    """The frame's rows that have one of the (few) keys."""
+    return frame.join(keys.hint("broadcast"), key, "left_semi")
+
+
+def replace(ctx: Any, view: str, key: list[str], answer: DataFrame, before: DataFrame) -> None:
+    """Upsert the answer; delete the keys of `before` that it lacks."""
+    answer = answer.persist()
+    try:
+        ctx.upsert(view, answer)
+        ctx.delete(view, before.select(*key).join(answer.hint("broadcast"), key, "left_anti"))
+    finally:
+        answer.unpersist()
+
+
+# ---- route_delays: flights per origin and destination -------------------------------------------------------------
+
+ROUTE = ["origin", "dest"]
+ROUTE_DELAYS = f"""
+    SELECT origin, dest,
+           count(*) AS flights,
+           count(arr_delay) AS arrived,
+           sum(arr_delay)::BIGINT AS delay_min,
+           count(*) FILTER (WHERE arr_delay > {LATE_MIN}) AS late,
+           (sum(arr_delay) * 60 // count(arr_delay))::BIGINT AS mean_delay_s
+    FROM flights
+    GROUP BY origin, dest
+"""
+
+
+def route_delays(ctx: Any) -> None:
+    keys = touched(ctx, ["flights"], ROUTE).persist()
+    answer = (
+        of(ctx.table("flights", columns=[*ROUTE, "arr_delay"]), keys, ROUTE)
+        .groupBy(*ROUTE)
+        .agg(
+            *exprs(
+                flights="count(*)",
+                arrived="count(arr_delay)",
+                delay_min="sum(arr_delay)",
+                late=f"count_if(arr_delay > {LATE_MIN})",
+                mean_delay_s="sum(arr_delay) * 60 div count(arr_delay)",
+            )
+        )
+    )
+    replace(ctx, "route_delays", ROUTE, answer, keys)
+
+
+# ---- worst_routes: of each origin the ten with the longest mean delay; a view on a view ----------------------------
+
+WORST_ROUTES = f"""
+    WITH route_delays AS ({ROUTE_DELAYS})
+    SELECT origin, dest, rank, mean_delay_s, flights
+    FROM (SELECT *, row_number() OVER (PARTITION BY origin ORDER BY mean_delay_s DESC, dest) AS rank
+          FROM route_delays
+          WHERE arrived >= {WORST_MIN_FLIGHTS})
+    WHERE rank <= {WORST}
+"""
+
+
+def worst_routes(ctx: Any) -> None:
+    origins = touched(ctx, ["route_delays"], ["origin"]).persist()
+    ranking = Window.partitionBy("origin").orderBy(F.desc("mean_delay_s"), "dest")
+    answer = (
+        of(ctx.table("route_delays"), origins, ["origin"])
+        .where(f"arrived >= {WORST_MIN_FLIGHTS}")
+        .withColumn("rank", F.row_number().over(ranking).cast("long"))
+        .where(f"rank <= {WORST}")
+        .select("origin", "dest", "rank", "mean_delay_s", "flights")
+    )
+    replace(ctx, "worst_routes", ROUTE, answer, of(ctx.output("worst_routes"), origins, ["origin"]))
+
+
+# ---- weather_impact: flights joined with weather, per origin and hour ----------------------------------------------
+
+AIR = ["origin", "time_hour"]
+WEATHER_IMPACT = f"""
+    SELECT origin, time_hour,
+           count(*) AS flights,
+           count(*) - count(dep_time) AS cancelled,
+           sum(dep_delay)::BIGINT AS delay_min,
+           count(*) FILTER (WHERE dep_delay > {LATE_MIN}) AS late,
+           any_value(temp) AS temp,
+           any_value(wind_speed) AS wind_speed,
+           any_value(precip) AS precip,
+           any_value(visib) AS visib
+    FROM flights JOIN weather USING (origin, time_hour)
+    GROUP BY origin, time_hour
+"""
+
+
+def weather_impact(ctx: Any) -> None:
+    keys = touched(ctx, ["flights", "weather"], AIR).persist()
+    departures = (
+        of(ctx.table("flights", columns=[*AIR, "dep_time", "dep_delay"]), keys, AIR)
+        .groupBy(*AIR)
+        .agg(
+            *exprs(
+                flights="count(*)",
+                cancelled="count(*) - count(dep_time)",
+                delay_min="sum(dep_delay)",
+                late=f"count_if(dep_delay > {LATE_MIN})",
+            )
+        )
+    )
+    air = of(ctx.table("weather", columns=[*AIR, "temp", "wind_speed", "precip", "visib"]), keys, AIR)
+    replace(ctx, "weather_impact", AIR, departures.join(air.hint("broadcast"), AIR), keys)
+
+
+# ---- carrier_scoreboard: flights per carrier, joined with airlines -------------------------------------------------
+
+CARRIER_SCOREBOARD = f"""
+    SELECT carrier, name,
+           count(*) AS flights,
+           count(*) - count(dep_time) AS cancelled,
+           count(*) FILTER (WHERE arr_delay <= {LATE_MIN}) * 1000 // count(*) AS on_time_permille,
+           sum(arr_delay)::BIGINT AS delay_min,
+           sum(distance)::BIGINT AS miles
+    FROM flights JOIN airlines USING (carrier)
+    GROUP BY carrier, name
+"""
+
+
+def carrier_scoreboard(ctx: Any) -> None:
+    keys = touched(ctx, ["flights", "airlines"], ["carrier"]).persist()
+    figures = (
+        of(ctx.table("flights", columns=["carrier", "dep_time", "arr_delay", "distance"]), keys, ["carrier"])
+        .groupBy("carrier")
+        .agg(
+            *exprs(
+                flights="count(*)",
+                cancelled="count(*) - count(dep_time)",
+                on_time_permille=f"count_if(arr_delay <= {LATE_MIN}) * 1000 div count(*)",
+                delay_min="sum(arr_delay)",
+                miles="sum(distance)",
+            )
+        )
+    )
+    answer = figures.join(ctx.table("airlines").hint("broadcast"), "carrier")
+    replace(ctx, "carrier_scoreboard", ["carrier"], answer, keys)
+
+
+INT, TEXT, REAL = pa.int64(), pa.string(), pa.float64()
+VIEWS = {
+    view.name: view
+    for view in (
+        View(
+            "route_delays",
+            ("flights",),
+            ("origin", "dest"),
+            columns(
+                {"origin": TEXT, "dest": TEXT},
+                {"flights": INT, "arrived": INT, "delay_min": INT, "late": INT, "mean_delay_s": INT},
+            ),
+            ROUTE_DELAYS,
+            route_delays,
+        ),
+        View(
+            "worst_routes",
+            ("route_delays",),
+            ("origin", "dest"),
+            columns({"origin": TEXT, "dest": TEXT}, {"rank": INT, "mean_delay_s": INT, "flights": INT}),
+            WORST_ROUTES,
+            worst_routes,
+        ),
+        View(
+            "weather_impact",
+            ("flights", "weather"),
+            ("origin", "time_hour"),
+            columns(
+                {"origin": TEXT, "time_hour": HOUR},
+                {"flights": INT, "cancelled": INT, "delay_min": INT, "late": INT}
+                | {"temp": REAL, "wind_speed": REAL, "precip": REAL, "visib": REAL},
+            ),
+            WEATHER_IMPACT,
+            weather_impact,
+        ),
+        View(
+            "carrier_scoreboard",
+            ("flights", "airlines"),
+            ("carrier",),
+            columns(
+                {"carrier": TEXT},
+                {"name": TEXT, "flights": INT, "cancelled": INT, "on_time_permille": INT, "delay_min": INT}
+                | {"miles": INT},
+            ),
+            CARRIER_SCOREBOARD,
+            carrier_scoreboard,
+        ),
+    )
+}

@@ -1,0 +1,108 @@
+"""A view's driver in a process of its own, so that it can be killed: talks JSON lines on its standard streams.
+
+It says {"event": "ready"}, {"event": "barrier", "prev", "curr"} at the begin of each refresh, {"event": "holding",
+"prev", "curr"} when it was told "hold" and now stands in the middle of a barrier, its rows written and not committed,
+until it is killed. It ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import IO, Any
+
+from .views import VIEWS
+
+
+def say(event: str, **values: Any) -> None:
+    print(json.dumps({"event": event, **values}), flush=True)
+
+
+def held(refresh: Callable[[Any], None], hold: threading.Event) -> Callable[[Any], None]:
+    """The refresh, which once `hold` is set does all its work and then waits for the end that comes from outside."""
+
+    def run(ctx: Any) -> None:
+        barrier = {"prev": ctx.barrier.prev, "curr": ctx.barrier.curr}
+        say("barrier", **barrier)
+        refresh(ctx)
+        if hold.is_set():
+            say("holding", **barrier)
+            threading.Event().wait()
+
+    return run
+
+
+def main(argv: list[str]) -> int:
+    """`root job interval_ms`: runs the job of that view until standard input ends."""
+    import epochlog as el
+
+    root, name = argv
+    hold = threading.Event()
+    spark = el.spark(app_name=f"epochlog demo: {name}", **{"spark.ui.enabled": "false", "spark.log.level": "ERROR"})
+    with el.open(root, create=False) as store:
+        query = store.job(name).start(spark, held(VIEWS[name].refresh, hold))
+        say("ready")
+        for line in sys.stdin:
+            if line.strip() == "hold":
+                hold.set()
+        query.stop()
+    spark.stop()
+    return 0
+
+
+class Driver:
+    """The parent's end of a worker: starts it, hears it, kills it with everything it started."""
+
+    def __init__(self, root: str, name: str, log: Path) -> None:
+        self.events: SimpleQueue[dict[str, Any]] = SimpleQueue()
+        with log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "epochlog.demo.worker", root, name],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._commands: IO[str] = self._process.stdin
+        self._hearing = threading.Thread(target=self._hear, args=(self._process.stdout,), daemon=True)
+        self._hearing.start()
+
+    def _hear(self, lines: IO[str]) -> None:
+        for line in lines:
+            if line.startswith("{"):
+                self.events.put(json.loads(line))
+        self.events.put({"event": "gone"})
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def hold(self) -> None:
+        """Ask it to stand still in the middle of its next barrier."""
+        self._commands.write("hold\n")
+        self._commands.flush()
+
+    def kill(self) -> None:
+        """SIGKILL for the driver and, at once, for the JVM and the Python workers it started."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def close(self) -> None:
+        """End it gently; the pipe's end is the sign."""
+        if self._process.poll() is None:
+            self._commands.close()
+            self._process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,135 @@
+"""A slowed refresh still does its work; a killed driver is gone with all it started; its life goes step by step."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from epochlog import errors
+from epochlog.demo import acts, worker
+
+
+def test_a_slowed_refresh_waits_after_its_work_and_no_longer_once_closed() -> None:
+    done: list[Any] = []
+    slow = acts.Slowdown(done.append, extra_s=3600)
+    slow(1)
+    assert done == [1]
+    slow.on.set()
+    thread = threading.Thread(target=slow, args=(2,))
+    thread.start()
+    slow.close()
+    thread.join()
+    assert done == [1, 2]
+
+
+PROGRAM = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+print('{"event": "ready", "child": %d}' % child.pid, flush=True)
+for line in sys.stdin:
+    print('{"event": "%s"}' % line.strip(), flush=True)
+"""
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> None:
+    popen = subprocess.Popen
+    monkeypatch.setattr(
+        worker.subprocess, "Popen", lambda command, **how: popen([sys.executable, "-c", PROGRAM], **how)
+    )
+
+
+def test_a_driver_is_heard_told_and_ended(program: None, tmp_path: Path) -> None:
+    driver = worker.Driver("root", "view", tmp_path / "log")
+    assert driver.events.get()["event"] == "ready"
+    driver.hold()
+    assert driver.events.get()["event"] == "hold"
+    driver.close()
+    assert driver.events.get()["event"] == "gone"
+    driver.close()
+
+
+def test_a_killed_driver_takes_its_children_with_it(program: None, tmp_path: Path) -> None:
+    driver = worker.Driver("root", "view", tmp_path / "log")
+    child = Path("/proc", str(driver.events.get()["child"]))
+    assert child.exists()
+    driver.kill()
+    assert driver.events.get()["event"] == "gone"
+    while child.exists() and "Z" not in (child / "stat").read_text().rsplit(")", 1)[1].split()[0]:
+        pass
+
+
+class FakeDriver:
+    """Records what it is told; its events are put by the test."""
+
+    made: list[FakeDriver]
+
+    def __init__(self, root: str, view: str, log: Path) -> None:
+        self.events: SimpleQueue[dict[str, Any]] = SimpleQueue()
+        self.told: list[str] = []
+        self.pid = 1
+        self.made.append(self)
+
+    def hold(self) -> None:
+        self.told.append("hold")
+
+    def kill(self) -> None:
+        self.told.append("kill")
+
+
+@pytest.fixture
+def drivers(monkeypatch: pytest.MonkeyPatch) -> list[FakeDriver]:
+    FakeDriver.made = []
+    monkeypatch.setattr(acts, "Driver", FakeDriver)
+    return FakeDriver.made
+
+
+def test_the_victims_life(drivers: list[FakeDriver]) -> None:
+    said: list[str] = []
+    victim = acts.Victim("root", "v", Path("log"), said.append)
+    assert not victim.advance({"a": 1}, 0, kill_now=True)
+    drivers[0].events.put({"event": "ready"})
+    assert victim.advance({"a": 1}, 0, kill_now=False)
+    drivers[0].events.put({"event": "barrier", "prev": 5, "curr": 9})
+    victim.advance({"a": 2}, 5, kill_now=True)
+    assert (victim.state, drivers[0].told) == ("told", ["hold"])
+    drivers[0].events.put({"event": "holding", "prev": 5, "curr": 9})
+    victim.advance({"a": 3}, 5, kill_now=True)
+    assert (victim.state, drivers[0].told) == ("dead", ["hold", "kill"])
+    drivers[0].events.put({"event": "gone"})
+    victim.advance({"a": 4}, 5, kill_now=True)
+    assert not victim.mourned
+    victim.advance({"a": 5}, 5, kill_now=True)
+    assert victim.mourned
+    victim.restart()
+    drivers[1].events.put({"event": "ready"})
+    drivers[1].events.put({"event": "barrier", "prev": 5, "curr": 9})
+    victim.advance({"a": 6}, 5, kill_now=True)
+    assert victim.state == "restarted"
+    victim.advance({"a": 6}, 9, kill_now=True)
+    assert victim.state == "recovered"
+    assert victim.commits_while_dead == {"a": 2}
+    assert not victim.advance({"a": 7}, 12, kill_now=True)
+    assert drivers[1].told == []
+
+
+def test_another_barrier_after_the_restart_is_an_error(drivers: list[FakeDriver]) -> None:
+    victim = acts.Victim("root", "v", Path("log"), lambda text: None)
+    victim.state = "restarted"
+    victim.barrier = (5, 9)
+    drivers[0].events.put({"event": "barrier", "prev": 5, "curr": 13})
+    with pytest.raises(errors.EpochlogError, match=r"killed in barrier \(5, 9\) and came back to \(5, 13\)"):
+        victim.advance({}, 5, kill_now=False)
+
+
+def test_a_driver_that_ends_by_itself_is_an_error(drivers: list[FakeDriver]) -> None:
+    victim = acts.Victim("root", "v", Path("log"), lambda text: None)
+    drivers[0].events.put({"event": "gone"})
+    with pytest.raises(errors.EpochlogError, match="has ended by itself; its log is log"):
+        victim.advance({}, 0, kill_now=False)

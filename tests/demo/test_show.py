@@ -1,0 +1,72 @@
+"""The display: lines where there is no terminal, a table where there is one; the comparison; the picture."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from epochlog.demo.compare import TABLES, Finding, Moment
+from epochlog.demo.picture import Phase, Trace, draw
+from epochlog.demo.show import Line, Screen, comparison
+from epochlog.demo.views import VIEWS
+
+LINES = [
+    Line("flights", 12.0, 0, 345_678, 40, ""),
+    Line("weather_impact", 9.0, 3_210, 1_234, 3, "killed"),
+    Line("airlines", 1.0, 0, 16, 1, ""),
+]
+
+
+def moment(number: int, latest: int, aligned: int = 0) -> Moment:
+    at_s = 10.0 * number
+    return Moment(
+        number, at_s, 7, "weather_impact killed", at_s - 3, 2500,
+        {name: Finding(1_000, aligned) for name in VIEWS}, {name: Finding(1_001, latest) for name in VIEWS},
+    )  # fmt: skip
+
+
+def test_without_a_terminal_there_are_plain_lines() -> None:
+    out = io.StringIO()
+    with Screen(Console(file=out, width=80)) as screen:
+        screen.update(1.0, "day 1 of 9", LINES)
+        screen.say(11.0, "weather_impact was killed")
+        screen.update(12.0, "day 2 of 9", LINES)
+        screen.update(13.0, "day 3 of 9", LINES)
+    lines = out.getvalue().splitlines()
+    assert lines[0].strip() == "11.0 s  weather_impact was killed"
+    assert "day 2 of 9: flights 345,678 (0.0 s)  weather_impact 1,234 (3.2 s)" in lines[1]
+    assert len(lines) == 2
+
+
+def test_on_a_terminal_there_is_a_live_table() -> None:
+    out = io.StringIO()
+    with Screen(Console(file=out, width=100, force_terminal=True)) as screen:
+        screen.say(0.5, "begun")
+        screen.update(1.0, "day 1 of 9", LINES)
+    text = out.getvalue()
+    for word in ("day 1 of 9", "committed epoch", "345,678", "3.2 s", "killed", "begun"):
+        assert word in text
+
+
+def test_the_comparison_has_both_policies_side_by_side() -> None:
+    out = io.StringIO()
+    Console(file=out, width=160).print(comparison([moment(1, latest=0), moment(2, latest=17), moment(3, 5, aligned=4)]))
+    text = out.getvalue()
+    assert "1,000 rows: 0 | 17" in text
+    assert "1,000 rows: 4 | 5" in text
+    assert all(view in text for view in VIEWS)
+    assert (moment(2, latest=17).equal, moment(3, 5, aligned=4).equal) == (True, False)
+
+
+def test_the_picture_is_a_png_and_a_trace_keeps_each_commit_once(tmp_path: Path) -> None:
+    traces = {name: Trace() for name in TABLES}
+    assert traces["flights"].add(1.0, 0.9)
+    assert not traces["flights"].add(1.2, 0.9)
+    assert traces["flights"].add(1.4, 1.3)
+    traces["route_delays"].add(4.0, 3.0)
+    path = tmp_path / "picture.png"
+    draw(path, traces, [Phase("weather_impact", "killed", 2.0, 3.0)], [moment(1, latest=3)])
+    assert traces["flights"].points == [(1.0, 0.9), (1.4, 1.3)]
+    assert path.read_bytes().startswith(b"\x89PNG")
