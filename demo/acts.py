@@ -84,11 +84,11 @@ class Victim:
         self._say(f"{self.view} is started again (process {self._driver.pid})")
 
     def close(self) -> None:
-        self._driver.close()
-
-    def abandon(self) -> None:
-        """End it in any way: the demo itself has failed."""
-        self._driver.kill()
+        """End its driver: gently when it has lived to the end, else (the demo itself has failed) at once."""
+        if self.state == "recovered":
+            self._driver.close()
+        else:
+            self._driver.kill()
 
     def _heard(self) -> list[dict[str, Any]]:
         events = []

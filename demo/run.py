@@ -27,6 +27,7 @@ from .tables import create
 
 FULL = Plan(days=365, moments=10, files_per_batch=1, interval_ms=3000, slow_extra_s=5.0)
 QUICK = Plan(days=40, moments=4, files_per_batch=1, interval_ms=1000, slow_extra_s=1.5)
+LOG_WIDTH = 120
 WORK, PICTURE = "epochlog-demo-work", "committed-epochs.png"
 
 
@@ -51,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser().error(f"--days must be from 14 to {FULL.days}, not {options.days}")
         plan = replace(plan, days=options.days)
     console = Console(stderr=options.json)
+    if not console.is_terminal:
+        console.width = LOG_WIDTH
     began = time.monotonic()
 
     def now_s() -> float:

@@ -86,15 +86,15 @@ def status(title: str, lines: Sequence[Line]) -> Table:
 
 def comparison(moments: Sequence[Moment]) -> Table:
     """One row per moment: the rows of each view, how many differ from its SQL under `aligned`, and under `latest`."""
-    table = Table(title="rows that differ from the view's SQL: aligned | latest", title_justify="left")
+    table = Table(title="rows of each view: how many differ from its SQL under aligned | latest", title_justify="left")
     for column in ("#", "at", "day"):
         table.add_column(column, justify="right")
     for view in VIEWS:
-        table.add_column(view, justify="right")
+        table.add_column(view.replace("_", "_\n"), justify="right")
     table.add_column("during")
     for moment in moments:
         cells = [cell(moment, view) for view in VIEWS]
-        table.add_row(str(moment.number), f"{moment.at_s:.1f} s", str(moment.day), *cells, moment.during)
+        table.add_row(str(moment.number), f"{moment.at_s:.0f} s", str(moment.day), *cells, moment.during)
     return table
 
 
@@ -102,4 +102,4 @@ def cell(moment: Moment, view: str) -> Text:
     aligned, latest = moment.aligned[view], moment.latest[view]
     good = Text(str(aligned.differing), style="green" if aligned.differing == 0 else "bold red")
     bad = Text(str(latest.differing), style="yellow" if latest.differing else "")
-    return Text(f"{aligned.rows:,} rows: ") + good + Text(" | ") + bad
+    return Text(f"{aligned.rows:,}: ") + good + Text(" | ") + bad

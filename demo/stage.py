@@ -21,6 +21,7 @@ from .show import Line, Screen
 from .views import VIEWS
 
 SLOWED, KILLED = "carrier_scoreboard", "weather_impact"
+COUNT_EVERY_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class Stage:
         self.days_in = 0
         self.skipped = 0
         self._queries: list[Any] = []
+        self._rows: dict[str, tuple[float, int, int]] = {}
         self._origin_ms = 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="compaction")
         self._compaction: Future[Any] | None = None
@@ -146,7 +148,16 @@ class Stage:
             trace.add(self.now_s(), self.epoch_s(epoch))
         states = {SLOWED: "slowed" if self.slowdown.on.is_set() else "", KILLED: self._victim_state()}
         at_s = self.epoch_s(epoch) if epoch else None
-        return Line(info.name, at_s, lag_ms, info.rows, len(trace.points), states.get(info.name, ""))
+        rows = self._count(info, self.now_s())
+        return Line(info.name, at_s, lag_ms, rows, len(trace.points), states.get(info.name, ""))
+
+    def _count(self, info: Any, at_s: float) -> int:
+        """The table's rows, counted anew every few seconds: a count reads all its keys."""
+        counted_s, epoch, rows = self._rows.get(info.name, (-COUNT_EVERY_S, -1, 0))
+        if epoch != info.max_committed_epoch and at_s - counted_s >= COUNT_EVERY_S:
+            self._rows[info.name] = at_s, info.max_committed_epoch, info.rows
+            return info.rows
+        return rows
 
     # ---- acts ----
 

@@ -8,7 +8,8 @@ and quotients of integers, or copied values, so that both engines must agree exa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -44,10 +45,20 @@ def exprs(**by_name: str) -> list[Any]:
     return [F.expr(text).alias(name) for name, text in by_name.items()]
 
 
-def touched(ctx: Any, upstreams: Iterable[str], key: list[str]) -> DataFrame:
+@contextmanager
+def kept(frame: DataFrame) -> Iterator[DataFrame]:
+    """The frame in memory, for more than one use."""
+    frame.persist()
+    try:
+        yield frame
+    finally:
+        frame.unpersist()
+
+
+def touched(ctx: Any, upstreams: Iterable[str], key: list[str]) -> AbstractContextManager[DataFrame]:
     """The distinct keys that this barrier's changes of the upstreams touch. Every upstream has `key` in its primary
     key, so the cheap form of the changes, where a delete is its key columns alone, is enough."""
-    return reduce(DataFrame.union, [ctx.changes(name, columns=key).select(*key) for name in upstreams]).distinct()
+    return kept(reduce(DataFrame.union, [ctx.changes(name, columns=key).select(*key) for name in upstreams]).distinct())
 
 
 def of(frame: DataFrame, keys: DataFrame, key: list[str]) -> DataFrame:
@@ -55,14 +66,12 @@ def of(frame: DataFrame, keys: DataFrame, key: list[str]) -> DataFrame:
     return frame.join(keys.hint("broadcast"), key, "left_semi")
 
 
-def replace(ctx: Any, view: str, key: list[str], answer: DataFrame, before: DataFrame) -> None:
+def replace(ctx: Any, view: str, answer: DataFrame, before: DataFrame) -> None:
     """Upsert the answer; delete the keys of `before` that it lacks."""
-    answer = answer.persist()
-    try:
+    key = list(VIEWS[view].key)
+    with kept(answer):
         ctx.upsert(view, answer)
         ctx.delete(view, before.select(*key).join(answer.hint("broadcast"), key, "left_anti"))
-    finally:
-        answer.unpersist()
 
 
 # ---- route_delays: flights per origin and destination -------------------------------------------------------------
@@ -81,21 +90,16 @@ ROUTE_DELAYS = f"""
 
 
 def route_delays(ctx: Any) -> None:
-    keys = touched(ctx, ["flights"], ROUTE).persist()
-    answer = (
-        of(ctx.table("flights", columns=[*ROUTE, "arr_delay"]), keys, ROUTE)
-        .groupBy(*ROUTE)
-        .agg(
-            *exprs(
-                flights="count(*)",
-                arrived="count(arr_delay)",
-                delay_min="sum(arr_delay)",
-                late=f"count_if(arr_delay > {LATE_MIN})",
-                mean_delay_s="sum(arr_delay) * 60 div count(arr_delay)",
-            )
+    with touched(ctx, ["flights"], ROUTE) as keys:
+        flights = of(ctx.table("flights", columns=[*ROUTE, "arr_delay"]), keys, ROUTE)
+        figures = exprs(
+            flights="count(*)",
+            arrived="count(arr_delay)",
+            delay_min="sum(arr_delay)",
+            late=f"count_if(arr_delay > {LATE_MIN})",
+            mean_delay_s="sum(arr_delay) * 60 div count(arr_delay)",
         )
-    )
-    replace(ctx, "route_delays", ROUTE, answer, keys)
+        replace(ctx, "route_delays", flights.groupBy(*ROUTE).agg(*figures), keys)
 
 
 # ---- worst_routes: of each origin the ten with the longest mean delay; a view on a view ----------------------------
@@ -111,16 +115,16 @@ WORST_ROUTES = f"""
 
 
 def worst_routes(ctx: Any) -> None:
-    origins = touched(ctx, ["route_delays"], ["origin"]).persist()
-    ranking = Window.partitionBy("origin").orderBy(F.desc("mean_delay_s"), "dest")
-    answer = (
-        of(ctx.table("route_delays"), origins, ["origin"])
-        .where(f"arrived >= {WORST_MIN_FLIGHTS}")
-        .withColumn("rank", F.row_number().over(ranking).cast("long"))
-        .where(f"rank <= {WORST}")
-        .select("origin", "dest", "rank", "mean_delay_s", "flights")
-    )
-    replace(ctx, "worst_routes", ROUTE, answer, of(ctx.output("worst_routes"), origins, ["origin"]))
+    with touched(ctx, ["route_delays"], ["origin"]) as origins:
+        ranking = Window.partitionBy("origin").orderBy(F.desc("mean_delay_s"), "dest")
+        answer = (
+            of(ctx.table("route_delays"), origins, ["origin"])
+            .where(f"arrived >= {WORST_MIN_FLIGHTS}")
+            .withColumn("rank", F.row_number().over(ranking).cast("long"))
+            .where(f"rank <= {WORST}")
+            .select("origin", "dest", "rank", "mean_delay_s", "flights")
+        )
+        replace(ctx, "worst_routes", answer, of(ctx.output("worst_routes"), origins, ["origin"]))
 
 
 # ---- weather_impact: flights joined with weather, per origin and hour ----------------------------------------------
@@ -142,21 +146,17 @@ WEATHER_IMPACT = f"""
 
 
 def weather_impact(ctx: Any) -> None:
-    keys = touched(ctx, ["flights", "weather"], AIR).persist()
-    departures = (
-        of(ctx.table("flights", columns=[*AIR, "dep_time", "dep_delay"]), keys, AIR)
-        .groupBy(*AIR)
-        .agg(
-            *exprs(
-                flights="count(*)",
-                cancelled="count(*) - count(dep_time)",
-                delay_min="sum(dep_delay)",
-                late=f"count_if(dep_delay > {LATE_MIN})",
-            )
+    with touched(ctx, ["flights", "weather"], AIR) as keys:
+        flights = of(ctx.table("flights", columns=[*AIR, "dep_time", "dep_delay"]), keys, AIR)
+        figures = exprs(
+            flights="count(*)",
+            cancelled="count(*) - count(dep_time)",
+            delay_min="sum(dep_delay)",
+            late=f"count_if(dep_delay > {LATE_MIN})",
         )
-    )
-    air = of(ctx.table("weather", columns=[*AIR, "temp", "wind_speed", "precip", "visib"]), keys, AIR)
-    replace(ctx, "weather_impact", AIR, departures.join(air.hint("broadcast"), AIR), keys)
+        air = of(ctx.table("weather", columns=[*AIR, "temp", "wind_speed", "precip", "visib"]), keys, AIR)
+        answer = flights.groupBy(*AIR).agg(*figures).join(air.hint("broadcast"), AIR)
+        replace(ctx, "weather_impact", answer, keys)
 
 
 # ---- carrier_scoreboard: flights per carrier, joined with airlines -------------------------------------------------
@@ -174,22 +174,17 @@ CARRIER_SCOREBOARD = f"""
 
 
 def carrier_scoreboard(ctx: Any) -> None:
-    keys = touched(ctx, ["flights", "airlines"], ["carrier"]).persist()
-    figures = (
-        of(ctx.table("flights", columns=["carrier", "dep_time", "arr_delay", "distance"]), keys, ["carrier"])
-        .groupBy("carrier")
-        .agg(
-            *exprs(
-                flights="count(*)",
-                cancelled="count(*) - count(dep_time)",
-                on_time_permille=f"count_if(arr_delay <= {LATE_MIN}) * 1000 div count(*)",
-                delay_min="sum(arr_delay)",
-                miles="sum(distance)",
-            )
+    with touched(ctx, ["flights", "airlines"], ["carrier"]) as keys:
+        flights = of(ctx.table("flights", columns=["carrier", "dep_time", "arr_delay", "distance"]), keys, ["carrier"])
+        figures = exprs(
+            flights="count(*)",
+            cancelled="count(*) - count(dep_time)",
+            on_time_permille=f"count_if(arr_delay <= {LATE_MIN}) * 1000 div count(*)",
+            delay_min="sum(arr_delay)",
+            miles="sum(distance)",
         )
-    )
-    answer = figures.join(ctx.table("airlines").hint("broadcast"), "carrier")
-    replace(ctx, "carrier_scoreboard", ["carrier"], answer, keys)
+        answer = flights.groupBy("carrier").agg(*figures).join(ctx.table("airlines").hint("broadcast"), "carrier")
+        replace(ctx, "carrier_scoreboard", answer, keys)
 
 
 INT, TEXT, REAL = pa.int64(), pa.string(), pa.float64()

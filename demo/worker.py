@@ -18,6 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
 
+from ..errors import EpochlogError
 from .views import VIEWS
 
 
@@ -25,8 +26,8 @@ def say(event: str, **values: Any) -> None:
     print(json.dumps({"event": event, **values}), flush=True)
 
 
-def held(refresh: Callable[[Any], None], hold: threading.Event) -> Callable[[Any], None]:
-    """The refresh, which once `hold` is set does all its work and then waits for the end that comes from outside."""
+def held(refresh: Callable[[Any], None], hold: threading.Event, end: threading.Event) -> Callable[[Any], None]:
+    """The refresh, which once `hold` is set does all its work and then stands still; it commits nothing any more."""
 
     def run(ctx: Any) -> None:
         barrier = {"prev": ctx.barrier.prev, "curr": ctx.barrier.curr}
@@ -34,24 +35,26 @@ def held(refresh: Callable[[Any], None], hold: threading.Event) -> Callable[[Any
         refresh(ctx)
         if hold.is_set():
             say("holding", **barrier)
-            threading.Event().wait()
+            end.wait()
+            raise EpochlogError("the driver was told to stand still and has ended before it was killed")
 
     return run
 
 
 def main(argv: list[str]) -> int:
-    """`root job interval_ms`: runs the job of that view until standard input ends."""
+    """`root job`: runs the job of that view until standard input ends."""
     import epochlog as el
 
     root, name = argv
-    hold = threading.Event()
+    hold, end = threading.Event(), threading.Event()
     spark = el.spark(app_name=f"epochlog demo: {name}", **{"spark.ui.enabled": "false", "spark.log.level": "ERROR"})
     with el.open(root, create=False) as store:
-        query = store.job(name).start(spark, held(VIEWS[name].refresh, hold))
+        query = store.job(name).start(spark, held(VIEWS[name].refresh, hold, end))
         say("ready")
         for line in sys.stdin:
             if line.strip() == "hold":
                 hold.set()
+        end.set()
         query.stop()
     spark.stop()
     return 0

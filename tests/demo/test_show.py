@@ -54,9 +54,9 @@ def test_the_comparison_has_both_policies_side_by_side() -> None:
     out = io.StringIO()
     Console(file=out, width=160).print(comparison([moment(1, latest=0), moment(2, latest=17), moment(3, 5, aligned=4)]))
     text = out.getvalue()
-    assert "1,000 rows: 0 | 17" in text
-    assert "1,000 rows: 4 | 5" in text
-    assert all(view in text for view in VIEWS)
+    assert "1,000: 0 | 17" in text
+    assert "1,000: 4 | 5" in text
+    assert all(word in text for view in VIEWS for word in view.split("_"))
     assert (moment(2, latest=17).equal, moment(3, 5, aligned=4).equal) == (True, False)
 
 
