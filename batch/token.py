@@ -37,7 +37,7 @@ def encode_token(epochs: Mapping[int, int], names: Mapping[int, str], store_id: 
     """The token of a snapshot that read table `id` at `epochs[id]`; about 40 characters a table."""
     rows = [[names[table_id], table_id, epoch] for table_id, epoch in epochs.items()]
     body: bytes = msgpack.packb([FORMAT, store_id, rows])  # pyright: ignore[reportAssignmentType]
-    return base64.urlsafe_b64encode(zlib.crc32(body).to_bytes(4, "big") + body).rstrip(b"=").decode()
+    return _text(zlib.crc32(body).to_bytes(4, "big") + body)
 
 
 def decode_token(token: str) -> Token:
@@ -49,6 +49,8 @@ def decode_token(token: str) -> Token:
     except (binascii.Error, ValueError):
         raise _bad("it is not base64") from None
     body = raw[4:]
+    if _text(raw) != token:  # the last character can hold bits that decoding drops
+        raise _bad("its end was changed")
     if len(raw) < 5 or zlib.crc32(body).to_bytes(4, "big") != raw[:4]:
         raise _bad("its checksum does not match")
     try:
@@ -68,6 +70,10 @@ def _entry(row: object) -> tuple[str, Entry]:
         case [str(name), int(table_id), int(epoch)] if 0 <= epoch <= MAX_EPOCH:
             return name, Entry(table_id, epoch)
     raise _bad("an entry of it is no table at an epoch")
+
+
+def _text(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
 def _bad(what: str) -> InvalidInput:

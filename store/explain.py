@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from .epoch import to_unix_ms
-from .intervals import first_after, newest_at
+from .intervals import FAR, first_after, newest_at
 
 if TYPE_CHECKING:
     from .lineage import EpochView, TableEpochs, TableRef
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
 def distance(low: int, high: int) -> str:
     """How far apart two epochs are, as `8,192 epochs (2 ms)`."""
-    return f"{high - low:,} epochs ({to_unix_ms(high) - to_unix_ms(low):,} ms)"
+    epochs = high - low
+    return f"{epochs:,} epoch{'' if epochs == 1 else 's'} ({to_unix_ms(high) - to_unix_ms(low):,} ms)"
 
 
 def hindrances(view: EpochView, refs: Sequence[TableRef], epoch: int) -> list[str]:
@@ -46,13 +48,14 @@ def _hindrance(view: EpochView, table: TableEpochs, epoch: int) -> str:
     if not commit:
         first = int(table.commits[0])
         return f"{name} begins with its first commit at {first}; epoch {epoch} is {distance(epoch, first)} before it"
-    missing = [(up.first_change(commit), up) for up in (view.tables[up] for up in table.upstreams)]
-    change, up = min(missing, key=lambda item: item[0], default=(epoch + 1, table))
+    ups = [view.tables[up] for up in table.upstreams]
+    up = max(ups, key=lambda up: up.known_from, default=table)
+    if up is not table and up.known_from > commit:
+        forgotten = f"the changes of {up.name} are remembered only past {up.known_from}"
+        return f"{name} was committed at {commit}, but {forgotten}, {distance(commit, up.known_from)} later"
+    change, up = min([(first_after(up.changes, commit), up) for up in ups], key=itemgetter(0), default=(FAR, table))
     if change > epoch:
         return ""
-    if up.known_from > commit:
-        forgotten = f"the changes of {up.name} are remembered only past {up.known_from}"
-        return f"{name} is committed through {commit}, but {forgotten}, {distance(commit, up.known_from)} later"
     later = first_after(table.commits, epoch)
     if later <= table.position:
         gap = f"the change of {up.name} at {change} is only in the later one"

@@ -93,7 +93,7 @@ class EpochView:
     def closure(self, refs: Iterable[TableRef]) -> tuple[TableEpochs, ...]:
         """These tables and all they descend from, each once, upstreams before those that read them."""
         order: dict[int, TableEpochs] = {}
-        stack = [(self.table(ref), False) for ref in refs]
+        stack = [(self.table(ref), False) for ref in refs][::-1]
         seen: set[int] = set()
         while stack:
             table, ready = stack.pop()
