@@ -33,6 +33,7 @@ from .errors import (
     JobParked,
     JobRunning,
     LimitExceeded,
+    LogHeld,
     LogTruncated,
     NoConsistentEpoch,
     NotWritable,
@@ -60,12 +61,29 @@ from .errors import (
 )
 
 if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
+    from .api import Job, Store, Table, TableInfo, TableOptions, TableWriter, Transaction, open
     from .batch.policy import Aligned, AsOf, AtLeast, Bounded, Exact, Global, Latest
+    from .batch.snapshot import Snapshot
+    from .checkpoint.graph import JobInfo
+    from .store.segment import Segment
 
 __version__ = "0.1.0"
 
 # Where each lazy name lives. A module's names are all bound at its first use.
 _HOMES: dict[str, tuple[str, ...]] = {
+    "api": (
+        "open",
+        "Store",
+        "Table",
+        "TableInfo",
+        "TableOptions",
+        "Transaction",
+        "TableWriter",
+        "Job",
+    ),
+    "store.segment": ("Segment",),
+    "checkpoint.graph": ("JobInfo",),
+    "batch.snapshot": ("Snapshot",),
     "batch.policy": (
         "Global",
         "Aligned",
@@ -79,6 +97,17 @@ _HOMES: dict[str, tuple[str, ...]] = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "open",
+    "Store",
+    "Table",
+    "TableInfo",
+    "TableOptions",
+    "Transaction",
+    "TableWriter",
+    "Job",
+    "Segment",
+    "JobInfo",
+    "Snapshot",
     "Global",
     "Aligned",
     "Latest",
@@ -124,6 +153,7 @@ __all__ = [
     "Fenced",
     "BarrierChanged",
     "UpstreamIncomplete",
+    "LogHeld",
     "LogTruncated",
     "NoConsistentEpoch",
     "StalenessExceeded",

@@ -176,6 +176,10 @@ class UpstreamIncomplete(EpochlogError):
     """An upstream is not complete through the barrier yet."""
 
 
+class LogHeld(EpochlogError):
+    """The log cannot be truncated there: a snapshot, consumer or job still needs it."""
+
+
 class LogTruncated(EpochlogError):
     """The log no longer reaches back to that epoch."""
 

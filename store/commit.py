@@ -38,7 +38,7 @@ from .records import (
     txn_key,
 )
 from .segment import Segment
-from .version import Commit, LabelGroup, LogEntry, apply_commit
+from .version import Commit, LabelGroup, LogEntry, apply_commit, require_open
 
 if TYPE_CHECKING:
     from .handle import Handle
@@ -96,8 +96,7 @@ def commit_root(
         at, labels = _choose_epochs(edits, epoch, counters.last_epoch, now_ms)
         for edit in edits:
             table = get_table(tx, edit.table_id, edit.name)
-            if table.derived:
-                raise NotWritable(f"table {table.name!r} is the output of a job and is written by that job alone")
+            refuse_unwritable(tx, table)
             _append(tx, table, edit, at, labels, now_ms, txn=txn, job=None)
         _write_counters(tx, counters, at)
         if txn is not None:
@@ -105,6 +104,14 @@ def commit_root(
         return at
 
     return handle.catalog.transact(body)
+
+
+def refuse_unwritable(view: View, table: TableDef) -> None:
+    """Refuse a write before any file is made, where the catalog tells already: TableDropped, NotWritable, TableFinished."""
+    found = get_table(view, table.id, table.name)
+    if found.derived:
+        raise NotWritable(f"table {found.name!r} is the output of a job and is written by that job alone")
+    require_open(found.name, get_version(view, found.id, found.name))
 
 
 def _choose_epochs(
@@ -187,7 +194,7 @@ def _check_segments(handle: Handle, edit: TableEdit) -> None:
 
 def _write_counters(tx: Txn, counters: Counters, last_epoch: int) -> None:
     moved = replace(counters, last_epoch=max(counters.last_epoch, last_epoch), version=counters.version + 1)
-    tx.put(HEAD, {name: getattr(moved, name) for name in Counters.__slots__})
+    tx.put(HEAD, moved.to_record())
 
 
 # ---- exactly once ------------------------------------------------------------------------------------------------

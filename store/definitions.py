@@ -39,6 +39,9 @@ class Counters:
         record = view.get(HEAD)
         return cls(**record) if record else cls()
 
+    def to_record(self) -> Record:
+        return asdict(self)
+
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:

@@ -51,6 +51,10 @@ class Files(Protocol):
 
     def size(self, path: str) -> int: ...
 
+    def stamp(self, path: str) -> tuple[str | int, ...]:
+        """Names the file, and changes when anybody writes to it: what is known of its bytes holds as long."""
+        ...
+
     def exists(self, path: str) -> bool: ...
 
     def list(self, prefix: str = "") -> list[FileInfo]:
@@ -195,6 +199,11 @@ class LocalFiles:
     def size(self, path: str) -> int:
         return os.path.getsize(self._full(path))
 
+    def stamp(self, path: str) -> tuple[str | int, ...]:
+        full = self._full(path)
+        status = os.stat(full)
+        return full, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
     def exists(self, path: str) -> bool:
         return os.path.isfile(self._full(path))
 
@@ -279,13 +288,14 @@ class ArrowFiles:
         return self.filesystem.open_input_file(self._full(path))
 
     def size(self, path: str) -> int:
+        return self._info(path).size
+
+    def stamp(self, path: str) -> tuple[str | int, ...]:
         info = self._info(path)
-        if info.type != pafs.FileType.File:
-            raise FileNotFoundError(errno.ENOENT, "no such file", self._full(path))
-        return info.size
+        return self.filesystem.type_name, info.path, info.size, info.mtime_ns or 0
 
     def exists(self, path: str) -> bool:
-        return self._info(path).type == pafs.FileType.File
+        return self.filesystem.get_file_info(self._full(path)).type == pafs.FileType.File
 
     def list(self, prefix: str = "") -> list[FileInfo]:
         top = self._full(prefix) if prefix else self.base
@@ -313,7 +323,10 @@ class ArrowFiles:
         return f"{self.base}/{_checked(path)}" if self.base else _checked(path)
 
     def _info(self, path: str) -> pafs.FileInfo:
-        return self.filesystem.get_file_info(self._full(path))
+        info = self.filesystem.get_file_info(self._full(path))
+        if info.type != pafs.FileType.File:
+            raise FileNotFoundError(errno.ENOENT, "no such file", self._full(path))
+        return info
 
     def _create(self, full: str) -> pa.NativeFile:
         try:

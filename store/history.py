@@ -59,7 +59,7 @@ class EpochMemory:
         return seen
 
 
-def read_epoch_view(view: View, memory: EpochMemory, now_ms: int) -> EpochView:
+def read_epoch_view(view: View, memory: EpochMemory, now_ms: int, store_id: str = "") -> EpochView:
     """All tables' epochs and lineage as of one state of the catalog."""
     jobs = {job.id: job for job in all_jobs(view)}
     tables: dict[int, TableEpochs] = {}
@@ -78,7 +78,7 @@ def read_epoch_view(view: View, memory: EpochMemory, now_ms: int) -> EpochView:
             changes=seen.changes,
             known_from=0,
         )
-    return EpochView(last_epoch=Counters.read(view).last_epoch, clock_ms=now_ms, tables=tables)
+    return EpochView(last_epoch=Counters.read(view).last_epoch, clock_ms=now_ms, tables=tables, store_id=store_id)
 
 
 def table_state(version: TableVersion, job: JobRecord | None) -> str:

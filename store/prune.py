@@ -78,8 +78,6 @@ def key_guarantee(schema: pa.Schema, stats: Stats) -> pc.Expression | None:
     guarantee = None
     for name, (low, high) in stats.items():
         kind = schema.field(name).type
-        if pa.types.is_floating(kind):
-            continue  # a NaN lies within no bounds
         bounds = (pc.field(name) >= _scalar(low, kind)) & (pc.field(name) <= _scalar(high, kind))
         guarantee = bounds if guarantee is None else guarantee & bounds
     return guarantee

@@ -132,8 +132,7 @@ def broken_invariants(version: TableVersion) -> Iterator[str]:
 
 def apply_commit(table: str, version: TableVersion, entry: LogEntry) -> TableVersion:
     """The version after a commit; EpochRegressed or TableFinished when it must be refused."""
-    if version.end_epoch is not None:
-        raise TableFinished(f"table {table!r} was finished at epoch {version.end_epoch} and takes no further writes")
+    require_open(table, version)
     labels = [group.label for group in entry.groups]
     if entry.epoch <= version.max_committed_epoch:
         raise EpochRegressed(
@@ -154,6 +153,11 @@ def apply_commit(table: str, version: TableVersion, entry: LogEntry) -> TableVer
             log_bytes=version.log_bytes + sum(segment.bytes for segment in entry.segments),
         )
     )
+
+
+def require_open(table: str, version: TableVersion) -> None:
+    if version.end_epoch is not None:
+        raise TableFinished(f"table {table!r} was finished at epoch {version.end_epoch} and takes no further writes")
 
 
 def apply_compaction(version: TableVersion, inputs: tuple[Run, ...], output: Run) -> TableVersion | None:

@@ -1,0 +1,192 @@
+"""Snapshots: several tables read as of the epochs that a policy chose, pinned for as long as the snapshot is open."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import InvalidInput, NoConsistentEpoch, SnapshotExpired
+from ..store.catalog import Txn
+from ..store.clock import monotonic_s
+from ..store.definitions import find_table
+from ..store.handle import Handle
+from ..store.history import read_epoch_view
+from ..store.holds import Hold
+from ..store.lineage import EpochView
+from ..store.scan import ScanPlan, plan_scan
+from .policy import Policy, choose_epochs
+from .token import encode_token
+
+if TYPE_CHECKING:
+    import duckdb
+    import pandas as pd
+    import polars as pl
+    from pyspark.sql import DataFrame, SparkSession
+
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.005, 0.1
+
+
+class Snapshot:
+    """Tables as of chosen epochs; the same bytes for its whole life, whatever is committed or compacted meanwhile.
+
+    `snapshot[name]` reads one table. Use it in a `with` block, or close it: it holds history back until then.
+    """
+
+    def __init__(
+        self, handle: Handle, holder: str, plans: Mapping[str, ScanPlan], token: str, policy: Policy, view: EpochView
+    ) -> None:
+        self._handle = handle
+        self._holder = holder
+        self._plans = dict(plans)
+        self._open = True
+        self.token = token
+        self.policy = policy
+        self.epochs = {name: plan.epoch for name, plan in plans.items()}
+        self.lag_ms = {name: view.lag_ms(name, epoch) for name, epoch in self.epochs.items()}
+
+    def __getitem__(self, table: str) -> TableSnapshot:
+        self._check(table)
+        return TableSnapshot(self, self._handle, self._plans[table])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._plans)
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def __enter__(self) -> Snapshot:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "open" if self._open else "closed"
+        return f"<Snapshot {state}, {self.policy!r}: {self.epochs}>"
+
+    def close(self) -> None:
+        """Let go of what the snapshot holds; reading from it afterwards raises SnapshotExpired."""
+        if self._open:
+            self._open = False
+            self._handle.leases.release(self._holder)
+
+    def spark(self, table: str, spark: SparkSession) -> DataFrame:
+        """The table of this snapshot as a Spark DataFrame; keep the snapshot open while Spark reads."""
+        self._check(table)
+        reader = spark.read.format("epochlog").option("path", self._handle.root).option("table", table)
+        return reader.option("snapshot", self.token).load()
+
+    def duckdb(self) -> duckdb.DuckDBPyConnection:
+        """A DuckDB connection with every table of the snapshot as a relation of its name."""
+        import duckdb
+
+        connection = duckdb.connect()
+        for name in self._plans:
+            connection.register(name, self[name].to_arrow())
+        return connection
+
+    def _check(self, table: str) -> None:
+        if not self._open:
+            raise SnapshotExpired(
+                "this snapshot was closed; take a new one, or repeat it: consistency=epochlog.Exact(token)"
+            )
+        if table not in self._plans:
+            raise InvalidInput(f"this snapshot has no table {table!r}; it has {sorted(self._plans)}")
+
+
+class TableSnapshot:
+    """One table of a snapshot."""
+
+    def __init__(self, snapshot: Snapshot, handle: Handle, plan: ScanPlan) -> None:
+        self._snapshot = snapshot
+        self._files = handle.files
+        self.plan = plan
+
+    @property
+    def epoch(self) -> int:
+        return self.plan.epoch
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.plan.table.schema
+
+    def to_arrow(self, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None) -> pa.Table:
+        """All rows in key order; `filter` is a pyarrow.compute.Expression."""
+        self._check()
+        return self.plan.read(self._files, columns, filter)
+
+    def scan(
+        self, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
+    ) -> pa.RecordBatchReader:
+        """The same in record batches, a bounded number of rows at a time."""
+        self._check()
+        schema = self.plan.schema(columns)
+        return pa.RecordBatchReader.from_batches(schema, self.plan.batches(self._files, columns, filter))
+
+    def to_pandas(self, **options: Any) -> pd.DataFrame:
+        return self.to_arrow(**options).to_pandas()
+
+    def to_polars(self, **options: Any) -> pl.DataFrame:
+        import polars
+
+        frame = polars.from_arrow(self.to_arrow(**options))
+        assert isinstance(frame, polars.DataFrame)
+        return frame
+
+    def get(self, keys: object, *, columns: Sequence[str] | None = None) -> pa.Table:
+        """One row for each key found, in the order asked; `keys` has exactly the primary-key columns."""
+        self._check()
+        return self.plan.lookup(self._files, keys, columns)
+
+    def count(self) -> int:
+        self._check()
+        return self.plan.count(self._files)
+
+    def _check(self) -> None:
+        self._snapshot._check(self.plan.table.name)
+
+
+def take_snapshot(handle: Handle, policy: Policy, tables: Sequence[str] | None = None) -> Snapshot:
+    """Choose the epochs and pin them, in one transaction; a policy with a timeout is asked again until it has passed."""
+    if isinstance(tables, str):
+        raise InvalidInput(f"tables is a list of table names: write [{tables!r}]")
+    if tables is not None and not tables:
+        raise InvalidInput("a snapshot needs at least one table; leave tables out for all that the policy covers")
+    deadline = monotonic_s() + float(getattr(policy, "timeout", 0) or 0)
+    pause, wait_s = threading.Event(), _FIRST_WAIT_S
+    while True:
+        try:
+            return _choose_and_pin(handle, policy, tables)
+        except NoConsistentEpoch:
+            left = deadline - monotonic_s()
+            if left <= 0:
+                raise
+            pause.wait(min(wait_s, left))  # the catalog has no way to call back yet: ask again, less and less often
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+
+def _choose_and_pin(handle: Handle, policy: Policy, tables: Sequence[str] | None) -> Snapshot:
+    holder = f"snapshot:{uuid.uuid4().hex}"
+
+    def body(tx: Txn) -> tuple[dict[str, ScanPlan], EpochView]:
+        now_ms = handle.catalog.now_ms()
+        view = read_epoch_view(tx, handle.memory, now_ms, handle.store_id)
+        epochs = choose_epochs(policy, view, tables)
+        plans = {name: plan_scan(tx, find_table(tx, name), epoch) for name, epoch in epochs.items()}
+        holds = [Hold(holder, view.ids[name], None, epoch, now_ms, None) for name, epoch in epochs.items()]
+        handle.leases.take(tx, holds)
+        return plans, view
+
+    plans, view = handle.catalog.transact(body)
+    handle.leases.keep(holder, [view.ids[name] for name in plans])
+    names = {table_id: name for name, table_id in view.ids.items()}
+    token = encode_token({view.ids[name]: plan.epoch for name, plan in plans.items()}, names, handle.store_id)
+    return Snapshot(handle, holder, plans, token, policy, view)

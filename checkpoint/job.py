@@ -1,0 +1,314 @@
+"""Running a job: decide its next barrier once, refresh its outputs from what changed, commit them together.
+
+`JobRunner` is the part without Spark: claim an incarnation, `begin` a barrier, `commit` or `fail` it; `step_local` does all three
+with pyarrow tables. The catalog is the only truth: a runner keeps nothing but its incarnation. Rules: docs/SEMANTICS.md, 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import EpochlogError, InvalidInput, JobParked
+from ..store.catalog import Txn, View
+from ..store.commit import JobCommit, TableEdit, check_incarnation, commit_job, seal
+from ..store.definitions import JobRecord, TableDef, get_job, get_table
+from ..store.handle import Handle
+from ..store.history import forced_boundaries, read_epoch_view
+from ..store.lineage import EpochView
+from ..store.log import LogPlan, plan_backfill, plan_changes
+from ..store.records import job_key
+from ..store.scan import ScanPlan, plan_scan
+from ..store.segment import Segment
+from ..store.writer import SegmentWriter, WriteTarget
+from .barrier import Barrier, lag_in_boundaries, next_barrier
+
+LocalRefresh = Callable[["LocalContext"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """One input of a barrier (prev, curr]: its changes, and its rows at either end."""
+
+    table: TableDef
+    changes: LogPlan
+    current: ScanPlan
+    previous: ScanPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One output of a barrier: its rows at prev, and where its new segments go."""
+
+    table: TableDef
+    previous: ScanPlan
+    target: WriteTarget
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierRun:
+    """A barrier that has been decided and is to be refreshed: everything a refresh reads, fixed. Tables by name."""
+
+    job: JobRecord
+    barrier: Barrier
+    upstreams: Mapping[str, Upstream]
+    outputs: Mapping[str, Output]
+
+    def upstream(self, name: str) -> Upstream:
+        if name not in self.upstreams:
+            raise InvalidInput(f"job {self.job.name!r} has no upstream {name!r}; it reads {sorted(self.upstreams)}")
+        return self.upstreams[name]
+
+    def output(self, name: str) -> Output:
+        if name not in self.outputs:
+            raise InvalidInput(f"job {self.job.name!r} has no output {name!r}; it writes {sorted(self.outputs)}")
+        return self.outputs[name]
+
+
+class JobRunner:
+    """One runner of one job. Its first `begin` claims an incarnation, which fences every earlier runner.
+
+    Not thread-safe: a job has one barrier in flight.
+    """
+
+    def __init__(self, handle: Handle, job_id: int, name: str) -> None:
+        self.handle = handle
+        self.job_id = job_id
+        self.name = name
+        self.incarnation: int | None = None
+
+    def record(self) -> JobRecord:
+        """The job as the catalog has it now; JobNotFound when it was dropped."""
+        return self.handle.catalog.read(lambda view: get_job(view, self.job_id, self.name))
+
+    def begin(self) -> BarrierRun | None:
+        """The job's next barrier, decided and recorded; None when there is nothing to do or the job is finished.
+
+        Raises Fenced when another runner took over, JobParked when the job let go of its logs.
+        """
+        incarnation = self._claim()
+        job = self._checked(self.record(), incarnation)
+        if job.state == "finished":
+            return None
+        if job.barrier is None:
+            seal(self.handle, job.interval)
+            barrier = self._decide()
+            if barrier is None:
+                return None
+            job = self._record(barrier, incarnation)
+        return self.handle.catalog.read(lambda view: plan_barrier(view, self.handle, job))
+
+    def commit(self, run: BarrierRun, outputs: Mapping[str, Sequence[Segment]]) -> int:
+        """Commit all outputs at the barrier, those without segments as empty entries; returns the epoch."""
+        assert self.incarnation is not None
+        ends = run.job.upstreams and self._ended(run)
+        edits = [
+            TableEdit(output.table.id, name, tuple(outputs.get(name, ())), operation="refresh", end=bool(ends))
+            for name, output in run.outputs.items()
+        ]
+        state = "finished" if ends else self._state_after(run)
+        barrier = run.barrier
+        return commit_job(
+            self.handle,
+            JobCommit(self.job_id, self.name, self.incarnation, barrier.prev, barrier.curr, state),
+            edits,
+        )
+
+    def fail(self, error: BaseException) -> None:
+        """Note on the job why its barrier failed; a runner that was fenced leaves no mark."""
+
+        def body(tx: Txn) -> None:
+            job = get_job(tx, self.job_id, self.name)
+            if job.incarnation == self.incarnation:
+                tx.put(job_key(job.id), replace(job, last_error=f"{type(error).__name__}: {error}").to_record())
+
+        try:
+            self.handle.catalog.transact(body)
+        except EpochlogError:  # the refresh's own error is the one to tell
+            return
+
+    def step_local(self, refresh: LocalRefresh) -> int | None:
+        """One barrier with pyarrow tables: the committed epoch, or None when there is nothing to do."""
+        run = self.begin()
+        if run is None:
+            return None
+        context = LocalContext(self.handle, run)
+        try:
+            refresh(context)
+            segments = context._finish()
+        except BaseException as error:
+            self.fail(error)
+            raise
+        return self.commit(run, segments)
+
+    def _claim(self) -> int:
+        """This runner's incarnation, claimed at the first call; a fenced runner keeps its old one and never claims again."""
+        if self.incarnation is None:
+
+            def body(tx: Txn) -> int:
+                job = get_job(tx, self.job_id, self.name)
+                tx.put(job_key(job.id), replace(job, incarnation=job.incarnation + 1).to_record())
+                return job.incarnation + 1
+
+            self.incarnation = self.handle.catalog.transact(body)
+        return self.incarnation
+
+    def _checked(self, job: JobRecord, incarnation: int) -> JobRecord:
+        check_incarnation(job, incarnation)
+        if job.state == "parked":
+            raise JobParked(
+                f"job {job.name!r} was parked at epoch {job.position}: the logs it needs are gone. Its tables stay readable "
+                "as they are; rebuild the job to go on"
+            )
+        return job
+
+    def _decide(self) -> Barrier | None:
+        handle = self.handle
+
+        def body(view: View) -> Barrier | None:
+            job = get_job(view, self.job_id, self.name)
+            epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms())
+            return next_barrier(
+                epochs,
+                job.upstreams,
+                job.position,
+                interval_ms=handle.interval_ms,
+                job_interval=job.interval,
+                forced=forced_boundaries(view, job.position, epochs.last_epoch),
+                max_lag=job.max_lag,
+                first=job.position == 0,
+                snapshot=job.backfill == "snapshot",
+            )
+
+        return handle.catalog.read(body)
+
+    def _record(self, barrier: Barrier, incarnation: int) -> JobRecord:
+        """Record the decision once; whoever decides for the same position later gets the barrier recorded first."""
+
+        def body(tx: Txn) -> JobRecord:
+            job = get_job(tx, self.job_id, self.name)
+            check_incarnation(job, incarnation)
+            if job.barrier is None and job.position == barrier.prev:
+                job = replace(job, barrier=(barrier.prev, barrier.curr, barrier.kind))
+                tx.put(job_key(job.id), job.to_record())
+            return job
+
+        return self.handle.catalog.transact(body)
+
+    def _view(self) -> tuple[EpochView, list[int]]:
+        def body(view: View) -> tuple[EpochView, list[int]]:
+            epochs = read_epoch_view(view, self.handle.memory, self.handle.catalog.now_ms())
+            return epochs, forced_boundaries(view, 0, epochs.last_epoch)
+
+        return self.handle.catalog.read(body)
+
+    def _ended(self, run: BarrierRun) -> bool:
+        """Whether this barrier takes in the last change that its upstreams will ever have."""
+        epochs, _ = self._view()
+        tables = [epochs.table(upstream) for upstream in run.job.upstreams]
+        return all(table.state == "finished" and table.position <= run.barrier.curr for table in tables)
+
+    def _state_after(self, run: BarrierRun) -> str:
+        """`running` once a creating job has caught up and none of its upstreams is creating."""
+        if run.job.state != "creating":
+            return run.job.state
+        epochs, forced = self._view()
+        if any(epochs.table(upstream).state == "creating" for upstream in run.job.upstreams):
+            return "creating"
+        lag = lag_in_boundaries(
+            epochs,
+            run.job.upstreams,
+            run.barrier.curr,
+            interval_ms=self.handle.interval_ms,
+            job_interval=run.job.interval,
+            forced=forced,
+        )
+        return "creating" if lag > run.job.max_lag else "running"
+
+
+def plan_barrier(view: View, handle: Handle, job: JobRecord) -> BarrierRun:
+    """What a refresh of the job's recorded barrier reads and writes, from one state of the catalog."""
+    assert job.barrier is not None
+    barrier = Barrier(job.barrier[0], job.barrier[1], "initial" if job.barrier[2] == "initial" else "checkpoint")
+    whole = barrier.prev == 0 and job.backfill == "snapshot"
+    upstreams: dict[str, Upstream] = {}
+    for table_id in job.upstreams:
+        table = get_table(view, table_id, f"upstream of {job.name}")
+        changes = (
+            plan_backfill(view, table, barrier.curr)
+            if whole
+            else plan_changes(view, table, barrier.prev, barrier.curr, by_commit=True)
+        )
+        previous = plan_scan(view, table, barrier.prev) if barrier.prev else ScanPlan(table.schema, 0)
+        upstreams[table.name] = Upstream(table, changes, plan_scan(view, table, barrier.curr), previous)
+    outputs: dict[str, Output] = {}
+    for table_id in job.outputs:
+        table = get_table(view, table_id, f"output of {job.name}")
+        target = WriteTarget(handle.files, handle.table_folder(table.id), table.id, table.schema)
+        outputs[table.name] = Output(table, plan_scan(view, table, barrier.prev), target)
+    return BarrierRun(job, barrier, upstreams, outputs)
+
+
+class LocalContext:
+    """What a refresh function sees in `step_local`: pyarrow tables in, anything Arrow-shaped out."""
+
+    def __init__(self, handle: Handle, run: BarrierRun) -> None:
+        self._files = handle.files
+        self._run = run
+        self._writers: dict[str, SegmentWriter] = {}
+
+    @property
+    def barrier(self) -> Barrier:
+        """The barrier: .prev .curr .kind."""
+        return self._run.barrier
+
+    def changes(
+        self,
+        upstream: str,
+        mode: str = "net",
+        *,
+        pre_images: bool = False,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+    ) -> pa.Table:
+        """What changed in the upstream in (prev, curr], with the change columns; in a backfill its rows at curr, as inserts."""
+        plan = self._run.upstream(upstream).changes
+        found = plan.batches(self._files, mode, pre_images=pre_images, columns=columns, filter=filter)
+        return pa.Table.from_batches(found, schema=plan.schema(columns))
+
+    def table(
+        self, upstream: str, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
+    ) -> pa.Table:
+        """The upstream at curr."""
+        return self._run.upstream(upstream).current.read(self._files, columns, filter)
+
+    def previous(
+        self, upstream: str, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
+    ) -> pa.Table:
+        """The upstream at prev; empty when prev is 0."""
+        return self._run.upstream(upstream).previous.read(self._files, columns, filter)
+
+    def output(
+        self, output: str, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
+    ) -> pa.Table:
+        """The job's own output at prev; empty when prev is 0."""
+        return self._run.output(output).previous.read(self._files, columns, filter)
+
+    def upsert(self, output: str, data: object) -> None:
+        """Write rows of an output; committed with all others when the refresh returns, or not at all."""
+        self._writer(output).upsert(data)
+
+    def delete(self, output: str, keys: object) -> None:
+        """Delete rows of an output by primary key; unknown keys are fine."""
+        self._writer(output).delete(keys)
+
+    def _writer(self, output: str) -> SegmentWriter:
+        if output not in self._writers:
+            self._writers[output] = SegmentWriter(self._run.output(output).target)
+        return self._writers[output]
+
+    def _finish(self) -> dict[str, list[Segment]]:
+        return {name: writer.finish() for name, writer in self._writers.items()}

@@ -1,0 +1,126 @@
+"""What segments and run parts share: checksums, key bounds, blocks and statistics of immutable sorted files."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import Corrupt
+from .files import Files
+from .keys import Key, KeyCodec, search
+from .merge import Rows
+from .schema import TableSchema
+
+KeyRange = tuple[Key | None, Key | None]
+"""Encoded keys [low, high); None is open."""
+Stats = dict[str, tuple[Any, Any]]
+"""Per key column its least and greatest value: int, float, str, bytes or bool; times and dates as their integers."""
+
+KEY = "_key"
+OP = "_op"
+UPSERT, DELETE = 0, 1
+
+_VERIFIED_LIMIT = 100_000
+_verified: OrderedDict[tuple[object, ...], None] = OrderedDict()
+_verified_lock = threading.Lock()
+
+
+def verified(files: Files, path: str, size: int, crc32: int, *, again: bool = False) -> pa.Buffer:
+    """The whole file. Its size and checksum are compared with the catalog's when this process reads it for the first
+    time, with `again` at every time.
+
+    Raises Corrupt, also when the file is gone or cannot be read.
+    """
+    try:
+        stamp = (*files.stamp(path), size, crc32)
+        data = files.read(path)
+    except FileNotFoundError as error:
+        raise Corrupt(path, "the file is gone") from error
+    except OSError as error:
+        raise Corrupt(path, f"it cannot be read ({error.strerror or error})") from error
+    if data.size != size:
+        raise Corrupt(path, f"it has {data.size} bytes, not {size}")
+    with _verified_lock:
+        if stamp in _verified and not again:
+            return data
+    found = zlib.crc32(data)
+    if found != crc32:
+        raise Corrupt(path, f"its checksum is {found:08x}, not {crc32:08x}")
+    with _verified_lock:
+        _verified[stamp] = None
+        while len(_verified) > _VERIFIED_LIMIT:
+            _verified.popitem(last=False)
+    return data
+
+
+def key_stats(codec: KeyCodec, data: pa.Table) -> Stats:
+    """Statistics of the key columns; absent for decimals, and for floats with a NaN, which lies within no bounds."""
+    stats: Stats = {}
+    for name in codec.primary_key:
+        column, kind = data.column(name), codec.schema.field(name).type
+        if pa.types.is_decimal(kind) or (pa.types.is_floating(kind) and pc.any(pc.is_nan(column)).as_py()):
+            continue
+        if pa.types.is_temporal(kind):
+            storage = pa.int32() if kind.bit_width == 32 else pa.int64()
+            column = pa.chunked_array([chunk.view(storage) for chunk in column.chunks], storage)
+        bounds = pc.min_max(column).as_py()
+        stats[name] = (bounds["min"], bounds["max"])
+    return stats
+
+
+def file_table(schema: TableSchema, codec: KeyCodec, rows: Rows, extra: Sequence[str] = ()) -> pa.Table:
+    """The columns of a file: the table's, `_key` for hidden keys, `_op` if there are tombstones, then int64 `extra`."""
+    deleted = rows.deleted
+    optional = set() if deleted is None else set(schema.schema.names) - set(codec.primary_key)
+    fields = [field.with_nullable(field.nullable or field.name in optional) for field in schema.schema]
+    columns: list[pa.ChunkedArray | pa.Array] = list(rows.data.select(schema.schema.names).columns)
+    if codec.hidden:
+        fields.append(pa.field(KEY, codec.key_type, nullable=False))
+        columns.append(rows.keys)
+    if deleted is not None:
+        fields.append(pa.field(OP, pa.uint8(), nullable=False))
+        columns.append(pa.array(np.where(deleted, DELETE, UPSERT).astype(np.uint8)))
+    for name in extra:
+        fields.append(pa.field(name, pa.int64(), nullable=False))
+        columns.append(rows.data.column(name))
+    return pa.table(columns, schema=pa.schema(fields))
+
+
+def block_span(blocks: Sequence[Key], key_range: KeyRange) -> tuple[int, int]:
+    """The blocks [first, end) that may hold keys of the range; `blocks` are their first keys, ascending.
+
+    The block before the first that begins with `low` counts too: in a run's history it may end with the same key.
+    """
+    low, high = key_range
+    first = 0 if low is None else max(0, bisect_left(blocks, low) - 1)
+    end = len(blocks) if high is None else bisect_left(blocks, high)
+    return first, max(first, end)
+
+
+def row_span(codec: KeyCodec, keys: pa.Array, key_range: KeyRange) -> tuple[int, int]:
+    """The rows [first, end) of sorted `keys` that lie in the range."""
+    low, high = key_range
+    first = 0 if low is None else int(search(keys, codec.array([low]))[0])
+    end = len(keys) if high is None else int(search(keys, codec.array([high]))[0])
+    return first, max(first, end)
+
+
+def contiguous(column: pa.ChunkedArray) -> pa.Array:
+    """A column as one array."""
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def marks(column: pa.ChunkedArray) -> np.ndarray | None:
+    """An operation column as tombstone marks; None when there is no tombstone."""
+    deleted = column.to_numpy() == DELETE
+    return deleted if deleted.any() else None

@@ -1,0 +1,108 @@
+"""Making, dropping, describing, finishing and truncating tables: the edits of the catalog that bring no rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..errors import InvalidInput, LogHeld, TableExists, TableInUse
+from .catalog import Txn
+from .definitions import Counters, TableDef, TableOptions, all_jobs, find_table, get_job, get_version
+from .handle import Handle
+from .holds import holds_of
+from .records import HEAD, after_prefix, head_key, log_key, name_key, table_key
+from .schema import TableSchema
+from .version import LogEntry, TableVersion, apply_truncation
+
+CHANGELOGS = ("upsert", "full")
+
+
+def create_table(handle: Handle, schema: TableSchema, changelog: str, options: TableOptions) -> TableDef:
+    """Make a root table; TableExists if the name is taken."""
+    if changelog not in CHANGELOGS:
+        raise InvalidInput(f"table {schema.name!r}: changelog must be one of {CHANGELOGS}, not {changelog!r}")
+    if not isinstance(options, TableOptions):
+        raise InvalidInput(f"table {schema.name!r}: options must be epochlog.TableOptions, not {options!r}")
+    return handle.catalog.transact(lambda tx: add_table(tx, schema, changelog, options, None))
+
+
+def add_table(tx: Txn, schema: TableSchema, changelog: str, options: TableOptions, job_id: int | None) -> TableDef:
+    """Part of a transaction: a new table under a new id."""
+    if tx.get(name_key(schema.name)) is not None:
+        raise TableExists(f"there is a table {schema.name!r} already; get it with store.table({schema.name!r})")
+    counters = Counters.read(tx)
+    table = TableDef(counters.next_table, schema, changelog, options, job_id)
+    tx.put(HEAD, replace(counters, next_table=table.id + 1).to_record())
+    tx.put(table_key(table.id), table.to_record())
+    tx.put(head_key(table.id), TableVersion().to_record())
+    tx.put(name_key(schema.name), {"id": table.id})
+    return table
+
+
+def drop_table(handle: Handle, name: str) -> None:
+    """Remove a table with its log and history; TableInUse while a job reads or owns it."""
+
+    def body(tx: Txn) -> None:
+        table = find_table(tx, name)
+        if table.job_id is not None:
+            owner = get_job(tx, table.job_id, "?").name
+            raise TableInUse(
+                f"table {name!r} is an output of job {owner!r}; drop the job with store.drop_job({owner!r})"
+            )
+        for job in all_jobs(tx):
+            if table.id in job.upstreams:
+                raise TableInUse(f"table {name!r} is read by job {job.name!r}; drop that job first")
+        remove_table(tx, table.id)
+
+    handle.catalog.transact(body)
+
+
+def remove_table(tx: Txn, table_id: int) -> None:
+    """Part of a transaction: all records of a table; its files go in vacuum."""
+    record = tx.get(table_key(table_id))
+    if record is None:
+        return
+    for kind in (b"log", b"hist", b"hold"):
+        prefix = kind + b"/%08x/" % table_id
+        for key in [key for key, _ in tx.scan(prefix, after_prefix(prefix))]:
+            tx.delete(key)
+    tx.delete(head_key(table_id))
+    tx.delete(table_key(table_id))
+    tx.delete(name_key(TableDef.from_record(record).name))
+
+
+def truncate_log(handle: Handle, table: TableDef, before: int) -> None:
+    """Raise the truncation mark to `before`; LogHeld names who still needs what lies below it."""
+    if not isinstance(before, int) or isinstance(before, bool) or before < 0:
+        raise InvalidInput(f"before must be an epoch, an int >= 0, not {before!r}")
+
+    def body(tx: Txn) -> None:
+        version = get_version(tx, table.id, table.name)
+        if before <= version.log_start:
+            return
+        if before > version.max_committed_epoch:
+            raise InvalidInput(
+                f"the log of {table.name!r} ends at epoch {version.max_committed_epoch}; it cannot be truncated before {before}"
+            )
+        for hold in holds_of(tx, table.id, handle.catalog.now_ms(), handle.leases.live):
+            if hold.log_epoch is not None and hold.log_epoch < before:
+                raise LogHeld(
+                    f"{hold.holder} still needs the log of {table.name!r} after epoch {hold.log_epoch}; "
+                    f"truncate before {hold.log_epoch} at most, or end that holder"
+                )
+        entries = [
+            LogEntry.from_record(record)
+            for _, record in tx.scan(log_key(table.id, version.log_start), log_key(table.id, before))
+        ]
+        dropped = tuple(segment for entry in entries for segment in entry.segments)
+        tx.put(head_key(table.id), apply_truncation(version, before, dropped).to_record())
+        for entry in entries:
+            if entry.epoch <= version.compacted_epoch:  # entries that reads still need stay until compaction
+                tx.delete(log_key(table.id, entry.epoch))
+
+    handle.catalog.transact(body)
+
+
+def table_bytes(version: TableVersion) -> int:
+    """Bytes of all files a table reaches: log and runs with their history."""
+    runs = sum(part.bytes for run in version.runs for part in (*run.parts, *run.history))
+    return version.log_bytes + runs
