@@ -56,7 +56,7 @@ def test_nothing_is_written_over(files: Files) -> None:
 
 def test_missing_files(files: Files) -> None:
     files.write("there", b"1")
-    for call in (files.read, files.open_input, files.size):
+    for call in (files.read, files.open_input, files.size, files.stamp):
         with pytest.raises(FileNotFoundError):
             call("a/missing")
     files.delete("a/missing")
@@ -74,6 +74,16 @@ def test_no_path_leaves_the_root(files: Files, path: str) -> None:
             call(path)
     with pytest.raises(InvalidInput):
         files.write(path, b"x")
+
+
+def test_a_stamp_changes_with_the_file(tmp_path: Path) -> None:
+    for files in (LocalFiles(str(tmp_path)), ArrowFiles(pafs.LocalFileSystem(), str(tmp_path))):
+        (tmp_path / "x").write_bytes(b"1")
+        os.utime(tmp_path / "x", ns=(0, 1))
+        stamp = files.stamp("x")
+        assert files.stamp("x") == stamp
+        (tmp_path / "x").write_bytes(b"2")
+        assert files.stamp("x") != stamp
 
 
 def test_modified_is_in_unix_milliseconds(tmp_path: Path) -> None:

@@ -1,0 +1,246 @@
+"""Runs: a table's rows folded over an interval of epochs, as Parquet parts, and their descriptors."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from ..errors import Corrupt
+from .datafile import (
+    KEY,
+    OP,
+    KeyRange,
+    Stats,
+    block_span,
+    contiguous,
+    file_table,
+    key_stats,
+    marks,
+    row_span,
+    verified,
+)
+from .files import Files
+from .keys import Key, KeyCodec
+from .merge import Rows
+from .schema import TableSchema
+
+ROW_GROUP_ROWS = 131_072
+EPOCH, UNTIL = "_epoch", "_until"
+"""Hidden int64 columns: the epoch from which a row is visible, and (in history) the one at which it no longer is."""
+
+_SAMPLE_ROWS = 8_192
+_T = pa.types
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Describes one Parquet file of a run. As Segment; blocks are the first keys of the row groups.
+
+    history: whether it holds replaced rows (`_epoch`, `_until`; a key repeated for each) or live ones (`_epoch`).
+    """
+
+    path: str
+    rows: int
+    bytes: int
+    crc32: int
+    key_min: Key
+    key_max: Key
+    stats: Stats = field(default_factory=dict)
+    history: bool = False
+    blocks: tuple[Key, ...] = ()
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain values for msgpack."""
+        return asdict(self)
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Part:
+        stats = {name: tuple(bounds) for name, bounds in record["stats"].items()}
+        return cls(**{**record, "stats": stats, "blocks": tuple(record["blocks"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the epochs (lo, hi] left behind.
+
+    parts: the newest row of each key at hi, disjoint key ranges in key order. history: rows replaced or deleted within
+    the run. A read at E >= hi needs parts alone; below it, the rows of parts with _epoch <= E, and of history those
+    with _epoch <= E < _until.
+    """
+
+    lo: int
+    hi: int
+    parts: tuple[Part, ...]
+    history: tuple[Part, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in (*self.parts, *self.history))
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain values for msgpack."""
+        parts, history = ([part.to_record() for part in group] for group in (self.parts, self.history))
+        return {"lo": self.lo, "hi": self.hi, "parts": parts, "history": history}
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Run:
+        parts, history = (tuple(Part.from_record(part) for part in record[name]) for name in ("parts", "history"))
+        return cls(record["lo"], record["hi"], parts, history)
+
+
+# ---- writing -------------------------------------------------------------------------------------------------------
+
+
+def write_part(
+    files: Files, path: str, schema: TableSchema, codec: KeyCodec, rows: Rows, *, history: bool = False
+) -> Part:
+    """Write rows (at least one) as a new Parquet file, durable on return.
+
+    rows.data holds all of the table's columns, `_epoch`, and with `history` also `_until`; only then may a key be there
+    more than once. Raises WriteFailed; FileExistsError when there is such a file.
+    """
+    assert len(rows), "a part has rows"
+    table = file_table(schema, codec, rows, (EPOCH, UNTIL) if history else (EPOCH,))
+    sink = pa.BufferOutputStream()
+    per_column: dict[str, Any] = {
+        "use_dictionary": [field.name for field in table.schema if _repeats(table, field)],
+        "column_encoding": {f.name: "DELTA_BINARY_PACKED" for f in table.schema if _delta_packed(codec, f)},
+        "write_statistics": [field.name for field in table.schema if not _may_hold_nan(field.type)],
+    }
+    pq.write_table(
+        table,
+        sink,
+        row_group_size=ROW_GROUP_ROWS,
+        compression="zstd",
+        version="2.6",
+        write_page_checksum=True,
+        **per_column,
+    )
+    data = sink.getvalue()
+    starts = np.arange(0, len(rows), ROW_GROUP_ROWS)
+    part = Part(
+        path=path,
+        rows=len(rows),
+        bytes=data.size,
+        crc32=zlib.crc32(data),
+        key_min=rows.keys[0].as_py(),
+        key_max=rows.keys[len(rows) - 1].as_py(),
+        stats=key_stats(codec, table),
+        history=history,
+        blocks=tuple(rows.keys.take(pa.array(starts)).to_pylist()),
+    )
+    files.write(path, data)
+    return part
+
+
+def _delta_packed(codec: KeyCodec, field: pa.Field) -> bool:
+    if field.name in (EPOCH, UNTIL):
+        return True
+    return field.name in codec.primary_key and (_T.is_integer(field.type) or _T.is_temporal(field.type))
+
+
+def _repeats(table: pa.Table, field: pa.Field) -> bool:
+    """Whether a dictionary pays: strings of which a sample holds few."""
+    if not (_T.is_string(field.type) or _T.is_large_string(field.type)):
+        return False
+    sample = table.column(field.name).slice(table.num_rows // 2, _SAMPLE_ROWS)
+    return pc.count_distinct(sample).as_py() * 8 < len(sample)
+
+
+def _may_hold_nan(kind: pa.DataType) -> bool:
+    """Statistics of floats pass over NaN, and a reader would prune rows by them that pass `not (x > 5)`."""
+    return _T.is_floating(kind) or _T.is_nested(kind)
+
+
+# ---- reading -------------------------------------------------------------------------------------------------------
+
+
+def read_part(
+    files: Files,
+    part: Part,
+    schema: TableSchema,
+    codec: KeyCodec,
+    columns: Sequence[str],
+    *,
+    key_range: KeyRange = (None, None),
+    filter: pc.Expression | None = None,
+    visible: pc.Expression | None = None,
+) -> Rows:
+    """Rows with keys in [low, high), these columns (the table's, `_epoch`, `_until`), in key order.
+
+    filter only prunes row groups: rows that fail it may be among the result. visible, an expression of `_epoch` and
+    `_until`, is applied to every row. Raises Corrupt when the file is not what was written.
+    """
+    data = verified(files, part.path, part.bytes, part.crc32)
+    try:
+        table = _decode(data, part, codec, list(columns), key_range, filter, schema, visible is not None)
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise Corrupt(part.path, f"it cannot be decoded ({error})") from error
+    keys = contiguous(table.column(KEY)) if codec.hidden else codec.encode(table)
+    first, end = row_span(codec, keys, key_range)
+    keys, table = keys.slice(first, end - first), table.slice(first, end - first)
+    if visible is not None:
+        seen = _mask(table, visible)
+        keys, table = keys.filter(seen), table.filter(seen)
+    deleted = marks(table.column(OP)) if OP in table.column_names else None
+    return Rows(keys, _typed(table.select(list(columns)), schema), deleted)
+
+
+def _decode(
+    data: pa.Buffer,
+    part: Part,
+    codec: KeyCodec,
+    columns: list[str],
+    key_range: KeyRange,
+    filter: pc.Expression | None,
+    schema: TableSchema,
+    epochs: bool,
+) -> pa.Table:
+    file = pq.ParquetFile(pa.BufferReader(data))
+    there = file.schema_arrow.names
+    needed = {*columns, *([KEY] if codec.hidden else codec.primary_key), *([OP] if OP in there else [])}
+    if epochs:
+        needed |= {EPOCH, UNTIL} & set(there)
+    lost = needed - set(there)
+    if lost:
+        raise KeyError(f"column {min(lost)!r} is not in it")
+    if file.num_row_groups != len(part.blocks):
+        raise pa.ArrowInvalid(f"{file.num_row_groups} row groups, not {len(part.blocks)}")
+    groups = list(range(*block_span(part.blocks, key_range)))
+    if filter is not None and groups:
+        passing = _passing(data, filter, schema)
+        groups = [group for group in groups if group in passing]
+    names = [name for name in there if name in needed]
+    return _typed(file.read_row_groups(groups, columns=names).select(names), schema)
+
+
+def _passing(data: pa.Buffer, filter: pc.Expression, schema: TableSchema) -> set[int]:
+    """The row groups that the filter may let through, by their statistics."""
+    fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(data))
+    pieces = fragment.split_by_row_group(filter, schema=schema.schema)
+    return {group.id for piece in pieces for group in piece.row_groups}
+
+
+def _mask(table: pa.Table, expression: pc.Expression) -> pa.ChunkedArray:
+    """The expression's value for each row, as bools."""
+    names = [name for name in (EPOCH, UNTIL) if name in table.column_names]
+    scanner = ds.dataset(table.select(names)).scanner(columns={"seen": expression})
+    return scanner.to_table().column("seen")
+
+
+def _typed(table: pa.Table, schema: TableSchema) -> pa.Table:
+    """Columns in the table's types again: Parquet keeps seconds as milliseconds and date64 as date32."""
+    for place, name in enumerate(table.column_names):
+        if name in schema.schema.names and table.column(place).type != schema.schema.field(name).type:
+            field = schema.schema.field(name)
+            column = table.column(place).cast(field.type)
+            table = table.set_column(place, field.with_nullable(table.schema.field(place).nullable), column)
+    return table

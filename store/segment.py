@@ -1,0 +1,149 @@
+"""Segments: immutable sorted files of one table's changes, as Arrow IPC files, and their descriptors."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ..errors import Corrupt
+from .datafile import (
+    KEY,
+    OP,
+    KeyRange,
+    Stats,
+    block_span,
+    contiguous,
+    file_table,
+    key_stats,
+    marks,
+    row_span,
+    verified,
+)
+from .files import Files
+from .keys import Key, KeyCodec
+from .merge import Rows
+from .schema import TableSchema
+
+BATCH_ROWS = 65_536
+"""Rows of a record batch at most: what a key range or a get decodes at the least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Describes one segment file. The file does not know its epoch.
+
+    path is relative to the store's root; rows counts tombstones (deletes) too; bytes and crc32 are those of the whole
+    file; key_min, key_max and blocks (the first key of each record batch) are encoded keys; label is the epoch at which
+    a root writer sealed it, if it did.
+    """
+
+    path: str
+    table_id: int
+    rows: int
+    deletes: int
+    bytes: int
+    crc32: int
+    key_min: Key
+    key_max: Key
+    stats: Stats = field(default_factory=dict)
+    label: int | None = None
+    blocks: tuple[Key, ...] = ()
+
+    def labelled(self, label: int | None) -> Segment:
+        return replace(self, label=label)
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain values for msgpack."""
+        return asdict(self)
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Segment:
+        stats = {name: tuple(bounds) for name, bounds in record["stats"].items()}
+        return cls(**{**record, "stats": stats, "blocks": tuple(record["blocks"])})
+
+
+def write_segment(
+    files: Files,
+    path: str,
+    table_id: int,
+    schema: TableSchema,
+    codec: KeyCodec,
+    rows: Rows,
+    label: int | None = None,
+) -> Segment:
+    """Write rows (at least one, with all of the table's columns) as a new file, durable on return.
+
+    Raises WriteFailed; FileExistsError when there is such a file.
+    """
+    assert len(rows), "a segment has rows"
+    table = file_table(schema, codec, rows)
+    if table.nbytes < 1 << 31:  # else some column may not fit in one array
+        table = table.combine_chunks()
+    batches = table.to_batches(max_chunksize=BATCH_ROWS)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    data = sink.getvalue()
+    starts = np.cumsum([0, *(batch.num_rows for batch in batches[:-1])])
+    segment = Segment(
+        path=path,
+        table_id=table_id,
+        rows=len(rows),
+        deletes=0 if rows.deleted is None else int(rows.deleted.sum()),
+        bytes=data.size,
+        crc32=zlib.crc32(data),
+        key_min=rows.keys[0].as_py(),
+        key_max=rows.keys[len(rows) - 1].as_py(),
+        stats=key_stats(codec, table),
+        label=label,
+        blocks=tuple(rows.keys.take(pa.array(starts)).to_pylist()),
+    )
+    files.write(path, data)
+    return segment
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentReader:
+    """Reads one segment file: of it only the record batches and columns that are asked for are decoded."""
+
+    files: Files
+    segment: Segment
+    schema: TableSchema
+    codec: KeyCodec
+
+    def read(self, columns: Sequence[str] | None = None, key_range: KeyRange = (None, None)) -> Rows:
+        """Rows with keys in [low, high) and these columns of the table (None: all), in key order.
+
+        Raises Corrupt when the file is not what was written.
+        """
+        names = self.schema.schema.names if columns is None else list(columns)
+        data = verified(self.files, self.segment.path, self.segment.bytes, self.segment.crc32)
+        try:
+            table = self._decode(data, names, key_range)
+        except (pa.ArrowException, OSError, KeyError) as error:
+            raise Corrupt(self.segment.path, f"it cannot be decoded ({error})") from error
+        keys = contiguous(table.column(KEY)) if self.codec.hidden else self.codec.encode(table)
+        first, end = row_span(self.codec, keys, key_range)
+        deleted = marks(table.column(OP).slice(first, end - first)) if OP in table.column_names else None
+        return Rows(keys.slice(first, end - first), table.select(names).slice(first, end - first), deleted)
+
+    def _decode(self, data: pa.Buffer, names: list[str], key_range: KeyRange) -> pa.Table:
+        hidden = [KEY] if self.codec.hidden else list(self.codec.primary_key)
+        needed = {*names, *hidden, *([OP] if self.segment.deletes else [])}
+        there = pa.ipc.open_file(data).schema.names
+        fields = [there.index(name) for name in sorted(needed, key=there.index)] if needed <= set(there) else None
+        if fields is None:
+            raise KeyError(f"column {min(needed - set(there))!r} is not in it")
+        with pa.ipc.open_file(data, options=pa.ipc.IpcReadOptions(included_fields=fields)) as reader:
+            if reader.num_record_batches != len(self.segment.blocks):
+                raise pa.ArrowInvalid(f"{reader.num_record_batches} record batches, not {len(self.segment.blocks)}")
+            first, end = block_span(self.segment.blocks, key_range)
+            if end - first == reader.num_record_batches:
+                return reader.read_all()
+            return pa.Table.from_batches([reader.get_batch(i) for i in range(first, end)], reader.schema)
