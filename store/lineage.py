@@ -170,7 +170,7 @@ class EpochView:
                     return None
             if at == before:
                 return at if at >= floor else None
-        return self._largest_in_windows(refs, floor, at, start - at)
+        return self._largest_in_windows(refs, floor, at, max(start - at, 1))
 
     def floor(self, refs: Iterable[TableRef]) -> int:
         """The lowest epoch at which all these tables can still be read."""

@@ -171,7 +171,8 @@ def test_as_of_takes_one_good_argument(options: dict) -> None:
 
 
 def test_at_least_is_aligned_and_not_below() -> None:
-    assert AtLeast(at(45)).choose(STORE, ["daily"]) == {"daily": at(50) - 1}
+    for epoch in (at(45), at(50) - 1):
+        assert AtLeast(epoch).choose(STORE, ["daily"]) == {"daily": at(50) - 1}
     with pytest.raises(NoConsistentEpoch, match=r"1 epoch \(0 ms\) below .*does not reflect the change of orders"):
         AtLeast(at(50)).choose(STORE, ["daily"])
     with pytest.raises(NoConsistentEpoch, match="is not sealed yet"):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from epochlog.errors import TableNotFound
+from epochlog.store import lineage
 from epochlog.store.epoch import EPOCH_ORIGIN_MS, from_unix_ms
 from epochlog.store.intervals import coalesce, intersect, ints
 from epochlog.store.lineage import EpochView, TableEpochs
@@ -121,6 +122,10 @@ def test_forgotten_changes_make_older_commits_invalid_and_newer_ones_not() -> No
     v = view(100, root(1, "orders", [50], commits=[10, 50], known_from=30), derived(2, "r", (1,), [20, 40, 60]))
     assert valid(v, "r") == [(40, 49), (60, 100)]
     assert not v.valid("r", 20)
+    assert v.valid("r", 40)
+    exactly = view(100, root(1, "orders", [50], known_from=40), derived(2, "r", (1,), [20, 40]))
+    assert [exactly.valid("r", epoch) for epoch in (20, 39, 40, 49, 50)] == [False, False, True, True, False]
+    assert exactly.complete_through("r") == 49
     assert "remembered only past 30" in v.why_not(["r"], 20)[0]
     stuck = view(100, root(1, "orders", [], known_from=30), derived(2, "r", (1,), [20], state="parked"))
     assert stuck.complete_through("r") == 20
@@ -199,6 +204,15 @@ def test_badly_interleaved_jobs_are_searched_by_windows_of_arrays() -> None:
     v = view(60_000, orders, a, b)
     assert v.largest_valid_at_most(["a", "b"]) == 10
     assert v.largest_valid_at_most(["a", "b"], 9) is None
+
+
+def test_search_by_windows_finds_what_search_by_steps_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the answer lies within a window, at its first epoch and at its last."""
+    v = view(600, root(1, "orders", [*range(1, 600, 7)]), derived(2, "r", (1,), [*range(2, 600, 49)]))
+    expected = [v.largest_valid_at_most(["r"], epoch) for epoch in range(600)]
+    assert len(set(expected)) > 50
+    monkeypatch.setattr(lineage, "SWEEPS", 0)
+    assert [v.largest_valid_at_most(["r"], epoch) for epoch in range(600)] == expected
 
 
 def test_a_deep_chain_needs_no_recursion() -> None:
