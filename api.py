@@ -97,7 +97,10 @@ def open(
 
 @dataclass(frozen=True)
 class TableInfo:
-    """A table as of now. `rows` is exact and counted when first asked for, from the keys alone; the rest costs nothing."""
+    """A table as of now. `rows` is exact and counted when first asked for, from the keys alone.
+
+    The rest costs nothing.
+    """
 
     name: str
     schema: pa.Schema
@@ -217,13 +220,17 @@ class Store:
     ) -> Snapshot:
         """Several tables as of epochs that a policy chooses now, pinned until the snapshot is closed.
 
-        consistency: "global", "aligned", "latest", "as_of", "at_least", "bounded", "exact" (options as keyword arguments), or a
-        policy object. Raises NoConsistentEpoch, StalenessExceeded, TableNotReadable, EpochExpired, EpochNotCommitted.
+        consistency: "global", "aligned", "latest", "as_of", "at_least", "bounded", "exact" (options as keyword
+        arguments), or a policy object. Raises NoConsistentEpoch, StalenessExceeded, TableNotReadable, EpochExpired,
+        EpochNotCommitted.
         """
         return take_snapshot(self._handle, resolve_policy(consistency, **policy_options), tables)
 
     def compact(self, table: str | None = None, full: bool = False) -> None:
-        """Fold the L0 of one table (None: of all) into its sorted run; without `full` only where enough has gathered."""
+        """Fold the L0 of one table (None: of all) into its sorted run.
+
+        Without `full` only where enough has gathered.
+        """
 
         def due(view: View) -> list[TableDef]:
             return list(all_tables(view)) if table is None else [find_table(view, table)]
@@ -249,8 +256,9 @@ class Store:
     ) -> Job:
         """Make a job with its output tables {name: (schema, primary key)}.
 
-        backfill: "snapshot" starts from the upstreams' rows, "log" from the first entry of their logs. interval: in store
-        boundaries. max_lag: in the job's own boundaries (or a timedelta); a job further behind may merge boundaries.
+        backfill: "snapshot" starts from the upstreams' rows, "log" from the first entry of their logs. interval: in
+        store boundaries. max_lag: in the job's own boundaries (or a timedelta); a job further behind may merge
+        boundaries.
         """
         record = create_job(
             self._handle, name, upstreams, outputs, backfill=backfill, interval=interval, max_lag=max_lag
@@ -344,7 +352,8 @@ class Table:
     def upsert(self, data: object, *, txn: TxnPair | None = None, epoch: int | None = None) -> int:
         """Insert rows or replace those with the same key, in one commit; returns its epoch.
 
-        data: anything Arrow-shaped with all columns. Raises SchemaMismatch naming the column, NotWritable, TableFinished.
+        data: anything Arrow-shaped with all columns. Raises SchemaMismatch naming the column, NotWritable,
+        TableFinished.
         """
         check_pair(txn)
         writer = _segment_writer(self._handle, self._table)
@@ -392,10 +401,10 @@ class Table:
         return self.to_arrow(**options).to_pandas()
 
     def to_polars(self, **options: Any) -> pl.DataFrame:
-        import polars
+        import polars as pl
 
-        frame = polars.from_arrow(self.to_arrow(**options))
-        assert isinstance(frame, polars.DataFrame)
+        frame = pl.from_arrow(self.to_arrow(**options))
+        assert isinstance(frame, pl.DataFrame)
         return frame
 
     def count(self, epoch: int | None = None) -> int:
@@ -417,10 +426,10 @@ class Table:
     ) -> pa.RecordBatchReader:
         """What changed in (after, until] (None: up to the newest commit).
 
-        mode "epochs": each epoch's net changes in key order; "net": one change a key over the range. Columns: the table's, then
-        `_change_type`, `_commit_version` (epoch), `_commit_timestamp`. Without pre_images the types are upsert and delete; with
-        them insert, update_preimage, update_postimage and delete. `filter` may name key columns only.
-        Raises LogTruncated, EpochExpired (pre-images of a forgotten past), InvalidInput.
+        mode "epochs": each epoch's net changes in key order; "net": one change a key over the range. Columns: the
+        table's, then `_change_type`, `_commit_version` (epoch), `_commit_timestamp`. Without pre_images the types are
+        upsert and delete; with them insert, update_preimage, update_postimage and delete. `filter` may name key
+        columns only. Raises LogTruncated, EpochExpired (pre-images of a forgotten past), InvalidInput.
         """
         plan = self._read(lambda view, table: plan_changes(view, table, after, until))
         batches = plan.batches(self._handle.files, mode, pre_images=pre_images, columns=columns, filter=filter)
@@ -520,10 +529,12 @@ class Job:
         return f"<epochlog.Job {self.name} of {self._handle.root}>"
 
     def step_local(self, refresh: LocalRefresh) -> int | None:
-        """One barrier with pyarrow tables: the committed epoch, or None when there is nothing to do or the job is finished.
+        """One barrier with pyarrow tables.
 
-        refresh(ctx) reads ctx.changes/table/previous/output and writes ctx.upsert/delete; all of it is committed together when
-        it returns, and nothing when it raises. Raises Fenced, JobParked, and what the refresh raises.
+        The committed epoch, or None when there is nothing to do or the job is finished.
+
+        refresh(ctx) reads ctx.changes/table/previous/output and writes ctx.upsert/delete; all of it is committed
+        together when it returns, and nothing when it raises. Raises Fenced, JobParked, and what the refresh raises.
         """
         return self._runner.step_local(refresh)
 
@@ -542,7 +553,8 @@ class Job:
     ) -> StreamingQuery:
         """Run the job as a StreamingQuery that commits barrier after barrier; a second live start raises JobRunning.
 
-        trigger: "continuous", or "available_now" to end when everything sealed so far is committed. poll: how often to look.
+        trigger: "continuous", or "available_now" to end when everything sealed so far is committed. poll: how often
+        to look.
         """
         from .checkpoint.spark_job import start
 

@@ -6,7 +6,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -60,7 +60,7 @@ class Snapshot:
     def __len__(self) -> int:
         return len(self._plans)
 
-    def __enter__(self) -> Snapshot:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -135,10 +135,10 @@ class TableSnapshot:
         return self.to_arrow(**options).to_pandas()
 
     def to_polars(self, **options: Any) -> pl.DataFrame:
-        import polars
+        import polars as pl
 
-        frame = polars.from_arrow(self.to_arrow(**options))
-        assert isinstance(frame, polars.DataFrame)
+        frame = pl.from_arrow(self.to_arrow(**options))
+        assert isinstance(frame, pl.DataFrame)
         return frame
 
     def get(self, keys: object, *, columns: Sequence[str] | None = None) -> pa.Table:
@@ -155,7 +155,10 @@ class TableSnapshot:
 
 
 def take_snapshot(handle: Handle, policy: Policy, tables: Sequence[str] | None = None) -> Snapshot:
-    """Choose the epochs and pin them, in one transaction; a policy with a timeout is asked again until it has passed."""
+    """Choose the epochs and pin them, in one transaction.
+
+    A policy with a timeout is asked again until it has passed.
+    """
     if isinstance(tables, str):
         raise InvalidInput(f"tables is a list of table names: write [{tables!r}]")
     if tables is not None and not tables:

@@ -55,9 +55,12 @@ def create_job(
     *,
     backfill: str = "snapshot",
     interval: int = 1,
-    max_lag: int | float | timedelta | None = None,
+    max_lag: float | timedelta | None = None,
 ) -> JobRecord:
-    """Make a job and its output tables in one transaction. Raises JobExists, JobCycle, OutputOwned, TableNotFound, InvalidInput."""
+    """Make a job and its output tables in one transaction.
+
+    Raises JobExists, JobCycle, OutputOwned, TableNotFound, InvalidInput.
+    """
     schemas = _checked_outputs(name, upstreams, outputs)
     if backfill not in ("snapshot", "log"):
         raise InvalidInput(f"job {name!r}: backfill must be 'snapshot' or 'log', not {backfill!r}")
@@ -156,7 +159,7 @@ def _checked_outputs(name: str, upstreams: Sequence[str], outputs: Mapping[str, 
     return schemas
 
 
-def _boundaries(name: str, max_lag: int | float | timedelta | None, interval_ms: int) -> int:
+def _boundaries(name: str, max_lag: float | timedelta | None, interval_ms: int) -> int:
     """max_lag in the job's own boundaries; a timedelta is divided by the job's interval."""
     if max_lag is None:
         return DEFAULT_MAX_LAG
@@ -181,6 +184,7 @@ def _require_whole_logs(tx: Txn, name: str, upstreams: Sequence[TableDef]) -> No
     for table in upstreams:
         if get_version(tx, table.id, table.name).log_start > 0:
             raise InvalidInput(
-                f"job {name!r}: backfill='log' needs the log of {table.name!r} from its beginning, and it was truncated; "
+                f"job {name!r}: backfill='log' needs the log of {table.name!r} from its beginning, and it was "
+                "truncated; "
                 "use backfill='snapshot'"
             )

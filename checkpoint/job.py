@@ -1,7 +1,8 @@
 """Running a job: decide its next barrier once, refresh its outputs from what changed, commit them together.
 
-`JobRunner` is the part without Spark: claim an incarnation, `begin` a barrier, `commit` or `fail` it; `step_local` does all three
-with pyarrow tables. The catalog is the only truth: a runner keeps nothing but its incarnation. Rules: docs/SEMANTICS.md, 5.
+`JobRunner` is the part without Spark: claim an incarnation, `begin` a barrier, `commit` or `fail` it; `step_local`
+does all three with pyarrow tables. The catalog is the only truth: a runner keeps nothing but its incarnation. Rules:
+docs/SEMANTICS.md, 5.
 """
 
 from __future__ import annotations
@@ -145,7 +146,10 @@ class JobRunner:
         return self.commit(run, segments)
 
     def _claim(self) -> int:
-        """This runner's incarnation, claimed at the first call; a fenced runner keeps its old one and never claims again."""
+        """This runner's incarnation, claimed at the first call.
+
+        A fenced runner keeps its old one and never claims again.
+        """
         if self.incarnation is None:
 
             def body(tx: Txn) -> int:
@@ -160,7 +164,8 @@ class JobRunner:
         check_incarnation(job, incarnation)
         if job.state == "parked":
             raise JobParked(
-                f"job {job.name!r} was parked at epoch {job.position}: the logs it needs are gone. Its tables stay readable "
+                f"job {job.name!r} was parked at epoch {job.position}: the logs it needs are gone. Its tables "
+                "stay readable "
                 "as they are; rebuild the job to go on"
             )
         return job
@@ -274,7 +279,10 @@ class LocalContext:
         columns: Sequence[str] | None = None,
         filter: pc.Expression | None = None,
     ) -> pa.Table:
-        """What changed in the upstream in (prev, curr], with the change columns; in a backfill its rows at curr, as inserts."""
+        """What changed in the upstream in (prev, curr], with the change columns.
+
+        In a backfill its rows at curr, as inserts.
+        """
         plan = self._run.upstream(upstream).changes
         found = plan.batches(self._files, mode, pre_images=pre_images, columns=columns, filter=filter)
         return pa.Table.from_batches(found, schema=plan.schema(columns))

@@ -1,7 +1,8 @@
 """The one door through which a table gets new data: every commit is one catalog transaction, whole or not at all.
 
 Root commits get their epoch inside the transaction, so nothing lands at or below an epoch already issued or sealed. Job
-commits land at their recorded barrier and are checked against the runner's incarnation. Rules: docs/SEMANTICS.md, 1 and 5.
+commits land at their recorded barrier and are checked against the runner's incarnation. Rules: docs/SEMANTICS.md, 1
+and 5.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class TableEdit:
 
 @dataclass(frozen=True, slots=True)
 class JobCommit:
-    """What a job's commit must find in the catalog: its runner's incarnation and the barrier (prev, curr) recorded for it."""
+    """What a job's commit must find in the catalog: its runner's incarnation and the barrier (prev, curr) recorded
+    for it.
+    """
 
     job_id: int
     name: str
@@ -79,7 +82,10 @@ class JobCommit:
 def commit_root(
     handle: Handle, edits: Sequence[TableEdit], *, epoch: int | None = None, txn: TxnPair | None = None
 ) -> int:
-    """Commit to root tables at one epoch (given, or the catalog's next); the same `txn` again returns the first outcome."""
+    """Commit to root tables at one epoch (given, or the catalog's next).
+
+    The same `txn` again returns the first outcome.
+    """
     check_pair(txn)
     if epoch is not None and (not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 1):
         raise InvalidInput(f"epoch must be a positive int, not {epoch!r}")
@@ -107,7 +113,9 @@ def commit_root(
 
 
 def refuse_unwritable(view: View, table: TableDef) -> None:
-    """Refuse a write before any file is made, where the catalog tells already: TableDropped, NotWritable, TableFinished."""
+    """Refuse a write before any file is made, where the catalog tells already: TableDropped, NotWritable,
+    TableFinished.
+    """
     found = get_table(view, table.id, table.name)
     if found.derived:
         raise NotWritable(f"table {found.name!r} is the output of a job and is written by that job alone")
@@ -129,7 +137,8 @@ def _choose_epochs(
         if low <= last_epoch:
             what = f"epoch {epoch}" if low == epoch else f"label {low}"
             raise EpochRegressed(
-                f"{what} must exceed {last_epoch}, the newest epoch issued or sealed; leave epoch out to be given the next"
+                f"{what} must exceed {last_epoch}, the newest epoch issued or sealed; leave epoch out to be given "
+                "the next"
             )
         if sealed and sealed[-1] > epoch:
             raise EpochRegressed(f"label {sealed[-1]} lies above the commit's epoch {epoch}; labels must not exceed it")
@@ -272,8 +281,9 @@ def _record_outcome(tx: Txn, txn: TxnPair, tables: Sequence[int], epoch: int | N
 def seal(handle: Handle, every: int = 1) -> int:
     """Seal the boundaries that the clock has passed, for a job that uses each `every`-th one; returns last_epoch.
 
-    Writes nothing while no commit has landed since a boundary the job can use: sealing an idle store tells nobody anything.
-    When last_epoch leads the clock by more than an interval (a clock was set back), a boundary is forced at last_epoch.
+    Writes nothing while no commit has landed since a boundary the job can use: sealing an idle store tells nobody
+    anything. When last_epoch leads the clock by more than an interval (a clock was set back), a boundary is forced at
+    last_epoch.
     """
 
     def settled(view: View) -> int | None:
@@ -356,6 +366,7 @@ def commit_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit]) ->
 def check_incarnation(job: JobRecord, incarnation: int) -> None:
     if job.incarnation != incarnation:
         raise Fenced(
-            f"job {job.name!r} was taken over by incarnation {job.incarnation}; this runner is {incarnation} and has no effect "
+            f"job {job.name!r} was taken over by incarnation {job.incarnation}; this runner is {incarnation} and "
+            "has no effect "
             "any more. Get the job anew with store.job(name) to take it back"
         )

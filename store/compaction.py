@@ -1,10 +1,11 @@
 """Folding a table's L0 into one sorted Parquet run: two pure functions round one job.
 
-`pick(version, entries, ...) -> Task | None` decides, `run_task` reads and writes files, `finish` (through apply_compaction) puts the
-result in place if its inputs are still there. Commits go on meanwhile: they only add entries above the task's epoch.
+`pick(version, entries, ...) -> Task | None` decides, `run_task` reads and writes files, `finish` (through
+apply_compaction) puts the result in place if its inputs are still there. Commits go on meanwhile: they only add
+entries above the task's epoch.
 
-A run keeps the newest version of each live key in its parts, and what was replaced in its history parts for as long as an epoch
-at or above safe_epoch can see it. So reads of the present never pay for the past.
+A run keeps the newest version of each live key in its parts, and what was replaced in its history parts for as long
+as an epoch at or above safe_epoch can see it. So reads of the present never pay for the past.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ FOREVER = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Fold the run before and the L0 entries into one run that covers (0, hi]; versions not seen from `safe_epoch` on go."""
+    """Fold the run before and the L0 entries into one run that covers (0, hi].
+
+    Versions not seen from `safe_epoch` on go.
+    """
 
     inputs: tuple[Run, ...]
     entries: tuple[LogEntry, ...]
@@ -175,7 +179,10 @@ def _changes(
 
 
 def _split_versions(changes: Rows) -> tuple[Rows, Rows | None]:
-    """The newest version of each key (tombstones too); and the others, less tombstones, with the epoch that ended them."""
+    """The newest version of each key (tombstones too).
+
+    And the others, less tombstones, with the epoch that ended them.
+    """
     last = np.append(_differs(changes.keys), True)
     epochs = changes.data.column(EPOCH).to_numpy()
     deleted = _tombstones(changes)

@@ -1,4 +1,7 @@
-"""The catalog's plain records of tables, jobs and the store: what commits are checked against. What they mean is decided above."""
+"""The catalog's plain records of tables, jobs and the store: what commits are checked against.
+
+What they mean is decided above.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +111,8 @@ class TableDef:
 class JobRecord:
     """A job: its lineage, how far it has committed (`position`), who runs it, and the barrier decided for it.
 
-    state: creating | running | failed | parked | finished. `barrier` is [prev, curr, kind] for prev == position, or None.
+    state: creating | running | failed | parked | finished. `barrier` is [prev, curr, kind] for prev == position, or
+    None.
     """
 
     id: int

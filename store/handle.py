@@ -6,6 +6,7 @@ import json
 import uuid
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from ..errors import CatalogLost, Corrupt, ForeignRoot, InvalidInput, StoreNotFound, UnsupportedFormat
@@ -23,7 +24,9 @@ CATALOG_FOLDER = "catalog"
 
 
 class Handle:
-    """What the modules of this package work on: `files`, `catalog`, the store's fixed record, and the epochs read so far."""
+    """What the modules of this package work on: `files`, `catalog`, the store's fixed record, and the epochs read so
+    far.
+    """
 
     def __init__(self, root: str, files: Files, catalog: Catalog, record: StoreRecord, durability: str) -> None:
         self.root = root
@@ -59,8 +62,8 @@ def open_handle(
 ) -> Handle:
     """Open the store at `root`, or make one where there is nothing yet.
 
-    Raises StoreNotFound, ForeignRoot, CatalogLost, UnsupportedFormat or InvalidInput. A creation that was cut off by a crash is
-    taken up where it stopped; opening an existing store writes nothing.
+    Raises StoreNotFound, ForeignRoot, CatalogLost, UnsupportedFormat or InvalidInput. A creation that was cut off by
+    a crash is taken up where it stopped; opening an existing store writes nothing.
     """
     _check_arguments(checkpoint_interval_ms, durability, catalog)
     folder = _local_folder(root)
@@ -107,7 +110,7 @@ def _local_folder(root: str | Path) -> Path:
     return Path(text).expanduser().absolute()
 
 
-def _read_marker(files: Files, folder: Path) -> dict[str, str | int] | None:
+def _read_marker(files: Files, folder: Path) -> dict[str, Any] | None:
     if not files.exists(MARKER):
         return None
     path = str(folder / MARKER)
@@ -128,7 +131,8 @@ def _refuse_foreign(folder: Path) -> None:
     strangers = [name for name in found if name != CATALOG_FOLDER]
     if strangers:
         raise ForeignRoot(
-            f"{folder} is no epochlog store and is not empty (it holds {strangers[0]!r}); choose an empty folder as root"
+            f"{folder} is no epochlog store and is not empty (it holds {strangers[0]!r}); choose an empty folder "
+            "as root"
         )
     if found:
         inside = {entry.name for entry in (folder / CATALOG_FOLDER).iterdir()}

@@ -1,7 +1,7 @@
 """Reading EpochViews: one atomic look at the catalog, of which only what is new since the last look is decoded.
 
-Commits only ever append to a table's history, and table ids are never used again; so what was read once stays true, and a
-view costs the commits since the view before it.
+Commits only ever append to a table's history, and table ids are never used again; so what was read once stays true,
+and a view costs the commits since the view before it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Holds: who keeps what. One kind of record for snapshots, consumers, reads and replays; jobs hold by their position.
 
-A hold of a table keeps its log after `log_epoch` and its states at and above `read_epoch` until `expires_ms` (None: for good).
+A hold of a table keeps its log after `log_epoch` and its states at and above `read_epoch` until `expires_ms` (None:
+for good).
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ def release_holds(txn: Txn, holder: str, table_ids: Iterable[int]) -> None:
         txn.delete(hold_key(table_id, holder))
 
 
-def holds_of(view: View, table_id: int, now_ms: int, live: Collection[str] = ()) -> list[Hold]:
+def holds_of(view: View, table_id: int, now_ms: int, alive: Collection[str] = ()) -> list[Hold]:
     """All that holds a table back now, the holds that jobs imply among them.
 
     Leases that have run out are left out, but for those of `live` holders.
     """
     prefix = b"hold/%08x/" % table_id
     found = [Hold(**record) for _, record in view.scan(prefix, after_prefix(prefix))]
-    live = [hold for hold in found if hold.expires_ms is None or hold.expires_ms > now_ms or hold.holder in live]
+    live = [hold for hold in found if hold.expires_ms is None or hold.expires_ms > now_ms or hold.holder in alive]
     for job in all_jobs(view):
         if job.state in ("parked", "finished"):
             continue

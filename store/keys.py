@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from ..errors import InvalidInput
 
-Key = int | bytes
-"""One encoded key: an int where `KeyCodec.key_type` is an integer type, else bytes."""
+Key = Any
+"""One encoded key: an int where `KeyCodec.key_type` is an integer type, else bytes; a table never mixes the two."""
 
 _T = pa.types
 _TERMINATOR = pa.scalar(b"\0\0", pa.binary())

@@ -1,4 +1,6 @@
-"""Keeps the leases of this process alive: renewed while their holders live, so that they end only by a close or a crash."""
+"""Keeps the leases of this process alive: renewed while their holders live, so that they end only by a close or a
+crash.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ _log = logging.getLogger("epochlog")
 
 
 class Leases:
-    """The leases that one open store holds. A jump of the clock ends none of them: `live` tells whom to count regardless."""
+    """The leases that one open store holds.
+
+    A jump of the clock ends none of them: `live` tells whom to count regardless.
+    """
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog

@@ -1,8 +1,9 @@
 """The embedded catalog: LMDB, many processes on one host.
 
-Traps handled here (they are LMDB's, not ours): one environment per process and file (`_Environments`), never used across a
-fork, no read transaction that outlives a call, stale readers cleared at open, a file shorter than its own page count
-checked before it is mapped (touching a missing page is SIGBUS), one fixed map size so that no process outgrows another.
+Traps handled here (they are LMDB's, not ours): one environment per process and file (`_Environments`), never used
+across a fork, no read transaction that outlives a call, stale readers cleared at open, a file shorter than its own
+page count checked before it is mapped (touching a missing page is SIGBUS), one fixed map size so that no process
+outgrows another.
 """
 
 from __future__ import annotations

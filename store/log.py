@@ -1,6 +1,9 @@
-"""Reading the log: what changed after one epoch and up to another, per epoch or net, with or without the rows' old images.
+"""Reading the log.
 
-`plan_changes` looks into the catalog once; the LogPlan it makes is picklable and knows no catalog, so Spark tasks read by it.
+What changed after one epoch and up to another, per epoch or net, with or without the rows' old images.
+
+`plan_changes` looks into the catalog once; the LogPlan it makes is picklable and knows no catalog, so Spark tasks
+read by it.
 """
 
 from __future__ import annotations
@@ -40,10 +43,12 @@ IMAGE_ROWS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LogPlan:
-    """The log epochs of one range, oldest first, and the state before them (`before`), which pre-images are looked up in
+    """The log epochs of one range, oldest first, and the state before them (`before`), which pre-images are looked up
+    in
     (None: history does not reach back so far).
 
-    `backfill` marks the first look of a job at its upstream: the rows of `before` are given as inserts, and no log is read.
+    `backfill` marks the first look of a job at its upstream: the rows of `before` are given as inserts, and no log is
+    read.
     """
 
     table: TableSchema
@@ -98,7 +103,8 @@ class LogPlan:
                 keys.empty_table().filter(filter)
             except (pa.ArrowException, TypeError, KeyError) as error:
                 raise InvalidInput(
-                    f"a filter of changes may name key columns of {self.table.name!r} only ({list(self.table.primary_key)}): {error}"
+                    f"a filter of changes may name key columns of {self.table.name!r} only "
+                    f"({list(self.table.primary_key)}): {error}"
                 ) from error
 
     def _snapshot(
@@ -126,7 +132,8 @@ class LogPlan:
         before = self.before if pre_images else None
         if pre_images and before is None:
             raise EpochExpired(
-                f"table {self.table.name!r}: the states before these changes have been let go, so there are no pre-images; "
+                f"table {self.table.name!r}: the states before these changes have been let go, so there are no "
+                "pre-images; "
                 "ask with pre_images=False"
             )
         if mode == "net":
@@ -223,7 +230,10 @@ def _cheap(rows: Rows, labels: pa.Array) -> pa.Table:
 
 
 def _images(state: Rows, rows: Rows, labels: pa.Array) -> pa.Table:
-    """Change rows with images against the state before: insert, both sides of an update, delete; nothing where nothing changed."""
+    """Change rows with images against the state before: insert, both sides of an update, delete.
+
+    Nothing where nothing changed.
+    """
     at = lookup(state, rows.keys)
     known = at >= 0
     deleted = rows.deleted if rows.deleted is not None else np.zeros(len(at), np.bool_)
@@ -253,10 +263,9 @@ def _with_change_columns(data: pa.Table, kinds: pa.Array | str, labels: pa.Array
     rows = data.num_rows
     if isinstance(kinds, str):
         kinds = pa.array(np.full(rows, kinds), pa.string()) if rows else pa.array([], pa.string())
-    if isinstance(labels, int):
-        labels = pa.array(np.full(rows, labels, np.int64))
-    times = pa.array(to_unix_ms_array(labels.to_numpy()) * 1000).cast(pa.timestamp("us", tz="UTC"))
-    for field, column in zip(CHANGE_FIELDS, (kinds, labels, times), strict=True):
+    epochs = np.full(rows, labels, np.int64) if isinstance(labels, int) else labels.to_numpy()
+    times = pa.array(to_unix_ms_array(epochs) * 1000).cast(pa.timestamp("us", tz="UTC"))
+    for field, column in zip(CHANGE_FIELDS, (kinds, pa.array(epochs), times), strict=True):
         data = data.append_column(field, column)
     return data
 
@@ -274,8 +283,8 @@ def plan_changes(
 ) -> LogPlan:
     """The log of (after, until]; until=None is the newest commit, or `after` when that is newer.
 
-    Bounds are log epochs: within one commit, non-checkpoint epochs on either side of a bound are told apart. With `by_commit`
-    they are moments of visibility: a commit is in the range with all its log epochs, or not at all.
+    Bounds are log epochs: within one commit, non-checkpoint epochs on either side of a bound are told apart. With
+    `by_commit` they are moments of visibility: a commit is in the range with all its log epochs, or not at all.
     Raises LogTruncated below the truncation mark and InvalidInput for an inverted range.
     """
     version = get_version(view, table.id, table.name)
@@ -289,7 +298,8 @@ def plan_changes(
         )
     if after < version.log_start:
         raise LogTruncated(
-            f"the log of {table.name!r} begins after epoch {version.log_start}; {after} was truncated. Read a snapshot and go on from there"
+            f"the log of {table.name!r} begins after epoch {version.log_start}; {after} was truncated. Read a "
+            "snapshot and go on from there"
         )
     entries = _entries(view, table, after, end)
     groups = [

@@ -1,7 +1,7 @@
 """What a filter needs and what it rules out: the columns to read for it, and the files whose keys cannot pass it.
 
-Only statistics of key columns may rule out an L0 file: a row that fails a filter on other columns must still be read, for it
-may replace an older row that would pass.
+Only statistics of key columns may rule out an L0 file: a row that fails a filter on other columns must still be read,
+for it may replace an older row that would pass.
 """
 
 from __future__ import annotations

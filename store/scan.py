@@ -1,12 +1,16 @@
-"""Reading a table at an epoch: which files to read is decided in the catalog (ScanPlan), how they merge is decided here.
+"""Reading a table at an epoch.
 
-A plan is picklable and knows no catalog, so Spark tasks read by it. Newest wins: L0 segments over newer runs over older ones.
+Which files to read is decided in the catalog (ScanPlan), how they merge is decided here.
+
+A plan is picklable and knows no catalog, so Spark tasks read by it. Newest wins: L0 segments over newer runs over
+older ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -103,7 +107,10 @@ class ScanPlan:
         filter: pc.Expression | None = None,
         key_range: KeyRange = EVERYTHING,
     ) -> Rows:
-        """Keys and columns at the epoch, without tombstones. The filter only prunes: rows that fail it may be among them."""
+        """Keys and columns at the epoch, without tombstones.
+
+        The filter only prunes: rows that fail it may be among them.
+        """
         codec = self.codec
         skip = key_prunes(self.table, filter)
         base = [
@@ -126,7 +133,10 @@ class ScanPlan:
         return rows.data.select(schema.names).take(pa.array(positions[positions >= 0])).cast(schema)
 
     def find(self, files: Files, needles: pa.Array, columns: Sequence[str]) -> tuple[np.ndarray, Rows]:
-        """For each encoded key its position in the returned rows, or -1. Reads only the key range that the needles span."""
+        """For each encoded key its position in the returned rows, or -1.
+
+        Reads only the key range that the needles span.
+        """
         codec = self.codec
         if not len(needles):
             return np.empty(0, np.int64), _no_rows(self.table, codec, columns)
@@ -147,7 +157,7 @@ class ScanPlan:
                 cuts.append(key)
             seen += weight
         edges = [within[0], *cuts, within[1]]
-        return list(zip(edges[:-1], edges[1:], strict=True))
+        return list(pairwise(edges))
 
     def extended(self, segments: Sequence[Segment]) -> ScanPlan:
         """The same table with newer segments on top."""
@@ -157,8 +167,8 @@ class ScanPlan:
 def plan_scan(view: View, table: TableDef, epoch: int | None) -> ScanPlan:
     """The files of a table at an epoch; None is its newest commit. EpochExpired below its safe epoch.
 
-    Whether the epoch is complete is the caller's to ask (EpochView): here, a root table's or a job's own state as of the
-    newest commit at or below the epoch.
+    Whether the epoch is complete is the caller's to ask (EpochView): here, a root table's or a job's own state as of
+    the newest commit at or below the epoch.
     """
     version = get_version(view, table.id, table.name)
     at = version.max_committed_epoch if epoch is None else epoch
@@ -185,7 +195,8 @@ def require_complete(name: str, epoch: int | None, complete_through: int) -> Non
     """EpochNotCommitted when something may still land in the table at or below the epoch."""
     if epoch is not None and epoch > complete_through:
         raise EpochNotCommitted(
-            f"table {name!r} is complete through epoch {complete_through} only; {epoch} lies {epoch - complete_through} above. "
+            f"table {name!r} is complete through epoch {complete_through} only; {epoch} lies "
+            f"{epoch - complete_through} above. "
             "Read an earlier epoch, or take a snapshot that waits: consistency=epochlog.AtLeast(epoch, timeout=...)"
         )
 

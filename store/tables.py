@@ -81,7 +81,8 @@ def truncate_log(handle: Handle, table: TableDef, before: int) -> None:
             return
         if before > version.max_committed_epoch:
             raise InvalidInput(
-                f"the log of {table.name!r} ends at epoch {version.max_committed_epoch}; it cannot be truncated before {before}"
+                f"the log of {table.name!r} ends at epoch {version.max_committed_epoch}; it cannot be truncated "
+                f"before {before}"
             )
         for hold in holds_of(tx, table.id, handle.catalog.now_ms(), handle.leases.live):
             if hold.log_epoch is not None and hold.log_epoch < before:

@@ -1,4 +1,6 @@
-"""Checking a whole store: every catalog record, every file, its checksum, order and statistics, and what nothing reaches."""
+"""Checking a whole store: every catalog record, every file, its checksum, order and statistics, and what nothing
+reaches.
+"""
 
 from __future__ import annotations
 

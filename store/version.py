@@ -1,7 +1,7 @@
 """What the catalog says of a table, and the pure edits that change it.
 
-One commit is one edit per table, applied by `apply_commit` or `apply_compaction`: a function of two values that checks the
-named invariants in this file and returns the next value. Nothing else makes a TableVersion.
+One commit is one edit per table, applied by `apply_commit` or `apply_compaction`: a function of two values that
+checks the named invariants in this file and returns the next value. Nothing else makes a TableVersion.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ..errors import EpochRegressed, EpochlogError, TableFinished
+from ..errors import EpochlogError, EpochRegressed, TableFinished
 from .records import Record
 from .run import Run
 from .segment import Segment
@@ -29,7 +29,9 @@ class LabelGroup:
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One commit of one table: `epoch` is where it becomes visible, its groups are the log's epochs (labels <= epoch)."""
+    """One commit of one table: `epoch` is where it becomes visible, its groups are the log's epochs (labels <=
+    epoch).
+    """
 
     epoch: int
     groups: tuple[LabelGroup, ...] = ()
@@ -142,7 +144,8 @@ def apply_commit(table: str, version: TableVersion, entry: LogEntry) -> TableVer
         labels and not version.max_committed_epoch < labels[0] <= labels[-1] <= entry.epoch
     ):
         raise EpochRegressed(
-            f"table {table!r}: labels {labels} must rise, lie above {version.max_committed_epoch} and not above {entry.epoch}"
+            f"table {table!r}: labels {labels} must rise, lie above {version.max_committed_epoch} and not above "
+            f"{entry.epoch}"
         )
     return _checked(
         replace(
@@ -161,7 +164,10 @@ def require_open(table: str, version: TableVersion) -> None:
 
 
 def apply_compaction(version: TableVersion, inputs: tuple[Run, ...], output: Run) -> TableVersion | None:
-    """The version in which one run has taken the place of `inputs` and of L0 through its `hi`; None if the inputs have gone."""
+    """The version in which one run has taken the place of `inputs` and of L0 through its `hi`.
+
+    None if the inputs have gone.
+    """
     if version.runs != inputs or output.hi > version.max_committed_epoch:
         return None
     return _checked(replace(version, runs=(output,)))

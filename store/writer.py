@@ -1,4 +1,7 @@
-"""Writing segments: rows in, sorted and deduplicated Arrow IPC files out. Durable when sealed, visible only when committed."""
+"""Writing segments: rows in, sorted and deduplicated Arrow IPC files out.
+
+Durable when sealed, visible only when committed.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,8 @@ class SegmentWriter:
 def split_changes(data: pa.Table, column: str = "_change_type") -> tuple[list[tuple[str, pa.Table]], int]:
     """Runs of consecutive rows that share an operation, without the change column; and the rows passed over.
 
-    Change types as in change feeds: insert, upsert, update_postimage write; delete deletes; update_preimage is passed over.
+    Change types as in change feeds: insert, upsert, update_postimage write; delete deletes; update_preimage is passed
+    over.
     """
     kinds = data.column(column).combine_chunks().cast(pa.string())
     values = np.asarray(kinds.to_numpy(zero_copy_only=False), dtype=object)
