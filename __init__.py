@@ -61,11 +61,15 @@ from .errors import (
 )
 
 if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
-    from .api import Job, Store, Table, TableInfo, TableOptions, TableWriter, Transaction, open
+    from .api import Job, Store, Transaction, open
     from .batch.policy import Aligned, AsOf, AtLeast, Bounded, Exact, Global, Latest
     from .batch.snapshot import Snapshot
+    from .batch.spark_write import sink
     from .checkpoint.graph import JobInfo
+    from .spark import register, spark
+    from .store.definitions import TableOptions
     from .store.segment import Segment
+    from .table import Table, TableInfo, TableWriter
 
 __version__ = "0.1.0"
 
@@ -74,13 +78,15 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "api": (
         "open",
         "Store",
-        "Table",
-        "TableInfo",
-        "TableOptions",
         "Transaction",
-        "TableWriter",
         "Job",
     ),
+    "table": (
+        "Table",
+        "TableInfo",
+        "TableWriter",
+    ),
+    "store.definitions": ("TableOptions",),
     "store.segment": ("Segment",),
     "checkpoint.graph": ("JobInfo",),
     "batch.snapshot": ("Snapshot",),
@@ -93,18 +99,23 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Bounded",
         "Exact",
     ),
+    "spark": (
+        "register",
+        "spark",
+    ),
+    "batch.spark_write": ("sink",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "open",
     "Store",
+    "Transaction",
+    "Job",
     "Table",
     "TableInfo",
-    "TableOptions",
-    "Transaction",
     "TableWriter",
-    "Job",
+    "TableOptions",
     "Segment",
     "JobInfo",
     "Snapshot",
@@ -115,6 +126,9 @@ __all__ = [
     "AtLeast",
     "Bounded",
     "Exact",
+    "register",
+    "spark",
+    "sink",
     "EpochlogError",
     "InvalidInput",
     "InvalidName",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from functools import lru_cache
 
 from ..errors import JobNotFound, TableDropped, TableNotFound
 from .catalog import View
@@ -103,7 +104,7 @@ class TableDef:
 
     @classmethod
     def from_record(cls, record: Record) -> TableDef:
-        schema, options = TableSchema.from_bytes(record["schema"]), TableOptions.from_record(record["options"])
+        schema, options = _schema(record["schema"]), TableOptions.from_record(record["options"])
         return cls(record["id"], schema, record["changelog"], options, record["job_id"])
 
 
@@ -136,6 +137,12 @@ class JobRecord:
         fixed = {"upstreams": tuple(record["upstreams"]), "outputs": tuple(record["outputs"])}
         barrier = tuple(record["barrier"]) if record["barrier"] else None
         return cls(**{**record, **fixed, "barrier": barrier})
+
+
+@lru_cache(maxsize=4096)
+def _schema(data: bytes) -> TableSchema:
+    """Decoded once for each different schema: views over many tables are read all the time."""
+    return TableSchema.from_bytes(data)
 
 
 def find_table(view: View, name: str) -> TableDef:

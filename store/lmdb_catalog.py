@@ -13,7 +13,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import lmdb
 
@@ -23,6 +23,7 @@ from .files import make_private_dir
 from .records import Record, pack, unpack
 
 T = TypeVar("T")
+Items = Iterator[tuple[bytes, bytes]]
 
 MAP_SIZE = 1 << 36  # address space, not disk: the file grows as records come
 MAX_READERS = 1024
@@ -38,7 +39,7 @@ class LmdbView:
         self._txn = txn
 
     def get(self, key: bytes) -> Record | None:
-        value = self._txn.get(key)
+        value = cast("bytes | None", self._txn.get(key))  # without `buffers` LMDB gives bytes
         return None if value is None else unpack(key, value)
 
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, Record]]:
@@ -47,12 +48,12 @@ class LmdbView:
                 found = cursor.set_range(stop)
                 if not (cursor.prev() if found else cursor.last()):
                     return
-                for key, value in cursor.iterprev():
+                for key, value in cast("Items", cursor.iterprev()):
                     if key < start:
                         return
                     yield key, unpack(key, value)
             elif cursor.set_range(start):
-                for key, value in cursor.iternext():
+                for key, value in cast("Items", cursor.iternext()):
                     if key >= stop:
                         return
                     yield key, unpack(key, value)
@@ -206,7 +207,7 @@ def _readable_when_padded(data: Path, need: int) -> bool:
         os.truncate(copy, need)
         try:
             with lmdb.open(scratch, map_size=MAP_SIZE, readonly=True, lock=False) as env, env.begin() as txn:
-                for key, value in txn.cursor():
+                for key, value in cast("Items", iter(txn.cursor())):
                     unpack(key, value)
         except (lmdb.Error, Corrupt):
             return False

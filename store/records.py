@@ -33,6 +33,7 @@ _CRC = struct.Struct("<I")
 
 def pack(record: Record) -> bytes:
     body = msgpack.packb(record, use_bin_type=True)
+    assert isinstance(body, bytes)
     return _CRC.pack(zlib.crc32(body)) + body
 
 

@@ -18,6 +18,7 @@ LAYERS = {
     "exchange": 2,
     "checkpoint": 3,
     "batch": 4,
+    "table": 5,
     "api": 5,
     "spark": 5,
     "demo": 5,
@@ -42,7 +43,7 @@ IMPORT_HOMES = {
     "lmdb": ("store/lmdb_catalog.py",),
     "redis": ("store/redis_catalog.py", "exchange/*.py"),
     "duckdb": ("batch/*.py", "demo/*.py"),
-    "polars": ("batch/*.py", "api.py", "store/schema.py"),
+    "polars": ("batch/*.py", "table.py", "store/schema.py"),
     "matplotlib": ("demo/*.py",),
     "rich": ("demo/*.py", "__main__.py"),
 }

@@ -1,0 +1,280 @@
+"""One table as users see it: writes, reads, the change log, history; and what `store.tables()` tells of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .errors import InvalidInput
+from .store.catalog import View
+from .store.commit import TableEdit, TxnPair, check_pair, commit_root, refuse_unwritable
+from .store.definitions import TableDef, get_job, get_table, get_version
+from .store.handle import Handle
+from .store.history import read_commits, read_epoch_view, table_state
+from .store.log import next_epoch, plan_changes
+from .store.scan import ScanPlan, plan_scan, require_complete
+from .store.segment import Segment
+from .store.tables import table_bytes, truncate_log
+from .store.writer import SegmentWriter, WriteTarget
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+
+HISTORY_SCHEMA = pa.schema(
+    [
+        ("epoch", pa.int64()),
+        ("timestamp", pa.timestamp("ms", tz="UTC")),
+        ("txn", pa.struct([("application", pa.string()), ("id", pa.int64())])),
+        ("job", pa.string()),
+        ("operation", pa.string()),
+        ("rows_upserted", pa.int64()),
+        ("rows_deleted", pa.int64()),
+        ("segments", pa.int64()),
+        ("bytes", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class TableInfo:
+    """A table as of now. `rows` is exact and counted when first asked for, from the keys alone.
+
+    The rest costs nothing.
+    """
+
+    name: str
+    schema: pa.Schema
+    primary_key: list[str]
+    state: str
+    job: str | None
+    max_committed_epoch: int
+    safe_epoch: int
+    log_start_epoch: int
+    bytes: int
+    log_segments: int
+    runs: int
+    _count: Callable[[], int] = field(repr=False, compare=False)
+
+    @cached_property
+    def rows(self) -> int:
+        return self._count()
+
+
+class Table:
+    """A table, by its id: when it is dropped and made anew under the same name, this handle raises TableDropped."""
+
+    def __init__(self, handle: Handle, table: TableDef) -> None:
+        self._handle = handle
+        self._table = table
+
+    @property
+    def name(self) -> str:
+        return self._table.name
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._table.schema.schema
+
+    @property
+    def primary_key(self) -> list[str]:
+        return list(self._table.schema.primary_key)
+
+    @property
+    def info(self) -> TableInfo:
+        return self._handle.catalog.read(lambda view: table_info(self._handle, view, self._current(view)))
+
+    def __repr__(self) -> str:
+        return f"<epochlog.Table {self.name} of {self._handle.root}>"
+
+    # ---- writing -------------------------------------------------------------------------------------------------
+
+    def upsert(self, data: object, *, txn: TxnPair | None = None, epoch: int | None = None) -> int:
+        """Insert rows or replace those with the same key, in one commit; returns its epoch.
+
+        data: anything Arrow-shaped with all columns. Raises SchemaMismatch naming the column, NotWritable,
+        TableFinished.
+        """
+        check_pair(txn)
+        writer = segment_writer(self._handle, self._table)
+        writer.upsert(data)
+        return self._commit(writer, "upsert", txn, epoch)
+
+    def delete(self, keys: object, *, txn: TxnPair | None = None, epoch: int | None = None) -> int:
+        """Delete rows by primary key (exactly its columns; unknown keys are fine), in one commit; returns its epoch."""
+        check_pair(txn)
+        writer = segment_writer(self._handle, self._table)
+        writer.delete(keys)
+        return self._commit(writer, "delete", txn, epoch)
+
+    def writer(self) -> TableWriter:
+        """A writer that seals segments for `store.commit`; any number may be open on a root table."""
+        return TableWriter(self._handle, self._table)
+
+    def finish(self) -> int:
+        """End the table's data, at an epoch of its own; later writes raise TableFinished."""
+        edit = TableEdit(self._table.id, self._table.name, (), operation="finish", end=True)
+        return commit_root(self._handle, [edit])
+
+    def _commit(self, writer: SegmentWriter, operation: str, txn: TxnPair | None, epoch: int | None) -> int:
+        edit = TableEdit(self._table.id, self._table.name, tuple(writer.finish()), operation=operation)
+        return commit_root(self._handle, [edit], epoch=epoch, txn=txn)
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    def to_arrow(
+        self, *, epoch: int | None = None, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
+    ) -> pa.Table:
+        """All rows at an epoch (None: the newest commit), in key order. Raises EpochExpired, EpochNotCommitted."""
+        return self._plan(epoch).read(self._handle.files, columns, filter)
+
+    def scan(
+        self, *, epoch: int | None = None, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
+    ) -> pa.RecordBatchReader:
+        """The same in record batches, a bounded number of rows at a time."""
+        plan = self._plan(epoch)
+        return pa.RecordBatchReader.from_batches(
+            plan.schema(columns), plan.batches(self._handle.files, columns, filter)
+        )
+
+    def to_pandas(self, **options: Any) -> pd.DataFrame:
+        return self.to_arrow(**options).to_pandas()
+
+    def to_polars(self, **options: Any) -> pl.DataFrame:
+        import polars as pl
+
+        frame = pl.from_arrow(self.to_arrow(**options))
+        assert isinstance(frame, pl.DataFrame)
+        return frame
+
+    def count(self, epoch: int | None = None) -> int:
+        return self._plan(epoch).count(self._handle.files)
+
+    def get(self, keys: object, *, epoch: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        """One row for each key found, in the order asked; `keys` has exactly the primary-key columns."""
+        return self._plan(epoch).lookup(self._handle.files, keys, columns)
+
+    def changes(
+        self,
+        after: int,
+        until: int | None = None,
+        *,
+        mode: str = "epochs",
+        pre_images: bool = False,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+    ) -> pa.RecordBatchReader:
+        """What changed in (after, until] (None: up to the newest commit).
+
+        mode "epochs": each epoch's net changes in key order; "net": one change a key over the range. Columns: the
+        table's, then `_change_type`, `_commit_version` (epoch), `_commit_timestamp`. Without pre_images the types are
+        upsert and delete; with them insert, update_preimage, update_postimage and delete. `filter` may name key
+        columns only. Raises LogTruncated, EpochExpired (pre-images of a forgotten past), InvalidInput.
+        """
+        plan = self._read(lambda view, table: plan_changes(view, table, after, until))
+        batches = plan.batches(self._handle.files, mode, pre_images=pre_images, columns=columns, filter=filter)
+        return pa.RecordBatchReader.from_batches(plan.schema(columns), batches)
+
+    def next_epoch(self, after: int) -> int | None:
+        """The next log epoch past `after`, non-checkpoint ones too; None while there is none."""
+        return self._read(lambda view, table: next_epoch(view, table, after))
+
+    def truncate_log(self, before: int) -> None:
+        """Raise the log's truncation mark to `before`; LogHeld while somebody still needs what lies below."""
+        truncate_log(self._handle, self._table, before)
+
+    def history(self, limit: int | None = None) -> pa.Table:
+        """One row for each remembered commit, newest first."""
+        commits = self._read(lambda view, table: read_commits(view, table, limit))
+        rows = [
+            {
+                "epoch": commit.epoch,
+                "timestamp": commit.at_ms,
+                "txn": {"application": commit.txn[0], "id": commit.txn[1]} if commit.txn else None,
+                "job": commit.job,
+                "operation": commit.operation,
+                "rows_upserted": commit.rows_upserted,
+                "rows_deleted": commit.rows_deleted,
+                "segments": commit.segments,
+                "bytes": commit.bytes,
+            }
+            for commit in commits
+        ]
+        return pa.Table.from_pylist(rows, schema=HISTORY_SCHEMA)
+
+    def _plan(self, epoch: int | None) -> ScanPlan:
+        def body(view: View) -> ScanPlan:
+            table = self._current(view)
+            if epoch is not None:
+                epochs = read_epoch_view(view, self._handle.memory, self._handle.catalog.now_ms())
+                require_complete(table.name, epoch, epochs.complete_through(table.id))
+            return plan_scan(view, table, epoch)
+
+        return self._handle.catalog.read(body)
+
+    def _read(self, body: Callable[[View, TableDef], Any]) -> Any:
+        return self._handle.catalog.read(lambda view: body(view, self._current(view)))
+
+    def _current(self, view: View) -> TableDef:
+        return get_table(view, self._table.id, self._table.name)
+
+
+class TableWriter:
+    """Writes segments of one root table that are durable when sealed and visible when `store.commit` takes them."""
+
+    def __init__(self, handle: Handle, table: TableDef) -> None:
+        handle.catalog.read(lambda view: refuse_unwritable(view, table))
+        self._writer = segment_writer(handle, table)
+        self._last_label = 0
+
+    def upsert(self, data: object) -> None:
+        self._writer.upsert(data)
+
+    def delete(self, keys: object) -> None:
+        self._writer.delete(keys)
+
+    def seal(self, epoch: int) -> list[Segment]:
+        """Write out what was collected, labelled with a log epoch; labels of one writer must rise."""
+        if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch <= self._last_label:
+            raise InvalidInput(
+                f"the label of a seal is an epoch above the one before ({self._last_label}), not {epoch!r}"
+            )
+        segments = self._writer.finish(epoch)
+        self._last_label = epoch
+        return segments
+
+    def abort(self) -> None:
+        """Forget what was not sealed."""
+        self._writer.discard()
+
+
+def segment_writer(handle: Handle, table: TableDef) -> SegmentWriter:
+    """A writer of one root table's segments; refuses at once what no commit would take."""
+    handle.catalog.read(lambda view: refuse_unwritable(view, table))
+    return SegmentWriter(WriteTarget(handle.files, handle.table_folder(table.id), table.id, table.schema))
+
+
+def table_info(handle: Handle, view: View, table: TableDef) -> TableInfo:
+    """What the catalog tells of a table."""
+    version = get_version(view, table.id, table.name)
+    job = get_job(view, table.job_id, "?") if table.job_id is not None else None
+    plan = plan_scan(view, table, None)
+    return TableInfo(
+        name=table.name,
+        schema=table.schema.schema,
+        primary_key=list(table.schema.primary_key),
+        state=table_state(version, job),
+        job=job.name if job else None,
+        max_committed_epoch=version.max_committed_epoch,
+        safe_epoch=version.safe_epoch,
+        log_start_epoch=version.log_start,
+        bytes=table_bytes(version),
+        log_segments=version.log_segments,
+        runs=len(version.runs),
+        _count=lambda: plan.count(handle.files),
+    )
