@@ -322,3 +322,9 @@ class Job:
         from .checkpoint.spark_job import start
 
         return start(self._runner, spark, refresh, trigger=trigger, poll=poll)
+
+    def stop(self) -> None:
+        """Stop the query that `start` made, after the barrier at hand; does not end the data. Nothing to stop is fine."""
+        from .checkpoint.spark_job import stop
+
+        stop(self._runner)
