@@ -223,7 +223,7 @@ def _decode(
 
 
 def _passing(data: pa.Buffer, filter: pc.Expression, schema: TableSchema) -> set[int]:
-    """The row groups that the filter may let through, by their statistics."""
+    """The row groups that the filter may pass, by its statistics (Arrow heeds them where there are no nulls)."""
     fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(data))
     pieces = fragment.split_by_row_group(filter, schema=schema.schema)
     return {group.id for piece in pieces for group in piece.row_groups}

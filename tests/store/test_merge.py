@@ -1,0 +1,205 @@
+"""Merges of sorted rows against a dict: newest wins, order stays, tombstones stay or go as asked."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from epochlog.store import merge as kernels
+from epochlog.store.keys import is_sorted_unique, search
+from epochlog.store.merge import Rows, lookup, merge, newest_wins, sorted_unique
+from rowsets import KEYED, WIDE, Keyed, wide_rows
+
+CHANGES = st.lists(st.tuples(st.integers(0, 40), st.none() | st.integers(0, 1000)), max_size=30)
+SOURCES = st.lists(CHANGES, min_size=1, max_size=5)
+kinds = pytest.mark.parametrize("keyed", KEYED.values(), ids=KEYED.keys())
+
+
+def model(keyed: Keyed, *sources: list[tuple[int, int | None]]) -> dict[Any, int | None]:
+    return dict(sorted({keyed.encoded(n): v for source in sources for n, v in source}.items()))
+
+
+def live(state: dict[Any, int | None]) -> list[tuple[Any, int | None]]:
+    return [(key, value) for key, value in state.items() if value is not None]
+
+
+def check(keyed: Keyed, rows: Rows, expected: list[tuple[Any, int | None]]) -> None:
+    rows.data.validate(full=True)
+    assert is_sorted_unique(rows.keys)
+    assert keyed.plain(rows) == expected
+    assert rows.deleted is None or rows.deleted.any()
+
+
+@pytest.fixture(autouse=True, params=[3, 1 << 16], ids=["pieces of 3", "one piece"])
+def piece_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "PIECE_ROWS", request.param)
+    monkeypatch.setattr(kernels, "_THREADS_FROM_ROWS", 20)
+
+
+@kinds
+def test_newest_wins_and_sorts(keyed: Keyed) -> None:
+    @settings(max_examples=12)
+    @given(SOURCES)
+    def run(sources: list[list[tuple[int, int | None]]]) -> None:
+        rows = [keyed.rows(source) for source in sources]
+        for source, changes in zip(rows, sources, strict=True):
+            check(keyed, source, list(model(keyed, changes).items()))
+        check(keyed, newest_wins(rows), list(model(keyed, *sources).items()))
+
+    run()
+
+
+@kinds
+def test_merge_either_side_large(keyed: Keyed) -> None:
+    @settings(max_examples=25)
+    @given(CHANGES, CHANGES)
+    def run(old: list[tuple[int, int | None]], new: list[tuple[int, int | None]]) -> None:
+        base, delta, state = keyed.rows(old), keyed.rows(new), model(keyed, old, new)
+        check(keyed, merge(base, delta), live(state))
+        check(keyed, merge(base, delta, keep_tombstones=True), list(state.items()))
+
+    run()
+
+
+@kinds
+def test_merge_takes_any_chunks(keyed: Keyed) -> None:
+    @settings(max_examples=12)
+    @given(CHANGES, CHANGES, st.lists(st.integers(0, 30), max_size=3))
+    def run(old: list[tuple[int, int | None]], new: list[tuple[int, int | None]], cuts: list[int]) -> None:
+        base, delta = keyed.rows(old), keyed.rows(new)
+        edges = [0, *sorted(min(cut, len(base)) for cut in cuts), len(base)]
+        parts = [base.data.slice(a, b - a) for a, b in itertools.pairwise(edges)]
+        chunked = Rows(base.keys, pa.concat_tables(parts), base.deleted)
+        check(keyed, merge(chunked, delta), live(model(keyed, old, new)))
+        check(keyed, merge(delta, chunked), live(model(keyed, new, old)))
+
+    run()
+
+
+@kinds
+def test_lookup(keyed: Keyed) -> None:
+    @settings(max_examples=12)
+    @given(CHANGES, st.lists(st.integers(0, 45), max_size=20))
+    def run(changes: list[tuple[int, int | None]], asked: list[int]) -> None:
+        rows = keyed.rows(changes)
+        places = {key: place for place, key in enumerate(rows.keys.to_pylist())}
+        needles = [keyed.encoded(n) for n in asked]
+        found = lookup(rows, keyed.codec.array(needles))
+        assert found.dtype == np.int64
+        assert found.tolist() == [places.get(key, -1) for key in needles]
+
+    run()
+
+
+def test_every_type_of_column_survives() -> None:
+    base, delta = wide_rows(list(range(0, 40, 2))), wide_rows([3, 4, 10, 37, 50], salt=1000)
+    codec_keys = [table["id"].combine_chunks() for table in (base, delta)]
+    marks = np.array([False, False, True, False, False])
+    got = merge(Rows(codec_keys[0], base), Rows(codec_keys[1], delta, marks))
+    got.data.validate(full=True)
+    by_id = {row["id"]: row for row in base.to_pylist()} | {row["id"]: row for row in delta.to_pylist()}
+    del by_id[10]
+    assert got.data.to_pylist() == [by_id[key] for key in sorted(by_id)]
+    assert got.data.schema == WIDE.schema
+    again = newest_wins([Rows(codec_keys[0], base), Rows(codec_keys[1], delta, marks)])
+    assert again.data.schema == WIDE.schema
+    by_id[10] = delta.to_pylist()[2]
+    assert again.data.to_pylist() == [by_id[key] for key in sorted(by_id)]
+
+
+def test_updates_in_place_share_the_keys() -> None:
+    keyed = KEYED["int64"]
+    base, delta = keyed.rows([(n, n) for n in range(30)]), keyed.rows([(3, 100), (29, 200), (0, 300)])
+    got = merge(base, delta)
+    assert got.keys is base.keys
+    check(keyed, got, live(model(keyed, [(n, n) for n in range(30)], [(3, 100), (29, 200), (0, 300)])))
+
+
+def test_untouched_pieces_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "PIECE_ROWS", 4)
+    keyed = KEYED["int64"]
+    base = keyed.rows([(n, n) for n in range(16)])
+    got = merge(base, keyed.rows([(5, None), (6, 1)]))
+    here = base.data["v"].chunk(0).buffers()[1].address
+    shared = [chunk.buffers()[1].address == here for chunk in got.data["v"].chunks]
+    assert shared == [True, False, True, True]
+
+
+def test_one_side_empty() -> None:
+    keyed = KEYED["string"]
+    empty, some = keyed.rows([]), keyed.rows([(1, 1), (2, None)])
+    check(keyed, merge(empty, some), live(model(keyed, [(1, 1)])))
+    check(keyed, merge(some, empty), live(model(keyed, [(1, 1)])))
+    check(keyed, merge(empty, some, keep_tombstones=True), list(model(keyed, [(1, 1), (2, None)]).items()))
+    check(keyed, merge(empty, empty), [])
+    check(keyed, newest_wins([empty, empty]), [])
+    check(keyed, merge(keyed.rows([(1, None)]), keyed.rows([(1, None)])), [])
+    assert lookup(empty, some.keys).tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize("bits", [8, 16, 32, 64])
+def test_keys_at_the_ends_of_their_type(bits: int) -> None:
+    kind = pa.int8() if bits == 8 else {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[bits]
+    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    old, new = pa.array([low, 0, high], kind), pa.array([low, high - 1, high], kind)
+    got = merge(Rows(old, pa.table({"k": old})), Rows(new, pa.table({"k": new})))
+    assert got.keys.to_pylist() == [low, 0, high - 1, high]
+
+
+def test_no_columns() -> None:
+    keyed = KEYED["int64"]
+    base, delta = keyed.rows([(n, n) for n in range(30)]), keyed.rows([(3, None), (99, 1)])
+    bare = [Rows(rows.keys, rows.data.select([]), rows.deleted) for rows in (base, delta)]
+    got = merge(*bare)
+    assert got.keys.to_pylist() == [*range(3), *range(4, 30), 99]
+    assert len(newest_wins(bare)) == 31
+    assert len(merge(bare[0].__class__(base.keys.slice(0, 0), bare[0].data), bare[1])) == 1
+
+
+def test_nullability_of_tombstones_does_not_get_in_the_way() -> None:
+    strict = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64(), nullable=False)])
+    loose = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64())])
+    base = pa.table([[1, 2, 3], [1, 2, 3]], schema=strict)
+    delta = pa.table([[2, 3], [None, 30]], schema=loose)
+    keys = [table["id"].combine_chunks() for table in (base, delta)]
+    sources = [Rows(keys[0], base), Rows(keys[1], delta, np.array([True, False]))]
+    for kept in (merge(*sources, keep_tombstones=True), newest_wins(sources)):
+        kept.data.validate(full=True)
+        assert kept.data["v"].to_pylist() == [1, None, 30]
+    gone = merge(*sources)
+    gone.data.validate(full=True)
+    assert gone.data.to_pydict() == {"id": [1, 3], "v": [1, 30]}
+
+
+def test_sorted_unique_of_sorted_rows_copies_nothing() -> None:
+    table = pa.table({"k": [1, 2, 3]})
+    rows = sorted_unique(table["k"].chunk(0), table, deleted=False)
+    assert rows.data is table
+    assert rows.deleted is None
+
+
+def test_a_larger_random_case(request: pytest.FixtureRequest) -> None:
+    seed = int(np.random.SeedSequence().entropy) % 2**32
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    state: dict[int, int] = {}
+    base = Rows(pa.array([], pa.int64()), pa.schema([("k", pa.int64()), ("v", pa.int64())]).empty_table())
+    for step in range(6):
+        ids = np.unique(rng.integers(0, 20_000, 5_000 if step % 2 else 300))
+        values = rng.integers(0, 10**6, len(ids))
+        dead = rng.random(len(ids)) < 0.2
+        table = pa.table({"k": ids, "v": pa.array(values, mask=dead)})
+        base = merge(base, Rows(table["k"].chunk(0), table, dead))
+        for key, value, gone in zip(ids.tolist(), values.tolist(), dead.tolist(), strict=True):
+            if gone:
+                state.pop(key, None)
+            else:
+                state[key] = value
+    assert base.data.to_pydict() == {"k": sorted(state), "v": [state[key] for key in sorted(state)]}
+    assert search(base.keys, base.keys).tolist() == list(range(len(state)))
