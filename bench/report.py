@@ -1,0 +1,201 @@
+"""The figures as tables in docs/PERFORMANCE.md: medians, ratios, targets, hit or miss, and what they ran on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import statistics
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from time import perf_counter
+
+from pairs import Samples, ratio
+
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+PACKAGES = ("deltalake", "lmdb", "numpy", "pyarrow", "pyspark", "rocksdict")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The median of paired ratios of `ours` to `peer` must be at most this."""
+
+    ours: str
+    peer: str
+    at_most: float
+    says: str  # the target as people write it
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Samples in ms of everybody who took part, and what must be reached."""
+
+    id: str
+    what: str
+    samples: Samples
+    targets: tuple[Target, ...]
+
+
+@dataclass(slots=True)
+class Book:
+    """The figures of one run of `make bench`."""
+
+    scale: float = 1.0
+    figures: list[Figure] = field(default_factory=list)
+
+    def verdicts(self) -> list[str]:
+        lines = [
+            "| | what | epochlog, ms | beside | its ms | ratio | target | |",
+            "|---|---|--:|---|--:|--:|--:|---|",
+        ]
+        for figure in self.figures:
+            for target in figure.targets:
+                reached = ratio(figure.samples, target.ours, target.peer)
+                ours, theirs = (_ms(statistics.median(figure.samples[name])) for name in (target.ours, target.peer))
+                verdict = "hit" if reached <= target.at_most else "**miss**"
+                cells = [figure.id, figure.what, ours, target.peer, theirs, f"{reached:.3g}", target.says, verdict]
+                lines.append(f"| {' | '.join(cells)} |")
+        return lines
+
+    def medians(self) -> list[str]:
+        lines = ["| | what | who | median, ms | quartiles, ms | samples |", "|---|---|---|--:|--:|--:|"]
+        for figure in self.figures:
+            for name, samples in figure.samples.items():
+                low, middle, high = (_ms(cut) for cut in quartiles(samples))
+                lines.append(f"| {figure.id} | {figure.what} | {name} | {middle} | {low} – {high} | {len(samples)} |")
+        return lines
+
+    def render(self, command: str) -> str:
+        """Everything between the markers."""
+        size = "the full size" if self.scale == 1 else f"{self.scale:g} of the full size: no figures of record"
+        parts = [
+            *self.verdicts(),
+            "",
+            f"Measured at {size}, by `{command}`.",
+            "",
+            *(f"- {line}" for line in environment()),
+            "",
+            "All medians of the same run:",
+            "",
+            *self.medians(),
+        ]
+        return "\n".join(parts)
+
+
+def quartiles(samples: list[float]) -> tuple[float, float, float]:
+    if len(samples) < 2:
+        return samples[0], samples[0], samples[0]
+    low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return low, middle, high
+
+
+def _ms(took: float) -> str:
+    return f"{took:.2f}" if took < 10 else f"{took:.1f}" if took < 100 else f"{took:.0f}"
+
+
+def write_between(path: Path, text: str) -> None:
+    """Put the text between the file's markers; what stands around them stays."""
+    old = path.read_text("utf-8") if path.exists() else f"{BEGIN}\n{END}\n"
+    if old.count(BEGIN) != 1 or old.count(END) != 1:
+        raise ValueError(f"{path} must hold the lines {BEGIN} and {END} once each")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    before, rest = old.split(BEGIN)
+    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}", "utf-8")
+
+
+# ---- what it ran on ------------------------------------------------------------------------------------------------
+
+
+def environment() -> list[str]:
+    """Machine, disk, versions and load, a line each."""
+    packages = [f"{name} {found}" for name in PACKAGES if (found := _version(name))]
+    versions = [f"Python {platform.python_version()}", *packages, _java()]
+    disk = _file_system(tempfile.gettempdir())
+    lines = [
+        f"Machine: {len(os.sched_getaffinity(0))} cores of {_cpu()}, {_memory()}, {_os()}",
+        f"Disk: {disk}; a synced write of 4 KiB takes {_sync_ms():.2f} ms (median of 50)",
+        f"Versions: {', '.join(filter(None, versions))}",
+        f"Load average (1 minute) at the end of the run: {os.getloadavg()[0]:.1f}",
+    ]
+    revision = _revision()
+    return [*lines, f"Revision: {revision}"] if revision else lines
+
+
+def _cpu() -> str:
+    models = re.findall(r"^model name\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.MULTILINE)
+    return models[0] if models else platform.processor() or platform.machine()
+
+
+def _memory() -> str:
+    return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB memory"
+
+
+def _os() -> str:
+    found = re.search(r'^PRETTY_NAME="?([^"\n]+)', _text("/etc/os-release"), re.MULTILINE)
+    return f"{found.group(1) if found else platform.system()}, kernel {platform.release()}"
+
+
+def _file_system(folder: str) -> str:
+    """The type of the file system that the folder lies on."""
+    best = ("", "unknown file system")
+    for line in _text("/proc/mounts").splitlines():
+        _, mount, kind, *_ = line.split()
+        inside = Path(folder).is_relative_to(mount)
+        if inside and len(mount) >= len(best[0]):
+            best = (mount, kind)
+    return best[1]
+
+
+def _sync_ms() -> float:
+    took = []
+    with tempfile.TemporaryFile() as file:
+        for _ in range(50):
+            start = perf_counter()
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+            took.append((perf_counter() - start) * 1000)
+    return statistics.median(took)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _java() -> str | None:
+    try:
+        told = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr
+    except OSError:
+        return None
+    found = re.search(r'version "([^"]+)"', told)
+    return f"Java {found.group(1)}" if found else None
+
+
+def _revision() -> str | None:
+    try:
+        told = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"],
+            capture_output=True, text=True, check=False, cwd=Path(__file__).parent,
+        )  # fmt: skip
+    except OSError:
+        return None
+    return told.stdout.strip() or None
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8")
+    except OSError:
+        return ""
+
+
+def command_line(scale: float) -> str:
+    """What to type to have these figures again."""
+    return "make bench" if scale == 1 else shlex.join([f"EPOCHLOG_BENCH_SCALE={scale:g}", "make", "bench"])

@@ -1,0 +1,31 @@
+"""The benchmarks of the store run, at a tiny size, and write their report; no figure is judged here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_bench(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "bench/bench_store.py", "-p", "no:xdist", "-p", "no:cacheprovider"]
+    return subprocess.run(
+        [*command, "-o", "python_files=bench_*.py", "--scale=0.001", *options],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_every_contender_returns_the_same_rows_and_the_report_is_written_between_its_markers(tmp_path: Path) -> None:
+    report = tmp_path / "PERFORMANCE.md"
+    report.write_text("before\n<!-- figures: begin -->\nold\n<!-- figures: end -->\nafter\n")
+    done = run_bench(f"--report={report}", f"--benchmark-json={tmp_path / 'samples.json'}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = report.read_text()
+    assert text.startswith("before\n<!-- figures: begin -->\n| |") and text.endswith("<!-- figures: end -->\nafter\n")
+    assert "old" not in text and "| P1 |" in text and "| P2 |" in text and "no figures of record" in text
+    assert '"test_p1_commit[epochlog]"' in (tmp_path / "samples.json").read_text()
