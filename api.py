@@ -324,7 +324,7 @@ class Job:
         return start(self._runner, spark, refresh, trigger=trigger, poll=poll)
 
     def stop(self) -> None:
-        """Stop the query that `start` made, after the barrier at hand; does not end the data. Nothing to stop is fine."""
+        """Stop the query that `start` made, after the barrier at hand. It does not end the data."""
         from .checkpoint.spark_job import stop
 
         stop(self._runner)
