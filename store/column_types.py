@@ -115,6 +115,12 @@ def has_required_children(kind: pa.DataType) -> bool:
     )
 
 
+def parquet_is_narrower(kind: pa.DataType) -> bool:
+    """Whether Parquet keeps the type, or one inside it, with a smaller range than Arrow: seconds, and dates in ms."""
+    seconds = _T.is_timestamp(kind) and kind.unit == "s"
+    return seconds or _T.is_date64(kind) or any(parquet_is_narrower(child.type) for child in children(kind))
+
+
 def fits(given: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether values of `given` may be cast to the stored type `wanted`.
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import InvalidInput, LimitExceeded, SchemaMismatch
-from .column_types import children, fits, has_required_children
+from .column_types import children, fits, has_required_children, parquet_is_narrower
 
 MAX_KEY_BYTES = 16_384
 """Bytes that the string, binary and fixed-size binary values of one row's key may have together."""
@@ -56,8 +56,8 @@ def as_table(table: str, data: Any, wanted: pa.Schema) -> pa.Table:
 
 
 def _from_pandas(table: str, frame: Any, wanted: pa.Schema) -> pa.Table:
-    index = any(name in wanted.names for name in frame.index.names if name is not None)
-    frame = frame.reset_index() if index else frame
+    levels = [name for name in frame.index.names if name in wanted.names and name not in frame.columns]
+    frame = frame.reset_index(level=levels) if levels else frame
     if not all(isinstance(name, str) for name in frame.columns):
         raise SchemaMismatch(f"table {table}: column names must be strings, not {list(frame.columns)!r}")
     if not frame.columns.is_unique:
@@ -65,6 +65,9 @@ def _from_pandas(table: str, frame: Any, wanted: pa.Schema) -> pa.Table:
     arrays = []
     for name in frame.columns:
         series = frame[name]
+        if name in wanted.names and not len(series):  # pandas knows no types of what is not there
+            arrays.append(pa.array([], wanted.field(name).type))
+            continue
         nested = name in wanted.names and children(wanted.field(name).type) and series.dtype == object
         try:  # a type hint only where the values cannot tell it: for others it would let values be cut to fit
             arrays.append(pa.array(series, type=wanted.field(name).type if nested else None, from_pandas=True))
@@ -108,7 +111,8 @@ def _column(table: str, given: pa.Table, field: pa.Field, is_key: bool) -> pa.Ch
         raise SchemaMismatch(f"table {table}, {kind} column {field.name!r}: {column.null_count} of its values are null")
     if has_required_children(field.type) and any(_inner_nulls(chunk) for chunk in column.chunks):
         raise SchemaMismatch(f"table {table}, column {field.name!r}: nulls where {field.type} allows none")
-    _check_storable(table, column, field)
+    if parquet_is_narrower(field.type):
+        _check_storable(table, column.chunks, field)
     return canonical_floats(column) if is_key and _T.is_floating(field.type) else column
 
 
@@ -140,6 +144,11 @@ def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def _inner_nulls(array: pa.Array) -> bool:
     """Whether a null lies where a nested type's field forbids it. Nulls beneath a null parent do not count."""
+    return any((not field.nullable and part.null_count > 0) or _inner_nulls(part) for field, part in _inside(array))
+
+
+def _inside(array: pa.Array) -> list[tuple[pa.Field, pa.Array]]:
+    """The fields of a nested type, each with all its values that do not lie beneath a null."""
     kind = array.type
     if _T.is_struct(kind):
         parts = [pc.struct_field(array.drop_null(), [i]) for i in range(kind.num_fields)]
@@ -150,26 +159,22 @@ def _inner_nulls(array: pa.Array) -> bool:
     elif children(kind):
         parts = [pc.list_flatten(array.drop_null())]
     else:
-        return False
-    fields = children(kind)
-    return any(
-        (not field.nullable and part.null_count > 0) or _inner_nulls(part)
-        for field, part in zip(fields, parts, strict=True)
-    )
+        return []
+    return list(zip(children(kind), parts, strict=True))
 
 
-def _check_storable(table: str, column: pa.ChunkedArray, field: pa.Field) -> None:
+def _check_storable(table: str, chunks: Sequence[pa.Array], field: pa.Field) -> None:
     """Refuses what a run's Parquet file could not hold: it knows no seconds, and dates only as whole days."""
-    if _T.is_timestamp(field.type) and field.type.unit == "s":
-        narrow = pa.timestamp("ms", field.type.tz)
-    elif _T.is_date64(field.type):
-        narrow = pa.date32()
-    else:
-        return
-    try:
-        column.cast(narrow, safe=True)
-    except pa.ArrowInvalid as error:
-        raise SchemaMismatch(f"table {table}, column {field.name!r}: {error}") from error
+    for chunk in chunks:
+        kind = chunk.type
+        try:
+            if _T.is_timestamp(kind) and kind.unit == "s":
+                chunk.cast(pa.timestamp("ms", kind.tz), safe=True)
+            elif _T.is_date64(kind):
+                chunk.cast(pa.date32(), safe=True)
+        except pa.ArrowInvalid as error:
+            raise SchemaMismatch(f"table {table}, column {field.name!r}: {error}") from error
+        _check_storable(table, [part for _, part in _inside(chunk)], field)
 
 
 def canonical_floats(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -191,15 +196,18 @@ def _check_sizes(table: str, conformed: pa.Table, primary_key: Sequence[str]) ->
             f"table {table}: {size} bytes in one batch are more than {MAX_BATCH_BYTES}; write it in parts"
         )
     total: Any = None
+    fixed = 0
     for name in primary_key:
         column = conformed.column(name)
+        if _T.is_fixed_size_binary(column.type):
+            fixed += column.type.byte_width
         if children(column.type) or not (
             _T.is_binary(column.type) or _T.is_string(column.type) or _is_large(column.type)
         ):
             continue
         lengths = pc.cast(pc.binary_length(column), pa.int64())
         total = lengths if total is None else pc.add(total, lengths)
-    longest = 0 if total is None else pc.max(total).as_py() or 0
+    longest = fixed + (0 if total is None else pc.max(total).as_py() or 0)
     if longest > MAX_KEY_BYTES:
         raise LimitExceeded(
             f"table {table}, primary key {_listed(primary_key)}: {longest} bytes are more than {MAX_KEY_BYTES}"

@@ -147,6 +147,9 @@ class Capsule:
         pa.table(ROWS).to_reader(),
         pd.DataFrame(ROWS),
         pd.DataFrame(ROWS).set_index("id"),
+        pd.DataFrame(ROWS, index=pd.Index([5, 6], name="id")),
+        pd.DataFrame(ROWS).set_index(["id", "note"]),
+        pd.DataFrame({**ROWS, "more": 1}).set_index(["more", "note"]),
         pd.DataFrame(ROWS, index=pd.Index([7, 9])),
         pd.DataFrame(ROWS).convert_dtypes(),
         pl.DataFrame(ROWS),
@@ -346,6 +349,11 @@ def test_what_parquet_cannot_hold_is_refused_at_the_door() -> None:
     late = schema_of(("id", pa.int64()), ("v", pa.timestamp("s")))
     with pytest.raises(SchemaMismatch, match="column 'v'"):
         late.conform(pa.table({"id": [1], "v": pa.array([2**60], pa.timestamp("s"))}))
+    many = schema_of(("id", pa.int64()), ("v", pa.list_(pa.struct([("t", pa.timestamp("s"))]))))
+    inner = pa.array([[{"t": 5}, None], None, [{"t": 2**60}]], many.schema.field("v").type)
+    assert many.conform(pa.table({"id": [1, 2], "v": inner[:2]})).num_rows == 2
+    with pytest.raises(SchemaMismatch, match="column 'v'"):
+        many.conform(pa.table({"id": [1, 2, 3], "v": inner}))
     days = schema_of(("id", pa.int64()), ("v", pa.date64()))
     with pytest.raises(SchemaMismatch, match="column 'v'"):
         days.conform(pa.table({"id": [1], "v": pa.array([86_400_001], pa.int64()).view(pa.date64())}))
@@ -379,9 +387,13 @@ def test_key_size_limit() -> None:
     assert schema.conform(fits).num_rows == 1
     with pytest.raises(LimitExceeded, match="table orders, primary key 'id', 'v'"):
         schema.conform(pa.table({"id": ["a" * MAX_KEY_BYTES], "v": [b"b"]}))
+    fixed = schema_of(("id", pa.binary(MAX_KEY_BYTES)), ("s", pa.string()), key=("id", "s"))
+    with pytest.raises(LimitExceeded):
+        fixed.conform(pa.table({"id": pa.array([b"a" * MAX_KEY_BYTES], pa.binary(MAX_KEY_BYTES)), "s": ["b"]}))
 
 
 def test_no_rows() -> None:
+    assert ORDERS.conform(pd.DataFrame({"id": [], "amount": [], "note": []})).equals(EXPECTED[:0])
     assert ORDERS.conform(EXPECTED[:0]).equals(EXPECTED[:0])
     empty = pa.Table.from_batches([], pa.schema([("id", pa.int8()), ("amount", pa.null()), ("note", pa.string_view())]))
     assert ORDERS.conform(empty).schema == ORDERS.schema
