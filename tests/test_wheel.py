@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("*.py", "py.typed", "pyproject.toml", "README.md", "LICENSE")
-PACKAGES = ("batch", "checkpoint", "demo", "exchange", "store")
+PACKAGES = ("batch", "checkpoint", "cli", "demo", "exchange", "store")
 
 IMPORT_ALL = """
 import importlib, pathlib, pkgutil, epochlog

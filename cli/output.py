@@ -1,0 +1,126 @@
+"""Where a command's result goes: JSON or text for people on standard output, the wait shown on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.progress import Progress
+
+PATIENCE_S = 1.0
+"""How long a command may take before it shows that it works."""
+FLUSH_ROWS = 1000
+
+
+class Waiting:
+    """A spinner, or a bar once the end is known, while a command takes long; none where no terminal shows it."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._lock = threading.Lock()
+        self._done, self._total = 0, None
+        self._ended = False
+        self._bar: Progress | None = None
+        self._timer = threading.Timer(PATIENCE_S, self._show)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            self._timer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def step(self, done: int, total: int | None = None) -> None:
+        """So much is done, of so much if that is known."""
+        with self._lock:
+            self._done, self._total = done, total
+            if self._bar:
+                self._bar.update(self._bar.task_ids[0], completed=done, total=total)
+
+    def end(self) -> None:
+        """Take it off the screen; a second call does nothing."""
+        self._timer.cancel()
+        with self._lock:
+            self._ended = True
+            bar, self._bar = self._bar, None
+        if bar:
+            bar.stop()
+
+    def _show(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        with self._lock:
+            if not self._ended:
+                self._bar = bar = Progress(*columns, console=Console(stderr=True), transient=True)
+                bar.add_task(self._what, completed=self._done, total=self._total)
+                bar.start()
+
+
+class Output:
+    """Standard output for one command."""
+
+    def __init__(self, waiting: Waiting, as_json: bool) -> None:
+        self.waiting = waiting
+        self.as_json = as_json
+
+    def document(self, value: Any, *, on_one_line: bool = False) -> None:
+        """One JSON document."""
+        self._write(self._dumped(value, None if on_one_line else 2) + "\n")
+
+    def lines(self, values: Iterable[Any]) -> None:
+        """JSON lines, as they come."""
+        for count, value in enumerate(values, start=1):
+            self._write(self._dumped(value, None) + "\n")
+            if count % FLUSH_ROWS == 0:
+                self.flush()
+                self.waiting.step(count)
+
+    def show(self, *parts: RenderableType) -> None:
+        """Text and tables for people, an empty line between them; as wide as it takes where there is no terminal."""
+        self.waiting.end()
+        console = people_console()
+        for place, part in enumerate(parts):
+            if place:
+                console.print()
+            console.print(part, highlight=False, markup=False, soft_wrap=isinstance(part, str))
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+    def _dumped(self, value: Any, indent: int | None) -> str:
+        ascii_only = "utf" not in (sys.stdout.encoding or "").lower()
+        return json.dumps(value, indent=indent, ensure_ascii=ascii_only, allow_nan=False)
+
+    def _write(self, text: str) -> None:
+        if sys.stdout.isatty():
+            self.waiting.end()
+        sys.stdout.write(text)
+
+
+def people_console() -> Console:
+    """A console on standard output that leaves a broken pipe to its caller, and cuts nothing where no screen ends."""
+    from rich.console import Console
+
+    class Page(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # noqa: PLE0704 (rich calls this while it handles the BrokenPipeError)
+
+    return Page(width=None if sys.stdout.isatty() else 10_000)

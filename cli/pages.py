@@ -1,0 +1,220 @@
+"""Pages for people: tables and lines made from the facts that programs get as JSON (pure, but for rich's types)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from .facts import Facts
+from .plain import cell
+from .words import NONE, bytes_text, clock_time, count_text, epoch_text, lag_text, one_line, safe, span_text
+
+STATE_STYLES = {
+    "creating": "yellow",
+    "parked": "yellow",
+    "failed": "bold red",
+    "running": "green",
+    "finished": "dim",
+    "delete": "red",
+    "update_preimage": "dim",
+    "insert": "green",
+    "update_postimage": "green",
+}
+
+
+RIGHT = ">"
+"""A header that begins so is of a column aligned to the right."""
+
+
+def grid(headers: Sequence[str], rows: Iterable[Sequence[Text | str]]) -> Table:
+    """A table with one line a row, but where a terminal is too narrow for it."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for header in headers:
+        side = "right" if header.startswith(RIGHT) else "left"
+        table.add_column(Text(safe(header.removeprefix(RIGHT))), justify=side, overflow="fold")
+    for row in rows:
+        table.add_row(*(part if isinstance(part, Text) else Text(safe(part)) for part in row))
+    return table
+
+
+def state(word: str) -> Text:
+    """A state, coloured where there is a terminal."""
+    return Text(word, STATE_STYLES.get(word, ""))
+
+
+def tables(found: Sequence[Facts]) -> Table:
+    """`ls`."""
+    headers = ("table", "state", "job", "committed epoch", ">rows", ">bytes", ">segments", ">runs")
+    rows = (
+        (
+            one["name"],
+            state(one["state"]),
+            one["job"] or NONE,
+            epoch_text(one["max_committed_epoch"]),
+            count_text(one["rows"]),
+            bytes_text(one["bytes"]),
+            count_text(one["log_segments"]),
+            count_text(one["runs"]),
+        )
+        for one in found
+    )
+    return grid(headers, rows)
+
+
+def status(facts: Facts) -> list[Table | str]:
+    """`status`: the tables, then the jobs."""
+    headers = ("table", "state", "committed epoch", ">lag", ">rows")
+    rows = (
+        (
+            one["name"],
+            state(one["state"]),
+            epoch_text(one["max_committed_epoch"]),
+            lag_text(one["lag_ms"]),
+            count_text(one["rows"]),
+        )
+        for one in facts["tables"]
+    )
+    head = f"{facts['root']} at {clock_time(facts['at'])}, last epoch {epoch_text(facts['last_epoch'])}"
+    shown: list[Table | str] = [head, grid(headers, rows)]
+    if facts["jobs"]:
+        headers = ("job", "state", "committed epoch", ">lag", ">incarnation", "last error")
+        shown.append(grid(headers, ((*_progress(job), _error(job)) for job in facts["jobs"])))
+    return shown
+
+
+def jobs(found: Sequence[Facts]) -> Table:
+    """`jobs`."""
+    headers = ("job", "state", "committed epoch", ">lag", ">incarnation", "reads", "writes", "last error")
+    rows = ((*_progress(job), ", ".join(job["upstreams"]), ", ".join(job["outputs"]), _error(job)) for job in found)
+    return grid(headers, rows)
+
+
+def _progress(job: Facts) -> tuple[Text | str, ...]:
+    at, lag = epoch_text(job["committed_epoch"]), lag_text(job["lag_ms"])
+    return job["name"], state(job["state"]), at, lag, count_text(job["incarnation"])
+
+
+def _error(job: Facts) -> Text:
+    return Text(one_line(job["last_error"]), "red") if job["last_error"] else Text(NONE)
+
+
+def description(facts: Facts) -> list[Table | str]:
+    """`describe`."""
+    log = facts["log"]
+    named = [
+        ("state", state(facts["state"])),
+        ("job", f"{facts['job']}, reads {', '.join(facts['upstreams'])}" if facts["job"] else NONE),
+        ("read by", ", ".join(facts["read_by"]) or NONE),
+        ("committed epoch", epoch_text(facts["max_committed_epoch"])),
+        ("readable from", epoch_text(facts["safe_epoch"]) if facts["safe_epoch"] else "the beginning"),
+        ("lag", lag_text(facts["lag_ms"])),
+        ("rows", count_text(facts["rows"])),
+        ("bytes", bytes_text(facts["bytes"])),
+        ("log", _log(log)),
+        ("retention", _retention(facts["retention"])),
+    ]
+    head = Table.grid(padding=(0, 2))
+    for name, value in named:
+        head.add_row(Text(name, "dim"), value if isinstance(value, Text) else Text(safe(value)))
+    schema = grid(("column", "type", "null", ">key"), (_column(column) for column in facts["schema"]))
+    shown: list[Table | str] = [head, schema]
+    if facts["run_list"]:
+        headers = ("run through epoch", ">rows", ">parts", ">replaced rows", ">bytes")
+        shown.append(grid(headers, (_run(run) for run in facts["run_list"])))
+    if facts["holds"]:
+        headers = ("held by", "log after", "states from", ">age", "lease ends")
+        shown.append(grid(headers, (_hold(hold) for hold in facts["holds"])))
+    else:
+        shown.append("nobody holds it back")
+    return shown
+
+
+def _log(log: Facts) -> str:
+    entries = f"{log['entries']:,} entries, {log['segments']:,} segments, {bytes_text(log['bytes'])}"
+    begins = f"; begins after {epoch_text(log['start_epoch'])}" if log["start_epoch"] else ""
+    return f"{entries}{begins}; {log['unfolded_segments']:,} segments not in a run yet"
+
+
+def _retention(kept: Facts) -> str:
+    history, log = (span_text(round(kept[name] * 1000)) for name in ("history_s", "log_s"))
+    return f"history {history}, log {log}"
+
+
+def _column(column: Facts) -> tuple[str, ...]:
+    key = str(column["key"]) if column["key"] else ""
+    return column["name"], column["type"], "yes" if column["nullable"] else "no", key
+
+
+def _run(run: Facts) -> tuple[str, ...]:
+    counts = (count_text(run[name]) for name in ("rows", "parts", "history_rows"))
+    return epoch_text(run["until"]), *counts, bytes_text(run["bytes"])
+
+
+def _hold(hold: Facts) -> tuple[str, ...]:
+    ends = clock_time(hold["expires"]) if hold["expires"] else "never"
+    at = (NONE if hold[name] is None else epoch_text(hold[name]) for name in ("log_epoch", "read_epoch"))
+    return hold["holder"], *at, span_text(hold["age_ms"]), NONE if hold["kind"] == "job" else ends
+
+
+def commits(found: Iterable[Facts]) -> Table:
+    """`history`."""
+    headers = ("epoch", "operation", "job or transaction", ">upserted", ">deleted", ">segments", ">bytes")
+    return grid(headers, (_commit(commit) for commit in found))
+
+
+def _commit(commit: Facts) -> tuple[str, ...]:
+    txn = commit["txn"]
+    by = commit["job"] or (f"{txn['application']} {txn['id']}" if txn else NONE)
+    counts = (count_text(commit[name]) for name in ("rows_upserted", "rows_deleted", "segments"))
+    return epoch_text(commit["epoch"]), commit["operation"], by, *counts, bytes_text(commit["bytes"])
+
+
+def rows(names: Sequence[str], numeric: Sequence[bool], found: Iterable[Facts]) -> Table:
+    """Rows of a table, or changes."""
+    headers = [f"{RIGHT}{name}" if right else name for name, right in zip(names, numeric, strict=True)]
+    return grid(headers, ([_cell(name, row[name]) for name in names] for row in found))
+
+
+def _cell(name: str, value: Any) -> Text:
+    if value is None:
+        return Text("null", "dim")
+    return state(value) if name == "_change_type" else Text(safe(cell(value)))
+
+
+def epochs(facts: Facts) -> list[Table | str]:
+    """`read --epochs`."""
+    found = ((one["table"], epoch_text(one["epoch"]), lag_text(one["lag_ms"])) for one in facts["tables"])
+    return [grid(("table", "epoch", ">lag"), found), f"token {facts['token']}"]
+
+
+def compactions(found: Sequence[Facts]) -> Table:
+    """`compact`."""
+    headers = ("table", "", ">segments to merge", ">bytes before", ">bytes after")
+    rows = (
+        (
+            one["table"],
+            "compacted" if one["compacted"] else "not due",
+            f"{one['unfolded_segments_before']:,} → {one['unfolded_segments_after']:,}",
+            bytes_text(one["bytes_before"]),
+            bytes_text(one["bytes_after"]),
+        )
+        for one in found
+    )
+    return grid(headers, rows)
+
+
+def verification(facts: Facts) -> list[Table | str]:
+    """`verify`."""
+    checked = f"{facts['tables']:,} tables, {facts['files']:,} files, {bytes_text(facts['bytes'])} checked"
+    shown: list[Table | str] = []
+    if facts["unreachable"]:
+        shown.append(grid(("reached by no table (no damage)",), ((path,) for path in facts["unreachable"])))
+    if facts["problems"]:
+        found = ((problem["where"], Text(safe(problem["what"]), "red")) for problem in facts["problems"])
+        shown.append(grid(("where", "problem"), found))
+    count = len(facts["problems"])
+    return [*shown, f"{checked}: {'ok' if facts['ok'] else f'{count:,} problem' + 's' * (count != 1)}"]

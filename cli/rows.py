@@ -1,0 +1,156 @@
+"""The commands that show rows: read and changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..batch.predicate import parse_predicate
+from ..errors import InvalidInput
+from .arguments import limit_of
+from .facts import Facts
+from .plain import plain_rows
+from .session import Session
+from .words import epoch_text
+
+if TYPE_CHECKING:
+    from ..api import TableInfo
+    from ..batch.snapshot import Snapshot
+
+PAGE_ROWS = 500
+"""Rows of one table for people; more come as further tables, so that the first appear at once."""
+
+
+def read(session: Session) -> None:
+    """The rows of tables at the epochs that a policy chooses."""
+    options = session.options
+    with session.store.snapshot(options.tables or None, **consistency(options)) as moment:
+        if options.epochs:
+            _show_epochs(session, moment)
+            return
+        readers = [(name, _reader(moment, name, session)) for name in moment]  # all are checked before any is shown
+        for place, (name, reader) in enumerate(readers):
+            epoch = moment.epochs[name]
+            if session.out.as_json:
+                rows = islice(_rows(reader), limit_of(options))
+                session.out.lines({"_table": name, "_epoch": epoch, **row} for row in rows)
+            else:
+                session.out.show(*[""] * bool(place))
+                _show_rows(session, reader, f"{name} at epoch {epoch_text(epoch)}")
+
+
+def changes(session: Session) -> None:
+    """What changed in a table in a range of epochs."""
+    options = session.options
+    table = session.store.table(options.table)
+    reader = table.changes(
+        _beginning(table.info, pre_images=options.pre_images) if options.after is None else options.after,
+        options.until,
+        mode=options.mode,
+        pre_images=options.pre_images,
+        columns=options.columns,
+        filter=_filter(options.filter, table.schema),
+    )
+    if session.out.as_json:
+        session.out.lines(islice(_rows(reader), limit_of(options)))
+    else:
+        _show_rows(session, reader, None)
+
+
+def _beginning(info: TableInfo, *, pre_images: bool) -> int:
+    """What all changes follow: the log's beginning; for pre-images, the oldest state that they are known from."""
+    if not pre_images:
+        return info.log_start_epoch
+    return max(info.log_start_epoch, min(info.safe_epoch, info.max_committed_epoch))
+
+
+def consistency(options: Any) -> dict[str, Any]:
+    """The keyword arguments of `store.snapshot`; a policy that is not named follows from the options given."""
+    given = {
+        "epoch": options.epoch,
+        "timestamp": options.timestamp,
+        "max_lag": options.max_lag,
+        "timeout": options.timeout,
+        "include_creating": options.include_creating or None,
+        "epochs_or_token": options.token,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    policy = options.consistency or _implied(given)
+    if policy == "exact" and "epoch" in given:
+        if not options.tables:
+            raise InvalidInput("an exact epoch is of tables: name them, or take --consistency as_of for all")
+        given["epochs_or_token"] = dict.fromkeys(options.tables, given.pop("epoch"))
+    return {"consistency": policy, **given}
+
+
+def _implied(given: dict[str, Any]) -> str:
+    for option, policy in (
+        ("epochs_or_token", "exact"),
+        ("max_lag", "bounded"),
+        ("timestamp", "as_of"),
+        ("include_creating", "global"),
+    ):
+        if option in given:
+            return policy
+    if "epoch" in given:
+        return "at_least" if "timeout" in given else "exact"
+    return "aligned"
+
+
+def _reader(moment: Snapshot, name: str, session: Session) -> pa.RecordBatchReader:
+    table = moment[name]
+    return table.scan(columns=session.options.columns, filter=_filter(session.options.filter, table.schema))
+
+
+def _filter(text: str | None, schema: pa.Schema) -> pc.Expression | None:
+    if text is None:
+        return None
+    expression = parse_predicate(text, schema)
+    try:
+        schema.empty_table().filter(expression)
+    except (pa.ArrowException, TypeError) as error:
+        raise InvalidInput(f"filter {text!r} does not fit the columns it names: {error}") from error
+    return expression
+
+
+def _rows(reader: Iterable[pa.RecordBatch]) -> Iterator[Facts]:
+    for batch in reader:
+        yield from plain_rows(batch)
+
+
+def _show_epochs(session: Session, moment: Snapshot) -> None:
+    facts = {
+        "tables": [
+            {"table": name, "epoch": epoch, "lag_ms": moment.lag_ms[name]} for name, epoch in moment.epochs.items()
+        ],
+        "token": moment.token,
+    }
+    if session.out.as_json:
+        session.out.document(facts)
+    else:
+        from . import pages
+
+        session.out.show(*pages.epochs(facts))
+
+
+def _show_rows(session: Session, reader: pa.RecordBatchReader, title: str | None) -> None:
+    """Tables for people, and how to see more where the limit cut them."""
+    from . import pages
+
+    limit, shown = limit_of(session.options), 0
+    names, kinds = reader.schema.names, reader.schema.types
+    numeric = [pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind) for kind in kinds]
+    rows = _rows(reader)
+    kept = islice(rows, limit)
+    heading = [title] if title else []
+    while page := list(islice(kept, PAGE_ROWS)):
+        session.out.show(*heading, pages.rows(names, numeric, page))
+        shown, heading = shown + len(page), []
+    if not shown:
+        session.out.show(*heading, "no rows")
+    elif shown == limit and next(rows, None) is not None:
+        session.out.show(f"the first {limit:,}; --limit N or --all for more")

@@ -1,0 +1,69 @@
+"""The commands that look after a store: compact and verify."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from ..store.catalog import View
+from ..store.compaction import compact_table
+from ..store.definitions import TableDef, all_tables, find_table, get_version
+from ..store.scan import plan_scan
+from ..store.tables import table_bytes
+from .facts import Facts
+from .session import Session
+
+
+def compact(session: Session) -> None:
+    """Fold logs into runs: one table, or all that are due."""
+    name, full = session.options.table, session.options.full
+
+    def chosen(view: View) -> list[TableDef]:
+        return sorted(all_tables(view), key=lambda table: table.name) if name is None else [find_table(view, name)]
+
+    tables = session.handle.catalog.read(chosen)
+    found = []
+    for table in tables:
+        session.out.waiting.step(len(found), len(tables))
+        found.append(_compact_one(session, table, full=full or name is not None))
+    if session.out.as_json:
+        session.out.document({"root": session.handle.root, "tables": found})
+    else:
+        from . import pages
+
+        session.out.show(pages.compactions(found) if found else f"{session.handle.root} has no table yet")
+
+
+def verify(session: Session) -> int:
+    """Check everything; 1 when something is damaged."""
+    report = session.store.verify()
+    facts = {"ok": report.ok, **asdict(report)}
+    if session.out.as_json:
+        session.out.document(facts)
+    else:
+        from . import pages
+
+        session.out.show(*pages.verification(facts))
+    return 0 if report.ok else 1
+
+
+def _compact_one(session: Session, table: TableDef, *, full: bool) -> Facts:
+    before = _size(session, table)
+    compacted = compact_table(session.handle, table, full=full)
+    after = _size(session, table)
+    return {
+        "table": table.name,
+        "compacted": compacted,
+        "unfolded_segments_before": before[0],
+        "unfolded_segments_after": after[0],
+        "bytes_before": before[1],
+        "bytes_after": after[1],
+    }
+
+
+def _size(session: Session, table: TableDef) -> tuple[int, int]:
+    """Segments that reads still have to merge, and bytes of all files."""
+
+    def body(view: View) -> tuple[int, int]:
+        return len(plan_scan(view, table, None).segments), table_bytes(get_version(view, table.id, table.name))
+
+    return session.handle.catalog.read(body)

@@ -1,0 +1,73 @@
+"""Numbers as people read them: epochs with their time, bytes, lags, ages; and text that a terminal can take (pure)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from ..store.epoch import to_unix_ms
+
+NONE = "-"
+
+
+def iso(unix_ms: int) -> str:
+    """Unix milliseconds as ISO 8601 in UTC."""
+    return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def epoch_iso(epoch: int) -> str | None:
+    """The time an epoch lies in; None for 0, which is no moment but "none yet"."""
+    return iso(to_unix_ms(epoch)) if epoch else None
+
+
+def clock_time(text: str | None) -> str:
+    """An ISO 8601 time for people: `2025-06-01 12:00:00.123`, UTC as all times here."""
+    return text.replace("T", " ").removesuffix("Z") if text else NONE
+
+
+def epoch_text(epoch: int | None) -> str:
+    """`585139200001 (2029-07-07 12:00:00.123)`; `-` for none."""
+    return f"{epoch} ({clock_time(epoch_iso(epoch))})" if epoch else NONE
+
+
+def bytes_text(count: int) -> str:
+    """`512 B`, `4.5 MB`: thousands, as disks are sold."""
+    size, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB", "PB"):
+        if size < 999.95:
+            break
+        size, unit = size / 1000, larger
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def span_text(ms: int) -> str:
+    """A length of time by its two largest units: `350 ms`, `1.2 s`, `3 min 5 s`, `2 h 5 min`, `4 d 3 h`."""
+    if ms < 1000:
+        return f"{ms} ms"
+    if ms < 60_000:
+        return f"{ms // 100 / 10:.1f} s"
+    minutes, s = divmod(ms // 1000, 60)
+    hours, minutes_left = divmod(minutes, 60)
+    days, hours_left = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours_left} h"
+    return f"{hours} h {minutes_left} min" if hours else f"{minutes} min {s} s"
+
+
+def lag_text(ms: int) -> str:
+    """How far behind; `none` when everything is reflected."""
+    return span_text(ms) if ms else "none"
+
+
+def count_text(count: int | None) -> str:
+    """With thousands separated; `?` when it could not be found out, or was not asked for."""
+    return "?" if count is None else f"{count:,}"
+
+
+def safe(text: str) -> str:
+    """The text with everything escaped that is not printable: data must not steer the terminal it is shown on."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def one_line(text: str) -> str:
+    """The text on one line, safe."""
+    return safe(" ".join(text.split()))
