@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -177,7 +176,7 @@ def take_snapshot(handle: Handle, policy: Policy, tables: Sequence[str] | None =
 
 
 def _choose_and_pin(handle: Handle, policy: Policy, tables: Sequence[str] | None) -> Snapshot:
-    holder = f"snapshot:{uuid.uuid4().hex}"
+    holder = handle.new_holder("snapshot")
 
     def body(tx: Txn) -> tuple[dict[str, ScanPlan], EpochView]:
         now_ms = handle.catalog.now_ms()

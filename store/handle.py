@@ -46,6 +46,10 @@ class Handle:
         """A final, unique name for a new file: nothing is ever renamed."""
         return f"{self.table_folder(table_id)}/{uuid.uuid4().hex}{ending}"
 
+    def new_holder(self, kind: str) -> str:
+        """A name that no other holder of a lease has."""
+        return f"{kind}:{uuid.uuid4().hex}"
+
     def close(self) -> None:
         self.leases.close()
         self.catalog.close()
