@@ -1,0 +1,356 @@
+"""The Spark batch source: a table at one epoch, or a range of its changes, both fixed at `load()`."""
+
+# ruff: noqa: N802  # Spark calls these methods by its own names
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    IsNotNull,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+    StringContains,
+    StringEndsWith,
+    StringStartsWith,
+)
+from pyspark.sql.types import StructType
+
+from ..errors import InvalidInput, SchemaMismatch
+from ..exchange.offsets import parse_start
+from ..exchange.pieces import Piece, cut
+from ..exchange.spark_options import FEED, STREAM, Options, Place, given, names, place_of, text, truth, whole
+from ..exchange.spark_types import accepts, arrow_schema, spark_schema
+from ..exchange.stream import PiecePartition
+from ..exchange.worker import settle
+from ..store.catalog import Txn, View
+from ..store.definitions import TableDef, find_table, get_table, get_version
+from ..store.handle import Handle
+from ..store.history import read_epoch_view
+from ..store.holds import Hold, put_holds
+from ..store.log import CHANGE_FIELDS, LogPlan, plan_changes
+from ..store.records import hold_key
+from ..store.scan import ScanPlan, plan_scan, require_complete
+from ..store.schema import TableSchema
+from .policy import AsOf, Exact, Policy, choose_epochs
+from .predicate import compare, one_of, parse_predicate
+from .registry import resolve_policy
+
+LEASE_MS = 3_600_000
+"""How long the files of a planned read are kept; a read that is still running then may raise SnapshotExpired."""
+_PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+_CHANGE_NAMES = tuple(field.name for field in CHANGE_FIELDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one `load()` means, fixed: the table by id, and the epoch; or for a feed the range (start, epoch] of its
+    log.
+
+    `start` is as in startingVersion (an epoch is the first to read), None when it was not given.
+    """
+
+    place: Place
+    table_id: int
+    table: TableSchema
+    columns: tuple[str, ...]
+    epoch: int
+    feed: bool
+    start: str | int | None
+    mode: str
+    pre_images: bool
+    where: str | None
+
+    def spark_schema(self) -> StructType:
+        """The columns as Spark has them; in a feed, of a table or of a stream, the change columns come after them."""
+        fields = [self.table.schema.field(name) for name in self.columns]
+        return spark_schema(self.table.name, pa.schema([*fields, *self.extra]), self.table.primary_key)
+
+    @property
+    def extra(self) -> tuple[pa.Field, ...]:
+        return CHANGE_FIELDS if self.feed else ()
+
+    def as_feed(self) -> Load:
+        """The same with the change columns, for a stream whose user gave a schema."""
+        return replace(self, feed=True)
+
+    def wanted(self, schema: StructType) -> pa.Schema:
+        """The Arrow schema for a schema that Spark asks for, the user's own perhaps. SchemaMismatch when it cannot be
+        had.
+        """
+        known = pa.schema([*self.table.schema, *self.extra])
+        wanted = arrow_schema(schema)
+        for field in wanted:
+            if field.name not in known.names:
+                raise SchemaMismatch(
+                    f"table {self.table.name}: there is no column {field.name!r}; there are {', '.join(known.names)}"
+                )
+            if not accepts(known.field(field.name).type, field.type) and not accepts(
+                field.type, known.field(field.name).type
+            ):
+                raise SchemaMismatch(
+                    f"table {self.table.name}, column {field.name!r}: {known.field(field.name).type} cannot be read "
+                    f"as {field.type}"
+                )
+        return wanted
+
+    def predicate(self) -> pc.Expression | None:
+        return parse_predicate(self.where, self.table.schema) if self.where else None
+
+
+def resolve_load(options: Options) -> Load:
+    """Look into the catalog once and fix what is read. Raises typed errors for a bad option, an unknown table or
+    column.
+    """
+    settle()
+    if "provider" in options:
+        raise InvalidInput(
+            "CREATE TABLE … USING epochlog gives the reader no options, so it cannot work; write CREATE "
+            "TEMPORARY VIEW … USING epochlog "
+            "OPTIONS (path '…', table '…')"
+        )
+    place = place_of(options)
+    handle = place.open()
+    try:
+        return handle.catalog.read(lambda view: _resolve(view, handle, place, options))
+    finally:
+        handle.close()
+
+
+def _resolve(view: View, handle: Handle, place: Place, options: Options) -> Load:
+    table = find_table(view, place.table)
+    feed = truth(options, "readChangeFeed", False) or bool(given(options, (*FEED, *STREAM)))
+    mode = text(options, "changeMode") or "epochs"
+    if mode not in ("epochs", "net"):
+        raise InvalidInput(f"option changeMode must be epochs or net, not {mode!r}")
+    columns = names(options, "columns")
+    load = Load(
+        place=place,
+        table_id=table.id,
+        table=table.schema,
+        columns=tuple(ScanPlan(table.schema, 0).schema(columns).names),
+        epoch=_feed_end(view, table, options) if feed else _chosen_epoch(view, handle, table, options),
+        feed=feed,
+        start=parse_start(text(options, "startingVersion")),
+        mode=mode,
+        pre_images=truth(options, "preImages", False),
+        where=text(options, "filter"),
+    )
+    load.predicate()
+    return load
+
+
+def _feed_end(view: View, table: TableDef, options: Options) -> int:
+    mixed = given(options, ("versionAsOf", "timestampAsOf", "consistency", "snapshot"))
+    if mixed:
+        raise InvalidInput(
+            f"option {mixed[0]} chooses one epoch and has no meaning for a range of changes; leave it out"
+        )
+    end = whole(options, "endingVersion")
+    return get_version(view, table.id, table.name).max_committed_epoch if end is None else end
+
+
+def _chosen_epoch(view: View, handle: Handle, table: TableDef, options: Options) -> int:
+    chosen = given(options, ("versionAsOf", "timestampAsOf", "consistency", "snapshot"))
+    if len(chosen) > 1:
+        raise InvalidInput(f"options {' and '.join(chosen)} each choose the epoch; give one of them")
+    if not chosen:
+        return get_version(view, table.id, table.name).max_committed_epoch
+    epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms(), handle.store_id)
+    version = whole(options, "versionAsOf")
+    if version is not None:
+        require_complete(table.name, version, epochs.complete_through(table.id))
+        plan_scan(view, table, version)
+        return version
+    return choose_epochs(_policy(options), epochs, [table.name])[table.name]
+
+
+def _policy(options: Options) -> Policy:
+    token, timestamp = text(options, "snapshot"), text(options, "timestampAsOf")
+    if token is not None:
+        return Exact(token)
+    if timestamp is not None:
+        return AsOf(timestamp=parse_timestamp(timestamp))
+    return resolve_policy(options["consistency"])
+
+
+def parse_timestamp(given: str) -> datetime:
+    """An ISO 8601 time, UTC unless it says otherwise, or Unix milliseconds."""
+    try:
+        if given.isdecimal():
+            return datetime.fromtimestamp(int(given) / 1000, UTC)
+        value = datetime.fromisoformat(given)
+    except (ValueError, OverflowError) as error:
+        raise InvalidInput(
+            f"option timestampAsOf must be like 2026-01-31T12:00:00+00:00 or Unix milliseconds, not {given!r}"
+        ) from error
+    return value if value.tzinfo else value.replace(tzinfo=UTC)
+
+
+# ---- the reader --------------------------------------------------------------------------------------------------
+
+
+class TableReader(DataSourceReader):
+    """Plans on the driver, with a lease on the files; tasks read pieces."""
+
+    def __init__(self, load: Load, schema: StructType) -> None:
+        settle()
+        self._load = load
+        self._wanted = load.wanted(schema)
+        self._pushed: list[pc.Expression] = []
+
+    def partitions(self) -> Sequence[InputPartition]:
+        handle = self._load.place.open()
+        try:
+            plan = plan_with_lease(handle, self._load)
+            files = handle.files
+        finally:
+            handle.close()
+        # no rows: one empty piece, since Spark would make one task of nothing by itself
+        columns = tuple(name for name in self._wanted.names if name not in _CHANGE_NAMES)
+        load = self._load
+        piece = Piece(files, plan, self._wanted, columns, self._filter(), load.mode, load.pre_images)
+        return [PiecePartition(part) for part in cut(piece) or [piece]]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, PiecePartition)
+        return partition.piece.read()
+
+    def _filter(self) -> pc.Expression | None:
+        found = [self._load.predicate(), *self._pushed]
+        whole: pc.Expression | None = None
+        for part in found:
+            if part is not None:
+                whole = part if whole is None else whole & part
+        return whole
+
+
+class PushdownReader(TableReader):
+    """The same where Spark offers filters; Spark refuses such a reader where it does not."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Takes the filters whose meaning is the same in Arrow, row for row; gives back the others."""
+        load = self._load
+        usable = load.table.primary_key if load.feed else load.table.schema.names
+        for offered in filters:
+            pushed = _expression(offered, load.table.schema, usable)
+            if pushed is None:
+                yield offered
+            else:
+                self._pushed.append(pushed)
+
+
+def make_reader(load: Load, schema: StructType) -> TableReader:
+    """The reader for a batch load."""
+    if load.feed and load.start in ("latest", "snapshot"):
+        raise InvalidInput(
+            f"startingVersion={load.start} is for streams; a batch of changes starts at an epoch or at earliest"
+        )
+    pushdown = _PUSHDOWN_WORKER in sys.modules
+    return PushdownReader(load, schema) if pushdown else TableReader(load, schema)
+
+
+def plan_with_lease(handle: Handle, load: Load) -> ScanPlan | LogPlan:
+    """The files to read, kept for LEASE_MS from now; one lease for all reads of a table at an epoch."""
+    holder = f"spark:{load.start}-{load.epoch}" if load.feed else f"spark:{load.epoch}"
+
+    def kept(view: View) -> ScanPlan | LogPlan | None:
+        record = view.get(hold_key(load.table_id, holder))
+        fresh = record is not None and record["expires_ms"] > handle.catalog.now_ms() + LEASE_MS // 2
+        return _plan(view, load) if fresh else None
+
+    def body(tx: Txn) -> ScanPlan | LogPlan:
+        plan, now_ms = _plan(tx, load), handle.catalog.now_ms()
+        first = _after(tx, load) if load.feed else None
+        read_epoch = load.epoch if first is None else first if load.pre_images else None
+        put_holds(tx, [Hold(holder, load.table_id, first, read_epoch, now_ms, now_ms + LEASE_MS)])
+        return plan
+
+    plan = None if load.feed else handle.catalog.read(kept)
+    return handle.catalog.transact(body) if plan is None else plan
+
+
+def _plan(view: View, load: Load) -> ScanPlan | LogPlan:
+    table = get_table(view, load.table_id, load.table.name)
+    if not load.feed:
+        return plan_scan(view, table, load.epoch)
+    return plan_changes(view, table, _after(view, load), load.epoch)
+
+
+def _after(view: View, load: Load) -> int:
+    """The epoch after which a feed begins: startingVersion is included, as in Delta."""
+    if isinstance(load.start, int):
+        return max(load.start - 1, 0)
+    if load.start is None:
+        raise InvalidInput("a change feed needs .option('startingVersion', …): the first epoch to read, or earliest")
+    return get_version(view, load.table_id, load.table.name).log_start
+
+
+# ---- filters -----------------------------------------------------------------------------------------------------
+
+_SIGNS: dict[type[Filter], str] = {
+    EqualTo: "equal",
+    GreaterThan: "greater",
+    GreaterThanOrEqual: "greater_equal",
+    LessThan: "less",
+    LessThanOrEqual: "less_equal",
+}
+_TEXTS = {StringStartsWith: pc.starts_with, StringEndsWith: pc.ends_with, StringContains: pc.match_substring}
+
+
+def _expression(filter: Filter, schema: pa.Schema, usable: Sequence[str]) -> pc.Expression | None:
+    """The filter in Arrow's terms; None where the two might differ (floats: Spark's NaN is the largest number)."""
+    if isinstance(filter, Not):
+        inner = _expression(filter.child, schema, usable)
+        return None if inner is None else ~inner
+    path = getattr(filter, "attribute", ())
+    if len(path) != 1 or path[0] not in usable:
+        return None
+    field = schema.field(path[0])
+    if isinstance(filter, IsNull):
+        return pc.field(field.name).is_null()
+    if isinstance(filter, IsNotNull):
+        return pc.field(field.name).is_valid()
+    return _comparison(filter, field) if _same_order(field.type) else None
+
+
+def _comparison(filter: Filter, field: pa.Field) -> pc.Expression | None:
+    value = getattr(filter, "value", None)
+    try:
+        if isinstance(filter, In):
+            values = list(value or ())
+            return None if any(item is None for item in values) else one_of(field, values)
+        if value is None:
+            return None
+        if type(filter) in _TEXTS:
+            return _TEXTS[type(filter)](pc.field(field.name), str(value))
+        sign = _SIGNS.get(type(filter))
+        return None if sign is None else compare(sign, field, value)
+    except InvalidInput:
+        return None
+
+
+def _same_order(kind: pa.DataType) -> bool:
+    types = pa.types
+    return (
+        types.is_integer(kind)
+        or types.is_boolean(kind)
+        or types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_date32(kind)
+        or (types.is_timestamp(kind) and kind.unit in ("us", "ns"))
+    )

@@ -1,0 +1,238 @@
+"""Jobs on Spark: a refresh gets DataFrames and gives DataFrames; what it gave is committed at the barrier when it
+returns.
+
+Frames are planned from the barrier's own plans and built on the session that the caller gave (a foreachBatch frame
+belongs to a cloned session). Outputs are run and written at `upsert`, as segments that nothing points to until the
+commit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import InvalidInput, JobRunning
+from ..exchange.frames import FrameWriter, read_frame
+from ..exchange.pieces import Piece
+from ..exchange.spark_errors import typed
+from ..exchange.spark_types import arrow_schema, spark_schema
+from ..store.files import Files
+from ..store.log import LogPlan
+from ..store.scan import ScanPlan
+from ..store.segment import Segment
+from .barrier import Barrier
+from .job import BarrierRun, JobRunner
+from .spark_doorbell import DOORBELL, Doorbell
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+Refresh = Callable[["SparkJobContext"], Any]
+BROADCAST_BYTES = 8 << 20
+
+
+class SparkJobContext:
+    """What a refresh function sees: DataFrames of its upstreams and outputs, fixed at the barrier."""
+
+    def __init__(self, session: SparkSession, files: Files, run: BarrierRun) -> None:
+        self._session = session
+        self._files = files
+        self._run = run
+        self._writers: dict[str, FrameWriter] = {}
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session that the frames belong to."""
+        return self._session
+
+    @property
+    def barrier(self) -> Barrier:
+        """The barrier: .prev .curr .kind."""
+        return self._run.barrier
+
+    def changes(
+        self,
+        upstream: str,
+        mode: str = "net",
+        *,
+        pre_images: bool = False,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+    ) -> DataFrame:
+        """What changed in the upstream in (prev, curr], with the change columns; in a backfill its rows at curr, as
+        inserts.
+
+        `filter` (a pyarrow expression) may name key columns only.
+        """
+        if mode not in ("epochs", "net"):
+            raise InvalidInput(f"mode must be 'epochs' or 'net', not {mode!r}")
+        return self._frame(self._run.upstream(upstream).changes, columns, filter, mode=mode, pre_images=pre_images)
+
+    def table(
+        self, upstream: str, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
+    ) -> DataFrame:
+        """The upstream at curr."""
+        return self._frame(self._run.upstream(upstream).current, columns, filter)
+
+    def previous(
+        self, upstream: str, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
+    ) -> DataFrame:
+        """The upstream at prev; empty when prev is 0."""
+        return self._frame(self._run.upstream(upstream).previous, columns, filter)
+
+    def output(
+        self, output: str, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
+    ) -> DataFrame:
+        """The job's own output at prev; empty when prev is 0."""
+        return self._frame(self._run.output(output).previous, columns, filter)
+
+    def upsert(self, output: str, frame: DataFrame) -> None:
+        """Write rows of an output; committed with all others when the refresh returns, or not at all."""
+        self._writer(output).write(frame)
+
+    def delete(self, output: str, keys: DataFrame) -> None:
+        """Delete rows of an output by primary key (exactly its columns); unknown keys are fine."""
+        self._writer(output).write(keys, deletes=True)
+
+    def _writer(self, output: str) -> FrameWriter:
+        if output not in self._writers:
+            self._writers[output] = FrameWriter(self._run.output(output).target)
+        return self._writers[output]
+
+    def _finish(self) -> dict[str, list[Segment]]:
+        return {name: writer.finish() for name, writer in self._writers.items()}
+
+    def _frame(
+        self,
+        plan: ScanPlan | LogPlan,
+        columns: Sequence[str] | None,
+        filter: pc.Expression | None,
+        *,
+        mode: str = "net",
+        pre_images: bool = False,
+    ) -> DataFrame:
+        table = plan.table
+        names = tuple(table.schema.names if columns is None else columns)
+        whole: pa.Schema = plan.schema(names)
+        # a delete leaves all but the key empty; the key itself is never null
+        schema = spark_schema(table.name, whole, table.primary_key)
+        piece = Piece(self._files, plan, arrow_schema(schema), names, filter, mode, pre_images)
+        frame = read_frame(self._session, piece, schema)
+        return frame.hint("broadcast") if plan.bytes < BROADCAST_BYTES else frame
+
+
+def step(runner: JobRunner, session: SparkSession, refresh: Refresh) -> int | None:
+    """One barrier in the foreground: the committed epoch, or None when there is nothing to do or the job is finished.
+
+    Raises Fenced, JobParked, what the refresh raises, and epochlog's own errors with their types even if a Spark task
+    met them.
+    """
+    run = runner.begin()
+    if run is None:
+        return None
+    context = SparkJobContext(session, runner.handle.files, run)
+    try:
+        refresh(context)
+        segments = context._finish()
+    except BaseException as error:
+        known = typed(error) if isinstance(error, Exception) else None
+        runner.fail(known or error)
+        if known is None or known is error:
+            raise
+        raise known from error
+    return runner.commit(run, segments)
+
+
+# ---- running on its own --------------------------------------------------------------------------------------------
+
+
+class _Live:
+    """The queries that run jobs in this process, by store and job."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queries: dict[tuple[str, int], StreamingQuery | None] = {}
+
+    def claim(self, runner: JobRunner) -> None:
+        """JobRunning when the job has a live query here."""
+        key = (runner.handle.store_id, runner.job_id)
+        with self._lock:
+            if key in self._queries and self._running(self._queries[key]):
+                raise JobRunning(f"job {runner.name!r} is running already in this process; stop that query first")
+            self._queries[key] = None
+
+    def set(self, runner: JobRunner, query: StreamingQuery | None) -> None:
+        key = (runner.handle.store_id, runner.job_id)
+        with self._lock:
+            if query is None:
+                self._queries.pop(key, None)
+            else:
+                self._queries[key] = query
+
+    def get(self, runner: JobRunner) -> StreamingQuery | None:
+        with self._lock:
+            return self._queries.get((runner.handle.store_id, runner.job_id))
+
+    @staticmethod
+    def _running(query: StreamingQuery | None) -> bool:
+        try:
+            return query is None or query.isActive  # None: it is being started
+        except Exception:  # noqa: BLE001  # its JVM is gone, and with it the query
+            return False
+
+
+_live = _Live()
+
+
+def start(
+    runner: JobRunner,
+    session: SparkSession,
+    refresh: Refresh,
+    *,
+    trigger: str = "continuous",
+    poll: str = "100 milliseconds",
+) -> StreamingQuery:
+    """Run the job as a StreamingQuery: a doorbell stream rings, its function commits barrier after barrier.
+
+    The doorbell keeps no checkpoint that matters: the catalog is the only truth. An error of a barrier fails the query
+    and stands as the job's last_error. Raises JobRunning when the job has a live query in this process.
+    """
+    if trigger not in ("continuous", "available_now"):
+        raise InvalidInput(f"trigger must be 'continuous' or 'available_now', not {trigger!r}")
+    _live.claim(runner)
+    try:
+        query = _start(runner, session, refresh, trigger, poll)
+    except BaseException:
+        _live.set(runner, None)
+        raise
+    _live.set(runner, query)
+    return query
+
+
+def stop(runner: JobRunner) -> None:
+    """Stop the job's query in this process, if there is one; waits for the barrier at hand. Does not end the data."""
+    query = _live.get(runner)
+    if query is not None:
+        query.stop()
+        _live.set(runner, None)
+
+
+def _start(runner: JobRunner, session: SparkSession, refresh: Refresh, trigger: str, poll: str) -> StreamingQuery:
+    def ring(_frame: DataFrame, _batch: int) -> None:
+        while step(runner, session, refresh) is not None:
+            query = _live.get(runner)
+            if query is not None and not query.isActive:  # stopped meanwhile
+                return
+
+    session.dataSource.register(Doorbell)
+    reader = session.readStream.format(DOORBELL).option("path", runner.handle.root)
+    stream = reader.option("job", str(runner.job_id)).option("name", runner.name).load()
+    writer = stream.writeStream.foreachBatch(ring).queryName(f"{runner.name}@{runner.handle.store_id[:8]}")
+    if trigger == "available_now":
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=poll).start()

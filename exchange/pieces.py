@@ -1,0 +1,116 @@
+"""A read cut into pieces, one per Spark task. The driver cuts, tasks read; no task opens the catalog, nothing imports
+pyspark.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import Corrupt, SnapshotExpired
+from ..store.files import Files
+from ..store.keys import Key
+from ..store.log import LogPlan
+from ..store.run import Part, Run
+from ..store.scan import EVERYTHING, KeyRange, ScanPlan
+from ..store.segment import Segment
+from .spark_types import to_spark
+from .worker import settle
+
+SMALLEST_PIECE_ROWS = 1 << 17
+LARGEST_PIECE_ROWS = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One task's share: a plan, the keys of it to read, and the exact schema that Spark expects. Picklable."""
+
+    files: Files
+    plan: ScanPlan | LogPlan
+    wanted: pa.Schema
+    columns: tuple[str, ...]  # of the table; the change columns come by themselves
+    filter: pc.Expression | None = None
+    mode: str = "epochs"
+    pre_images: bool = False
+    key_range: KeyRange = EVERYTHING
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """The rows in Spark's types. SnapshotExpired when a file has gone since the plan was made."""
+        settle()
+        name = self.plan.table.name
+        try:
+            for batch in self._batches():
+                yield from to_spark(name, batch, self.wanted).to_batches()
+        except Corrupt as error:
+            if "gone" not in error.what:
+                raise
+            raise SnapshotExpired(
+                f"table {name!r}: {error.path} has gone since this read was planned, longer ago than its lease; "
+                "load it again"
+            ) from error
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        if isinstance(self.plan, ScanPlan):
+            return self.plan.batches(self.files, self.columns, self.filter, self.key_range)
+        return self.plan.batches(
+            self.files,
+            self.mode,
+            pre_images=self.pre_images,
+            columns=self.columns,
+            filter=self.filter,
+            key_range=self.key_range,
+        )
+
+
+def cut(piece: Piece) -> list[Piece]:
+    """The same rows in as many pieces as their number and this machine's cores make worth while; none for an empty
+    plan.
+    """
+    source = _source(piece.plan)
+    if not source.rows_at_most:
+        return []
+    rows = source.rows_at_most
+    count = min(max(os.cpu_count() or 1, rows // LARGEST_PIECE_ROWS), max(1, rows // SMALLEST_PIECE_ROWS))
+    ranges = source.splits(count) if count > 1 else [EVERYTHING]
+    return [replace(piece, plan=_narrowed(piece.plan, keys), key_range=keys) for keys in ranges]
+
+
+def _source(plan: ScanPlan | LogPlan) -> ScanPlan:
+    """What the pieces' key ranges are balanced by: the files that hold the rows to give out."""
+    if isinstance(plan, ScanPlan):
+        return plan
+    if plan.backfill and plan.before is not None:
+        return plan.before
+    return ScanPlan(plan.table, 0, (), tuple(segment for group in plan.groups for segment in group.segments))
+
+
+def _narrowed(plan: ScanPlan | LogPlan, keys: KeyRange) -> ScanPlan | LogPlan:
+    """The plan without the files that hold none of these keys."""
+    if keys == EVERYTHING:
+        return plan
+    if isinstance(plan, ScanPlan):
+        return replace(
+            plan, runs=tuple(_narrow_run(run, keys) for run in plan.runs), segments=_within(plan.segments, keys)
+        )
+    before = None if plan.before is None else _narrowed(plan.before, keys)
+    groups = tuple(replace(group, segments=_within(group.segments, keys)) for group in plan.groups)
+    return replace(plan, before=before, groups=groups)
+
+
+def _narrow_run(run: Run, keys: KeyRange) -> Run:
+    def within(parts: Sequence[Part]) -> tuple[Part, ...]:
+        return tuple(part for part in parts if _overlaps(part.key_min, part.key_max, keys))
+
+    return replace(run, parts=within(run.parts), history=within(run.history))
+
+
+def _within(segments: Sequence[Segment], keys: KeyRange) -> tuple[Segment, ...]:
+    return tuple(segment for segment in segments if _overlaps(segment.key_min, segment.key_max, keys))
+
+
+def _overlaps(low: Key, high: Key, keys: KeyRange) -> bool:
+    return (keys[0] is None or high >= keys[0]) and (keys[1] is None or low < keys[1])

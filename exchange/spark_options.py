@@ -1,0 +1,106 @@
+"""The options of `format("epochlog")`: their names, and their texts turned into values or into errors that say what to
+write.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..errors import InvalidInput
+from ..store.handle import Handle, open_handle
+
+PLACE = ("path", "catalog", "table")
+STATE = ("versionAsOf", "timestampAsOf", "consistency", "snapshot", "filter")
+FEED = ("readChangeFeed", "startingVersion", "endingVersion", "preImages", "changeMode")
+STREAM = ("maxEpochsPerTrigger", "maxRowsPerTrigger", "maxBytesPerTrigger", "consumerId", "failOnDataLoss")
+WRITE = ("txnAppId", "txnVersion")
+READ = ("columns", *STATE, *FEED, *STREAM)
+_KNOWN = {name.lower(): name for name in (*PLACE, *READ, *WRITE)}
+
+Options = Mapping[str, str]
+"""As Spark gives them: names without regard to case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which table of which store an option map means."""
+
+    path: str
+    catalog: str | None
+    table: str
+
+    def open(self) -> Handle:
+        """The store, which must be there already. Close it after use."""
+        return open_handle(self.path, self.catalog, create=False)
+
+
+def place_of(options: Options) -> Place:
+    """InvalidInput when `path` or `table` is missing, or when a name looks like a slip of a known one."""
+    refuse_slips(options)
+    for name in ("path", "table"):
+        if not text(options, name):
+            raise InvalidInput(f'format("epochlog") needs .option("{name}", …)')
+    return Place(options["path"], text(options, "catalog"), options["table"])
+
+
+def refuse_slips(options: Options) -> None:
+    """Other options, Spark's own among them, are let pass; `versionAsOff` would silently read the newest version."""
+    for given in options:
+        if given.lower() in _KNOWN:
+            continue
+        near = difflib.get_close_matches(given.lower(), _KNOWN, n=1, cutoff=0.85)
+        if near:
+            raise InvalidInput(f"there is no option {given!r}; {_KNOWN[near[0]]!r} is near")
+
+
+def text(options: Options, name: str) -> str | None:
+    """The option's text, None when it is absent or empty."""
+    return options.get(name) or None
+
+
+def whole(options: Options, name: str, least: int = 0) -> int | None:
+    """A whole number >= least, or None when the option is absent."""
+    given = text(options, name)
+    if given is None:
+        return None
+    try:
+        value = int(given)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise InvalidInput(f"option {name} must be a whole number >= {least}, not {given!r}")
+    return value
+
+
+def truth(options: Options, name: str, default: bool) -> bool:
+    given = text(options, name)
+    if given is None:
+        return default
+    if given.lower() not in ("true", "false"):
+        raise InvalidInput(f"option {name} must be true or false, not {given!r}")
+    return given.lower() == "true"
+
+
+def names(options: Options, name: str) -> tuple[str, ...] | None:
+    """Names parted by commas, or a JSON list for names that hold one."""
+    given = text(options, name)
+    if given is None:
+        return None
+    if not given.lstrip().startswith("["):
+        return tuple(part.strip() for part in given.split(","))
+    import json
+
+    try:
+        listed = json.loads(given)
+    except ValueError:
+        listed = None
+    if not isinstance(listed, list) or not all(isinstance(part, str) for part in listed):
+        raise InvalidInput(f"option {name} must be names parted by commas or a JSON list of them, not {given!r}")
+    return tuple(listed)
+
+
+def given(options: Options, candidates: tuple[str, ...]) -> list[str]:
+    """Those of the options that are set."""
+    return [name for name in candidates if text(options, name) is not None]

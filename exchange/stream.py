@@ -1,0 +1,232 @@
+"""The Spark stream source: a table's log as micro-batches of whole epochs, in order, without a copy of it being made."""
+
+# ruff: noqa: N802  # Spark calls these methods by its own names
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from ..errors import LogTruncated
+from ..store.catalog import Txn, View
+from ..store.definitions import TableDef, get_table, get_version
+from ..store.handle import Handle
+from ..store.holds import Hold, put_holds
+from ..store.log import CHANGE_FIELDS, LogPlan, plan_backfill, plan_changes
+from ..store.records import after_prefix, hist_key, hold_key, log_key
+from ..store.version import LogEntry
+from .offsets import LATEST, SNAPSHOT, Limits, LogEpoch, Offset, parse_start, plan_until
+from .pieces import Piece, cut
+from .spark_options import Options, Place, text, truth, whole
+from .worker import settle
+
+_log = logging.getLogger("epochlog")
+_CHANGE_NAMES = tuple(field.name for field in CHANGE_FIELDS)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRead:
+    """What a stream reads, as its options say it."""
+
+    place: Place
+    table_id: int
+    start: str | int | None
+    limits: Limits
+    consumer: str | None
+    pre_images: bool
+    fail_on_data_loss: bool
+
+    @classmethod
+    def from_options(cls, options: Options, place: Place, table_id: int) -> StreamRead:
+        limits = Limits(*(whole(options, f"max{what}PerTrigger", 1) for what in ("Epochs", "Rows", "Bytes")))
+        return cls(
+            place,
+            table_id,
+            parse_start(text(options, "startingVersion")),
+            limits,
+            text(options, "consumerId"),
+            truth(options, "preImages", False),
+            truth(options, "failOnDataLoss", True),
+        )
+
+
+class PiecePartition(InputPartition):
+    """One piece of a read as Spark hands it to a task."""
+
+    def __init__(self, piece: Piece) -> None:
+        super().__init__(None)
+        self.piece = piece
+
+
+class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Lives in one long process per query, is made twice and pickled: the store is opened at first use and never
+    pickled.
+    """
+
+    def __init__(self, read: StreamRead, wanted: pa.Schema) -> None:
+        self._read = read
+        self._wanted = wanted
+        self._columns = tuple(name for name in wanted.names if name not in _CHANGE_NAMES)
+        self._target: int | None = None
+        self._opened: Handle | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    # ---- offsets -------------------------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:
+        settle()
+        return self._handle().catalog.read(self._initial).to_json()
+
+    def _initial(self, view: View) -> Offset:
+        start = self._read.start
+        if isinstance(start, int):  # named as in Delta: the first version to read, itself included
+            return Offset(self._read.table_id, max(start - 1, 0))
+        if start == "earliest":
+            table = self._table(view)
+            return Offset(table.id, get_version(view, table.id, table.name).log_start)
+        return Offset(self._read.table_id, start=start or SNAPSHOT)
+
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
+        settle()
+        begin = self._offset(start or self.initialOffset())
+        limits = Limits() if isinstance(limit, ReadAllAvailable) else self._read.limits
+
+        def body(view: View) -> Offset:
+            table = self._table(view)
+            if begin.start is not None:
+                newest = get_version(view, table.id, table.name).max_committed_epoch
+                return Offset(table.id, newest if self._target is None else min(newest, self._target))
+            after = self._reachable(view, table, begin.epoch)
+            until = plan_until(_log_epochs(view, table, after), after, limits, self._target)
+            return begin if until <= after else Offset(table.id, until)
+
+        end = self._handle().catalog.read(body)
+        if start is not None and end == begin:
+            return start
+        self._hold(end if begin.start is not None else begin, first=True)
+        return end.to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Says only that there is a limit; all of them are applied in latestOffset, which knows epochs and bytes too."""
+        return ReadMaxRows(self._read.limits.rows or 1 << 62) if self._read.limits.any else ReadAllAvailable()
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        return Offset(self._read.table_id, self._handle().catalog.read(self._newest)).to_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._handle().catalog.read(self._newest)
+
+    def _newest(self, view: View) -> int:
+        table = self._table(view)
+        return get_version(view, table.id, table.name).max_committed_epoch
+
+    # ---- rows ----------------------------------------------------------------------------------------------------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        settle()
+        begin, until = self._offset(start), self._offset(end).epoch
+        if start == end or begin.start == LATEST:
+            return []
+
+        def body(view: View) -> LogPlan:
+            table = self._table(view)
+            if begin.start == SNAPSHOT:
+                return plan_backfill(view, table, until)
+            after = self._reachable(view, table, begin.epoch)
+            return plan_changes(view, table, after, max(after, until))
+
+        plan = self._handle().catalog.read(body)
+        piece = Piece(self._handle().files, plan, self._wanted, self._columns, pre_images=self._read.pre_images)
+        return [PiecePartition(piece) for piece in cut(piece)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, PiecePartition)
+        return partition.piece.read()
+
+    def commit(self, end: dict[str, Any]) -> None:
+        settle()
+        self._hold(self._offset(end))
+
+    def stop(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    # ---- the store -----------------------------------------------------------------------------------------------
+
+    def _handle(self) -> Handle:
+        if self._opened is None:
+            self._opened = self._read.place.open()
+        return self._opened
+
+    def _table(self, view: View) -> TableDef:
+        return get_table(view, self._read.table_id, self._read.place.table)
+
+    def _offset(self, offset: dict[str, Any]) -> Offset:
+        return Offset.from_json(offset, self._read.table_id, self._read.place.table)
+
+    def _reachable(self, view: View, table: TableDef, after: int) -> int:
+        """`after`, or the log's truncation mark above it if no change lies between (or if loss is to be let pass)."""
+        mark = get_version(view, table.id, table.name).log_start
+        if after >= mark:
+            return after
+        lost = [
+            record["epoch"]
+            for _, record in view.scan(hist_key(table.id, after + 1), hist_key(table.id, mark + 1))
+            if record["changed"]
+        ]
+        if lost and self._read.fail_on_data_loss:
+            raise LogTruncated(
+                f"the log of {table.name!r} begins after epoch {mark}, and {len(lost)} commits after epoch "
+                f"{after} were truncated unread. "
+                "Start anew with startingVersion=snapshot and a new checkpoint, or set failOnDataLoss=false to "
+                "go on without them; "
+                "a consumerId would have held them"
+            )
+        if lost:
+            _log.warning("table %s: %d commits after epoch %d were truncated unread", table.name, len(lost), after)
+        return mark
+
+    def _hold(self, offset: Offset, *, first: bool = False) -> None:
+        """Keep the log after this offset for the named consumer, and the state there while it is still to be read.
+
+        At the first look only what no hold of that name keeps already: the offset must not be passed before it is
+        committed.
+        """
+        if self._read.consumer is None or offset.start is not None:
+            return
+        handle, holder = self._handle(), f"consumer:{self._read.consumer}"
+        key = hold_key(self._read.table_id, holder)
+
+        def held(view: View) -> bool:
+            record = view.get(key)
+            return record is not None and record["log_epoch"] <= offset.epoch
+
+        if first and handle.catalog.read(held):
+            return
+        read_epoch = offset.epoch if first or self._read.pre_images else None
+        hold = Hold(holder, self._read.table_id, offset.epoch, read_epoch, handle.catalog.now_ms(), None)
+
+        def body(tx: Txn) -> None:
+            self._table(tx)
+            put_holds(tx, [hold])
+
+        handle.catalog.transact(body)
+
+
+def _log_epochs(view: View, table: TableDef, after: int) -> Iterator[LogEpoch]:
+    """The log epochs with rows past `after`, oldest first, read one entry at a time."""
+    prefix = b"log/%08x/" % table.id
+    for _, record in view.scan(log_key(table.id, after + 1), after_prefix(prefix)):
+        for group in LogEntry.from_record(record).groups:
+            rows = sum(segment.rows for segment in group.segments)
+            if rows and group.label > after:
+                yield LogEpoch(group.label, rows, sum(segment.bytes for segment in group.segments))
