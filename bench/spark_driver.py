@@ -1,0 +1,87 @@
+"""A Spark driver in a process of its own, so that sessions of different settings can be measured in turns.
+
+`python spark_driver.py user|epochlog FOLDER` answers each line {"query": …, "batches": n, "warm_up": m, …} on standard
+input with a line {"samples": [ms of each micro-batch]} on standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+import epochlog as el
+
+POLL_SECONDS = 0.25
+
+
+def make_session(kind: str) -> SparkSession:
+    """`epochlog`: as el.spark() makes it. `user`: Spark's own defaults, the data source registered."""
+    if kind == "epochlog":
+        return el.spark(app_name="bench")
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = SparkSession.builder.appName("bench").getOrCreate()
+    el.register(session)
+    return session
+
+
+def start_epochlog(session: SparkSession, order: dict[str, Any]) -> StreamingQuery:
+    """Every commit of the table `rows` is a micro-batch; its sink is another table of the same store."""
+    frame = (
+        session.readStream.format("epochlog")
+        .option("path", order["store"])
+        .option("table", "rows")
+        .option("startingVersion", "earliest")
+        .option("maxEpochsPerTrigger", 1)
+        .load()
+    )
+    writer = frame.writeStream.format("epochlog").option("path", order["store"]).option("table", order["into"])
+    return writer.option("checkpointLocation", order["checkpoint"]).start()
+
+
+def start_parquet(session: SparkSession, order: dict[str, Any]) -> StreamingQuery:
+    frame = session.readStream.format("rate-micro-batch").option("rowsPerBatch", order["rows"]).load()
+    writer = frame.writeStream.format("parquet").option("path", order["into"])
+    return writer.option("checkpointLocation", order["checkpoint"]).start()
+
+
+START = {"epochlog": start_epochlog, "parquet": start_parquet}
+
+
+def run(session: SparkSession, order: dict[str, Any]) -> list[float]:
+    """Milliseconds (`triggerExecution`) of the micro-batches with rows, the first few left out."""
+    wanted = order["warm_up"] + order["batches"]
+    query = START[order["query"]](session, order)
+    try:
+        while len(done := _batches(query, order["rows"])) < wanted:
+            if query.awaitTermination(POLL_SECONDS):  # pyright: ignore[reportArgumentType]  # parts of a second are fine
+                raise RuntimeError(f"the query ended by itself: {query.exception()}")
+    finally:
+        query.stop()
+    return done[order["warm_up"] : wanted]
+
+
+def _batches(query: StreamingQuery, rows: int) -> list[float]:
+    progress = [json.loads(each.json) for each in query.recentProgress]
+    return [float(each["durationMs"]["triggerExecution"]) for each in progress if each["numInputRows"] == rows]
+
+
+def main() -> None:
+    kind, folder = sys.argv[1:]
+    os.chdir(Path(folder))
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what Spark prints goes to standard error
+    session = make_session(kind)
+    session.sparkContext.setLogLevel("ERROR")
+    for line in sys.stdin:
+        print(json.dumps({"samples": run(session, json.loads(line))}), file=answers, flush=True)
+    session.stop()
+
+
+if __name__ == "__main__":
+    main()
