@@ -15,6 +15,7 @@ from ..errors import (
     BarrierChanged,
     ClockSkew,
     EpochRegressed,
+    EpochlogError,
     Fenced,
     InvalidInput,
     NotWritable,
@@ -60,6 +61,11 @@ class TableEdit:
     segments: tuple[Segment, ...] = ()
     operation: str = "upsert"
     end: bool = False
+    base: int | None = None  # the newest commit that the edit was made from, where it must still be the newest
+
+
+class BaseMoved(EpochlogError):
+    """Another commit landed in a table while an edit was made from its earlier state; make the edit again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +177,10 @@ def _append(
         label = epoch if segment.label is None else labels[segment.label]
         groups.setdefault(label, []).append(replace(segment, label=label))
     entry = LogEntry(epoch, tuple(LabelGroup(label, tuple(groups[label])) for label in sorted(groups)), edit.end)
-    version = apply_commit(table.name, get_version(tx, table.id, table.name), entry)
+    before = get_version(tx, table.id, table.name)
+    if edit.base is not None and edit.base != before.max_committed_epoch:
+        raise BaseMoved(f"table {table.name!r} was committed to at {before.max_committed_epoch}, after {edit.base}; retry")
+    version = apply_commit(table.name, before, entry)
     rows, deletes = sum(s.rows for s in entry.segments), sum(s.deletes for s in entry.segments)
     commit = Commit(
         epoch=epoch,
