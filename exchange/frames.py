@@ -77,7 +77,7 @@ class FrameWriter:
         self._segments: list[Segment] = []
 
     def write(self, frame: DataFrame, *, deletes: bool = False) -> None:
-        """Run the frame and keep its rows, or with `deletes` its keys. An error of a task is raised with its own type."""
+        """Run the frame and keep its rows, or with `deletes` its keys. A task's error is raised with its own type."""
         check_frame(self._target.schema, frame.schema, deletes=deletes)
         try:
             found = frame.mapInArrow(partial(_write_task, self._target, deletes), _RESULT).collect()

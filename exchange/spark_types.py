@@ -63,7 +63,7 @@ def _wire_decimal(kind: Any) -> pa.DataType:
 
 
 def wire_schema(table: str, schema: pa.Schema) -> pa.Schema:
-    """The schema of the batches that a reader of these columns gives to Spark; SchemaMismatch when Spark lacks a type."""
+    """The schema of batches of these columns as Spark gets them; SchemaMismatch when Spark lacks a type."""
 
     def wired(field: pa.Field) -> pa.Field:
         try:

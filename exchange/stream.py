@@ -1,4 +1,4 @@
-"""The Spark stream source: a table's log as micro-batches of whole epochs, in order, without a copy of it being made."""
+"""The Spark stream source: a table's log as micro-batches of whole epochs, in order, without a copy being made."""
 
 # ruff: noqa: N802  # Spark calls these methods by its own names
 
@@ -115,7 +115,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Says only that there is a limit; all of them are applied in latestOffset, which knows epochs and bytes too."""
+        """Says only that there is a limit; latestOffset applies them all, and knows epochs and bytes too."""
         return ReadMaxRows(self._read.limits.rows or 1 << 62) if self._read.limits.any else ReadAllAvailable()
 
     def reportLatestOffset(self) -> dict[str, Any]:
