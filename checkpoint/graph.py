@@ -31,6 +31,7 @@ from ..store.tables import add_table, remove_table
 
 DEFAULT_MAX_LAG = 30
 """In the job's own boundaries: 30 s at the default interval."""
+MOST_MAX_LAG = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ def create_job(
             raise JobExists(f"there is a job {name!r} already; get it with store.job({name!r}) or take another name")
         above = [find_table(tx, upstream) for upstream in upstreams]
         for schema in schemas:
+            _refuse_cycle(tx, handle, name, upstreams, schema.name)
             _refuse_owned(tx, schema.name)
         if backfill == "log":
             _require_whole_logs(tx, name, above)
@@ -142,7 +144,8 @@ def list_jobs(handle: Handle) -> list[JobInfo]:
 
 def _checked_outputs(name: str, upstreams: Sequence[str], outputs: Mapping[str, Any]) -> list[TableSchema]:
     check_name("job", name)
-    if isinstance(upstreams, str) or not upstreams or len(set(upstreams)) != len(upstreams):
+    good = isinstance(upstreams, list | tuple) and upstreams and all(isinstance(table, str) for table in upstreams)
+    if not good or len(set(upstreams)) != len(upstreams):
         raise InvalidInput(f"job {name!r}: upstreams is a list of one or more different table names, not {upstreams!r}")
     if not isinstance(outputs, Mapping) or not outputs:
         raise InvalidInput(f"job {name!r}: outputs is a dict {{table: (schema, primary key)}} with at least one table")
@@ -163,11 +166,19 @@ def _boundaries(name: str, max_lag: float | timedelta | None, interval_ms: int) 
     """max_lag in the job's own boundaries; a timedelta is divided by the job's interval."""
     if max_lag is None:
         return DEFAULT_MAX_LAG
-    if isinstance(max_lag, timedelta):
-        return int(max_lag.total_seconds() * 1000 // interval_ms)
-    if isinstance(max_lag, bool) or not isinstance(max_lag, int | float) or max_lag < 0:
+    count = max_lag / timedelta(milliseconds=interval_ms) if isinstance(max_lag, timedelta) else max_lag
+    if isinstance(count, bool) or not isinstance(count, int | float) or not 0 <= count <= MOST_MAX_LAG:
         raise InvalidInput(f"job {name!r}: max_lag is a number of boundaries >= 0 or a timedelta, not {max_lag!r}")
-    return int(max_lag)
+    return int(count)
+
+
+def _refuse_cycle(tx: Txn, handle: Handle, name: str, upstreams: Sequence[str], output: str) -> None:
+    """JobCycle when the output is there already and an upstream descends from it."""
+    epochs = read_epoch_view(tx, handle.memory, handle.catalog.now_ms())
+    if output in epochs.ids and any(table.name == output for table in epochs.closure(upstreams)):
+        raise JobCycle(
+            f"job {name!r} would write {output!r}, from which what it reads is made; take another output name"
+        )
 
 
 def _refuse_owned(tx: Txn, table: str) -> None:

@@ -19,6 +19,7 @@ from ..store.commit import JobCommit, TableEdit, check_incarnation, commit_job, 
 from ..store.definitions import JobRecord, TableDef, get_job, get_table
 from ..store.handle import Handle
 from ..store.history import forced_boundaries, read_epoch_view
+from ..store.intervals import FAR
 from ..store.lineage import EpochView
 from ..store.log import LogPlan, plan_backfill, plan_changes
 from ..store.records import job_key
@@ -95,22 +96,20 @@ class JobRunner:
         if job.state == "finished":
             return None
         if job.barrier is None:
-            seal(self.handle, job.interval)
-            barrier = self._decide()
-            if barrier is None:
+            decided = self._next(job, incarnation)
+            if decided is None:
                 return None
-            job = self._record(barrier, incarnation)
+            job = decided
         return self.handle.catalog.read(lambda view: plan_barrier(view, self.handle, job))
 
     def commit(self, run: BarrierRun, outputs: Mapping[str, Sequence[Segment]]) -> int:
         """Commit all outputs at the barrier, those without segments as empty entries; returns the epoch."""
         assert self.incarnation is not None
-        ends = run.job.upstreams and self._ended(run)
+        state = self._state_after(run)
         edits = [
-            TableEdit(output.table.id, name, tuple(outputs.get(name, ())), operation="refresh", end=bool(ends))
+            TableEdit(output.table.id, name, tuple(outputs.get(name, ())), operation="refresh", end=state == "finished")
             for name, output in run.outputs.items()
         ]
-        state = "finished" if ends else self._state_after(run)
         barrier = run.barrier
         return commit_job(
             self.handle,
@@ -170,68 +169,99 @@ class JobRunner:
             )
         return job
 
-    def _decide(self) -> Barrier | None:
+    def _next(self, job: JobRecord, incarnation: int) -> JobRecord | None:
+        """The job with its next barrier recorded; None when there is nothing to do."""
+        if self._has_news(job):
+            seal(self.handle, job.interval)
+            if self.handle.catalog.read(self._decide) is not None:
+                recorded = self._record(incarnation)
+                if recorded.barrier is not None:
+                    return recorded
+        self._settle(job, incarnation)
+        return None
+
+    def _has_news(self, job: JobRecord) -> bool:
+        """Whether there is a change that no commit reflects, or no commit yet; else no boundary is worth sealing."""
+        if not job.position:
+            return True
+        epochs = self._view()
+        return any(epochs.table(upstream).first_change(job.position) < FAR for upstream in job.upstreams)
+
+    def _decide(self, view: View) -> Barrier | None:
         handle = self.handle
+        job = get_job(view, self.job_id, self.name)
+        epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms())
+        return next_barrier(
+            epochs,
+            job.upstreams,
+            job.position,
+            interval_ms=handle.interval_ms,
+            job_interval=job.interval,
+            forced=forced_boundaries(view, job.position, epochs.last_epoch),
+            max_lag=job.max_lag,
+            first=job.position == 0,
+            snapshot=job.backfill == "snapshot",
+        )
 
-        def body(view: View) -> Barrier | None:
-            job = get_job(view, self.job_id, self.name)
-            epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms())
-            return next_barrier(
-                epochs,
-                job.upstreams,
-                job.position,
-                interval_ms=handle.interval_ms,
-                job_interval=job.interval,
-                forced=forced_boundaries(view, job.position, epochs.last_epoch),
-                max_lag=job.max_lag,
-                first=job.position == 0,
-                snapshot=job.backfill == "snapshot",
-            )
+    def _record(self, incarnation: int) -> JobRecord:
+        """Decide and record the barrier in one transaction; whoever decides later gets the barrier recorded first.
 
-        return handle.catalog.read(body)
-
-    def _record(self, barrier: Barrier, incarnation: int) -> JobRecord:
-        """Record the decision once; whoever decides for the same position later gets the barrier recorded first."""
+        Once it is recorded the job holds what it needs of its upstreams; before, compaction might have let it go.
+        """
 
         def body(tx: Txn) -> JobRecord:
             job = get_job(tx, self.job_id, self.name)
             check_incarnation(job, incarnation)
-            if job.barrier is None and job.position == barrier.prev:
+            barrier = None if job.barrier else self._decide(tx)
+            if barrier is not None:
                 job = replace(job, barrier=(barrier.prev, barrier.curr, barrier.kind))
                 tx.put(job_key(job.id), job.to_record())
             return job
 
         return self.handle.catalog.transact(body)
 
-    def _view(self) -> tuple[EpochView, list[int]]:
-        def body(view: View) -> tuple[EpochView, list[int]]:
-            epochs = read_epoch_view(view, self.handle.memory, self.handle.catalog.now_ms())
-            return epochs, forced_boundaries(view, 0, epochs.last_epoch)
+    def _settle(self, job: JobRecord, incarnation: int) -> None:
+        """Let a creating job that has nothing to do run, once its upstreams do: no commit of its own would say so."""
+        if job.state != "creating" or not job.position or not self._caught_up(job, job.position):
+            return
 
-        return self.handle.catalog.read(body)
+        def body(tx: Txn) -> None:
+            found = get_job(tx, self.job_id, self.name)
+            check_incarnation(found, incarnation)
+            if (found.state, found.position) == ("creating", job.position):
+                tx.put(job_key(job.id), replace(found, state="running").to_record())
 
-    def _ended(self, run: BarrierRun) -> bool:
-        """Whether this barrier takes in the last change that its upstreams will ever have."""
-        epochs, _ = self._view()
-        tables = [epochs.table(upstream) for upstream in run.job.upstreams]
-        return all(table.state == "finished" and table.position <= run.barrier.curr for table in tables)
+        self.handle.catalog.transact(body)
+
+    def _view(self) -> EpochView:
+        handle = self.handle
+        return handle.catalog.read(lambda view: read_epoch_view(view, handle.memory, handle.catalog.now_ms()))
 
     def _state_after(self, run: BarrierRun) -> str:
-        """`running` once a creating job has caught up and none of its upstreams is creating."""
-        if run.job.state != "creating":
-            return run.job.state
-        epochs, forced = self._view()
-        if any(epochs.table(upstream).state == "creating" for upstream in run.job.upstreams):
-            return "creating"
-        lag = lag_in_boundaries(
-            epochs,
-            run.job.upstreams,
-            run.barrier.curr,
-            interval_ms=self.handle.interval_ms,
-            job_interval=run.job.interval,
-            forced=forced,
-        )
-        return "creating" if lag > run.job.max_lag else "running"
+        """The job's state once the barrier is committed; finished if it takes in the last change there will ever be."""
+        job, epochs = run.job, self._view()
+        tables = [epochs.table(upstream) for upstream in job.upstreams]
+        if all(table.state == "finished" and table.position <= run.barrier.curr for table in tables):
+            return "finished"
+        return "running" if job.state == "creating" and self._caught_up(job, run.barrier.curr) else job.state
+
+    def _caught_up(self, job: JobRecord, position: int) -> bool:
+        """Whether none of the upstreams is creating, and at `position` the job lags no more than it may."""
+        handle = self.handle
+
+        def lag(view: View) -> tuple[EpochView, int]:
+            epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms())
+            return epochs, lag_in_boundaries(
+                epochs,
+                job.upstreams,
+                position,
+                interval_ms=handle.interval_ms,
+                job_interval=job.interval,
+                forced=forced_boundaries(view, position, epochs.last_epoch),
+            )
+
+        epochs, behind = handle.catalog.read(lag)
+        return behind <= job.max_lag and all(epochs.table(up).state != "creating" for up in job.upstreams)
 
 
 def plan_barrier(view: View, handle: Handle, job: JobRecord) -> BarrierRun:

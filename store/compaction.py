@@ -151,7 +151,7 @@ def _old_run(
     for run in task.inputs:
         parts = [read_part(files, part, table, codec, [*columns, EPOCH]) for part in run.parts]
         if parts:
-            live = Rows(pa.concat_arrays([p.keys for p in parts]), pa.concat_tables([p.data for p in parts]), None)
+            live = Rows(pa.concat_arrays([p.keys for p in parts]), _stacked([p.data for p in parts]), None)
         history += [read_part(files, part, table, codec, [*columns, EPOCH, UNTIL]) for part in run.history]
     return live, history
 
@@ -172,7 +172,7 @@ def _changes(
         return None
     keys = pa.concat_arrays([rows.keys for rows in found])
     deleted = np.concatenate([_tombstones(rows) for rows in found])
-    data = pa.concat_tables([rows.data for rows in found])
+    data = _stacked([rows.data for rows in found])
     order = sort_indices(keys)  # stable, and entries come oldest first
     take = pa.array(order)
     return Rows(keys.take(take), data.combine_chunks().take(take), deleted[order])
@@ -223,7 +223,7 @@ def _sorted_union(found: Sequence[Rows]) -> Rows | None:
     if not found:
         return None
     keys = pa.concat_arrays([rows.keys for rows in found])
-    data = pa.concat_tables([rows.data for rows in found]).combine_chunks()
+    data = _stacked([rows.data for rows in found]).combine_chunks()
     epochs = data.column(EPOCH).to_numpy()
     by_epoch = np.argsort(epochs, kind="stable")
     order = by_epoch[sort_indices(keys.take(pa.array(by_epoch)))]
@@ -250,6 +250,11 @@ def _differs(keys: pa.Array) -> np.ndarray:
     if len(keys) < 2:
         return np.empty(0, np.bool_)
     return pc.not_equal(keys.slice(1), keys.slice(0, len(keys) - 1)).to_numpy(zero_copy_only=False)
+
+
+def _stacked(tables: Sequence[pa.Table]) -> pa.Table:
+    """Tables end to end; what came from a file and what was computed may differ in what they say of nulls."""
+    return pa.concat_tables(tables, promote_options="default")
 
 
 def _tombstones(rows: Rows) -> np.ndarray:

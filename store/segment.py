@@ -31,6 +31,7 @@ from .schema import TableSchema
 
 BATCH_ROWS = 65_536
 """Rows of a record batch at most: what a key range or a get decodes at the least."""
+THREADS_FROM_ROWS = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,9 @@ class SegmentReader:
         fields = [there.index(name) for name in sorted(needed, key=there.index)] if needed <= set(there) else None
         if fields is None:
             raise KeyError(f"column {min(needed - set(there))!r} is not in it")
-        with pa.ipc.open_file(data, options=pa.ipc.IpcReadOptions(included_fields=fields)) as reader:
+        # handing a small file's columns to other threads takes longer than decoding them
+        options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=self.segment.rows > THREADS_FROM_ROWS)
+        with pa.ipc.open_file(data, options=options) as reader:
             if reader.num_record_batches != len(self.segment.blocks):
                 raise pa.ArrowInvalid(f"{reader.num_record_batches} record batches, not {len(self.segment.blocks)}")
             first, end = block_span(self.segment.blocks, key_range)

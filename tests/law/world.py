@@ -1,0 +1,489 @@
+"""A real store under random load: commits of all kinds, random job graphs, failures, takeovers, restarts, compaction.
+
+The world keeps its own account of every root table's rows at every epoch and of every commit that it saw. What is read
+from the store is compared with the queries' answers over that account, and what a policy chooses with the definitions.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import epochlog as el
+from epochlog.store.epoch import EPOCH_ORIGIN_MS
+from law.definitions import Entry, Lineage
+from law.queries import KEY, SCHEMA, Query, State, keys_of, random_query, state_of, table_of
+
+HOUR_MS = 3_600_000
+
+
+class Trouble(Exception):
+    """What a refresh dies of when it is told to."""
+
+
+@dataclass
+class Pinned:
+    """An open snapshot, and what it read at first."""
+
+    snapshot: el.Snapshot
+    rows: dict[str, State]
+
+
+class World:
+    """One store and everything that is known about it. `seed` repeats it."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.seed, self.rng = seed, random.Random(seed)
+        self.now_ms = EPOCH_ORIGIN_MS + 10_000
+        self.folder = folder
+        self.interval_ms = self.rng.choice([1, 5, 20])
+        self.store = self._open()
+        self.lineage = Lineage()
+        self.truth: dict[str, list[tuple[int, State]]] = {}  # of root tables, by epoch
+        self.queries: dict[str, Query] = {}
+        self.jobs: dict[str, el.Job] = {}
+        self.zombies: list[tuple[str, el.Job]] = []
+        self.barriers: dict[str, tuple[int, int]] = {}  # decided, not committed
+        self.pinned: list[Pinned] = []
+        self.tokens: list[tuple[str, dict[str, int]]] = []
+        self.seen: Counter[str] = Counter()
+        self.slow = ""
+        self._answers: dict[tuple[str, tuple[tuple[str, int], ...]], State] = {}
+        self._build()
+
+    def _open(self) -> el.Store:
+        return el.open(self.folder, checkpoint_interval_ms=self.interval_ms, durability="os", clock=lambda: self.now_ms)
+
+    def _build(self) -> None:
+        rng = self.rng
+        for number in range(rng.randint(1, 3)):
+            retention = timedelta(hours=1) if rng.random() < 0.7 else timedelta(0)
+            options = el.TableOptions(history_retention=retention, compact_segments=rng.choice([2, 8]))
+            self.store.create_table(f"r{number}", SCHEMA, KEY, options=options)
+            self.truth[f"r{number}"] = [(0, {})]
+            self.lineage.add_table(f"r{number}")
+        for _ in range(rng.randint(1, 4)):
+            self.create_job()
+        self.slow = rng.choice(list(self.queries))
+
+    # ---- what is so ------------------------------------------------------------------------------------------------
+
+    @property
+    def roots(self) -> list[str]:
+        return list(self.truth)
+
+    @property
+    def tables(self) -> list[str]:
+        return list(self.lineage.log)
+
+    @property
+    def derived(self) -> list[str]:
+        return [table for table in self.tables if table not in self.truth]
+
+    def check(self, holds: bool, *what: object) -> None:
+        assert holds, (f"seed {self.seed}", *what)
+
+    def rows_of_root(self, table: str, epoch: int) -> State:
+        return next(rows for at, rows in reversed(self.truth[table]) if at <= epoch)
+
+    def answer(self, table: str, epochs: Mapping[str, int]) -> State:
+        """The rows that a table must have when the root tables are read at these epochs."""
+        known = (table, tuple(sorted(epochs.items())))
+        if known not in self._answers:
+            if table in self.truth:
+                return self.rows_of_root(table, epochs[table])
+            query = next(query for query in self.queries.values() if table in query.outputs)
+            answers = query.answer({up: self.answer(up, epochs) for up in query.upstreams})
+            for out, rows in answers.items():
+                self._answers[out, known[1]] = rows
+        return self._answers[known]
+
+    def answer_at(self, table: str, epoch: int) -> State:
+        return self.answer(table, dict.fromkeys(self.roots, epoch))
+
+    # ---- the load --------------------------------------------------------------------------------------------------
+
+    def play(self, rounds: int, after_round: Callable[[], object] = lambda: None) -> None:
+        """Random load; snapshots among it are checked."""
+        for _ in range(rounds):
+            self.now_ms += self.rng.choice([0, 1, self.interval_ms, self.rng.randint(0, 3 * self.interval_ms)])
+            for chance, act in (
+                (0.8, self.commit),
+                (0.05, self.checkpoint),
+                (0.10, self.compact),
+                (0.05, self.truncate),
+                (0.02, self.finish),
+                (0.03, self.create_job),
+                (0.04, self.reopen),
+                (0.05, self.take_over),
+                (0.02, self.jump),
+                (0.02, self.idle_days),
+                (0.30, self.snapshot),
+                (0.10, self.repeat),
+                (0.06, self.unpin),
+            ):
+                if self.rng.random() < chance:
+                    act()
+            for name in self.rng.sample(list(self.queries), len(self.queries)):
+                if self.rng.random() < (0.07 if name == self.slow else 0.45):
+                    self.step(name, self.random_trouble())
+            after_round()
+
+    def random_trouble(self) -> str:
+        return self.rng.choice(["before", "after", "overtaken"]) if self.rng.random() < 0.15 else ""
+
+    def commit(self) -> None:
+        """One commit to one or more root tables."""
+        open_roots = [root for root in self.roots if not self.lineage.ended(root)]
+        if not open_roots:
+            return
+        some = self.rng.sample(open_roots, min(len(open_roots), self.rng.choice([1, 1, 2])))
+        edits = {root: self._edit(root) for root in some}
+        if len(some) > 1:
+            pair = ("app", self.rng.randrange(1 << 40)) if self.rng.random() < 0.3 else None
+            with self.store.transaction(pair) as tx:
+                for root, (upserts, deletes) in edits.items():
+                    tx.upsert(root, table_of(upserts))
+                    tx.delete(root, keys_of(deletes))
+            self._committed(edits, tx.epoch)
+            return
+        root, (upserts, deletes) = next(iter(edits.items()))
+        table = self.store.table(root)
+        if self.rng.random() < 0.2:
+            self._commit_labelled(root, upserts, deletes)
+        elif self.rng.random() < 0.3:
+            self._committed({root: ({}, deletes)}, table.delete(keys_of(deletes)))
+        elif self.rng.random() < 0.3:
+            pair = ("app", self.rng.randrange(1 << 40))
+            epoch = table.upsert(table_of(upserts), txn=pair)
+            self.check(table.upsert(table_of(upserts), txn=pair) == epoch, "the outcome of", pair)
+            self._committed({root: (upserts, set())}, epoch)
+        else:
+            self._committed({root: (upserts, set())}, table.upsert(table_of(upserts)))
+
+    def _commit_labelled(self, root: str, upserts: State, deletes: set[int]) -> None:
+        """Two writers, sealed at labels of their own; the later label wins."""
+        first, second = self.store.table(root).writer(), self.store.table(root).writer()
+        first.upsert(table_of(upserts))
+        second.delete(keys_of(deletes))
+        start = self.store.last_epoch
+        segments = [*first.seal(start + 1), *second.seal(start + 2 + self.rng.randint(0, 1))]
+        self._committed({root: (upserts, deletes)}, self.store.commit({root: segments}))
+        self.seen["labels"] += 1
+
+    def _edit(self, root: str) -> tuple[State, set[int]]:
+        rng, rows = self.rng, self.truth[root][-1][1]
+        keys = [rng.randrange(8) for _ in range(rng.choice([0, 1, 1, 2, 5]))]
+        upserts = {k: (rng.randrange(-3, 8), rng.randrange(9)) for k in keys}
+        if keys and rng.random() < 0.1 and rows:
+            upserts = dict(rng.sample(list(rows.items()), 1))  # as it was already
+        return upserts, {k for k in range(8) if rng.random() < 0.15}
+
+    def _committed(self, edits: Mapping[str, tuple[State, set[int]]], epoch: int) -> None:
+        for root, (upserts, deletes) in edits.items():
+            rows = {**self.truth[root][-1][1], **upserts}
+            self.truth[root].append((epoch, {k: row for k, row in rows.items() if k not in deletes}))
+            self.lineage.log[root].append(Entry(epoch, bool(upserts or deletes)))
+            self.seen["empty"] += not (upserts or deletes)
+
+    def finish(self) -> None:
+        root = self.rng.choice(self.roots)
+        if not self.lineage.ended(root):
+            epoch = self.store.table(root).finish()
+            self.truth[root].append((epoch, self.truth[root][-1][1]))
+            self.lineage.log[root].append(Entry(epoch, changed=True, ends=True))
+
+    def checkpoint(self) -> None:
+        self.store.checkpoint()
+
+    def compact(self) -> None:
+        self.store.compact(self.rng.choice([*self.tables, None]), full=self.rng.random() < 0.5)
+
+    def truncate(self) -> None:
+        table = self.store.table(self.rng.choice(self.tables))
+        try:
+            table.truncate_log(self.rng.choice([table.info.safe_epoch, table.info.max_committed_epoch]))
+            self.seen["truncated"] += 1
+        except el.LogHeld:
+            self.seen["log held"] += 1
+
+    def jump(self) -> None:
+        self.now_ms -= self.rng.randint(0, 5 * self.interval_ms)
+
+    def idle_days(self) -> None:
+        """Longer than any retention: compaction lets history go, except where it is held."""
+        self.now_ms += self.rng.randint(1, 48) * HOUR_MS
+
+    # ---- jobs ------------------------------------------------------------------------------------------------------
+
+    def create_job(self) -> None:
+        if len(self.queries) >= 7:
+            return
+        name = f"j{len(self.queries)}"
+        query = random_query(self.rng, name, self.tables)
+        backfill = self.rng.choice(["snapshot", "log"])
+        whole = all(self.store.table(up).info.log_start_epoch == 0 for up in query.upstreams)
+        if not whole and backfill == "log":
+            backfill = "snapshot"
+        self.jobs[name] = self.store.create_job(
+            name,
+            query.upstreams,
+            dict.fromkeys(query.outputs, (SCHEMA, KEY)),
+            backfill=backfill,
+            interval=self.rng.choice([1, 1, 2, 3]),
+            max_lag=self.rng.choice([0, 1, 3, 100]),
+        )
+        self.queries[name] = query
+        for out in query.outputs:
+            self.lineage.add_table(out, query.upstreams)
+
+    def step(self, name: str, trouble: str = "") -> int | None:
+        """One step of the job's present runner, checked; None when it had nothing to do or failed."""
+        if trouble == "overtaken":
+            return self._step_overtaken(name)
+        try:
+            return self.step_with(self.jobs[name], name, trouble)
+        except Trouble:
+            info = self.jobs[name].info
+            self.check(info.state == "failed" and "Trouble" in (info.last_error or ""), name, info)
+            self.check(info.committed_epoch == self.position(name), name, "moved by a failure", info)
+            self.seen["failed"] += 1
+            return None
+
+    def _step_overtaken(self, name: str) -> None:
+        """Another runner commits the barrier while the refresh of this one is at work."""
+        old = self.jobs[name]
+
+        def meanwhile() -> None:
+            self.zombies.append((name, old))
+            self.jobs[name] = self.store.job(name)
+            self.check(self.step_with(self.jobs[name], name) is not None, name, "the barrier is gone")
+
+        try:
+            done = self.step_with(old, name, meanwhile=meanwhile)
+        except el.Fenced:
+            self.seen["fenced in flight"] += 1
+        else:
+            self.check(done is None, name, "a runner committed after another had taken over")
+
+    def step_with(
+        self, job: el.Job, name: str, trouble: str = "", meanwhile: Callable[[], object] = lambda: None
+    ) -> int | None:
+        query, wrote = self.queries[name], {}
+
+        def refresh(ctx: Any) -> None:
+            self._check_barrier(name, ctx.barrier)
+            if trouble == "before":
+                raise Trouble(name)
+            wrote.update(query.refresh(ctx))
+            meanwhile()
+            if trouble:
+                raise Trouble(name)
+
+        epoch = job.step_local(refresh)
+        if epoch is None:
+            return None
+        committed = self.barriers.pop(name, None)
+        self.check(committed is not None, name, "a runner committed after another had taken over")
+        self.check(committed is not None and committed[1] == epoch, name, epoch, "is not the barrier's", committed)
+        ends = all(self.lineage.ended(up) and self.lineage.position(up) <= epoch for up in query.upstreams)
+        for out in query.outputs:
+            self.lineage.log[out].append(Entry(epoch, bool(wrote[out]) or ends, ends))
+        info = job.info
+        self.check(info.committed_epoch == epoch and info.last_error is None, name, info)
+        self.check((info.state == "finished") == ends, name, info)
+        self.seen["finished"] += ends
+        return epoch
+
+    def _check_barrier(self, name: str, barrier: Any) -> None:
+        """It starts where the job stands, is the one decided before if there was one, and something woke the job."""
+        query, decided = self.queries[name], (barrier.prev, barrier.curr)
+        self.check(barrier.prev == self.position(name) < barrier.curr, name, barrier)
+        self.check(
+            self.barriers.setdefault(name, decided) == decided, name, barrier, self.barriers[name], "decided anew"
+        )
+        self.check((barrier.kind == "initial") == (barrier.prev == 0), name, barrier)
+        woken = any(self.lineage.changed(up, *decided) for up in query.upstreams)
+        self.check(woken or barrier.kind == "initial", name, barrier, "nothing changed")
+
+    def position(self, name: str) -> int:
+        return self.lineage.position(self.queries[name].outputs[0])
+
+    def take_over(self) -> None:
+        """A new runner of some job; the old one is a zombie, and so are those before."""
+        name = self.rng.choice(list(self.queries))
+        self.step(name)  # a runner that never ran has claimed nothing, so nothing is taken from it
+        self.zombies.append((name, self.jobs[name]))
+        self.jobs[name] = self.store.job(name)
+        self.step(name)
+        for name, zombie in self.zombies:
+            before = self.store.last_epoch, self.position(name)
+            with pytest.raises(el.Fenced):
+                zombie.step_local(lambda ctx: None)
+            self.check(
+                before == (self.store.last_epoch, self.jobs[name].info.committed_epoch), name, "a zombie's effect"
+            )
+        self.zombies = [(name, zombie) for name, zombie in self.zombies if self.rng.random() < 0.5]
+        self.seen["fenced"] += 1
+
+    def reopen(self) -> None:
+        """The store is closed and opened again, with new runners; what was pinned is let go."""
+        self.store.close()
+        self.store = self._open()
+        self.zombies, self.pinned = [], []
+        self.jobs = {name: self.store.job(name) for name in self.queries}
+        self.seen["reopened"] += 1
+
+    # ---- snapshots -------------------------------------------------------------------------------------------------
+
+    def snapshot(self, policy: str = "") -> None:
+        """A snapshot of some tables: its epochs are the policy's by definition, its rows are the queries' answers."""
+        rng = self.rng
+        policy = policy or rng.choice(["aligned", "aligned", "global", "as_of", "everything"])
+        tables = self.tables if policy == "everything" else rng.sample(self.tables, rng.randint(1, len(self.tables)))
+        until = rng.choice([self.store.last_epoch, rng.choice(self._marks())]) if policy == "as_of" else None
+        options = {"epoch": until} if policy == "as_of" else {}
+        consistency = {"everything": "aligned"}.get(policy, policy)
+        wanted = self._wanted(consistency, tables, until)
+        try:
+            snapshot = self.store.snapshot(tables, consistency=consistency, **options)
+        except (el.NoConsistentEpoch, el.EpochExpired) as error:
+            self.check(wanted is None, policy, tables, until, wanted, error)
+            self.seen["no epoch"] += 1
+            return
+        except el.EpochNotCommitted as error:
+            self.check(False, policy, tables, wanted, error, "the law")
+            return
+        rows = self.check_law(snapshot, policy)
+        self.check(set(snapshot.epochs.values()) == {wanted}, policy, tables, snapshot.epochs, wanted)
+        self.seen[policy] += 1
+        self.tokens.append((snapshot.token, snapshot.epochs))
+        if rng.random() < 0.3:
+            self.pinned.append(Pinned(snapshot, rows))
+        else:
+            snapshot.close()
+
+    def check_law(self, snapshot: el.Snapshot, policy: str) -> dict[str, State]:
+        """Every table equals its query over the root tables as of this snapshot; returns the rows read."""
+        rows = {table: state_of(snapshot[table].to_arrow()) for table in snapshot}
+        for table in snapshot:
+            own = snapshot.epochs[table]
+            epochs = {root: snapshot.epochs.get(root, own) for root in self.roots}
+            expected = self.answer(table, epochs)
+            self.check(rows[table] == expected, policy, table, snapshot.epochs, rows[table], expected, "the law")
+        return rows
+
+    def _wanted(self, policy: str, tables: Sequence[str], until: int | None) -> int | None:
+        """What the policy must choose: one epoch, or None."""
+        last_epoch = self.store.last_epoch
+        infos = {info.name: info for info in self.store.tables()}
+        floor = max(infos[table].safe_epoch for table in tables)
+        members: Iterable[str] = tables
+        if policy == "global":
+            left_out = {name for name, info in infos.items() if info.state in ("creating", "parked")}
+            for table in self.tables:  # upstreams come before those that read them
+                if left_out.intersection(self.lineage.upstreams[table]):
+                    left_out.add(table)
+            if left_out.intersection(tables):
+                return None
+            members = [table for table in self.tables if table not in left_out]
+        return self.lineage.at(last_epoch).largest_valid(members, last_epoch if until is None else until, floor)
+
+    def _marks(self) -> list[int]:
+        return [entry.epoch for log in self.lineage.log.values() for entry in log] or [0]
+
+    def repeat(self) -> None:
+        """An earlier snapshot again by its token: the same epochs and the law; or its history has been let go."""
+        if not self.tokens:
+            return
+        token, epochs = self.rng.choice(self.tokens)
+        try:
+            with self.store.snapshot(consistency=el.Exact(token)) as snapshot:
+                self.check(snapshot.epochs == epochs, "repeated", snapshot.epochs, epochs)
+                self.check_law(snapshot, "exact")
+                self.seen["exact"] += 1
+        except el.EpochExpired:
+            safe = [self.store.table(table).info.safe_epoch > epoch for table, epoch in epochs.items()]
+            self.check(any(safe), "expired for no reason", epochs)
+
+    def unpin(self) -> None:
+        """Pinned snapshots still read what they read at first; then they are closed."""
+        for pin in self.pinned:
+            for table, rows in pin.rows.items():
+                self.check(state_of(pin.snapshot[table].to_arrow()) == rows, table, "a pinned snapshot changed")
+            pin.snapshot.close()
+        self.pinned = []
+
+    def check_everywhere(self, marks: int) -> None:
+        """The law again at many epochs, for each table by itself, at those where it is valid by the definitions."""
+        moment = self.lineage.at(self.store.last_epoch)
+        around = sorted({mark + d for mark in self._marks() for d in (-1, 0, 1) if 0 <= mark + d <= moment.last_epoch})
+        for table in self.tables:
+            handle = self.store.table(table)
+            safe = handle.info.safe_epoch
+            for epoch in self.rng.sample(around, min(marks, len(around))):
+                if epoch >= safe and moment.valid(table, epoch):
+                    rows, expected = state_of(handle.to_arrow(epoch=epoch)), self.answer_at(table, epoch)
+                    self.check(rows == expected, table, epoch, rows, expected, "the law, later")
+
+    # ---- the end ---------------------------------------------------------------------------------------------------
+
+    def catch_up(self) -> None:
+        """With the load gone every job catches up and runs or is finished, and the newest epoch is valid for all."""
+        for name in self.queries:
+            self.step(name)
+        for _ in range(2 * len(self.queries) + 2):
+            self.now_ms += 6 * self.interval_ms
+            while sum(self.step(name) is not None for name in self.queries):
+                pass
+        states = {info.name: (info.state, info.lag_ms) for info in self.store.jobs()}
+        self.check(set(states.values()) <= {("running", 0), ("finished", 0)}, "not caught up", states)
+        with self.store.snapshot() as snapshot:
+            self.check(sorted(snapshot) == sorted(self.tables), "global covers", list(snapshot))
+            self.check(set(snapshot.epochs.values()) == {self.store.last_epoch}, "not caught up", snapshot.epochs)
+            self.check_law(snapshot, "at the end")
+        before = self.store.last_epoch
+        for name in self.queries:
+            self.check(self.step(name) is None, name, "has something to do in an idle store")
+        self.check(self.store.last_epoch == before, "an idle store moved")
+
+    def finish_all(self) -> None:
+        """All roots end, then all jobs, for good."""
+        for root in self.roots:
+            if not self.lineage.ended(root):
+                epoch = self.store.table(root).finish()
+                self.truth[root].append((epoch, self.truth[root][-1][1]))
+                self.lineage.log[root].append(Entry(epoch, changed=True, ends=True))
+        self.catch_up()
+        self.reopen()
+        for name in self.queries:
+            self.check(self.jobs[name].info.state == "finished" and self.step(name) is None, name, "is not finished")
+        self.check({info.state for info in self.store.tables()} == {"finished"}, "tables are not finished")
+
+    def close(self) -> None:
+        self.unpin()
+        self.store.close()
+
+
+def run(seed: int, folder: Path, rounds: int = 25) -> World:
+    """One seed from beginning to end in an empty folder; an AssertionError names the seed."""
+    world = World(seed, folder)
+    try:
+        world.play(rounds)
+        world.check_everywhere(marks=6)
+        world.catch_up()
+        if seed % 3 == 0:
+            world.finish_all()
+        if seed % 8 == 0:
+            report = world.store.verify()
+            world.check(report.ok, "verify", report.problems)
+    finally:
+        world.close()
+    return world
