@@ -17,7 +17,7 @@ from .checkpoint.job import JobRunner, LocalRefresh
 from .errors import InvalidInput
 from .store.catalog import View
 from .store.clock import Clock
-from .store.commit import TableEdit, TxnPair, check_pair, commit_root, force_boundary, resolve
+from .store.commit import TableEdit, TxnPair, check_pair, commit_own, commit_root, force_boundary, resolve
 from .store.compaction import compact_table
 from .store.definitions import (
     Counters,
@@ -32,7 +32,7 @@ from .store.schema import TableSchema
 from .store.segment import Segment
 from .store.tables import create_table, drop_table
 from .store.verify import VerifyReport, verify_store
-from .store.writer import SegmentWriter
+from .store.writer import SegmentWriter, remove_segments
 from .table import Table, TableInfo, TableWriter, segment_writer, table_info
 
 if TYPE_CHECKING:
@@ -152,6 +152,11 @@ class Store:
             return [find_table(view, name) for name in segments]
 
         tables = self._handle.catalog.read(find)
+        for name, given in segments.items():
+            if not isinstance(given, Sequence):
+                raise InvalidInput(
+                    f"table {name!r}: a commit takes a list of the segments that seal() gave, not {given!r}"
+                )
         edits = [TableEdit(table.id, table.name, tuple(segments[table.name])) for table in tables]
         return commit_root(self._handle, edits, epoch=epoch, txn=txn)
 
@@ -239,6 +244,7 @@ class Transaction:
         self._at = epoch
         self._writers: dict[str, tuple[TableDef, SegmentWriter]] = {}
         self._epoch: int | None = None
+        self._state = "new"
 
     @property
     def epoch(self) -> int:
@@ -254,20 +260,35 @@ class Transaction:
         self._writer(table).delete(keys)
 
     def __enter__(self) -> Self:
+        if self._state != "new":
+            raise InvalidInput(f"this transaction is {self._state}; begin another with store.transaction()")
+        self._state = "open"
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:
-            return
-        edits = [TableEdit(table.id, table.name, tuple(writer.finish())) for table, writer in self._writers.values()]
-        self._epoch = commit_root(self._handle, edits, epoch=self._at, txn=self._txn)
+        self._state = "over"
+        edits: list[TableEdit] = []
+        try:
+            if kind is None:
+                for table, writer in self._writers.values():
+                    edits.append(TableEdit(table.id, table.name, tuple(writer.finish())))
+        except BaseException:
+            remove_segments(self._handle.files, [segment for edit in edits for segment in edit.segments])
+            raise
+        finally:
+            for _, writer in self._writers.values():
+                writer.discard()
+        if kind is None:
+            self._epoch = commit_own(self._handle, edits, epoch=self._at, txn=self._txn)
 
     def _writer(self, name: str) -> SegmentWriter:
+        if self._state != "open":
+            raise InvalidInput(f"this transaction is {self._state}: write inside its `with` block")
         if name not in self._writers:
             table = self._handle.catalog.read(lambda view: find_table(view, name))
-            self._writers[name] = (table, segment_writer(self._handle, table))
+            self._writers[name] = (table, segment_writer(self._handle, table, self._txn))
         return self._writers[name][1]
 
 

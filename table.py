@@ -12,7 +12,16 @@ import pyarrow.compute as pc
 
 from .errors import InvalidInput
 from .store.catalog import View
-from .store.commit import TableEdit, TxnPair, check_pair, commit_root, refuse_unwritable
+from .store.commit import (
+    TableEdit,
+    TxnPair,
+    check_pair,
+    commit_own,
+    commit_root,
+    has_outcome,
+    landed,
+    refuse_unwritable,
+)
 from .store.definitions import TableDef, get_job, get_table, get_version
 from .store.handle import Handle
 from .store.history import read_commits, read_epoch_view, table_state
@@ -100,17 +109,11 @@ class Table:
         data: anything Arrow-shaped with all columns. Raises SchemaMismatch naming the column, NotWritable,
         TableFinished.
         """
-        check_pair(txn)
-        writer = segment_writer(self._handle, self._table)
-        writer.upsert(data)
-        return self._commit(writer, "upsert", txn, epoch)
+        return self._commit(lambda writer: writer.upsert(data), "upsert", txn, epoch)
 
     def delete(self, keys: object, *, txn: TxnPair | None = None, epoch: int | None = None) -> int:
         """Delete rows by primary key (exactly its columns; unknown keys are fine), in one commit; returns its epoch."""
-        check_pair(txn)
-        writer = segment_writer(self._handle, self._table)
-        writer.delete(keys)
-        return self._commit(writer, "delete", txn, epoch)
+        return self._commit(lambda writer: writer.delete(keys), "delete", txn, epoch)
 
     def writer(self) -> TableWriter:
         """A writer that seals segments for `store.commit`; any number may be open on a root table."""
@@ -121,9 +124,22 @@ class Table:
         edit = TableEdit(self._table.id, self._table.name, (), operation="finish", end=True)
         return commit_root(self._handle, [edit])
 
-    def _commit(self, writer: SegmentWriter, operation: str, txn: TxnPair | None, epoch: int | None) -> int:
-        edit = TableEdit(self._table.id, self._table.name, tuple(writer.finish()), operation=operation)
-        return commit_root(self._handle, [edit], epoch=epoch, txn=txn)
+    def _commit(
+        self, fill: Callable[[SegmentWriter], None], operation: str, txn: TxnPair | None, epoch: int | None
+    ) -> int:
+        check_pair(txn)
+        done = landed(self._handle, txn, [self._table.id])
+        if done is not None:
+            return done
+        writer = segment_writer(self._handle, self._table)
+        try:
+            fill(writer)
+            segments = tuple(writer.finish())
+        except BaseException:
+            writer.discard()
+            raise
+        edit = TableEdit(self._table.id, self._table.name, segments, operation=operation)
+        return commit_own(self._handle, [edit], epoch=epoch, txn=txn)
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
@@ -210,7 +226,7 @@ class Table:
     def _plan(self, epoch: int | None) -> ScanPlan:
         def body(view: View) -> ScanPlan:
             table = self._current(view)
-            if epoch is not None:
+            if isinstance(epoch, int):
                 epochs = read_epoch_view(view, self._handle.memory, self._handle.catalog.now_ms())
                 require_complete(table.name, epoch, epochs.complete_through(table.id))
             return plan_scan(view, table, epoch)
@@ -228,7 +244,6 @@ class TableWriter:
     """Writes segments of one root table that are durable when sealed and visible when `store.commit` takes them."""
 
     def __init__(self, handle: Handle, table: TableDef) -> None:
-        handle.catalog.read(lambda view: refuse_unwritable(view, table))
         self._writer = segment_writer(handle, table)
         self._last_label = 0
 
@@ -253,9 +268,17 @@ class TableWriter:
         self._writer.discard()
 
 
-def segment_writer(handle: Handle, table: TableDef) -> SegmentWriter:
-    """A writer of one root table's segments; refuses at once what no commit would take."""
-    handle.catalog.read(lambda view: refuse_unwritable(view, table))
+def segment_writer(handle: Handle, table: TableDef, txn: TxnPair | None = None) -> SegmentWriter:
+    """A writer of one root table's segments; refuses at once what no commit would take.
+
+    Under a `txn` that has an outcome already nothing is refused: the commit returns that outcome.
+    """
+
+    def check(view: View) -> None:
+        if txn is None or not has_outcome(view, txn):
+            refuse_unwritable(view, table)
+
+    handle.catalog.read(check)
     return SegmentWriter(WriteTarget(handle.files, handle.table_folder(table.id), table.id, table.schema))
 
 

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING
 from ..errors import (
     BarrierChanged,
     ClockSkew,
-    EpochRegressed,
     EpochlogError,
+    EpochRegressed,
     Fenced,
     InvalidInput,
     NotWritable,
     SegmentUnknown,
+    StoreClosed,
+    TableDropped,
+    TableFinished,
     TxnAborted,
     TxnMismatch,
     TxnOutcomeForgotten,
@@ -38,9 +41,11 @@ from .records import (
     log_key,
     txn_app_key,
     txn_key,
+    used_key,
 )
 from .segment import Segment
 from .version import Commit, LabelGroup, LogEntry, apply_commit, require_open
+from .writer import remove_segments
 
 if TYPE_CHECKING:
     from .handle import Handle
@@ -50,6 +55,20 @@ KEPT_OUTCOMES = 1_000
 MAX_APP_BYTES = 200
 
 TxnPair = tuple[str, int]
+
+REFUSALS = (
+    ClockSkew,
+    Fenced,
+    InvalidInput,
+    SegmentUnknown,
+    StoreClosed,
+    TableDropped,
+    TableFinished,
+    TxnAborted,
+    TxnMismatch,
+    TxnOutcomeForgotten,
+)
+"""Errors after which a commit has certainly not landed; after any other (a sync that failed) it may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,29 +112,60 @@ def commit_root(
     The same `txn` again returns the first outcome.
     """
     check_pair(txn)
+    return _commit_root(handle, edits, epoch, txn)[0]
+
+
+def commit_own(
+    handle: Handle, edits: Sequence[TableEdit], *, epoch: int | None = None, txn: TxnPair | None = None
+) -> int:
+    """`commit_root` of segments that nobody else knows of: refused, or landed before, they leave no file behind."""
+    own = [segment for edit in edits for segment in edit.segments]
+    try:
+        at, fresh = _commit_root(handle, edits, epoch, txn)
+    except REFUSALS:
+        remove_segments(handle.files, own)
+        raise
+    if not fresh:
+        remove_segments(handle.files, own)
+    return at
+
+
+def _commit_root(
+    handle: Handle, edits: Sequence[TableEdit], epoch: int | None, txn: TxnPair | None
+) -> tuple[int, bool]:
+    """The commit's epoch, and whether it landed now (else earlier, under the same `txn`)."""
+    check_pair(txn)
     if epoch is not None and (not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 1):
         raise InvalidInput(f"epoch must be a positive int, not {epoch!r}")
+    tables = sorted(edit.table_id for edit in edits)
+    done = landed(handle, txn, tables)
+    if done is not None:
+        return done, False
     for edit in edits:
         _check_segments(handle, edit)
-    tables = sorted(edit.table_id for edit in edits)
 
-    def body(tx: Txn) -> int:
-        if txn is not None:
-            done = _outcome(tx, txn, tables)
-            if done is not None:
-                return done
+    def body(tx: Txn) -> tuple[int, bool]:
+        done = _outcome(tx, txn, tables)
+        if done is not None:
+            return done, False
+        targets = [get_table(tx, edit.table_id, edit.name) for edit in edits]
+        for table in targets:
+            refuse_unwritable(tx, table)
         counters, now_ms = Counters.read(tx), handle.catalog.now_ms()
         at, labels = _choose_epochs(edits, epoch, counters.last_epoch, now_ms)
-        for edit in edits:
-            table = get_table(tx, edit.table_id, edit.name)
-            refuse_unwritable(tx, table)
+        for table, edit in zip(targets, edits, strict=True):
             _append(tx, table, edit, at, labels, now_ms, txn=txn, job=None)
         _write_counters(tx, counters, at)
         if txn is not None:
             _record_outcome(tx, txn, tables, at, now_ms)
-        return at
+        return at, True
 
     return handle.catalog.transact(body)
+
+
+def landed(handle: Handle, txn: TxnPair | None, table_ids: Sequence[int]) -> int | None:
+    """The epoch at which this pair has landed in these tables, or None; raises what its commit would raise."""
+    return None if txn is None else handle.catalog.read(lambda view: _outcome(view, txn, sorted(table_ids)))
 
 
 def refuse_unwritable(view: View, table: TableDef) -> None:
@@ -172,6 +222,7 @@ def _append(
     job: str | None,
 ) -> None:
     """Add one log entry to one table, with the row of history that outlives it."""
+    _use_up(tx, edit)
     groups: dict[int, list[Segment]] = {}
     for segment in edit.segments:
         label = epoch if segment.label is None else labels[segment.label]
@@ -179,7 +230,9 @@ def _append(
     entry = LogEntry(epoch, tuple(LabelGroup(label, tuple(groups[label])) for label in sorted(groups)), edit.end)
     before = get_version(tx, table.id, table.name)
     if edit.base is not None and edit.base != before.max_committed_epoch:
-        raise BaseMoved(f"table {table.name!r} was committed to at {before.max_committed_epoch}, after {edit.base}; retry")
+        raise BaseMoved(
+            f"table {table.name!r} was committed to at {before.max_committed_epoch}, after {edit.base}; retry"
+        )
     version = apply_commit(table.name, before, entry)
     rows, deletes = sum(s.rows for s in entry.segments), sum(s.deletes for s in entry.segments)
     commit = Commit(
@@ -201,13 +254,31 @@ def _append(
 
 
 def _check_segments(handle: Handle, edit: TableEdit) -> None:
-    """Refuse what is not a segment of this store and table, or whose file has gone."""
-    folder = handle.table_folder(edit.table_id)
+    """Refuse what is not a segment of this store and table, is there twice, or whose file has gone."""
+    folder, seen = handle.table_folder(edit.table_id), set[str]()
     for segment in edit.segments:
+        if not isinstance(segment, Segment):
+            raise InvalidInput(f"table {edit.name!r}: a commit takes the segments that seal() gave, not {segment!r}")
+        if segment.path in seen:
+            raise SegmentUnknown(f"segment {segment.path} of table {edit.name!r} is there twice in one commit")
+        seen.add(segment.path)
         if segment.table_id != edit.table_id or not segment.path.startswith(folder + "/"):
             raise SegmentUnknown(f"segment {segment.path} was not written for table {edit.name!r} of this store")
         if not handle.files.exists(segment.path):
             raise SegmentUnknown(f"segment {segment.path} of table {edit.name!r} is gone; write its rows again")
+
+
+def _use_up(tx: Txn, edit: TableEdit) -> None:
+    """Take sealed segments, once: whoever sealed them may try to commit them again when an answer was lost."""
+    for segment in edit.segments:
+        if segment.label is not None:
+            key = used_key(segment.table_id, segment.path)
+            if tx.get(key) is not None:
+                raise SegmentUnknown(
+                    f"segment {segment.path} of table {edit.name!r} has been committed already; "
+                    "give the commit a txn=(application, id), and its repetition returns the first outcome"
+                )
+            tx.put(key, {})
 
 
 def _write_counters(tx: Txn, counters: Counters, last_epoch: int) -> None:
@@ -219,20 +290,29 @@ def _write_counters(tx: Txn, counters: Counters, last_epoch: int) -> None:
 
 
 def check_pair(txn: TxnPair | None) -> None:
-    if txn is None:
-        return
+    """InvalidInput unless it is None or a pair (application, id) that the catalog can keep."""
+    if txn is not None:
+        _check_pair(txn)
+
+
+def _check_pair(txn: TxnPair) -> None:
     good = isinstance(txn, tuple | list) and len(txn) == 2 and isinstance(txn[0], str)
     if not good or not isinstance(txn[1], int) or isinstance(txn[1], bool) or not 0 <= txn[1] < 1 << 63:
         raise InvalidInput(f"txn must be a pair (application: str, id: int >= 0), not {txn!r}")
-    if not txn[0] or "\0" in txn[0] or len(txn[0].encode()) > MAX_APP_BYTES:
+    if not txn[0] or "\0" in txn[0] or len(txn[0].encode(errors="replace")) > MAX_APP_BYTES or not _is_text(txn[0]):
         raise InvalidInput(
             f"the application name in txn must have 1 to {MAX_APP_BYTES} bytes and no NUL, not {txn[0]!r}"
         )
 
 
+def _is_text(name: str) -> bool:
+    """Whether the name has bytes: half of a surrogate pair has none."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
 def resolve(handle: Handle, txn: TxnPair) -> int | None:
     """Decide the fate of (application, id): its epoch, or None, and then that commit can land no more."""
-    check_pair(txn)
+    _check_pair(txn)
 
     def body(tx: Txn) -> int | None:
         record = tx.get(txn_key(*txn))
@@ -245,7 +325,13 @@ def resolve(handle: Handle, txn: TxnPair) -> int | None:
     return handle.catalog.transact(body)
 
 
-def _outcome(tx: Txn, txn: TxnPair, tables: Sequence[int]) -> int | None:
+def has_outcome(view: View, txn: TxnPair) -> bool:
+    return view.get(txn_key(*txn)) is not None
+
+
+def _outcome(tx: View, txn: TxnPair | None, tables: Sequence[int]) -> int | None:
+    if txn is None:
+        return None
     record = tx.get(txn_key(*txn))
     if record is None:
         _refuse_forgotten(tx, txn)
@@ -261,7 +347,7 @@ def _outcome(tx: Txn, txn: TxnPair, tables: Sequence[int]) -> int | None:
     return record["epoch"]
 
 
-def _refuse_forgotten(tx: Txn, txn: TxnPair) -> None:
+def _refuse_forgotten(tx: View, txn: TxnPair) -> None:
     app = tx.get(txn_app_key(txn[0]))
     if app is not None and txn[1] <= app["forgotten"]:
         raise TxnOutcomeForgotten(

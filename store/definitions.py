@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import lru_cache
 
-from ..errors import JobNotFound, TableDropped, TableNotFound
+from ..errors import InvalidInput, JobNotFound, TableDropped, TableNotFound
 from .catalog import View
 from .records import HEAD, Record, after_prefix, head_key, job_key, job_name_key, name_key, table_key
-from .schema import TableSchema
+from .schema import TableSchema, is_name
 from .version import TableVersion
 
 FORMAT_VERSION = 1
@@ -58,6 +58,15 @@ class TableOptions:
     history_retention: timedelta = timedelta(hours=1)
     log_retention: timedelta = timedelta(days=1)
     compact_segments: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("history_retention", "log_retention"):
+            value = getattr(self, name)
+            if not isinstance(value, timedelta) or value < timedelta(0):
+                raise InvalidInput(f"{name} must be a timedelta of 0 or more, not {value!r}")
+        segments = self.compact_segments
+        if not isinstance(segments, int) or isinstance(segments, bool) or segments < 1:
+            raise InvalidInput(f"compact_segments must be an int >= 1, not {segments!r}")
 
     def to_record(self) -> Record:
         return {
@@ -147,7 +156,7 @@ def _schema(data: bytes) -> TableSchema:
 
 def find_table(view: View, name: str) -> TableDef:
     """The table of that name, or TableNotFound."""
-    entry = view.get(name_key(name)) if isinstance(name, str) else None
+    entry = view.get(name_key(name)) if is_name(name) else None
     record = view.get(table_key(entry["id"])) if entry else None
     if record is None:
         known = ", ".join(sorted(table.name for table in all_tables(view))) or "none"
@@ -181,7 +190,7 @@ def all_tables(view: View) -> Iterator[TableDef]:
 
 def find_job(view: View, name: str) -> JobRecord:
     """The job of that name, or JobNotFound."""
-    entry = view.get(job_name_key(name)) if isinstance(name, str) else None
+    entry = view.get(job_name_key(name)) if is_name(name) else None
     record = view.get(job_key(entry["id"])) if entry else None
     if record is None:
         known = ", ".join(sorted(job.name for job in all_jobs(view))) or "none"

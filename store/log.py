@@ -82,10 +82,23 @@ class LogPlan:
     ) -> Iterator[pa.RecordBatch]:
         """The changes in order: by epoch and key ("epochs"), or by key, one change for each ("net").
 
-        `filter` may name key columns only: it must judge all images of a row alike.
+        `filter` may name key columns only: it must judge all images of a row alike. What is wrong with the arguments is
+        raised at once, what is wrong with files by the iterator.
         """
         schema = self.schema(columns)
-        self._check(mode, filter)
+        self._check(mode, pre_images, filter)
+        return self._batches(files, schema, mode, pre_images, columns, filter, key_range)
+
+    def _batches(
+        self,
+        files: Files,
+        schema: pa.Schema,
+        mode: str,
+        pre_images: bool,
+        columns: Sequence[str] | None,
+        filter: pc.Expression | None,
+        key_range: KeyRange,
+    ) -> Iterator[pa.RecordBatch]:
         if self.backfill:
             tables = self._snapshot(files, columns, filter, key_range)
         else:
@@ -94,9 +107,18 @@ class LogPlan:
             passed = table if filter is None else table.filter(filter)
             yield from passed.select(schema.names).cast(schema).to_batches()
 
-    def _check(self, mode: str, filter: pc.Expression | None) -> None:
+    def _check(self, mode: str, pre_images: bool, filter: pc.Expression | None) -> None:
         if mode not in ("epochs", "net"):
             raise InvalidInput(f"mode must be 'epochs' or 'net', not {mode!r}")
+        if pre_images and self.before is None:
+            raise EpochExpired(
+                f"table {self.table.name!r}: the states before these changes have been let go, so there are no "
+                "pre-images; ask with pre_images=False"
+            )
+        if filter is not None and not isinstance(filter, pc.Expression):
+            raise InvalidInput(
+                f"filter must be a pyarrow.compute.Expression, such as pc.field('x') > 1, not {filter!r}"
+            )
         if filter is not None:
             keys = pa.schema([self.table.schema.field(name) for name in self.table.primary_key])
             try:
@@ -130,12 +152,6 @@ class LogPlan:
             columns = [*columns, *(name for name in self.table.schema.names if name not in columns)]
         read = _GroupReader(files, self.table, columns, filter, key_range)
         before = self.before if pre_images else None
-        if pre_images and before is None:
-            raise EpochExpired(
-                f"table {self.table.name!r}: the states before these changes have been let go, so there are no "
-                "pre-images; "
-                "ask with pre_images=False"
-            )
         if mode == "net":
             yield from self._net(read, before)
         elif before is not None:
@@ -315,7 +331,10 @@ def plan_changes(
         if not by_commit and group.label <= after
         for segment in group.segments
     ]
-    before = plan_scan(view, table, after).extended(earlier) if after >= version.safe_epoch else None
+    if after == 0:  # before its first entry a table is empty, however much of its history has been let go
+        before = ScanPlan(table.schema, 0)
+    else:
+        before = plan_scan(view, table, after).extended(earlier) if after >= version.safe_epoch else None
     return LogPlan(table.schema, before, tuple(groups))
 
 

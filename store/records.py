@@ -9,6 +9,7 @@ LMDB does not checksum its pages, so every record carries its own CRC-32. Key la
     job/<id>                                a job: lineage, position, incarnation, recorded barrier
     bound/<epoch>                           forced boundaries
     hold/<id>/<holder>                      what must be kept, and for whom
+    used/<id>/<file>                        sealed segments that have been committed: they land once
     txn/<app>\\0<id>, txnapp/<app>           outcomes for exactly-once commits
 
 Ids are 8 and epochs 16 hex digits wide, so byte order is numeric order.
@@ -82,6 +83,11 @@ def bound_key(epoch: int) -> bytes:
 
 def hold_key(table_id: int, holder: str) -> bytes:
     return b"hold/%08x/" % table_id + holder.encode()
+
+
+def used_key(table_id: int, path: str) -> bytes:
+    """`path` is a segment's; its last part is a unique name."""
+    return b"used/%08x/" % table_id + path.rsplit("/", 1)[-1].encode()
 
 
 def txn_key(app: str, txn_id: int) -> bytes:

@@ -229,11 +229,11 @@ def _passing(data: pa.Buffer, filter: pc.Expression, schema: TableSchema) -> set
     return {group.id for piece in pieces for group in piece.row_groups}
 
 
-def _mask(table: pa.Table, expression: pc.Expression) -> pa.ChunkedArray:
-    """The expression's value for each row, as bools."""
+def _mask(table: pa.Table, expression: pc.Expression) -> pa.Array:
+    """The expression's value for each row, as one array of bools."""
     names = [name for name in (EPOCH, UNTIL) if name in table.column_names]
     scanner = ds.dataset(table.select(names)).scanner(columns={"seen": expression})
-    return scanner.to_table().column("seen")
+    return contiguous(scanner.to_table().column("seen"))
 
 
 def _typed(table: pa.Table, schema: TableSchema) -> pa.Table:

@@ -59,14 +59,19 @@ class ScanPlan:
         return sum(part.bytes for run in self.runs for part in run.parts) + sum(s.bytes for s in self.segments)
 
     def schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
-        """The result's schema; InvalidInput names a column that the table has not."""
+        """The result's schema; InvalidInput names a column that the table has not, or that is asked for twice."""
         if columns is None:
             return self.table.schema
+        if isinstance(columns, str):
+            raise InvalidInput(f"columns is a list of column names: write [{columns!r}]")
         unknown = [name for name in columns if name not in self.table.schema.names]
         if unknown:
             raise InvalidInput(
                 f"table {self.table.name!r} has no column {unknown[0]!r}; it has {self.table.schema.names}"
             )
+        twice = [name for place, name in enumerate(columns) if name in columns[:place]]
+        if twice:
+            raise InvalidInput(f"table {self.table.name!r}: column {twice[0]!r} is asked for twice")
         return pa.schema([self.table.schema.field(name) for name in columns])
 
     def read(
@@ -78,10 +83,13 @@ class ScanPlan:
     ) -> pa.Table:
         """All rows of the key range that pass the filter, in key order."""
         schema = self.schema(columns)
-        wanted = filter_columns(self.table, schema.names, filter)
+        wanted = filter_columns(self.table, schema.names, filter) or list(
+            self.table.primary_key[:1]
+        )  # to count rows by
         rows = self.rows(files, wanted, filter, key_range)
         data = rows.data if filter is None else rows.data.filter(filter)
-        return data.select(schema.names).cast(schema)
+        data = data.select(schema.names)
+        return data.cast(schema) if schema.names else data  # a cast of no columns would forget the number of rows
 
     def batches(
         self,
@@ -90,9 +98,17 @@ class ScanPlan:
         filter: pc.Expression | None = None,
         key_range: KeyRange = EVERYTHING,
     ) -> Iterator[pa.RecordBatch]:
-        """The same in record batches, in key order, a bounded number of rows at a time."""
-        for part in self.splits(max(1, self.rows_at_most // BATCH_ROWS), key_range):
-            yield from self.read(files, columns, filter, part).to_batches(max_chunksize=BATCH_ROWS)
+        """The same in record batches, in key order, a bounded number of rows at a time.
+
+        What is wrong with the arguments is raised at once, what is wrong with files by the iterator.
+        """
+        filter_columns(self.table, self.schema(columns).names, filter)
+        parts = self.splits(max(1, self.rows_at_most // BATCH_ROWS), key_range)
+        return (
+            batch
+            for part in parts
+            for batch in self.read(files, columns, filter, part).to_batches(max_chunksize=BATCH_ROWS)
+        )
 
     def count(self, files: Files) -> int:
         """The number of rows; reads keys alone, and nothing where one run tells."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import msgpack
 import pyarrow as pa
@@ -19,9 +20,14 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
 _FORMAT = 1
 
 
+def is_name(name: object) -> TypeGuard[str]:
+    """Whether a table or job may be called so."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
 def check_name(kind: str, name: object) -> str:
     """The name itself, if a table or job (`kind`) may be called so; else InvalidName."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not is_name(name):
         raise InvalidName(
             f"{kind} name {name!r} cannot be used: take 1 to 63 of a-z, 0-9 and _, beginning with a letter"
         )

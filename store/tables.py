@@ -61,7 +61,7 @@ def remove_table(tx: Txn, table_id: int) -> None:
     record = tx.get(table_key(table_id))
     if record is None:
         return
-    for kind in (b"log", b"hist", b"hold"):
+    for kind in (b"log", b"hist", b"hold", b"used"):
         prefix = kind + b"/%08x/" % table_id
         for key in [key for key, _ in tx.scan(prefix, after_prefix(prefix))]:
             tx.delete(key)

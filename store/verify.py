@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
 
-from ..errors import Corrupt, EpochlogError
+from ..errors import Corrupt, EpochlogError, StoreClosed
 from .catalog import View
 from .datafile import verified
 from .definitions import Counters, TableDef, all_jobs, all_tables, get_version
@@ -60,6 +60,8 @@ def verify_store(handle: Handle) -> VerifyReport:
     listed = {info.path for info in handle.files.list(handle.store_id)}  # before asking what is reached
     try:
         tables = handle.catalog.read(lambda view: list(_load(view, problems)))
+    except StoreClosed:
+        raise
     except EpochlogError as error:
         return VerifyReport(0, 0, 0, (*problems, Problem("catalog", str(error))))
     reached: dict[str, int] = {}

@@ -5,13 +5,15 @@ Durable when sealed, visible only when committed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
 
-from ..errors import InvalidInput
+from ..errors import InvalidInput, WriteFailed
 from .files import Files
 from .keys import KeyCodec
 from .merge import Rows, newest_wins, sorted_unique
@@ -67,7 +69,8 @@ class SegmentWriter:
         return segments
 
     def discard(self) -> None:
-        """Forget what was not finished; files already written stay until vacuum finds them unreachable."""
+        """Forget what was not finished, and remove what of it was written already."""
+        remove_segments(self._target.files, self._flushed)
         self._pending, self._flushed, self._rows, self._bytes = [], [], 0, 0
 
     def _take(self, table: pa.Table, *, deleted: bool) -> None:
@@ -88,6 +91,13 @@ class SegmentWriter:
             self._pending, self._rows, self._bytes = [], 0, 0
         if label is not None:
             self._flushed = [segment.labelled(label) for segment in self._flushed]
+
+
+def remove_segments(files: Files, segments: Iterable[Segment]) -> None:
+    """Remove the files of segments that no commit has taken and none will; what resists is left to vacuum."""
+    for segment in segments:
+        with suppress(WriteFailed):
+            files.delete(segment.path)
 
 
 def split_changes(data: pa.Table, column: str = "_change_type") -> tuple[list[tuple[str, pa.Table]], int]:

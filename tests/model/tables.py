@@ -1,0 +1,287 @@
+"""Tables as a store must show them, written out plainly: a dict per commit, a list of log groups, no files.
+
+Shapes of tables (key and value columns of several types), rows as tuples, and the expected answer to every question
+that a table is asked. Values are compared after `plain`: NaN equals NaN, -0.0 equals 0.0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+Key = tuple[Any, ...]
+Row = tuple[Any, ...]
+Change = tuple[str, int, Row]
+"""Change type, log epoch, row."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A table's columns and key, and a few values of each column to draw from."""
+
+    schema: pa.Schema
+    key: tuple[str, ...]
+    values: Mapping[str, Sequence[Any]]
+
+    @property
+    def names(self) -> list[str]:
+        return self.schema.names
+
+    def key_of(self, row: Row) -> Key:
+        return tuple(plain(row[self.names.index(name)]) for name in self.key)
+
+    def bare(self, row: Row) -> Row:
+        """What a delete without images shows: key columns, null elsewhere."""
+        return tuple(value if name in self.key else None for name, value in zip(self.names, row, strict=True))
+
+    def table(self, rows: Sequence[Row]) -> pa.Table:
+        columns = [pa.array([row[i] for row in rows], kind.type) for i, kind in enumerate(self.schema)]
+        return pa.Table.from_arrays(columns, schema=self.schema)
+
+    def keys(self, rows: Sequence[Row]) -> pa.Table:
+        return self.table(rows).select(list(self.key)) if not self._required() else self._keys(rows)
+
+    def _required(self) -> bool:
+        return any(not kind.nullable and kind.name not in self.key for kind in self.schema)
+
+    def _keys(self, rows: Sequence[Row]) -> pa.Table:
+        return pa.table(
+            {
+                name: pa.array([r[self.names.index(name)] for r in rows], self.schema.field(name).type)
+                for name in self.key
+            }
+        )
+
+
+def required(name: str, kind: pa.DataType) -> pa.Field:
+    return pa.field(name, kind, nullable=False)
+
+
+NAN = math.nan
+FLOATS = (None, NAN, 0.0, -0.0, 1.5, -2.25, math.inf)
+
+SHAPES = {
+    "numbers": Shape(
+        pa.schema([required("id", pa.int64()), required("n", pa.int32()), pa.field("v", pa.float64())]),
+        ("id",),
+        {"id": (-(1 << 63), -1, 0, 1, 2, 3, 5, 8, 13, (1 << 63) - 1), "n": (0, 1, 2), "v": FLOATS},
+    ),
+    "texts": Shape(
+        pa.schema([pa.field("v", pa.float64()), required("k", pa.string()), pa.field("l", pa.list_(pa.int32()))]),
+        ("k",),
+        {"k": ("", "\0", "a", "a\0", "a\0b", "ab", "é", "z" * 20), "v": FLOATS, "l": (None, [], [1], [None, 1])},
+    ),
+    "pairs": Shape(
+        pa.schema([
+            required("day", pa.date32()), pa.field("s", pa.string()),
+            required("f", pa.float64()), required("name", pa.string()),
+        ]),
+        ("name", "f"),
+        {"day": (0, 1, 20_000), "s": (None, "", "x"), "f": (NAN, -0.0, 0.0, 1.0, -math.inf), "name": ("", "a", "a\0")},
+    ),
+}  # fmt: skip
+
+
+def plain(value: Any) -> Any:
+    """A value by which equal ones are equal: one NaN, no negative zero."""
+    if isinstance(value, float):
+        return "NaN" if math.isnan(value) else value + 0.0
+    if isinstance(value, list):
+        return tuple(plain(item) for item in value)
+    return value
+
+
+def plain_row(row: Sequence[Any]) -> Row:
+    return tuple(plain(value) for value in row)
+
+
+def key_order(key: Key) -> tuple[Any, ...]:
+    """Sorts keys as the store does: numbers by value with NaN last, strings by bytes."""
+    return tuple(
+        (1, 0.0) if part == "NaN" else (0, part.encode()) if isinstance(part, str) else (0, part) for part in key
+    )
+
+
+def rows_of(table: pa.Table) -> list[Row]:
+    """A table's rows as plain tuples; dates and times as their integers."""
+    columns = []
+    for column in table.columns:
+        if pa.types.is_temporal(column.type):
+            column = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())
+        columns.append(column.to_pylist())
+    return [plain_row(row) for row in zip(*columns, strict=True)] if columns else []
+
+
+@dataclass(frozen=True)
+class Op:
+    """One upsert (rows) or delete (rows of which the keys count)."""
+
+    delete: bool
+    rows: tuple[Row, ...]
+
+
+@dataclass
+class Group:
+    label: int
+    entry: int  # the commit's epoch
+    changes: dict[Key, tuple[bool, Row]]  # deleted, row
+
+
+@dataclass
+class Entry:
+    epoch: int
+    operation: str
+    upserted: int
+    deleted: int
+    segments: int
+    end: bool = False
+
+
+@dataclass
+class ModelTable:
+    """One table: its commits, its log, and its state after each commit."""
+
+    name: str
+    shape: Shape
+    retention_ms: int = 0
+    compact_segments: int = 8
+    flush_rows: int = 1 << 20
+    safe_epoch: int = 0
+    log_start: int = 0
+    compacted: int = 0
+    finished: bool = False
+    groups: list[Group] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    states: list[tuple[int, dict[Key, Row]]] = field(default_factory=lambda: [(0, {})])
+
+    @property
+    def newest(self) -> int:
+        return self.states[-1][0]
+
+    def state(self, epoch: int) -> dict[Key, Row]:
+        """Rows by key as of the newest commit at or below the epoch."""
+        return next(state for at, state in reversed(self.states) if at <= epoch)
+
+    def rows(self, epoch: int) -> list[Row]:
+        state = self.state(epoch)
+        return [state[key] for key in sorted(state, key=key_order)]
+
+    def folded(self, ops: Sequence[Op]) -> dict[Key, tuple[bool, Row]]:
+        found: dict[Key, tuple[bool, Row]] = {}
+        for op in ops:
+            for row in op.rows:
+                found[self.shape.key_of(row)] = (op.delete, plain_row(self.shape.bare(row) if op.delete else row))
+        return found
+
+    def commit(self, epoch: int, sealed: Sequence[tuple[int, Sequence[Sequence[Op]]]], operation: str) -> None:
+        """Add an entry: (label, the calls of each writer) in the order in which later wins."""
+        state = dict(self.state(epoch))
+        counts = [0, 0, 0]
+        for label in sorted({label for label, _ in sealed}):
+            writers = [ops for at, batches in sealed if at == label for ops in batches]
+            changes: dict[Key, tuple[bool, Row]] = {}
+            for piece in (piece for ops in writers for piece in self.flushed(ops)):
+                folded = self.folded(piece)
+                deleted = sum(gone for gone, _ in folded.values())
+                counts = [counts[0] + len(folded) - deleted, counts[1] + deleted, counts[2] + 1]
+                changes.update(folded)
+            if changes:
+                self.groups.append(Group(label, epoch, changes))
+            for key, (gone, row) in changes.items():
+                state.pop(key, None) if gone else state.update({key: row})
+        self.states.append((epoch, state))
+        self.entries.append(Entry(epoch, operation, *counts))
+
+    def flushed(self, ops: Sequence[Op]) -> list[list[Op]]:
+        """The calls of one writer, cut where its memory was full: one segment each."""
+        pieces: list[list[Op]] = []
+        pending: list[Op] = []
+        for op in ops:
+            if op.rows:
+                pending.append(op)
+                if sum(len(op.rows) for op in pending) >= self.flush_rows:
+                    pieces.append(pending)
+                    pending = []
+        return [*pieces, pending] if pending else pieces
+
+    def finish(self, epoch: int) -> None:
+        self.commit(epoch, [], "finish")
+        self.entries[-1].end = self.finished = True
+
+    # ---- the log -------------------------------------------------------------------------------------------------
+
+    def before(self, after: int) -> dict[Key, Row]:
+        """The state that all log epochs at or below `after` make."""
+        state: dict[Key, Row] = {}
+        for group in self.groups:
+            if group.label <= after:
+                _apply(state, group)
+        return state
+
+    def changes(
+        self, after: int, until: int | None, mode: str, images: bool, keep: Callable[[Key], bool]
+    ) -> list[Change]:
+        """What `changes` must yield for the keys that are wanted."""
+        end = max(self.newest, after) if until is None else until
+        groups = [group for group in self.groups if after < group.label <= end]
+        if mode == "net":
+            net: dict[Key, tuple[int, bool, Row]] = {}
+            for group in groups:
+                net.update({key: (group.label, *change) for key, change in group.changes.items()})
+            return self._shown(self.before(after), net, images, keep)
+        found: list[Change] = []
+        state = self.before(after)
+        for group in groups:
+            found += self._shown(
+                state, {key: (group.label, *change) for key, change in group.changes.items()}, images, keep
+            )
+            _apply(state, group)
+        return found
+
+    def _shown(
+        self,
+        state: dict[Key, Row],
+        changes: dict[Key, tuple[int, bool, Row]],
+        images: bool,
+        keep: Callable[[Key], bool],
+    ) -> list[Change]:
+        found: list[Change] = []
+        for key in sorted(filter(keep, changes), key=key_order):
+            label, gone, row = changes[key]
+            old = state.get(key)
+            if not images:
+                found.append(("delete" if gone else "upsert", label, row))
+            elif gone:
+                found += [("delete", label, old)] if old is not None else []
+            elif old is None:
+                found.append(("insert", label, row))
+            elif old != row:
+                found += [("update_preimage", label, old), ("update_postimage", label, row)]
+        return found
+
+    def next_epoch(self, after: int) -> int | None:
+        labels = [group.label for group in self.groups] + [entry.epoch for entry in self.entries]
+        return min((label for label in labels if label > after), default=None)
+
+    def log_segments(self) -> int:
+        return sum(entry.segments for entry in self.entries if entry.epoch >= self.log_start)
+
+    # ---- upkeep --------------------------------------------------------------------------------------------------
+
+    def compact(self, target: int, held: Sequence[int], *, full: bool) -> None:
+        self.safe_epoch = max(self.safe_epoch, min([target, self.newest, *held]))
+        waiting = sum(entry.segments for entry in self.entries if entry.epoch > self.compacted)
+        if waiting >= (1 if full else max(1, self.compact_segments)):
+            self.compacted = self.newest
+
+
+def _apply(state: dict[Key, Row], group: Group) -> None:
+    for key, (gone, row) in group.changes.items():
+        if gone:
+            state.pop(key, None)
+        else:
+            state[key] = row

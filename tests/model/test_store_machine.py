@@ -1,0 +1,536 @@
+"""A store against a dict per commit: random histories of everything that users do to root tables, with tiny files.
+
+The sizes at which files are cut into blocks, parts and batches are made a few rows: small data crosses all of them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import pyarrow.compute as pc
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+import epochlog as el
+from epochlog.store.epoch import from_unix_ms
+from model.tables import SHAPES, ModelTable, Op, Row, Shape, key_order, plain, plain_row, rows_of
+
+START_MS = 1_767_225_600_000
+SKEW_MS = 10_000
+TINY = {
+    "epochlog.store.segment.BATCH_ROWS": 3,
+    "epochlog.store.run.ROW_GROUP_ROWS": 3,
+    "epochlog.store.compaction.PART_ROWS": 5,
+    "epochlog.store.scan.BATCH_ROWS": 4,
+    "epochlog.store.log.IMAGE_ROWS": 4,
+    "epochlog.store.merge.PIECE_ROWS": 3,
+    "epochlog.store.merge._MIN_CHUNK_ROWS": 1,
+    "epochlog.store.writer.FLUSH_ROWS": 6,
+}
+
+
+@dataclass
+class Sealed:
+    """Segments of several tables, sealed at some labels and not committed yet."""
+
+    segments: dict[str, list[el.Segment]] = field(default_factory=dict)
+    calls: dict[str, list[tuple[int, list[list[Op]]]]] = field(default_factory=dict)
+    ids: dict[str, int] = field(default_factory=dict)
+
+    def labels(self) -> list[int]:
+        return sorted({segment.label for group in self.segments.values() for segment in group if segment.label})
+
+
+def rows_for(shape: Shape) -> st.SearchStrategy[Row]:
+    return st.tuples(*(st.sampled_from(shape.values[name]) for name in shape.names))
+
+
+def ops_for(shape: Shape, most: int = 8) -> st.SearchStrategy[Op]:
+    rows = st.lists(rows_for(shape), min_size=0, max_size=most).map(tuple)
+    return st.builds(Op, st.sampled_from([False, False, True]), rows)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """One open store with a table of each shape, and the model beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        for name, size in TINY.items():
+            self.patch.setattr(name, size)
+        self.root = tempfile.mkdtemp(prefix="store-machine-")
+        self.now = START_MS
+        self.last_epoch = 0
+        self.tables: dict[str, ModelTable] = {}
+        self.handles: dict[str, el.Table] = {}
+        self.sealed: list[Sealed] = []
+        self.pins: list[tuple[el.Snapshot, dict[str, tuple[ModelTable, int, list[Row]]]]] = []
+        self.outcomes: dict[int, tuple[int | None, list[str], dict[str, ModelTable]]] = {}
+        self.store = self.opened()
+
+    def opened(self) -> el.Store:
+        return el.open(self.root, durability="os", clock=lambda: self.now)
+
+    # ---- set-up and end ------------------------------------------------------------------------------------------
+
+    @initialize(data=st.data())
+    def make_tables(self, data: st.DataObject) -> None:
+        for name in SHAPES:
+            self.make(name, data.draw(st.sampled_from([0, 1000, 3_600_000])), data.draw(st.sampled_from([1, 2, 4])))
+
+    def make(self, name: str, retention_ms: int, compact_segments: int) -> None:
+        shape = SHAPES[name]
+        options = el.TableOptions(
+            history_retention=timedelta(milliseconds=retention_ms), compact_segments=compact_segments
+        )
+        self.handles[name] = self.store.create_table(name, shape.schema, list(shape.key), options=options)
+        self.tables[name] = ModelTable(
+            name, shape, retention_ms, compact_segments, TINY["epochlog.store.writer.FLUSH_ROWS"]
+        )
+
+    def teardown(self) -> None:
+        try:
+            if self.tables:
+                self.check_everything()
+        finally:
+            self.store.close()
+            self.patch.undo()
+            shutil.rmtree(self.root, ignore_errors=True)
+
+    def check_everything(self) -> None:
+        for name, model in self.tables.items():
+            for epoch, _ in model.states:
+                self.check_read(name, epoch)
+            for images in (False, True):
+                self.check_changes(name, model.log_start, None, "epochs", images, None)
+            history = self.handles[name].history().to_pylist()
+            assert [
+                (row["epoch"], row["operation"], row["rows_upserted"], row["rows_deleted"], row["segments"])
+                for row in history
+            ] == [(e.epoch, e.operation, e.upserted, e.deleted, e.segments) for e in reversed(model.entries)]
+        report = self.store.verify()
+        assert report.ok, report.problems
+
+    # ---- commits -------------------------------------------------------------------------------------------------
+
+    def expect_epoch(self, labels: int = 0) -> int | None:
+        """The epoch of a commit that is given none; None when the clock is too far behind."""
+        at = max(from_unix_ms(self.now), self.last_epoch + 1) + max(labels - 1, 0)
+        return at if at <= from_unix_ms(self.now + SKEW_MS) else None
+
+    def explicit(self, ahead: int) -> tuple[int, type[Exception] | None]:
+        """An epoch that is `ahead` of what the store gives out next (or behind), and the error that it meets."""
+        epoch = max(max(from_unix_ms(self.now), self.last_epoch + 1) + ahead, 1)
+        if epoch <= self.last_epoch:
+            return epoch, el.EpochRegressed
+        return epoch, None if epoch <= from_unix_ms(self.now + SKEW_MS) else el.ClockSkew
+
+    def open_tables(self) -> list[str]:
+        return [name for name, model in self.tables.items() if not model.finished]
+
+    @precondition(lambda self: self.open_tables())
+    @rule(
+        data=st.data(), ahead=st.none() | st.integers(-3, 5000) | st.just(60 << 24), txn=st.none() | st.integers(0, 40)
+    )
+    def write(self, data: st.DataObject, ahead: int | None, txn: int | None) -> None:
+        name = data.draw(st.sampled_from(self.open_tables()))
+        model, table = self.tables[name], self.handles[name]
+        op = data.draw(ops_for(model.shape))
+        epoch, refused = (None, None) if ahead is None else self.explicit(ahead)
+        expected = epoch if ahead is not None else self.expect_epoch()
+        if ahead is None and expected is None:
+            refused = el.ClockSkew
+        pair = None if txn is None else ("writer", txn)
+        if txn in self.outcomes:
+            self.expect_replay(lambda: self.do(table, op, epoch, pair), txn, [name])
+        elif refused is not None:
+            files = self.files()
+            with pytest.raises(refused):
+                self.do(table, op, epoch, pair)
+            assert self.files() == files
+        else:
+            assert self.do(table, op, epoch, pair) == expected
+            assert expected is not None
+            model.commit(expected, [(expected, [[op]])], "delete" if op.delete else "upsert")
+            self.landed(expected, txn, [name])
+
+    def do(self, table: el.Table, op: Op, epoch: int | None, txn: tuple[str, int] | None) -> int:
+        shape = SHAPES[table.name]
+        if op.delete:
+            return table.delete(shape.keys(op.rows), epoch=epoch, txn=txn)
+        return table.upsert(shape.table(op.rows), epoch=epoch, txn=txn)
+
+    def landed(self, epoch: int, txn: int | None, names: Sequence[str]) -> None:
+        self.last_epoch = epoch
+        if txn is not None:
+            self.outcomes[txn] = (epoch, sorted(names), {name: self.tables[name] for name in names})
+
+    def expect_replay(self, commit: Any, txn: int | None, names: Sequence[str]) -> None:
+        assert txn is not None
+        epoch, tables, models = self.outcomes[txn]
+        files = self.files()
+        if epoch is None:
+            with pytest.raises(el.TxnAborted):
+                commit()
+        elif tables != sorted(names) or any(self.tables[name] is not models[name] for name in names):
+            with pytest.raises(el.TxnMismatch):
+                commit()
+        else:
+            assert commit() == epoch
+        assert self.files() == files
+
+    def files(self) -> set[str]:
+        report = self.store.verify()
+        return set(report.unreachable) | {str(report.files), str(report.bytes)}
+
+    @precondition(lambda self: self.open_tables())
+    @rule(data=st.data(), txn=st.none() | st.integers(0, 40))
+    def transaction(self, data: st.DataObject, txn: int | None) -> None:
+        names = data.draw(st.lists(st.sampled_from(self.open_tables()), min_size=1, max_size=3))
+        calls = [(name, data.draw(ops_for(SHAPES[name], 4))) for name in names]
+
+        def commit() -> int:
+            with self.store.transaction(None if txn is None else ("writer", txn)) as tx:
+                for name, op in calls:
+                    if op.delete:
+                        tx.delete(name, SHAPES[name].keys(op.rows))
+                    else:
+                        tx.upsert(name, SHAPES[name].table(op.rows))
+            return tx.epoch
+
+        expected, files = self.expect_epoch(), self.files()
+        if txn in self.outcomes:
+            self.expect_replay(commit, txn, list(set(names)))
+        elif expected is None:
+            with pytest.raises(el.ClockSkew):
+                commit()
+            assert self.files() == files
+        else:
+            assert commit() == expected
+            for name in set(names):
+                ops = [op for table, op in calls if table == name]
+                self.tables[name].commit(expected, [(expected, [ops])], "upsert")
+            self.landed(expected, txn, list(set(names)))
+
+    @rule(txn=st.integers(0, 40))
+    def resolve(self, txn: int) -> None:
+        epoch, _, _ = self.outcomes.setdefault(txn, (None, [], {}))
+        assert self.store.resolve(("writer", txn)) == epoch
+
+    @precondition(lambda self: self.open_tables())
+    @rule(data=st.data(), steps=st.lists(st.integers(1, 3000), min_size=1, max_size=3))
+    def seal(self, data: st.DataObject, steps: list[int]) -> None:
+        names = data.draw(st.lists(st.sampled_from(self.open_tables()), min_size=1, max_size=2, unique=True))
+        bundle = Sealed(ids={name: id(self.tables[name]) for name in names})
+        for name in names:
+            label, writers = self.last_epoch, [self.handles[name].writer() for _ in range(data.draw(st.integers(1, 2)))]
+            bundle.segments[name], bundle.calls[name] = [], []
+            for step in steps:
+                label += step
+                batches = []
+                for writer in writers:
+                    ops = data.draw(st.lists(ops_for(SHAPES[name], 4), max_size=2))
+                    for op in ops:
+                        writer.delete(SHAPES[name].keys(op.rows)) if op.delete else writer.upsert(
+                            SHAPES[name].table(op.rows)
+                        )
+                    bundle.segments[name] += writer.seal(label)
+                    batches.append(ops)
+                bundle.calls[name].append((label, batches))
+        self.sealed.append(bundle)
+
+    @precondition(lambda self: self.sealed)
+    @rule(data=st.data(), relabel=st.booleans())
+    def commit_sealed(self, data: st.DataObject, relabel: bool) -> None:
+        bundle = self.sealed.pop(data.draw(st.integers(0, len(self.sealed) - 1)))
+        labels = bundle.labels()
+        gone = [name for name, was in bundle.ids.items() if id(self.tables[name]) != was]
+        if any(bundle.segments[name] for name in gone):
+            with pytest.raises(el.SegmentUnknown):
+                self.store.commit(bundle.segments)
+        if gone:
+            return
+        if any(self.tables[name].finished for name in bundle.ids):
+            with pytest.raises((el.TableFinished, el.ClockSkew)):
+                self.store.commit(bundle.segments)
+            return
+        if relabel:
+            at, refused = self.expect_epoch(len(labels)), el.ClockSkew
+        else:
+            low = min([*labels, labels[-1] if labels else self.last_epoch + 1])
+            at = labels[-1] if labels else self.last_epoch + 1
+            refused = el.EpochRegressed if low <= self.last_epoch else el.ClockSkew
+            if low <= self.last_epoch or at > from_unix_ms(self.now + SKEW_MS):
+                at = None if not relabel else at
+        epoch = None if relabel else (labels[-1] if labels else self.last_epoch + 1)
+        if at is None:
+            with pytest.raises(refused):
+                self.store.commit(bundle.segments, epoch=epoch)
+            self.sealed.append(bundle)  # a refused commit may be made again
+            return
+        assert self.store.commit(bundle.segments, epoch=epoch) == at
+        first = at - max(len(labels) - 1, 0)
+        given = {label: first + place if relabel else label for place, label in enumerate(labels)}
+        for name, calls in bundle.calls.items():
+            renamed = [(given[label], batches) for label, batches in calls if label in given]
+            self.tables[name].commit(at, renamed, "upsert")
+        self.landed(at, None, [])
+        if labels:  # once only
+            with pytest.raises(el.SegmentUnknown):
+                self.store.commit(bundle.segments)
+
+    @precondition(lambda self: len(self.open_tables()) > 1)
+    @rule(data=st.data(), chance=st.integers(0, 3))
+    def finish(self, data: st.DataObject, chance: int) -> None:
+        name, expected = data.draw(st.sampled_from(self.open_tables())), self.expect_epoch()
+        if chance or expected is None:
+            return
+        assert self.handles[name].finish() == expected
+        self.tables[name].finish(expected)
+        self.landed(expected, None, [])
+        with pytest.raises(el.TableFinished):
+            self.handles[name].upsert(SHAPES[name].table([]))
+
+    # ---- upkeep --------------------------------------------------------------------------------------------------
+
+    @rule(ms=st.sampled_from([0, 1, 7, 400, 1000, 5000, 30_000, -1, -300, -4000, -20_000]))
+    def tick(self, ms: int) -> None:
+        self.now += ms
+
+    @rule()
+    def checkpoint(self) -> None:
+        at = max(from_unix_ms(self.now), self.last_epoch)
+        if at > from_unix_ms(self.now + SKEW_MS):
+            with pytest.raises(el.ClockSkew):
+                self.store.checkpoint()
+        else:
+            assert self.store.checkpoint() == at
+            self.last_epoch = at
+
+    @rule(name=st.none() | st.sampled_from(sorted(SHAPES)), full=st.booleans())
+    def compact(self, name: str | None, full: bool) -> None:
+        self.store.compact(name, full=full)
+        for model in self.tables.values() if name is None else [self.tables[name]]:
+            held = [pins[model.name][1] for _, pins in self.pins if model.name in pins and pins[model.name][0] is model]
+            model.compact(from_unix_ms(self.now - model.retention_ms), held, full=full or name is not None)
+
+    @rule(data=st.data(), name=st.sampled_from(sorted(SHAPES)))
+    def truncate(self, data: st.DataObject, name: str) -> None:
+        model = self.tables[name]
+        before = data.draw(st.sampled_from([at + d for at, _ in model.states for d in (-1, 0, 1) if at + d >= 0]))
+        if before > model.newest:
+            with pytest.raises(el.InvalidInput):
+                self.handles[name].truncate_log(before)
+            return
+        self.handles[name].truncate_log(before)
+        model.log_start = max(model.log_start, before)
+
+    @rule(data=st.data(), name=st.sampled_from(sorted(SHAPES)), chance=st.integers(0, 2))
+    def drop(self, data: st.DataObject, name: str, chance: int) -> None:
+        if chance:
+            return
+        old = self.handles[name]
+        self.store.drop_table(name)
+        with pytest.raises(el.TableNotFound):
+            self.store.table(name)
+        self.make(name, data.draw(st.sampled_from([0, 3_600_000])), data.draw(st.sampled_from([1, 3])))
+        for call in (old.to_arrow, lambda: old.changes(0), lambda: old.next_epoch(0), old.finish, lambda: old.info):
+            with pytest.raises(el.TableDropped):
+                call()
+
+    @rule()
+    def reopen(self) -> None:
+        self.drop_pins()
+        self.store.close()
+        self.store = self.opened()
+        self.handles = {name: self.store.table(name) for name in self.handles}
+
+    # ---- snapshots -----------------------------------------------------------------------------------------------
+
+    @rule(policy=st.sampled_from(["latest", "aligned"]), names=st.sets(st.sampled_from(sorted(SHAPES)), min_size=1))
+    def pin(self, policy: str, names: set[str]) -> None:
+        snapshot = self.store.snapshot(sorted(names), consistency=policy)
+        for name in names:
+            at = snapshot.epochs[name]
+            assert at == (self.tables[name].newest if policy == "latest" else self.last_epoch)
+        pinned = {n: (self.tables[n], snapshot.epochs[n], self.tables[n].rows(snapshot.epochs[n])) for n in names}
+        self.pins.append((snapshot, pinned))
+
+    @precondition(lambda self: self.pins)
+    @rule(data=st.data(), close=st.booleans())
+    def reread(self, data: st.DataObject, close: bool) -> None:
+        place = data.draw(st.integers(0, len(self.pins) - 1))
+        snapshot, pinned = self.pins[place]
+        for name, (_, _, rows) in pinned.items():
+            assert rows_of(snapshot[name].to_arrow()) == rows
+            assert snapshot[name].count() == len(rows)
+        if close:
+            self.pins.pop(place)
+            snapshot.close()
+            with pytest.raises(el.SnapshotExpired):
+                snapshot[next(iter(pinned))]
+
+    def drop_pins(self) -> None:
+        for snapshot, pinned in self.pins:
+            for name, (_, _, rows) in pinned.items():
+                assert rows_of(snapshot[name].to_arrow()) == rows
+        self.pins = []
+
+    # ---- questions -----------------------------------------------------------------------------------------------
+
+    @rule(data=st.data(), name=st.sampled_from(sorted(SHAPES)))
+    def read(self, data: st.DataObject, name: str) -> None:
+        model = self.tables[name]
+        marks = sorted({at + d for at, _ in model.states for d in (-1, 0, 1)} | {self.last_epoch, self.last_epoch + 1})
+        self.check_read(name, data.draw(st.sampled_from([at for at in marks if at >= 0])))
+        self.check_projection(data, name)
+
+    def check_read(self, name: str, epoch: int) -> None:
+        model, table = self.tables[name], self.handles[name]
+        if epoch > self.last_epoch:
+            with pytest.raises(el.EpochNotCommitted):
+                table.to_arrow(epoch=epoch)
+        elif epoch < model.safe_epoch:
+            with pytest.raises(el.EpochExpired):
+                table.to_arrow(epoch=epoch)
+        else:
+            rows = model.rows(epoch)
+            assert rows_of(table.to_arrow(epoch=epoch)) == rows
+            assert table.to_arrow(epoch=epoch).schema == model.shape.schema
+            assert rows_of(table.scan(epoch=epoch).read_all()) == rows
+            assert table.count(epoch) == len(rows)
+
+    def check_projection(self, data: st.DataObject, name: str) -> None:
+        """Columns, filter and get, at the newest or an older epoch, against the same applied to all rows."""
+        model, table, shape = self.tables[name], self.handles[name], SHAPES[name]
+        epoch = data.draw(st.sampled_from([at for at, _ in model.states if at >= model.safe_epoch] + [self.last_epoch]))
+        columns = data.draw(st.none() | st.lists(st.sampled_from(shape.names), unique=True))
+        expression = data.draw(st.none() | filters(shape))
+        whole = table.to_arrow(epoch=epoch)
+        wanted = whole if expression is None else whole.filter(expression)
+        wanted = wanted if columns is None else wanted.select(columns)
+        for found in (
+            table.to_arrow(epoch=epoch, columns=columns, filter=expression),
+            table.scan(epoch=epoch, columns=columns, filter=expression).read_all(),
+        ):
+            assert found.num_rows == wanted.num_rows
+            assert rows_of(found) == rows_of(wanted)
+        asked = data.draw(st.lists(rows_for(shape), max_size=5))
+        state = model.state(epoch)
+        here = [state[key] for key in map(shape.key_of, asked) if key in state]
+        assert rows_of(table.get(shape.keys(asked), epoch=epoch)) == here
+
+    @rule(data=st.data(), name=st.sampled_from(sorted(SHAPES)), net=st.booleans(), images=st.booleans())
+    def changes(self, data: st.DataObject, name: str, net: bool, images: bool) -> None:
+        model, mode = self.tables[name], "net" if net else "epochs"
+        marks = sorted({0, *(g.label for g in model.groups), *(e.epoch for e in model.entries), self.last_epoch + 5})
+        marks = sorted({max(mark + d, 0) for mark in marks for d in (-1, 0)})
+        after = data.draw(st.sampled_from(marks))
+        until = data.draw(st.none() | st.sampled_from(marks))
+        part = data.draw(st.none() | st.sampled_from(SHAPES[name].values[SHAPES[name].key[0]]))
+        self.check_changes(name, after, until, mode, images, part)
+        if after < model.log_start:
+            with pytest.raises(el.LogTruncated):
+                self.handles[name].next_epoch(after)
+        else:
+            assert self.handles[name].next_epoch(after) == model.next_epoch(after)
+
+    def check_changes(self, name: str, after: int, until: int | None, mode: str, images: bool, part: Any) -> None:
+        """Against the model; `part`: only keys whose first column is at least that."""
+        model, table, shape = self.tables[name], self.handles[name], SHAPES[name]
+        column = shape.key[0]
+        expression = None if part is None else pc.field(column) >= pc.scalar(part)
+
+        def ask() -> list[tuple[str, int, Row]]:
+            reader = table.changes(after, until, mode=mode, pre_images=images, filter=expression)
+            found = reader.read_all()
+            rows = rows_of(found.select(shape.names))
+            types, epochs = found["_change_type"].to_pylist(), found["_commit_version"].to_pylist()
+            return list(zip(types, epochs, rows, strict=True))
+
+        if until is not None and until < after:
+            with pytest.raises(el.InvalidInput):
+                ask()
+        elif after < model.log_start:
+            with pytest.raises(el.LogTruncated):
+                ask()
+        elif images and 0 < after < model.safe_epoch:
+            with pytest.raises(el.EpochExpired):
+                ask()
+        else:
+            low = None if part is None else key_order((plain(part),))
+            expected = model.changes(after, until, mode, images, lambda key: low is None or key_order(key[:1]) >= low)
+            assert ask() == [(kind, at, plain_row(row)) for kind, at, row in expected]
+
+    @invariant()
+    def infos_agree(self) -> None:
+        if not self.tables:
+            return
+        assert self.store.last_epoch == self.last_epoch
+        for info in self.store.tables():
+            model = self.tables[info.name]
+            assert info.max_committed_epoch == model.newest
+            assert info.safe_epoch == model.safe_epoch
+            assert info.log_start_epoch == model.log_start
+            assert info.log_segments == model.log_segments()
+            assert info.runs == (1 if model.compacted else 0)
+            assert info.state == ("finished" if model.finished else "created")
+            assert info.rows == len(model.rows(model.newest))
+
+
+def filters(shape: Shape) -> st.SearchStrategy[pc.Expression]:
+    """Comparisons of columns with values that occur, null tests, and combinations of two of them."""
+
+    def atoms() -> Iterator[st.SearchStrategy[pc.Expression]]:
+        for name in shape.names:
+            kind, column = shape.schema.field(name).type, pc.field(name)
+            if str(kind).startswith("list"):
+                yield st.sampled_from([column.is_null(), column.is_valid()])
+                continue
+            values = st.sampled_from([v for v in shape.values[name] if v is not None])
+            scalars = values.map(lambda value, kind=kind: pa_scalar(value, kind))
+            yield scalars.map(lambda scalar, column=column: column >= scalar)
+            yield scalars.map(lambda scalar, column=column: ~(column > scalar))
+            yield scalars.map(lambda scalar, column=column: column == scalar)
+            yield st.sampled_from([column.is_null(), column.is_valid()])
+
+    atom = st.one_of(list(atoms()))
+    return (
+        atom
+        | st.tuples(atom, atom).map(lambda two: two[0] & two[1])
+        | st.tuples(atom, atom).map(lambda two: two[0] | two[1])
+    )
+
+
+def pa_scalar(value: Any, kind: Any) -> pc.Expression:
+    import pyarrow as pa
+
+    return pc.scalar(pa.array([value], kind)[0])
+
+
+def run(examples: int, steps: int) -> None:
+    """The suite's --hypothesis-seed repeats it."""
+    run_state_machine_as_test(StoreMachine, settings=settings(max_examples=examples, stateful_step_count=steps))
+
+
+def test_a_store_is_its_model() -> None:
+    run(examples=12, steps=30)
+
+
+@pytest.mark.slow
+def test_a_store_is_its_model_for_long() -> None:
+    run(examples=250, steps=60)
