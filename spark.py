@@ -68,6 +68,9 @@ def spark(app_name: str = "epochlog", **conf: Any) -> SparkSession:
 
 def register(session: SparkSession) -> None:
     """Make `format("epochlog")` known to a session. A second call does no harm."""
+    context = session.sparkContext
+    if context.master.startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+        context.pythonExec = sys.executable  # Spark's default is the first python3 on the path, whatever that may lack
     session.dataSource.register(EpochlogSource)
     _tell_streams_apart()
 

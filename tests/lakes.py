@@ -1,0 +1,61 @@
+"""A small store with the table `orders`, and short ways to reach it from Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+import epochlog as el
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("day", pa.string()), ("amount", pa.float64())])
+
+
+class Lake:
+    """A store with the table `orders`, and short ways to reach it from Spark."""
+
+    def __init__(self, root: Path, session: SparkSession) -> None:
+        self.root = str(root / "lake")
+        self.scratch = root
+        self.spark = session
+        self.store = el.open(self.root, checkpoint_interval_ms=100)
+        self.orders = self.store.create_table("orders", SCHEMA, ["id"])
+
+    def options(self, table: str, **options: Any) -> dict[str, str]:
+        return {"path": self.root, "table": table, **{name: str(value) for name, value in options.items()}}
+
+    def read(self, table: str = "orders", **options: Any) -> DataFrame:
+        return self.spark.read.format("epochlog").options(**self.options(table, **options)).load()
+
+    def stream(self, table: str = "orders", **options: Any) -> DataFrame:
+        return self.spark.readStream.format("epochlog").options(**self.options(table, **options)).load()
+
+    def write(self, frame: DataFrame, table: str = "orders", mode: str = "append", **options: Any) -> None:
+        frame.write.format("epochlog").mode(mode).options(**self.options(table, **options)).save()
+
+    def into(self, frame: DataFrame, table: str, checkpoint: str, **options: Any) -> StreamingQuery:
+        """Run a stream into a table until nothing is left to read."""
+        writer = frame.writeStream.format("epochlog").options(**self.options(table, **options))
+        return self.drain(writer.option("checkpointLocation", str(self.scratch / checkpoint)))
+
+    @staticmethod
+    def drain(writer: Any) -> StreamingQuery:
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        return query
+
+    def forget_last_commit(self, checkpoint: str) -> None:
+        """As if the driver had died after the sink's commit and before Spark's own."""
+        commits = self.scratch / checkpoint / "commits"
+        last = max(int(entry.name) for entry in commits.iterdir() if entry.name.isdecimal())
+        (commits / str(last)).unlink()
+        (commits / f".{last}.crc").unlink(missing_ok=True)
+
+
+def rows(first: int, count: int, amount: float = 1.0) -> pa.Table:
+    """Rows of `orders` with ids from `first` on, over three days."""
+    ids = list(range(first, first + count))
+    return pa.table({"id": ids, "day": [f"d{i % 3}" for i in ids], "amount": [amount * i for i in ids]}, schema=SCHEMA)

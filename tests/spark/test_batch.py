@@ -1,0 +1,261 @@
+"""The batch sink and source: rows come back, versions are fixed at load(), and bad input leaves nothing behind."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+import epochlog as el
+from lakes import SCHEMA, rows
+
+pytestmark = pytest.mark.spark
+
+
+def ids(frame) -> list[int]:
+    return sorted(row.id for row in frame.select("id").collect())
+
+
+def test_append_is_upsert(lake) -> None:
+    lake.write(lake.spark.createDataFrame(rows(0, 10)))
+    lake.write(lake.spark.createDataFrame(rows(5, 10, amount=2.0)))
+    assert lake.orders.count() == 15
+    assert lake.orders.get(pa.table({"id": [7]}))["amount"].to_pylist() == [14.0]
+    assert ids(lake.read()) == list(range(15))
+    assert lake.orders.history().num_rows == 2
+
+
+def test_overwrite_replaces_the_content_in_one_epoch(lake) -> None:
+    before = lake.orders.upsert(rows(0, 10))
+    lake.write(lake.spark.createDataFrame(rows(8, 4)), mode="overwrite")
+    assert ids(lake.read()) == [8, 9, 10, 11]
+    assert lake.orders.history()["operation"].to_pylist() == ["overwrite", "upsert"]
+    assert ids(lake.read(versionAsOf=before)) == list(range(10))
+    lake.write(lake.spark.createDataFrame(rows(0, 1)).where("id < 0"), mode="overwrite")
+    assert lake.orders.count() == 0
+
+
+def test_overwrite_of_a_compacted_table(lake) -> None:
+    lake.orders.upsert(rows(0, 1000))
+    lake.store.compact("orders")
+    lake.orders.delete(pa.table({"id": [3]}))
+    lake.write(lake.spark.createDataFrame(rows(990, 20)), mode="overwrite")
+    assert lake.orders.to_arrow().equals(rows(990, 20))
+
+
+def test_change_types_tell_deletes(lake) -> None:
+    lake.orders.upsert(rows(0, 4))
+    changes = [
+        (0, None, None, "delete"),
+        (1, "old", 0.0, "update_preimage"),
+        (1, "new", 1.0, "update_postimage"),
+        (9, "x", 9.0, "insert"),
+        (9, None, None, "delete"),
+        (9, "y", 9.5, "upsert"),
+    ]
+    lake.write(
+        lake.spark.createDataFrame(changes, "id long, day string, amount double, _change_type string").coalesce(1)
+    )
+    found = lake.orders.to_arrow().to_pylist()
+    assert [(row["id"], row["day"]) for row in found] == [(1, "new"), (2, "d2"), (3, "d0"), (9, "y")]
+
+
+def test_an_unknown_change_type_is_refused(lake) -> None:
+    frame = lake.spark.sql("SELECT 1L id, 'd' day, 1D amount, 'remove' _change_type")
+    with pytest.raises(Exception, match=r"InvalidInput: table orders, column '_change_type': 'remove'"):
+        lake.write(frame)
+    assert lake.orders.count() == 0
+
+
+def test_a_change_feed_written_elsewhere_makes_an_equal_table(lake) -> None:
+    lake.orders.upsert(rows(0, 20))
+    lake.orders.upsert(rows(5, 3, amount=3.0))
+    lake.orders.delete(pa.table({"id": [1, 6]}))
+    copy = lake.store.create_table("copy", SCHEMA, ["id"])
+    lake.write(lake.read(readChangeFeed=True, startingVersion="earliest", changeMode="net"), "copy")
+    assert copy.to_arrow().equals(lake.orders.to_arrow())
+
+
+def test_the_same_transaction_lands_once(lake) -> None:
+    frame = lake.spark.createDataFrame(rows(0, 3))
+    lake.write(frame, txnAppId="loader", txnVersion=7)
+    lake.write(lake.spark.createDataFrame(rows(0, 9)), txnAppId="loader", txnVersion=7)
+    assert lake.orders.count() == 3
+    assert lake.store.resolve(("loader", 7)) == lake.orders.info.max_committed_epoch
+    with pytest.raises(Exception, match=r"InvalidInput: txnAppId and txnVersion go together"):
+        lake.write(frame, txnAppId="loader")
+
+
+def test_the_epoch_is_fixed_at_load(lake) -> None:
+    lake.orders.upsert(rows(0, 3))
+    early = lake.read()
+    lake.orders.upsert(rows(3, 3))
+    assert early.count() == 3
+    assert lake.read().count() == 6
+    lake.orders.upsert(rows(6, 3))
+    assert early.count() == 3
+
+
+def test_with_a_users_schema_the_epoch_is_fixed_at_the_first_use(lake) -> None:
+    lake.orders.upsert(rows(0, 3))
+    frame = lake.spark.read.schema("id long").format("epochlog").options(**lake.options("orders")).load()
+    assert frame.count() == 3
+    lake.orders.upsert(rows(3, 3))
+    assert frame.count() == 3
+    assert frame.where("id >= 0").count() == 3
+
+
+def test_versions_timestamps_tokens_and_policies(lake) -> None:
+    first = lake.orders.upsert(rows(0, 3))
+    second = lake.orders.upsert(rows(3, 3))
+    with lake.store.snapshot(["orders"], consistency="exact", epochs_or_token={"orders": first}) as snapshot:
+        assert lake.read(snapshot=snapshot.token).count() == 3
+        assert snapshot.spark("orders", lake.spark).count() == 3
+    assert lake.read(versionAsOf=second).count() == 6
+    assert lake.read(timestampAsOf="2999-01-01T00:00:00+00:00").count() == 6
+    for policy in ("latest", "aligned", "global"):
+        assert lake.read(consistency=policy).count() == 6
+
+
+def test_columns_filter_and_user_schema_prune(lake) -> None:
+    lake.orders.upsert(rows(0, 30))
+    found = lake.read(columns="day,id", filter="id BETWEEN 3 AND 5 AND day <> 'd1'")
+    assert found.columns == ["day", "id"]
+    assert sorted(found.collect()) == [("d0", 3), ("d2", 5)]
+    assert lake.read(columns='["id"]').columns == ["id"]
+    narrow = lake.spark.read.schema("amount double, id long").format("epochlog")
+    assert narrow.options(**lake.options("orders")).load().where("id = 4").collect() == [(4.0, 4)]
+
+
+def test_pushed_filters_give_the_same_rows(lake) -> None:
+    lake.orders.upsert(rows(0, 100))
+    lake.orders.upsert(pa.table({"id": [200], "day": [None], "amount": [float("nan")]}, schema=SCHEMA))
+    lake.store.compact("orders")
+    conditions = [
+        "id > 90",
+        "id IN (1, 2, 500) AND day = 'd1'",
+        "day IS NULL",
+        "day LIKE 'd%' AND id <= 3",
+        "NOT (id < 98)",
+        "amount > 50",  # NaN is the largest number to Spark, none to Arrow: left to Spark
+        "id = 5 OR day = 'd0'",
+    ]
+    plain = {condition: ids(lake.read().where(condition)) for condition in conditions}
+    lake.spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        for condition in conditions:
+            assert ids(lake.read().where(condition)) == plain[condition], condition
+    finally:
+        lake.spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+
+
+def test_a_large_table_is_read_in_several_tasks(lake) -> None:
+    lake.orders.upsert(rows(0, 400_000))
+    lake.store.compact("orders")
+    lake.orders.upsert(rows(399_990, 20))
+    frame = lake.read()
+    assert frame.rdd.getNumPartitions() > 1
+    assert frame.selectExpr("count(DISTINCT id)", "count(*)", "sum(id)").collect() == [
+        (400_010, 400_010, 400_010 * 400_009 // 2)
+    ]
+
+
+def test_a_batch_of_changes(lake) -> None:
+    first = lake.orders.upsert(rows(0, 2))
+    second = lake.orders.upsert(rows(1, 2, amount=5.0))
+    third = lake.orders.delete(pa.table({"id": [0]}))
+    feed = lake.read(readChangeFeed=True, startingVersion=second, endingVersion=third, preImages=True)
+    got = sorted((row.id, row._change_type, row._commit_version, row.amount) for row in feed.collect())
+    assert got == [
+        (0, "delete", third, 0.0),
+        (1, "update_postimage", second, 5.0),
+        (1, "update_preimage", second, 1.0),
+        (2, "insert", second, 10.0),
+    ]
+    assert lake.read(readChangeFeed=True, startingVersion=first + 1).count() == 3
+    assert lake.read(readChangeFeed=True, startingVersion="earliest").count() == 5
+
+
+def test_an_empty_table_reads_as_empty(lake) -> None:
+    assert lake.read().collect() == []
+    assert lake.read(readChangeFeed=True, startingVersion=0).collect() == []
+
+
+# ---- refusals ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"versionAsOff": 1}, "InvalidInput: there is no option 'versionasoff'"),
+        ({"versionAsOf": 1 << 52}, "EpochNotCommitted: table 'orders'"),
+        ({"versionAsOf": "x"}, "InvalidInput: option versionAsOf"),
+        ({"versionAsOf": 1, "snapshot": "t"}, "InvalidInput: options versionAsOf and snapshot"),
+        ({"columns": "nope"}, "InvalidInput: table 'orders' has no column 'nope'"),
+        ({"filter": "nope = 1"}, "InvalidInput: filter 'nope = 1': there is no column 'nope'"),
+        ({"filter": "id ="}, "InvalidInput: filter 'id ='"),
+        ({"snapshot": "garbage"}, "InvalidInput: this is no snapshot token"),
+        ({"consistency": "wishful"}, "InvalidInput: there is no consistency policy 'wishful'"),
+        ({"timestampAsOf": "yesterday"}, "InvalidInput: option timestampAsOf"),
+        ({"table": "missing"}, "TableNotFound: there is no table 'missing'"),
+        ({"table": ""}, "InvalidInput: .*needs .option"),
+    ],
+)
+def test_bad_read_options_are_refused_at_load(lake, options: dict[str, object], told: str) -> None:
+    lake.orders.upsert(rows(0, 1))
+    with pytest.raises(Exception, match=told):
+        lake.read(**{"table": "orders", **options})
+
+
+def test_a_missing_store_is_named(lake) -> None:
+    with pytest.raises(Exception, match=r"StoreNotFound: there is no store at .*nowhere"):
+        lake.read(path=lake.scratch / "nowhere")
+    assert not (lake.scratch / "nowhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ("SELECT 1L id, 1D amount", "SchemaMismatch: table orders: column 'day' is missing"),
+        ("SELECT 1L id, 'd' day, 1D amount, 1 extra", "SchemaMismatch: table orders: unknown column 'extra'"),
+        ("SELECT '1' id, 'd' day, 1D amount", "SchemaMismatch: table orders, column 'id': type string"),
+        ("SELECT CAST(NULL AS BIGINT) id, 'd' day, 1D amount", "SchemaMismatch: table orders, primary-key column 'id'"),
+    ],
+)
+def test_bad_rows_are_refused_and_leave_nothing(lake, query: str, told: str) -> None:
+    with pytest.raises(Exception, match=told):
+        lake.write(lake.spark.sql(query))
+    assert lake.orders.history().num_rows == 0
+    assert lake.store.verify().ok
+
+
+def test_insert_into_a_view_with_read_options_is_refused(lake) -> None:
+    epoch = lake.orders.upsert(rows(0, 2))
+    place = f"path '{lake.root}', table 'orders'"
+    lake.spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW old USING epochlog OPTIONS ({place}, versionAsOf '{epoch}')")
+    lake.spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW now USING epochlog OPTIONS ({place})")
+    with pytest.raises(Exception, match=r"InvalidInput: option versionAsOf is for reading"):
+        lake.spark.sql("INSERT INTO old SELECT 5L, 'd', 1D")
+    lake.spark.sql("INSERT INTO now SELECT 5L, 'd', 1D")
+    assert lake.orders.count() == 3
+
+
+def test_create_table_using_is_refused(lake) -> None:
+    with pytest.raises(Exception, match=r"InvalidInput: CREATE TABLE … USING epochlog"):
+        lake.spark.sql(f"CREATE TABLE t USING epochlog OPTIONS (path '{lake.root}', table 'orders')")
+
+
+def test_derived_and_finished_tables_take_no_writes(lake) -> None:
+    lake.store.create_job("j", ["orders"], {"view": (SCHEMA, ["id"])})
+    with pytest.raises(Exception, match=r"NotWritable: table 'view'"):
+        lake.write(lake.spark.createDataFrame(rows(0, 1)), "view")
+    lake.orders.finish()
+    with pytest.raises(Exception, match=r"TableFinished: table 'orders'"):
+        lake.write(lake.spark.createDataFrame(rows(0, 1)))
+
+
+def test_spark_and_register_are_public() -> None:
+    import epochlog.spark
+
+    assert callable(el.spark)
+    assert callable(el.register)
+    assert epochlog.spark is el.spark

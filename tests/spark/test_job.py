@@ -1,0 +1,270 @@
+"""Jobs on Spark: step and start commit at barriers what a refresh gave, once, with typed errors and one live runner."""
+
+from __future__ import annotations
+
+import threading
+
+import duckdb
+import pyarrow as pa
+import pytest
+from pyspark.sql.functions import count
+from pyspark.sql.functions import sum as total_of
+
+import epochlog as el
+from lakes import rows
+
+pytestmark = pytest.mark.spark
+
+DAYS = pa.schema([("day", pa.string()), ("n", pa.int64()), ("total", pa.float64())])
+
+
+def refresh(ctx) -> None:
+    """Recomputes the days that changed rows belonged to, before and after."""
+    touched = ctx.changes("orders", pre_images=True).select("day").distinct()
+    now = ctx.table("orders").join(touched, "day", "left_semi").groupBy("day")
+    ctx.upsert("days", now.agg(count("*").alias("n"), total_of("amount").alias("total")))
+    ctx.delete("days", touched.join(ctx.table("orders"), "day", "left_anti"))
+
+
+@pytest.fixture
+def job(lake):
+    return lake.store.create_job("days", ["orders"], {"days": (DAYS, ["day"])})
+
+
+def law(lake) -> None:
+    """At an aligned snapshot the view equals its query over its upstream, row for row."""
+    with lake.store.snapshot(["orders", "days"], consistency="aligned") as snapshot:
+        orders = snapshot["orders"].to_arrow()
+        wanted = duckdb.sql(
+            "SELECT day, count(*) n, sum(amount) total FROM orders GROUP BY day ORDER BY day"
+        ).to_arrow_table()
+        assert snapshot["days"].to_arrow().to_pydict() == wanted.to_pydict()
+        assert orders.num_rows == sum(wanted["n"].to_pylist())
+
+
+def wait_until(lake, job, epoch: int) -> None:
+    """Until the job has committed at or past `epoch`; an error of the job ends the wait at once."""
+    pause = threading.Event()
+    while job.info.committed_epoch < epoch:
+        assert job.info.last_error is None, job.info.last_error
+        pause.wait(0.02)
+
+
+def test_steps_follow_the_upstream(lake, job) -> None:
+    lake.orders.upsert(rows(0, 30))
+    lake.store.checkpoint()
+    assert job.step(lake.spark, refresh) is not None
+    law(lake)
+    assert job.step(lake.spark, refresh) is None
+    lake.orders.upsert(rows(10, 30, amount=2.0))
+    lake.orders.delete(pa.table({"id": list(range(0, 40, 3))}))  # the whole of d0
+    boundary = lake.store.checkpoint()
+    assert job.step(lake.spark, refresh) == boundary
+    law(lake)
+    assert lake.store.table("days").to_arrow()["day"].to_pylist() == ["d1", "d2"]
+    assert job.info.state == "running"
+
+
+def test_the_context_shows_both_ends_of_the_barrier(lake, job) -> None:
+    lake.orders.upsert(rows(0, 3))
+    lake.store.checkpoint()
+    job.step(lake.spark, refresh)
+    lake.orders.upsert(rows(2, 2, amount=4.0))
+    lake.store.checkpoint()
+    seen = {}
+
+    def look(ctx) -> None:
+        seen["barrier"] = ctx.barrier
+        seen["previous"] = sorted(row.id for row in ctx.previous("orders").collect())
+        seen["table"] = sorted(row.id for row in ctx.table("orders").collect())
+        seen["output"] = sorted(row.day for row in ctx.output("days").collect())
+        seen["net"] = sorted((row.id, row._change_type) for row in ctx.changes("orders", pre_images=True).collect())
+        seen["cheap"] = sorted((row.id, row._change_type) for row in ctx.changes("orders").collect())
+        seen["columns"] = ctx.table("orders", columns=["id"]).columns
+
+    job.step(lake.spark, look)
+    assert seen.pop("barrier").kind == "checkpoint"
+    assert seen == {
+        "previous": [0, 1, 2],
+        "table": [0, 1, 2, 3],
+        "output": ["d0", "d1", "d2"],
+        "net": [(2, "update_postimage"), (2, "update_preimage"), (3, "insert")],
+        "cheap": [(2, "upsert"), (3, "upsert")],
+        "columns": ["id"],
+    }
+
+
+def test_the_first_step_of_a_backfill_sees_inserts(lake, job) -> None:
+    lake.orders.upsert(rows(0, 3))
+    lake.orders.upsert(rows(1, 3, amount=2.0))
+    lake.store.checkpoint()
+    seen = []
+
+    def look(ctx) -> None:
+        seen.append((ctx.barrier.prev, ctx.barrier.kind, ctx.previous("orders").count(), ctx.output("days").count()))
+        seen.append(sorted((row.id, row.amount, row._change_type) for row in ctx.changes("orders").collect()))
+
+    job.step(lake.spark, look)
+    assert seen == [
+        (0, "initial", 0, 0),
+        [(0, 0.0, "insert"), (1, 2.0, "insert"), (2, 4.0, "insert"), (3, 6.0, "insert")],
+    ]
+
+
+def test_later_calls_win_within_a_barrier(lake, job) -> None:
+    lake.orders.upsert(rows(0, 3))
+    lake.store.checkpoint()
+
+    def write(ctx) -> None:
+        ctx.upsert("days", ctx.spark.sql("SELECT 'a' day, 1L n, 1D total UNION ALL SELECT 'b', 1L, 1D"))
+        ctx.delete("days", ctx.spark.sql("SELECT 'a' day UNION ALL SELECT 'never'"))
+        ctx.upsert("days", ctx.spark.sql("SELECT 'b' day, 2L n, 2D total"))
+
+    job.step(lake.spark, write)
+    assert lake.store.table("days").to_arrow().to_pylist() == [{"day": "b", "n": 2, "total": 2.0}]
+
+
+def test_large_outputs_are_written_by_the_tasks(lake, job) -> None:
+    lake.orders.upsert(rows(0, 3))
+    lake.store.checkpoint()
+    job.step(
+        lake.spark,
+        lambda ctx: ctx.upsert("days", ctx.spark.range(300_000).selectExpr("'k' || id day", "id n", "0D total")),
+    )
+    days = lake.store.table("days")
+    assert days.count() == 300_000
+    assert days.info.log_segments > 1
+    assert lake.store.verify().ok
+
+
+def test_step_raises_typed_errors_and_commits_nothing(lake, job) -> None:
+    lake.orders.upsert(rows(0, 3))
+    lake.store.checkpoint()
+
+    def unknown_column(ctx) -> None:
+        ctx.upsert("days", ctx.table("orders"))
+
+    def null_key_in_a_task(ctx) -> None:
+        ctx.upsert("days", ctx.table("orders").selectExpr("IF(id = 2, NULL, day) day", "1L n", "amount total"))
+
+    def own_error(ctx) -> None:
+        ctx.upsert("days", ctx.spark.sql("SELECT 'a' day, 1L n, 1D total"))
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(el.SchemaMismatch, match="table days: unknown column 'id'"):
+        job.step(lake.spark, unknown_column)
+    with pytest.raises(el.SchemaMismatch, match="table days, primary-key column 'day'"):
+        job.step(lake.spark, null_key_in_a_task)
+    assert job.info.state == "failed"
+    assert "SchemaMismatch: table days, primary-key column 'day'" in (job.info.last_error or "")
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        job.step(lake.spark, own_error)
+    with pytest.raises(el.InvalidInput, match="has no upstream 'other'"):
+        job.step(lake.spark, lambda ctx: ctx.table("other"))
+    assert lake.store.table("days").history().num_rows == 0
+    job.step(lake.spark, refresh)
+    assert job.info.last_error is None
+    law(lake)
+
+
+def test_a_fenced_runner_steps_no_more(lake, job) -> None:
+    lake.orders.upsert(rows(0, 3))
+    lake.store.checkpoint()
+    job.step(lake.spark, refresh)
+    lake.orders.upsert(rows(3, 3))
+    lake.store.checkpoint()
+    lake.store.job("days").step(lake.spark, refresh)
+    lake.orders.upsert(rows(6, 3))
+    lake.store.checkpoint()
+    with pytest.raises(el.Fenced):
+        job.step(lake.spark, refresh)
+
+
+def test_start_runs_until_everything_is_committed(lake, job) -> None:
+    lake.orders.upsert(rows(0, 30))
+    boundary = lake.store.checkpoint()
+    query = job.start(lake.spark, refresh, trigger="available_now")
+    query.awaitTermination()
+    assert query.exception() is None
+    assert job.info.committed_epoch == boundary
+    law(lake)
+
+
+def test_start_follows_commits_and_refuses_a_second_runner(lake, job) -> None:
+    query = job.start(lake.spark, refresh)
+    try:
+        for part in range(4):
+            wait_until(lake, job, lake.orders.upsert(rows(part * 5, 10)))
+            law(lake)
+        with pytest.raises(el.JobRunning):
+            job.start(lake.spark, refresh)
+        with pytest.raises(el.JobRunning):
+            lake.store.job("days").start(lake.spark, refresh)
+        assert query.isActive
+    finally:
+        query.stop()
+    again = lake.store.job("days").start(lake.spark, refresh, trigger="available_now")
+    again.awaitTermination()
+    assert again.exception() is None
+
+
+def test_a_failing_barrier_fails_the_query_and_stands_as_last_error(lake, job) -> None:
+    lake.orders.upsert(rows(0, 3))
+    lake.store.checkpoint()
+    query = job.start(lake.spark, lambda ctx: ctx.upsert("days", ctx.table("orders")))
+    with pytest.raises(Exception, match="unknown column 'id'"):
+        query.awaitTermination()
+    assert job.info.last_error == "SchemaMismatch: table days: unknown column 'id'; it takes day, n, total"
+    assert lake.store.table("days").history().num_rows == 0
+    job.start(lake.spark, refresh, trigger="available_now").awaitTermination()
+    law(lake)
+
+
+def test_a_runner_that_was_taken_over_stops(lake, job) -> None:
+    lake.orders.upsert(rows(0, 3))
+    query = job.start(lake.spark, refresh)
+    wait_until(lake, job, 1)
+    lake.orders.upsert(rows(3, 3))
+    lake.store.checkpoint()
+    other = lake.store.job("days")
+    while query.isActive:
+        other.step(lake.spark, refresh)
+        lake.orders.upsert(rows(6, 3))
+        query.awaitTermination(1)
+    assert "Fenced" in str(query.exception())
+    law_or_catch_up = other.step
+    lake.store.checkpoint()
+    while law_or_catch_up(lake.spark, refresh) is not None:
+        continue
+    law(lake)
+
+
+def test_views_on_views_align(lake, job) -> None:
+    top = lake.store.create_job("top", ["days"], {"top": (pa.schema([("n", pa.int64()), ("days", pa.int64())]), ["n"])})
+
+    def rank(ctx) -> None:
+        counts = ctx.table("days").groupBy("n").agg(count("*").alias("days"))
+        ctx.upsert("top", counts)
+        ctx.delete("top", ctx.output("top").join(counts, "n", "left_anti").select("n"))
+
+    for part in range(3):
+        lake.orders.upsert(rows(part * 4, 10))
+        lake.store.checkpoint()
+        job.step(lake.spark, refresh)
+        top.step(lake.spark, rank)
+        with lake.store.snapshot(["days", "top"], consistency="aligned") as snapshot:
+            counts = snapshot["days"].to_arrow().group_by("n").aggregate([("day", "count")])
+            assert dict(zip(*counts.to_pydict().values(), strict=True)) == dict(
+                zip(*snapshot["top"].to_arrow().to_pydict().values(), strict=True)
+            )
+
+
+def test_a_finished_upstream_finishes_the_job(lake, job) -> None:
+    lake.orders.upsert(rows(0, 3))
+    lake.orders.finish()
+    lake.store.checkpoint()
+    query = job.start(lake.spark, refresh, trigger="available_now")
+    query.awaitTermination()
+    assert job.info.state == "finished"
+    assert job.step(lake.spark, refresh) is None
+    assert next(info for info in lake.store.tables() if info.name == "days").state == "finished"

@@ -1,0 +1,271 @@
+"""Streams: each micro-batch once whatever is replayed, whole epochs within limits, and typed refusals."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql.functions import count
+
+import epochlog as el
+from lakes import SCHEMA, rows
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def files(lake):
+    """A folder that a file stream reads, one file a micro-batch, and a function that adds files."""
+    folder = lake.scratch / "files"
+    folder.mkdir()
+
+    def add(name: str, table: pa.Table) -> None:
+        pq.write_table(table, folder / f"{name}.parquet")
+
+    def stream():
+        reader = lake.spark.readStream.schema("id long, day string, amount double").option("maxFilesPerTrigger", "1")
+        return reader.parquet(str(folder))
+
+    return add, stream
+
+
+def test_a_file_stream_lands_once_when_its_last_commit_is_forgotten(lake, files) -> None:
+    add, stream = files
+    for part in range(3):
+        add(f"f{part}", rows(part * 10, 10))
+    lake.into(stream(), "orders", "ck")
+    before = lake.orders.history()
+    assert lake.orders.count() == 30
+    assert before.num_rows == 3
+    lake.forget_last_commit("ck")
+    add("f9", rows(90, 10))
+    lake.into(stream(), "orders", "ck")
+    assert lake.orders.count() == 40
+    assert lake.orders.history().num_rows == 4
+    assert lake.orders.history().slice(1).equals(before)
+    assert lake.store.verify().ok
+
+
+def test_an_empty_micro_batch_commits_nothing(lake, files) -> None:
+    add, stream = files
+    add("f0", rows(0, 10))
+    lake.into(stream().where("id < 0"), "orders", "ck")
+    assert lake.orders.history().num_rows == 0
+
+
+def test_complete_mode_replaces(lake, files) -> None:
+    add, stream = files
+    totals = lake.store.create_table("totals", pa.schema([("day", pa.string()), ("n", pa.int64())]), ["day"])
+    query = stream().groupBy("day").agg(count("*").alias("n"))
+    for part in range(2):
+        add(f"f{part}", rows(part * 9, 9))
+        writer = query.writeStream.outputMode("complete").format("epochlog").options(**lake.options("totals"))
+        lake.drain(writer.option("checkpointLocation", str(lake.scratch / "ck")))
+        assert totals.to_arrow().to_pydict() == {"day": ["d0", "d1", "d2"], "n": [3 * (part + 1)] * 3}
+
+
+def test_async_progress_is_refused(lake, files) -> None:
+    add, stream = files
+    add("f0", rows(0, 1))
+    writer = stream().writeStream.format("epochlog").options(**lake.options("orders"))
+    writer = writer.option("checkpointLocation", str(lake.scratch / "ck")).option(
+        "asyncProgressTrackingEnabled", "true"
+    )
+    with pytest.raises(Exception, match=r"(?i)async"):
+        writer.trigger(processingTime="10 milliseconds").start().awaitTermination()
+    assert lake.orders.count() == 0
+
+
+# ---- the source ----------------------------------------------------------------------------------------------------
+
+
+def test_a_table_streamed_into_another_is_equal_and_goes_on_from_its_checkpoint(lake) -> None:
+    copy = lake.store.create_table("copy", SCHEMA, ["id"])
+    lake.orders.upsert(rows(0, 10))
+    lake.orders.upsert(rows(5, 10, amount=2.0))
+    lake.into(lake.stream(), "copy", "ck")
+    assert copy.to_arrow().equals(lake.orders.to_arrow())
+    assert copy.history().num_rows == 1  # the snapshot, whole
+    lake.orders.delete(pa.table({"id": [0, 3]}))
+    lake.orders.upsert(rows(40, 2))
+    lake.into(lake.stream(maxEpochsPerTrigger=1), "copy", "ck")
+    assert copy.to_arrow().equals(lake.orders.to_arrow())
+    assert copy.history().num_rows == 3
+    lake.forget_last_commit("ck")
+    lake.into(lake.stream(maxEpochsPerTrigger=1), "copy", "ck")
+    assert copy.to_arrow().equals(lake.orders.to_arrow())
+    assert copy.history().num_rows == 3
+
+
+def test_a_replay_of_the_first_batch_reads_the_same_snapshot(lake) -> None:
+    copy = lake.store.create_table("copy", SCHEMA, ["id"])
+    lake.orders.upsert(rows(0, 10))
+    lake.into(lake.stream(consumerId="c"), "copy", "ck")
+    lake.forget_last_commit("ck")
+    lake.orders.upsert(rows(10, 10))
+    query = lake.into(lake.stream(consumerId="c"), "copy", "ck")
+    assert copy.to_arrow().equals(lake.orders.to_arrow())
+    assert query.exception() is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "batches"),
+    [({"maxEpochsPerTrigger": 2}, 3), ({"maxRowsPerTrigger": 10}, 5), ({"maxRowsPerTrigger": 1}, 5), ({}, 1)],
+)
+def test_limits_never_split_an_epoch(lake, limit: dict[str, int], batches: int) -> None:
+    for part in range(5):
+        lake.orders.upsert(rows(part * 10, 10))
+    seen: list[list[int]] = []
+
+    def note(frame, _batch: int) -> None:
+        seen.append(sorted(row._commit_version for row in frame.select("_commit_version").distinct().collect()))
+
+    writer = lake.stream(startingVersion="earliest", **limit).writeStream.foreachBatch(note)
+    lake.drain(writer.option("checkpointLocation", str(lake.scratch / "ck")))
+    assert len(seen) == batches
+    assert [epoch for batch in seen for epoch in batch] == sorted(lake.orders.history()["epoch"].to_pylist())
+
+
+def test_starting_versions(lake) -> None:
+    lake.orders.upsert(rows(0, 1))
+    second = lake.orders.upsert(rows(1, 1))
+    got: dict[str, list[tuple[int, str]]] = {}
+
+    def run(start: str) -> None:
+        def note(frame, _batch: int) -> None:
+            got.setdefault(start, []).extend(sorted((row.id, row._change_type) for row in frame.collect()))
+
+        writer = lake.stream(startingVersion=start).writeStream.foreachBatch(note)
+        lake.drain(writer.option("checkpointLocation", str(lake.scratch / f"ck-{start}")))
+
+    for start in ("earliest", "latest", "snapshot", str(second)):
+        run(start)
+    assert got.pop("latest", []) == []
+    lake.orders.upsert(rows(2, 1))
+    run("latest")
+    assert got == {
+        "earliest": [(0, "upsert"), (1, "upsert")],
+        "snapshot": [(0, "insert"), (1, "insert")],
+        str(second): [(1, "upsert")],
+        "latest": [(2, "upsert")],
+    }
+
+
+def test_pre_images_in_a_stream(lake) -> None:
+    lake.orders.upsert(rows(0, 2))
+    second = lake.orders.upsert(rows(1, 1, amount=7.0))
+    got: list[tuple[str, float]] = []
+    writer = lake.stream(startingVersion=second, preImages=True).writeStream.foreachBatch(
+        lambda frame, _batch: got.extend(sorted((row._change_type, row.amount) for row in frame.collect()))
+    )
+    lake.drain(writer)
+    assert got == [("update_postimage", 7.0), ("update_preimage", 1.0)]
+
+
+def test_a_truncated_log_is_told_or_let_pass(lake) -> None:
+    copy = lake.store.create_table("copy", SCHEMA, ["id"])
+    first = lake.orders.upsert(rows(0, 10))
+    lake.into(lake.stream(startingVersion=first), "copy", "ck")
+    lake.orders.upsert(rows(10, 10))
+    last = lake.orders.upsert(rows(20, 10))
+    lake.orders.truncate_log(last)
+    with pytest.raises(Exception, match=r"LogTruncated: the log of 'orders' begins after epoch"):
+        lake.into(lake.stream(startingVersion=first), "copy", "ck")
+    lake.orders.upsert(rows(30, 10))
+    lake.into(lake.stream(startingVersion=first, failOnDataLoss=False), "copy", "ck")
+    assert copy.count() == 20
+
+
+def test_a_consumer_holds_the_log(lake) -> None:
+    lake.store.create_table("copy", SCHEMA, ["id"])
+    first = lake.orders.upsert(rows(0, 10))
+    lake.into(lake.stream(startingVersion=first, consumerId="dash"), "copy", "ck")
+    lake.orders.upsert(rows(10, 10))
+    last = lake.orders.upsert(rows(20, 10))
+    with pytest.raises(el.EpochlogError, match="consumer:dash"):
+        lake.orders.truncate_log(last)
+    lake.into(lake.stream(startingVersion=first, consumerId="dash"), "copy", "ck")
+    lake.orders.upsert(rows(30, 10))
+    lake.into(lake.stream(startingVersion=first, consumerId="dash"), "copy", "ck")
+    lake.orders.truncate_log(last)  # the consumer has passed it
+
+
+def test_a_table_made_anew_under_the_old_name_is_told_apart(lake) -> None:
+    lake.store.create_table("copy", SCHEMA, ["id"])
+    lake.orders.upsert(rows(0, 3))
+    lake.into(lake.stream(), "copy", "ck")
+    lake.store.drop_table("orders")
+    lake.store.create_table("orders", SCHEMA, ["id"]).upsert(rows(0, 3))
+    with pytest.raises(Exception, match=r"TableDropped: this query's checkpoint belongs to an earlier table 'orders'"):
+        lake.into(lake.stream(), "copy", "ck")
+
+
+def test_a_stream_with_the_users_schema(lake) -> None:
+    lake.orders.upsert(rows(0, 3))
+    got: list[tuple] = []
+    reader = lake.spark.readStream.schema("_change_type string, id long").format("epochlog")
+    writer = reader.options(**lake.options("orders")).load().writeStream
+    lake.drain(writer.foreachBatch(lambda frame, _batch: got.extend(tuple(row) for row in frame.collect())))
+    assert sorted(got) == [("insert", 0), ("insert", 1), ("insert", 2)]
+
+
+# ---- el.sink -------------------------------------------------------------------------------------------------------
+
+
+def test_sink_takes_update_mode_and_keeps_state_over_a_replay(lake, files) -> None:
+    add, stream = files
+    totals = lake.store.create_table("totals", pa.schema([("day", pa.string()), ("n", pa.int64())]), ["day"])
+    query = stream().groupBy("day").agg(count("*").alias("n"))
+
+    def run() -> None:
+        function = el.sink({"totals": None}, app_id="counts", path=lake.root)
+        writer = query.writeStream.outputMode("update").foreachBatch(function)
+        lake.drain(writer.option("checkpointLocation", str(lake.scratch / "ck")))
+
+    add("f0", rows(0, 9))
+    run()
+    add("f1", rows(9, 2))
+    run()
+    assert totals.to_arrow().to_pydict()["n"] == [4, 4, 3]
+    commits = totals.history().num_rows
+    lake.forget_last_commit("ck")
+    run()
+    assert totals.history().num_rows == commits
+    add("f2", rows(11, 1))
+    run()
+    assert totals.to_arrow().to_pydict()["n"] == [4, 4, 4]
+
+
+def test_sink_writes_several_tables_in_one_transaction(lake, files) -> None:
+    add, stream = files
+    days = lake.store.create_table("days", pa.schema([("day", pa.string())]), ["day"])
+    function = el.sink(
+        {"orders": None, "days": lambda frame: frame.select("day").distinct()}, app_id="two", path=lake.root
+    )
+    add("f0", rows(0, 9))
+    lake.drain(stream().writeStream.foreachBatch(function).option("checkpointLocation", str(lake.scratch / "ck")))
+    assert (lake.orders.count(), days.count()) == (9, 3)
+    assert lake.orders.info.max_committed_epoch == days.info.max_committed_epoch
+
+
+def test_sink_refuses_at_once_and_tells_typed_errors(lake) -> None:
+    with pytest.raises(el.TableNotFound):
+        el.sink({"missing": None}, app_id="x", path=lake.root)
+    with pytest.raises(el.InvalidInput):
+        el.sink({}, app_id="x", path=lake.root)
+    with pytest.raises(el.StoreNotFound):
+        el.sink({"orders": None}, app_id="x", path=str(lake.scratch / "nowhere"))
+    function = el.sink({"orders": lambda frame: frame.drop("day")}, app_id="x", path=lake.root)
+    with pytest.raises(el.SchemaMismatch, match="column 'day' is missing"):
+        function(lake.spark.createDataFrame(rows(0, 1)), 0)
+    assert lake.orders.count() == 0
+
+
+def test_offsets_are_small_json(lake) -> None:
+    lake.store.create_table("copy", SCHEMA, ["id"])
+    epoch = lake.orders.upsert(rows(0, 1))
+    lake.into(lake.stream(), "copy", "ck")
+    text = (lake.scratch / "ck" / "offsets" / "0").read_text().splitlines()[-1]
+    assert json.loads(text) == {"table": 1, "epoch": epoch}

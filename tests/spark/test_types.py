@@ -1,0 +1,122 @@
+"""Every column type a table may have goes through Spark's batch sink and source and comes back as it was."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import epochlog as el
+
+pytestmark = pytest.mark.spark
+
+DAY, MOMENT = dt.date(2024, 2, 29), dt.datetime(2024, 2, 29, 23, 59, 58)
+TYPES: dict[str, tuple[pa.DataType, Any]] = {
+    "bool": (pa.bool_(), True),
+    "i8": (pa.int8(), -128),
+    "i16": (pa.int16(), -32768),
+    "i32": (pa.int32(), -(2**31)),
+    "i64": (pa.int64(), 2**62),
+    "u8": (pa.uint8(), 255),
+    "u16": (pa.uint16(), 65535),
+    "u32": (pa.uint32(), 2**32 - 1),
+    "u64": (pa.uint64(), 2**64 - 1),
+    "f16": (pa.float16(), 1.5),
+    "f32": (pa.float32(), 1.25),
+    "f64": (pa.float64(), float("inf")),
+    "text": (pa.string(), "ß\0x"),
+    "long_text": (pa.large_string(), "long"),
+    "word": (pa.dictionary(pa.int32(), pa.string()), "word"),
+    "view": (pa.string_view(), "view"),
+    "bytes": (pa.binary(), b"\0\xff"),
+    "long_bytes": (pa.large_binary(), b""),
+    "four": (pa.binary(4), b"abcd"),
+    "dec": (pa.decimal128(10, 2), Decimal("-12345678.90")),
+    "dec38": (pa.decimal128(38, 18), Decimal("12345678901234567890.123456789012345678")),
+    "dec256": (pa.decimal256(30, 3), Decimal("1.125")),
+    "thousands": (pa.decimal128(5, -3), Decimal(12000)),
+    "day": (pa.date32(), DAY),
+    "day_ms": (pa.date64(), DAY),
+    "clock_s": (pa.time32("s"), dt.time(1, 2, 3)),
+    "clock_ms": (pa.time32("ms"), dt.time(1, 2, 3)),
+    "clock_us": (pa.time64("us"), dt.time(1, 2, 3, 4)),
+    "clock_ns": (pa.time64("ns"), dt.time(1, 2, 3, 4)),
+    "moment_s": (pa.timestamp("s"), MOMENT),
+    "moment_ms": (pa.timestamp("ms"), MOMENT),
+    "moment_us": (pa.timestamp("us"), MOMENT),
+    "moment_ns": (pa.timestamp("ns"), MOMENT),
+    "utc_us": (pa.timestamp("us", "UTC"), MOMENT),
+    "tokyo_ns": (pa.timestamp("ns", "Asia/Tokyo"), MOMENT),
+    "span_s": (pa.duration("s"), dt.timedelta(days=1, seconds=1)),
+    "span_us": (pa.duration("us"), dt.timedelta(microseconds=1)),
+    "span_ns": (pa.duration("ns"), dt.timedelta(microseconds=1)),
+    "ints": (pa.list_(pa.int32()), [1, None, 3]),
+    "bytes_list": (pa.large_list(pa.uint8()), [255, 0]),
+    "pair": (pa.list_(pa.uint16(), 2), [1, 65535]),
+    "fields": (pa.struct([("a", pa.uint8()), ("b", pa.list_(pa.timestamp("ns", "UTC")))]), {"a": 1, "b": [MOMENT]}),
+    "deep": (pa.list_(pa.struct([("x", pa.list_(pa.struct([("y", pa.string())])))])), [{"x": [{"y": "z"}, None]}]),
+    "pairs": (pa.map_(pa.string(), pa.uint8()), [("a", 1), ("b", None)]),
+}
+
+
+def test_all_types_come_back(lake) -> None:
+    fields = [pa.field(name, kind) for name, (kind, _) in TYPES.items()]
+    schema = pa.schema([("id", pa.int64()), *fields])
+    columns = [pa.array([value, None], kind) for kind, value in TYPES.values()]
+    given = pa.Table.from_arrays([pa.array([1, 2]), *columns], schema=schema)
+    source = lake.store.create_table("source", schema, ["id"])
+    target = lake.store.create_table("target", schema, ["id"])
+    source.upsert(given)
+    lake.write(lake.read("source"), "target")
+    for name in schema.names:
+        assert target.to_arrow(columns=[name]).equals(source.to_arrow(columns=[name])), name
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.string(), pa.timestamp("us", "UTC"), pa.binary(), pa.decimal128(9, 1)])
+def test_key_types(lake, kind: pa.DataType) -> None:
+    value = {pa.int32(): 7, pa.string(): "k", pa.binary(): b"\0", pa.decimal128(9, 1): Decimal("1.5")}.get(kind, MOMENT)
+    table = lake.store.create_table("keyed", pa.schema([("k", kind), ("v", pa.int64())]), ["k"])
+    table.upsert(pa.table({"k": pa.array([value], kind), "v": [1]}))
+    read = lake.read("keyed")
+    assert read.schema["k"].nullable is False
+    assert read.schema["v"].nullable is True
+    lake.write(read.selectExpr("k", "v + 1 AS v"), "keyed")
+    assert table.to_arrow().to_pydict()["v"] == [2]
+
+
+def test_nanoseconds_that_spark_would_cut_are_an_error(lake) -> None:
+    table = lake.store.create_table("fine", pa.schema([("id", pa.int64()), ("at", pa.timestamp("ns"))]), ["id"])
+    table.upsert(pa.table({"id": [1], "at": pa.array([1], pa.timestamp("ns"))}))
+    with pytest.raises(Exception, match=r"SchemaMismatch: table fine, column 'at'"):
+        lake.read("fine").collect()
+    assert lake.read("fine", columns="id").count() == 1
+
+
+def test_a_type_that_spark_lacks_names_the_column(lake) -> None:
+    lake.store.create_table("wide", pa.schema([("id", pa.int64()), ("big", pa.decimal256(50, 2))]), ["id"])
+    with pytest.raises(Exception, match=r"SchemaMismatch: table wide, column 'big'.*leave it out with `columns`"):
+        lake.read("wide")
+
+
+def test_values_out_of_a_narrower_range_are_refused(lake) -> None:
+    lake.store.create_table("small", pa.schema([("id", pa.int64()), ("n", pa.uint8())]), ["id"])
+    frame = lake.spark.sql("SELECT 1L AS id, 256S AS n")
+    with pytest.raises(Exception, match=r"SchemaMismatch: table small, column 'n'"):
+        lake.write(frame, "small")
+    assert lake.store.table("small").count() == 0
+
+
+def test_arrow_casts_are_lossless_without_spark() -> None:
+    from epochlog.exchange.spark_types import arrow_schema, from_spark, spark_schema, to_spark
+    from epochlog.store.schema import TableSchema
+
+    schema = pa.schema([("id", pa.int64()), *((name, kind) for name, (kind, _) in TYPES.items())])
+    table = TableSchema("t", schema, ("id",))
+    columns = [pa.array([value, None], kind) for kind, value in TYPES.values()]
+    stored = table.conform(pa.Table.from_arrays([pa.array([1, 2]), *columns], schema=schema))
+    wired = to_spark("t", stored, arrow_schema(spark_schema("t", table.schema, ("id",))))
+    assert table.conform(from_spark(table, wired)).equals(stored)
+    assert isinstance(el.SchemaMismatch("x"), el.InvalidInput)
