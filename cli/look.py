@@ -8,6 +8,7 @@ from itertools import count
 
 from .arguments import limit_of
 from .facts import Facts, RowCounter, TableLook, describe_table, job_facts, look, table_facts
+from .output import people_console
 from .plain import plain_rows
 from .session import Session
 from .words import iso
@@ -94,32 +95,31 @@ def _status_facts(session: Session, counter: RowCounter) -> Facts:
     }
 
 
-def _show_status(session: Session, counter: RowCounter) -> None:
+def _show_status(session: Session, counter: RowCounter, *, on_one_line: bool = False) -> None:
     facts = _status_facts(session, counter)
     if session.out.as_json:
-        session.out.document(facts)
+        session.out.document(facts, on_one_line=on_one_line)
     else:
         from . import pages
 
         session.out.show(*pages.status(facts))
+    session.out.flush()
 
 
 def _watch(session: Session) -> None:
-    """A document a line for programs, a page that renews itself for people."""
+    """A page that renews itself on a terminal; elsewhere a page after the other, or a document a line."""
     pause = threading.Event()
     session.out.waiting.end()
     counters = (RowCounter(session.handle, session.options.rows) for _ in count())
-    if session.out.as_json:
+    if session.out.as_json or not session.out.on_terminal:
         for counter in counters:
-            session.out.document(_status_facts(session, counter), on_one_line=True)
-            session.out.flush()
+            _show_status(session, counter, on_one_line=True)
             pause.wait(session.options.watch)
         return
     from rich.console import Group
     from rich.live import Live
 
     from . import pages
-    from .output import people_console
 
     with Live(console=people_console(), auto_refresh=False, vertical_overflow="visible") as live:
         for counter in counters:

@@ -81,6 +81,10 @@ class Output:
         self.waiting = waiting
         self.as_json = as_json
 
+    @property
+    def on_terminal(self) -> bool:
+        return sys.stdout.isatty()
+
     def document(self, value: Any, *, on_one_line: bool = False) -> None:
         """One JSON document."""
         self._write(self._dumped(value, None if on_one_line else 2) + "\n")
@@ -110,7 +114,7 @@ class Output:
         return json.dumps(value, indent=indent, ensure_ascii=ascii_only, allow_nan=False)
 
     def _write(self, text: str) -> None:
-        if sys.stdout.isatty():
+        if self.on_terminal:
             self.waiting.end()
         sys.stdout.write(text)
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 _T = pa.types
+_DAY = r"^(-?\d+-\d\d-\d\d) "
 SLICE_ROWS = 4096
 """Rows that become Python values at a time."""
 
@@ -39,7 +40,7 @@ def plain_values(array: pa.Array) -> list[Any]:
         return [_float(value) for value in wide.to_pylist()]
     if _T.is_timestamp(kind):
         at_utc = array.cast(pa.timestamp(kind.unit, "UTC")) if kind.tz else array
-        return pc.replace_substring(at_utc.cast(pa.string()), " ", "T").to_pylist()
+        return pc.replace_substring_regex(at_utc.cast(pa.string()), _DAY, r"\1T").to_pylist()
     if _T.is_decimal(kind) or _T.is_date(kind) or _T.is_time(kind):
         return array.cast(pa.string()).to_pylist()
     if _T.is_duration(kind):

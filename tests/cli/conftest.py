@@ -1,0 +1,110 @@
+"""A small real store for the command line's tests: a root table, a view over it, a failing job, and an empty table."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from epochlog import api
+from epochlog.__main__ import main
+
+ORDERS = pa.schema([("id", pa.int64()), ("day", pa.string()), ("cents", pa.int64())])
+REVENUE = pa.schema([("day", pa.string()), ("cents", pa.int64())])
+SEEN = pa.schema([("id", pa.int64())])
+
+
+def refresh(ctx) -> None:
+    days = ctx.changes("orders", mode="net", pre_images=True)["day"].unique()
+    now = ctx.table("orders")
+    sums = now.filter(pc.is_in(now["day"], days)).group_by("day").aggregate([("cents", "sum")])
+    ctx.upsert("revenue", sums.rename_columns(["day", "cents"]))
+
+
+def orders(ids: list[int], days: list[str], cents: list[int]) -> pa.Table:
+    return pa.table({"id": ids, "day": days, "cents": cents})
+
+
+def fill(root: str) -> dict[str, int]:
+    """Make the store, leave it closed, and tell its epochs by name."""
+    epochs = {}
+    with api.open(root, durability="os") as store:
+        table = store.create_table("orders", ORDERS, ["id"])
+        store.create_table("nothing_yet", SEEN, ["id"])
+        job = store.create_job("daily", ["orders"], {"revenue": (REVENUE, ["day"])})
+        broken = store.create_job("broken", ["orders"], {"seen": (SEEN, ["id"])})
+        epochs["first"] = table.upsert(orders([1, 2], ["mon", "tue"], [500, 700]))
+        store.checkpoint()
+        committed = job.step_local(refresh)
+        assert committed is not None
+        epochs["view"] = committed
+        with pytest.raises(ZeroDivisionError):
+            broken.step_local(lambda ctx: 1 // 0)
+        epochs["second"] = table.upsert(orders([1, 3], ["mon", "wed"], [501, 100]))
+        epochs["delete"] = table.delete(pa.table({"id": [2]}))
+    return epochs
+
+
+@dataclass(frozen=True)
+class Lake:
+    """The store's root, and the epochs of its commits."""
+
+    root: str
+    epochs: dict[str, int] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="session")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    root = str(tmp_path_factory.mktemp("filled") / "lake")
+    return Lake(root, fill(root))
+
+
+@pytest.fixture
+def lake(filled: Lake, tmp_path: Path) -> Lake:
+    """A copy of the store, for one test to do with as it likes."""
+    root = str(tmp_path / "lake")
+    shutil.copytree(filled.root, root)
+    return Lake(root, filled.epochs)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a run of the command came to."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command in this process."""
+
+    def call(*argv: object) -> Done:
+        code = main([str(part) for part in argv])
+        captured = capsys.readouterr()
+        return Done(code, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def spawn() -> Run:
+    """Runs the command in a process of its own."""
+
+    def call(*argv: object) -> Done:
+        command = [sys.executable, "-m", "epochlog", *(str(part) for part in argv)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    return call

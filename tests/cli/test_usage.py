@@ -1,0 +1,207 @@
+"""Usage: help, version, wrong arguments; and what a fresh process does: quick start, closed pipes, Ctrl-C."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+
+import epochlog
+from epochlog import demo
+from epochlog.__main__ import main
+from epochlog.cli import arguments, entry, output
+
+
+def test_version_and_help(run) -> None:
+    assert run("--version").out == f"epochlog {epochlog.__version__}\n"
+    done = run("--help")
+    assert done.code == 0
+    for name in (*entry.HOMES, "demo"):
+        assert f"\n    {name} " in done.out
+    for name in entry.HOMES:
+        one = run(name, "--help")
+        assert one.code == 0 and "--json" in one.out and "ROOT" in one.out
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        (),
+        ("list",),
+        ("ls",),
+        ("ls", "a", "b"),
+        ("read", "a", "t", "--epoch", "abc"),
+        ("read", "a", "t", "--epoch", "-5"),
+        ("read", "a", "t", "--epoch", "1.5"),
+        ("read", "a", "t", "--limit", "0"),
+        ("read", "a", "t", "--limit", "3", "--all"),
+        ("read", "a", "t", "--columns", "a,,b"),
+        ("read", "a", "t", "--timeout", "soon"),
+        ("read", "a", "t", "--max-lag", "inf"),
+        ("changes", "a"),
+        ("changes", "a", "t", "--mode", "gross"),
+        ("changes", "a", "t", "--after", "²"),
+        ("status", "a", "--watch", "-1"),
+    ],
+)
+def test_wrong_usage_exits_2_and_touches_nothing(run, argv, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run(*argv)
+    assert (done.code, done.out) == (2, "") and "usage: epochlog" in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_command_of_the_grammar_has_a_home() -> None:
+    grammar = arguments.parser()
+    (commands,) = (action.choices for action in grammar._actions if isinstance(action.choices, dict))
+    assert set(commands) == {*entry.HOMES, "demo"}
+
+
+def test_demo_takes_all_that_follows(run, monkeypatch) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr(demo, "main", lambda argv: seen.append(list(argv)) or 1)
+    assert run("demo", "--quick", "--help").code == 1
+    assert seen == [["--quick", "--help"]]
+
+
+def test_demo_without_its_extras_says_what_to_install(run, monkeypatch) -> None:
+    def missing(argv) -> int:
+        raise ModuleNotFoundError("No module named 'duckdb'", name="duckdb")
+
+    monkeypatch.setattr(demo, "main", missing)
+    done = run("demo")
+    assert (done.code, done.err) == (1, "epochlog: the demo needs duckdb: pip install 'epochlog[demo]'\n")
+
+
+def test_a_defect_is_not_dressed_up_as_an_error(monkeypatch, lake) -> None:
+    from epochlog.cli import look
+
+    monkeypatch.setattr(look, "ls", lambda session: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["ls", lake.root])
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_states_are_coloured_on_a_terminal_only(lake, monkeypatch, run) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "\x1b" not in run("status", lake.root).out
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    assert main(["status", lake.root]) == 0
+    assert "\x1b[1;31mfailed" in screen.getvalue()
+
+
+def test_waiting_shows_on_a_terminal_and_only_after_a_while(monkeypatch) -> None:
+    quick, slow = Terminal(), Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", quick)
+    with output.Waiting("verify lake") as waiting:
+        waiting.step(1, 2)
+    assert quick.getvalue() == ""
+    monkeypatch.setattr(sys, "stderr", slow)
+    with output.Waiting("verify lake") as waiting:
+        waiting.step(1, 4)
+        waiting._show()  # what the timer calls
+        waiting.step(2, 4)
+        waiting.end()
+        waiting._show()
+        assert waiting._bar is None
+    assert "verify lake" in slow.getvalue()
+
+
+def test_names_that_standard_output_cannot_spell_are_escaped(monkeypatch) -> None:
+    narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", narrow)
+    output.Output(output.Waiting("x"), True).document({"a": "é"})
+    narrow.flush()
+    assert json.loads(narrow.buffer.getvalue()) == {"a": "é"}  # pyright: ignore[reportAttributeAccessIssue]
+
+
+# ---- in a process of its own ---------------------------------------------------------------------------------------
+
+
+def test_the_start_loads_nothing_heavy() -> None:
+    program = (
+        "import sys, epochlog.__main__ as m\n"
+        "codes = m.main(['--version']), m.main(['--help']), m.main(['read', '--help']), m.main(['ls'])\n"
+        "assert codes == (0, 0, 0, 2), codes\n"
+        "assert not {'pyarrow', 'numpy', 'rich', 'pyspark', 'lmdb'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_no_command_loads_spark(lake) -> None:
+    program = (
+        "import sys, epochlog.__main__ as m\n"
+        f"for command in (['read', 'orders'], ['status'], ['verify', '--json']):\n"
+        f"    assert m.main([command[0], {lake.root!r}, *command[1:]]) == 0\n"
+        "assert not {'pyspark', 'pyarrow.flight', 'duckdb', 'polars', 'redis'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_process_says_the_same(spawn, lake, tmp_path) -> None:
+    listed = spawn("ls", lake.root, "--json")
+    assert listed.code == 0 and len(json.loads(listed.out)["tables"]) == 4
+    missing = spawn("ls", tmp_path / "missing")
+    assert (missing.code, missing.out) == (1, "") and missing.err.startswith("epochlog: there is no store at")
+    assert spawn("ls").code == 2
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("read", "orders", "--json"),
+        pytest.param(("read", "orders", "--all"), marks=pytest.mark.slow),
+        pytest.param(("status", "--json", "--watch", "0.01"), marks=pytest.mark.slow),
+        pytest.param(("status", "--watch", "0.01"), marks=pytest.mark.slow),
+    ],
+)
+def test_a_closed_pipe_is_a_quiet_end(lake, argv) -> None:
+    with epochlog.open(lake.root) as store:
+        many = 20_000
+        store.table("orders").upsert(pa.table({"id": list(range(many)), "day": ["d"] * many, "cents": [0] * many}))
+    command = [sys.executable, "-m", "epochlog", argv[0], lake.root, *argv[1:]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stderr
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait()) == ("", 0)
+
+
+@pytest.mark.slow
+def test_a_pipe_closed_before_anything_is_said(lake) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "epochlog", "ls", lake.root]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_watching_ends_with_ctrl_c(lake) -> None:
+    command = [sys.executable, "-m", "epochlog", "status", lake.root, "--json", "--watch", "3600"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stderr
+        facts = json.loads(process.stdout.readline())
+        assert len(facts["jobs"]) == 2
+        process.send_signal(signal.SIGINT)
+        assert (process.stderr.read(), process.wait()) == ("", 130)

@@ -1,0 +1,39 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from epochlog.cli import words
+from epochlog.store.epoch import from_unix_ms
+
+
+@pytest.mark.parametrize(
+    "count, text",
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_949, "999.9 kB"), (999_950, "1.0 MB"), (4_500_000, "4.5 MB"),
+     (7 * 10**12, "7.0 TB"), (10**19, "10000.0 PB")],
+)  # fmt: skip
+def test_bytes(count: int, text: str) -> None:
+    assert words.bytes_text(count) == text
+
+
+@pytest.mark.parametrize(
+    "ms, text",
+    [(0, "0 ms"), (999, "999 ms"), (1000, "1.0 s"), (1299, "1.2 s"), (59_999, "59.9 s"), (60_000, "1 min 0 s"),
+     (3_599_999, "59 min 59 s"), (7_500_000, "2 h 5 min"), (86_400_000, "1 d 0 h"), (356_400_000, "4 d 3 h")],
+)  # fmt: skip
+def test_spans(ms: int, text: str) -> None:
+    assert words.span_text(ms) == text
+
+
+def test_epochs_have_their_time_and_zero_has_none() -> None:
+    epoch = from_unix_ms(1_750_000_000_123) + 5
+    assert words.epoch_text(epoch) == f"{epoch} (2025-06-15 15:06:40.123)"
+    assert words.epoch_iso(epoch) == "2025-06-15T15:06:40.123Z"
+    assert (words.epoch_text(0), words.epoch_text(None), words.epoch_iso(0)) == ("-", "-", None)
+
+
+def test_text_is_made_safe_and_one_line() -> None:
+    assert words.safe("naïve 漢字 x") == "naïve 漢字 x"
+    assert words.safe("a\x1b[0m\u202eb\n") == "a\\x1b[0m\\u202eb\\n"
+    assert words.one_line("Error:\n  at x\ty\x00") == "Error: at x y\\x00"
