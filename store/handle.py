@@ -17,9 +17,10 @@ from .files import Files, open_files
 from .history import EpochMemory
 from .leases import Leases
 from .lmdb_catalog import LmdbCatalog
-from .records import STORE
+from .records import HEAD, STORE
 
 MARKER = "epochlog.json"
+MARKER_START = b'{\n "store_id": "'
 CATALOG_FOLDER = "catalog"
 
 
@@ -73,24 +74,26 @@ def open_handle(
     folder = _local_folder(root)
     files = open_files(str(folder), durability)
     marker = _read_marker(files, folder)
-    ticks = clock or SystemClock()
-    if marker is None:
-        if not create:
-            raise StoreNotFound(f"there is no store at {folder}; epochlog.open(root) with create=True makes one")
-        _refuse_foreign(folder)
-        opened = LmdbCatalog(folder / CATALOG_FOLDER, ticks, durability=durability, create=True)
-        record = _found(opened, checkpoint_interval_ms)
-        _write_marker(files, folder, record)
-    else:
-        if marker["format"] > FORMAT_VERSION:
-            raise UnsupportedFormat(
-                f"the store at {folder} has format {marker['format']}, newer than {FORMAT_VERSION}: upgrade epochlog"
-            )
-        opened = LmdbCatalog(folder / CATALOG_FOLDER, ticks, durability=durability)
-        record = _stored_record(opened)
-        if record is None or record.id != marker["store_id"]:
-            opened.close()
-            raise CatalogLost(f"the catalog in {folder / CATALOG_FOLDER} is not the one of store {marker['store_id']}")
+    if marker is None and not create:
+        raise StoreNotFound(f"there is no store at {folder}; epochlog.open(root) with create=True makes one")
+    if marker is None and _is_foreign(folder):
+        marker = _read_marker(files, folder)  # there are files: perhaps another process has made the store just now
+        if marker is None:
+            _refuse_foreign(folder)
+    if marker is not None and marker["format"] > FORMAT_VERSION:
+        raise UnsupportedFormat(
+            f"the store at {folder} has format {marker['format']}, newer than {FORMAT_VERSION}: upgrade epochlog"
+        )
+    opened = LmdbCatalog(folder / CATALOG_FOLDER, clock or SystemClock(), durability=durability, create=marker is None)
+    try:
+        if marker is None:
+            record = _found(opened, checkpoint_interval_ms)
+            _write_marker(files, folder, opened, record)
+        else:
+            record = _known(opened, folder, marker)
+    except BaseException:
+        opened.close()
+        raise
     return Handle(str(folder), files, opened, record, durability)
 
 
@@ -115,11 +118,14 @@ def _local_folder(root: str | Path) -> Path:
 
 
 def _read_marker(files: Files, folder: Path) -> dict[str, Any] | None:
+    """The marker; None when there is none, or only the beginning of one, as a creation leaves it that was cut off."""
     if not files.exists(MARKER):
         return None
-    path = str(folder / MARKER)
+    path, text = str(folder / MARKER), bytes(files.read(MARKER))
+    if MARKER_START.startswith(text[: len(MARKER_START)]) and not text.endswith(b"}"):
+        return None
     try:
-        marker = json.loads(bytes(files.read(MARKER)))
+        marker = json.loads(text)
     except ValueError as error:
         raise Corrupt(path, "it is no JSON") from error
     if not isinstance(marker, dict) or not isinstance(marker.get("format"), int) or "store_id" not in marker:
@@ -127,23 +133,31 @@ def _read_marker(files: Files, folder: Path) -> dict[str, Any] | None:
     return marker
 
 
+def _strangers(folder: Path) -> list[str]:
+    """What lies in a folder beside the things that a creation makes, in their order."""
+    catalog, found = folder / CATALOG_FOLDER, []
+    if folder.is_dir():
+        found += sorted(entry.name for entry in folder.iterdir() if entry.name not in (CATALOG_FOLDER, MARKER))
+    if catalog.is_dir():
+        made = ("data.mdb", "lock.mdb")
+        found += sorted(f"{CATALOG_FOLDER}/{entry.name}" for entry in catalog.iterdir() if entry.name not in made)
+    elif catalog.exists() or (folder / MARKER).exists():
+        found.append(CATALOG_FOLDER)
+    return found
+
+
+def _is_foreign(folder: Path) -> bool:
+    return (folder.exists() and not folder.is_dir()) or bool(_strangers(folder))
+
+
 def _refuse_foreign(folder: Path) -> None:
-    """Only an absent or empty folder becomes a store; or one whose creation was cut off after its catalog was made."""
+    """Only an absent or empty folder becomes a store; or one whose creation was cut off, at whatever step."""
     if folder.exists() and not folder.is_dir():
         raise ForeignRoot(f"{folder} is a file; choose a folder as root")
-    found = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
-    strangers = [name for name in found if name != CATALOG_FOLDER]
-    if strangers:
-        raise ForeignRoot(
-            f"{folder} is no epochlog store and is not empty (it holds {strangers[0]!r}); choose an empty folder "
-            "as root"
-        )
-    if found:
-        inside = {entry.name for entry in (folder / CATALOG_FOLDER).iterdir()}
-        if not inside <= {"data.mdb", "lock.mdb"}:
-            raise ForeignRoot(
-                f"{folder / CATALOG_FOLDER} holds files of something else; choose an empty folder as root"
-            )
+    raise ForeignRoot(
+        f"{folder} is no epochlog store and is not empty (it holds {_strangers(folder)[0]!r}); "
+        "choose an empty folder as root"
+    )
 
 
 def _stored_record(catalog: Catalog) -> StoreRecord | None:
@@ -165,13 +179,25 @@ def _found(catalog: Catalog, interval_ms: int) -> StoreRecord:
     return catalog.transact(body)
 
 
-def _write_marker(files: Files, folder: Path, record: StoreRecord) -> None:
+def _known(catalog: Catalog, folder: Path, marker: dict[str, Any]) -> StoreRecord:
+    record = _stored_record(catalog)
+    if record is None or record.id != marker["store_id"]:
+        raise CatalogLost(f"the catalog in {folder / CATALOG_FOLDER} is not the one of store {marker['store_id']}")
+    return record
+
+
+def _write_marker(files: Files, folder: Path, catalog: Catalog, record: StoreRecord) -> None:
+    """The last step of a creation. A marker that was cut off is written again, unless the store has been used since."""
     marker = {"store_id": record.id, "format": record.format, "catalog": "lmdb"}
     body = json.dumps(marker, indent=1).encode()
-    if not files.exists(MARKER):
-        try:
-            files.write(MARKER, body)
-        except FileExistsError:  # another process that creates the same store was first
-            stored = _read_marker(files, folder)
-            if stored is None or stored["store_id"] != record.id:
-                raise
+    assert body.startswith(MARKER_START)
+    if files.exists(MARKER) and _read_marker(files, folder) is None:
+        if catalog.read(lambda view: view.get(HEAD)) is not None:
+            raise Corrupt(str(folder / MARKER), "it was cut short")
+        files.delete(MARKER)
+    try:
+        files.write(MARKER, body)
+    except FileExistsError:  # another process that creates the same store was first, and may still be writing
+        stored = _read_marker(files, folder)
+        if stored is not None and stored["store_id"] != record.id:
+            raise

@@ -5,6 +5,7 @@ crash.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,6 +30,7 @@ class Leases:
         self._catalog = catalog
         self._lock = threading.Lock()
         self._held: dict[str, tuple[int, ...]] = {}
+        self._pid = os.getpid()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -45,6 +47,7 @@ class Leases:
 
     def keep(self, holder: str, table_ids: Sequence[int]) -> None:
         """Renew the holder's leases from now on, until `release`."""
+        self._leave_to_parent()
         with self._lock:
             self._held[holder] = tuple(table_ids)
             if self._thread is None:
@@ -53,6 +56,7 @@ class Leases:
 
     def release(self, holder: str) -> None:
         """Give the holder's leases back; a second call does nothing."""
+        self._leave_to_parent()
         with self._lock:
             tables = self._held.pop(holder, None)
         if tables:
@@ -76,11 +80,17 @@ class Leases:
 
     def close(self) -> None:
         """Give back all leases and end the renewing thread."""
+        self._leave_to_parent()
         self._closed.set()
         for holder in self.live:
             self.release(holder)
         if self._thread is not None:
             self._thread.join()
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: the leases so far are its parent's to renew and to give back."""
+        if self._pid != os.getpid():
+            self._pid, self._lock, self._held, self._thread = os.getpid(), threading.Lock(), {}, None
 
     def _run(self) -> None:
         while not self._closed.wait(_RENEW_S):

@@ -12,17 +12,20 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
 
 import lmdb
 
-from ..errors import CatalogFull, CatalogLost, Corrupt, StoreClosed, WriteFailed
+from ..errors import CatalogFull, CatalogLost, Corrupt, InvalidInput, StoreClosed, WriteFailed
 from .catalog import Txn, View
 from .files import make_private_dir
 from .records import Record, pack, unpack
 
 T = TypeVar("T")
+Inode = tuple[int, int]
 Items = Iterator[tuple[bytes, bytes]]
 
 MAP_SIZE = 1 << 36  # address space, not disk: the file grows as records come
@@ -65,35 +68,78 @@ class LmdbView:
         self._txn.delete(key)
 
 
+@dataclass(slots=True)
+class _Opened:
+    """An environment with those who use it: open catalogs, and calls that are under way."""
+
+    env: lmdb.Environment
+    durability: str
+    users: int = 0
+
+
 class _Environments:
-    """The process's open environments, by inode and with a count of users; a forked child starts with none."""
+    """The process's open environments by the inode of their file; a forked child starts with none."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._open: dict[tuple[int, int], tuple[lmdb.Environment, int]] = {}
+        self._open: dict[Inode, _Opened] = {}
+        self._inherited: list[_Opened] = []
+        os.register_at_fork(after_in_child=self._forget)
 
-    def acquire(self, folder: Path, durability: str) -> tuple[tuple[int, int], lmdb.Environment]:
-        with self._lock:
-            if self._pid != os.getpid():  # the parent's environments must be neither used nor closed here
-                self._pid, self._open = os.getpid(), {}
-            status = folder.stat()
-            inode = (status.st_dev, status.st_ino)
-            env, users = self._open.get(inode, (None, 0))
-            if env is None:
-                env = _open_environment(folder, durability)
-            self._open[inode] = (env, users + 1)
-            return inode, env
+    def _forget(self) -> None:
+        """In a child: the parent's environments are not for use, and a lock that its threads held would stay held."""
+        self._lock = threading.Lock()
+        self._inherited += self._open.values()
+        self._open = {}
 
-    def release(self, inode: tuple[int, int]) -> None:
+    def acquire(self, folder: Path, durability: str) -> Inode:
+        """One more user of the environment in the folder, opened if need be."""
         with self._lock:
-            if self._pid != os.getpid() or inode not in self._open:
+            while self._inherited:  # lets go of this process's copy; the parent's readers and locks stay as they are
+                self._inherited.pop().env.close()
+            inode = _inode(folder)
+            opened = self._open.get(inode) if inode else None
+            if opened is None:
+                opened = _Opened(_open_environment(folder, durability), durability)
+                inode = _inode(folder)
+            elif (opened.durability, durability) == ("os", "disk"):
+                raise InvalidInput(
+                    f"this process has the store of {folder} open with durability='os', which does not sync its "
+                    "catalog; close that store before it is opened with durability='disk'"
+                )
+            assert inode is not None
+            opened.users += 1
+            self._open[inode] = opened
+            return inode
+
+    def enter(self, inode: Inode) -> lmdb.Environment | None:
+        """The environment for one call, to be released after it; None when nobody has it open any more."""
+        with self._lock:
+            opened = self._open.get(inode)
+            if opened is None:
+                return None
+            opened.users += 1
+            return opened.env
+
+    def release(self, inode: Inode) -> None:
+        """One user less; the last one closes the environment."""
+        with self._lock:
+            opened = self._open.get(inode)
+            if opened is None:
                 return
-            env, users = self._open.pop(inode)
-            if users > 1:
-                self._open[inode] = (env, users - 1)
-            else:
-                env.close()
+            opened.users -= 1
+            if not opened.users:
+                del self._open[inode]
+                opened.env.close()
+
+
+def _inode(folder: Path) -> Inode | None:
+    """Names the data file. (A folder's inode is soon used again by another folder; that of an open file is not.)"""
+    try:
+        status = (folder / "data.mdb").stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 _environments = _Environments()
@@ -116,20 +162,18 @@ class LmdbCatalog:
         self._durability = durability
         self._closed = False
         self._pid = os.getpid()
-        self._inode, self._env = _environments.acquire(folder, durability)
+        self._inode = _environments.acquire(folder, durability)
 
     def read(self, body: Callable[[View], T]) -> T:
-        env = self._environment()
         try:
-            with env.begin(buffers=False) as txn:
+            with self._environment() as env, env.begin(buffers=False) as txn:
                 return body(LmdbView(txn))
         except (lmdb.CorruptedError, lmdb.PageNotFoundError) as error:
             raise Corrupt(str(self._folder), str(error)) from error
 
     def transact(self, body: Callable[[Txn], T]) -> T:
-        env = self._environment()
         try:
-            with env.begin(write=True) as txn:
+            with self._environment() as env, env.begin(write=True) as txn:
                 return body(LmdbView(txn))
         except lmdb.MapFullError as error:
             raise CatalogFull(
@@ -151,13 +195,18 @@ class LmdbCatalog:
             if self._pid == os.getpid():
                 _environments.release(self._inode)
 
-    def _environment(self) -> lmdb.Environment:
-        if self._closed:
+    @contextmanager
+    def _environment(self) -> Iterator[lmdb.Environment]:
+        """The environment for the length of one call, though another thread may close this catalog meanwhile."""
+        if not self._closed and self._pid != os.getpid():
+            self._inode, self._pid = _environments.acquire(self._folder, self._durability), os.getpid()
+        env = None if self._closed else _environments.enter(self._inode)
+        if env is None:
             raise StoreClosed("this store was closed; open it again with epochlog.open")
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
-            self._inode, self._env = _environments.acquire(self._folder, self._durability)
-        return self._env
+        try:
+            yield env
+        finally:
+            _environments.release(self._inode)
 
 
 def _open_environment(folder: Path, durability: str) -> lmdb.Environment:
