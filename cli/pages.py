@@ -11,7 +11,7 @@ from rich.text import Text
 
 from .facts import Facts
 from .plain import cell
-from .words import NONE, bytes_text, clock_time, count_text, epoch_text, lag_text, one_line, safe, span_text
+from .words import NONE, bytes_text, count_text, epoch_text, lag_text, one_line, safe, span_text
 
 STATE_STYLES = {
     "creating": "yellow",
@@ -78,7 +78,7 @@ def status(facts: Facts) -> list[Table | str]:
         )
         for one in facts["tables"]
     )
-    head = f"{facts['root']} at {clock_time(facts['at'])}, last epoch {epoch_text(facts['last_epoch'])}"
+    head = f"{facts['root']} at {facts['at']}, last epoch {epoch_text(facts['last_epoch'])}"
     shown: list[Table | str] = [head, grid(headers, rows)]
     if facts["jobs"]:
         headers = ("job", "state", "committed epoch", ">lag", ">incarnation", "last error")
@@ -155,9 +155,8 @@ def _run(run: Facts) -> tuple[str, ...]:
 
 
 def _hold(hold: Facts) -> tuple[str, ...]:
-    ends = clock_time(hold["expires"]) if hold["expires"] else "never"
     at = (NONE if hold[name] is None else epoch_text(hold[name]) for name in ("log_epoch", "read_epoch"))
-    return hold["holder"], *at, span_text(hold["age_ms"]), NONE if hold["kind"] == "job" else ends
+    return hold["holder"], *at, span_text(hold["age_ms"]), hold["expires"] or NONE
 
 
 def commits(found: Iterable[Facts]) -> Table:

@@ -19,14 +19,9 @@ def epoch_iso(epoch: int) -> str | None:
     return iso(to_unix_ms(epoch)) if epoch else None
 
 
-def clock_time(text: str | None) -> str:
-    """An ISO 8601 time for people: `2025-06-01 12:00:00.123`, UTC as all times here."""
-    return text.replace("T", " ").removesuffix("Z") if text else NONE
-
-
 def epoch_text(epoch: int | None) -> str:
-    """`585139200001 (2029-07-07 12:00:00.123)`; `-` for none."""
-    return f"{epoch} ({clock_time(epoch_iso(epoch))})" if epoch else NONE
+    """`585139200001 (2025-01-02T15:40:56.250Z)`, which a narrow page breaks in one place at most; `-` for none."""
+    return f"{epoch} ({epoch_iso(epoch)})" if epoch else NONE
 
 
 def bytes_text(count: int) -> str:

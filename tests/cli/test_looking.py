@@ -37,7 +37,7 @@ def test_ls_as_json_says_what_table_info_says(run, lake) -> None:
 def test_ls_for_people_shows_epochs_with_their_time(run, lake) -> None:
     done = run("ls", lake.root)
     line = next(line for line in done.out.splitlines() if line.startswith("orders"))
-    assert re.search(rf"{lake.epochs['delete']} \(\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{{3}}\)", line)
+    assert re.search(rf"{lake.epochs['delete']} \(\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{{3}}Z\)", line)
     assert re.search(r"\d+ B|kB", line)
     assert "\x1b" not in done.out
     empty = next(line for line in done.out.splitlines() if line.startswith("nothing_yet"))
