@@ -1,4 +1,4 @@
-"""A process that runs one job of a store until it is killed: `job_driver.py ROOT MODE`, an event a line on standard output.
+"""A process that runs one job of a store until it is killed: `job_driver.py ROOT MODE` prints an event a line.
 
 The job keeps, per group, how many rows there are and the sum of their values, from changes alone: what is lost or taken
 twice shows. Modes: `run` steps on and on; `hang` writes its output, says so and then waits for a line on standard input

@@ -1,4 +1,4 @@
-"""Drivers of a job that are killed or stopped at their work: nothing is lost, nothing is doubled, zombies have no effect."""
+"""Drivers of a job that are killed or stopped at their work: nothing is lost or doubled, zombies have no effect."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +14,9 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
+from crash.job_driver import refresh
 from lab import KEY, SCHEMA, State, keys_of, state_of, table_of
 
-sys.path.insert(0, str(Path(__file__).parent))
-from job_driver import refresh
 
 DRIVER = Path(__file__).with_name("job_driver.py")
 TOTALS = pa.schema([pa.field("g", pa.int64(), nullable=False), ("n", pa.int64()), ("v", pa.int64())])
@@ -77,11 +75,11 @@ def totals(rows: State) -> dict[int, tuple[int, int]]:
     return out
 
 
-def check_law(store: el.Store) -> None:
-    """At the aligned epoch, and at every commit of the job, the totals are those of the rows."""
+def check_law(store: el.Store, commits: int = 20) -> None:
+    """At the aligned epoch, and at the newest commits of the job, the totals are those of the rows."""
     with store.snapshot(["r", "totals"], consistency="aligned") as snapshot:
         last = snapshot.epochs["totals"]
-        for epoch in [last, *store.table("totals").history().column("epoch").to_pylist()]:
+        for epoch in [last, *store.table("totals").history(commits).column("epoch").to_pylist()]:
             found = {row["g"]: (row["n"], row["v"]) for row in store.table("totals").to_arrow(epoch=epoch).to_pylist()}
             wanted = totals(state_of(store.table("r").to_arrow(epoch=epoch)))
             assert {g: pair for g, pair in found.items() if pair[0]} == wanted, epoch
@@ -106,9 +104,8 @@ def finish_up(store: el.Store, epoch: int) -> None:
 
 
 def test_killed_after_writing_and_before_the_commit(store: el.Store) -> None:
-    rng = random.Random(1)
-    for _ in range(3):
-        epoch = change(store, rng)
+    for number in range(2):
+        epoch = store.table("r").upsert(table_of({number: (0, number), 9: (number, 1)}))
         store.checkpoint()
         before = store.table("totals").history().to_pylist()
         with driver(store, "hang") as running:
@@ -123,15 +120,15 @@ def test_killed_after_writing_and_before_the_commit(store: el.Store) -> None:
         check_law(store)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
 def test_killed_at_random_moments(store: el.Store, seed: int) -> None:
     rng = random.Random(seed)
     print(f"seed {seed}")
     epoch, said = 0, []
     for _ in range(4):
         with driver(store, "run") as running:
-            until = time.monotonic() + rng.uniform(0.02, 0.3)  # when to kill it is the random part
-            while time.monotonic() < until:
+            for _ in range(rng.randint(1, 80)):  # the driver is at work meanwhile; when it dies is left to chance
                 epoch = change(store, rng)
             said += [int(line.split()[1]) for line in running.kill() if line.startswith("committed ")]
         check_law_if_any(store)
