@@ -9,7 +9,6 @@ outgrows another.
 from __future__ import annotations
 
 import os
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ import lmdb
 from ..errors import CatalogFull, CatalogLost, Corrupt, InvalidInput, StoreClosed, WriteFailed
 from .catalog import Txn, View
 from .files import make_private_dir
+from .lmdb_pages import check_length
 from .records import Record, pack, unpack
 
 T = TypeVar("T")
@@ -30,9 +30,6 @@ Items = Iterator[tuple[bytes, bytes]]
 
 MAP_SIZE = 1 << 36  # address space, not disk: the file grows as records come
 MAX_READERS = 1024
-_PAGE = 4096
-_META = struct.Struct("<QQ")  # last page, transaction id; 136 bytes into each of the two meta pages
-_META_AT = 136
 
 
 class LmdbView:
@@ -153,7 +150,7 @@ class LmdbCatalog:
     ) -> None:
         if create:
             make_private_dir(folder)
-        elif not (folder / "data.mdb").is_file():
+        elif not _has_content(folder / "data.mdb"):
             raise CatalogLost(
                 f"the catalog {folder} is gone. Restore it from a copy; the data files alone are no store"
             )
@@ -209,10 +206,15 @@ class LmdbCatalog:
             _environments.release(self._inode)
 
 
+def _has_content(data: Path) -> bool:
+    """Whether there is anything in the file: LMDB would make an empty one a new catalog."""
+    return data.is_file() and data.stat().st_size > 0
+
+
 def _open_environment(folder: Path, durability: str) -> lmdb.Environment:
     data = folder / "data.mdb"
-    if data.is_file() and data.stat().st_size:
-        _check_length(data)
+    if _has_content(data):
+        check_length(data)
     try:
         env = lmdb.open(
             str(folder),
@@ -230,34 +232,3 @@ def _open_environment(folder: Path, durability: str) -> lmdb.Environment:
         raise CatalogLost(f"the catalog {folder} cannot be opened: {error}") from error
     env.reader_check()
     return env
-
-
-def _check_length(data: Path) -> None:
-    """Refuse a file that lacks pages which its meta pages count: reading one would kill the process with SIGBUS."""
-    with data.open("rb") as stream:
-        head = stream.read(2 * _PAGE)
-    if len(head) < 2 * _PAGE:
-        raise Corrupt(str(data), f"it has {len(head)} bytes, fewer than its two meta pages")
-    metas = [_META.unpack_from(head, page * _PAGE + _META_AT) for page in range(2)]
-    last_page, _ = max(metas, key=lambda meta: meta[1])
-    need = (last_page + 1) * _PAGE
-    if data.stat().st_size < need and not _readable_when_padded(data, need):
-        raise Corrupt(str(data), f"it has {data.stat().st_size} bytes of {need}: it was cut short")
-
-
-def _readable_when_padded(data: Path, need: int) -> bool:
-    """LMDB may leave free pages at the end unwritten: look whether all records can be read without the missing ones."""
-    import shutil
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as scratch:
-        copy = Path(scratch) / "data.mdb"
-        shutil.copyfile(data, copy)
-        os.truncate(copy, need)
-        try:
-            with lmdb.open(scratch, map_size=MAP_SIZE, readonly=True, lock=False) as env, env.begin() as txn:
-                for key, value in cast("Items", iter(txn.cursor())):
-                    unpack(key, value)
-        except (lmdb.Error, Corrupt):
-            return False
-    return True

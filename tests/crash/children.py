@@ -1,4 +1,4 @@
-"""Starts this library in processes of its own, to be killed: small programs that say on standard output what they have done."""
+"""Starts this library in processes of its own, to be killed; they say on standard output what they have done."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Commits to a store without end and says so: `intent <n>` before, `done <n> <epoch>` after. Run by the tests that kill it.
+"""Commits to a store without end and says so: `intent <n>` before, `done <n> <epoch>` after. Tests kill it.
 
-Arguments: root, seed, first number. Commit n writes ROWS rows with value n to one table or to both: readers can tell what
-a commit that is there half would look like.
+Arguments: root, seed, first number. Commit n writes ROWS rows with value n to one table or to both: readers can tell
+what a commit that is there half would look like.
 """
 
 from __future__ import annotations

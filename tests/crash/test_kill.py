@@ -1,4 +1,4 @@
-"""A process that commits is killed with SIGKILL at random moments: what it acknowledged is there, and nothing is there half."""
+"""A committing process is killed with SIGKILL at random moments: what it acknowledged is there, and nothing half."""
 
 from __future__ import annotations
 

@@ -127,15 +127,19 @@ def test_closing_a_store_under_commits_ends_them_with_a_typed_error(tmp_path: Pa
     for _ in range(5):
         store = el.open(tmp_path / "s", durability="os")
         table = store.table("t") if store.tables() else store.create_table("t", SCHEMA, ["id"])
-        started, errors = threading.Barrier(3), []
+        started, errors = threading.Barrier(3), list[type[el.EpochlogError]]()
 
-        def commit(table: el.Table = table, started: threading.Barrier = started, errors: list = errors) -> None:
+        def commit(
+            table: el.Table = table,
+            started: threading.Barrier = started,
+            errors: list[type[el.EpochlogError]] = errors,
+        ) -> None:
             started.wait()
             try:
                 while True:
                     table.upsert(pa.table({"id": [1], "n": [1]}))
-            except BaseException as error:
-                errors.append(error)
+            except el.EpochlogError as error:
+                errors.append(type(error))
 
         threads = [threading.Thread(target=commit) for _ in range(2)]
         for thread in threads:
@@ -147,6 +151,6 @@ def test_closing_a_store_under_commits_ends_them_with_a_typed_error(tmp_path: Pa
         store.close()
         for thread in threads:
             thread.join()
-        assert [type(error) for error in errors] == [el.StoreClosed] * 2
+        assert errors == [el.StoreClosed] * 2
     with el.open(tmp_path / "s") as store:
         assert store.verify().ok

@@ -1,0 +1,130 @@
+"""A catalog file that is cut short or damaged gives a typed error in the process that opens it, and never ends that process."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import epochlog as el
+
+SCHEMA = pa.schema([("id", pa.int64())])
+PAGE = 4096
+COMMITS = 12
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a tree of several pages, some of them free."""
+    root = tmp_path_factory.mktemp("whole") / "s"
+    with el.open(root, durability="os") as store:
+        table = store.create_table("t", SCHEMA, ["id"])
+        for number in range(COMMITS):
+            table.upsert(pa.table({"id": [number]}), txn=("writer", number))
+        store.compact("t")
+    return root
+
+
+def look(root: Path) -> str:
+    """What a user meets who opens, verifies, reads and writes the store: "ok", "problems", or the error's class."""
+    try:
+        with el.open(root, durability="os") as store:
+            table, report = store.table("t"), store.verify()
+            rows, changes, commits = table.count(), table.changes(0).read_all().num_rows, len(table.history())
+            table.upsert(pa.table({"id": [-1]}))
+    except el.EpochlogError as error:
+        return type(error).__name__
+    if report.ok:
+        assert (rows, changes, commits) == (COMMITS,) * 3
+    return "ok" if report.ok else "problems"
+
+
+def look_apart(root: Path) -> str:
+    """The same in a forked child, which may die."""
+    out, into = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(into, look(root).encode())
+        except BaseException as error:
+            os.write(into, f"raised {error!r}".encode())
+        os._exit(0)
+    os.close(into)
+    with os.fdopen(out) as stream:
+        said = stream.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return said or f"died {code}"
+
+
+def with_catalog(whole: Path, root: Path, data: bytes) -> Path:
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(whole, root)
+    (root / "catalog" / "lock.mdb").unlink()
+    (root / "catalog" / "data.mdb").write_bytes(data)
+    return root
+
+
+def test_a_file_cut_short_at_any_page_is_refused(whole: Path, tmp_path: Path) -> None:
+    """It is read only when nothing but free pages is missing."""
+    data = (whole / "catalog" / "data.mdb").read_bytes()
+    lengths = sorted({0, 1, 100, PAGE + 1, 2 * PAGE - 1, len(data) - 1, *range(0, len(data) + 1, PAGE)})
+    met = {length: look_apart(with_catalog(whole, tmp_path / "s", data[:length])) for length in lengths}
+    assert set(met.values()) <= {"ok", "Corrupt", "CatalogLost"}, met
+    assert met[0] == "CatalogLost" and met[1] == met[2 * PAGE] == "Corrupt"
+    assert met[len(data)] == "ok"
+    readable = [length for length in lengths if met[length] == "ok"]
+    assert readable == lengths[-len(readable) :], "what can be read stays so with more of the file"
+
+
+def test_an_empty_catalog_file_is_not_made_a_new_catalog(whole: Path, tmp_path: Path) -> None:
+    root = with_catalog(whole, tmp_path / "s", b"")
+    for _ in range(2):
+        with pytest.raises(el.CatalogLost):
+            el.open(root)
+    assert (root / "catalog" / "data.mdb").read_bytes() == b""
+
+
+def test_a_file_that_is_no_catalog_is_refused(whole: Path, tmp_path: Path) -> None:
+    for data in (b"no LMDB file at all", b"\0" * 3 * PAGE, b"\xff" * 3 * PAGE):
+        assert look_apart(with_catalog(whole, tmp_path / "s", data)) == "Corrupt"
+
+
+def test_a_damaged_record_is_named_and_the_rest_is_served(whole: Path, tmp_path: Path) -> None:
+    """The record of the head: its own checksum tells, as LMDB has none."""
+    data = (whole / "catalog" / "data.mdb").read_bytes()
+    root = with_catalog(whole, tmp_path / "s", data.replace(b"max_committed_epoch", b"max_committed_fpoch"))
+    with el.open(root) as store:
+        with pytest.raises(el.Corrupt, match="head/00000001"):
+            store.table("t").to_arrow()
+        report = store.verify()
+        assert not report.ok and any("head/00000001" in problem.what for problem in report.problems)
+        assert len(store.table("t").history()) == COMMITS
+
+
+def test_random_damage_ends_no_process(whole: Path, tmp_path: Path) -> None:
+    damage(whole, tmp_path, times=12)
+
+
+@pytest.mark.slow
+def test_much_random_damage_ends_no_process(whole: Path, tmp_path: Path) -> None:
+    damage(whole, tmp_path, times=1500)
+
+
+def damage(whole: Path, tmp_path: Path, times: int) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    data = (whole / "catalog" / "data.mdb").read_bytes()
+    for turn in range(times):
+        at = dice.randrange(2 * PAGE if turn % 3 == 0 else len(data))
+        hurt = bytearray(data)
+        if turn % 2:
+            hurt[at : at + 64] = dice.randbytes(min(64, len(data) - at))
+        else:
+            hurt[at] ^= 1 << dice.randrange(8)
+        met = look_apart(with_catalog(whole, tmp_path / "s", bytes(hurt)))
+        assert met in ("ok", "problems", "Corrupt", "CatalogLost", "CatalogFull"), f"byte {at}, seed {seed}: {met}"
