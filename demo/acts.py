@@ -81,7 +81,7 @@ class Victim:
         self._say(f"commits of the others while {self.view} was dead: {went_on}")
         self._driver = Driver(self._root, self.view, self._log)
         self.state = "restarted"
-        self._say(f"{self.view} is started again (process {self._driver.pid})")
+        self._say(f"{self.view} is being started again (process {self._driver.pid})")
 
     def close(self) -> None:
         """End its driver: gently when it has lived to the end, else (the demo itself has failed) at once."""
@@ -103,6 +103,8 @@ class Victim:
             case "starting", "ready":
                 self.state = "alive"
                 self._say(f"{self.view} runs in a driver of its own (process {self._driver.pid})")
+            case "restarted", "ready":
+                self._say(f"{self.view} is up again and takes the barrier it was killed in")
             case "told", "holding":
                 self._driver.kill()
                 self.state = "dead"

@@ -22,6 +22,7 @@ from .data import Day
 
 STREAMS: tuple[str, ...] = ("flights", "weather")
 AGE_STEP_NS = 10_000_000
+LOOK_EVERY = "200 milliseconds"
 
 
 class Feed:
@@ -116,5 +117,6 @@ def start_stream(
         .option("path", root)
         .option("table", stream)
         .option("checkpointLocation", str(checkpoints / stream))
+        .trigger(processingTime=LOOK_EVERY)
         .start()
     )

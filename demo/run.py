@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ..api import open as open_store
 from ..errors import EpochlogError
 from ..store.epoch import to_unix_ms
 from . import data
@@ -21,12 +22,13 @@ from .acts import Victim
 from .compare import Moment, unlike_the_feed
 from .feed import Feed
 from .picture import draw
+from .session import session
 from .show import Screen, comparison
 from .stage import KILLED, Plan, Stage
 from .tables import create
 
-FULL = Plan(days=365, moments=10, files_per_batch=1, interval_ms=3000, slow_extra_s=5.0)
-QUICK = Plan(days=40, moments=4, files_per_batch=1, interval_ms=1000, slow_extra_s=1.5)
+FULL = Plan(days=365, moments=10, files_per_batch=4, interval_ms=3000, slow_extra_s=5.0)
+QUICK = Plan(days=40, moments=4, files_per_batch=2, interval_ms=1000, slow_extra_s=1.5)
 LOG_WIDTH = 120
 WORK, PICTURE = "epochlog-demo-work", "committed-epochs.png"
 
@@ -71,21 +73,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def perform(plan: Plan, output: Path, console: Console, now_s: Callable[[], float]) -> dict[str, Any]:
     """The whole run; the summary of it. The output folder keeps the picture, the store and the victim's log."""
-    import epochlog as el
-
     work = output / WORK
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     root = str(work / "store")
     with ExitStack() as stack:
         screen = stack.enter_context(Screen(console))
-        store = stack.enter_context(el.open(root, checkpoint_interval_ms=plan.interval_ms, durability="os"))
+        store = stack.enter_context(open_store(root, checkpoint_interval_ms=plan.interval_ms, durability="os"))
         tables = {name: data.read(name) for name in data.KEYS}
         epoch = create(store, tables)
         origin_ms = to_unix_ms(epoch) - int(now_s() * 1000)
         victim = Victim(root, KILLED, output / "killed-view.log", lambda text: screen.say(now_s(), text))
         stack.callback(victim.close)
-        spark = el.spark(app_name="epochlog demo", **{"spark.ui.enabled": "false", "spark.log.level": "ERROR"})
+        spark = session("epochlog demo")
         stack.callback(spark.stop)
         days = data.arrivals(tables["flights"], tables["weather"], plan.days, max(2, min(7, plan.days // 8)))
         feed = Feed(work / "feed", days)

@@ -21,7 +21,8 @@ from .show import Line, Screen
 from .views import VIEWS
 
 SLOWED, KILLED = "carrier_scoreboard", "weather_impact"
-COUNT_EVERY_S = 3.0
+POLL = "250 milliseconds"
+COUNT_EVERY_S = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +77,11 @@ class Stage:
         self.skipped = 0
         self._queries: list[Any] = []
         self._rows: dict[str, tuple[float, int, int]] = {}
+        self._infos: dict[str, Any] = {}
         self._origin_ms = 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="compaction")
         self._compaction: Future[Any] | None = None
+        self._compacted: dict[str, int] = {}
         self._closed = threading.Event()
 
     # ---- begin and end ----
@@ -90,7 +93,7 @@ class Stage:
         for name, view in VIEWS.items():
             if name != KILLED:
                 refresh = self.slowdown if name == SLOWED else view.refresh
-                self._queries.append(self.store.job(name).start(self.spark, refresh))
+                self._queries.append(self.store.job(name).start(self.spark, refresh, poll=POLL))
         for stream in STREAMS:
             args = (root, checkpoints, self.plan.files_per_batch)
             self._queries.append(start_stream(self.spark, self.feed, stream, *args))
@@ -105,7 +108,7 @@ class Stage:
 
     # ---- the loop ----
 
-    def run(self, tick_s: float = 0.2) -> None:
+    def run(self, tick_s: float = 0.5) -> None:
         """Until all days are in, all moments are taken and every view has caught up."""
         while not self.tick():
             self._closed.wait(tick_s)
@@ -115,14 +118,20 @@ class Stage:
         self._fail_with_the_queries()
         self.days_in = self.feed.days_in("flights", self.progress.rows("flights"))
         lags = {job.name: job.lag_ms for job in self.store.jobs()}
-        lines = [self._line(info, lags.get(info.name, 0)) for info in self.store.tables()]
-        self.feed.release(self.plan.allowed_days(len(self.moments), self.days_in))
+        self._infos = {info.name: info for info in self.store.tables()}
+        lines = [self._line(info, lags.get(info.name, 0)) for info in self._infos.values()]
+        if self._all_up():
+            self.feed.release(self.plan.allowed_days(len(self.moments), self.days_in))
         self._slow()
         self._kill()
         self._compact()
         self.screen.update(self.now_s(), f"day {self.days_in} of {self.plan.days}", lines)
         self._take_moment()
         return self._over(lags)
+
+    def _all_up(self) -> bool:
+        """Every view has made its first commit, over tables that are still empty: nothing is fed before."""
+        return all(self.traces[name].points for name in VIEWS)
 
     def _over(self, lags: dict[str, int]) -> bool:
         arrived = all(self.progress.rows(stream) >= self.feed.rows[stream][-1] for stream in STREAMS)
@@ -177,7 +186,7 @@ class Stage:
     def _kill(self) -> None:
         commits = {name: len(self.traces[name].points) for name in VIEWS if name != KILLED}
         due = self.days_in / self.plan.days >= self.plan.kill_from
-        committed = self.store.table(KILLED).info.max_committed_epoch
+        committed = self._infos[KILLED].max_committed_epoch
         if self.victim.advance(commits, committed, due) and self.victim.state == "dead":
             self._phase(KILLED, "killed and restarted", self.now_s())
         if self.victim.state in ("dead", "restarted"):
@@ -202,7 +211,9 @@ class Stage:
             self._compaction = None
         if self._compaction is None:
             for name in STREAMS:
-                if self.store.table(name).info.log_segments >= self.plan.compact_segments:
+                segments = self._infos[name].log_segments
+                if segments - self._compacted.get(name, 0) >= self.plan.compact_segments:
+                    self._compacted[name] = segments
                     self._compaction = self._pool.submit(self.store.compact, name)
                     return
 
@@ -218,7 +229,7 @@ class Stage:
 
     def look(self, fresh_only: bool) -> Moment | None:
         """A snapshot of all tables under `aligned`, one under `latest`, both compared; None when there is no
-        aligned epoch yet, or with `fresh_only` none past the last moment's."""
+        aligned epoch yet, or with `fresh_only` none past the last moment's (for the first: past the first flights)."""
         at_s, during = self.now_s(), self._during()
         try:
             aligned = self.store.snapshot(list(TABLES), consistency="aligned")
@@ -226,7 +237,7 @@ class Stage:
             return None
         with aligned:
             epoch_s = self.epoch_s(aligned.epochs["flights"])
-            if fresh_only and self.moments and epoch_s <= self.moments[-1].epoch_s:
+            if fresh_only and epoch_s <= (self.moments[-1].epoch_s if self.moments else self._first_flights_s()):
                 self.skipped += 1
                 return None
             with self.store.snapshot(list(TABLES), consistency="latest") as latest:
@@ -245,6 +256,9 @@ class Stage:
         verdict = "all equal" if moment.equal else "NOT EQUAL"
         self.say(f"snapshot {moment.number}: {verdict} under aligned, {worst} rows differ under latest")
         return moment
+
+    def _first_flights_s(self) -> float:
+        return self.traces["flights"].points[0][1]
 
     def _during(self) -> str:
         acts = [f"{KILLED} {self._victim_state()}"] if self._victim_state() else []

@@ -8,13 +8,14 @@ and quotients of integers, or copied values, so that both engines must agree exa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from operator import and_
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
@@ -37,7 +38,7 @@ class View:
     refresh: Callable[[Any], None]
 
 
-def columns(key: dict[str, pa.DataType], values: dict[str, pa.DataType]) -> pa.Schema:
+def layout(key: dict[str, pa.DataType], values: dict[str, pa.DataType]) -> pa.Schema:
     return pa.schema([*(pa.field(name, kind, nullable=False) for name, kind in key.items()), *values.items()])
 
 
@@ -45,33 +46,24 @@ def exprs(**by_name: str) -> list[Any]:
     return [F.expr(text).alias(name) for name, text in by_name.items()]
 
 
-@contextmanager
-def kept(frame: DataFrame) -> Iterator[DataFrame]:
-    """The frame in memory, for more than one use."""
-    frame.persist()
-    try:
-        yield frame
-    finally:
-        frame.unpersist()
-
-
-def touched(ctx: Any, upstreams: Iterable[str], key: list[str]) -> AbstractContextManager[DataFrame]:
+def touched(ctx: Any, upstreams: Iterable[str], key: Sequence[str]) -> pa.Table:
     """The distinct keys that this barrier's changes of the upstreams touch. Every upstream has `key` in its primary
     key, so the cheap form of the changes, where a delete is its key columns alone, is enough."""
-    return kept(reduce(DataFrame.union, [ctx.changes(name, columns=key).select(*key) for name in upstreams]).distinct())
+    changes = [ctx.changes(name, columns=key).select(*key) for name in upstreams]
+    return reduce(DataFrame.unionByName, changes).toArrow().group_by(key).aggregate([])
 
 
-def of(frame: DataFrame, keys: DataFrame, key: list[str]) -> DataFrame:
-    """The frame's rows that have one of the (few) keys."""
-    return frame.join(keys.hint("broadcast"), key, "left_semi")
+def among(keys: pa.Table) -> pc.Expression:
+    """True for the rows whose key columns have these keys' values. The store reads nothing that it rules out."""
+    return reduce(and_, (pc.field(name).isin(keys[name].unique()) for name in keys.column_names))
 
 
 def replace(ctx: Any, view: str, answer: DataFrame, before: DataFrame) -> None:
-    """Upsert the answer; delete the keys of `before` that it lacks."""
+    """Upsert the answer and delete those keys of `before` that it lacks, in one write."""
     key = list(VIEWS[view].key)
-    with kept(answer):
-        ctx.upsert(view, answer)
-        ctx.delete(view, before.select(*key).join(answer.hint("broadcast"), key, "left_anti"))
+    rows = before.select(*key).join(answer, key, "full")
+    kind = F.when(F.col("flights").isNull(), "delete").otherwise("upsert")
+    ctx.upsert(view, rows.withColumn("_change_type", kind))
 
 
 # ---- route_delays: flights per origin and destination -------------------------------------------------------------
@@ -90,16 +82,16 @@ ROUTE_DELAYS = f"""
 
 
 def route_delays(ctx: Any) -> None:
-    with touched(ctx, ["flights"], ROUTE) as keys:
-        flights = of(ctx.table("flights", columns=[*ROUTE, "arr_delay"]), keys, ROUTE)
-        figures = exprs(
-            flights="count(*)",
-            arrived="count(arr_delay)",
-            delay_min="sum(arr_delay)",
-            late=f"count_if(arr_delay > {LATE_MIN})",
-            mean_delay_s="sum(arr_delay) * 60 div count(arr_delay)",
-        )
-        replace(ctx, "route_delays", flights.groupBy(*ROUTE).agg(*figures), keys)
+    keys = touched(ctx, ["flights"], ROUTE)
+    flights = ctx.table("flights", columns=[*ROUTE, "arr_delay"], filter=among(keys))
+    figures = exprs(
+        flights="count(*)",
+        arrived="count(arr_delay)",
+        delay_min="sum(arr_delay)",
+        late=f"count_if(arr_delay > {LATE_MIN})",
+        mean_delay_s="sum(arr_delay) * 60 div count(arr_delay)",
+    )
+    replace(ctx, "route_delays", flights.groupBy(*ROUTE).agg(*figures), ctx.spark.createDataFrame(keys))
 
 
 # ---- worst_routes: of each origin the ten with the longest mean delay; a view on a view ----------------------------
@@ -115,16 +107,16 @@ WORST_ROUTES = f"""
 
 
 def worst_routes(ctx: Any) -> None:
-    with touched(ctx, ["route_delays"], ["origin"]) as origins:
-        ranking = Window.partitionBy("origin").orderBy(F.desc("mean_delay_s"), "dest")
-        answer = (
-            of(ctx.table("route_delays"), origins, ["origin"])
-            .where(f"arrived >= {WORST_MIN_FLIGHTS}")
-            .withColumn("rank", F.row_number().over(ranking).cast("long"))
-            .where(f"rank <= {WORST}")
-            .select("origin", "dest", "rank", "mean_delay_s", "flights")
-        )
-        replace(ctx, "worst_routes", answer, of(ctx.output("worst_routes"), origins, ["origin"]))
+    theirs = among(touched(ctx, ["route_delays"], ["origin"]))
+    ranking = Window.partitionBy("origin").orderBy(F.desc("mean_delay_s"), "dest")
+    answer = (
+        ctx.table("route_delays", filter=theirs)
+        .where(f"arrived >= {WORST_MIN_FLIGHTS}")
+        .withColumn("rank", F.row_number().over(ranking).cast("long"))
+        .where(f"rank <= {WORST}")
+        .select("origin", "dest", "rank", "mean_delay_s", "flights")
+    )
+    replace(ctx, "worst_routes", answer, ctx.output("worst_routes", columns=ROUTE, filter=theirs))
 
 
 # ---- weather_impact: flights joined with weather, per origin and hour ----------------------------------------------
@@ -146,17 +138,17 @@ WEATHER_IMPACT = f"""
 
 
 def weather_impact(ctx: Any) -> None:
-    with touched(ctx, ["flights", "weather"], AIR) as keys:
-        flights = of(ctx.table("flights", columns=[*AIR, "dep_time", "dep_delay"]), keys, AIR)
-        figures = exprs(
-            flights="count(*)",
-            cancelled="count(*) - count(dep_time)",
-            delay_min="sum(dep_delay)",
-            late=f"count_if(dep_delay > {LATE_MIN})",
-        )
-        air = of(ctx.table("weather", columns=[*AIR, "temp", "wind_speed", "precip", "visib"]), keys, AIR)
-        answer = flights.groupBy(*AIR).agg(*figures).join(air.hint("broadcast"), AIR)
-        replace(ctx, "weather_impact", answer, keys)
+    keys = touched(ctx, ["flights", "weather"], AIR)
+    flights = ctx.table("flights", columns=[*AIR, "dep_time", "dep_delay"], filter=among(keys))
+    figures = exprs(
+        flights="count(*)",
+        cancelled="count(*) - count(dep_time)",
+        delay_min="sum(dep_delay)",
+        late=f"count_if(dep_delay > {LATE_MIN})",
+    )
+    air = ctx.table("weather", columns=[*AIR, "temp", "wind_speed", "precip", "visib"], filter=among(keys))
+    answer = flights.groupBy(*AIR).agg(*figures).join(air.hint("broadcast"), AIR)
+    replace(ctx, "weather_impact", answer, ctx.spark.createDataFrame(keys))
 
 
 # ---- carrier_scoreboard: flights per carrier, joined with airlines -------------------------------------------------
@@ -174,17 +166,18 @@ CARRIER_SCOREBOARD = f"""
 
 
 def carrier_scoreboard(ctx: Any) -> None:
-    with touched(ctx, ["flights", "airlines"], ["carrier"]) as keys:
-        flights = of(ctx.table("flights", columns=["carrier", "dep_time", "arr_delay", "distance"]), keys, ["carrier"])
-        figures = exprs(
-            flights="count(*)",
-            cancelled="count(*) - count(dep_time)",
-            on_time_permille=f"count_if(arr_delay <= {LATE_MIN}) * 1000 div count(*)",
-            delay_min="sum(arr_delay)",
-            miles="sum(distance)",
-        )
-        answer = flights.groupBy("carrier").agg(*figures).join(ctx.table("airlines").hint("broadcast"), "carrier")
-        replace(ctx, "carrier_scoreboard", answer, keys)
+    keys = touched(ctx, ["flights", "airlines"], ["carrier"])
+    columns = ["carrier", "dep_time", "arr_delay", "distance"]
+    flights = ctx.table("flights", columns=columns, filter=among(keys))
+    figures = exprs(
+        flights="count(*)",
+        cancelled="count(*) - count(dep_time)",
+        on_time_permille=f"count_if(arr_delay <= {LATE_MIN}) * 1000 div count(*)",
+        delay_min="sum(arr_delay)",
+        miles="sum(distance)",
+    )
+    answer = flights.groupBy("carrier").agg(*figures).join(ctx.table("airlines").hint("broadcast"), "carrier")
+    replace(ctx, "carrier_scoreboard", answer, ctx.spark.createDataFrame(keys))
 
 
 INT, TEXT, REAL = pa.int64(), pa.string(), pa.float64()
@@ -195,7 +188,7 @@ VIEWS = {
             "route_delays",
             ("flights",),
             ("origin", "dest"),
-            columns(
+            layout(
                 {"origin": TEXT, "dest": TEXT},
                 {"flights": INT, "arrived": INT, "delay_min": INT, "late": INT, "mean_delay_s": INT},
             ),
@@ -206,7 +199,7 @@ VIEWS = {
             "worst_routes",
             ("route_delays",),
             ("origin", "dest"),
-            columns({"origin": TEXT, "dest": TEXT}, {"rank": INT, "mean_delay_s": INT, "flights": INT}),
+            layout({"origin": TEXT, "dest": TEXT}, {"rank": INT, "mean_delay_s": INT, "flights": INT}),
             WORST_ROUTES,
             worst_routes,
         ),
@@ -214,7 +207,7 @@ VIEWS = {
             "weather_impact",
             ("flights", "weather"),
             ("origin", "time_hour"),
-            columns(
+            layout(
                 {"origin": TEXT, "time_hour": HOUR},
                 {"flights": INT, "cancelled": INT, "delay_min": INT, "late": INT}
                 | {"temp": REAL, "wind_speed": REAL, "precip": REAL, "visib": REAL},
@@ -226,7 +219,7 @@ VIEWS = {
             "carrier_scoreboard",
             ("flights", "airlines"),
             ("carrier",),
-            columns(
+            layout(
                 {"carrier": TEXT},
                 {"name": TEXT, "flights": INT, "cancelled": INT, "on_time_permille": INT, "delay_min": INT}
                 | {"miles": INT},

@@ -18,7 +18,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
 
+from ..api import open as open_store
 from ..errors import EpochlogError
+from .session import session
 from .views import VIEWS
 
 
@@ -43,13 +45,11 @@ def held(refresh: Callable[[Any], None], hold: threading.Event, end: threading.E
 
 def main(argv: list[str]) -> int:
     """`root job`: runs the job of that view until standard input ends."""
-    import epochlog as el
-
     root, name = argv
     hold, end = threading.Event(), threading.Event()
-    spark = el.spark(app_name=f"epochlog demo: {name}", **{"spark.ui.enabled": "false", "spark.log.level": "ERROR"})
-    with el.open(root, create=False) as store:
-        query = store.job(name).start(spark, held(VIEWS[name].refresh, hold, end))
+    spark = session(f"epochlog demo: {name}")
+    with open_store(root, create=False) as store:
+        query = store.job(name).start(spark, held(VIEWS[name].refresh, hold, end), poll="250 milliseconds")
         say("ready")
         for line in sys.stdin:
             if line.strip() == "hold":
