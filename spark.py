@@ -69,7 +69,7 @@ def spark(app_name: str = "epochlog", **conf: Any) -> SparkSession:
 def register(session: SparkSession) -> None:
     """Make `format("epochlog")` known to a session. A second call does no harm."""
     context = session.sparkContext
-    if context.master.startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+    if str(context.master).startswith("local") and "PYSPARK_PYTHON" not in os.environ:
         context.pythonExec = sys.executable  # Spark's default is the first python3 on the path, whatever that may lack
     session.dataSource.register(EpochlogSource)
     _tell_streams_apart()
@@ -144,7 +144,8 @@ class EpochlogSource(DataSource):
                 "this process, or set .option('readChangeFeed', 'true')"
             )
         read = StreamRead.from_options(self.options, load.place, load.table_id)
-        return LogStreamReader(read, load.as_feed().wanted(schema))
+        feed = load.as_feed()
+        return LogStreamReader(read, feed.wanted(schema), feed.predicate())
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from .batch.spark_write import StreamSink, resolve_save

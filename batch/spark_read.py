@@ -109,7 +109,8 @@ class Load:
         return wanted
 
     def predicate(self) -> pc.Expression | None:
-        return parse_predicate(self.where, self.table.schema) if self.where else None
+        columns = self.table.key_schema if self.feed else self.table.schema  # all images of a row must be judged alike
+        return parse_predicate(self.where, columns) if self.where else None
 
 
 def resolve_load(options: Options) -> Load:

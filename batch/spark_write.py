@@ -129,7 +129,11 @@ class BatchSink(DataSourceArrowWriter):
 
 
 class StreamSink(DataSourceStreamArrowWriter):
-    """`df.writeStream`: each micro-batch is one commit under (query id, batch id), so a replay finds it done."""
+    """`df.writeStream`: each micro-batch is one commit under (query id, batch id), so a replay finds it done.
+
+    The query id lives in the checkpoint's `metadata`. A checkpoint is deleted whole or not at all: with its offsets gone
+    and its metadata kept, Spark counts batches from 0 again under the same id, and new rows would pass for replayed ones.
+    """
 
     def __init__(self, save: Save) -> None:
         if save.version is not None:
@@ -215,7 +219,8 @@ def _write_batch(
             writer = FrameWriter(_target(handle, table))
             writer.write(frame if shape is None else shape(frame))
             edits.append(TableEdit(table.id, table.name, tuple(writer.finish()), operation="upsert"))
-        commit_root(handle, edits, txn=txn)
+        if any(edit.segments for edit in edits):
+            commit_root(handle, edits, txn=txn)
     finally:
         if shared:
             frame.unpersist()

@@ -11,13 +11,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import InvalidInput, JobRunning
 from ..exchange.frames import FrameWriter, read_frame
-from ..exchange.pieces import Piece
+from ..exchange.pieces import Piece, source_of
 from ..exchange.spark_errors import typed
 from ..exchange.spark_types import arrow_schema, spark_schema
 from ..store.files import Files
@@ -123,7 +124,7 @@ class SparkJobContext:
         schema = spark_schema(table.name, whole, table.primary_key)
         piece = Piece(self._files, plan, arrow_schema(schema), names, filter, mode, pre_images)
         frame = read_frame(self._session, piece, schema)
-        return frame.hint("broadcast") if plan.bytes < BROADCAST_BYTES else frame
+        return frame.hint("broadcast") if source_of(plan).bytes < BROADCAST_BYTES else frame
 
 
 def step(runner: JobRunner, session: SparkSession, refresh: Refresh) -> int | None:
@@ -187,6 +188,7 @@ class _Live:
 
 
 _live = _Live()
+_with_doorbell: WeakSet[SparkSession] = WeakSet()
 
 
 def start(
@@ -229,7 +231,9 @@ def _start(runner: JobRunner, session: SparkSession, refresh: Refresh, trigger: 
             if query is not None and not query.isActive:  # stopped meanwhile
                 return
 
-    session.dataSource.register(Doorbell)
+    if session not in _with_doorbell:  # Spark warns of a second time
+        session.dataSource.register(Doorbell)
+        _with_doorbell.add(session)
     reader = session.readStream.format(DOORBELL).option("path", runner.handle.root)
     stream = reader.option("job", str(runner.job_id)).option("name", runner.name).load()
     writer = stream.writeStream.foreachBatch(ring).queryName(f"{runner.name}@{runner.handle.store_id[:8]}")

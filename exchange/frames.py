@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from ..errors import SchemaMismatch
-from ..store.log import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, LogPlan
+from ..store.log import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from ..store.records import pack, unpack
 from ..store.schema import TableSchema
 from ..store.segment import Segment
 from ..store.writer import SegmentWriter, WriteTarget
-from .pieces import Piece, cut
+from .pieces import Piece, cut, source_of
 from .spark_errors import typed
 from .spark_types import accepts, arrow_schema
 from .task_writer import gathered, take_rows
@@ -44,17 +44,10 @@ def read_frame(session: SparkSession, piece: Piece, schema: StructType) -> DataF
     pieces = cut(piece)
     if not pieces:
         return session.createDataFrame(piece.wanted.empty_table(), schema)
-    rows = sum(_rows(part) for part in pieces)
-    stride = -(-rows // len(pieces))
+    rows = source_of(piece.plan).rows_at_most
+    stride = max(1, -(-rows // len(pieces)))
     numbers = session.range(0, stride * len(pieces), 1, len(pieces)).where(f"id % {stride} = 0")
     return numbers.mapInArrow(partial(_read_pieces, pieces, stride), schema)
-
-
-def _rows(piece: Piece) -> int:
-    plan = piece.plan
-    if isinstance(plan, LogPlan):
-        return max(1, plan.before.rows_at_most if plan.backfill and plan.before else plan.rows)
-    return max(1, plan.rows_at_most)
 
 
 def _read_pieces(pieces: Sequence[Piece], stride: int, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -23,6 +23,7 @@ from .worker import settle
 
 SMALLEST_PIECE_ROWS = 1 << 17
 LARGEST_PIECE_ROWS = 1 << 22
+BATCH_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Piece:
         name = self.plan.table.name
         try:
             for batch in self._batches():
-                yield from to_spark(name, batch, self.wanted).to_batches()
+                yield from to_spark(name, batch, self.wanted).to_batches(max_chunksize=BATCH_ROWS)
         except Corrupt as error:
             if "gone" not in error.what:
                 raise
@@ -70,7 +71,7 @@ def cut(piece: Piece) -> list[Piece]:
     """The same rows in as many pieces as their number and this machine's cores make worth while; none for an empty
     plan.
     """
-    source = _source(piece.plan)
+    source = source_of(piece.plan)
     if not source.rows_at_most:
         return []
     rows = source.rows_at_most
@@ -79,8 +80,8 @@ def cut(piece: Piece) -> list[Piece]:
     return [replace(piece, plan=_narrowed(piece.plan, keys), key_range=keys) for keys in ranges]
 
 
-def _source(plan: ScanPlan | LogPlan) -> ScanPlan:
-    """What the pieces' key ranges are balanced by: the files that hold the rows to give out."""
+def source_of(plan: ScanPlan | LogPlan) -> ScanPlan:
+    """The files that hold the rows to give out: what sizes and key ranges are judged by."""
     if isinstance(plan, ScanPlan):
         return plan
     if plan.backfill and plan.before is not None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
@@ -69,8 +70,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     pickled.
     """
 
-    def __init__(self, read: StreamRead, wanted: pa.Schema) -> None:
+    def __init__(self, read: StreamRead, wanted: pa.Schema, keys: pc.Expression | None = None) -> None:
         self._read = read
+        self._keys = keys  # a filter of key columns
         self._wanted = wanted
         self._columns = tuple(name for name in wanted.names if name not in _CHANGE_NAMES)
         self._target: int | None = None
@@ -144,7 +146,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return plan_changes(view, table, after, max(after, until))
 
         plan = self._handle().catalog.read(body)
-        piece = Piece(self._handle().files, plan, self._wanted, self._columns, pre_images=self._read.pre_images)
+        pre_images = self._read.pre_images
+        piece = Piece(self._handle().files, plan, self._wanted, self._columns, self._keys, pre_images=pre_images)
         return [PiecePartition(piece) for piece in cut(piece)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

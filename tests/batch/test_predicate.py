@@ -50,9 +50,8 @@ ROWS = pa.table(
     ],
 )
 def test_means_what_sql_means(text: str) -> None:
-    rows = ROWS
-    wanted = duckdb.sql(f"SELECT n FROM rows WHERE {text} ORDER BY n").fetchall()
-    found = rows.filter(parse_predicate(text, rows.schema))["n"].to_pylist()
+    wanted = duckdb.connect().register("rows", ROWS).execute(f"SELECT n FROM rows WHERE {text} ORDER BY n").fetchall()
+    found = ROWS.filter(parse_predicate(text, ROWS.schema))["n"].to_pylist()
     assert found == [n for (n,) in wanted]
 
 

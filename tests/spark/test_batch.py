@@ -193,6 +193,10 @@ def test_an_empty_table_reads_as_empty(lake) -> None:
         ({"columns": "nope"}, "InvalidInput: table 'orders' has no column 'nope'"),
         ({"filter": "nope = 1"}, "InvalidInput: filter 'nope = 1': there is no column 'nope'"),
         ({"filter": "id ="}, "InvalidInput: filter 'id ='"),
+        (
+            {"filter": "day = 'd'", "readChangeFeed": True},
+            "InvalidInput: filter .*there is no column 'day'; there are id",
+        ),
         ({"snapshot": "garbage"}, "InvalidInput: this is no snapshot token"),
         ({"consistency": "wishful"}, "InvalidInput: there is no consistency policy 'wishful'"),
         ({"timestampAsOf": "yesterday"}, "InvalidInput: option timestampAsOf"),

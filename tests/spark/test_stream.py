@@ -211,6 +211,16 @@ def test_a_stream_with_the_users_schema(lake) -> None:
     assert sorted(got) == [("insert", 0), ("insert", 1), ("insert", 2)]
 
 
+def test_a_stream_of_some_keys_and_columns(lake) -> None:
+    lake.orders.upsert(rows(0, 10))
+    got: list[tuple] = []
+    stream = lake.stream(filter="id IN (2, 5)", columns="id")
+    lake.drain(
+        stream.writeStream.foreachBatch(lambda frame, _batch: got.extend(tuple(row)[:2] for row in frame.collect()))
+    )
+    assert sorted(got) == [(2, "insert"), (5, "insert")]
+
+
 # ---- el.sink -------------------------------------------------------------------------------------------------------
 
 
