@@ -92,16 +92,17 @@ def next_barrier(
     max_lag: int,
     first: bool,
     snapshot: bool,
+    logs_from: int = 0,
 ) -> Barrier | None:
     """The next barrier of a job whose newest commit is `after` (0: none); None when there is nothing to do yet.
 
     interval_ms is the store's, job_interval the job's in store boundaries, max_lag in the job's own boundaries;
     `forced` are the forced boundaries, ascending. With `first` the barrier comes even without a change, then at the
     newest stop; with `snapshot` too, it is the newest stop whatever changed. No stop lies below an upstream's first
-    commit or safe epoch.
+    commit or safe epoch, nor below `logs_from`, where the upstreams' logs begin: the job goes on by the logs.
     """
     kind: BarrierKind = "initial" if first else "checkpoint"
-    clean = _stops(view, upstreams, after, interval_ms * job_interval, forced)
+    clean = _stops(view, upstreams, after, interval_ms * job_interval, forced, logs_from)
     if first and snapshot:
         curr = clean.newest()
         return None if curr is None else Barrier(after, curr, kind)
@@ -132,10 +133,12 @@ def lag_in_boundaries(
     return 0 if first is None else clean.lag(first, view.last_epoch)
 
 
-def _stops(view: EpochView, upstreams: Sequence[int], after: int, interval_ms: int, forced: Sequence[int]) -> Stops:
+def _stops(
+    view: EpochView, upstreams: Sequence[int], after: int, interval_ms: int, forced: Sequence[int], least: int = 0
+) -> Stops:
     """All stops past `after`: every upstream is complete, valid and still readable there."""
     complete = min((view.complete_through(up) for up in upstreams), default=view.last_epoch)
-    where = view.common_valid(upstreams, max(after + 1, view.floor(upstreams)), complete)
+    where = view.common_valid(upstreams, max(after + 1, least, view.floor(upstreams)), complete)
     return Stops(where, ints(forced), interval_ms)
 
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from ..errors import EpochlogError, InvalidInput, JobParked
 from ..store.catalog import Txn, View
 from ..store.commit import JobCommit, TableEdit, check_incarnation, commit_job, seal
-from ..store.definitions import JobRecord, TableDef, get_job, get_table
+from ..store.definitions import JobRecord, TableDef, get_job, get_table, get_version
 from ..store.handle import Handle
 from ..store.history import forced_boundaries, read_epoch_view
 from ..store.intervals import FAR
@@ -201,6 +201,7 @@ class JobRunner:
             max_lag=job.max_lag,
             first=job.position == 0,
             snapshot=job.backfill == "snapshot",
+            logs_from=max(get_version(view, up, f"upstream of {job.name}").log_start for up in job.upstreams),
         )
 
     def _record(self, incarnation: int) -> JobRecord:

@@ -96,7 +96,7 @@ class DoorbellReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             news |= bool(len(changes)) and int(changes[-1]) > job.position
             if table.derived:  # a root's commits wait for a boundary anyway
                 commits.append(newest)
-        if not news and job.position:
+        if not news and job.position and job.state != "creating":  # a creating job runs once its upstreams do
             return None
         passed = newest_index(from_unix_ms(handle.catalog.now_ms()) - 1, handle.interval_ms * job.interval)
         return [job.position, passed, _newest_forced(view, job), *commits]

@@ -138,6 +138,24 @@ def test_history_let_go_between_deciding_and_recording_is_decided_again(
     assert lab.rows("j_out") == {1: (0, 2)}
 
 
+def test_a_backfill_begins_where_the_logs_do_and_not_below(lab: Lab) -> None:
+    """Found by the law: the newest sealed boundary lay below the log's truncation mark, its rows could be read, and the
+    log that was to follow them was gone."""
+    lab.tick()
+    end = lab.put({1: (0, 1)})  # the boundary before it is sealed by it
+    lab.store.table("r").truncate_log(end)
+    job = lab.job("j", ["r"], backfill="snapshot")
+    assert job.step_local(refuse) is None
+    lab.put({2: (0, 2)})
+    lab.tick()
+    first = job.step_local(mirror("r", "j_out"))
+    assert first is not None and first > end
+    lab.put({3: (0, 3)})
+    lab.tick()
+    assert job.step_local(mirror("r", "j_out")) is not None
+    assert lab.rows("j_out") == {1: (0, 1), 2: (0, 2), 3: (0, 3)}
+
+
 # ---- first commits ---------------------------------------------------------------------------------------------------
 
 
