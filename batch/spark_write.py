@@ -131,8 +131,9 @@ class BatchSink(DataSourceArrowWriter):
 class StreamSink(DataSourceStreamArrowWriter):
     """`df.writeStream`: each micro-batch is one commit under (query id, batch id), so a replay finds it done.
 
-    The query id lives in the checkpoint's `metadata`. A checkpoint is deleted whole or not at all: with its offsets gone
-    and its metadata kept, Spark counts batches from 0 again under the same id, and new rows would pass for replayed ones.
+    The query id lives in the checkpoint's `metadata`. A checkpoint is deleted whole or not at all: with its offsets
+    gone and its metadata kept, Spark counts batches from 0 again under the same id, and new rows would pass for
+    replayed ones.
     """
 
     def __init__(self, save: Save) -> None:

@@ -56,8 +56,9 @@ def test_steps_follow_the_upstream(lake, job) -> None:
     lake.orders.upsert(rows(10, 30, amount=2.0))
     lake.orders.delete(pa.table({"id": list(range(0, 40, 3))}))  # the whole of d0
     boundary = lake.store.checkpoint()
-    assert job.step(lake.spark, refresh) == boundary
-    law(lake)
+    while job.step(lake.spark, refresh) is not None:  # a boundary may lie between the two commits
+        law(lake)
+    assert job.info.committed_epoch >= boundary
     assert lake.store.table("days").to_arrow()["day"].to_pylist() == ["d1", "d2"]
     assert job.info.state == "running"
 
@@ -183,7 +184,7 @@ def test_start_runs_until_everything_is_committed(lake, job) -> None:
     query = job.start(lake.spark, refresh, trigger="available_now")
     query.awaitTermination()
     assert query.exception() is None
-    assert job.info.committed_epoch == boundary
+    assert job.info.committed_epoch >= boundary
     law(lake)
 
 
