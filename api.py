@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -14,7 +15,7 @@ from .batch.registry import resolve_policy
 from .batch.snapshot import Snapshot, take_snapshot
 from .checkpoint.graph import JobInfo, create_job, drop_job, list_jobs
 from .checkpoint.job import JobRunner, LocalRefresh
-from .errors import InvalidInput
+from .errors import InvalidInput, TableDropped
 from .store.catalog import View
 from .store.clock import Clock
 from .store.commit import TableEdit, TxnPair, check_pair, commit_own, commit_root, force_boundary, resolve
@@ -191,7 +192,8 @@ class Store:
             return list(all_tables(view)) if table is None else [find_table(view, table)]
 
         for found in self._handle.catalog.read(due):
-            compact_table(self._handle, found, full=full or table is not None)
+            with suppress(*([TableDropped] if table is None else [])):  # dropped since: nothing to fold
+                compact_table(self._handle, found, full=full or table is not None)
 
     def verify(self) -> VerifyReport:
         """Check every record, file, checksum and order of the store; `.ok`, `.problems`. Never raises for damage."""

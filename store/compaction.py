@@ -11,6 +11,7 @@ as an epoch at or above safe_epoch can see it. So reads of the present never pay
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..errors import TableDropped, WriteFailed
 from .catalog import Txn, View
 from .definitions import TableDef, get_table, get_version
 from .epoch import from_unix_ms
@@ -60,7 +62,10 @@ def pick(version: TableVersion, entries: Sequence[LogEntry], *, least_segments: 
 
 
 def compact_table(handle: Handle, table: TableDef, *, full: bool = False) -> bool:
-    """Compact one table if it is due (`full`: if there is anything in L0); True when a new run took effect."""
+    """Compact one table if it is due (`full`: if there is anything in L0); True when a new run took effect.
+
+    False also when another compaction was first, or the table was dropped meanwhile: then nothing is left behind.
+    """
     raise_safe_epoch(handle, table)
 
     def look(view: View) -> Task | None:
@@ -90,7 +95,19 @@ def compact_table(handle: Handle, table: TableDef, *, full: bool = False) -> boo
                 tx.delete(log_key(table.id, entry.epoch))
         return True
 
-    return handle.catalog.transact(finish)
+    took_effect = False
+    with suppress(TableDropped):
+        took_effect = handle.catalog.transact(finish)
+    if not took_effect:
+        _remove(handle.files, output)
+    return took_effect
+
+
+def _remove(files: Files, run: Run) -> None:
+    """Remove the files of a run that no version has taken; what resists is left to vacuum."""
+    for part in (*run.parts, *run.history):
+        with suppress(WriteFailed):
+            files.delete(part.path)
 
 
 def raise_safe_epoch(handle: Handle, table: TableDef) -> None:

@@ -62,11 +62,15 @@ def verified(files: Files, path: str, size: int, crc32: int, *, again: bool = Fa
 
 
 def key_stats(codec: KeyCodec, data: pa.Table) -> Stats:
-    """Statistics of the key columns; absent for decimals, and for floats with a NaN, which lies within no bounds."""
+    """Statistics of the key columns; absent for decimals and halves, and for floats with a NaN: no bounds hold it."""
     stats: Stats = {}
     for name in codec.primary_key:
         column, kind = data.column(name), codec.schema.field(name).type
-        if pa.types.is_decimal(kind) or (pa.types.is_floating(kind) and pc.any(pc.is_nan(column)).as_py()):
+        if (
+            pa.types.is_decimal(kind)
+            or pa.types.is_float16(kind)
+            or (pa.types.is_floating(kind) and pc.any(pc.is_nan(column)).as_py())
+        ):
             continue
         if pa.types.is_temporal(kind):
             storage = pa.int32() if kind.bit_width == 32 else pa.int64()

@@ -1,6 +1,6 @@
 """Looks at an LMDB file's own pages before it is mapped: touching one that the file lacks would kill the process.
 
-Format of LMDB 0.9 (64 bit, little-endian): page 0 and 1 are meta pages, of which the one with the higher transaction id counts.
+Format of LMDB 0.9 (64 bit, little-endian): of the meta pages 0 and 1 the one with the higher transaction id counts.
 A page begins with its number u64, pad u16, flags u16, then lower and upper u16 or, for overflow pages, their count u32.
 Node offsets follow, u16 each. A node: three u16 that make up a child's page number, or the value's size and flags in
 leaves; key size u16; key; value, or the number of its first overflow page.

@@ -1,4 +1,4 @@
-"""A catalog file that is cut short or damaged gives a typed error in the process that opens it, and never ends that process."""
+"""A catalog file that is cut short or damaged gives a typed error and never ends the process that opens it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,264 @@
+"""Reads over L0 and a run: at epochs below, at and above the run, of every column type, and while compaction works."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import epochlog as el
+from epochlog.store import compaction
+from epochlog.store.files import Files
+from epochlog.store.run import Run
+from epochlog.store.schema import TableSchema
+from rowsets import WIDE, wide_rows
+
+SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("n", pa.int64(), nullable=False)])
+NOW_MS = 1_767_225_600_000
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[el.Store]:
+    with el.open(tmp_path / "s", durability="os", clock=lambda: NOW_MS) as opened:
+        yield opened
+
+
+def numbers(table: el.Table, epoch: int | None = None, filter: pc.Expression | None = None) -> dict[int, int]:
+    rows = table.to_arrow(epoch=epoch, filter=filter)
+    return dict(zip(rows["id"].to_pylist(), rows["n"].to_pylist(), strict=True))
+
+
+def put(**pairs: int) -> pa.Table:
+    return pa.table({"id": [int(key[1:]) for key in pairs], "n": list(pairs.values())})
+
+
+def key(*ids: int) -> pa.Table:
+    return pa.table({"id": pa.array(ids, pa.int64())})
+
+
+def test_epochs_below_at_and_above_a_run(store: el.Store) -> None:
+    table = store.create_table("t", SCHEMA, ["id"])
+    states = {0: {}}
+    states[table.upsert(put(_1=10, _2=20, _3=30))] = {1: 10, 2: 20, 3: 30}
+    states[table.delete(key(2, 9))] = {1: 10, 3: 30}
+    states[table.upsert(put(_2=21, _4=40))] = {1: 10, 2: 21, 3: 30, 4: 40}
+    store.compact("t")
+    at_run = store.last_epoch
+    states[at_run] = {1: 10, 2: 21, 3: 30, 4: 40}
+    states[table.delete(key(1, 4))] = {2: 21, 3: 30}
+    states[table.upsert(put(_1=11))] = {1: 11, 2: 21, 3: 30}
+
+    def check() -> None:
+        for epoch, state in states.items():
+            if epoch >= table.info.safe_epoch:
+                assert numbers(table, epoch) == state, epoch
+                assert table.count(epoch) == len(state)
+                big = pc.field("n") > 15
+                assert numbers(table, epoch, big) == {k: n for k, n in state.items() if n > 15}, epoch
+                found = table.get(key(4, 2, 2, 7, 1), epoch=epoch)["id"].to_pylist()
+                assert found == [k for k in (4, 2, 2, 7, 1) if k in state]
+        changes = table.changes(0, pre_images=True).read_all()
+        kinds = list(zip(changes["_change_type"].to_pylist(), changes["id"].to_pylist(), strict=True))
+        assert kinds == [
+            ("insert", 1), ("insert", 2), ("insert", 3), ("delete", 2), ("insert", 2), ("insert", 4), ("delete", 1),
+            ("delete", 4), ("insert", 1),
+        ]  # fmt: skip
+
+    check()
+    assert table.info.runs == 1
+    store.compact("t")  # a run over a run, with the history of both
+    check()
+    store.compact("t")
+    check()
+    assert table.info.runs == 1 and store.verify().ok
+
+
+def test_deletes_and_required_columns_meet_in_one_run(store: el.Store) -> None:
+    """Tombstones have no values: files with them say that `n` may be null, others do not."""
+    table = store.create_table("t", SCHEMA, ["id"])
+    table.upsert(put(_1=10, _2=20))
+    table.delete(key(1))
+    table.upsert(put(_3=30))
+    store.compact("t")
+    assert numbers(table) == {2: 20, 3: 30}
+    table.delete(key(2))
+    table.upsert(put(_2=22))
+    store.compact("t")
+    assert numbers(table) == {2: 22, 3: 30} and table.to_arrow().schema == table.schema
+
+
+def test_an_old_epoch_of_a_run_with_several_row_groups(store: el.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epochlog.store.run.ROW_GROUP_ROWS", 4)
+    monkeypatch.setattr("epochlog.store.compaction.PART_ROWS", 10)
+    table = store.create_table("t", SCHEMA, ["id"])
+    first = table.upsert(pa.table({"id": range(25), "n": range(25)}))
+    second = table.upsert(pa.table({"id": range(0, 25, 3), "n": [-1] * 9}))
+    store.compact("t")
+    assert numbers(table, first) == {k: k for k in range(25)}
+    assert numbers(table, second) == {k: -1 if k % 3 == 0 else k for k in range(25)}
+
+
+def test_no_columns_are_still_counted(store: el.Store) -> None:
+    table = store.create_table("t", SCHEMA, ["id"])
+    for step in (lambda: table.upsert(put(_1=1, _2=2)), lambda: table.delete(key(1)), lambda: store.compact("t")):
+        step()
+        assert table.to_arrow(columns=[]).num_rows == table.count()
+        assert table.to_arrow(columns=[], filter=pc.field("n") > 1).num_rows == 1
+
+
+def test_history_goes_with_its_retention_and_the_rows_stay(tmp_path: Path) -> None:
+    now = [NOW_MS]
+    with el.open(tmp_path / "s", durability="os", clock=lambda: now[0]) as store:
+        options = el.TableOptions(history_retention=timedelta(seconds=1))
+        table = store.create_table("t", SCHEMA, ["id"], options=options)
+        epochs = []
+        for n in range(5):
+            epochs.append(table.upsert(put(_1=n, _2=n)))
+            now[0] += 1000
+        store.compact("t")
+        run = plan_run(table)
+        assert sum(part.rows for part in run.parts) == 2
+        assert numbers(table, table.info.safe_epoch) == {1: 4, 2: 4}
+        assert not run.history, "nobody can read the replaced rows any more"
+        for epoch in epochs[:4]:
+            with pytest.raises(el.EpochExpired):
+                table.to_arrow(epoch=epoch)
+
+
+def plan_run(table: el.Table) -> Run:
+    """The table's one run."""
+    (run,) = table._plan(None).runs
+    return run
+
+
+def test_every_column_type_through_segments_and_runs(store: el.Store) -> None:
+    table = store.create_table("wide", WIDE.schema, ["id"])
+    first = table.upsert(wide_rows([1, 2, 3, 4, 5, 6]))
+    table.delete(key(2, 3))
+    last = table.upsert(wide_rows([3, 4, 5, 6, 7, 8], salt=1))
+    old, new = table.to_arrow(epoch=first), table.to_arrow()
+    assert old.equals(wide_rows([1, 2, 3, 4, 5, 6]))
+    images = table.changes(first, last, mode="net", pre_images=True).read_all()
+    for _ in range(2):
+        store.compact("wide", full=True)
+        assert table.to_arrow(epoch=first).equals(old) and table.to_arrow().equals(new)
+        assert table.changes(first, last, mode="net", pre_images=True).read_all().equals(images)
+        for name in ("ts", "d64", "dec", "s", "tns", "dur", "t32"):
+            values = new[name].drop_null()
+            some = pc.field(name) >= pc.scalar(values[0])
+            assert table.to_arrow(filter=some).equals(new.filter(some)), name
+            assert table.to_arrow(epoch=first, filter=some).equals(old.filter(some)), name
+        table.upsert(wide_rows([8], salt=1))
+    assert store.verify().ok
+
+
+def test_every_key_type_through_segments_and_runs(store: el.Store) -> None:
+    """One table a type: rows come in key order, and each is found by its key."""
+    for name, kind in [
+        (field.name, field.type) for field in WIDE.schema if field.name not in ("l", "ll", "fsl", "st", "m")
+    ]:
+        schema = pa.schema([pa.field("k", kind), pa.field("n", pa.int64(), nullable=False)])
+        table = store.create_table(f"by_{name}", schema, ["k"])
+        values = wide_rows(list(range(1, 40)))[name].combine_chunks().drop_null().unique()
+        whole = pa.table({"k": values, "n": pa.array(range(len(values)))})
+        first = table.upsert(whole)
+        table.delete(whole.select(["k"]).slice(0, 2))
+        store.compact(f"by_{name}")
+        table.upsert(whole.slice(1, 1))
+        assert table.count() == len(values) - 1, name
+        asked = whole.select(["k"])
+        assert table.get(asked)["n"].to_pylist() == list(range(1, len(values))), name
+        assert table.get(asked, epoch=first)["n"].to_pylist() == list(range(len(values))), name
+        if kind == pa.float16():
+            continue  # Arrow cannot compare halves
+        some = pc.field("k") == pc.scalar(values[1])
+        assert table.to_arrow(filter=some)["n"].to_pylist() == [1], name
+        assert table.changes(0, mode="net", filter=some).read_all()["n"].to_pylist() == [1], name
+    assert store.verify().ok
+
+
+# ---- compaction beside commits -----------------------------------------------------------------------------------
+
+
+def test_commits_that_land_while_a_run_is_made_stay(store: el.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = store.create_table("t", SCHEMA, ["id"])
+    first = table.upsert(put(_1=1, _2=2))
+    made = compaction.run_task
+
+    def slow(files: Files, schema: TableSchema, task: compaction.Task, new_path: object) -> Run:
+        run = made(files, schema, task, new_path)
+        table.upsert(put(_2=22, _3=33))
+        table.delete(key(1))
+        return run
+
+    monkeypatch.setattr(compaction, "run_task", slow)
+    store.compact("t")
+    monkeypatch.undo()
+    assert numbers(table) == {2: 22, 3: 33} and numbers(table, first) == {1: 1, 2: 2}
+    assert plan_run(table).hi == first
+    store.compact("t")
+    assert numbers(table) == {2: 22, 3: 33} and store.verify().ok
+
+
+@pytest.mark.parametrize("meanwhile", ["compacted", "dropped"])
+def test_a_compaction_whose_inputs_have_gone_leaves_nothing(
+    store: el.Store, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    table = store.create_table("t", SCHEMA, ["id"])
+    table.upsert(put(_1=1))
+    made = compaction.run_task
+
+    def slow(files: Files, schema: TableSchema, task: compaction.Task, new_path: object) -> Run:
+        monkeypatch.setattr(compaction, "run_task", made)
+        run = made(files, schema, task, new_path)
+        store.compact("t") if meanwhile == "compacted" else store.drop_table("t")
+        return run
+
+    monkeypatch.setattr(compaction, "run_task", slow)
+    store.compact(full=True)
+    assert [path for path in store.verify().unreachable if path.endswith(".parquet")] == []
+    assert store.verify().ok
+
+
+def test_threads_commit_read_and_compact_one_table(store: el.Store) -> None:
+    """Each writer moves its own two keys up; a reader must see every key only rise, and every commit whole."""
+    table = store.create_table("t", SCHEMA, ["id"])
+    table.upsert(pa.table({"id": range(4), "n": [0] * 4}))
+    over = threading.Event()
+
+    def write(first: int) -> None:
+        for n in range(1, 16):
+            table.upsert(pa.table({"id": [first, first + 1], "n": [n, n]}))
+
+    def compact() -> None:
+        while not over.is_set():
+            store.compact("t")
+
+    def read() -> None:
+        seen = [0] * 4
+        while not over.is_set():
+            with store.snapshot(["t"], consistency="latest") as moment:
+                once, twice = moment["t"].to_arrow(), moment["t"].to_arrow()
+            now = once["n"].to_pylist()
+            assert once.equals(twice) and len(now) == 4
+            assert now[0] == now[1] and now[2] == now[3], "a commit is whole"
+            assert all(a <= b for a, b in zip(seen, now, strict=True))
+            seen = now
+
+    with ThreadPoolExecutor(4) as pool:
+        helpers = [pool.submit(compact), pool.submit(read)]
+        try:
+            for writer in [pool.submit(write, 0), pool.submit(write, 2)]:
+                writer.result()
+        finally:
+            over.set()
+        for helper in helpers:
+            helper.result()
+    assert numbers(table) == dict.fromkeys(range(4), 15)
+    assert len(table.history()) == 31 and store.verify().ok
