@@ -71,9 +71,16 @@ def merge(base: Rows, delta: Rows, keep_tombstones: bool = False) -> Rows:
     """
     if not len(delta) or not len(base):
         return _without_tombstones(delta if len(delta) else base, keep_tombstones)
-    if len(delta) <= len(base):
-        return _weave(base, delta, small_wins=True, keep_tombstones=keep_tombstones)
-    return _weave(delta, base, small_wins=False, keep_tombstones=keep_tombstones)
+    keys, data, marks = _weave(base, delta, keep_tombstones=keep_tombstones)
+    assert keys is not None
+    return Rows(keys, data, marks)
+
+
+def merged_data(base: Rows, delta: Rows) -> pa.Table:
+    """The columns of `merge` without tombstones, and without the cost of its keys."""
+    if not len(delta) or not len(base):
+        return _without_tombstones(delta if len(delta) else base, False).data
+    return _weave(base, delta, keep_tombstones=False, want_keys=False)[1]
 
 
 def lookup(rows: Rows, keys: pa.Array) -> np.ndarray:
@@ -98,7 +105,12 @@ class _Sides:
     small_wins: bool
 
 
-def _weave(large: Rows, small: Rows, *, small_wins: bool, keep_tombstones: bool) -> Rows:
+def _weave(
+    base: Rows, delta: Rows, *, keep_tombstones: bool, want_keys: bool = True
+) -> tuple[pa.Array | None, pa.Table, np.ndarray | None]:
+    """Keys (None if not wanted), columns and tombstone marks of both sides, `delta` winning."""
+    small_wins = len(delta) <= len(base)
+    large, small = (base, delta) if small_wins else (delta, base)
     places = search(large.keys, small.keys)
     hits = _hits(large.keys, places, small.keys)
     drop_small = None if keep_tombstones else small.deleted
@@ -117,7 +129,7 @@ def _weave(large: Rows, small: Rows, *, small_wins: bool, keep_tombstones: bool)
     def woven(span: tuple[int, int, int, int]) -> tuple[list[pa.Array], pa.Array | None, np.ndarray | None]:
         indices = _piece_indices(sides, span, in_place)
         columns = _taken(tables, span, indices)
-        new_keys = None if in_place else _taken(keys, span, indices)[0]
+        new_keys = _taken(keys, span, indices)[0] if want_keys and not in_place else None
         marks = None
         if keep_tombstones and (large.deleted is not None or small.deleted is not None):
             low, high, first, last = span
@@ -127,9 +139,10 @@ def _weave(large: Rows, small: Rows, *, small_wins: bool, keep_tombstones: bool)
 
     done = _mapped(woven, spans, len(large))
     data = _assembled(large.data.schema, [columns for columns, _, _ in done])
-    merged_keys = large.keys if in_place else pa.concat_arrays([part for _, part, _ in done if part is not None])
+    new_keys = [part for _, part, _ in done if part is not None]
+    merged_keys = pa.concat_arrays(new_keys) if new_keys else large.keys if in_place else None
     marks = [part for _, _, part in done if part is not None]
-    return Rows(merged_keys, data, _marks(np.concatenate(marks)) if marks else None)
+    return merged_keys, data, _marks(np.concatenate(marks)) if marks else None
 
 
 def _piece_indices(sides: _Sides, span: tuple[int, int, int, int], in_place: bool) -> np.ndarray | None:

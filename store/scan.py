@@ -21,7 +21,7 @@ from .catalog import View
 from .definitions import TableDef, get_version
 from .files import Files
 from .keys import Key, KeyCodec
-from .merge import Rows, lookup, merge, newest_wins
+from .merge import Rows, lookup, merge, merged_data, newest_wins
 from .prune import filter_columns, key_prunes
 from .records import log_key
 from .run import Run, read_part
@@ -86,8 +86,9 @@ class ScanPlan:
         wanted = filter_columns(self.table, schema.names, filter) or list(
             self.table.primary_key[:1]
         )  # to count rows by
-        rows = self.rows(files, wanted, filter, key_range)
-        data = rows.data if filter is None else rows.data.filter(filter)
+        found = self._found(files, wanted, filter, key_range)
+        data = fold_data(found) if found else _no_rows(self.table, self.codec, wanted).data
+        data = data if filter is None else data.filter(filter)
         data = data.select(schema.names)
         return data.cast(schema) if schema.names else data  # a cast of no columns would forget the number of rows
 
@@ -127,6 +128,13 @@ class ScanPlan:
 
         The filter only prunes: rows that fail it may be among them.
         """
+        found = self._found(files, columns, filter, key_range)
+        return fold(found) if found else _no_rows(self.table, self.codec, columns)
+
+    def _found(
+        self, files: Files, columns: Sequence[str], filter: pc.Expression | None, key_range: KeyRange
+    ) -> list[Rows]:
+        """What each run and segment holds, oldest first; those without rows left out."""
         codec = self.codec
         skip = key_prunes(self.table, filter)
         base = [
@@ -138,8 +146,7 @@ class ScanPlan:
             for segment in self.segments
             if not skip(segment.stats) and _overlaps(segment.key_min, segment.key_max, key_range)
         ]
-        found = [rows for rows in (*base, *deltas) if len(rows.keys)]
-        return fold(found) if found else _no_rows(self.table, codec, columns)
+        return [rows for rows in (*base, *deltas) if len(rows.keys)]
 
     def lookup(self, files: Files, keys: pa.Table, columns: Sequence[str] | None = None) -> pa.Table:
         """One row for each key found, in the order asked. `keys`: the primary-key columns."""
@@ -219,15 +226,24 @@ def require_complete(name: str, epoch: int | None, complete_through: int) -> Non
 
 def fold(sources: Sequence[Rows], *, keep_tombstones: bool = False) -> Rows:
     """Newest wins over sources, oldest first; small ones are merged among themselves before they meet a large one."""
+    big, newer = _two_sides(sources)
+    return merge(big, newer, keep_tombstones=keep_tombstones)
+
+
+def fold_data(sources: Sequence[Rows]) -> pa.Table:
+    """The columns of `fold` without tombstones; spares what the keys of the result cost."""
+    return merged_data(*_two_sides(sources))
+
+
+def _two_sides(sources: Sequence[Rows]) -> tuple[Rows, Rows]:
+    """What is left to merge once the largest source has met the older ones, and the newer ones each other."""
     largest = max(range(len(sources)), key=lambda i: len(sources[i].keys))
     older, big, newer = sources[:largest], sources[largest], sources[largest + 1 :]
     if len(sources) > 1 and 2 * len(big.keys) < sum(len(rows.keys) for rows in sources):
         big, newer = newest_wins(sources), ()
     elif older:
         big = merge(fold(older, keep_tombstones=True), big, keep_tombstones=True)
-    if newer:
-        return merge(big, fold(newer, keep_tombstones=True), keep_tombstones=keep_tombstones)
-    return big if keep_tombstones or big.deleted is None else merge(_empty_like(big), big, keep_tombstones=False)
+    return big, fold(newer, keep_tombstones=True) if newer else _empty_like(big)
 
 
 def _empty_like(rows: Rows) -> Rows:
