@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import EpochlogError, InvalidInput, JobParked
+from ..errors import EpochlogError, InvalidInput, JobParked, UpstreamIncomplete
 from ..store.catalog import Txn, View
 from ..store.commit import JobCommit, TableEdit, check_incarnation, commit_job, seal
 from ..store.definitions import JobRecord, TableDef, get_job, get_table, get_version
@@ -242,6 +242,12 @@ class JobRunner:
         """The job's state once the barrier is committed; finished if it takes in the last change there will ever be."""
         job, epochs = run.job, self._view()
         tables = [epochs.table(upstream) for upstream in job.upstreams]
+        for table in tables:
+            if not epochs.complete(table.table_id, run.barrier.curr):
+                raise UpstreamIncomplete(
+                    f"job {job.name!r} cannot commit at {run.barrier.curr}: its upstream {table.name!r} is complete "
+                    f"only through {epochs.complete_through(table.table_id)}; step the job again once it is"
+                )
         if all(table.state == "finished" and table.position <= run.barrier.curr for table in tables):
             return "finished"
         return "running" if job.state == "creating" and self._caught_up(job, run.barrier.curr) else job.state

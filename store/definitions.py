@@ -121,7 +121,7 @@ class TableDef:
 class JobRecord:
     """A job: its lineage, how far it has committed (`position`), who runs it, and the barrier decided for it.
 
-    state: creating | running | failed | parked | finished. `barrier` is [prev, curr, kind] for prev == position, or
+    state: creating | running | parked | finished. `barrier` is [prev, curr, kind] for prev == position, or
     None.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -343,3 +344,18 @@ def test_results_without_rows_have_the_whole_schema(lab: Lab) -> None:
 
     assert job.step_local(look) is not None
     assert {table.schema for table in seen} == {lab.store.table("r").schema}
+
+
+def test_a_barrier_past_what_an_upstream_is_complete_through_is_refused(lab: Lab) -> None:
+    """No decision records such a barrier; were one there all the same, the commit would not take it."""
+    lab.put({1: (0, 10)})
+    lab.tick()
+    lab.job("j", ["r"])
+    runner = started(lab)
+    run = runner.begin()
+    assert run is not None
+    ahead = dataclasses.replace(run, barrier=dataclasses.replace(run.barrier, curr=lab.store.last_epoch + 1))
+    with pytest.raises(el.UpstreamIncomplete, match="upstream 'r' is complete only"):
+        runner.commit(ahead, {})
+    assert lab.store.table("j_out").info.max_committed_epoch == 0
+    assert runner.commit(run, {}) == run.barrier.curr
