@@ -37,6 +37,7 @@ class Leases:
     @property
     def live(self) -> frozenset[str]:
         """Holders that live in this process."""
+        self._leave_to_parent()
         with self._lock:
             return frozenset(self._held)
 

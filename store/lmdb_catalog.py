@@ -78,20 +78,36 @@ class _Environments:
     """The process's open environments by the inode of their file; a forked child starts with none."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._gate = threading.Condition()
         self._open: dict[Inode, _Opened] = {}
         self._inherited: list[_Opened] = []
-        os.register_at_fork(after_in_child=self._forget)
+        self._calls = 0  # calls under way, in all threads
+        self._own = threading.local()  # .calls: those of this thread
+        self._forking = False
+        os.register_at_fork(
+            before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._after_fork_in_child
+        )
 
-    def _forget(self) -> None:
-        """In a child: the parent's environments are not for use, and a lock that its threads held would stay held."""
-        self._lock = threading.Lock()
+    def _before_fork(self) -> None:
+        """Let the other threads end their calls: what they hold in LMDB at a fork is held for ever in the child."""
+        self._gate.acquire()
+        self._forking = True
+        self._gate.wait_for(lambda: self._calls == getattr(self._own, "calls", 0))
+
+    def _after_fork(self) -> None:
+        self._forking = False
+        self._gate.notify_all()
+        self._gate.release()
+
+    def _after_fork_in_child(self) -> None:
+        """The parent's environments are not for use here."""
+        self._gate, self._forking, self._calls, self._own = threading.Condition(), False, 0, threading.local()
         self._inherited += self._open.values()
         self._open = {}
 
     def acquire(self, folder: Path, durability: str) -> Inode:
         """One more user of the environment in the folder, opened if need be."""
-        with self._lock:
+        with self._gate:
             while self._inherited:  # lets go of this process's copy; the parent's readers and locks stay as they are
                 self._inherited.pop().env.close()
             inode = _inode(folder)
@@ -110,17 +126,27 @@ class _Environments:
             return inode
 
     def enter(self, inode: Inode) -> lmdb.Environment | None:
-        """The environment for one call, to be released after it; None when nobody has it open any more."""
-        with self._lock:
+        """The environment for one call, to be left after it; None when nobody has it open any more."""
+        with self._gate:
+            own = getattr(self._own, "calls", 0)
+            self._gate.wait_for(lambda: own or not self._forking)
             opened = self._open.get(inode)
             if opened is None:
                 return None
             opened.users += 1
+            self._calls, self._own.calls = self._calls + 1, own + 1
             return opened.env
+
+    def leave(self, inode: Inode) -> None:
+        """The end of a call."""
+        with self._gate:
+            self._calls, self._own.calls = self._calls - 1, self._own.calls - 1
+            self._gate.notify_all()
+            self.release(inode)
 
     def release(self, inode: Inode) -> None:
         """One user less; the last one closes the environment."""
-        with self._lock:
+        with self._gate:
             opened = self._open.get(inode)
             if opened is None:
                 return
@@ -203,7 +229,7 @@ class LmdbCatalog:
         try:
             yield env
         finally:
-            _environments.release(self._inode)
+            _environments.leave(self._inode)
 
 
 def _has_content(data: Path) -> bool:
