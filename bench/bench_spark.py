@@ -116,7 +116,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book)
         samples = course.run()
     finally:
         course.close()
-    book.figures.append(Figure("P6", "Spark micro-batch of 20 k rows, source to sink", samples, TARGETS))
+    book.add(Figure("P6", "Spark micro-batch of 20 k rows, source to sink", samples, TARGETS))
     return samples
 
 

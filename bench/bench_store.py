@@ -83,9 +83,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book)
         commits, reads = course.run()
     finally:
         course.close()
-    book.figures.append(Figure("P1", "durable commit of 20 k upserts", commits, COMMIT_TARGETS))
+    book.add(Figure("P1", "durable commit of 20 k upserts", commits, COMMIT_TARGETS))
     for state, samples in reads.items():
-        book.figures.append(Figure("P2", f"read the whole table {state}", samples, READ_TARGETS[state]))
+        book.add(Figure("P2", f"read the whole table {state}", samples, READ_TARGETS[state]))
     return commits, reads
 
 

@@ -46,6 +46,10 @@ class Book:
 
     scale: float = 1.0
     figures: list[Figure] = field(default_factory=list)
+    load_at_start: float = field(default_factory=lambda: os.getloadavg()[0])
+
+    def add(self, figure: Figure) -> None:
+        self.figures = sorted([*self.figures, figure], key=lambda each: each.id)
 
     def verdicts(self) -> list[str]:
         lines = [
@@ -57,7 +61,8 @@ class Book:
                 reached = ratio(figure.samples, target.ours, target.peer)
                 ours, theirs = (_ms(statistics.median(figure.samples[name])) for name in (target.ours, target.peer))
                 verdict = "hit" if reached <= target.at_most else "**miss**"
-                cells = [figure.id, figure.what, ours, target.peer, theirs, f"{reached:.3g}", target.says, verdict]
+                what = figure.what if target.ours == "epochlog" else f"{figure.what} ({target.ours})"
+                cells = [figure.id, what, ours, target.peer, theirs, f"{reached:.3g}", target.says, verdict]
                 lines.append(f"| {' | '.join(cells)} |")
         return lines
 
@@ -75,9 +80,9 @@ class Book:
         parts = [
             *self.verdicts(),
             "",
-            f"Measured at {size}, by `{command}`.",
+            f"Measured at {size}. To measure again: `{command}`.",
             "",
-            *(f"- {line}" for line in environment()),
+            *(f"- {line}" for line in [*environment(), load(self.load_at_start)]),
             "",
             "All medians of the same run:",
             "",
@@ -111,7 +116,7 @@ def write_between(path: Path, text: str) -> None:
 
 
 def environment() -> list[str]:
-    """Machine, disk, versions and load, a line each."""
+    """Machine, disk, versions and revision, a line each."""
     packages = [f"{name} {found}" for name in PACKAGES if (found := _version(name))]
     versions = [f"Python {platform.python_version()}", *packages, _java()]
     disk = _file_system(tempfile.gettempdir())
@@ -119,10 +124,20 @@ def environment() -> list[str]:
         f"Machine: {len(os.sched_getaffinity(0))} cores of {_cpu()}, {_memory()}, {_os()}",
         f"Disk: {disk}; a synced write of 4 KiB takes {_sync_ms():.2f} ms (median of 50)",
         f"Versions: {', '.join(filter(None, versions))}",
-        f"Load average (1 minute) at the end of the run: {os.getloadavg()[0]:.1f}",
     ]
     revision = _revision()
     return [*lines, f"Revision: {revision}"] if revision else lines
+
+
+def load(at_start: float) -> str:
+    """How busy the machine was, with a word of warning when others used it too."""
+    line = f"Load average (1 minute): {at_start:.1f} at the start, {os.getloadavg()[0]:.1f} at the end"
+    if at_start > 1:
+        line += (
+            ". **Other work was running**: times are longer than on a quiet machine, "
+            "most of all those that use every core"
+        )
+    return line
 
 
 def _cpu() -> str:
@@ -136,7 +151,7 @@ def _memory() -> str:
 
 def _os() -> str:
     found = re.search(r'^PRETTY_NAME="?([^"\n]+)', _text("/etc/os-release"), re.MULTILINE)
-    return f"{found.group(1) if found else platform.system()}, kernel {platform.release()}"
+    return f"{found.group(1) if found else platform.system()}, kernel {platform.release().split('-')[0]}"
 
 
 def _file_system(folder: str) -> str:
