@@ -1,9 +1,8 @@
 """The embedded catalog: LMDB, many processes on one host.
 
 Traps handled here (they are LMDB's, not ours): one environment per process and file (`_Environments`), never used
-across a fork, no read transaction that outlives a call, stale readers cleared at open, a file shorter than its own
-page count checked before it is mapped (touching a missing page is SIGBUS), one fixed map size so that no process
-outgrows another.
+across a fork, no read transaction that outlives a call, stale readers cleared at open, pages checked at open (one that
+is damaged or missing is a SIGBUS or an abort), one fixed map size so that no process outgrows another.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import lmdb
 from ..errors import CatalogFull, CatalogLost, Corrupt, InvalidInput, StoreClosed, WriteFailed
 from .catalog import Txn, View
 from .files import make_private_dir
-from .lmdb_pages import check_length
+from .lmdb_pages import check_metas, check_pages
 from .records import Record, pack, unpack
 
 T = TypeVar("T")
@@ -240,7 +239,7 @@ def _has_content(data: Path) -> bool:
 def _open_environment(folder: Path, durability: str) -> lmdb.Environment:
     data = folder / "data.mdb"
     if _has_content(data):
-        check_length(data)
+        check_metas(data)
     try:
         env = lmdb.open(
             str(folder),
@@ -256,5 +255,16 @@ def _open_environment(folder: Path, durability: str) -> lmdb.Environment:
         raise Corrupt(str(data), str(error)) from error
     except lmdb.Error as error:
         raise CatalogLost(f"the catalog {folder} cannot be opened: {error}") from error
-    env.reader_check()
+    try:
+        env.reader_check()
+        while not _pages_are_good(env, data):
+            continue
+    except BaseException:
+        env.close()
+        raise
     return env
+
+
+def _pages_are_good(env: lmdb.Environment, data: Path) -> bool:
+    with env.begin() as txn:  # it has looked at the meta pages alone so far
+        return check_pages(data, txn.id())

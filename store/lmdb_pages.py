@@ -1,4 +1,4 @@
-"""Looks at an LMDB file's own pages before it is mapped: touching one that the file lacks would kill the process.
+"""Checks an LMDB file's own pages, of which LMDB believes everything: a damaged or missing one would end the process.
 
 Format of LMDB 0.9 (64 bit, little-endian): of the meta pages 0 and 1 the one with the higher transaction id counts.
 A page begins with its number u64, pad u16, flags u16, then lower and upper u16 or, for overflow pages, their count u32.
@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import Corrupt
 
 PAGE = 4096
-_META = struct.Struct("<40xQ40xQQQ")  # of the two trees (free pages, records) their roots; last page; transaction id
+_META = struct.Struct(
+    "<4xH34xQ4xH34xQQQ"
+)  # of the trees (free pages, records) flags and root; last page; transaction id
 _META_AT = 16 + 24  # past the page's header, magic, version, address and map size
 _HEADER = struct.Struct("<QHHHH")
 _NODE = struct.Struct("<HHHH")
 _BRANCH, _LEAF, _OVERFLOW = 1, 2, 4
 _BIG = 1
+_INTEGER_KEY = 8
+_FLAGS_IN_MEMORY = 0xC010  # what LMDB marks pages with while it works on them
 _NO_ROOT = (1 << 64) - 1
 _DEEPEST = 32
 
@@ -30,73 +33,81 @@ class _Damaged(Exception):
     """A page is missing or makes no sense."""
 
 
-def check_length(data: Path) -> None:
-    """Raise Corrupt for a file that lacks pages in use; LMDB may leave free ones at its end unwritten."""
+def check_metas(data: Path) -> None:
+    """Raise Corrupt for a file without its two meta pages: before it is mapped, for LMDB looks at those at once."""
+    size = data.stat().st_size
+    if size < 2 * PAGE:
+        raise Corrupt(str(data), f"it has {size} bytes, fewer than its two meta pages")
+
+
+def check_pages(data: Path, txn_id: int) -> bool:
+    """Raise Corrupt unless every page that the transaction's two trees reach is there and is what it should be.
+
+    To be called while a read transaction of that id is open: then nobody overwrites these pages. They are read from
+    the file, not through the map. Free pages may be damaged, or missing where LMDB has not written them yet. False when
+    others have committed since and overwritten the meta page: begin another transaction and ask again.
+    """
     with data.open("rb") as stream:
-        file, seen = stream.fileno(), -1
-        while True:
-            free, records, last_page, txn = _meta(data, file)
-            size, whole = os.fstat(file).st_size, (last_page + 1) * PAGE
-            if size >= whole:
-                return
-            try:
-                for root in (free, records):
-                    for _ in _pages(file, root):
-                        pass
-                return
-            except _Damaged as error:
-                if (
-                    txn == seen
-                ):  # else another process may have committed over the pages while they were read: look again
-                    raise Corrupt(
-                        str(data), f"it has {size} bytes of {whole}, and {error}: it was cut short"
-                    ) from error
-                seen = txn
+        file = stream.fileno()
+        head = os.pread(file, 2 * PAGE, 0)
+        metas = [_META.unpack_from(head, page * PAGE + _META_AT) for page in range(2)]
+        if txn_id not in [meta[-1] for meta in metas] and txn_id < max(meta[-1] for meta in metas):
+            return False
+        try:
+            _check_trees(file, [meta for meta in metas if meta[-1] == txn_id][-1:])
+        except (_Damaged, struct.error) as error:
+            raise Corrupt(str(data), f"it has {error} (and {os.fstat(file).st_size} bytes)") from error
+    return True
 
 
-def _meta(data: Path, file: int) -> tuple[int, int, int, int]:
-    head = os.pread(file, 2 * PAGE, 0)
-    if len(head) < 2 * PAGE:
-        raise Corrupt(str(data), f"it has {len(head)} bytes, fewer than its two meta pages")
-    metas = (_META.unpack_from(head, page * PAGE + _META_AT) for page in range(2))
-    free, records, last_page, txn = max(metas, key=lambda meta: meta[3])
-    return free, records, last_page, txn
+def _check_trees(file: int, found: list[tuple[int, ...]]) -> None:
+    if not found:
+        raise _Damaged("no meta page of the transaction that is read")
+    free_flags, free, flags, records, _, _ = found[0]
+    if free_flags != _INTEGER_KEY or flags != 0:
+        raise _Damaged("trees of another kind")
+    seen: set[int] = set()
+    for root in (free, records):
+        if root != _NO_ROOT:
+            _walk(file, root, seen, 0)
 
 
-def _pages(file: int, root: int, depth: int = 0) -> Iterator[int]:
-    """The numbers of all pages of a tree; _Damaged for one that the file does not hold whole."""
-    if root == _NO_ROOT:
-        return
-    if depth > _DEEPEST:
-        raise _Damaged("its tree has no end")
-    page = _read(file, root)
-    number, _, flags, lower, _ = _HEADER.unpack_from(page)
-    if number != root or flags & ~0x10 not in (_BRANCH, _LEAF):
-        raise _Damaged(f"page {root} is none of its tree")
-    yield root
-    for at in struct.unpack_from(f"<{max(0, (min(lower, PAGE) - 16) // 2)}H", page, 16):
-        if at + _NODE.size > PAGE:
-            raise _Damaged(f"page {root} has a node outside itself")
+def _walk(file: int, number: int, seen: set[int], depth: int) -> None:
+    """One page and all below it; no page is there twice."""
+    page = _page(file, number, seen)
+    _, _, flags, lower, upper = _HEADER.unpack_from(page)
+    flags &= ~_FLAGS_IN_MEMORY
+    if flags not in (_BRANCH, _LEAF) or not 16 <= lower <= upper <= PAGE or depth > _DEEPEST:
+        raise _Damaged(f"a page {number} that is none of its tree")
+    for at in struct.unpack_from(f"<{(lower - 16) // 2}H", page, 16):
+        if not upper <= at <= PAGE - _NODE.size:
+            raise _Damaged(f"a page {number} with a node outside itself")
         low, high, third, key_size = _NODE.unpack_from(page, at)
-        if flags & _BRANCH:
-            yield from _pages(file, low | high << 16 | third << 32, depth + 1)
-        elif third & _BIG:
-            if at + _NODE.size + key_size + 8 > PAGE:
-                raise _Damaged(f"page {root} has a node outside itself")
-            yield from _overflow(file, int.from_bytes(page[at + 8 + key_size : at + 16 + key_size], "little"))
+        end, size = at + _NODE.size + key_size, low | high << 16
+        if flags == _LEAF:
+            end += 8 if third == _BIG else size
+        if end > PAGE or (flags == _LEAF and third not in (0, _BIG)):
+            raise _Damaged(f"a page {number} with a node that does not end in it")
+        if flags == _BRANCH:
+            _walk(file, size | third << 32, seen, depth + 1)
+        elif third == _BIG:
+            _overflow(file, int.from_bytes(page[end - 8 : end], "little"), size, seen)
 
 
-def _overflow(file: int, first: int) -> Iterator[int]:
-    number, _, flags, low, high = _HEADER.unpack_from(_read(file, first))
+def _overflow(file: int, first: int, size: int, seen: set[int]) -> None:
+    """A value too large for a leaf, in consecutive pages of which the first has a header."""
+    _, _, flags, low, high = _HEADER.unpack_from(_page(file, first, seen))
     count = low | high << 16
-    if number != first or flags & ~0x10 != _OVERFLOW or not count:
-        raise _Damaged(f"page {first} does not hold the value that it should")
-    _read(file, first + count - 1)
-    yield from range(first, first + count)
+    if flags & ~_FLAGS_IN_MEMORY != _OVERFLOW or not 16 + size <= count * PAGE:
+        raise _Damaged(f"a page {first} that does not hold the value it should")
+    _page(file, first + count - 1, seen, first=False)
 
 
-def _read(file: int, number: int) -> bytes:
+def _page(file: int, number: int, seen: set[int], *, first: bool = True) -> bytes:
     page = os.pread(file, PAGE, number * PAGE) if number < 1 << 48 else b""
     if len(page) < PAGE:
-        raise _Damaged(f"lacks page {number}")
+        raise _Damaged(f"no page {number}")
+    if first and (number in seen or _HEADER.unpack_from(page)[0] != number):
+        raise _Damaged(f"another page where {number} belongs")
+    seen.add(number)
     return page

@@ -90,7 +90,7 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize(data=st.data())
     def make_tables(self, data: st.DataObject) -> None:
         for name in SHAPES:
-            self.make(name, data.draw(st.sampled_from([0, 1000, 3_600_000])), data.draw(st.sampled_from([1, 2, 4])))
+            self.make(name, data.draw(st.sampled_from([0, 10, 1000, 3_600_000])), data.draw(st.sampled_from([1, 2, 4])))
 
     def make(self, name: str, retention_ms: int, compact_segments: int) -> None:
         shape = SHAPES[name]
@@ -117,6 +117,9 @@ class StoreMachine(RuleBasedStateMachine):
                 self.check_read(name, epoch)
             for images in (False, True):
                 self.check_changes(name, model.log_start, None, "epochs", images, None)
+            for after in {group.label for group in model.groups if group.label >= model.log_start}:
+                self.check_changes(name, after, None, "net", True, None)
+            self.check_read(name, model.safe_epoch)
             history = self.handles[name].history().to_pylist()
             assert [
                 (row["epoch"], row["operation"], row["rows_upserted"], row["rows_deleted"], row["segments"])
@@ -396,6 +399,7 @@ class StoreMachine(RuleBasedStateMachine):
     def read(self, data: st.DataObject, name: str) -> None:
         model = self.tables[name]
         marks = sorted({at + d for at, _ in model.states for d in (-1, 0, 1)} | {self.last_epoch, self.last_epoch + 1})
+        self.check_read(name, model.safe_epoch)
         self.check_read(name, data.draw(st.sampled_from([at for at in marks if at >= 0])))
         self.check_projection(data, name)
 
