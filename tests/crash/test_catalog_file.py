@@ -111,7 +111,7 @@ def test_random_damage_ends_no_process(whole: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_much_random_damage_ends_no_process(whole: Path, tmp_path: Path) -> None:
-    damage(whole, tmp_path, times=1500)
+    damage(whole, tmp_path, times=400)
 
 
 def damage(whole: Path, tmp_path: Path, times: int) -> None:

@@ -537,4 +537,4 @@ def test_a_store_is_its_model() -> None:
 
 @pytest.mark.slow
 def test_a_store_is_its_model_for_long() -> None:
-    run(examples=250, steps=60)
+    run(examples=120, steps=60)
