@@ -29,6 +29,8 @@ Items = Iterator[tuple[bytes, bytes]]
 
 MAP_SIZE = 1 << 36  # address space, not disk: the file grows as records come
 MAX_READERS = 1024
+PAGES_CHECKED_AT_OPEN = 512
+"""Opening must not cost what history holds: so many pages are checked then (some ms), all of them by `verify`."""
 
 
 class LmdbView:
@@ -211,6 +213,11 @@ class LmdbCatalog:
     def now_ms(self) -> int:
         return self._clock()
 
+    def check(self) -> None:
+        """Every page that is in use; opening looks at the first ones alone."""
+        with self._environment() as env:
+            _check_pages(env, self._folder / "data.mdb")
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True
@@ -257,14 +264,15 @@ def _open_environment(folder: Path, durability: str) -> lmdb.Environment:
         raise CatalogLost(f"the catalog {folder} cannot be opened: {error}") from error
     try:
         env.reader_check()
-        while not _pages_are_good(env, data):
-            continue
+        _check_pages(env, data, PAGES_CHECKED_AT_OPEN)
     except BaseException:
         env.close()
         raise
     return env
 
 
-def _pages_are_good(env: lmdb.Environment, data: Path) -> bool:
-    with env.begin() as txn:  # it has looked at the meta pages alone so far
-        return check_pages(data, txn.id())
+def _check_pages(env: lmdb.Environment, data: Path, most: int | None = None) -> None:
+    good = False
+    while not good:
+        with env.begin() as txn:  # it has looked at the meta pages alone so far
+            good = check_pages(data, txn.id(), most)

@@ -33,6 +33,10 @@ class _Damaged(Exception):
     """A page is missing or makes no sense."""
 
 
+class _Enough(Exception):
+    """As many pages as were to be looked at have been."""
+
+
 def check_metas(data: Path) -> None:
     """Raise Corrupt for a file without its two meta pages: before it is mapped, for LMDB looks at those at once."""
     size = data.stat().st_size
@@ -40,8 +44,10 @@ def check_metas(data: Path) -> None:
         raise Corrupt(str(data), f"it has {size} bytes, fewer than its two meta pages")
 
 
-def check_pages(data: Path, txn_id: int) -> bool:
+def check_pages(data: Path, txn_id: int, most: int | None = None) -> bool:
     """Raise Corrupt unless every page that the transaction's two trees reach is there and is what it should be.
+
+    With `most` the walk ends after so many pages, unless the file is shorter than the pages that it counts.
 
     To be called while a read transaction of that id is open: then nobody overwrites these pages. They are read from
     the file, not through the map. Free pages may be damaged, or missing where LMDB has not written them yet. False when
@@ -53,27 +59,34 @@ def check_pages(data: Path, txn_id: int) -> bool:
         metas = [_META.unpack_from(head, page * PAGE + _META_AT) for page in range(2)]
         if txn_id not in [meta[-1] for meta in metas] and txn_id < max(meta[-1] for meta in metas):
             return False
+        found = [meta for meta in metas if meta[-1] == txn_id][-1:]
+        short = bool(found) and os.fstat(file).st_size < (found[0][-2] + 1) * PAGE
         try:
-            _check_trees(file, [meta for meta in metas if meta[-1] == txn_id][-1:])
+            _check_trees(file, found, None if short else most)
         except (_Damaged, struct.error) as error:
             raise Corrupt(str(data), f"it has {error} (and {os.fstat(file).st_size} bytes)") from error
     return True
 
 
-def _check_trees(file: int, found: list[tuple[int, ...]]) -> None:
+def _check_trees(file: int, found: list[tuple[int, ...]], most: int | None) -> None:
     if not found:
         raise _Damaged("no meta page of the transaction that is read")
     free_flags, free, flags, records, _, _ = found[0]
     if free_flags != _INTEGER_KEY or flags != 0:
         raise _Damaged("trees of another kind")
     seen: set[int] = set()
-    for root in (free, records):
-        if root != _NO_ROOT:
-            _walk(file, root, seen, 0)
+    try:
+        for root in (records, free):
+            if root != _NO_ROOT:
+                _walk(file, root, seen, 0, most)
+    except _Enough:
+        return
 
 
-def _walk(file: int, number: int, seen: set[int], depth: int) -> None:
+def _walk(file: int, number: int, seen: set[int], depth: int, most: int | None) -> None:
     """One page and all below it; no page is there twice."""
+    if most is not None and len(seen) >= most:
+        raise _Enough
     page = _page(file, number, seen)
     _, _, flags, lower, upper = _HEADER.unpack_from(page)
     flags &= ~_FLAGS_IN_MEMORY
@@ -89,7 +102,7 @@ def _walk(file: int, number: int, seen: set[int], depth: int) -> None:
         if end > PAGE or (flags == _LEAF and third not in (0, _BIG)):
             raise _Damaged(f"a page {number} with a node that does not end in it")
         if flags == _BRANCH:
-            _walk(file, size | third << 32, seen, depth + 1)
+            _walk(file, size | third << 32, seen, depth + 1, most)
         elif third == _BIG:
             _overflow(file, int.from_bytes(page[end - 8 : end], "little"), size, seen)
 

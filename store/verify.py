@@ -59,6 +59,7 @@ def verify_store(handle: Handle) -> VerifyReport:
     problems: list[Problem] = []
     listed = {info.path for info in handle.files.list(handle.store_id)}  # before asking what is reached
     try:
+        handle.catalog.check()
         tables = handle.catalog.read(lambda view: list(_load(view, problems)))
     except StoreClosed:
         raise

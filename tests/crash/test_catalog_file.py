@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
+from epochlog.store import lmdb_catalog
 
 SCHEMA = pa.schema([("id", pa.int64())])
 PAGE = 4096
@@ -128,3 +129,21 @@ def damage(whole: Path, tmp_path: Path, times: int) -> None:
             hurt[at] ^= 1 << dice.randrange(8)
         met = look_apart(with_catalog(whole, tmp_path / "s", bytes(hurt)))
         assert met in ("ok", "problems", "Corrupt", "CatalogLost", "CatalogFull"), f"byte {at}, seed {seed}: {met}"
+
+
+def test_opening_looks_at_a_bounded_number_of_pages_and_verify_at_all(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leaves past the bound lose their page number: what is read by the way is served, and `verify` names the page."""
+    monkeypatch.setattr(lmdb_catalog, "PAGES_CHECKED_AT_OPEN", 1)
+    data = (whole / "catalog" / "data.mdb").read_bytes()
+    hurt = bytearray(data)
+    for at in range(2 * PAGE, len(data), PAGE):
+        page = data[at : at + PAGE]
+        if b"txn/writer" in page and b"meta/store" not in page:  # used or free, of any version
+            hurt[at : at + 8] = (10**6).to_bytes(8, "little")
+    root = with_catalog(whole, tmp_path / "s", bytes(hurt))
+    with el.open(root) as store:
+        report = store.verify()
+        assert not report.ok
+        assert "page" in report.problems[-1].what
