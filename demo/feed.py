@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import os
-import threading
 from bisect import bisect_right
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import StreamingQuery, StreamingQueryListener
-from pyspark.sql.streaming.listener import (
-    QueryIdleEvent,
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-)
+from pyspark.sql.streaming import StreamingQuery
 
 from .data import Day
 
 STREAMS: tuple[str, ...] = ("flights", "weather")
 AGE_STEP_NS = 10_000_000
-LOOK_EVERY = "200 milliseconds"
+LOOK_EVERY = "400 milliseconds"
 
 
 class Feed:
@@ -68,40 +63,11 @@ class Feed:
         return bisect_right(self.rows[stream], rows)
 
 
-class Progress(StreamingQueryListener):
-    """Counts what the named streams have committed, by Spark's own progress events. Safe to read from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._rows = dict.fromkeys(STREAMS, 0)
-        self._batches = dict.fromkeys(STREAMS, 0)
-        self._busy_ms = dict.fromkeys(STREAMS, 0)
-
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
-        pass
-
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
-        progress = event.progress
-        if progress.name in self._rows and progress.numInputRows:
-            with self._lock:
-                self._rows[progress.name] += progress.numInputRows
-                self._batches[progress.name] += 1
-                self._busy_ms[progress.name] += progress.batchDuration
-
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
-        pass
-
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
-        pass
-
-    def rows(self, stream: str) -> int:
-        with self._lock:
-            return self._rows[stream]
-
-    def batches(self, stream: str) -> tuple[int, int]:
-        """Number of batches so far and their mean duration in ms."""
-        with self._lock:
-            return self._batches[stream], self._busy_ms[stream] // max(1, self._batches[stream])
+def arrived(store: Any, stream: str) -> tuple[int, int]:
+    """Input rows and commits that the stream has brought into its table so far, by the table's own history."""
+    history = store.table(stream).history()
+    rows = pc.sum(history["rows_upserted"]).as_py() or 0
+    return rows + (pc.sum(history["rows_deleted"]).as_py() or 0), history.num_rows
 
 
 def start_stream(

@@ -85,7 +85,7 @@ def perform(plan: Plan, output: Path, console: Console, now_s: Callable[[], floa
         origin_ms = to_unix_ms(epoch) - int(now_s() * 1000)
         victim = Victim(root, KILLED, output / "killed-view.log", lambda text: screen.say(now_s(), text))
         stack.callback(victim.close)
-        spark = session("epochlog demo")
+        spark = session("epochlog demo", output / "spark.log")
         stack.callback(spark.stop)
         days = data.arrivals(tables["flights"], tables["weather"], plan.days, max(2, min(7, plan.days // 8)))
         feed = Feed(work / "feed", days)
@@ -116,8 +116,6 @@ def report(
     moments = [*stage.moments, end]
     equal = all(moment.equal for moment in moments) and not any(lost.values())
     console.print(comparison(moments))
-    flights, flights_ms = stage.progress.batches("flights")
-    weather, weather_ms = stage.progress.batches("weather")
     summary = {
         "equal": equal,
         "seconds": round(took_s, 1),
@@ -125,8 +123,7 @@ def report(
         "input_rows": {name: rows[-1] for name, rows in stage.feed.rows.items()},
         "corrected_flights": sum(day.corrected for day in days),
         "deleted_flights": sum(day.deleted for day in days),
-        "batches": {"flights": flights, "weather": weather},
-        "batch_ms": {"flights": flights_ms, "weather": weather_ms},
+        "batches": {name: batches for name, (_, batches) in stage.arrived.items()},
         "commits": {name: len(trace.points) for name, trace in stage.traces.items()},
         "commits_while_dead": stage.victim.commits_while_dead,
         "differing_from_feed": lost,

@@ -15,13 +15,13 @@ from ..errors import EpochlogError, NoConsistentEpoch
 from ..store.epoch import to_unix_ms
 from .acts import Slowdown, Victim
 from .compare import TABLES, Moment, findings
-from .feed import STREAMS, Feed, Progress, start_stream
+from .feed import STREAMS, Feed, arrived, start_stream
 from .picture import Phase, Trace
+from .session import start_job
 from .show import Line, Screen
 from .views import VIEWS
 
 SLOWED, KILLED = "carrier_scoreboard", "weather_impact"
-POLL = "250 milliseconds"
 COUNT_EVERY_S = 8.0
 
 
@@ -34,9 +34,9 @@ class Plan:
     files_per_batch: int
     interval_ms: int
     slow_extra_s: float
-    slow_from: float = 0.15
-    slow_until: float = 0.40
-    kill_from: float = 0.52
+    slow_from: float = 0.12
+    slow_until: float = 0.35
+    kill_from: float = 0.45
     compact_segments: int = 48
     ahead_days: int = 6
 
@@ -68,13 +68,13 @@ class Stage:
     ) -> None:
         self.store, self.spark, self.feed, self.plan = store, spark, feed, plan
         self.victim, self.screen, self.now_s = victim, screen, now_s
-        self.progress = Progress()
         self.slowdown = Slowdown(VIEWS[SLOWED].refresh, plan.slow_extra_s)
         self.traces = {name: Trace() for name in TABLES}
         self.moments: list[Moment] = []
         self.phases: dict[str, Phase] = {}
+        self.arrived = dict.fromkeys(STREAMS, (0, 0))
         self.days_in = 0
-        self.skipped = 0
+        self._fed_at = 0
         self._queries: list[Any] = []
         self._rows: dict[str, tuple[float, int, int]] = {}
         self._infos: dict[str, Any] = {}
@@ -89,11 +89,10 @@ class Stage:
     def start(self, root: str, checkpoints: Path, origin_ms: int) -> None:
         """Start all jobs but the victim's, and the two streams; `origin_ms` is the run's second 0 in Unix ms."""
         self._origin_ms = origin_ms
-        self.spark.streams.addListener(self.progress)
         for name, view in VIEWS.items():
             if name != KILLED:
                 refresh = self.slowdown if name == SLOWED else view.refresh
-                self._queries.append(self.store.job(name).start(self.spark, refresh, poll=POLL))
+                self._queries.append(start_job(self.store.job(name), self.spark, refresh))
         for stream in STREAMS:
             args = (root, checkpoints, self.plan.files_per_batch)
             self._queries.append(start_stream(self.spark, self.feed, stream, *args))
@@ -116,12 +115,12 @@ class Stage:
     def tick(self) -> bool:
         """Look, act, show; True when the run is over."""
         self._fail_with_the_queries()
-        self.days_in = self.feed.days_in("flights", self.progress.rows("flights"))
+        self.arrived = {stream: arrived(self.store, stream) for stream in STREAMS}
+        self.days_in = self.feed.days_in("flights", self.arrived["flights"][0])
         lags = {job.name: job.lag_ms for job in self.store.jobs()}
         self._infos = {info.name: info for info in self.store.tables()}
         lines = [self._line(info, lags.get(info.name, 0)) for info in self._infos.values()]
-        if self._all_up():
-            self.feed.release(self.plan.allowed_days(len(self.moments), self.days_in))
+        self._feed()
         self._slow()
         self._kill()
         self._compact()
@@ -129,14 +128,22 @@ class Stage:
         self._take_moment()
         return self._over(lags)
 
-    def _all_up(self) -> bool:
-        """Every view has made its first commit, over tables that are still empty: nothing is fed before."""
-        return all(self.traces[name].points for name in VIEWS)
+    def _feed(self) -> None:
+        """Release days: none before every view has made its first commit, over tables that are still empty; and while
+        the killed view comes back, only a few for each commit of another, so that days are left for after it."""
+        commits = [len(self.traces[name].points) for name in VIEWS]
+        if not all(commits):
+            return
+        days = self.plan.allowed_days(len(self.moments), self.days_in)
+        if self.victim.state == "restarted":
+            fresh = max(commits) > self._fed_at
+            days = min(days, self.feed.released + 2 * self.plan.files_per_batch * fresh)
+        self._fed_at = max(commits)
+        self.feed.release(days)
 
     def _over(self, lags: dict[str, int]) -> bool:
-        arrived = all(self.progress.rows(stream) >= self.feed.rows[stream][-1] for stream in STREAMS)
         return (
-            arrived
+            all(self.arrived[stream][0] >= self.feed.rows[stream][-1] for stream in STREAMS)
             and len(self.moments) >= self.plan.moments
             and self.victim.state == "recovered"
             and not any(lags.values())
@@ -238,7 +245,6 @@ class Stage:
         with aligned:
             epoch_s = self.epoch_s(aligned.epochs["flights"])
             if fresh_only and epoch_s <= (self.moments[-1].epoch_s if self.moments else self._first_flights_s()):
-                self.skipped += 1
                 return None
             with self.store.snapshot(list(TABLES), consistency="latest") as latest:
                 lag_ms = max(aligned.lag_ms.values())

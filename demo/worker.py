@@ -14,13 +14,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
 
 from ..api import open as open_store
 from ..errors import EpochlogError
-from .session import session
+from .session import session, start_job
 from .views import VIEWS
 
 
@@ -44,18 +45,23 @@ def held(refresh: Callable[[Any], None], hold: threading.Event, end: threading.E
 
 
 def main(argv: list[str]) -> int:
-    """`root job`: runs the job of that view until standard input ends."""
-    root, name = argv
+    """`root job log`: runs the job of that view until standard input ends, or the job's query fails."""
+    root, name, log = argv
     hold, end = threading.Event(), threading.Event()
-    spark = session(f"epochlog demo: {name}")
+    spark = session(f"epochlog demo: {name}", Path(log))
     with open_store(root, create=False) as store:
-        query = store.job(name).start(spark, held(VIEWS[name].refresh, hold, end), poll="250 milliseconds")
+        query = start_job(store.job(name), spark, held(VIEWS[name].refresh, hold, end))
         say("ready")
-        for line in sys.stdin:
-            if line.strip() == "hold":
-                hold.set()
-        end.set()
-        query.stop()
+
+        def obey() -> None:
+            for line in sys.stdin:
+                if line.strip() == "hold":
+                    hold.set()
+            end.set()
+            query.stop()
+
+        threading.Thread(target=obey, daemon=True).start()
+        query.awaitTermination()
     spark.stop()
     return 0
 
@@ -67,7 +73,7 @@ class Driver:
         self.events: SimpleQueue[dict[str, Any]] = SimpleQueue()
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "epochlog.demo.worker", root, name],
+                [sys.executable, "-m", "epochlog.demo.worker", root, name, str(log)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -97,7 +103,8 @@ class Driver:
 
     def kill(self) -> None:
         """SIGKILL for the driver and, at once, for the JVM and the Python workers it started."""
-        os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def close(self) -> None:
