@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -15,7 +14,7 @@ from .batch.registry import resolve_policy
 from .batch.snapshot import Snapshot, take_snapshot
 from .checkpoint.graph import JobInfo, create_job, drop_job, list_jobs
 from .checkpoint.job import JobRunner, LocalRefresh
-from .errors import InvalidInput, TableDropped
+from .errors import EpochlogError, InvalidInput, TableDropped
 from .store.catalog import View
 from .store.clock import Clock
 from .store.commit import TableEdit, TxnPair, check_pair, commit_own, commit_root, force_boundary, resolve
@@ -50,15 +49,19 @@ def open(
     create: bool = True,
     checkpoint_interval_ms: int = 1000,
     durability: str = "disk",
+    maintenance: bool = False,
     clock: Clock | None = None,
 ) -> Store:
     """Open the store at `root` (a local folder), or make one where there is nothing yet.
 
     checkpoint_interval_ms: distance of the boundaries at which jobs commit; fixed when the store is made.
     durability: "disk" syncs every commit; "os" leaves that to the operating system (survives kill -9, not power loss).
+    maintenance: compaction in the background; not built yet, so only False is taken: call `store.compact()`.
     clock: returns Unix milliseconds; drives epochs, boundaries, retention, leases and lag.
     Raises StoreNotFound, ForeignRoot, CatalogLost, UnsupportedFormat, InvalidInput.
     """
+    if maintenance:
+        raise InvalidInput("maintenance=True is not built yet; leave it out and call store.compact() from time to time")
     return Store(
         open_handle(
             root,
@@ -191,9 +194,17 @@ class Store:
         def due(view: View) -> list[TableDef]:
             return list(all_tables(view)) if table is None else [find_table(view, table)]
 
+        failed: list[EpochlogError] = []
         for found in self._handle.catalog.read(due):
-            with suppress(*([TableDropped] if table is None else [])):  # dropped since: nothing to fold
+            try:
                 compact_table(self._handle, found, full=full or table is not None)
+            except TableDropped:  # since: nothing to fold
+                if table is not None:
+                    raise
+            except EpochlogError as error:  # one damaged table keeps no other from being compacted
+                failed.append(error)
+        if failed:
+            raise failed[0]
 
     def verify(self) -> VerifyReport:
         """Check every record, file, checksum and order of the store; `.ok`, `.problems`. Never raises for damage."""

@@ -23,6 +23,7 @@ from .store.commit import (
     refuse_unwritable,
 )
 from .store.definitions import TableDef, get_job, get_table, get_version
+from .store.epoch import as_epoch
 from .store.handle import Handle
 from .store.history import read_commits, read_epoch_view, table_state
 from .store.log import next_epoch, plan_changes
@@ -206,6 +207,8 @@ class Table:
 
     def history(self, limit: int | None = None) -> pa.Table:
         """One row for each remembered commit, newest first."""
+        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
+            raise InvalidInput(f"limit must be a number of commits >= 0, not {limit!r}")
         commits = self._read(lambda view, table: read_commits(view, table, limit))
         rows = [
             {
@@ -224,12 +227,14 @@ class Table:
         return pa.Table.from_pylist(rows, schema=HISTORY_SCHEMA)
 
     def _plan(self, epoch: int | None) -> ScanPlan:
+        at = None if epoch is None else as_epoch("epoch", epoch)
+
         def body(view: View) -> ScanPlan:
             table = self._current(view)
-            if isinstance(epoch, int):
+            if at is not None:
                 epochs = read_epoch_view(view, self._handle.memory, self._handle.catalog.now_ms())
-                require_complete(table.name, epoch, epochs.complete_through(table.id))
-            return plan_scan(view, table, epoch)
+                require_complete(table.name, at, epochs.complete_through(table.id))
+            return plan_scan(view, table, at)
 
         return self._handle.catalog.read(body)
 
@@ -255,7 +260,8 @@ class TableWriter:
 
     def seal(self, epoch: int) -> list[Segment]:
         """Write out what was collected, labelled with a log epoch; labels of one writer must rise."""
-        if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch <= self._last_label:
+        epoch = as_epoch("the label of a seal", epoch)
+        if epoch <= self._last_label:
             raise InvalidInput(
                 f"the label of a seal is an epoch above the one before ({self._last_label}), not {epoch!r}"
             )

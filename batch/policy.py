@@ -8,7 +8,6 @@ names none itself.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -24,7 +23,7 @@ from ..errors import (
     TableNotReadable,
 )
 from ..store.clock import seconds
-from ..store.epoch import MAX_EPOCH, last_of_unix_ms
+from ..store.epoch import MAX_EPOCH, as_epoch, last_of_unix_ms
 from ..store.explain import distance, let_go
 from ..store.lineage import EpochView
 from .token import Token, decode_token
@@ -130,7 +129,7 @@ class AsOf:
     def until(self) -> int:
         """The epoch not to go beyond."""
         if self.epoch is not None:
-            return _epoch(self.epoch)
+            return as_epoch("epoch", self.epoch)
         return min(max(last_of_unix_ms(_unix_ms(self.timestamp)), 0), MAX_EPOCH)
 
     def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
@@ -155,7 +154,7 @@ class AtLeast:
     timeout: float | timedelta = DEFAULT_TIMEOUT_S
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "epoch", _epoch(self.epoch))
+        object.__setattr__(self, "epoch", as_epoch("epoch", self.epoch))
         object.__setattr__(self, "timeout", seconds(self.timeout, "timeout"))
 
     def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
@@ -215,7 +214,9 @@ class Exact:
             object.__setattr__(self, "token", token)
             object.__setattr__(self, "epochs", {name: entry.epoch for name, entry in token.entries.items()})
         elif isinstance(given, Mapping):
-            object.__setattr__(self, "epochs", {name: _epoch(epoch) for name, epoch in given.items()})
+            object.__setattr__(
+                self, "epochs", {name: as_epoch(f"the epoch of {name!r}", epoch) for name, epoch in given.items()}
+            )
         else:
             raise InvalidInput(f"exact takes a dict of epochs by table name, or a token, not {given!r}")
 
@@ -260,11 +261,13 @@ def choose_epochs(policy: Policy, view: EpochView, tables: Sequence[str] | None 
         for name in tables:
             view.table(name)
     chosen = policy.choose(view, tables)
+    if not isinstance(chosen, Mapping):
+        raise InvalidInput(f"the policy {policy!r} must choose a dict {{table: epoch}}, not {chosen!r}")
     out: dict[str, int] = {}
     for name in tables:
         if name not in chosen:
             raise InvalidInput(f"the policy {policy!r} chose no epoch for {name}")
-        out[name] = _readable(view, name, _epoch(chosen[name]))
+        out[name] = _readable(view, name, as_epoch(f"the epoch chosen for {name}", chosen[name]))
     return out
 
 
@@ -281,17 +284,6 @@ def _readable(view: EpochView, name: str, epoch: int) -> int:
             f"{name} at {epoch}: it is complete only through {through}, {distance(through, epoch)} short; "
             "wait for it or ask for an earlier epoch"
         )
-    return epoch
-
-
-def _epoch(value: object) -> int:
-    """Any integer that can be an epoch, as an int."""
-    try:
-        epoch = operator.index(value)  # pyright: ignore[reportArgumentType]
-    except TypeError:
-        epoch = -1
-    if isinstance(value, bool) or not 0 <= epoch <= MAX_EPOCH:
-        raise InvalidInput(f"an epoch is an int from 0 to 2**53 - 1, not {value!r}")
     return epoch
 
 

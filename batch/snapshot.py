@@ -160,6 +160,8 @@ def take_snapshot(handle: Handle, policy: Policy, tables: Sequence[str] | None =
     """
     if isinstance(tables, str):
         raise InvalidInput(f"tables is a list of table names: write [{tables!r}]")
+    if tables is not None and not isinstance(tables, Sequence):
+        raise InvalidInput(f"tables is a list of table names, not {tables!r}")
     if tables is not None and not tables:
         raise InvalidInput("a snapshot needs at least one table; leave tables out for all that the policy covers")
     deadline = monotonic_s() + float(getattr(policy, "timeout", 0) or 0)

@@ -142,6 +142,8 @@ class JobRunner:
         except BaseException as error:
             self.fail(error)
             raise
+        finally:
+            context._over = True
         return self.commit(run, segments)
 
     def _claim(self) -> int:
@@ -301,6 +303,7 @@ class LocalContext:
         self._files = handle.files
         self._run = run
         self._writers: dict[str, SegmentWriter] = {}
+        self._over = False
 
     @property
     def barrier(self) -> Barrier:
@@ -351,6 +354,11 @@ class LocalContext:
         self._writer(output).delete(keys)
 
     def _writer(self, output: str) -> SegmentWriter:
+        if self._over:
+            raise InvalidInput(
+                f"the refresh of job {self._run.job.name!r} at {self.barrier.curr} is over; what is written to its "
+                "context now could never be committed. Write inside the refresh function"
+            )
         if output not in self._writers:
             self._writers[output] = SegmentWriter(self._run.output(output).target)
         return self._writers[output]

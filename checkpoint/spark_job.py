@@ -45,6 +45,7 @@ class SparkJobContext:
         self._files = files
         self._run = run
         self._writers: dict[str, FrameWriter] = {}
+        self._over = False
 
     @property
     def spark(self) -> SparkSession:
@@ -101,6 +102,11 @@ class SparkJobContext:
         self._writer(output).write(keys, deletes=True)
 
     def _writer(self, output: str) -> FrameWriter:
+        if self._over:
+            raise InvalidInput(
+                f"the refresh of job {self._run.job.name!r} at {self.barrier.curr} is over; what is written to its "
+                "context now could never be committed. Write inside the refresh function"
+            )
         if output not in self._writers:
             self._writers[output] = FrameWriter(self._run.output(output).target)
         return self._writers[output]
@@ -146,6 +152,8 @@ def step(runner: JobRunner, session: SparkSession, refresh: Refresh) -> int | No
         if known is None or known is error:
             raise
         raise known from error
+    finally:
+        context._over = True
     return runner.commit(run, segments)
 
 

@@ -36,8 +36,7 @@ def is_key_type(kind: pa.DataType) -> bool:
         or _T.is_time(kind)
         or _T.is_duration(kind)
         or _T.is_boolean(kind)
-        or _T.is_decimal128(kind)
-        or _T.is_decimal256(kind)
+        or _T.is_decimal(kind)
     )
 
 
@@ -57,6 +56,8 @@ def refusal(kind: pa.DataType) -> str | None:
         return "Parquet has no such interval; use a duration or a struct"
     if _T.is_struct(kind) and kind.num_fields == 0:
         return "a struct needs a field"
+    if _T.is_decimal(kind) and kind.scale < 0:
+        return "Parquet has no negative scale; use scale 0"
     if _T.is_dictionary(kind):
         return refusal(kind.value_type)
     for child in children(kind):

@@ -29,7 +29,7 @@ from ..errors import (
 )
 from .catalog import Txn, View
 from .definitions import Counters, JobRecord, TableDef, get_job, get_table, get_version
-from .epoch import boundary, from_unix_ms, newest_index
+from .epoch import as_epoch, boundary, from_unix_ms, newest_index
 from .records import (
     HEAD,
     after_prefix,
@@ -135,8 +135,8 @@ def _commit_root(
 ) -> tuple[int, bool]:
     """The commit's epoch, and whether it landed now (else earlier, under the same `txn`)."""
     check_pair(txn)
-    if epoch is not None and (not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 1):
-        raise InvalidInput(f"epoch must be a positive int, not {epoch!r}")
+    if epoch is not None and (epoch := as_epoch("epoch", epoch)) < 1:
+        raise InvalidInput("epoch must be at least 1; leave it out to be given the next")
     tables = sorted(edit.table_id for edit in edits)
     done = landed(handle, txn, tables)
     if done is not None:
@@ -205,8 +205,8 @@ def _choose_epochs(
 def check_skew(epoch: int, now_ms: int) -> None:
     if epoch > from_unix_ms(now_ms + MAX_SKEW_MS):
         raise ClockSkew(
-            f"epoch {epoch} lies more than {MAX_SKEW_MS // 1000} s ahead of the clock ({from_unix_ms(now_ms)}); "
-            "set the clocks right, or wait until the clock has caught up"
+            f"epoch {epoch} lies more than {MAX_SKEW_MS // 1000} s ahead of the clock ({from_unix_ms(now_ms)}), or the "
+            "clock was set back since the newest commit; set the clocks right, or wait until the clock has caught up"
         )
 
 

@@ -111,9 +111,18 @@ def _column(table: str, given: pa.Table, field: pa.Field, is_key: bool) -> pa.Ch
         raise SchemaMismatch(f"table {table}, {kind} column {field.name!r}: {column.null_count} of its values are null")
     if has_required_children(field.type) and any(_inner_nulls(chunk) for chunk in column.chunks):
         raise SchemaMismatch(f"table {table}, column {field.name!r}: nulls where {field.type} allows none")
+    _check_valid(table, column, field)
     if parquet_is_narrower(field.type):
         _check_storable(table, column.chunks, field)
     return canonical_floats(column) if is_key and _T.is_floating(field.type) else column
+
+
+def _check_valid(table: str, column: pa.ChunkedArray, field: pa.Field) -> None:
+    """Bytes that Arrow let through but no reader would take: strings that are not UTF-8, offsets that lead nowhere."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise SchemaMismatch(f"table {table}, column {field.name!r}: its values are not valid: {error}") from error
 
 
 def _cast(table: str, column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:

@@ -6,11 +6,27 @@ a pure function of the interval: every process knows every boundary without aski
 
 from __future__ import annotations
 
+import operator
+from typing import SupportsIndex, cast
+
+from ..errors import InvalidInput
+
 EPOCH_ORIGIN_MS = 1_735_689_600_000
 """Unix ms of 2025-01-01 00:00 UTC, where epoch 0 lies."""
 SEQUENCE_BITS = 12
 MAX_EPOCH = (1 << 53) - 1
 """Epochs stay below 2**53 so that JSON, Lua and doubles carry them exactly."""
+
+
+def as_epoch(what: str, value: object) -> int:
+    """Any integer that can be an epoch (numpy's too), as an int; InvalidInput says what it was meant for."""
+    try:
+        epoch = operator.index(cast("SupportsIndex", value))
+    except TypeError:
+        epoch = -1
+    if isinstance(value, bool) or not 0 <= epoch <= MAX_EPOCH:
+        raise InvalidInput(f"{what} must be an epoch, an int from 0 to 2**53 - 1, not {value!r}")
+    return epoch
 
 
 def from_unix_ms(ms: int) -> int:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..errors import CatalogLost, Corrupt, ForeignRoot, InvalidInput, StoreNotFound, UnsupportedFormat
+from ..errors import CatalogLost, Corrupt, ForeignRoot, InvalidInput, StoreNotFound, UnsupportedFormat, WriteFailed
 from .catalog import Catalog, Txn
 from .clock import Clock, SystemClock
 from .definitions import FORMAT_VERSION, StoreRecord
+from .epoch import MAX_EPOCH, from_unix_ms
 from .files import Files, open_files
 from .history import EpochMemory
 from .leases import Leases
@@ -70,7 +72,7 @@ def open_handle(
     Raises StoreNotFound, ForeignRoot, CatalogLost, UnsupportedFormat or InvalidInput. A creation that was cut off by
     a crash is taken up where it stopped; opening an existing store writes nothing.
     """
-    _check_arguments(checkpoint_interval_ms, durability, catalog)
+    _check_arguments(checkpoint_interval_ms, durability, catalog, clock)
     folder = _local_folder(root)
     files = open_files(str(folder), durability)
     marker = _read_marker(files, folder)
@@ -84,7 +86,11 @@ def open_handle(
         raise UnsupportedFormat(
             f"the store at {folder} has format {marker['format']}, newer than {FORMAT_VERSION}: upgrade epochlog"
         )
-    opened = LmdbCatalog(folder / CATALOG_FOLDER, clock or SystemClock(), durability=durability, create=marker is None)
+    ticks = clock or SystemClock()
+    try:
+        opened = LmdbCatalog(folder / CATALOG_FOLDER, ticks, durability=durability, create=marker is None)
+    except OSError as error:
+        raise WriteFailed(f"{folder} cannot be made a store: {error.strerror or error}; choose another root") from error
     try:
         if marker is None:
             record = _found(opened, checkpoint_interval_ms)
@@ -97,19 +103,34 @@ def open_handle(
     return Handle(str(folder), files, opened, record, durability)
 
 
-def _check_arguments(interval_ms: int, durability: str, catalog: str | None) -> None:
-    if not isinstance(interval_ms, int) or not 1 <= interval_ms <= 86_400_000:
+def _check_arguments(interval_ms: int, durability: str, catalog: str | None, clock: Clock | None) -> None:
+    if not isinstance(interval_ms, int) or isinstance(interval_ms, bool) or not 1 <= interval_ms <= 86_400_000:
         raise InvalidInput(f"checkpoint_interval_ms must be 1 to 86,400,000, not {interval_ms!r}")
     if durability not in ("disk", "os"):
         raise InvalidInput(f"durability must be 'disk' or 'os', not {durability!r}")
+    if clock is not None:
+        _check_clock(clock)
     if catalog is not None:
+        shown = urlsplit(catalog).scheme or repr(catalog) if isinstance(catalog, str) else repr(catalog)
+        raise InvalidInput(f"catalog {shown}: only the embedded LMDB catalog is built; leave it out")
+
+
+def _check_clock(clock: Clock) -> None:
+    """Ask it once, before anything is made."""
+    try:
+        now_ms = clock()
+    except Exception as error:
         raise InvalidInput(
-            f"catalog {urlsplit(catalog).scheme or catalog!r}: only the embedded LMDB catalog is built; leave it out"
-        )
+            f"clock must be a function without arguments that gives Unix milliseconds: {error!r}"
+        ) from error
+    if not isinstance(now_ms, int) or isinstance(now_ms, bool) or not 0 <= from_unix_ms(now_ms) <= MAX_EPOCH:
+        raise InvalidInput(f"clock must give Unix milliseconds as an int, from 2025 on, not {now_ms!r}")
 
 
 def _local_folder(root: str | Path) -> Path:
-    text = str(root)
+    if not isinstance(root, str | os.PathLike) or not os.fspath(root):
+        raise InvalidInput(f"root must be a path or a URI, not {root!r}")
+    text = os.fspath(root)
     if text.startswith("file://"):
         text = urlsplit(text).path
     if "://" in text:

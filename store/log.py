@@ -19,7 +19,7 @@ from ..errors import EpochExpired, InvalidInput, LogTruncated
 from .catalog import View
 from .definitions import TableDef, get_version
 from .distinct import same_rows
-from .epoch import SEQUENCE_BITS, to_unix_ms
+from .epoch import SEQUENCE_BITS, as_epoch, to_unix_ms
 from .files import Files
 from .keys import KeyCodec
 from .merge import Rows, lookup, merge, newest_wins
@@ -304,10 +304,8 @@ def plan_changes(
     Raises LogTruncated below the truncation mark and InvalidInput for an inverted range.
     """
     version = get_version(view, table.id, table.name)
-    for name, value in (("after", after), ("until", until)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-            raise InvalidInput(f"{name} must be an epoch, an int >= 0, not {value!r}")
-    end = max(version.max_committed_epoch, after) if until is None else until
+    after = as_epoch("after", after)
+    end = max(version.max_committed_epoch, after) if until is None else as_epoch("until", until)
     if end < after:
         raise InvalidInput(
             f"changes of {table.name!r}: the range ({after}, {end}] is inverted; until must not lie below after"
@@ -346,8 +344,7 @@ def plan_backfill(view: View, table: TableDef, epoch: int) -> LogPlan:
 def next_epoch(view: View, table: TableDef, after: int) -> int | None:
     """The next log epoch past `after`, non-checkpoint ones and empty entries too; None while there is none."""
     version = get_version(view, table.id, table.name)
-    if not isinstance(after, int) or isinstance(after, bool) or after < 0:
-        raise InvalidInput(f"after must be an epoch, an int >= 0, not {after!r}")
+    after = as_epoch("after", after)
     if after < version.log_start:
         raise LogTruncated(f"the log of {table.name!r} begins after epoch {version.log_start}; {after} was truncated")
     for _, record in view.scan(log_key(table.id, after + 1), log_key(table.id, version.max_committed_epoch + 1)):

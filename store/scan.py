@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from ..errors import EpochExpired, EpochNotCommitted, InvalidInput
 from .catalog import View
 from .definitions import TableDef, get_version
+from .epoch import as_epoch
 from .files import Files
 from .keys import Key, KeyCodec
 from .merge import Rows, lookup, merge, merged_data, newest_wins
@@ -64,6 +65,8 @@ class ScanPlan:
             return self.table.schema
         if isinstance(columns, str):
             raise InvalidInput(f"columns is a list of column names: write [{columns!r}]")
+        if not isinstance(columns, Sequence):
+            raise InvalidInput(f"columns is a list of column names, not {columns!r}")
         unknown = [name for name in columns if name not in self.table.schema.names]
         if unknown:
             raise InvalidInput(
@@ -152,8 +155,9 @@ class ScanPlan:
         """One row for each key found, in the order asked. `keys`: the primary-key columns."""
         schema = self.schema(columns)
         needles = self.codec.encode(self.table.conform_keys(keys))
-        positions, rows = self.find(files, needles, schema.names)
-        return rows.data.select(schema.names).take(pa.array(positions[positions >= 0])).cast(schema)
+        positions, rows = self.find(files, needles, schema.names or self.table.primary_key[:1])
+        found = rows.data.take(pa.array(positions[positions >= 0]))
+        return found.select(schema.names).cast(schema) if schema.names else found.select([])
 
     def find(self, files: Files, needles: pa.Array, columns: Sequence[str]) -> tuple[np.ndarray, Rows]:
         """For each encoded key its position in the returned rows, or -1.
@@ -194,9 +198,7 @@ def plan_scan(view: View, table: TableDef, epoch: int | None) -> ScanPlan:
     the newest commit at or below the epoch.
     """
     version = get_version(view, table.id, table.name)
-    at = version.max_committed_epoch if epoch is None else epoch
-    if not isinstance(at, int) or isinstance(at, bool) or at < 0:
-        raise InvalidInput(f"epoch must be an int >= 0, not {epoch!r}")
+    at = version.max_committed_epoch if epoch is None else as_epoch("epoch", epoch)
     if at < version.safe_epoch:
         raise EpochExpired(
             f"table {table.name!r} is readable from epoch {version.safe_epoch} on; {at} has been let go. "

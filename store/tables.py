@@ -7,6 +7,7 @@ from dataclasses import replace
 from ..errors import InvalidInput, LogHeld, TableExists, TableInUse
 from .catalog import Txn
 from .definitions import Counters, TableDef, TableOptions, all_jobs, find_table, get_job, get_version
+from .epoch import as_epoch
 from .handle import Handle
 from .holds import holds_of
 from .records import HEAD, after_prefix, head_key, log_key, name_key, table_key
@@ -20,6 +21,11 @@ def create_table(handle: Handle, schema: TableSchema, changelog: str, options: T
     """Make a root table; TableExists if the name is taken."""
     if changelog not in CHANGELOGS:
         raise InvalidInput(f"table {schema.name!r}: changelog must be one of {CHANGELOGS}, not {changelog!r}")
+    if changelog == "full":
+        raise InvalidInput(
+            f"table {schema.name!r}: changelog='full' is not built yet; with 'upsert', changes(pre_images=True) looks "
+            "old rows up for as long as history_retention keeps them"
+        )
     if not isinstance(options, TableOptions):
         raise InvalidInput(f"table {schema.name!r}: options must be epochlog.TableOptions, not {options!r}")
     return handle.catalog.transact(lambda tx: add_table(tx, schema, changelog, options, None))
@@ -72,8 +78,7 @@ def remove_table(tx: Txn, table_id: int) -> None:
 
 def truncate_log(handle: Handle, table: TableDef, before: int) -> None:
     """Raise the truncation mark to `before`; LogHeld names who still needs what lies below it."""
-    if not isinstance(before, int) or isinstance(before, bool) or before < 0:
-        raise InvalidInput(f"before must be an epoch, an int >= 0, not {before!r}")
+    before = as_epoch("before", before)
 
     def body(tx: Txn) -> None:
         version = get_version(tx, table.id, table.name)

@@ -63,7 +63,7 @@ def test_the_past_is_read_by_epoch_time_and_token(run, lake) -> None:
     "options, sentence",
     [
         (["orders", "--epoch", "9007199254740991"], "is complete only through"),
-        (["orders", "--epoch", "99007199254740991"], "an epoch is an int from 0 to 2\\*\\*53"),
+        (["orders", "--epoch", "99007199254740991"], "an int from 0 to 2\\*\\*53"),
         (["seen"], "seen \\(creating\\) has no commit yet"),
         (["orders", "nobody"], "there is no table 'nobody'"),
         (["orders", "--columns", "id,price"], "table 'orders' has no column 'price'"),
