@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from .compare import Moment
@@ -18,18 +18,8 @@ COLOURS = {
 }
 
 
-@dataclass(slots=True)
-class Trace:
-    """A table's commits as they were seen: (seconds of the run, epoch as seconds of the run)."""
-
-    points: list[tuple[float, float]] = field(default_factory=list)
-
-    def add(self, at_s: float, epoch_s: float) -> bool:
-        """Note the newest commit; False when it is known."""
-        if self.points and self.points[-1][1] >= epoch_s:
-            return False
-        self.points.append((at_s, epoch_s))
-        return True
+Trace = Sequence[tuple[float, float]]
+"""A table's commits: (when it was made, its epoch), both in seconds of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +41,11 @@ def draw(path: Path, traces: Mapping[str, Trace], phases: Sequence[Phase], momen
     FigureCanvasAgg(figure)
     top, lanes = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     for name, colour in COLOURS.items():
-        points = traces[name].points
-        if points:
-            top.step(*zip(*points, strict=True), where="post", color=colour, label=name, linewidth=1.6)
+        if traces[name]:
+            top.step(*zip(*traces[name], strict=True), where="post", color=colour, label=name, linewidth=1.6)
     names = list(COLOURS)[::-1]
     lanes.eventplot(
-        [[at_s for at_s, _ in traces[name].points] for name in names],
+        [[at_s for at_s, _ in traces[name]] for name in names],
         colors=[COLOURS[name] for name in names],
         linelengths=0.7,
     )

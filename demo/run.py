@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ from ..errors import EpochlogError
 from ..store.epoch import to_unix_ms
 from . import data
 from .acts import Victim
-from .compare import Moment, unlike_the_feed
+from .compare import TABLES, Moment, unlike_the_feed
 from .feed import Feed
-from .picture import draw
+from .picture import Trace, draw
 from .session import session
 from .show import Screen, comparison
 from .stage import KILLED, Plan, Stage
@@ -87,50 +87,67 @@ def perform(plan: Plan, output: Path, console: Console, now_s: Callable[[], floa
         stack.callback(victim.close)
         spark = session("epochlog demo", output / "spark.log")
         stack.callback(spark.stop)
-        days = data.arrivals(tables["flights"], tables["weather"], plan.days, max(2, min(7, plan.days // 8)))
+        days = data.arrivals(
+            tables["flights"], tables["weather"], plan.days, max(plan.files_per_batch, min(7, plan.days // 8))
+        )
         feed = Feed(work / "feed", days)
         stage = Stage(store, spark, feed, plan, victim, screen, now_s)
         stack.callback(stage.close)
-        screen.say(now_s(), f"{len(days)} days, {feed.rows['flights'][-1]:,} rows of flights; both drivers are up")
+        screen.say(
+            now_s(),
+            f"{len(days)} days, {feed.rows['flights'][-1]:,} rows of flights; two drivers of Spark are coming up",
+        )
         stage.start(root, work / "checkpoints", origin_ms)
         stage.run()
         screen.say(now_s(), "all days are in and every view has caught up")
-        end = stage.look(fresh_only=False)
-        lost = unlike_the_feed(store, feed.inboxes)
-    assert end is not None
+        outcome = found(stage, days)
     picture = output / PICTURE
-    draw(picture, stage.traces, list(stage.phases.values()), [*stage.moments, end])
-    return report(console, stage, end, lost, picture, days, now_s())
+    draw(picture, outcome.traces, list(stage.phases.values()), outcome.moments)
+    return report(console, outcome, picture, now_s())
 
 
-def report(
-    console: Console,
-    stage: Stage,
-    end: Moment,
-    lost: dict[str, int],
-    picture: Path,
-    days: list[data.Day],
-    took_s: float,
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a finished run has shown. The last moment is the one at rest, after the end of the data."""
+
+    stage: Stage
+    days: Sequence[data.Day]
+    moments: Sequence[Moment]
+    differing_from_feed: dict[str, int]
+    traces: dict[str, Trace]
+
+    @property
+    def equal(self) -> bool:
+        return all(moment.equal for moment in self.moments) and not any(self.differing_from_feed.values())
+
+
+def found(stage: Stage, days: Sequence[data.Day]) -> Outcome:
+    """Look once more, now that everything is at rest."""
+    end = stage.look(fresh_only=False)
+    assert end is not None
+    lost = unlike_the_feed(stage.store, stage.feed.inboxes)
+    return Outcome(stage, days, [*stage.moments, end], lost, {name: stage.trace(name) for name in TABLES})
+
+
+def report(console: Console, outcome: Outcome, picture: Path, took_s: float) -> dict[str, Any]:
     """Print the comparison and the summary; return the summary."""
-    moments = [*stage.moments, end]
-    equal = all(moment.equal for moment in moments) and not any(lost.values())
-    console.print(comparison(moments))
+    stage, days = outcome.stage, outcome.days
+    console.print(comparison(outcome.moments))
     summary = {
-        "equal": equal,
+        "equal": outcome.equal,
         "seconds": round(took_s, 1),
         "days": len(days),
-        "input_rows": {name: rows[-1] for name, rows in stage.feed.rows.items()},
-        "corrected_flights": sum(day.corrected for day in days),
-        "deleted_flights": sum(day.deleted for day in days),
-        "batches": {name: batches for name, (_, batches) in stage.arrived.items()},
-        "commits": {name: len(trace.points) for name, trace in stage.traces.items()},
+        "flights": sum(day.flights.num_rows - day.corrected - day.deleted for day in days),
+        "corrected": sum(day.corrected for day in days),
+        "deleted": sum(day.deleted for day in days),
+        "weather": sum(day.weather.num_rows for day in days),
+        "commits": {name: len(trace) for name, trace in outcome.traces.items()},
         "commits_while_dead": stage.victim.commits_while_dead,
-        "differing_from_feed": lost,
+        "differing_from_feed": outcome.differing_from_feed,
         "picture": str(picture),
-        "moments": [as_json(moment) for moment in moments],
+        "moments": [as_json(moment) for moment in outcome.moments],
     }
-    for line in sentences(summary, moments):
+    for line in sentences(summary, outcome.moments):
         console.print(line, highlight=False, soft_wrap=True)
     return summary
 
@@ -141,14 +158,13 @@ def sentences(summary: dict[str, Any], moments: Sequence[Moment]) -> list[str]:
     unequal = sum(not moment.equal for moment in moments)
     torn = sum(any(finding.differing for finding in moment.latest.values()) for moment in snapshots)
     rows = sum(finding.differing for moment in snapshots for finding in moment.latest.values())
-    fed, lost = summary["input_rows"], summary["differing_from_feed"]
-    corrections = f"{summary['corrected_flights']:,} of them corrected later, {summary['deleted_flights']:,} deleted"
+    fates = f"{summary['corrected']:,} of them corrected later, {summary['deleted']:,} deleted"
     dead = ", ".join(f"{name} {count}" for name, count in summary["commits_while_dead"].items())
     return [
         f"aligned: every view equal to its SQL in {len(moments) - unequal} of {len(moments)} snapshots",
         f"latest: {torn} of the {len(snapshots)} snapshots during the run were torn, {rows:,} rows differed in all",
-        f"fed: {fed['flights']:,} rows of flights ({corrections}) and {fed['weather']:,} of weather",
-        f"keys of the root tables that are lost, doubled or wrong at the end: {sum(lost.values())}",
+        f"fed: {summary['flights']:,} flights ({fates}) and {summary['weather']:,} rows of weather",
+        f"keys lost, doubled or wrong in the root tables at the end: {sum(summary['differing_from_feed'].values())}",
         f"commits of the others while {KILLED} was dead: {dead}",
         f"picture: {summary['picture']}",
         f"{'OK' if summary['equal'] else 'FAILED'} in {summary['seconds']:.1f} s",

@@ -16,7 +16,7 @@ from ..store.epoch import to_unix_ms
 from .acts import Slowdown, Victim
 from .compare import TABLES, Moment, findings
 from .feed import STREAMS, Feed, arrived, start_stream
-from .picture import Phase, Trace
+from .picture import Phase
 from .session import start_job
 from .show import Line, Screen
 from .views import VIEWS
@@ -44,12 +44,10 @@ class Plan:
         """The day that must have arrived before moment number `moment` (from 0) is taken."""
         return self.days * (moment + 1) // (self.moments + 1)
 
-    def allowed_days(self, moments_taken: int, days_in: int) -> int:
-        """How many days may be released: not far ahead of what the streams have taken and of the moments taken."""
-        if moments_taken >= self.moments:
-            last = self.days
-        else:
-            last = min(self.due_day(moments_taken + 2), self.days - 1)
+    def allowed_days(self, taken: int, days_in: int) -> int:
+        """How many days may be released: few more than the streams have taken, and each moment taken frees at least
+        one, so that there is always something new to come for the next."""
+        last = self.days if taken >= self.moments else min(self.due_day(taken + 2), self.days - self.moments + taken)
         return min(last, days_in + self.ahead_days)
 
 
@@ -69,7 +67,7 @@ class Stage:
         self.store, self.spark, self.feed, self.plan = store, spark, feed, plan
         self.victim, self.screen, self.now_s = victim, screen, now_s
         self.slowdown = Slowdown(VIEWS[SLOWED].refresh, plan.slow_extra_s)
-        self.traces = {name: Trace() for name in TABLES}
+        self.commits = dict.fromkeys(TABLES, 0)
         self.moments: list[Moment] = []
         self.phases: dict[str, Phase] = {}
         self.arrived = dict.fromkeys(STREAMS, (0, 0))
@@ -118,8 +116,9 @@ class Stage:
         self.arrived = {stream: arrived(self.store, stream) for stream in STREAMS}
         self.days_in = self.feed.days_in("flights", self.arrived["flights"][0])
         lags = {job.name: job.lag_ms for job in self.store.jobs()}
-        self._infos = {info.name: info for info in self.store.tables()}
-        lines = [self._line(info, lags.get(info.name, 0)) for info in self._infos.values()]
+        infos = self.store.tables()
+        lines = [self._line(info, lags.get(info.name, 0)) for info in infos]
+        self._infos = {info.name: info for info in infos}
         self._feed()
         self._slow()
         self._kill()
@@ -131,7 +130,7 @@ class Stage:
     def _feed(self) -> None:
         """Release days: none before every view has made its first commit, over tables that are still empty; and while
         the killed view comes back, only a few for each commit of another, so that days are left for after it."""
-        commits = [len(self.traces[name].points) for name in VIEWS]
+        commits = [self.commits[name] for name in VIEWS]
         if not all(commits):
             return
         days = self.plan.allowed_days(len(self.moments), self.days_in)
@@ -154,18 +153,24 @@ class Stage:
             if not query.isActive:
                 raise EpochlogError(f"the query {query.name or query.id} has ended: {query.exception()}")
 
+    def trace(self, table: str) -> list[tuple[float, float]]:
+        """The table's remembered commits, oldest first: when each was made, and its epoch."""
+        history = self.store.table(table).history()
+        made_ms = history["timestamp"].cast("int64").to_pylist()
+        points = [(at_ms - self._origin_ms) / 1000 for at_ms in made_ms]
+        return sorted(zip(points, map(self.epoch_s, history["epoch"].to_pylist()), strict=True))
+
     def epoch_s(self, epoch: int) -> float:
         """An epoch as seconds of the run."""
         return (to_unix_ms(epoch) - self._origin_ms) / 1000
 
     def _line(self, info: Any, lag_ms: int) -> Line:
-        trace, epoch = self.traces[info.name], info.max_committed_epoch
-        if epoch:
-            trace.add(self.now_s(), self.epoch_s(epoch))
+        before, epoch = self._infos.get(info.name), info.max_committed_epoch
+        self.commits[info.name] += epoch > (before.max_committed_epoch if before else 0)
         states = {SLOWED: "slowed" if self.slowdown.on.is_set() else "", KILLED: self._victim_state()}
         at_s = self.epoch_s(epoch) if epoch else None
         rows = self._count(info, self.now_s())
-        return Line(info.name, at_s, lag_ms, rows, len(trace.points), states.get(info.name, ""))
+        return Line(info.name, at_s, lag_ms, rows, self.commits[info.name], states.get(info.name, ""))
 
     def _count(self, info: Any, at_s: float) -> int:
         """The table's rows, counted anew every few seconds: a count reads all its keys."""
@@ -191,7 +196,7 @@ class Stage:
                 self.say(f"{SLOWED} runs freely again")
 
     def _kill(self) -> None:
-        commits = {name: len(self.traces[name].points) for name in VIEWS if name != KILLED}
+        commits = {name: self.commits[name] for name in VIEWS if name != KILLED}
         due = self.days_in / self.plan.days >= self.plan.kill_from
         committed = self._infos[KILLED].max_committed_epoch
         if self.victim.advance(commits, committed, due) and self.victim.state == "dead":
@@ -264,7 +269,7 @@ class Stage:
         return moment
 
     def _first_flights_s(self) -> float:
-        return self.traces["flights"].points[0][1]
+        return self.epoch_s(self.store.table("flights").next_epoch(0))
 
     def _during(self) -> str:
         acts = [f"{KILLED} {self._victim_state()}"] if self._victim_state() else []

@@ -36,13 +36,14 @@ def test_rows_tell_the_day(feed: Feed) -> None:
     assert [feed.days_in("flights", count) for count in rows] == [0, 0, 1, 2, 20]
 
 
-def test_the_feed_waits_for_streams_and_moments() -> None:
-    plan = Plan(days=365, moments=10, files_per_batch=2, interval_ms=3000, slow_extra_s=5.0, ahead_days=6)
-    assert plan.allowed_days(moments_taken=0, days_in=0) == 6
-    due = [plan.due_day(number) for number in range(10)]
-    assert due == sorted(set(due))
-    assert 0 < due[0] < due[-1] < 365
-    for taken in range(10):
-        free = plan.allowed_days(taken, days_in=365)
-        assert due[taken] < free < 365, "the next moment can come, and data is left to move after it"
-    assert plan.allowed_days(moments_taken=10, days_in=365) == 365
+@pytest.mark.parametrize("days, moments", [(365, 10), (40, 4), (14, 10)])
+def test_the_feed_waits_for_streams_and_moments(days: int, moments: int) -> None:
+    plan = Plan(days=days, moments=moments, files_per_batch=2, interval_ms=3000, slow_extra_s=5.0, ahead_days=6)
+    assert plan.allowed_days(0, days_in=0) == min(6, plan.allowed_days(0, days))
+    due = [plan.due_day(number) for number in range(moments)]
+    assert due == sorted(due)
+    assert 0 < due[0] <= due[-1] < days
+    free = [plan.allowed_days(taken, days_in=days) for taken in range(moments + 1)]
+    assert free == sorted(set(free)), "each moment taken frees days, so that there is something new for the next"
+    assert all(now >= then for now, then in zip(free, due, strict=False)), "every moment can become due"
+    assert free[-1] == days

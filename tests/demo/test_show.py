@@ -60,13 +60,9 @@ def test_the_comparison_has_both_policies_side_by_side() -> None:
     assert (moment(2, latest=17).equal, moment(3, 5, aligned=4).equal) == (True, False)
 
 
-def test_the_picture_is_a_png_and_a_trace_keeps_each_commit_once(tmp_path: Path) -> None:
-    traces = {name: Trace() for name in TABLES}
-    assert traces["flights"].add(1.0, 0.9)
-    assert not traces["flights"].add(1.2, 0.9)
-    assert traces["flights"].add(1.4, 1.3)
-    traces["route_delays"].add(4.0, 3.0)
+def test_the_picture_is_a_png(tmp_path: Path) -> None:
+    traces: dict[str, Trace] = dict.fromkeys(TABLES, ())
+    traces |= {"flights": [(1.0, 0.9), (1.4, 1.3)], "route_delays": [(4.0, 3.0)]}
     path = tmp_path / "picture.png"
     draw(path, traces, [Phase("weather_impact", "killed", 2.0, 3.0)], [moment(1, latest=3)])
-    assert traces["flights"].points == [(1.0, 0.9), (1.4, 1.3)]
     assert path.read_bytes().startswith(b"\x89PNG")
