@@ -123,6 +123,7 @@ class Outcome:
 
 def found(stage: Stage, days: Sequence[data.Day]) -> Outcome:
     """Look once more, now that everything is at rest."""
+    stage.show_at_rest()
     end = stage.look(fresh_only=False)
     assert end is not None
     lost = unlike_the_feed(stage.store, stage.feed.inboxes)

@@ -116,9 +116,7 @@ class Stage:
         self.arrived = {stream: arrived(self.store, stream) for stream in STREAMS}
         self.days_in = self.feed.days_in("flights", self.arrived["flights"][0])
         lags = {job.name: job.lag_ms for job in self.store.jobs()}
-        infos = self.store.tables()
-        lines = [self._line(info, lags.get(info.name, 0)) for info in infos]
-        self._infos = {info.name: info for info in infos}
+        lines = self._lines(lags)
         self._feed()
         self._slow()
         self._kill()
@@ -164,6 +162,17 @@ class Stage:
         """An epoch as seconds of the run."""
         return (to_unix_ms(epoch) - self._origin_ms) / 1000
 
+    def show_at_rest(self) -> None:
+        """The display once more, with every row counted."""
+        self._rows.clear()
+        self.screen.update(self.now_s(), f"day {self.days_in} of {self.plan.days}", self._lines({}))
+
+    def _lines(self, lags: dict[str, int]) -> list[Line]:
+        infos = {info.name: info for info in self.store.tables()}
+        lines = [self._line(infos[name], lags.get(name, 0)) for name in TABLES]
+        self._infos = infos
+        return lines
+
     def _line(self, info: Any, lag_ms: int) -> Line:
         before, epoch = self._infos.get(info.name), info.max_committed_epoch
         self.commits[info.name] += epoch > (before.max_committed_epoch if before else 0)
@@ -197,7 +206,11 @@ class Stage:
 
     def _kill(self) -> None:
         commits = {name: self.commits[name] for name in VIEWS if name != KILLED}
-        due = self.days_in / self.plan.days >= self.plan.kill_from
+        due = (
+            self.days_in / self.plan.days >= self.plan.kill_from
+            and bool(self.moments)
+            and not self.slowdown.on.is_set()
+        )
         committed = self._infos[KILLED].max_committed_epoch
         if self.victim.advance(commits, committed, due) and self.victim.state == "dead":
             self._phase(KILLED, "killed and restarted", self.now_s())
