@@ -69,6 +69,13 @@ class BarrierRun:
             raise InvalidInput(f"job {self.job.name!r} has no output {name!r}; it writes {sorted(self.outputs)}")
         return self.outputs[name]
 
+    def late_write(self) -> InvalidInput:
+        """What a context raises for a write after its refresh has ended."""
+        return InvalidInput(
+            f"the refresh of job {self.job.name!r} at {self.barrier.curr} is over; what is written to its context now could "
+            "never be committed. Write inside the refresh function"
+        )
+
 
 class JobRunner:
     """One runner of one job. Its first `begin` claims an incarnation, which fences every earlier runner.
@@ -355,10 +362,7 @@ class LocalContext:
 
     def _writer(self, output: str) -> SegmentWriter:
         if self._over:
-            raise InvalidInput(
-                f"the refresh of job {self._run.job.name!r} at {self.barrier.curr} is over; what is written to its "
-                "context now could never be committed. Write inside the refresh function"
-            )
+            raise self._run.late_write()
         if output not in self._writers:
             self._writers[output] = SegmentWriter(self._run.output(output).target)
         return self._writers[output]

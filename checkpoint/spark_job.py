@@ -103,10 +103,7 @@ class SparkJobContext:
 
     def _writer(self, output: str) -> FrameWriter:
         if self._over:
-            raise InvalidInput(
-                f"the refresh of job {self._run.job.name!r} at {self.barrier.curr} is over; what is written to its "
-                "context now could never be committed. Write inside the refresh function"
-            )
+            raise self._run.late_write()
         if output not in self._writers:
             self._writers[output] = FrameWriter(self._run.output(output).target)
         return self._writers[output]
