@@ -72,8 +72,8 @@ class BarrierRun:
     def late_write(self) -> InvalidInput:
         """What a context raises for a write after its refresh has ended."""
         return InvalidInput(
-            f"the refresh of job {self.job.name!r} at {self.barrier.curr} is over; what is written to its context now could "
-            "never be committed. Write inside the refresh function"
+            f"the refresh of job {self.job.name!r} at {self.barrier.curr} is over; what is written to its context now "
+            "could never be committed. Write inside the refresh function"
         )
 
 
