@@ -79,7 +79,7 @@ def perform(plan: Plan, output: Path, console: Console, now_s: Callable[[], floa
     root = str(work / "store")
     with ExitStack() as stack:
         screen = stack.enter_context(Screen(console))
-        store = stack.enter_context(open_store(root, checkpoint_interval_ms=plan.interval_ms, durability="os"))
+        store = stack.enter_context(open_store(root, checkpoint_interval_ms=plan.interval_ms))
         tables = {name: data.read(name) for name in data.KEYS}
         epoch = create(store, tables)
         origin_ms = to_unix_ms(epoch) - int(now_s() * 1000)
