@@ -33,6 +33,7 @@ SMALL_BYTES = 1 << 20
 """A task whose rows are fewer bytes than this hands them to the driver, which writes those of all tasks into one
 segment.
 """
+_RECORD = b"segment"
 _RESULT = "segment binary, rows binary"
 _RESULT_ARROW = pa.schema([("segment", pa.binary()), ("rows", pa.binary())])
 
@@ -85,7 +86,7 @@ class FrameWriter:
                     self._writer, self._target.schema, pa.ipc.open_stream(bytes(rows)).read_all(), deletes=deletes
                 )
             else:
-                self._segments += [*self._writer.finish(), Segment.from_record(unpack(b"segment", bytes(segment)))]
+                self._segments += [*self._writer.finish(), Segment.from_record(unpack(_RECORD, bytes(segment)))]
 
     def finish(self) -> list[Segment]:
         """All segments, in the order in which later wins."""
@@ -104,7 +105,7 @@ def _write_task(target: WriteTarget, deletes: bool, batches: Iterable[pa.RecordB
     for table in (first, second, *tables):
         if table is not None:
             take_rows(writer, target.schema, table, deletes=deletes)
-    records = [pack(segment.to_record()) for segment in writer.finish()]
+    records = [pack(_RECORD, segment.to_record()) for segment in writer.finish()]
     yield _result(records, [None] * len(records))
 
 

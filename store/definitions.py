@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import lru_cache
 
-from ..errors import InvalidInput, JobNotFound, TableDropped, TableNotFound
+from ..errors import Corrupt, EpochlogError, InvalidInput, JobNotFound, TableDropped, TableNotFound
 from .catalog import View
 from .records import HEAD, Record, after_prefix, head_key, job_key, job_name_key, name_key, table_key
 from .schema import TableSchema, is_name
@@ -158,29 +158,37 @@ def find_table(view: View, name: str) -> TableDef:
     """The table of that name, or TableNotFound."""
     entry = view.get(name_key(name)) if is_name(name) else None
     record = view.get(table_key(entry["id"])) if entry else None
-    if record is None:
-        known = ", ".join(sorted(table.name for table in all_tables(view))) or "none"
-        raise TableNotFound(f"there is no table {name!r}; the store's tables: {known}")
-    return TableDef.from_record(record)
+    if record is not None:
+        return TableDef.from_record(record)
+    known = sorted(table.name for table in all_tables(view))
+    if entry is not None or name in known:  # one of the two records without the other: its key was damaged
+        raise Corrupt(f"catalog record of table {name!r}", "it is missing")
+    raise TableNotFound(f"there is no table {name!r}; the store's tables: {', '.join(known) or 'none'}")
 
 
 def get_table(view: View, table_id: int, name: str) -> TableDef:
     """The table of that id; TableDropped if it has gone, even when a new one took its name."""
     record = view.get(table_key(table_id))
     if record is None:
-        raise TableDropped(
-            f"table {name!r} was dropped; get the one that may now bear the name with store.table({name!r})"
-        )
+        raise _gone(view, table_id, name)
     return TableDef.from_record(record)
 
 
 def get_version(view: View, table_id: int, name: str) -> TableVersion:
     record = view.get(head_key(table_id))
     if record is None:
-        raise TableDropped(
-            f"table {name!r} was dropped; get the one that may now bear the name with store.table({name!r})"
-        )
+        raise _gone(view, table_id, name)
     return TableVersion.from_record(record)
+
+
+def _gone(view: View, table_id: int, name: str) -> EpochlogError:
+    """Dropped, if nothing of the table is left; else a key was damaged."""
+    entry = view.get(name_key(name)) if is_name(name) else None
+    if (entry is not None and entry["id"] == table_id) or view.get(table_key(table_id)) is not None:
+        return Corrupt(f"catalog record of table {name!r}", "it is missing")
+    return TableDropped(
+        f"table {name!r} was dropped; get the one that may now bear the name with store.table({name!r})"
+    )
 
 
 def all_tables(view: View) -> Iterator[TableDef]:

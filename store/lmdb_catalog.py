@@ -60,7 +60,7 @@ class LmdbView:
                     yield key, unpack(key, value)
 
     def put(self, key: bytes, record: Record) -> None:
-        self._txn.put(key, pack(record))
+        self._txn.put(key, pack(key, record))
 
     def delete(self, key: bytes) -> None:
         self._txn.delete(key)

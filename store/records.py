@@ -32,16 +32,17 @@ HEAD = b"meta/head"
 _CRC = struct.Struct("<I")
 
 
-def pack(record: Record) -> bytes:
+def pack(key: bytes, record: Record) -> bytes:
+    """Encode a record; its checksum covers the key that it lies under too."""
     body = msgpack.packb(record, use_bin_type=True)
     assert isinstance(body, bytes)
-    return _CRC.pack(zlib.crc32(body)) + body
+    return _CRC.pack(zlib.crc32(body, zlib.crc32(key))) + body
 
 
 def unpack(key: bytes, value: bytes) -> Record:
     """Decode a record, or raise Corrupt naming its key."""
     where = f"catalog record {key!r}"
-    if len(value) < _CRC.size or _CRC.unpack_from(value)[0] != zlib.crc32(value[_CRC.size :]):
+    if len(value) < _CRC.size or _CRC.unpack_from(value)[0] != zlib.crc32(value[_CRC.size :], zlib.crc32(key)):
         raise Corrupt(where, "its checksum does not match")
     record = msgpack.unpackb(value[_CRC.size :], raw=False, strict_map_key=False)
     if not isinstance(record, dict):

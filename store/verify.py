@@ -15,7 +15,7 @@ from .catalog import View
 from .datafile import verified
 from .definitions import Counters, TableDef, all_jobs, all_tables, get_version
 from .keys import KeyCodec, is_sorted_unique
-from .records import after_prefix, log_key
+from .records import after_prefix, key_epoch, log_key
 from .run import EPOCH, UNTIL, Part, Run, read_part
 from .segment import Segment, SegmentReader
 from .version import LogEntry, TableVersion, broken_invariants
@@ -79,8 +79,9 @@ def verify_store(handle: Handle) -> VerifyReport:
 
 def _load(view: View, problems: list[Problem]) -> Iterator[_TableFiles]:
     """Every table with its files; what is wrong in the catalog itself goes into `problems`."""
-    for _ in view.scan(b"", b"\xff"):  # decoding a record checks it
-        pass
+    for key, _ in view.scan(b"", b"\xff"):  # decoding a record checks it; asking for it checks the way there
+        if view.get(key) is None:
+            problems.append(Problem(f"catalog record {key!r}", "is there and cannot be found"))
     last_epoch = Counters.read(view).last_epoch
     ids = set()
     for table in all_tables(view):
@@ -96,11 +97,24 @@ def _load(view: View, problems: list[Problem]) -> Iterator[_TableFiles]:
         entries = [LogEntry.from_record(r) for _, r in view.scan(log_key(table.id, 0), after_prefix(prefix))]
         if entries and entries[-1].epoch > version.max_committed_epoch:
             problems.append(Problem(where, f"has a log entry at {entries[-1].epoch}, above its newest commit"))
+        problems += _check_log(view, table, version, {entry.epoch for entry in entries})
         yield _TableFiles(table, version, tuple(segment for entry in entries for segment in entry.segments))
     for job in all_jobs(view):
         missing = [table for table in (*job.upstreams, *job.outputs) if table not in ids]
         if missing:
             problems.append(Problem(f"job {job.name}", f"refers to tables that are not there: {missing}"))
+
+
+def _check_log(view: View, table: TableDef, version: TableVersion, logged: set[int]) -> Iterator[Problem]:
+    """Every remembered commit that the log still reaches back to has its entry, and every entry is remembered."""
+    prefix = b"hist/%08x/" % table.id
+    commits = {key_epoch(key) for key, _ in view.scan(prefix, after_prefix(prefix))}
+    lost = sorted(epoch for epoch in commits - logged if epoch >= max(version.log_start, 1))
+    for epochs, what in ((lost, "has no log entry for"), (sorted(logged - commits), "remembers nothing of")):
+        if epochs:
+            yield Problem(f"table {table.name}", f"{what} {len(epochs)} commits, the first at {epochs[0]}")
+    if version.max_committed_epoch and version.max_committed_epoch not in commits:
+        yield Problem(f"table {table.name}", f"remembers nothing of its newest commit {version.max_committed_epoch}")
 
 
 def _check_table(handle: Handle, found: _TableFiles, reached: dict[str, int]) -> Iterator[Problem]:

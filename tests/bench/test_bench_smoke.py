@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,11 @@ ROOT = Path(__file__).parents[2]
 
 def run_bench(*options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-q", "bench/bench_store.py", "-p", "no:xdist", "-p", "no:cacheprovider"]
+    # in a worker of xdist the benchmark plugin would take this run for one of its own and keep no samples
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     return subprocess.run(
         [*command, "-o", "python_files=bench_*.py", "--scale=0.001", *options],
-        cwd=ROOT, capture_output=True, text=True, check=False,
+        cwd=ROOT, capture_output=True, text=True, check=False, env=env,
     )  # fmt: skip
 
 
