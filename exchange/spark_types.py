@@ -56,10 +56,9 @@ def wire_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _wire_decimal(kind: Any) -> pa.DataType:
-    precision, scale = kind.precision - min(kind.scale, 0), max(kind.scale, 0)
-    if precision > MAX_PRECISION:
-        raise TypeError(f"Spark has no decimal of {precision} digits")
-    return pa.decimal128(precision, scale)
+    if kind.precision > MAX_PRECISION:
+        raise TypeError(f"Spark has no decimal of {kind.precision} digits")
+    return pa.decimal128(kind.precision, kind.scale)
 
 
 def wire_schema(table: str, schema: pa.Schema) -> pa.Schema:

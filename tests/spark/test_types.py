@@ -37,7 +37,6 @@ TYPES: dict[str, tuple[pa.DataType, Any]] = {
     "dec": (pa.decimal128(10, 2), Decimal("-12345678.90")),
     "dec38": (pa.decimal128(38, 18), Decimal("12345678901234567890.123456789012345678")),
     "dec256": (pa.decimal256(30, 3), Decimal("1.125")),
-    "thousands": (pa.decimal128(5, -3), Decimal(12000)),
     "day": (pa.date32(), DAY),
     "day_ms": (pa.date64(), DAY),
     "clock_s": (pa.time32("s"), dt.time(1, 2, 3)),
