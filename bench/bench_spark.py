@@ -110,7 +110,7 @@ class Course:
 
 
 def committed_files(folder: Path) -> list[Path]:
-    """The files of Spark's own sink that its log names; beside them lie those of the batch that was cut off at the end."""
+    """The files that the log of Spark's own sink names; beside them lie those of the batch cut off at the end."""
     entries = [
         json.loads(line)
         for log in (folder / "_spark_metadata").iterdir()
