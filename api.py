@@ -357,8 +357,13 @@ class Job:
 
         return start(self._runner, spark, refresh, trigger=trigger, poll=poll)
 
-    def stop(self) -> None:
-        """Stop the query that `start` made, after the barrier at hand. It does not end the data."""
+    def stop(self, drain: bool = False) -> None:
+        """Stop the query that `start` made, after the barrier at hand. It does not end the data.
+
+        drain: end the data first; not built yet, so only False is taken.
+        """
+        if drain:
+            raise InvalidInput(f"job {self.name!r}: stop(drain=True) is not built yet; finish its root tables instead")
         from .checkpoint.spark_job import stop
 
         stop(self._runner)

@@ -178,6 +178,9 @@ def test_what_is_not_built_yet_is_refused_and_not_ignored(tmp_path: Path) -> Non
         with pytest.raises(el.InvalidInput, match="not built yet"):
             store.create_table("t", KV, ["k"], changelog="full")
         assert store.tables() == []
+        store.create_table("t", KV, ["k"])
+        with pytest.raises(el.InvalidInput, match="not built yet"):
+            store.create_job("j", ["t"], {"o": (KV, ["k"])}).stop(drain=True)
 
 
 def test_a_damaged_table_keeps_no_other_from_being_compacted(tmp_path: Path) -> None:
