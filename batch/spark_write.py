@@ -20,7 +20,7 @@ from ..exchange.spark_options import READ, Options, Place, given, place_of, text
 from ..exchange.task_writer import write_batches
 from ..exchange.worker import settle
 from ..store.catalog import View
-from ..store.commit import TableEdit, TxnPair, check_pair, commit_root, refuse_unwritable
+from ..store.commit import TableEdit, TxnPair, check_pair, commit_root, landed, refuse_unwritable
 from ..store.definitions import TableDef, find_table
 from ..store.handle import Handle, open_handle
 from ..store.segment import Segment
@@ -208,7 +208,7 @@ def sink(
 def _write_batch(
     handle: Handle, frame: DataFrame, txn: TxnPair, tables: Sequence[tuple[TableDef, Shape | None]]
 ) -> None:
-    if is_committed(handle, txn):
+    if landed(handle, txn, [table.id for table, _ in tables]) is not None:
         frame.write.format("noop").mode("overwrite").save()
         return
     shared = len(tables) > 1
@@ -225,11 +225,3 @@ def _write_batch(
     finally:
         if shared:
             frame.unpersist()
-
-
-def is_committed(handle: Handle, txn: TxnPair) -> bool:
-    """Whether this transaction has landed; commit_root decides again, for good."""
-    from ..store.records import txn_key
-
-    record = handle.catalog.read(lambda view: view.get(txn_key(*txn)))
-    return record is not None and record["epoch"] is not None

@@ -104,11 +104,6 @@ def key_epoch(key: bytes) -> int:
     return int(key[-16:], 16)
 
 
-def key_table(key: bytes) -> int:
-    """The table id in a table, head, log, hist or hold key."""
-    return int(key.split(b"/", 2)[1], 16)
-
-
 def after_prefix(prefix: bytes) -> bytes:
     """The first key past all keys with the prefix."""
     return prefix[:-1] + bytes([prefix[-1] + 1])

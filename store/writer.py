@@ -10,10 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from uuid import uuid4
 
-import numpy as np
 import pyarrow as pa
 
-from ..errors import InvalidInput, WriteFailed
+from ..errors import WriteFailed
 from .files import Files
 from .keys import KeyCodec
 from .merge import Rows, newest_wins, sorted_unique
@@ -98,35 +97,3 @@ def remove_segments(files: Files, segments: Iterable[Segment]) -> None:
     for segment in segments:
         with suppress(WriteFailed):
             files.delete(segment.path)
-
-
-def split_changes(data: pa.Table, column: str = "_change_type") -> tuple[list[tuple[str, pa.Table]], int]:
-    """Runs of consecutive rows that share an operation, without the change column; and the rows passed over.
-
-    Change types as in change feeds: insert, upsert, update_postimage write; delete deletes; update_preimage is passed
-    over.
-    """
-    kinds = data.column(column).combine_chunks().cast(pa.string())
-    values = np.asarray(kinds.to_numpy(zero_copy_only=False), dtype=object)
-    operations = np.full(len(values), 0, np.int8)
-    for place, names in enumerate(
-        (("insert", "upsert", "update_postimage"), ("delete",), ("update_preimage",)), start=1
-    ):
-        for name in names:
-            operations[values == name] = place
-    if (operations == 0).any():
-        bad = values[operations == 0][0]
-        raise InvalidInput(
-            f"column {column!r} holds {bad!r}; it takes insert, upsert, update_postimage, delete and update_preimage"
-        )
-    rest = data.drop_columns([column])
-    if not len(operations):
-        return [], 0
-    starts = np.flatnonzero(np.concatenate([[True], operations[1:] != operations[:-1]]))
-    ends = np.append(starts[1:], len(operations))
-    runs = [
-        ("upsert" if operations[start] == 1 else "delete", rest.slice(start, end - start))
-        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
-        if operations[start] != 3
-    ]
-    return runs, int((operations == 3).sum())
