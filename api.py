@@ -17,7 +17,7 @@ from .checkpoint.job import JobRunner, LocalRefresh
 from .errors import EpochlogError, InvalidInput, TableDropped
 from .store.catalog import View
 from .store.clock import Clock
-from .store.commit import TableEdit, TxnPair, check_pair, commit_own, commit_root, force_boundary, resolve
+from .store.commit import TableEdit, commit_own, commit_root
 from .store.compaction import compact_table
 from .store.definitions import (
     Counters,
@@ -28,7 +28,9 @@ from .store.definitions import (
     find_table,
 )
 from .store.handle import Handle, open_handle
+from .store.outcomes import TxnPair, check_pair, resolve
 from .store.schema import TableSchema
+from .store.sealing import force_boundary
 from .store.segment import Segment
 from .store.tables import create_table, drop_table
 from .store.verify import VerifyReport, verify_store

@@ -12,25 +12,17 @@ import pyarrow.compute as pc
 
 from .errors import InvalidInput
 from .store.catalog import View
-from .store.commit import (
-    TableEdit,
-    TxnPair,
-    check_pair,
-    commit_own,
-    commit_root,
-    has_outcome,
-    landed,
-    refuse_unwritable,
-)
+from .store.commit import TableEdit, commit_own, commit_root, refuse_unwritable
 from .store.definitions import TableDef, get_job, get_table, get_version
 from .store.epoch import as_epoch
 from .store.handle import Handle
 from .store.history import read_commits, read_epoch_view, table_state
 from .store.log import next_epoch, plan_changes
+from .store.outcomes import TxnPair, check_pair, has_outcome, landed
 from .store.scan import ScanPlan, plan_scan, require_complete
 from .store.segment import Segment
 from .store.tables import table_bytes, truncate_log
-from .store.writer import SegmentWriter, WriteTarget
+from .store.writer import SegmentWriter, write_target
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -249,7 +241,7 @@ class TableWriter:
     """Writes segments of one root table that are durable when sealed and visible when `store.commit` takes them."""
 
     def __init__(self, handle: Handle, table: TableDef) -> None:
-        self._writer = segment_writer(handle, table)
+        self._writer = segment_writer(handle, table, sealed=True)
         self._last_label = 0
 
     def upsert(self, data: object) -> None:
@@ -274,7 +266,9 @@ class TableWriter:
         self._writer.discard()
 
 
-def segment_writer(handle: Handle, table: TableDef, txn: TxnPair | None = None) -> SegmentWriter:
+def segment_writer(
+    handle: Handle, table: TableDef, txn: TxnPair | None = None, *, sealed: bool = False
+) -> SegmentWriter:
     """A writer of one root table's segments; refuses at once what no commit would take.
 
     Under a `txn` that has an outcome already nothing is refused: the commit returns that outcome.
@@ -285,7 +279,7 @@ def segment_writer(handle: Handle, table: TableDef, txn: TxnPair | None = None) 
             refuse_unwritable(view, table)
 
     handle.catalog.read(check)
-    return SegmentWriter(WriteTarget(handle.files, handle.table_folder(table.id), table.id, table.schema))
+    return SegmentWriter(write_target(handle, table, handle.intents.own(sealed=sealed)))
 
 
 def table_info(handle: Handle, view: View, table: TableDef) -> TableInfo:

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from ..store.commit import BaseMoved, TableEdit, TxnPair, commit_root
+from ..store.commit import BaseMoved, TableEdit, commit_root
 from ..store.definitions import get_table
 from ..store.handle import Handle
 from ..store.merge import lookup
+from ..store.outcomes import TxnPair
 from ..store.scan import BATCH_ROWS, ScanPlan, plan_scan
 from ..store.segment import Segment
 from ..store.writer import SegmentWriter, WriteTarget
@@ -30,7 +31,7 @@ def commit_overwrite(handle: Handle, target: WriteTarget, edit: TableEdit, txn: 
         segments = (*_deletes(target, old, edit.segments), *edit.segments)
         whole = replace(edit, segments=segments, operation="overwrite", base=old.epoch)
         try:
-            return commit_root(handle, [whole], txn=txn)
+            return commit_root(handle, [whole], txn=txn, ending=target.intent)
         except BaseMoved:
             if attempt == ATTEMPTS:
                 raise

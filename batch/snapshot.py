@@ -16,7 +16,8 @@ from ..store.clock import monotonic_s
 from ..store.definitions import find_table
 from ..store.handle import Handle
 from ..store.history import read_epoch_view
-from ..store.holds import Hold
+from ..store.holds import Hold, put_holds
+from ..store.leases import LEASE_MS
 from ..store.lineage import EpochView
 from ..store.scan import ScanPlan, plan_scan
 from .policy import Policy, choose_epochs
@@ -180,17 +181,17 @@ def take_snapshot(handle: Handle, policy: Policy, tables: Sequence[str] | None =
 def _choose_and_pin(handle: Handle, policy: Policy, tables: Sequence[str] | None) -> Snapshot:
     holder = handle.new_holder("snapshot")
 
-    def body(tx: Txn) -> tuple[dict[str, ScanPlan], EpochView]:
+    def body(tx: Txn) -> tuple[dict[str, ScanPlan], EpochView, list[bytes]]:
         now_ms = handle.catalog.now_ms()
         view = read_epoch_view(tx, handle.memory, now_ms, handle.store_id)
         epochs = choose_epochs(policy, view, tables)
         plans = {name: plan_scan(tx, find_table(tx, name), epoch) for name, epoch in epochs.items()}
-        holds = [Hold(holder, view.ids[name], None, epoch, now_ms, None) for name, epoch in epochs.items()]
-        handle.leases.take(tx, holds)
-        return plans, view
+        ends = now_ms + LEASE_MS
+        holds = [Hold(holder, view.ids[name], None, epoch, now_ms, ends) for name, epoch in epochs.items()]
+        return plans, view, put_holds(tx, holds)
 
-    plans, view = handle.catalog.transact(body)
-    handle.leases.keep(holder, [view.ids[name] for name in plans])
+    plans, view, keys = handle.catalog.transact(body)
+    handle.leases.keep(holder, keys)
     names = {table_id: name for name, table_id in view.ids.items()}
     token = encode_token({view.ids[name]: plan.epoch for name, plan in plans.items()}, names, handle.store_id)
     return Snapshot(handle, holder, plans, token, policy, view)

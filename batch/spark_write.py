@@ -20,11 +20,13 @@ from ..exchange.spark_options import READ, Options, Place, given, place_of, text
 from ..exchange.task_writer import write_batches
 from ..exchange.worker import settle
 from ..store.catalog import View
-from ..store.commit import TableEdit, TxnPair, check_pair, commit_root, landed, refuse_unwritable
+from ..store.commit import TableEdit, commit_root, refuse_unwritable
 from ..store.definitions import TableDef, find_table
 from ..store.handle import Handle, open_handle
+from ..store.intents import SEALED_MS
+from ..store.outcomes import TxnPair, check_pair, landed
 from ..store.segment import Segment
-from ..store.writer import WriteTarget
+from ..store.writer import WriteTarget, write_target
 from .overwrite import commit_overwrite
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ def resolve_save(options: Options, schema: StructType, overwrite: bool) -> Save:
     handle = place.open()
     try:
         table = handle.catalog.read(lambda view: _writable(view, place.table))
-        target = _target(handle, table)
+        target = write_target(handle, table, handle.intents.register("spark", SEALED_MS))
     finally:
         handle.close()
     check_frame(table.schema, schema)
@@ -76,10 +78,6 @@ def _writable(view: View, name: str) -> TableDef:
     table = find_table(view, name)
     refuse_unwritable(view, table)
     return table
-
-
-def _target(handle: Handle, table: TableDef) -> WriteTarget:
-    return WriteTarget(handle.files, handle.table_folder(table.id), table.id, table.schema)
 
 
 @dataclass
@@ -120,7 +118,7 @@ class BatchSink(DataSourceArrowWriter):
             if self._save.overwrite:
                 commit_overwrite(handle, self._save.target, edit, self._txn)
             elif edit.segments or self._txn is not None:
-                commit_root(handle, [edit], txn=self._txn)
+                commit_root(handle, [edit], txn=self._txn, ending=self._save.target.intent)
         finally:
             handle.close()
 
@@ -162,7 +160,7 @@ class StreamSink(DataSourceStreamArrowWriter):
             if self._save.overwrite:  # output mode complete: the whole answer anew
                 commit_overwrite(handle, self._save.target, edit, (app_id, batchId))
             else:
-                commit_root(handle, [edit], txn=(app_id, batchId))
+                commit_root(handle, [edit], txn=(app_id, batchId), ending=self._save.target.intent)
         finally:
             handle.close()
 
@@ -217,7 +215,7 @@ def _write_batch(
     try:
         edits = []
         for table, shape in tables:
-            writer = FrameWriter(_target(handle, table))
+            writer = FrameWriter(write_target(handle, table))
             writer.write(frame if shape is None else shape(frame))
             edits.append(TableEdit(table.id, table.name, tuple(writer.finish()), operation="upsert"))
         if any(edit.segments for edit in edits):

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 
 from ..errors import EpochlogError, InvalidInput, JobParked, UpstreamIncomplete
 from ..store.catalog import Txn, View
-from ..store.commit import JobCommit, TableEdit, check_incarnation, commit_job, seal
-from ..store.definitions import JobRecord, TableDef, get_job, get_table, get_version
+from ..store.commit import JobCommit, TableEdit, check_incarnation, commit_job
+from ..store.definitions import Counters, JobRecord, TableDef, get_job, get_table, get_version
 from ..store.handle import Handle
 from ..store.history import forced_boundaries, read_epoch_view
 from ..store.intervals import FAR
@@ -24,8 +24,9 @@ from ..store.lineage import EpochView
 from ..store.log import LogPlan, plan_backfill, plan_changes
 from ..store.records import job_key
 from ..store.scan import ScanPlan, plan_scan
+from ..store.sealing import seal
 from ..store.segment import Segment
-from ..store.writer import SegmentWriter, WriteTarget
+from ..store.writer import SegmentWriter, WriteTarget, write_target
 from .barrier import Barrier, lag_in_boundaries, next_barrier
 
 LocalRefresh = Callable[["LocalContext"], None]
@@ -107,6 +108,7 @@ class JobRunner:
             if decided is None:
                 return None
             job = decided
+        self.handle.intents.own()  # registered before the look at the catalog that its writers are planned in
         return self.handle.catalog.read(lambda view: plan_barrier(view, self.handle, job))
 
     def commit(self, run: BarrierRun, outputs: Mapping[str, Sequence[Segment]]) -> int:
@@ -224,7 +226,8 @@ class JobRunner:
             check_incarnation(job, incarnation)
             barrier = None if job.barrier else self._decide(tx)
             if barrier is not None:
-                job = replace(job, barrier=(barrier.prev, barrier.curr, barrier.kind))
+                planned = Counters.read(tx).version
+                job = replace(job, barrier=(barrier.prev, barrier.curr, barrier.kind), planned_version=planned)
                 tx.put(job_key(job.id), job.to_record())
             return job
 
@@ -298,7 +301,7 @@ def plan_barrier(view: View, handle: Handle, job: JobRecord) -> BarrierRun:
     outputs: dict[str, Output] = {}
     for table_id in job.outputs:
         table = get_table(view, table_id, f"output of {job.name}")
-        target = WriteTarget(handle.files, handle.table_folder(table.id), table.id, table.schema)
+        target = write_target(handle, table)
         outputs[table.name] = Output(table, plan_scan(view, table, barrier.prev), target)
     return BarrierRun(job, barrier, upstreams, outputs)
 

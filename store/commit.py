@@ -28,33 +28,18 @@ from ..errors import (
     TxnOutcomeForgotten,
 )
 from .catalog import Txn, View
-from .definitions import Counters, JobRecord, TableDef, get_job, get_table, get_version
-from .epoch import as_epoch, boundary, from_unix_ms, newest_index
-from .records import (
-    HEAD,
-    after_prefix,
-    bound_key,
-    head_key,
-    hist_key,
-    job_key,
-    key_epoch,
-    log_key,
-    txn_app_key,
-    txn_key,
-    used_key,
-)
+from .definitions import Counters, JobRecord, TableDef, get_job, get_table, get_version, move_counters
+from .epoch import as_epoch, from_unix_ms
+from .intents import require_intents
+from .outcomes import TxnPair, check_pair, landed, outcome_of, record_outcome
+from .records import gone_key, head_key, hist_key, intent_key, job_key, log_key, used_key
+from .sealing import check_skew
 from .segment import Segment
 from .version import Commit, LabelGroup, LogEntry, apply_commit, require_open
 from .writer import remove_segments
 
 if TYPE_CHECKING:
     from .handle import Handle
-
-MAX_SKEW_MS = 10_000
-KEPT_OUTCOMES = 1_000
-MAX_APP_BYTES = 200
-
-TxnPair = tuple[str, int]
 
 REFUSALS = (
     ClockSkew,
@@ -105,14 +90,18 @@ class JobCommit:
 
 
 def commit_root(
-    handle: Handle, edits: Sequence[TableEdit], *, epoch: int | None = None, txn: TxnPair | None = None
+    handle: Handle,
+    edits: Sequence[TableEdit],
+    *,
+    epoch: int | None = None,
+    txn: TxnPair | None = None,
+    ending: str | None = None,
 ) -> int:
     """Commit to root tables at one epoch (given, or the catalog's next).
 
-    The same `txn` again returns the first outcome.
+    The same `txn` again returns the first outcome. `ending`: a writer intent that ends with this commit.
     """
-    check_pair(txn)
-    return _commit_root(handle, edits, epoch, txn)[0]
+    return _commit_root(handle, edits, epoch, txn, ending)[0]
 
 
 def commit_own(
@@ -121,7 +110,7 @@ def commit_own(
     """`commit_root` of segments that nobody else knows of: refused, or landed before, they leave no file behind."""
     own = [segment for edit in edits for segment in edit.segments]
     try:
-        at, fresh = _commit_root(handle, edits, epoch, txn)
+        at, fresh = _commit_root(handle, edits, epoch, txn, None)
     except REFUSALS:
         remove_segments(handle.files, own)
         raise
@@ -131,7 +120,7 @@ def commit_own(
 
 
 def _commit_root(
-    handle: Handle, edits: Sequence[TableEdit], epoch: int | None, txn: TxnPair | None
+    handle: Handle, edits: Sequence[TableEdit], epoch: int | None, txn: TxnPair | None, ending: str | None
 ) -> tuple[int, bool]:
     """The commit's epoch, and whether it landed now (else earlier, under the same `txn`)."""
     check_pair(txn)
@@ -145,7 +134,7 @@ def _commit_root(
         _check_segments(handle, edit)
 
     def body(tx: Txn) -> tuple[int, bool]:
-        done = _outcome(tx, txn, tables)
+        done = outcome_of(tx, txn, tables)
         if done is not None:
             return done, False
         targets = [get_table(tx, edit.table_id, edit.name) for edit in edits]
@@ -155,17 +144,14 @@ def _commit_root(
         at, labels = _choose_epochs(edits, epoch, counters.last_epoch, now_ms)
         for table, edit in zip(targets, edits, strict=True):
             _append(tx, table, edit, at, labels, now_ms, txn=txn, job=None)
-        _write_counters(tx, counters, at)
+        move_counters(tx, counters, at)
         if txn is not None:
-            _record_outcome(tx, txn, tables, at, now_ms)
+            record_outcome(tx, txn, tables, at, now_ms)
+        if ending is not None:
+            tx.delete(intent_key(ending))
         return at, True
 
     return handle.catalog.transact(body)
-
-
-def landed(handle: Handle, txn: TxnPair | None, table_ids: Sequence[int]) -> int | None:
-    """The epoch at which this pair has landed in these tables, or None; raises what its commit would raise."""
-    return None if txn is None else handle.catalog.read(lambda view: _outcome(view, txn, sorted(table_ids)))
 
 
 def refuse_unwritable(view: View, table: TableDef) -> None:
@@ -200,14 +186,6 @@ def _choose_epochs(
             raise EpochRegressed(f"label {sealed[-1]} lies above the commit's epoch {epoch}; labels must not exceed it")
     check_skew(at, now_ms)
     return at, labels
-
-
-def check_skew(epoch: int, now_ms: int) -> None:
-    if epoch > from_unix_ms(now_ms + MAX_SKEW_MS):
-        raise ClockSkew(
-            f"epoch {epoch} lies more than {MAX_SKEW_MS // 1000} s ahead of the clock ({from_unix_ms(now_ms)}), or the "
-            "clock was set back since the newest commit; set the clocks right, or wait until the clock has caught up"
-        )
 
 
 def _append(
@@ -269,8 +247,13 @@ def _check_segments(handle: Handle, edit: TableEdit) -> None:
 
 
 def _use_up(tx: Txn, edit: TableEdit) -> None:
-    """Take sealed segments, once: whoever sealed them may try to commit them again when an answer was lost."""
+    """Take segments whose writer may still write, and sealed ones once: whoever sealed them may try to commit them
+    again when an answer was lost.
+    """
+    require_intents(tx, edit.name, (segment.path for segment in edit.segments))
     for segment in edit.segments:
+        if tx.get(gone_key(segment.table_id, segment.path)) is not None:
+            raise SegmentUnknown(f"segment {segment.path} of table {edit.name!r} was let go; write its rows again")
         if segment.label is not None:
             key = used_key(segment.table_id, segment.path)
             if tx.get(key) is not None:
@@ -279,151 +262,6 @@ def _use_up(tx: Txn, edit: TableEdit) -> None:
                     "give the commit a txn=(application, id), and its repetition returns the first outcome"
                 )
             tx.put(key, {})
-
-
-def _write_counters(tx: Txn, counters: Counters, last_epoch: int) -> None:
-    moved = replace(counters, last_epoch=max(counters.last_epoch, last_epoch), version=counters.version + 1)
-    tx.put(HEAD, moved.to_record())
-
-
-# ---- exactly once ------------------------------------------------------------------------------------------------
-
-
-def check_pair(txn: TxnPair | None) -> None:
-    """InvalidInput unless it is None or a pair (application, id) that the catalog can keep."""
-    if txn is not None:
-        _check_pair(txn)
-
-
-def _check_pair(txn: TxnPair) -> None:
-    good = isinstance(txn, tuple | list) and len(txn) == 2 and isinstance(txn[0], str)
-    if not good or not isinstance(txn[1], int) or isinstance(txn[1], bool) or not 0 <= txn[1] < 1 << 63:
-        raise InvalidInput(f"txn must be a pair (application: str, id: int >= 0), not {txn!r}")
-    if not txn[0] or "\0" in txn[0] or len(txn[0].encode(errors="replace")) > MAX_APP_BYTES or not _is_text(txn[0]):
-        raise InvalidInput(
-            f"the application name in txn must have 1 to {MAX_APP_BYTES} bytes and no NUL, not {txn[0]!r}"
-        )
-
-
-def _is_text(name: str) -> bool:
-    """Whether the name has bytes: half of a surrogate pair has none."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)
-
-
-def resolve(handle: Handle, txn: TxnPair) -> int | None:
-    """Decide the fate of (application, id): its epoch, or None, and then that commit can land no more."""
-    _check_pair(txn)
-
-    def body(tx: Txn) -> int | None:
-        record = tx.get(txn_key(*txn))
-        if record is None:
-            _refuse_forgotten(tx, txn)
-            _record_outcome(tx, txn, [], None, handle.catalog.now_ms())
-            return None
-        return record["epoch"]
-
-    return handle.catalog.transact(body)
-
-
-def has_outcome(view: View, txn: TxnPair) -> bool:
-    return view.get(txn_key(*txn)) is not None
-
-
-def _outcome(tx: View, txn: TxnPair | None, tables: Sequence[int]) -> int | None:
-    if txn is None:
-        return None
-    record = tx.get(txn_key(*txn))
-    if record is None:
-        _refuse_forgotten(tx, txn)
-        return None
-    if record["epoch"] is None:
-        raise TxnAborted(
-            f"transaction {tuple(txn)} was resolved as aborted and can land no more; commit under a new id"
-        )
-    if record["tables"] != list(tables):
-        raise TxnMismatch(
-            f"transaction {tuple(txn)} was committed before with other tables; use a new id for a new commit"
-        )
-    return record["epoch"]
-
-
-def _refuse_forgotten(tx: View, txn: TxnPair) -> None:
-    app = tx.get(txn_app_key(txn[0]))
-    if app is not None and txn[1] <= app["forgotten"]:
-        raise TxnOutcomeForgotten(
-            f"transaction {tuple(txn)}: outcomes of {txn[0]!r} are kept above id {app['forgotten']} only; "
-            "whether this one landed is not known any more, read the table to find out"
-        )
-
-
-def _record_outcome(tx: Txn, txn: TxnPair, tables: Sequence[int], epoch: int | None, now_ms: int) -> None:
-    """Keep an outcome, and the newest KEPT_OUTCOMES of its application."""
-    app, txn_id = txn
-    record = tx.get(txn_app_key(app)) or {"forgotten": -1, "count": 0, "used_ms": now_ms}
-    tx.put(txn_key(app, txn_id), {"tables": list(tables), "epoch": epoch, "at_ms": now_ms})
-    count, forgotten = record["count"] + 1, record["forgotten"]
-    if count > KEPT_OUTCOMES:
-        prefix = b"txn/" + app.encode() + b"\0"
-        oldest = next(key for key, _ in tx.scan(prefix, after_prefix(prefix)))
-        tx.delete(oldest)
-        count, forgotten = count - 1, key_epoch(oldest)
-    tx.put(txn_app_key(app), {"forgotten": forgotten, "count": count, "used_ms": now_ms})
-
-
-# ---- sealing -----------------------------------------------------------------------------------------------------
-
-
-def seal(handle: Handle, every: int = 1) -> int:
-    """Seal the boundaries that the clock has passed, for a job that uses each `every`-th one; returns last_epoch.
-
-    Writes nothing while no commit has landed since a boundary the job can use: sealing an idle store tells nobody
-    anything. When last_epoch leads the clock by more than an interval (a clock was set back), a boundary is forced at
-    last_epoch.
-    """
-
-    def settled(view: View) -> int | None:
-        last_epoch = Counters.read(view).last_epoch
-        sealed = last_epoch > 0 and is_boundary(view, last_epoch, handle.interval_ms, every)
-        leads = last_epoch > from_unix_ms(handle.catalog.now_ms() + handle.interval_ms)
-        return last_epoch if sealed or (not leads and _sealable(handle) <= last_epoch) else None
-
-    def body(tx: Txn) -> int:
-        counters, target = Counters.read(tx), _sealable(handle)
-        if target > counters.last_epoch:
-            _write_counters(tx, counters, target)
-        elif counters.last_epoch > from_unix_ms(handle.catalog.now_ms() + handle.interval_ms):
-            tx.put(bound_key(counters.last_epoch), {"at_ms": handle.catalog.now_ms()})
-        return max(target, counters.last_epoch)
-
-    done = handle.catalog.read(settled)
-    return handle.catalog.transact(body) if done is None else done
-
-
-def force_boundary(handle: Handle) -> int:
-    """Seal a boundary now, beside the regular ones; returns its epoch."""
-
-    def body(tx: Txn) -> int:
-        counters, now_ms = Counters.read(tx), handle.catalog.now_ms()
-        at = max(from_unix_ms(now_ms), counters.last_epoch)
-        check_skew(at, now_ms)
-        if not is_boundary(tx, at, handle.interval_ms):
-            tx.put(bound_key(at), {"at_ms": now_ms})
-        _write_counters(tx, counters, at)
-        return at
-
-    return handle.catalog.transact(body)
-
-
-def _sealable(handle: Handle) -> int:
-    now = from_unix_ms(handle.catalog.now_ms())
-    return boundary(newest_index(now - 1, handle.interval_ms), handle.interval_ms)
-
-
-def is_boundary(view: View, epoch: int, interval_ms: int, every: int = 1) -> bool:
-    """Whether a job that uses each `every`-th boundary may stop at the epoch; forced boundaries are for all."""
-    index = newest_index(epoch, interval_ms)
-    regular = boundary(index, interval_ms) == epoch and index % every == 0
-    return regular or view.get(bound_key(epoch)) is not None
 
 
 # ---- job commits -------------------------------------------------------------------------------------------------
@@ -452,7 +290,7 @@ def commit_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit]) ->
             _append(tx, table, edit, commit.curr, {}, now_ms, txn=None, job=job.name)
         after = replace(job, position=commit.curr, barrier=None, state=commit.state, last_error=None)
         tx.put(job_key(job.id), after.to_record())
-        _write_counters(tx, Counters.read(tx), commit.curr)
+        move_counters(tx, Counters.read(tx), commit.curr)
         return commit.curr
 
     return handle.catalog.transact(body)

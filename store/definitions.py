@@ -6,12 +6,12 @@ What they mean is decided above.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from functools import lru_cache
 
 from ..errors import Corrupt, EpochlogError, InvalidInput, JobNotFound, TableDropped, TableNotFound
-from .catalog import View
+from .catalog import Txn, View
 from .records import HEAD, Record, after_prefix, head_key, job_key, job_name_key, name_key, table_key
 from .schema import TableSchema, is_name
 from .version import TableVersion
@@ -45,6 +45,14 @@ class Counters:
 
     def to_record(self) -> Record:
         return asdict(self)
+
+
+def move_counters(txn: Txn, counters: Counters, last_epoch: int | None = None) -> int:
+    """Part of every transaction that changes what readers may reach; returns the store's new version."""
+    at = counters.last_epoch if last_epoch is None else max(counters.last_epoch, last_epoch)
+    moved = replace(counters, last_epoch=at, version=counters.version + 1)
+    txn.put(HEAD, moved.to_record())
+    return moved.version
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +129,8 @@ class TableDef:
 class JobRecord:
     """A job: its lineage, how far it has committed (`position`), who runs it, and the barrier decided for it.
 
-    state: creating | running | parked | finished. `barrier` is [prev, curr, kind] for prev == position, or
-    None.
+    state: creating | running | parked | finished. `barrier` is [prev, curr, kind] for prev == position, or None;
+    `planned_version` is the store's version when it was recorded: what the job reads for it was there then or later.
     """
 
     id: int
@@ -136,6 +144,7 @@ class JobRecord:
     position: int = 0
     incarnation: int = 0
     barrier: tuple[int, int, str] | None = None
+    planned_version: int = 0
     last_error: str | None = field(default=None)
 
     def to_record(self) -> Record:

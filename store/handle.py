@@ -17,6 +17,7 @@ from .definitions import FORMAT_VERSION, StoreRecord
 from .epoch import MAX_EPOCH, from_unix_ms
 from .files import Files, open_files
 from .history import EpochMemory
+from .intents import Intents, file_name
 from .leases import Leases
 from .lmdb_catalog import LmdbCatalog
 from .records import HEAD, STORE
@@ -40,14 +41,15 @@ class Handle:
         self.durability = durability
         self.memory = EpochMemory()
         self.leases = Leases(catalog)
+        self.intents = Intents(catalog, self.leases)
 
     def table_folder(self, table_id: int) -> str:
         """Where a table's files lie, relative to the root."""
         return f"{self.store_id}/t{table_id:08x}"
 
     def new_path(self, table_id: int, ending: str) -> str:
-        """A final, unique name for a new file: nothing is ever renamed."""
-        return f"{self.table_folder(table_id)}/{uuid.uuid4().hex}{ending}"
+        """Where this open store writes a new file of a table."""
+        return f"{self.table_folder(table_id)}/{file_name(self.intents.own(), ending)}"
 
     def new_holder(self, kind: str) -> str:
         """A name that no other holder of a lease has."""

@@ -1,17 +1,20 @@
 """Holds: who keeps what. One kind of record for snapshots, consumers, reads and replays; jobs hold by their position.
 
 A hold of a table keeps its log after `log_epoch` and its states at and above `read_epoch` until `expires_ms` (None:
-for good).
+for good), and the files that its holder may have planned to read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .catalog import Txn, View
-from .definitions import all_jobs
+from .definitions import Counters, all_jobs
 from .records import Record, after_prefix, hold_key
+
+NO_PLAN = 1 << 62
+"""The version of a hold whose holder reads no files now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +27,20 @@ class Hold:
     read_epoch: int | None
     since_ms: int
     expires_ms: int | None
+    version: int = NO_PLAN  # the store's when the hold was taken: files let go of later may be among those it reads
 
     def to_record(self) -> Record:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def put_holds(txn: Txn, holds: Iterable[Hold]) -> None:
+def put_holds(txn: Txn, holds: Iterable[Hold]) -> list[bytes]:
+    """Part of a transaction: write holds as of the store's present version; returns their keys."""
+    version, keys = Counters.read(txn).version, []
     for hold in holds:
-        txn.put(hold_key(hold.table_id, hold.holder), hold.to_record())
+        reading = hold.expires_ms is not None  # a lease is somebody's who reads now; a cursor plans anew at each read
+        keys.append(hold_key(hold.table_id, hold.holder))
+        txn.put(keys[-1], replace(hold, version=version if reading else NO_PLAN).to_record())
+    return keys
 
 
 def release_holds(txn: Txn, holder: str, table_ids: Iterable[int]) -> None:
@@ -53,5 +62,6 @@ def holds_of(view: View, table_id: int, now_ms: int, alive: Collection[str] = ()
         if table_id in job.outputs or table_id in job.upstreams:
             at = job.position if job.position or job.backfill == "log" else job.barrier[1] if job.barrier else None
             if at is not None:
-                live.append(Hold(f"job:{job.name}", table_id, at, at, now_ms, None))
+                version = job.planned_version if job.barrier else NO_PLAN
+                live.append(Hold(f"job:{job.name}", table_id, at, at, now_ms, None, version))
     return live

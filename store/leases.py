@@ -1,5 +1,5 @@
 """Keeps the leases of this process alive: renewed while their holders live, so that they end only by a close or a
-crash.
+crash. A lease is a catalog record with `expires_ms`: a hold, or a writer's intent.
 """
 
 from __future__ import annotations
@@ -8,16 +8,23 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 from ..errors import EpochlogError
 from .catalog import Catalog, Txn
-from .holds import Hold, put_holds, release_holds
-from .records import hold_key
 
 LEASE_MS = 600_000
 _RENEW_S = LEASE_MS / 1000 / 3
 _log = logging.getLogger("epochlog")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Records of one holder. `lasting` ones are left to run out when the holder goes, the others are removed."""
+
+    keys: tuple[bytes, ...]
+    length_ms: int
+    lasting: bool
 
 
 class Leases:
@@ -29,7 +36,7 @@ class Leases:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._lock = threading.Lock()
-        self._held: dict[str, tuple[int, ...]] = {}
+        self._held: dict[str, _Kept] = {}
         self._pid = os.getpid()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -41,16 +48,11 @@ class Leases:
         with self._lock:
             return frozenset(self._held)
 
-    def take(self, tx: Txn, holds: Sequence[Hold]) -> None:
-        """Write leases (all of one holder) as part of a transaction; call `keep` once it has gone through."""
-        expires_ms = self._catalog.now_ms() + LEASE_MS
-        put_holds(tx, [replace(hold, expires_ms=expires_ms) for hold in holds])
-
-    def keep(self, holder: str, table_ids: Sequence[int]) -> None:
-        """Renew the holder's leases from now on, until `release`."""
+    def keep(self, holder: str, keys: Sequence[bytes], length_ms: int = LEASE_MS, *, lasting: bool = False) -> None:
+        """Renew these records (just written, with their `expires_ms`) from now on, until `release`."""
         self._leave_to_parent()
         with self._lock:
-            self._held[holder] = tuple(table_ids)
+            self._held[holder] = _Kept(tuple(keys), length_ms, lasting)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="epochlog-leases", daemon=True)
                 self._thread.start()
@@ -59,32 +61,48 @@ class Leases:
         """Give the holder's leases back; a second call does nothing."""
         self._leave_to_parent()
         with self._lock:
-            tables = self._held.pop(holder, None)
-        if tables:
-            self._catalog.transact(lambda tx: release_holds(tx, holder, tables))
+            kept = self._held.pop(holder, None)
+        if kept is not None and not kept.lasting:
+
+            def body(tx: Txn) -> None:
+                for key in kept.keys:
+                    tx.delete(key)
+
+            self._catalog.transact(body)
 
     def renew(self) -> None:
-        """Push back the end of every lease of this process that is still there."""
+        """Push back the end of every lease of this process. A holder whose records are gone was revoked: it ends."""
         with self._lock:
             held = dict(self._held)
 
-        def body(tx: Txn) -> None:
-            expires_ms = self._catalog.now_ms() + LEASE_MS
-            for holder, tables in held.items():
-                for table_id in tables:
-                    record = tx.get(hold_key(table_id, holder))
+        def body(tx: Txn) -> list[str]:
+            now_ms, lost = self._catalog.now_ms(), []
+            for holder, kept in held.items():
+                records = {key: tx.get(key) for key in kept.keys}
+                for key, record in records.items():
                     if record is not None:
-                        tx.put(hold_key(table_id, holder), {**record, "expires_ms": expires_ms})
+                        tx.put(key, {**record, "expires_ms": now_ms + kept.length_ms})
+                if all(record is None for record in records.values()):
+                    lost.append(holder)
+            return lost
 
         if held:
-            self._catalog.transact(body)
+            lost = self._catalog.transact(body)
+            with self._lock:
+                for holder in lost:
+                    self._held.pop(holder, None)
 
     def close(self) -> None:
-        """Give back all leases and end the renewing thread."""
+        """Give back all leases and end the renewing thread. Those that cannot be given back now run out."""
         self._leave_to_parent()
         self._closed.set()
-        for holder in self.live:
-            self.release(holder)
+        try:
+            if any(kept.lasting for kept in self._held.values()):
+                self.renew()
+            for holder in self.live:
+                self.release(holder)
+        except EpochlogError as error:
+            _log.warning("leases could not be given back, they run out by themselves: %s", error)
         if self._thread is not None:
             self._thread.join()
 

@@ -10,6 +10,9 @@ LMDB does not checksum its pages, so every record carries its own CRC-32. Key la
     bound/<epoch>                           forced boundaries
     hold/<id>/<holder>                      what must be kept, and for whom
     used/<id>/<file>                        sealed segments that have been committed: they land once
+    intent/<intent>                         who may be writing files that are named for it
+    gone/<id>/<file>                        files that nothing reaches any more, until vacuum deletes them
+    compact/<id>, trace/<id>/<n>            a compaction under way; those that have been, and why
     txn/<app>\\0<id>, txnapp/<app>           outcomes for exactly-once commits
 
 Ids are 8 and epochs 16 hex digits wide, so byte order is numeric order.
@@ -89,6 +92,22 @@ def hold_key(table_id: int, holder: str) -> bytes:
 def used_key(table_id: int, path: str) -> bytes:
     """`path` is a segment's; its last part is a unique name."""
     return b"used/%08x/" % table_id + path.rsplit("/", 1)[-1].encode()
+
+
+def gone_key(table_id: int, path: str) -> bytes:
+    return b"gone/%08x/" % table_id + path.rsplit("/", 1)[-1].encode()
+
+
+def intent_key(intent: str) -> bytes:
+    return b"intent/" + intent.encode()
+
+
+def compact_key(table_id: int) -> bytes:
+    return b"compact/%08x" % table_id
+
+
+def trace_key(table_id: int, number: int) -> bytes:
+    return b"trace/%08x/%016x" % (table_id, number)
 
 
 def txn_key(app: str, txn_id: int) -> bytes:

@@ -8,16 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from uuid import uuid4
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from ..errors import WriteFailed
+from .definitions import TableDef
 from .files import Files
+from .intents import file_name
 from .keys import KeyCodec
 from .merge import Rows, newest_wins, sorted_unique
 from .schema import TableSchema
 from .segment import Segment, write_segment
+
+if TYPE_CHECKING:
+    from .handle import Handle
 
 FLUSH_ROWS = 1 << 20
 FLUSH_BYTES = 256 << 20
@@ -31,6 +36,14 @@ class WriteTarget:
     folder: str  # relative to the store's root
     table_id: int
     schema: TableSchema
+    intent: str
+
+
+def write_target(handle: Handle, table: TableDef, intent: str | None = None) -> WriteTarget:
+    """Where writers of the table write, under an intent (None: the one that all writers of this open store share)."""
+    return WriteTarget(
+        handle.files, handle.table_folder(table.id), table.id, table.schema, intent or handle.intents.own()
+    )
 
 
 class SegmentWriter:
@@ -85,7 +98,7 @@ class SegmentWriter:
         if self._pending:
             rows = self._pending[0] if len(self._pending) == 1 else newest_wins(self._pending)
             target = self._target
-            path = f"{target.folder}/{uuid4().hex}.arrow"
+            path = f"{target.folder}/{file_name(target.intent, '.arrow')}"
             self._flushed.append(write_segment(target.files, path, target.table_id, target.schema, self._codec, rows))
             self._pending, self._rows, self._bytes = [], 0, 0
         if label is not None:

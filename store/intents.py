@@ -1,0 +1,98 @@
+"""Writer intents: who may be writing files, so that vacuum never takes one for garbage and no commit takes one for data
+that vacuum has let go.
+
+An intent is registered before its first file is made, and every file bears the name of its writer's intent:
+`<folder>/<intent>-<unique>.<ending>`. A commit requires, in its own transaction, that the intents of its segments are
+still there; vacuum revokes an intent that has run out by removing it, in a transaction too. So one of them is first.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from ..errors import SegmentUnknown
+from .catalog import Catalog, View
+from .leases import LEASE_MS, Leases
+from .records import Record, after_prefix, intent_key
+
+SEALED_MS = 86_400_000
+"""How long sealed segments may still be committed after the store that wrote them was closed, or its process died."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """kind: "store" for what an open store writes by itself, "job", "spark". Times are Unix milliseconds."""
+
+    id: str
+    kind: str
+    since_ms: int
+    expires_ms: int
+
+    def to_record(self) -> Record:
+        return asdict(self)
+
+
+def file_name(intent: str, ending: str) -> str:
+    """A final, unique name for a new file: nothing is ever renamed."""
+    return f"{intent}-{uuid.uuid4().hex}{ending}"
+
+
+def intent_of(path: str) -> str:
+    """The intent that a file was written under; "" when its name tells none."""
+    name = path.rsplit("/", 1)[-1]
+    return name[:32] if name[32:33] == "-" else ""
+
+
+def all_intents(view: View) -> list[Intent]:
+    return [Intent(**record) for _, record in view.scan(b"intent/", after_prefix(b"intent/"))]
+
+
+def require_intents(view: View, table: str, paths: Iterable[str]) -> None:
+    """SegmentUnknown if vacuum has revoked what a segment was written under: its file may be gone, or go any moment."""
+    for intent in dict.fromkeys(intent_of(path) for path in paths):
+        if view.get(intent_key(intent)) is None:
+            raise SegmentUnknown(
+                f"table {table!r}: the intent {intent or '?'} under which its segments were written has ended or was "
+                "revoked; write the rows again, then commit them"
+            )
+
+
+class Intents:
+    """The intents of one open store: one that all its own writers share, and one for each batch of Spark."""
+
+    def __init__(self, catalog: Catalog, leases: Leases) -> None:
+        self._catalog = catalog
+        self._leases = leases
+        self._lock = threading.Lock()
+        self._own: str | None = None
+        self._sealed = False
+        self._pid = os.getpid()
+
+    def own(self, *, sealed: bool = False) -> str:
+        """The intent of this open store, registered at the first call.
+
+        sealed: for segments that the user commits later, perhaps elsewhere: it then outlives the store by SEALED_MS.
+        """
+        if self._pid != os.getpid():  # a forked child: the intent so far is its parent's to end
+            self._pid, self._lock, self._own, self._sealed = os.getpid(), threading.Lock(), None, False
+        with self._lock:
+            if self._own is None or self._own not in self._leases.live or (sealed and not self._sealed):
+                self._sealed = self._sealed or sealed
+                self._own = self.register("store", SEALED_MS if self._sealed else LEASE_MS)
+            return self._own
+
+    def register(self, kind: str, length_ms: int = LEASE_MS) -> str:
+        """A new intent, kept alive until `release`, the close of the store or the end of the process."""
+        intent, now_ms = uuid.uuid4().hex, self._catalog.now_ms()
+        record = Intent(intent, kind, now_ms, now_ms + length_ms).to_record()
+        self._catalog.transact(lambda tx: tx.put(intent_key(intent), record))
+        self._leases.keep(intent, [intent_key(intent)], length_ms, lasting=length_ms > LEASE_MS)
+        return intent
+
+    def release(self, intent: str) -> None:
+        """Its writers have ended: what they wrote and nobody committed is vacuum's."""
+        self._leases.release(intent)

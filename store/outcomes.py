@@ -1,0 +1,107 @@
+"""Exactly once: the outcomes of transactions, by the pair (application, id) that a commit carries.
+
+Rules: docs/SEMANTICS.md, 1. To ask for an outcome is to decide it: a late commit meets the abort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import InvalidInput, TxnAborted, TxnMismatch, TxnOutcomeForgotten
+from .catalog import Txn, View
+from .records import after_prefix, key_epoch, txn_app_key, txn_key
+
+if TYPE_CHECKING:
+    from .handle import Handle
+
+KEPT_OUTCOMES = 1_000
+MAX_APP_BYTES = 200
+
+TxnPair = tuple[str, int]
+
+
+def check_pair(txn: TxnPair | None) -> None:
+    """InvalidInput unless it is None or a pair (application, id) that the catalog can keep."""
+    if txn is None:
+        return
+    good = isinstance(txn, tuple | list) and len(txn) == 2 and isinstance(txn[0], str)
+    if not good or not isinstance(txn[1], int) or isinstance(txn[1], bool) or not 0 <= txn[1] < 1 << 63:
+        raise InvalidInput(f"txn must be a pair (application: str, id: int >= 0), not {txn!r}")
+    if not txn[0] or "\0" in txn[0] or len(txn[0].encode(errors="replace")) > MAX_APP_BYTES or not _is_text(txn[0]):
+        raise InvalidInput(
+            f"the application name in txn must have 1 to {MAX_APP_BYTES} bytes and no NUL, not {txn[0]!r}"
+        )
+
+
+def _is_text(name: str) -> bool:
+    """Whether the name has bytes: half of a surrogate pair has none."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def landed(handle: Handle, txn: TxnPair | None, table_ids: Sequence[int]) -> int | None:
+    """The epoch at which this pair has landed in these tables, or None; raises what its commit would raise."""
+    return None if txn is None else handle.catalog.read(lambda view: outcome_of(view, txn, sorted(table_ids)))
+
+
+def resolve(handle: Handle, txn: TxnPair) -> int | None:
+    """Decide the fate of (application, id): its epoch, or None, and then that commit can land no more."""
+    if txn is None:
+        raise InvalidInput("resolve takes the txn of a commit, its pair (application, id), not None")
+    check_pair(txn)
+
+    def body(tx: Txn) -> int | None:
+        record = tx.get(txn_key(*txn))
+        if record is None:
+            _refuse_forgotten(tx, txn)
+            record_outcome(tx, txn, [], None, handle.catalog.now_ms())
+            return None
+        return record["epoch"]
+
+    return handle.catalog.transact(body)
+
+
+def has_outcome(view: View, txn: TxnPair) -> bool:
+    return view.get(txn_key(*txn)) is not None
+
+
+def outcome_of(view: View, txn: TxnPair | None, tables: Sequence[int]) -> int | None:
+    """The epoch at which the pair landed in just these tables (sorted ids); None when it has not, or there is none."""
+    if txn is None:
+        return None
+    record = view.get(txn_key(*txn))
+    if record is None:
+        _refuse_forgotten(view, txn)
+        return None
+    if record["epoch"] is None:
+        raise TxnAborted(
+            f"transaction {tuple(txn)} was resolved as aborted and can land no more; commit under a new id"
+        )
+    if record["tables"] != list(tables):
+        raise TxnMismatch(
+            f"transaction {tuple(txn)} was committed before with other tables; use a new id for a new commit"
+        )
+    return record["epoch"]
+
+
+def _refuse_forgotten(view: View, txn: TxnPair) -> None:
+    app = view.get(txn_app_key(txn[0]))
+    if app is not None and txn[1] <= app["forgotten"]:
+        raise TxnOutcomeForgotten(
+            f"transaction {tuple(txn)}: outcomes of {txn[0]!r} are kept above id {app['forgotten']} only; "
+            "whether this one landed is not known any more, read the table to find out"
+        )
+
+
+def record_outcome(tx: Txn, txn: TxnPair, tables: Sequence[int], epoch: int | None, now_ms: int) -> None:
+    """Keep an outcome, and the newest KEPT_OUTCOMES of its application."""
+    app, txn_id = txn
+    record = tx.get(txn_app_key(app)) or {"forgotten": -1, "count": 0, "used_ms": now_ms}
+    tx.put(txn_key(app, txn_id), {"tables": list(tables), "epoch": epoch, "at_ms": now_ms})
+    count, forgotten = record["count"] + 1, record["forgotten"]
+    if count > KEPT_OUTCOMES:
+        prefix = b"txn/" + app.encode() + b"\0"
+        oldest = next(key for key, _ in tx.scan(prefix, after_prefix(prefix)))
+        tx.delete(oldest)
+        count, forgotten = count - 1, key_epoch(oldest)
+    tx.put(txn_app_key(app), {"forgotten": forgotten, "count": count, "used_ms": now_ms})
