@@ -129,6 +129,10 @@ class WriteFailed(EpochlogError):
     """The file system refused a write or a sync; nothing of it is visible."""
 
 
+class ReadFailed(EpochlogError):
+    """The file system could not be asked, or refused to answer; nothing is known to be damaged."""
+
+
 # ---- epochs and commits ------------------------------------------------------------------------------------------
 
 

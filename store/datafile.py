@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import Corrupt
+from .downloads import downloads
 from .files import Files
 from .keys import Key, KeyCodec, search
 from .merge import Rows
@@ -35,11 +36,13 @@ _verified_lock = threading.Lock()
 
 def verified(files: Files, path: str, size: int, crc32: int, *, again: bool = False) -> pa.Buffer:
     """The whole file. Its size and checksum are compared with the catalog's when this process reads it for the first
-    time, with `again` at every time.
+    time, with `again` at every time; one that is far away is kept in memory then.
 
-    Raises Corrupt, also when the file is gone or cannot be read.
+    Raises Corrupt, also when the file is gone or cannot be read; ReadFailed when its file system does not answer.
     """
     try:
+        if files.remote:
+            return _downloaded(files, path, size, crc32, again=again)
         stamp = (*files.stamp(path), size, crc32)
         data = files.read(path)
     except FileNotFoundError as error:
@@ -51,14 +54,32 @@ def verified(files: Files, path: str, size: int, crc32: int, *, again: bool = Fa
     with _verified_lock:
         if stamp in _verified and not again:
             return data
-    found = zlib.crc32(data)
-    if found != crc32:
-        raise Corrupt(path, f"its checksum is {found:08x}, not {crc32:08x}")
+    _check_sum(path, data, crc32)
     with _verified_lock:
         _verified[stamp] = None
         while len(_verified) > _VERIFIED_LIMIT:
             _verified.popitem(last=False)
     return data
+
+
+def _downloaded(files: Files, path: str, size: int, crc32: int, *, again: bool) -> pa.Buffer:
+    """Downloaded at most once while memory lasts: its name, size and checksum say what is in it."""
+    name = (files.place, path, size, crc32)
+    kept = None if again else downloads.get(name)
+    if kept is not None:
+        return kept
+    data = files.read(path)
+    if data.size != size:
+        raise Corrupt(path, f"it has {data.size} bytes, not {size}")
+    _check_sum(path, data, crc32)
+    downloads.put(name, data)
+    return data
+
+
+def _check_sum(path: str, data: pa.Buffer, crc32: int) -> None:
+    found = zlib.crc32(data)
+    if found != crc32:
+        raise Corrupt(path, f"its checksum is {found:08x}, not {crc32:08x}")
 
 
 def key_stats(codec: KeyCodec, data: pa.Table) -> Stats:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import ClassVar, Protocol
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from ..errors import InvalidInput, WriteFailed
+from ..errors import InvalidInput, ReadFailed, WriteFailed
+from .urls import masked, without_secrets
 
 DURABILITIES = ("disk", "os")
 
@@ -31,8 +35,19 @@ class Files(Protocol):
     """Files under one root, by relative path with /. Immutable and picklable: Spark's workers receive it.
 
     Files are written once, under final unique names, and are never changed or renamed. Reading a file that is not
-    there raises FileNotFoundError; a path that would leave the root raises InvalidInput.
+    there raises FileNotFoundError, a store that does not answer ReadFailed; a path that would leave the root
+    InvalidInput.
     """
+
+    @property
+    def remote(self) -> bool:
+        """Whether a read is a download; else it maps the file into memory."""
+        ...
+
+    @property
+    def place(self) -> str:
+        """The root, without passwords: what messages and caches call it."""
+        ...
 
     def write(self, path: str, data: pa.Buffer | bytes) -> None:
         """Make a new file, folders included; it is durable when this returns. FileExistsError if it is there already.
@@ -74,18 +89,22 @@ def open_files(root: str | Path, durability: str = "disk") -> Files:
     if durability not in DURABILITIES:
         raise InvalidInput(f"durability must be one of {DURABILITIES}, not {durability!r}")
     text = os.fspath(root)
-    parts = urlsplit(text)
     if "://" not in text:
         return LocalFiles(os.path.abspath(os.path.expanduser(text)), durability)
+    try:
+        parts = urlsplit(text)
+    except ValueError as error:
+        raise InvalidInput(f"root {masked(text)!r} cannot be used: {without_secrets(error, text)}") from None
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost"):
             raise InvalidInput(f"root {text!r}: a file:// URI names no other host; write file:///path")
         return LocalFiles(os.path.abspath(unquote(parts.path)), durability)
     try:
-        filesystem, base = pafs.FileSystem.from_uri(text)
-    except (pa.ArrowException, ValueError, OSError) as error:
-        raise InvalidInput(f"root {text!r} cannot be used: {error}") from error
-    return ArrowFiles(filesystem, base.rstrip("/"))
+        filesystem, base = pafs.FileSystem.from_uri(_with_less_requests(text))
+    except (pa.ArrowException, ValueError, OSError) as error:  # which quotes what it was given
+        reason = without_secrets(without_secrets(error, _with_less_requests(text)), text)
+        raise InvalidInput(f"root {masked(text)!r} cannot be used: {reason}") from None
+    return ArrowFiles(filesystem, base.rstrip("/"), masked(text))
 
 
 def _checked(path: str) -> str:
@@ -161,6 +180,11 @@ class LocalFiles:
 
     root: str
     durability: str = "disk"
+    remote: ClassVar[bool] = False
+
+    @property
+    def place(self) -> str:
+        return self.root
 
     def write(self, path: str, data: pa.Buffer | bytes) -> None:
         full = self._full(path)
@@ -257,17 +281,25 @@ def _try_remove(path: str) -> None:
 
 # ---- other file systems --------------------------------------------------------------------------------------------
 
+_UNIQUE = re.compile(r"[0-9a-f]{32}\.[a-z]+$")
+"""How the names of data files end: with a number that nobody has drawn before."""
+
 
 @dataclass(frozen=True, slots=True)
 class ArrowFiles:
-    """Files below `base` in a pyarrow file system. An object is durable when its store has taken it."""
+    """Files below `base` in a pyarrow file system. An object is durable when its store has taken it.
+
+    Every request has its price there, so a name that ends with a random number is not asked for before it is written.
+    """
 
     filesystem: pafs.FileSystem
     base: str
+    place: str = ""
+    remote: ClassVar[bool] = True
 
     def write(self, path: str, data: pa.Buffer | bytes) -> None:
         full = self._full(path)
-        if self.exists(path):
+        if not _UNIQUE.search(path) and self._is_taken(path):
             raise FileExistsError(errno.EEXIST, "the file is there already", full)
         try:
             stream = self._create(full)
@@ -281,11 +313,13 @@ class ArrowFiles:
             raise _failed(full, error) from error
 
     def read(self, path: str) -> pa.Buffer:
-        with self.open_input(path) as file:
+        with self.open_input(path) as file, _reading(self._full(path)):
             return file.read_buffer()
 
     def open_input(self, path: str) -> pa.NativeFile:
-        return self.filesystem.open_input_file(self._full(path))
+        full = self._full(path)
+        with _reading(full):
+            return self.filesystem.open_input_file(full)
 
     def size(self, path: str) -> int:
         return self._info(path).size
@@ -295,11 +329,14 @@ class ArrowFiles:
         return self.filesystem.type_name, info.path, info.size, info.mtime_ns or 0
 
     def exists(self, path: str) -> bool:
-        return self.filesystem.get_file_info(self._full(path)).type == pafs.FileType.File
+        full = self._full(path)
+        with _reading(full):
+            return self.filesystem.get_file_info(full).type == pafs.FileType.File
 
     def list(self, prefix: str = "") -> list[FileInfo]:
         top = self._full(prefix) if prefix else self.base
-        infos = self.filesystem.get_file_info(pafs.FileSelector(top, allow_not_found=True, recursive=True))
+        with _reading(top):
+            infos = self.filesystem.get_file_info(pafs.FileSelector(top, allow_not_found=True, recursive=True))
         skip = len(self.base) + 1 if self.base else 0
         found = [
             FileInfo(info.path[skip:], info.size, (info.mtime_ns or 0) // 1_000_000)
@@ -315,7 +352,7 @@ class ArrowFiles:
         except FileNotFoundError:
             return
         except OSError as error:
-            if not self.exists(path):
+            if self._is_gone(path):
                 return  # some stores report what is gone as any other error
             raise WriteFailed(f"{full} was not deleted: {error}") from error
 
@@ -323,10 +360,24 @@ class ArrowFiles:
         return f"{self.base}/{_checked(path)}" if self.base else _checked(path)
 
     def _info(self, path: str) -> pafs.FileInfo:
-        info = self.filesystem.get_file_info(self._full(path))
+        full = self._full(path)
+        with _reading(full):
+            info = self.filesystem.get_file_info(full)
         if info.type != pafs.FileType.File:
-            raise FileNotFoundError(errno.ENOENT, "no such file", self._full(path))
+            raise FileNotFoundError(errno.ENOENT, "no such file", full)
         return info
+
+    def _is_taken(self, path: str) -> bool:
+        try:
+            return self.exists(path)
+        except ReadFailed as error:
+            raise WriteFailed(f"{self._full(path)} was not written: {error}") from error
+
+    def _is_gone(self, path: str) -> bool:
+        try:
+            return not self.exists(path)
+        except ReadFailed:
+            return False
 
     def _create(self, full: str) -> pa.NativeFile:
         try:
@@ -341,3 +392,22 @@ class ArrowFiles:
                 undo()
             except OSError:
                 continue  # the first error is the one to tell; vacuum finds what stays
+
+
+@contextmanager
+def _reading(full: str) -> Iterator[None]:
+    """A request to a file system that may be far away: what it refuses is told as ReadFailed."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        reason = error.strerror or error
+        raise ReadFailed(f"{full} cannot be read: {reason}. Try again when its file system answers") from error
+
+
+def _with_less_requests(uri: str) -> str:
+    """S3 takes a small object in one request, if a stream may be opened before the object is begun."""
+    if not uri.startswith("s3://") or "allow_delayed_open=" in uri:
+        return uri
+    return f"{uri}{'&' if urlsplit(uri).query else '?'}allow_delayed_open=true"
