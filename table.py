@@ -298,6 +298,6 @@ def table_info(handle: Handle, view: View, table: TableDef) -> TableInfo:
         log_start_epoch=version.log_start,
         bytes=table_bytes(version),
         log_segments=version.log_segments,
-        runs=len(version.runs),
+        runs=version.runs,
         _count=lambda: plan.count(handle.files),
     )

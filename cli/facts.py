@@ -9,7 +9,7 @@ from typing import Any
 from ..checkpoint.graph import JobInfo, job_info
 from ..errors import Corrupt
 from ..store.catalog import View
-from ..store.definitions import Counters, TableDef, all_jobs, all_tables, find_table, get_job, get_version
+from ..store.definitions import Counters, TableDef, all_jobs, all_tables, find_table, get_job, get_runs, get_version
 from ..store.epoch import to_unix_ms
 from ..store.handle import Handle
 from ..store.history import read_epoch_view, table_state
@@ -113,7 +113,7 @@ def table_facts(one: TableLook, rows: int | None) -> Facts:
         "rows": rows,
         "bytes": table_bytes(version),
         "log_segments": version.log_segments,
-        "runs": len(version.runs),
+        "runs": version.runs,
     }
 
 
@@ -147,7 +147,7 @@ def describe_table(handle: Handle, name: str, counter: RowCounter) -> Facts:
                 "log_s": table.options.log_retention.total_seconds(),
             },
             "schema": list(columns(table)),
-            "run_list": [run_facts(run) for run in one.version.runs],
+            "run_list": [run_facts(run) for run in get_runs(view, table.id)],
             "log": log_facts(view, table, one.version),
             "holds": sorted(holds, key=lambda hold: hold["holder"]),
         }

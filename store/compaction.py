@@ -21,17 +21,17 @@ import pyarrow.compute as pc
 
 from ..errors import TableDropped, WriteFailed
 from .catalog import Txn, View
-from .definitions import TableDef, get_table, get_version
+from .definitions import TableDef, get_runs, get_table, get_version
 from .epoch import from_unix_ms
 from .files import Files
 from .holds import holds_of
 from .keys import KeyCodec, sort_indices
 from .merge import Rows, lookup, merge, newest_wins
-from .records import head_key, log_key
+from .records import head_key, log_key, runs_key
 from .run import EPOCH, UNTIL, Part, Run, read_part, write_part
 from .schema import TableSchema
 from .segment import SegmentReader
-from .version import LogEntry, TableVersion, apply_compaction, apply_safe_epoch
+from .version import LogEntry, Runs, TableVersion, apply_runs, apply_safe_epoch, runs_to_record
 
 if TYPE_CHECKING:
     from .handle import Handle
@@ -53,12 +53,12 @@ class Task:
     safe_epoch: int
 
 
-def pick(version: TableVersion, entries: Sequence[LogEntry], *, least_segments: int) -> Task | None:
+def pick(version: TableVersion, runs: Runs, entries: Sequence[LogEntry], *, least_segments: int) -> Task | None:
     """The next compaction of a table, or None while its L0 holds fewer than `least_segments` segments."""
     segments = sum(len(entry.segments) for entry in entries)
     if segments < max(1, least_segments):
         return None
-    return Task(version.runs, tuple(entries), version.max_committed_epoch, version.safe_epoch)
+    return Task(runs, tuple(entries), version.max_committed_epoch, version.safe_epoch)
 
 
 def compact_table(handle: Handle, table: TableDef, *, full: bool = False) -> bool:
@@ -76,7 +76,9 @@ def compact_table(handle: Handle, table: TableDef, *, full: bool = False) -> boo
                 log_key(table.id, version.compacted_epoch + 1), log_key(table.id, version.max_committed_epoch + 1)
             )
         ]
-        return pick(version, entries, least_segments=1 if full else table.options.compact_segments)
+        return pick(
+            version, get_runs(view, table.id), entries, least_segments=1 if full else table.options.compact_segments
+        )
 
     task = handle.catalog.read(look)
     if task is None:
@@ -86,10 +88,10 @@ def compact_table(handle: Handle, table: TableDef, *, full: bool = False) -> boo
     def finish(tx: Txn) -> bool:
         get_table(tx, table.id, table.name)
         version = get_version(tx, table.id, table.name)
-        after = apply_compaction(version, task.inputs, output)
-        if after is None:
+        if get_runs(tx, table.id) != task.inputs:
             return False
-        tx.put(head_key(table.id), after.to_record())
+        tx.put(head_key(table.id), apply_runs(version, (output,), task.entries).to_record())
+        tx.put(runs_key(table.id), runs_to_record((output,)))
         for entry in task.entries:  # the log let go of these before; now reads have, too
             if entry.epoch < version.log_start:
                 tx.delete(log_key(table.id, entry.epoch))

@@ -12,9 +12,9 @@ from functools import lru_cache
 
 from ..errors import Corrupt, EpochlogError, InvalidInput, JobNotFound, TableDropped, TableNotFound
 from .catalog import Txn, View
-from .records import HEAD, Record, after_prefix, head_key, job_key, job_name_key, name_key, table_key
+from .records import HEAD, Record, after_prefix, head_key, job_key, job_name_key, name_key, runs_key, table_key
 from .schema import TableSchema, is_name
-from .version import TableVersion
+from .version import Runs, TableVersion, runs_from_record
 
 FORMAT_VERSION = 1
 
@@ -188,6 +188,11 @@ def get_version(view: View, table_id: int, name: str) -> TableVersion:
     if record is None:
         raise _gone(view, table_id, name)
     return TableVersion.from_record(record)
+
+
+def get_runs(view: View, table_id: int) -> Runs:
+    """The table's sorted runs, oldest first."""
+    return runs_from_record(view.get(runs_key(table_id)))
 
 
 def _gone(view: View, table_id: int, name: str) -> EpochlogError:

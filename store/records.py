@@ -4,7 +4,7 @@ LMDB does not checksum its pages, so every record carries its own CRC-32. Key la
 
     meta/store, meta/head                   one store record; the counters that every commit moves
     name/<table>, jobname/<job>             names to ids
-    table/<id>, head/<id>                   a table's definition; its TableVersion
+    table/<id>, head/<id>, runs/<id>        a table's definition; its TableVersion; its sorted runs
     log/<id>/<epoch>, hist/<id>/<epoch>     log entries with segments; what is remembered of a commit for good
     job/<id>                                a job: lineage, position, incarnation, recorded barrier
     bound/<epoch>                           forced boundaries
@@ -100,6 +100,10 @@ def gone_key(table_id: int, path: str) -> bytes:
 
 def intent_key(intent: str) -> bytes:
     return b"intent/" + intent.encode()
+
+
+def runs_key(table_id: int) -> bytes:
+    return b"runs/%08x" % table_id
 
 
 def compact_key(table_id: int) -> bytes:

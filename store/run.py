@@ -45,6 +45,8 @@ class Part:
     """Describes one Parquet file of a run. As Segment; blocks are the first keys of the row groups.
 
     history: whether it holds replaced rows (`_epoch`, `_until`; a key repeated for each) or live ones (`_epoch`).
+    deletes: tombstones among the rows (in runs above others). until: the greatest `_until`; nothing at or above it
+    needs the part.
     """
 
     path: str
@@ -56,6 +58,8 @@ class Part:
     stats: Stats = field(default_factory=dict)
     history: bool = False
     blocks: tuple[Key, ...] = ()
+    deletes: int = 0
+    until: int = 0
 
     def to_record(self) -> dict[str, Any]:
         """Plain values for msgpack."""
@@ -136,6 +140,8 @@ def write_part(
         stats=key_stats(codec, table),
         history=history,
         blocks=tuple(rows.keys.take(pa.array(starts)).to_pylist()),
+        deletes=0 if rows.deleted is None else int(rows.deleted.sum()),
+        until=pc.max(rows.data.column(UNTIL)).as_py() if history else 0,
     )
     files.write(path, data)
     return part

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from ..errors import EpochExpired, EpochNotCommitted, InvalidInput
 from .catalog import View
-from .definitions import TableDef, get_version
+from .definitions import TableDef, get_runs, get_version
 from .epoch import as_epoch
 from .files import Files
 from .keys import Key, KeyCodec
@@ -211,7 +211,7 @@ def plan_scan(view: View, table: TableDef, epoch: int | None) -> ScanPlan:
         if at >= start
         else []
     )
-    runs = tuple(run for run in version.runs if run.lo < at)
+    runs = tuple(run for run in get_runs(view, table.id) if run.lo < at) if version.runs else ()
     segments = tuple(segment for entry in entries for segment in entry.segments)
     return ScanPlan(table.schema, at, runs, segments)
 

@@ -10,7 +10,7 @@ from .definitions import Counters, TableDef, TableOptions, all_jobs, find_table,
 from .epoch import as_epoch
 from .handle import Handle
 from .holds import holds_of
-from .records import HEAD, after_prefix, head_key, log_key, name_key, table_key
+from .records import HEAD, after_prefix, head_key, log_key, name_key, runs_key, table_key
 from .schema import TableSchema
 from .version import LogEntry, TableVersion, apply_truncation
 
@@ -72,6 +72,7 @@ def remove_table(tx: Txn, table_id: int) -> None:
         for key in [key for key, _ in tx.scan(prefix, after_prefix(prefix))]:
             tx.delete(key)
     tx.delete(head_key(table_id))
+    tx.delete(runs_key(table_id))
     tx.delete(table_key(table_id))
     tx.delete(name_key(TableDef.from_record(record).name))
 
@@ -99,8 +100,7 @@ def truncate_log(handle: Handle, table: TableDef, before: int) -> None:
             LogEntry.from_record(record)
             for _, record in tx.scan(log_key(table.id, version.log_start), log_key(table.id, before))
         ]
-        dropped = tuple(segment for entry in entries for segment in entry.segments)
-        tx.put(head_key(table.id), apply_truncation(version, before, dropped).to_record())
+        tx.put(head_key(table.id), apply_truncation(version, before, entries).to_record())
         for entry in entries:
             if entry.epoch <= version.compacted_epoch:  # entries that reads still need stay until compaction
                 tx.delete(log_key(table.id, entry.epoch))
@@ -110,5 +110,4 @@ def truncate_log(handle: Handle, table: TableDef, before: int) -> None:
 
 def table_bytes(version: TableVersion) -> int:
     """Bytes of all files a table reaches: log and runs with their history."""
-    runs = sum(part.bytes for run in version.runs for part in (*run.parts, *run.history))
-    return version.log_bytes + runs
+    return version.log_bytes + version.run_bytes

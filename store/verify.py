@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 from ..errors import Corrupt, EpochlogError, StoreClosed
 from .catalog import View
 from .datafile import verified
-from .definitions import Counters, TableDef, all_jobs, all_tables, get_version
+from .definitions import Counters, TableDef, all_jobs, all_tables, get_runs, get_version
 from .keys import KeyCodec, is_sorted_unique
 from .records import after_prefix, key_epoch, log_key
 from .run import EPOCH, UNTIL, Part, Run, read_part
 from .segment import Segment, SegmentReader
-from .version import LogEntry, TableVersion, broken_invariants
+from .version import LogEntry, Runs, TableVersion, broken_invariants, broken_runs
 
 if TYPE_CHECKING:
     from .handle import Handle
@@ -50,7 +50,7 @@ class VerifyReport:
 @dataclass(frozen=True, slots=True)
 class _TableFiles:
     table: TableDef
-    version: TableVersion
+    runs: Runs
     segments: tuple[Segment, ...]
 
 
@@ -88,7 +88,9 @@ def _load(view: View, problems: list[Problem]) -> Iterator[_TableFiles]:
         ids.add(table.id)
         version = get_version(view, table.id, table.name)
         where = f"table {table.name}"
-        problems += [Problem(where, f"breaks the invariant {name}") for name in broken_invariants(version)]
+        runs = get_runs(view, table.id)
+        broken = (*broken_invariants(version), *broken_runs(version, runs))
+        problems += [Problem(where, f"breaks the invariant {name}") for name in broken]
         if version.max_committed_epoch > last_epoch:
             problems.append(
                 Problem(where, f"is committed at {version.max_committed_epoch}, above last_epoch {last_epoch}")
@@ -98,7 +100,7 @@ def _load(view: View, problems: list[Problem]) -> Iterator[_TableFiles]:
         if entries and entries[-1].epoch > version.max_committed_epoch:
             problems.append(Problem(where, f"has a log entry at {entries[-1].epoch}, above its newest commit"))
         problems += _check_log(view, table, version, {entry.epoch for entry in entries})
-        yield _TableFiles(table, version, tuple(segment for entry in entries for segment in entry.segments))
+        yield _TableFiles(table, runs, tuple(segment for entry in entries for segment in entry.segments))
     for job in all_jobs(view):
         missing = [table for table in (*job.upstreams, *job.outputs) if table not in ids]
         if missing:
@@ -123,7 +125,7 @@ def _check_table(handle: Handle, found: _TableFiles, reached: dict[str, int]) ->
     for segment in found.segments:
         reached[segment.path] = segment.bytes
         yield from _check_segment(handle, found.table, codec, segment)
-    for run in found.version.runs:
+    for run in found.runs:
         for part in (*run.parts, *run.history):
             reached[part.path] = part.bytes
             yield from _check_part(handle, found.table, codec, run, part)

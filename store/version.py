@@ -6,7 +6,7 @@ checks the named invariants in this file and returns the next value. Nothing els
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import EpochlogError, EpochRegressed, TableFinished
@@ -21,10 +21,14 @@ class InvariantBroken(EpochlogError, AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class LabelGroup:
-    """The segments of one log epoch, in the order in which later wins."""
+    """The segments of one log epoch, in the order in which later wins.
+
+    images: for a table with changelog="full", segments with the rows before that epoch of the keys that it touches.
+    """
 
     label: int
     segments: tuple[Segment, ...]
+    images: tuple[Segment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +46,27 @@ class LogEntry:
         return tuple(segment for group in self.groups for segment in group.segments)
 
     @property
+    def files(self) -> tuple[Segment, ...]:
+        """All files of the entry: its segments and their images."""
+        return tuple(file for group in self.groups for file in (*group.segments, *group.images))
+
+    @property
     def changed(self) -> bool:
         """An entry without rows is no change: it blocks nothing and wakes nobody; the end of data is one."""
         return self.end or any(segment.rows for segment in self.segments)
 
     def to_record(self) -> Record:
-        groups = [[group.label, [segment.to_record() for segment in group.segments]] for group in self.groups]
+        groups = [
+            [group.label, [file.to_record() for file in group.segments], [file.to_record() for file in group.images]]
+            for group in self.groups
+        ]
         return {"epoch": self.epoch, "groups": groups, "end": self.end}
 
     @classmethod
     def from_record(cls, record: Record) -> LogEntry:
         groups = tuple(
-            LabelGroup(label, tuple(Segment.from_record(segment) for segment in segments))
-            for label, segments in record["groups"]
+            LabelGroup(label, tuple(map(Segment.from_record, segments)), tuple(map(Segment.from_record, images)))
+            for label, segments, images in record["groups"]
         )
         return cls(record["epoch"], groups, record["end"])
 
@@ -87,30 +99,43 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class TableVersion:
-    """The moving part of a table: epochs, sorted runs, and how far the log has been folded into them.
+    """The moving part of a table: epochs, and how far the log has been folded into sorted runs.
 
     L0 for reads is the log entries with an epoch above `compacted_epoch`; the log itself begins after `log_start`.
+    The runs are a record of their own, so that a commit costs the same however large the table is.
     """
 
     max_committed_epoch: int = 0
     safe_epoch: int = 0
     log_start: int = 0  # the truncation mark: changes after any epoch >= this are still in the log
     end_epoch: int | None = None
-    runs: tuple[Run, ...] = ()
+    compacted_epoch: int = 0
+    known_from: int = 0  # commits at or below it may have been forgotten, but for the newest of them
     log_segments: int = 0
     log_bytes: int = 0
-
-    @property
-    def compacted_epoch(self) -> int:
-        return self.runs[-1].hi if self.runs else 0
+    l0_segments: int = 0
+    l0_bytes: int = 0
+    runs: int = 0
+    run_bytes: int = 0
 
     def to_record(self) -> Record:
-        record = {name: getattr(self, name) for name in self.__slots__}
-        return {**record, "runs": [run.to_record() for run in self.runs]}
+        return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def from_record(cls, record: Record) -> TableVersion:
-        return cls(**{**record, "runs": tuple(Run.from_record(run) for run in record["runs"])})
+        return cls(**record)
+
+
+Runs = tuple[Run, ...]
+"""A table's sorted runs, oldest first: they adjoin, and cover the epochs (0, compacted_epoch]."""
+
+
+def runs_to_record(runs: Runs) -> Record:
+    return {"runs": [run.to_record() for run in runs]}
+
+
+def runs_from_record(record: Record | None) -> Runs:
+    return tuple(Run.from_record(run) for run in record["runs"]) if record else ()
 
 
 def broken_invariants(version: TableVersion) -> Iterator[str]:
@@ -121,15 +146,29 @@ def broken_invariants(version: TableVersion) -> Iterator[str]:
         yield f"runs-within-committed: {version.compacted_epoch} > {version.max_committed_epoch}"
     if version.end_epoch is not None and version.end_epoch != version.max_committed_epoch:
         yield f"nothing-after-end-of-data: {version.end_epoch} != {version.max_committed_epoch}"
-    for older, newer in zip(version.runs, version.runs[1:], strict=False):
-        if older.hi != newer.lo:
-            yield f"runs-adjoin: ({older.lo}, {older.hi}] then ({newer.lo}, {newer.hi}]"
-    for run in version.runs:
-        if run.lo >= run.hi:
-            yield f"run-covers-epochs: ({run.lo}, {run.hi}]"
+    if version.known_from > version.max_committed_epoch:
+        yield f"newest-commit-known: {version.known_from} > {version.max_committed_epoch}"
+    for name in ("log_segments", "log_bytes", "l0_segments", "l0_bytes", "runs", "run_bytes"):
+        if getattr(version, name) < 0:
+            yield f"counts-not-negative: {name} is {getattr(version, name)}"
+
+
+def broken_runs(version: TableVersion, runs: Runs) -> Iterator[str]:
+    """The same for a table's runs."""
+    at = 0
+    for run in runs:
+        if run.lo != at or run.lo >= run.hi:
+            yield f"runs-adjoin: ({run.lo}, {run.hi}] after {at}"
+        at = run.hi
         for left, right in zip(run.parts, run.parts[1:], strict=False):
             if not left.key_max < right.key_min:
                 yield f"parts-disjoint: {left.path} and {right.path}"
+        if run.lo == 0 and any(part.deletes for part in (*run.parts, *run.history)):
+            yield f"no-tombstones-at-the-bottom: ({run.lo}, {run.hi}]"
+    if at != version.compacted_epoch:
+        yield f"runs-reach-compacted-epoch: {at} != {version.compacted_epoch}"
+    if (len(runs), sum(run.bytes for run in runs)) != (version.runs, version.run_bytes):
+        yield f"runs-counted: {len(runs)} runs, not {version.runs}"
 
 
 def apply_commit(table: str, version: TableVersion, entry: LogEntry) -> TableVersion:
@@ -153,7 +192,9 @@ def apply_commit(table: str, version: TableVersion, entry: LogEntry) -> TableVer
             max_committed_epoch=entry.epoch,
             end_epoch=entry.epoch if entry.end else None,
             log_segments=version.log_segments + len(entry.segments),
-            log_bytes=version.log_bytes + sum(segment.bytes for segment in entry.segments),
+            log_bytes=version.log_bytes + sum(file.bytes for file in entry.files),
+            l0_segments=version.l0_segments + len(entry.segments),
+            l0_bytes=version.l0_bytes + sum(segment.bytes for segment in entry.segments),
         )
     )
 
@@ -163,14 +204,20 @@ def require_open(table: str, version: TableVersion) -> None:
         raise TableFinished(f"table {table!r} was finished at epoch {version.end_epoch} and takes no further writes")
 
 
-def apply_compaction(version: TableVersion, inputs: tuple[Run, ...], output: Run) -> TableVersion | None:
-    """The version in which one run has taken the place of `inputs` and of L0 through its `hi`.
-
-    None if the inputs have gone.
-    """
-    if version.runs != inputs or output.hi > version.max_committed_epoch:
-        return None
-    return _checked(replace(version, runs=(output,)))
+def apply_runs(version: TableVersion, runs: Runs, folded: Sequence[LogEntry] = ()) -> TableVersion:
+    """The version in which `runs` hold what the runs before them held, and the entries of L0 that were folded."""
+    after = replace(
+        version,
+        compacted_epoch=runs[-1].hi if runs else 0,
+        l0_segments=version.l0_segments - sum(len(entry.segments) for entry in folded),
+        l0_bytes=version.l0_bytes - sum(segment.bytes for entry in folded for segment in entry.segments),
+        runs=len(runs),
+        run_bytes=sum(run.bytes for run in runs),
+    )
+    broken = list(broken_runs(after, runs))
+    if broken:
+        raise InvariantBroken("; ".join(broken))
+    return _checked(after)
 
 
 def apply_safe_epoch(version: TableVersion, safe_epoch: int) -> TableVersion:
@@ -179,14 +226,14 @@ def apply_safe_epoch(version: TableVersion, safe_epoch: int) -> TableVersion:
     return _checked(replace(version, safe_epoch=raised))
 
 
-def apply_truncation(version: TableVersion, before: int, dropped: tuple[Segment, ...]) -> TableVersion:
-    """Raise the log's truncation mark; `dropped` are the segments that the log lets go of."""
+def apply_truncation(version: TableVersion, before: int, dropped: Sequence[LogEntry]) -> TableVersion:
+    """Raise the log's truncation mark; `dropped` are the entries that the log lets go of."""
     return _checked(
         replace(
             version,
             log_start=max(version.log_start, before),
-            log_segments=version.log_segments - len(dropped),
-            log_bytes=version.log_bytes - sum(segment.bytes for segment in dropped),
+            log_segments=version.log_segments - sum(len(entry.segments) for entry in dropped),
+            log_bytes=version.log_bytes - sum(file.bytes for entry in dropped for file in entry.files),
         )
     )
 
