@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from ..errors import InvalidInput, ReadFailed, WriteFailed
+from .failpoints import is_armed, reached
 from .urls import masked, without_secrets
 
 DURABILITIES = ("disk", "os")
@@ -134,6 +135,8 @@ def make_private_dir(folder: str | Path, *, sync: bool = True) -> None:
     """Make a folder (0700) and what is missing above it. With `sync` the names of all of them are durable on return."""
     folder = os.path.abspath(folder)
     made = _make_dirs(folder)
+    if made:
+        reached("folder:made")
     if not sync:
         return
     with _synced_lock:
@@ -196,18 +199,22 @@ class LocalFiles:
             raise
         except OSError as error:
             raise _failed(full, error) from error
+        reached("write:created")
         try:
             try:
                 _write_all(handle, memoryview(data))
+                reached("write:written")
                 if disk:
                     os.fsync(handle)
             finally:
                 os.close(handle)
+            reached("write:synced")
             if disk:
                 _sync_dir(os.path.dirname(full))
         except OSError as error:
             _try_remove(full)
             raise _failed(full, error) from error
+        reached("write:done")
 
     def read(self, path: str) -> pa.Buffer:
         full = self._full(path)
@@ -253,6 +260,7 @@ class LocalFiles:
             return
         except OSError as error:
             raise WriteFailed(f"{full} was not deleted: {error.strerror}") from error
+        reached("delete:done")
 
     def _full(self, path: str) -> str:
         return os.path.join(self.root, _checked(path))
@@ -268,6 +276,9 @@ class LocalFiles:
 
 def _write_all(handle: int, data: memoryview) -> None:
     view = data.cast("B")
+    if is_armed("write:half"):
+        view = view[os.write(handle, view[: len(view) // 2]) :]
+        reached("write:half")
     while view:
         view = view[os.write(handle, view) :]
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from ..errors import WriteFailed
 from .definitions import TableDef
+from .failpoints import reached
 from .files import Files
 from .intents import file_name
 from .keys import KeyCodec
@@ -49,7 +50,8 @@ def write_target(handle: Handle, table: TableDef, intent: str | None = None) -> 
 class SegmentWriter:
     """Collects upserts and deletes of one table; of rows with the same key the later call, then the later row, wins.
 
-    Memory is bounded: what is collected becomes a segment file at FLUSH_ROWS rows or FLUSH_BYTES bytes.
+    Memory is bounded: what is collected becomes a segment file at FLUSH_ROWS rows or FLUSH_BYTES bytes. After a write
+    that failed it takes and gives nothing more until `discard`: what of the rows the disk has is not known.
     """
 
     def __init__(self, target: WriteTarget) -> None:
@@ -59,6 +61,7 @@ class SegmentWriter:
         self._rows = 0
         self._bytes = 0
         self._flushed: list[Segment] = []
+        self._failed = False
 
     def upsert(self, data: object) -> None:
         """Take rows (anything Arrow-shaped, all of the table's columns); SchemaMismatch names what does not fit."""
@@ -83,9 +86,10 @@ class SegmentWriter:
     def discard(self) -> None:
         """Forget what was not finished, and remove what of it was written already."""
         remove_segments(self._target.files, self._flushed)
-        self._pending, self._flushed, self._rows, self._bytes = [], [], 0, 0
+        self._pending, self._flushed, self._rows, self._bytes, self._failed = [], [], 0, 0, False
 
     def _take(self, table: pa.Table, *, deleted: bool) -> None:
+        self._refuse_failed()
         if not table.num_rows:
             return
         self._pending.append(sorted_unique(self._codec.encode(table), table, deleted=deleted))
@@ -94,12 +98,23 @@ class SegmentWriter:
         if self._rows >= FLUSH_ROWS or self._bytes >= FLUSH_BYTES:
             self._flush(None)
 
+    def _refuse_failed(self) -> None:
+        if self._failed:
+            raise WriteFailed(
+                f"an earlier write of this writer to {self._target.folder} failed, and its rows are in no file; "
+                "write them again with another writer"
+            )
+
     def _flush(self, label: int | None) -> None:
+        self._refuse_failed()
         if self._pending:
             rows = self._pending[0] if len(self._pending) == 1 else newest_wins(self._pending)
             target = self._target
             path = f"{target.folder}/{file_name(target.intent, '.arrow')}"
+            self._failed = True
             self._flushed.append(write_segment(target.files, path, target.table_id, target.schema, self._codec, rows))
+            self._failed = False
+            reached("segment:written")
             self._pending, self._rows, self._bytes = [], 0, 0
         if label is not None:
             self._flushed = [segment.labelled(label) for segment in self._flushed]

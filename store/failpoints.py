@@ -1,0 +1,92 @@
+"""Named places at which tests end this process with SIGKILL, to see what a crash there leaves behind.
+
+EPOCHLOG_KILL_AT="name" or "name:n" in the environment arms one of them: the process dies there the first, or the n-th,
+time. Unarmed, a failpoint costs one comparison. To add one: a line in FAILPOINTS, a call of `reached` in the source;
+tests/faults then kill there by themselves, and fail while their scenario does not come by.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from ..errors import InvalidInput
+
+FAILPOINTS: dict[str, str] = {
+    # files.py
+    "folder:made": "folders are made, their names are not durable",
+    "write:created": "a file is there, nothing is in it",
+    "write:half": "half of a file's bytes are written",
+    "write:written": "all of a file's bytes are written, none is synced",
+    "write:synced": "a file is durable, its name is not",
+    "write:done": "a file is durable, whoever asked for it does not know",
+    "delete:done": "a file is removed, whoever asked for that does not know",
+    # writer.py
+    "segment:written": "a segment is durable, only this process knows what it describes",
+    # handle.py
+    "create:before-marker": "a new store's catalog has its record, the root has no marker",
+    "create:after-marker": "a new store is complete, whoever made it does not know",
+    # intents.py
+    "intent:registered": "an intent is in the catalog, nothing is written under it",
+    # commit.py
+    "commit:segments-written": "all files of a commit are durable, the catalog does not know of them",
+    "commit:before-transaction": "the commit's records are put, the catalog's transaction has not ended",
+    "commit:after-transaction": "a commit has landed, whoever asked for it does not know",
+    # sealing.py
+    "seal:after": "a boundary is sealed, whoever asked for it does not know",
+    # tables.py
+    "table:created": "a table is made, whoever asked for it does not know",
+    "table:dropped": "a table is dropped, its files are there",
+    "truncate:after": "a log is truncated, its files are there",
+    # compaction.py
+    "compact:range-written": "the parts of a key range are written, the catalog does not know of them",
+    "compact:range-recorded": "the progress of a compaction is in the catalog",
+    "compact:before-finish": "all parts of a compaction are written and none is in place",
+    "compact:after-finish": "a compaction has taken effect, its inputs are still there",
+    # vacuum
+    "vacuum:marked": "unreachable files are noted as gone",
+    "vacuum:before-delete": "a file's grace is over, the file is there",
+    "vacuum:deleted": "a file is deleted, the note that it is gone is still there",
+}
+
+_armed: tuple[str, int] | None = None
+_count = 0
+
+
+def reached(name: str) -> None:
+    """Die here if this failpoint is armed and it is its turn."""
+    if _armed is not None:
+        _count_down(name)
+
+
+def is_armed(name: str) -> bool:
+    """Whether this failpoint will kill: for work that is cut in two only to be interrupted in the middle."""
+    return _armed is not None and _armed[0] == name
+
+
+def arm(what: str | None) -> None:
+    """Arm "name" or "name:n" (None: nothing), instead of what was armed before."""
+    global _armed, _count
+    _armed, _count = _parse(what) if what else None, 0
+
+
+def _parse(what: str) -> tuple[str, int]:
+    name, colon, turn = what.rpartition(":")
+    if not (colon and turn.isdigit()):
+        name, turn = what, "1"
+    if name not in FAILPOINTS or int(turn) < 1:
+        raise InvalidInput(f"EPOCHLOG_KILL_AT={what!r} is no failpoint; there are {', '.join(FAILPOINTS)}")
+    return name, int(turn)
+
+
+def _count_down(name: str) -> None:
+    global _count
+    assert name in FAILPOINTS, f"failpoint {name!r} is not registered"
+    assert _armed is not None
+    if name == _armed[0]:
+        _count += 1
+        if _count == _armed[1]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+arm(os.environ.get("EPOCHLOG_KILL_AT"))
