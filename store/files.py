@@ -414,7 +414,7 @@ def _reading(full: str) -> Iterator[None]:
         raise
     except OSError as error:
         reason = error.strerror or error
-        raise ReadFailed(f"{full} cannot be read: {reason}. Try again when its file system answers") from error
+        raise ReadFailed(f"{full} cannot be read: {reason}. Mend that and try again") from error
 
 
 def _with_less_requests(uri: str) -> str:

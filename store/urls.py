@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_PASSWORD = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*://[^:/?#@\s]*):(?P<secret>.*)@", re.IGNORECASE | re.DOTALL)
+_PASSWORD = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*://[^:/?#@]*):(?P<secret>.*)@", re.IGNORECASE | re.DOTALL)
 _PARAMETER = re.compile(
     r"(?P<before>[?&][^=&#]*(?:secret|token|password|key)[^=&#]*=)(?P<secret>[^&#]+)", re.IGNORECASE
 )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from s3_server import S3Server
 
 # No deadlines: a slow machine is no failure. `thorough` is for long campaigns: HYPOTHESIS_PROFILE=thorough make test
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -31,3 +34,11 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if terminalreporter.stats.get("failed"):
         terminalreporter.write_line(pytest_report_header(config))
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """The S3 server of this test process, started when the first test asks for it."""
+    server = S3Server()
+    yield server
+    server.stop()
