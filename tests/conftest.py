@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from s3_server import S3Server
+from stores import watch
 
 # No deadlines: a slow machine is no failure. `thorough` is for long campaigns: HYPOTHESIS_PROFILE=thorough make test
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -42,3 +43,15 @@ def s3() -> Iterator[S3Server]:
     server = S3Server()
     yield server
     server.stop()
+
+
+@pytest.fixture(autouse=True)
+def stores_are_whole(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every store that a test opened is verified at its end. Tests that damage theirs are marked `damages_store`."""
+    watch.forget()
+    yield
+    damage = watch.damage()
+    if request.node.get_closest_marker("damages_store") is None:
+        assert not damage, "\n".join(f"{root}\n{wrong}" for root, wrong in damage.items())
+    else:
+        assert damage, "this test leaves all its stores whole; take the marker damages_store away"

@@ -183,6 +183,7 @@ def test_what_is_not_built_yet_is_refused_and_not_ignored(tmp_path: Path) -> Non
             store.create_job("j", ["t"], {"o": (KV, ["k"])}).stop(drain=True)
 
 
+@pytest.mark.damages_store
 def test_a_damaged_table_keeps_no_other_from_being_compacted(tmp_path: Path) -> None:
     with el.open(tmp_path / "s", durability="os") as store:
         for name in ("a", "b", "c"):

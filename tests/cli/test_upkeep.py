@@ -53,6 +53,7 @@ def test_verify_of_a_sound_store(run, lake) -> None:
     assert run("verify", lake.root).out.endswith("checked: ok\n")
 
 
+@pytest.mark.damages_store
 def test_verify_of_a_damaged_store_exits_1_and_names_the_files(run, lake) -> None:
     damaged = damage(lake.root)
     done = run("verify", lake.root, "--json")
@@ -73,6 +74,7 @@ def test_verify_lists_unreachable_files_as_no_damage(run, lake) -> None:
     assert segment.path in run("verify", lake.root).out
 
 
+@pytest.mark.damages_store
 def test_damage_does_not_hide_the_other_tables_from_lists(run, lake) -> None:
     with api.open(lake.root, create=False) as store:
         store.compact("revenue")

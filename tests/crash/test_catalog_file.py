@@ -94,6 +94,7 @@ def test_a_file_that_is_no_catalog_is_refused(whole: Path, tmp_path: Path) -> No
         assert look_apart(with_catalog(whole, tmp_path / "s", data)) == "Corrupt"
 
 
+@pytest.mark.damages_store
 def test_a_damaged_record_is_named_and_the_rest_is_served(whole: Path, tmp_path: Path) -> None:
     """The record of the head: its own checksum tells, as LMDB has none."""
     data = (whole / "catalog" / "data.mdb").read_bytes()
@@ -149,6 +150,7 @@ def test_opening_looks_at_a_bounded_number_of_pages_and_verify_at_all(
         assert "page" in report.problems[-1].what
 
 
+@pytest.mark.damages_store
 @pytest.mark.parametrize("key", [b"name/t", b"table/00000001", b"head/00000001"])
 def test_a_damaged_key_is_damage_and_no_dropped_table(whole: Path, tmp_path: Path, key: bytes) -> None:
     """A key is under its record's checksum, too; and a record that is missed is told from a table that was dropped."""

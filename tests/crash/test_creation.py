@@ -152,6 +152,7 @@ def test_a_foreign_marker_is_refused(tmp_path: Path, text: str) -> None:
     assert files_below(root) == {"epochlog.json": text.encode()}
 
 
+@pytest.mark.damages_store
 def test_a_store_of_a_newer_format_is_refused_before_any_write(tmp_path: Path) -> None:
     el.open(tmp_path / "s").close()
     marker = tmp_path / "s" / "epochlog.json"
@@ -162,6 +163,7 @@ def test_a_store_of_a_newer_format_is_refused_before_any_write(tmp_path: Path) -
     assert files_below(tmp_path / "s") == before
 
 
+@pytest.mark.damages_store
 def test_a_store_without_its_catalog_or_with_that_of_another_is_lost(tmp_path: Path) -> None:
     works(tmp_path / "s")
     works(tmp_path / "other")
