@@ -113,6 +113,21 @@ class CatalogFull(EpochlogError):
     """The catalog has no room left to write; nothing was committed."""
 
 
+class CatalogUnavailable(EpochlogError):
+    """The catalog's server did not answer in time, or does not let this user in; this call wrote nothing."""
+
+
+class CatalogInUse(EpochlogError):
+    """A catalog cannot be restored over one that is alive for the same store."""
+
+
+class OutcomeUnknown(EpochlogError):
+    """The catalog's server went away while it was told to commit: the commit has landed or it has not.
+
+    Retry it with the same txn=(application, id), or ask `store.resolve` for its fate, once the server is back.
+    """
+
+
 class Corrupt(EpochlogError):
     """Bytes on disk are not what was written: `path` names the file or record, `what` the damage."""
 

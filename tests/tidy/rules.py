@@ -42,7 +42,7 @@ IMPORT_HOMES = {
     ),
     "pyarrow.flight": ("exchange/*.py",),
     "lmdb": ("store/lmdb_catalog.py",),
-    "redis": ("store/redis_catalog.py", "exchange/*.py"),
+    "redis": ("store/redis_*.py", "exchange/*.py"),
     "duckdb": ("batch/*.py", "demo/*.py"),
     "polars": ("batch/*.py", "table.py", "store/schema.py"),
     "matplotlib": ("demo/*.py",),
@@ -110,7 +110,7 @@ UNTRUSTED = (
 )
 
 
-CHANCE_HOMES = ("store/files.py", "store/handle.py", "store/writer.py")
+CHANCE_HOMES = ("store/files.py", "store/handle.py", "store/redis_catalog.py", "store/writer.py")
 BUILTINS = {"open": "open", "eval": "eval", "exec": "exec"}
 
 
