@@ -10,13 +10,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from s3_server import S3Server
-from stores import watch
+from stores import STORE, servers, watch
 
 # No deadlines: a slow machine is no failure. `thorough` is for long campaigns: HYPOTHESIS_PROFILE=thorough make test
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
 COMMON = settings(deadline=None, print_blob=True, suppress_health_check=SLOW_IS_FINE)
 settings.register_profile("default", COMMON)
 settings.register_profile("quick", COMMON, max_examples=20)
+settings.register_profile("far", COMMON, max_examples=5, stateful_step_count=20)  # where each step is a request
 settings.register_profile("thorough", COMMON, max_examples=5_000, stateful_step_count=100)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
@@ -37,12 +38,23 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(pytest_report_header(config))
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On Redis and S3 only those tests run again that differ there."""
+    if STORE == "lmdb":
+        return
+    local = [item for item in items if item.get_closest_marker("local_only") or item.get_closest_marker("spark")]
+    config.hook.pytest_deselected(items=local)
+    items[:] = [item for item in items if item not in set(local)]
+
+
+def pytest_sessionfinish() -> None:
+    servers.stop()
+
+
 @pytest.fixture(scope="session")
-def s3() -> Iterator[S3Server]:
+def s3() -> S3Server:
     """The S3 server of this test process, started when the first test asks for it."""
-    server = S3Server()
-    yield server
-    server.stop()
+    return servers.s3
 
 
 @pytest.fixture(autouse=True)

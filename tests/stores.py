@@ -1,7 +1,14 @@
-"""Every store that a test opens: noted, and after the test opened again and verified."""
+"""Every store that a test opens: made where this run wants it, noted, and after the test opened again and verified.
+
+EPOCHLOG_TEST_STORE says where a store goes that a test opens at a plain path: "lmdb" (there), "redis" (its catalog in
+Redis) or "s3" (its files on S3, its catalog in Redis). Tests marked `local_only` are not run again there.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +18,53 @@ from epochlog.errors import EpochlogError
 from epochlog.store import handle as handles
 from epochlog.store.handle import Handle
 from epochlog.store.verify import verify_store
+from redis_server import RedisServer
+from s3_server import S3Server
+
+STORES = ("lmdb", "redis", "s3")
+STORE = os.environ.get("EPOCHLOG_TEST_STORE", "lmdb")
+assert STORE in STORES, f"EPOCHLOG_TEST_STORE must be one of {STORES}, not {STORE!r}"
 
 real_open = handles.open_handle
+
+
+class Servers:
+    """The servers of this test process; each is started when it is first asked for, and ended by `stop`."""
+
+    def __init__(self) -> None:
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._redis: RedisServer | None = None
+        self._s3: S3Server | None = None
+        self._bucket = ""
+
+    @property
+    def redis(self) -> RedisServer:
+        if self._redis is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="epochlog-redis-")
+            self._redis = RedisServer(Path(self._folder.name))
+        return self._redis
+
+    @property
+    def s3(self) -> S3Server:
+        if self._s3 is None:
+            self._s3 = S3Server()
+            self._bucket = self._s3.new_bucket()
+        return self._s3
+
+    def uri(self, path: str) -> str:
+        """An address on S3, the same for the same path."""
+        server = self.s3
+        return server.uri(f"{self._bucket}/{hashlib.sha256(path.encode()).hexdigest()[:32]}")
+
+    def stop(self) -> None:
+        for server in (self._redis, self._s3):
+            if server is not None:
+                server.stop()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+servers = Servers()
 
 
 @dataclass(frozen=True)
@@ -32,6 +84,7 @@ class Watch:
         self._noted: dict[str, Noted] = {}
 
     def open(self, root: Any, catalog: Any = None, **options: Any) -> Handle:
+        root, catalog = moved(root, catalog)
         handle = real_open(root, catalog, **options)
         self._noted[handle.root] = Noted(str(root), catalog, handle.durability, options.get("clock"))
         return handle
@@ -43,6 +96,14 @@ class Watch:
         """What is wrong with each store that is still there, by its root; nothing where all is well."""
         found = {root: wrong_with(noted) for root, noted in self._noted.items()}
         return {root: wrong for root, wrong in found.items() if wrong}
+
+
+def moved(root: Any, catalog: Any) -> tuple[Any, Any]:
+    """Where this run wants a store that a test opens at a plain path; all others stay where they are."""
+    plain = isinstance(root, str | os.PathLike) and os.fspath(root) and "://" not in os.fspath(root)
+    if STORE == "lmdb" or catalog is not None or not plain:
+        return root, catalog
+    return (servers.uri(os.path.abspath(root)) if STORE == "s3" else root), servers.redis.url()
 
 
 def wrong_with(noted: Noted) -> str:
@@ -62,7 +123,7 @@ def wrong_with(noted: Noted) -> str:
 
 
 def _frozen(clock: Callable[[], int] | None) -> Callable[[], int] | None:
-    """The test's clock, as it stands at its end; one that does not answer any more is not asked again."""
+    """The test's clock, as it stands at its end."""
     if clock is None:
         return None
     now = clock()

@@ -29,6 +29,8 @@ from epochlog.store.epoch import EPOCH_ORIGIN_MS, MAX_EPOCH, from_unix_ms, last_
 from epochlog.store.intervals import ints
 from epochlog.store.lineage import EpochView, TableEpochs
 
+pytestmark = pytest.mark.local_only
+
 
 def at(ms: int) -> int:
     """The last epoch of that millisecond after the origin."""

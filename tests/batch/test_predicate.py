@@ -12,6 +12,8 @@ import pytest
 import epochlog as el
 from epochlog.batch.predicate import parse_predicate
 
+pytestmark = pytest.mark.local_only
+
 ROWS = pa.table(
     {
         "id": pa.array([1, 2, 3, None]),

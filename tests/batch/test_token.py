@@ -14,6 +14,8 @@ from epochlog.batch.token import decode_token, encode_token
 from epochlog.errors import InvalidInput
 from epochlog.store.epoch import MAX_EPOCH
 
+pytestmark = pytest.mark.local_only
+
 
 def forged(record: object) -> str:
     body: bytes = msgpack.packb(record)  # pyright: ignore[reportAssignmentType]

@@ -11,6 +11,8 @@ from epochlog.store.epoch import EPOCH_ORIGIN_MS, boundary, newest_index
 from epochlog.store.intervals import ints
 from epochlog.store.lineage import EpochView, TableEpochs
 
+pytestmark = pytest.mark.local_only
+
 SECOND = 1000
 ORDERS, DAILY = 1, 2
 

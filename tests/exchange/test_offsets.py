@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 import epochlog as el
 from epochlog.exchange.offsets import Limits, LogEpoch, Offset, parse_start, plan_until
 
+pytestmark = pytest.mark.local_only
+
 LOG = [LogEpoch(epoch, rows, rows * 10) for epoch, rows in ((3, 5), (7, 1), (8, 100), (20, 2))]
 
 

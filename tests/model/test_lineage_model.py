@@ -19,6 +19,8 @@ from epochlog.errors import NoConsistentEpoch
 from epochlog.store.lineage import EpochView, TableEpochs, TableRef
 from model.history import INTERVAL_MS, History, play, random_history
 
+pytestmark = pytest.mark.local_only
+
 FIRST_SEED = int(os.environ.get("EPOCHLOG_MODEL_FIRST_SEED", "0"))
 SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("EPOCHLOG_MODEL_SEEDS", "120")))
 BATCH = 20

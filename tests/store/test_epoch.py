@@ -23,6 +23,8 @@ from epochlog.store.epoch import (
     to_unix_ms,
 )
 
+pytestmark = pytest.mark.local_only
+
 EPOCHS = st.integers(0, MAX_EPOCH)
 INTERVALS = st.integers(1, 86_400_000)
 

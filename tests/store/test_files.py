@@ -14,6 +14,8 @@ from epochlog.errors import InvalidInput, WriteFailed
 from epochlog.store import files as files_module
 from epochlog.store.files import ArrowFiles, LocalFiles, make_private_dir, open_files
 
+pytestmark = pytest.mark.local_only
+
 
 def test_a_stamp_changes_with_the_file(tmp_path: Path) -> None:
     for files in (LocalFiles(str(tmp_path)), ArrowFiles(pafs.LocalFileSystem(), str(tmp_path))):

@@ -18,6 +18,8 @@ from epochlog.errors import InvalidInput
 from epochlog.store import keys
 from epochlog.store.keys import KeyCodec
 
+pytestmark = pytest.mark.local_only
+
 BYTES = st.binary(max_size=6) | st.lists(st.sampled_from([b"\0", b"\xff", b"\1", b"a"]), max_size=6).map(b"".join)
 TEXT = st.text(max_size=5) | st.lists(
     st.sampled_from(["\0", "\x01", "a", "é", "\U0010ffff", "\uffff"]), max_size=5

@@ -11,6 +11,8 @@ from epochlog.store.epoch import EPOCH_ORIGIN_MS, from_unix_ms
 from epochlog.store.intervals import coalesce, intersect, ints
 from epochlog.store.lineage import EpochView, TableEpochs
 
+pytestmark = pytest.mark.local_only
+
 
 def root(table_id: int, name: str, changes: list[int], commits: list[int] | None = None, **more) -> TableEpochs:
     return TableEpochs(table_id, name, commits=ints(commits or changes), changes=ints(changes), **more)

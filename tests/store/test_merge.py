@@ -16,6 +16,8 @@ from epochlog.store.keys import is_sorted_unique, search
 from epochlog.store.merge import Rows, lookup, merge, newest_wins, sorted_unique
 from rowsets import KEYED, WIDE, Keyed, wide_rows
 
+pytestmark = pytest.mark.local_only
+
 CHANGES = st.lists(st.tuples(st.integers(0, 40), st.none() | st.integers(0, 1000)), max_size=30)
 SOURCES = st.lists(CHANGES, min_size=1, max_size=5)
 kinds = pytest.mark.parametrize("keyed", KEYED.values(), ids=KEYED.keys())

@@ -24,6 +24,8 @@ from epochlog.store.merge import Rows
 from epochlog.store.run import Part, Run, read_part, write_part
 from rowsets import KEYED, WIDE, Keyed, MemoryFiles, wide_rows
 
+pytestmark = pytest.mark.local_only
+
 PATH = "s/t00000001/x.parquet"
 kinds = pytest.mark.parametrize("keyed", KEYED.values(), ids=KEYED.keys())
 

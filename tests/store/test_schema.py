@@ -16,6 +16,8 @@ from epochlog.errors import InvalidInput, InvalidName, InvalidSchema, LimitExcee
 from epochlog.store.conform import MAX_KEY_BYTES
 from epochlog.store.schema import MAX_COLUMNS, TableSchema, check_name
 
+pytestmark = pytest.mark.local_only
+
 
 def schema_of(*fields: pa.Field | tuple[str, pa.DataType], key: tuple[str, ...] = ("id",)) -> TableSchema:
     return TableSchema("orders", pa.schema(list(fields)), key)

@@ -26,6 +26,8 @@ from epochlog.store.schema import TableSchema
 from epochlog.store.segment import Segment, SegmentReader, write_segment
 from rowsets import KEYED, WIDE, Keyed, MemoryFiles, wide_rows
 
+pytestmark = pytest.mark.local_only
+
 PATH = "s/t00000001/x.arrow"
 kinds = pytest.mark.parametrize("keyed", KEYED.values(), ids=KEYED.keys())
 
