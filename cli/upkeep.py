@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from ..store.catalog import View
-from ..store.compaction import compact_table
+from ..store.compaction import Outcome, compact_table
 from ..store.definitions import TableDef, all_tables, find_table, get_version
 from ..store.scan import plan_scan
 from ..store.tables import table_bytes
@@ -48,7 +48,7 @@ def verify(session: Session) -> int:
 
 def _compact_one(session: Session, table: TableDef, *, full: bool) -> Facts:
     before = _size(session, table)
-    compacted = compact_table(session.handle, table, full=full)
+    compacted = compact_table(session.handle, table, full=full) is Outcome.DONE
     after = _size(session, table)
     return {
         "table": table.name,

@@ -1,286 +1,385 @@
-"""Folding a table's L0 into one sorted Parquet run: two pure functions round one job.
+"""Compacting a table: pick a task, work it off piece by piece, put its run in place.
 
-`pick(version, entries, ...) -> Task | None` decides, `run_task` reads and writes files, `finish` (through
-apply_compaction) puts the result in place if its inputs are still there. Commits go on meanwhile: they only add
-entries above the task's epoch.
-
-A run keeps the newest version of each live key in its parts, and what was replaced in its history parts for as long
-as an epoch at or above safe_epoch can see it. So reads of the present never pay for the past.
+Picking (picking.py) and folding (folding.py) know no catalog; here is what may go wrong between them. A task of
+several pieces is a record that names its owner, and so is each piece that is done: after a crash, or when its budget is
+spent, whoever comes next goes on where it stopped. Commits go on meanwhile, they only add entries above the task's
+epoch; the run takes effect in one transaction if its inputs are still there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..errors import TableDropped, WriteFailed
 from .catalog import Txn, View
-from .definitions import TableDef, get_runs, get_table, get_version
-from .epoch import from_unix_ms
-from .files import Files
-from .holds import holds_of
-from .keys import KeyCodec, sort_indices
-from .merge import Rows, lookup, merge, newest_wins
-from .records import head_key, log_key, runs_key
-from .run import EPOCH, UNTIL, Part, Run, read_part, write_part
-from .schema import TableSchema
-from .segment import SegmentReader
-from .version import LogEntry, Runs, TableVersion, apply_runs, apply_safe_epoch, runs_to_record
+from .clock import monotonic_s
+from .definitions import Counters, TableDef, get_entries, get_runs, get_table, get_version, move_counters
+from .failpoints import reached
+from .folding import Folder
+from .garbage import let_go
+from .keys import KeyCodec
+from .leases import LEASE_MS
+from .picking import Piece, Task, pick, pieces
+from .records import (
+    Record,
+    after_prefix,
+    compact_key,
+    head_key,
+    log_key,
+    piece_key,
+    runs_key,
+    trace_key,
+)
+from .retention import raise_safe_epoch
+from .run import Part, Run
+from .version import LogEntry, Runs, apply_runs, runs_to_record
 
 if TYPE_CHECKING:
     from .handle import Handle
 
-PART_ROWS = 1 << 20
-FOREVER = (1 << 63) - 1
+KEPT_TRACES = 256
+
+
+class Outcome(StrEnum):
+    """What became of a call: nothing was due; some pieces are done and more are left; the new run is in place; another
+    process is at it; the inputs have gone, and nothing is left behind.
+    """
+
+    NOTHING = "nothing"
+    PROGRESS = "progress"
+    DONE = "done"
+    BUSY = "busy"
+    LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """Fold the run before and the L0 entries into one run that covers (0, hi].
-
-    Versions not seen from `safe_epoch` on go.
+class Trace:
+    """One finished compaction of a table, and why it was picked. Rows and bytes are those of all inputs and outputs;
+    `reused` bytes were neither read nor written.
     """
 
-    inputs: tuple[Run, ...]
-    entries: tuple[LogEntry, ...]
-    hi: int
-    safe_epoch: int
+    at_ms: int
+    by: str
+    reason: str
+    after: int
+    until: int
+    runs: int
+    segments: int
+    rows_in: int
+    rows_out: int
+    bytes_in: int
+    bytes_out: int
+    bytes_reused: int
+    pieces: int
+    took_ms: int
+
+    def to_record(self) -> Record:
+        return asdict(self)
 
 
-def pick(version: TableVersion, runs: Runs, entries: Sequence[LogEntry], *, least_segments: int) -> Task | None:
-    """The next compaction of a table, or None while its L0 holds fewer than `least_segments` segments."""
-    segments = sum(len(entry.segments) for entry in entries)
-    if segments < max(1, least_segments):
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A task under way: its pieces, those done so far with their (live, history) parts, and who works on it."""
+
+    task: Task
+    pieces: tuple[Piece, ...]
+    owner: str
+    by: str
+    since_ms: int
+    expires_ms: int
+    done: dict[int, tuple[tuple[Part, ...], tuple[Part, ...]]]
+    taken_over: bool = False
+
+    def to_record(self) -> Record:
+        """All but what is done: each piece has a record of its own."""
+        plain = {name: getattr(self, name) for name in ("owner", "by", "since_ms", "expires_ms")}
+        ranges = [[piece.low, piece.high, piece.reused] for piece in self.pieces]
+        return {**plain, "task": self.task.to_record(), "pieces": ranges}
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return tuple(part for live, history in self.done.values() for part in (*live, *history))
+
+
+def read_work(view: View, table_id: int) -> Work | None:
+    """The compaction of a table that is under way, or was when its process died."""
+    record = view.get(compact_key(table_id))
+    if record is None:
         return None
-    return Task(runs, tuple(entries), version.max_committed_epoch, version.safe_epoch)
+    prefix = compact_key(table_id) + b"/"
+    done = {
+        int(key[-8:], 16): tuple(tuple(Part.from_record(part) for part in found[name]) for name in ("live", "history"))
+        for key, found in view.scan(prefix, after_prefix(prefix))
+    }
+    found = {**record, "task": Task(**record["task"]), "pieces": tuple(Piece(*piece) for piece in record["pieces"])}
+    return Work(**found, done=done)
 
 
-def compact_table(handle: Handle, table: TableDef, *, full: bool = False) -> bool:
-    """Compact one table if it is due (`full`: if there is anything in L0); True when a new run took effect.
+def read_traces(view: View, table_id: int) -> list[Trace]:
+    """A table's finished compactions, newest first; the last KEPT_TRACES."""
+    prefix = b"trace/%08x/" % table_id
+    return [Trace(**record) for _, record in view.scan(prefix, after_prefix(prefix), reverse=True)]
 
-    False also when another compaction was first, or the table was dropped meanwhile: then nothing is left behind.
+
+def compact_table(
+    handle: Handle,
+    table: TableDef,
+    *,
+    full: bool = False,
+    l0_only: bool = False,
+    budget: int | None = None,
+    by: str = "command",
+) -> Outcome:
+    """Compact one table if it is due (`full`: if there is anything to fold); at most `budget` pieces of it now.
+
+    l0_only: only L0, which is quick. by: who asks, for the trace.
     """
     raise_safe_epoch(handle, table)
+    work = _begin(handle, table, full=full, l0_only=l0_only, by=by)
+    if not isinstance(work, Work):
+        return work
+    outcome = _compact(handle, table, work, budget)
+    if outcome is Outcome.DONE and work.taken_over and budget is None:  # that was not what was asked for
+        later = compact_table(handle, table, full=full, l0_only=l0_only, by=by)
+        outcome = outcome if later is Outcome.NOTHING else later
+    return outcome
 
-    def look(view: View) -> Task | None:
-        version = get_version(view, table.id, table.name)
-        entries = [
-            LogEntry.from_record(record)
-            for _, record in view.scan(
-                log_key(table.id, version.compacted_epoch + 1), log_key(table.id, version.max_committed_epoch + 1)
-            )
-        ]
-        return pick(
-            version, get_runs(view, table.id), entries, least_segments=1 if full else table.options.compact_segments
-        )
 
-    task = handle.catalog.read(look)
-    if task is None:
-        return False
-    output = run_task(handle.files, table.schema, task, lambda: handle.new_path(table.id, ".parquet"))
+def _compact(handle: Handle, table: TableDef, work: Work, budget: int | None) -> Outcome:
+    claimed = len(work.pieces) > 1
+    key = compact_key(table.id)
+    if claimed:
+        handle.leases.keep(work.owner, [key])
+    try:
+        return _work_off(handle, table, work, budget, claimed=claimed)
+    except TableDropped:
+        return Outcome.LOST
+    finally:
+        if claimed:
+            handle.leases.forget(work.owner)
 
-    def finish(tx: Txn) -> bool:
+
+# ---- whose task ----------------------------------------------------------------------------------------------------
+
+
+def _begin(handle: Handle, table: TableDef, *, full: bool, l0_only: bool, by: str) -> Work | Outcome:
+    """A task of our own; one that was left behind goes first."""
+
+    def body(view: View) -> Work | Outcome:
+        now_ms, owner = handle.catalog.now_ms(), handle.new_holder("compaction")
+        found = read_work(view, table.id)
+        if found is not None:
+            alive = found.owner in handle.leases.live or found.expires_ms > now_ms
+            if not alive:
+                return replace(found, owner=owner, expires_ms=now_ms + LEASE_MS, taken_over=True)
+            if not l0_only or found.task.l0_after is not None:
+                return Outcome.BUSY
+        version, runs = get_version(view, table.id, table.name), get_runs(view, table.id)
+        segments = table.options.compact_segments
+        task = pick(version, runs, compact_segments=segments, full=full, l0_only=l0_only)
+        inputs = task.inputs(runs) if task is not None else None
+        if task is None or inputs is None:
+            return Outcome.NOTHING
+        codec = KeyCodec(table.schema.schema, table.schema.primary_key)
+        ranges = pieces(codec, task, inputs, _entries(view, table.id, task))
+        return Work(task, tuple(ranges), owner, by, now_ms, now_ms + LEASE_MS, {})
+
+    def claim(tx: Txn) -> Work | Outcome:
         get_table(tx, table.id, table.name)
-        version = get_version(tx, table.id, table.name)
-        if get_runs(tx, table.id) != task.inputs:
+        work = body(tx)
+        if isinstance(work, Work) and len(work.pieces) > 1:
+            present = read_work(tx, table.id)
+            if present is not None and present.task != work.task:
+                return Outcome.BUSY  # two tasks of many pieces have no room in one record
+            tx.put(compact_key(table.id), work.to_record())
+        return work
+
+    work = handle.catalog.read(body)
+    return handle.catalog.transact(claim) if isinstance(work, Work) and len(work.pieces) > 1 else work
+
+
+def _entries(view: View, table_id: int, task: Task) -> list[LogEntry]:
+    return [] if task.l0_after is None else get_entries(view, table_id, task.l0_after, task.hi)
+
+
+# ---- the work ------------------------------------------------------------------------------------------------------
+
+
+def _work_off(handle: Handle, table: TableDef, work: Work, budget: int | None, *, claimed: bool) -> Outcome:
+    inputs = handle.catalog.read(lambda view: _inputs(view, table, work.task))
+    if inputs is None:
+        return _abandon(handle, table, work, claimed=claimed)
+    runs, entries = inputs
+    folder = Folder(handle.files, table.schema, lambda: handle.new_path(table.id, ".parquet"))
+    reusable = {part.path: part for run in runs for part in run.parts}
+    started, spent, done = monotonic_s(), 0, dict(work.done)
+    for number, piece in enumerate(work.pieces):
+        if number in done:
+            continue
+        if budget is not None and spent >= budget and claimed:
+            _let_go_of_claim(handle, table, work)
+            return Outcome.PROGRESS
+        if piece.reused is not None:
+            parts = ((reusable[piece.reused],), ())
+        else:
+            live, history = folder.fold(
+                runs,
+                entries,
+                (piece.low, piece.high),
+                bottom=work.task.bottom,
+                safe_epoch=work.task.safe_epoch,
+            )
+            parts, spent = (tuple(live), tuple(history)), spent + 1
+        done[number] = parts
+        work = replace(work, done=done)
+        reached("compact:range-written")
+        if claimed and not _record(handle, table, work, number):
+            return _abandon(handle, table, work, claimed=False, only=parts)
+        reached("compact:range-recorded")
+    reached("compact:before-finish")
+    took_ms = round((monotonic_s() - started) * 1000)
+    if not handle.catalog.transact(lambda tx: _finish(handle, tx, table, work, took_ms)):
+        return _abandon(handle, table, work, claimed=claimed)
+    reached("compact:after-finish")
+    return Outcome.DONE
+
+
+def _inputs(view: View, table: TableDef, task: Task) -> tuple[Runs, list[LogEntry]] | None:
+    get_table(view, table.id, table.name)
+    version = get_version(view, table.id, table.name)
+    runs = task.inputs(get_runs(view, table.id))
+    if runs is None or (task.l0_after is not None and version.compacted_epoch != task.l0_after):
+        return None
+    return runs, _entries(view, table.id, task)
+
+
+def _record(handle: Handle, table: TableDef, work: Work, number: int) -> bool:
+    """Note that a piece is done; False if somebody else has taken the task over, or the table is gone."""
+    live, history = ([part.to_record() for part in parts] for parts in work.done[number])
+
+    def body(tx: Txn) -> bool:
+        record = tx.get(compact_key(table.id))
+        if record is None or record["owner"] != work.owner:
             return False
-        tx.put(head_key(table.id), apply_runs(version, (output,), task.entries).to_record())
-        tx.put(runs_key(table.id), runs_to_record((output,)))
-        for entry in task.entries:  # the log let go of these before; now reads have, too
-            if entry.epoch < version.log_start:
-                tx.delete(log_key(table.id, entry.epoch))
+        tx.put(piece_key(table.id, number), {"live": live, "history": history})
         return True
 
-    took_effect = False
-    with suppress(TableDropped):
-        took_effect = handle.catalog.transact(finish)
-    if not took_effect:
-        _remove(handle.files, output)
-    return took_effect
+    return handle.catalog.transact(body)
 
 
-def _remove(files: Files, run: Run) -> None:
-    """Remove the files of a run that no version has taken; what resists is left to vacuum."""
-    for part in (*run.parts, *run.history):
-        with suppress(WriteFailed):
-            files.delete(part.path)
-
-
-def raise_safe_epoch(handle: Handle, table: TableDef) -> None:
-    """Let go of history older than the table's retention, but of nothing that is held; a transaction of its own."""
-    now_ms = handle.catalog.now_ms()
-    target = from_unix_ms(now_ms - round(table.options.history_retention.total_seconds() * 1000))
-
-    def raised(view: View) -> TableVersion | None:
-        version = get_version(view, table.id, table.name)
-        held = [
-            hold.read_epoch
-            for hold in holds_of(view, table.id, now_ms, handle.leases.live)
-            if hold.read_epoch is not None
-        ]
-        after = apply_safe_epoch(version, min([target, *held]))
-        return after if after != version else None
-
+def _let_go_of_claim(handle: Handle, table: TableDef, work: Work) -> None:
     def body(tx: Txn) -> None:
-        after = raised(tx)
-        if after is not None:
-            tx.put(head_key(table.id), after.to_record())
+        record = tx.get(compact_key(table.id))
+        if record is not None and record["owner"] == work.owner:
+            tx.put(compact_key(table.id), {**record, "expires_ms": 0})
 
-    if handle.catalog.read(raised) is not None:
-        handle.catalog.transact(body)
-
-
-# ---- the work ----------------------------------------------------------------------------------------------------
+    handle.leases.forget(work.owner)
+    handle.catalog.transact(body)
 
 
-def run_task(files: Files, table: TableSchema, task: Task, new_path) -> Run:
-    """Read the inputs, write the parts, return the run that describes them. Only the small side is ever sorted."""
-    codec, columns = KeyCodec(table.schema, table.primary_key), table.schema.names
-    live, history = _old_run(files, table, codec, task, columns)
-    changes = _changes(files, table, codec, task.entries, columns)
-    if changes is not None:
-        newest, replaced = _split_versions(changes)
-        ends = _first_epochs(changes)
-        overwritten = _overwritten(live, ends)
-        history = [rows for rows in (*history, replaced, overwritten) if rows is not None]
-        live = merge(live, newest, keep_tombstones=False)
-    kept = [_still_seen(rows, task.safe_epoch) for rows in history]
-    past = _sorted_union([rows for rows in kept if len(rows.keys)])
-    return Run(
-        lo=0,
-        hi=task.hi,
-        parts=tuple(_write(files, table, codec, live, new_path, history=False)),
-        history=tuple(_write(files, table, codec, past, new_path, history=True)) if past is not None else (),
+def _finish(handle: Handle, tx: Txn, table: TableDef, work: Work, took_ms: int) -> bool:
+    """Put the run in the place of its inputs; False, and nothing is changed, if they have gone."""
+    task, found = work.task, _inputs(tx, table, work.task)
+    record = tx.get(compact_key(table.id)) if len(work.pieces) > 1 else None
+    if found is None or (len(work.pieces) > 1 and (record is None or record["owner"] != work.owner)):
+        return False
+    inputs, entries = found
+    version, runs, now_ms = get_version(tx, table.id, table.name), get_runs(tx, table.id), handle.catalog.now_ms()
+    output = _output(task, work)
+    at = runs.index(inputs[0]) if inputs else len(runs)
+    after = (*runs[:at], output, *runs[at + len(inputs) :])
+    tx.put(head_key(table.id), apply_runs(version, after, entries).to_record())
+    tx.put(runs_key(table.id), runs_to_record(after))
+    kept = {part.path for part in (*output.parts, *output.history)}
+    old = [part for run in inputs for part in (*run.parts, *run.history)]
+    let_go(tx, table.id, [(part.path, part.bytes) for part in old if part.path not in kept], now_ms)
+    for entry in entries:  # the log let go of these before; now reads have, too
+        if entry.epoch < version.log_start:
+            tx.delete(log_key(table.id, entry.epoch))
+            let_go(tx, table.id, [(file.path, file.bytes) for file in entry.files], now_ms)
+    if len(work.pieces) > 1:
+        _forget(tx, table.id)
+    number = move_counters(tx, Counters.read(tx))
+    _put_trace(tx, table.id, number, _trace(work, old, output, entries, now_ms, took_ms))
+    return True
+
+
+def _output(task: Task, work: Work) -> Run:
+    ordered = [work.done[number] for number in sorted(work.done)]
+    live = tuple(part for parts, _ in ordered for part in parts)
+    history = tuple(part for _, parts in ordered for part in parts)
+    return Run(task.lo, task.hi, live, history)
+
+
+def _trace(
+    work: Work, old: Sequence[Part], output: Run, entries: Sequence[LogEntry], now_ms: int, took_ms: int
+) -> Trace:
+    segments = [segment for entry in entries for segment in entry.segments]
+    reused = {piece.reused for piece in work.pieces}
+    fresh = [part for part in (*output.parts, *output.history) if part.path not in reused]
+    read = [*(part for part in old if part.path not in reused), *segments]
+    return Trace(
+        at_ms=now_ms,
+        by=work.by,
+        reason=work.task.reason,
+        after=work.task.lo,
+        until=work.task.hi,
+        runs=work.task.runs,
+        segments=len(segments),
+        rows_in=sum(file.rows for file in read),
+        rows_out=sum(part.rows for part in fresh),
+        bytes_in=sum(file.bytes for file in read),
+        bytes_out=sum(part.bytes for part in fresh),
+        bytes_reused=sum(part.bytes for part in output.parts if part.path in reused),
+        pieces=len(work.pieces),
+        took_ms=took_ms,
     )
 
 
-def _old_run(
-    files: Files, table: TableSchema, codec: KeyCodec, task: Task, columns: Sequence[str]
-) -> tuple[Rows, list[Rows]]:
-    """The rows of the run before, with their epochs; and its history, with the epochs that end each row."""
-    schema = pa.schema([*table.schema, pa.field(EPOCH, pa.int64())])
-    live = Rows(pa.array([], codec.key_type), schema.empty_table(), None)
-    history: list[Rows] = []
-    for run in task.inputs:
-        parts = [read_part(files, part, table, codec, [*columns, EPOCH]) for part in run.parts]
-        if parts:
-            live = Rows(pa.concat_arrays([p.keys for p in parts]), _stacked([p.data for p in parts]), None)
-        history += [read_part(files, part, table, codec, [*columns, EPOCH, UNTIL]) for part in run.history]
-    return live, history
+def _put_trace(tx: Txn, table_id: int, number: int, trace: Trace) -> None:
+    tx.put(trace_key(table_id, number), trace.to_record())
+    prefix = b"trace/%08x/" % table_id
+    for key in [key for key, _ in tx.scan(prefix, after_prefix(prefix), reverse=True)][KEPT_TRACES:]:
+        tx.delete(key)
 
 
-def _changes(
-    files: Files, table: TableSchema, codec: KeyCodec, entries: Sequence[LogEntry], columns: Sequence[str]
-) -> Rows | None:
-    """All versions in L0, sorted by key and then epoch; keys repeat, the data has the epoch each became visible at."""
-    found: list[Rows] = []
-    for entry in entries:
-        rows = [SegmentReader(files, segment, table, codec).read(columns) for segment in entry.segments]
-        rows = [part for part in rows if len(part.keys)]
-        if rows:
-            merged = newest_wins(rows) if len(rows) > 1 else rows[0]
-            epochs = pa.array(np.full(len(merged.keys), entry.epoch, np.int64))
-            found.append(Rows(merged.keys, merged.data.append_column(EPOCH, epochs), merged.deleted))
-    if not found:
-        return None
-    keys = pa.concat_arrays([rows.keys for rows in found])
-    deleted = np.concatenate([_tombstones(rows) for rows in found])
-    data = _stacked([rows.data for rows in found])
-    order = sort_indices(keys)  # stable, and entries come oldest first
-    take = pa.array(order)
-    return Rows(keys.take(take), data.combine_chunks().take(take), deleted[order])
+# ---- the ends that bring nothing -----------------------------------------------------------------------------------
 
 
-def _split_versions(changes: Rows) -> tuple[Rows, Rows | None]:
-    """The newest version of each key (tombstones too).
+def _abandon(
+    handle: Handle,
+    table: TableDef,
+    work: Work,
+    *,
+    claimed: bool,
+    only: tuple[tuple[Part, ...], tuple[Part, ...]] | None = None,
+) -> Outcome:
+    """Remove what was written for nothing; what resists is left to vacuum."""
 
-    And the others, less tombstones, with the epoch that ended them.
-    """
-    last = np.append(_differs(changes.keys), True)
-    epochs = changes.data.column(EPOCH).to_numpy()
-    deleted = _tombstones(changes)
-    newest = _take(changes, np.flatnonzero(last))
-    older = np.flatnonzero(~last)
-    ends = epochs[older + 1]
-    kept = ~deleted[older]
-    if not kept.any():
-        return newest, None
-    replaced = _take(changes, older[kept])
-    return newest, Rows(replaced.keys, replaced.data.append_column(UNTIL, pa.array(ends[kept])), None)
+    def body(tx: Txn) -> bool:
+        record = tx.get(compact_key(table.id))
+        if record is None or record["owner"] != work.owner:
+            return False
+        _forget(tx, table.id)
+        return True
 
-
-def _first_epochs(changes: Rows) -> Rows:
-    """For each key the first epoch at which L0 changes it."""
-    first = np.insert(_differs(changes.keys), 0, True)
-    rows = _take(changes, np.flatnonzero(first))
-    return Rows(rows.keys, rows.data.select([EPOCH]), None)
-
-
-def _overwritten(live: Rows, ends: Rows) -> Rows | None:
-    """Rows of the run before that L0 replaces or deletes, with the epoch that ended them."""
-    at = lookup(live, ends.keys)
-    hit = at >= 0
-    if not hit.any():
-        return None
-    rows = _take(live, at[hit])
-    return Rows(rows.keys, rows.data.append_column(UNTIL, ends.data.column(EPOCH).filter(pa.array(hit))), None)
+    mine = not claimed or handle.catalog.transact(body)
+    reused = {piece.reused for piece in work.pieces}
+    if mine or only is not None:
+        for part in work.parts if only is None else (*only[0], *only[1]):
+            if part.path not in reused:
+                with suppress(WriteFailed):
+                    handle.files.delete(part.path)
+    return Outcome.LOST
 
 
-def _still_seen(rows: Rows, safe_epoch: int) -> Rows:
-    """Rows that some epoch at or above safe_epoch can see."""
-    seen = rows.data.column(UNTIL).to_numpy() > safe_epoch
-    return rows if seen.all() else _take(rows, np.flatnonzero(seen))
-
-
-def _sorted_union(found: Sequence[Rows]) -> Rows | None:
-    if not found:
-        return None
-    keys = pa.concat_arrays([rows.keys for rows in found])
-    data = _stacked([rows.data for rows in found]).combine_chunks()
-    epochs = data.column(EPOCH).to_numpy()
-    by_epoch = np.argsort(epochs, kind="stable")
-    order = by_epoch[sort_indices(keys.take(pa.array(by_epoch)))]
-    return _take(Rows(keys, data, None), order)
-
-
-def _write(files: Files, table: TableSchema, codec: KeyCodec, rows: Rows, new_path, *, history: bool) -> list[Part]:
-    """Parts with disjoint key ranges; versions of one key stay in one part."""
-    parts: list[Part] = []
-    starts = np.insert(_differs(rows.keys), 0, True) if len(rows.keys) else np.empty(0, np.bool_)
-    at = 0
-    while at < len(rows.keys):
-        end = min(at + PART_ROWS, len(rows.keys))
-        while end < len(rows.keys) and not starts[end]:
-            end += 1
-        piece = Rows(rows.keys.slice(at, end - at), rows.data.slice(at, end - at), None)
-        parts.append(write_part(files, new_path(), table, codec, piece, history=history))
-        at = end
-    return parts
-
-
-def _differs(keys: pa.Array) -> np.ndarray:
-    """bool[len - 1]: where a key is another than the one before it."""
-    if len(keys) < 2:
-        return np.empty(0, np.bool_)
-    return pc.not_equal(keys.slice(1), keys.slice(0, len(keys) - 1)).to_numpy(zero_copy_only=False)
-
-
-def _stacked(tables: Sequence[pa.Table]) -> pa.Table:
-    """Tables end to end; what came from a file and what was computed may differ in what they say of nulls."""
-    return pa.concat_tables(tables, promote_options="default")
-
-
-def _tombstones(rows: Rows) -> np.ndarray:
-    return rows.deleted if rows.deleted is not None else np.zeros(len(rows.keys), np.bool_)
-
-
-def _take(rows: Rows, positions: np.ndarray) -> Rows:
-    take = pa.array(positions)
-    deleted = rows.deleted[positions] if rows.deleted is not None else None
-    return Rows(rows.keys.take(take), rows.data.take(take), deleted)
+def _forget(tx: Txn, table_id: int) -> None:
+    """Part of a transaction: the records of a compaction under way."""
+    prefix = compact_key(table_id) + b"/"
+    for key in [key for key, _ in tx.scan(prefix, after_prefix(prefix))]:
+        tx.delete(key)
+    tx.delete(compact_key(table_id))

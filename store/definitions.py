@@ -12,9 +12,9 @@ from functools import lru_cache
 
 from ..errors import Corrupt, EpochlogError, InvalidInput, JobNotFound, TableDropped, TableNotFound
 from .catalog import Txn, View
-from .records import HEAD, Record, after_prefix, head_key, job_key, job_name_key, name_key, runs_key, table_key
+from .records import HEAD, Record, after_prefix, head_key, job_key, job_name_key, log_key, name_key, runs_key, table_key
 from .schema import TableSchema, is_name
-from .version import Runs, TableVersion, runs_from_record
+from .version import LogEntry, Runs, TableVersion, runs_from_record
 
 FORMAT_VERSION = 1
 
@@ -60,27 +60,35 @@ class TableOptions:
     """How long a table keeps its past, and when it is compacted.
 
     history_retention: how far back reads at an epoch reach; log_retention: how far back `changes` reaches;
-    compact_segments: L0 segments at which `compact()` without `full` folds them into the run.
+    compact_segments: L0 segments at which `compact()` without `full`, and maintenance, fold them into a run;
+    max_segments: L0 segments at which a commit folds them itself before it returns.
     """
 
     history_retention: timedelta = timedelta(hours=1)
     log_retention: timedelta = timedelta(days=1)
     compact_segments: int = 8
+    max_segments: int = 64
 
     def __post_init__(self) -> None:
         for name in ("history_retention", "log_retention"):
             value = getattr(self, name)
             if not isinstance(value, timedelta) or value < timedelta(0):
                 raise InvalidInput(f"{name} must be a timedelta of 0 or more, not {value!r}")
-        segments = self.compact_segments
-        if not isinstance(segments, int) or isinstance(segments, bool) or segments < 1:
-            raise InvalidInput(f"compact_segments must be an int >= 1, not {segments!r}")
+        for name in ("compact_segments", "max_segments"):
+            segments = getattr(self, name)
+            if not isinstance(segments, int) or isinstance(segments, bool) or segments < 1:
+                raise InvalidInput(f"{name} must be an int >= 1, not {segments!r}")
+        if self.max_segments < self.compact_segments:
+            raise InvalidInput(
+                f"max_segments ({self.max_segments}) must not lie below compact_segments ({self.compact_segments})"
+            )
 
     def to_record(self) -> Record:
         return {
             "history_ms": round(self.history_retention.total_seconds() * 1000),
             "log_ms": round(self.log_retention.total_seconds() * 1000),
             "compact_segments": self.compact_segments,
+            "max_segments": self.max_segments,
         }
 
     @classmethod
@@ -89,6 +97,7 @@ class TableOptions:
             timedelta(milliseconds=record["history_ms"]),
             timedelta(milliseconds=record["log_ms"]),
             record["compact_segments"],
+            record["max_segments"],
         )
 
 
@@ -193,6 +202,12 @@ def get_version(view: View, table_id: int, name: str) -> TableVersion:
 def get_runs(view: View, table_id: int) -> Runs:
     """The table's sorted runs, oldest first."""
     return runs_from_record(view.get(runs_key(table_id)))
+
+
+def get_entries(view: View, table_id: int, after: int, until: int) -> list[LogEntry]:
+    """The log entries with epochs in (after, until], oldest first."""
+    found = view.scan(log_key(table_id, after + 1), log_key(table_id, until + 1))
+    return [LogEntry.from_record(record) for _, record in found]
 
 
 def _gone(view: View, table_id: int, name: str) -> EpochlogError:

@@ -70,6 +70,11 @@ class Leases:
 
             self._catalog.transact(body)
 
+    def forget(self, holder: str) -> None:
+        """Stop renewing; the records are left as they are."""
+        with self._lock:
+            self._held.pop(holder, None)
+
     def renew(self) -> None:
         """Push back the end of every lease of this process. A holder whose records are gone was revoked: it ends."""
         with self._lock:

@@ -89,6 +89,17 @@ def lookup(rows: Rows, keys: pa.Array) -> np.ndarray:
     return np.where(_hits(rows.keys, positions, keys), positions, -1)
 
 
+def joined(parts: Sequence[Rows]) -> Rows:
+    """Rows end to end; what came from a file and what was computed may differ in what they say of nulls."""
+    if len(parts) == 1:
+        return parts[0]
+    marks = None
+    if any(rows.deleted is not None for rows in parts):
+        marks = np.concatenate([_all_marks(rows) for rows in parts])
+    data = pa.concat_tables([rows.data for rows in parts], promote_options="default")
+    return Rows(pa.concat_arrays([rows.keys for rows in parts]), data, marks)
+
+
 # ---- weaving -------------------------------------------------------------------------------------------------------
 
 

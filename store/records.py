@@ -12,7 +12,8 @@ LMDB does not checksum its pages, so every record carries its own CRC-32. Key la
     used/<id>/<file>                        sealed segments that have been committed: they land once
     intent/<intent>                         who may be writing files that are named for it
     gone/<id>/<file>                        files that nothing reaches any more, until vacuum deletes them
-    compact/<id>, trace/<id>/<n>            a compaction under way; those that have been, and why
+    compact/<id>, compact/<id>/<n>          a compaction under way; each of its pieces that is done
+    trace/<id>/<n>                          compactions that have been, and why
     txn/<app>\\0<id>, txnapp/<app>           outcomes for exactly-once commits
 
 Ids are 8 and epochs 16 hex digits wide, so byte order is numeric order.
@@ -108,6 +109,10 @@ def runs_key(table_id: int) -> bytes:
 
 def compact_key(table_id: int) -> bytes:
     return b"compact/%08x" % table_id
+
+
+def piece_key(table_id: int, number: int) -> bytes:
+    return b"compact/%08x/%08x" % (table_id, number)
 
 
 def trace_key(table_id: int, number: int) -> bytes:

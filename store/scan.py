@@ -18,17 +18,15 @@ import pyarrow.compute as pc
 
 from ..errors import EpochExpired, EpochNotCommitted, InvalidInput
 from .catalog import View
-from .definitions import TableDef, get_runs, get_version
+from .definitions import TableDef, get_entries, get_runs, get_version
 from .epoch import as_epoch
 from .files import Files
 from .keys import Key, KeyCodec
-from .merge import Rows, lookup, merge, merged_data, newest_wins
+from .merge import Rows, joined, lookup, merge, merged_data, newest_wins
 from .prune import filter_columns, key_prunes
-from .records import log_key
 from .run import Run, read_part
 from .schema import TableSchema
 from .segment import Segment, SegmentReader
-from .version import LogEntry
 
 KeyRange = tuple[Key | None, Key | None]
 """Encoded keys [low, high); None is open."""
@@ -206,11 +204,7 @@ def plan_scan(view: View, table: TableDef, epoch: int | None) -> ScanPlan:
         )
     # every entry of a table lies above all runs or is folded into one; a run newer than `at` is read with its history
     start = version.compacted_epoch + 1
-    entries = (
-        [LogEntry.from_record(r) for _, r in view.scan(log_key(table.id, start), log_key(table.id, at + 1))]
-        if at >= start
-        else []
-    )
+    entries = get_entries(view, table.id, start - 1, at) if at >= start else []
     runs = tuple(run for run in get_runs(view, table.id) if run.lo < at) if version.runs else ()
     segments = tuple(segment for entry in entries for segment in entry.segments)
     return ScanPlan(table.schema, at, runs, segments)
@@ -277,7 +271,7 @@ def _run_rows(
             for part in parts
             if _overlaps(part.key_min, part.key_max, key_range)
         ]
-        return _joined(tables) if tables else _no_rows(table, codec, columns)
+        return joined(tables) if tables else _no_rows(table, codec, columns)
 
     if epoch >= run.hi:
         return gather(run.parts, (), None)
@@ -285,13 +279,6 @@ def _run_rows(
     live = gather(run.parts, (), begun)
     past = gather(run.history, (), begun & (pc.field("_until") > epoch))
     return merge(live, past, keep_tombstones=True) if len(past.keys) else live
-
-
-def _joined(parts: Sequence[Rows]) -> Rows:
-    if len(parts) == 1:
-        return parts[0]
-    keys = pa.concat_arrays([rows.keys for rows in parts])
-    return Rows(keys, pa.concat_tables([rows.data for rows in parts]), None)
 
 
 def _overlaps(low: Key, high: Key, key_range: KeyRange) -> bool:

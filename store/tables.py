@@ -10,7 +10,7 @@ from .definitions import Counters, TableDef, TableOptions, all_jobs, find_table,
 from .epoch import as_epoch
 from .handle import Handle
 from .holds import holds_of
-from .records import HEAD, after_prefix, head_key, log_key, name_key, runs_key, table_key
+from .records import HEAD, after_prefix, compact_key, head_key, log_key, name_key, runs_key, table_key
 from .schema import TableSchema
 from .version import LogEntry, TableVersion, apply_truncation
 
@@ -67,12 +67,13 @@ def remove_table(tx: Txn, table_id: int) -> None:
     record = tx.get(table_key(table_id))
     if record is None:
         return
-    for kind in (b"log", b"hist", b"hold", b"used"):
+    for kind in (b"log", b"hist", b"hold", b"used", b"compact", b"trace"):
         prefix = kind + b"/%08x/" % table_id
         for key in [key for key, _ in tx.scan(prefix, after_prefix(prefix))]:
             tx.delete(key)
     tx.delete(head_key(table_id))
     tx.delete(runs_key(table_id))
+    tx.delete(compact_key(table_id))
     tx.delete(table_key(table_id))
     tx.delete(name_key(TableDef.from_record(record).name))
 

@@ -272,10 +272,11 @@ class ModelTable:
 
     # ---- upkeep --------------------------------------------------------------------------------------------------
 
-    def compact(self, target: int, held: Sequence[int], *, full: bool) -> None:
+    def compact(self, target: int, held: Sequence[int], *, least: int | None) -> None:
+        """Raises the safe epoch; folds L0 if it has at least `least` segments (None: nobody says whether)."""
         self.safe_epoch = max(self.safe_epoch, min([target, self.newest, *held]))
         waiting = sum(entry.segments for entry in self.entries if entry.epoch > self.compacted)
-        if waiting >= (1 if full else max(1, self.compact_segments)):
+        if least is not None and waiting >= max(1, least):
             self.compacted = self.newest
 
 

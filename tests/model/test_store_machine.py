@@ -26,6 +26,8 @@ from hypothesis.stateful import (
 )
 
 import epochlog as el
+from epochlog.store.compaction import compact_table
+from epochlog.store.definitions import find_table
 from epochlog.store.epoch import from_unix_ms
 from model.tables import SHAPES, ModelTable, Op, Row, Shape, key_order, plain, plain_row, rows_of
 
@@ -34,7 +36,8 @@ SKEW_MS = 10_000
 TINY = {
     "epochlog.store.segment.BATCH_ROWS": 3,
     "epochlog.store.run.ROW_GROUP_ROWS": 3,
-    "epochlog.store.compaction.PART_ROWS": 5,
+    "epochlog.store.folding.PART_ROWS": 5,
+    "epochlog.store.picking.PIECE_ROWS": 6,
     "epochlog.store.scan.BATCH_ROWS": 4,
     "epochlog.store.log.IMAGE_ROWS": 4,
     "epochlog.store.merge.PIECE_ROWS": 3,
@@ -329,7 +332,19 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.compact(name, full=full)
         for model in self.tables.values() if name is None else [self.tables[name]]:
             held = [pins[model.name][1] for _, pins in self.pins if model.name in pins and pins[model.name][0] is model]
-            model.compact(from_unix_ms(self.now - model.retention_ms), held, full=full or name is not None)
+            least = 1 if full or name is not None else model.compact_segments
+            model.compact(from_unix_ms(self.now - model.retention_ms), held, least=least)
+
+    @rule(name=st.sampled_from(sorted(SHAPES)), l0_only=st.booleans(), budget=st.integers(0, 2))
+    def compact_a_little(self, name: str, l0_only: bool, budget: int) -> None:
+        """A slice of a compaction, left for the next one to take over; what can be read is as before."""
+        if name not in self.handles:
+            return
+        handle, model = self.store._handle, self.tables[name]
+        table = handle.catalog.read(lambda view: find_table(view, name))
+        compact_table(handle, table, l0_only=l0_only, full=not l0_only, budget=budget)
+        held = [pins[name][1] for _, pins in self.pins if name in pins and pins[name][0] is model]
+        model.compact(from_unix_ms(self.now - model.retention_ms), held, least=None)
 
     @rule(data=st.data(), name=st.sampled_from(sorted(SHAPES)))
     def truncate(self, data: st.DataObject, name: str) -> None:
@@ -491,7 +506,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert info.safe_epoch == model.safe_epoch
             assert info.log_start_epoch == model.log_start
             assert info.log_segments == model.log_segments()
-            assert info.runs == (1 if model.compacted else 0)
+            assert info.runs >= (1 if model.compacted else 0)
             assert info.state == ("finished" if model.finished else "created")
             assert info.rows == len(model.rows(model.newest))
 

@@ -7,16 +7,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
 import epochlog as el
-from epochlog.store import compaction
-from epochlog.store.files import Files
+from epochlog.store.folding import Folder
 from epochlog.store.run import Run
-from epochlog.store.schema import TableSchema
 from rowsets import WIDE, wide_rows
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("n", pa.int64(), nullable=False)])
@@ -95,7 +94,7 @@ def test_deletes_and_required_columns_meet_in_one_run(store: el.Store) -> None:
 
 def test_an_old_epoch_of_a_run_with_several_row_groups(store: el.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("epochlog.store.run.ROW_GROUP_ROWS", 4)
-    monkeypatch.setattr("epochlog.store.compaction.PART_ROWS", 10)
+    monkeypatch.setattr("epochlog.store.folding.PART_ROWS", 10)
     table = store.create_table("t", SCHEMA, ["id"])
     first = table.upsert(pa.table({"id": range(25), "n": range(25)}))
     second = table.upsert(pa.table({"id": range(0, 25, 3), "n": [-1] * 9}))
@@ -189,15 +188,15 @@ def test_every_key_type_through_segments_and_runs(store: el.Store) -> None:
 def test_commits_that_land_while_a_run_is_made_stay(store: el.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     table = store.create_table("t", SCHEMA, ["id"])
     first = table.upsert(put(_1=1, _2=2))
-    made = compaction.run_task
+    made = Folder.fold
 
-    def slow(files: Files, schema: TableSchema, task: compaction.Task, new_path: object) -> Run:
-        run = made(files, schema, task, new_path)
+    def slow(*args: Any, **options: Any) -> Any:
+        parts = made(*args, **options)
         table.upsert(put(_2=22, _3=33))
         table.delete(key(1))
-        return run
+        return parts
 
-    monkeypatch.setattr(compaction, "run_task", slow)
+    monkeypatch.setattr(Folder, "fold", slow)
     store.compact("t")
     monkeypatch.undo()
     assert numbers(table) == {2: 22, 3: 33} and numbers(table, first) == {1: 1, 2: 2}
@@ -212,15 +211,15 @@ def test_a_compaction_whose_inputs_have_gone_leaves_nothing(
 ) -> None:
     table = store.create_table("t", SCHEMA, ["id"])
     table.upsert(put(_1=1))
-    made = compaction.run_task
+    made = Folder.fold
 
-    def slow(files: Files, schema: TableSchema, task: compaction.Task, new_path: object) -> Run:
-        monkeypatch.setattr(compaction, "run_task", made)
-        run = made(files, schema, task, new_path)
+    def slow(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(Folder, "fold", made)
+        parts = made(*args, **options)
         store.compact("t") if meanwhile == "compacted" else store.drop_table("t")
-        return run
+        return parts
 
-    monkeypatch.setattr(compaction, "run_task", slow)
+    monkeypatch.setattr(Folder, "fold", slow)
     store.compact(full=True)
     assert [path for path in store.verify().unreachable if path.endswith(".parquet")] == []
     assert store.verify().ok
