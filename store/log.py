@@ -22,10 +22,10 @@ from .distinct import same_rows
 from .epoch import SEQUENCE_BITS, as_epoch, to_unix_ms
 from .files import Files
 from .keys import KeyCodec
-from .merge import Rows, lookup, merge, newest_wins
+from .merge import Rows, fold, lookup, merge, newest_wins
 from .prune import key_prunes
 from .records import after_prefix, log_key
-from .scan import EVERYTHING, KeyRange, ScanPlan, fold, plan_scan
+from .scan import EVERYTHING, KeyRange, ScanPlan, plan_scan
 from .schema import TableSchema
 from .segment import SegmentReader
 from .version import LabelGroup, LogEntry

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -12,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .keys import last_of_each, search, sort_indices
+from .threads import each
 
 PIECE_ROWS = 1 << 16
 """The large side is merged this many rows at a time: both copies of a column's piece fit the processor's caches."""
-_THREADS_FROM_ROWS = 1 << 18
 _MIN_CHUNK_ROWS = 1 << 12
 
 
@@ -65,22 +64,30 @@ def newest_wins(rows: Sequence[Rows]) -> Rows:
 
 
 def merge(base: Rows, delta: Rows, keep_tombstones: bool = False) -> Rows:
-    """`delta` put on top of `base`: its rows win. Without `keep_tombstones` tombstones and what they delete go.
+    """`delta` put on top of `base`: its rows win. Without `keep_tombstones` tombstones and what they delete go."""
+    return fold((base, delta), keep_tombstones=keep_tombstones)
 
-    Costs a search of the smaller side in the larger, and a copy of those pieces of the larger that the smaller touches.
+
+def fold(sources: Sequence[Rows], *, keep_tombstones: bool = False) -> Rows:
+    """All rows of at least one source, oldest first; of equal keys the last source's row stays.
+
+    Costs a sort of all but the largest source, their search in that one, and a copy of those of its pieces that they
+    touch. Without `keep_tombstones` tombstones and what they delete go.
     """
-    if not len(delta) or not len(base):
-        return _without_tombstones(delta if len(delta) else base, keep_tombstones)
-    keys, data, marks = _weave(base, delta, keep_tombstones=keep_tombstones)
+    filled = [source for source in sources if len(source)] or list(sources[:1])
+    if len(filled) == 1:
+        return _without_tombstones(filled[0], keep_tombstones)
+    keys, data, marks = _woven(filled, keep_tombstones=keep_tombstones)
     assert keys is not None
     return Rows(keys, data, marks)
 
 
-def merged_data(base: Rows, delta: Rows) -> pa.Table:
-    """The columns of `merge` without tombstones, and without the cost of its keys."""
-    if not len(delta) or not len(base):
-        return _without_tombstones(delta if len(delta) else base, False).data
-    return _weave(base, delta, keep_tombstones=False, want_keys=False)[1]
+def fold_data(sources: Sequence[Rows]) -> pa.Table:
+    """The columns of `fold` without tombstones, and without the cost of its keys."""
+    filled = [source for source in sources if len(source)] or list(sources[:1])
+    if len(filled) == 1:
+        return _without_tombstones(filled[0], False).data
+    return _woven(filled, keep_tombstones=False, want_keys=False)[1]
 
 
 def lookup(rows: Rows, keys: pa.Array) -> np.ndarray:
@@ -104,120 +111,137 @@ def joined(parts: Sequence[Rows]) -> Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sides:
-    """A large and a small side, with the places of the small one's rows in the large one."""
+class _Piece:
+    """One key range of all sources: the largest one's rows, then those of the others, oldest first, end to end.
+
+    `older` of the small rows come from sources older than the largest.
+    """
 
     large: Rows
-    small: Rows
-    places: np.ndarray  # before which row of `large` each row of `small` goes
-    hits: np.ndarray  # whether that row has the same key
-    drop_large: np.ndarray | None  # rows that do not appear in the result, whatever the other side holds
-    drop_small: np.ndarray | None
-    small_wins: bool
+    small: tuple[Rows, ...]
+    older: int
+
+    def small_keys(self) -> list[pa.Array]:
+        return [rows.keys.cast(self.large.keys.type) for rows in self.small]
 
 
-def _weave(
-    base: Rows, delta: Rows, *, keep_tombstones: bool, want_keys: bool = True
+def _woven(
+    sources: Sequence[Rows], *, keep_tombstones: bool, want_keys: bool = True
 ) -> tuple[pa.Array | None, pa.Table, np.ndarray | None]:
-    """Keys (None if not wanted), columns and tombstone marks of both sides, `delta` winning."""
-    small_wins = len(delta) <= len(base)
-    large, small = (base, delta) if small_wins else (delta, base)
-    places = search(large.keys, small.keys)
-    hits = _hits(large.keys, places, small.keys)
-    drop_small = None if keep_tombstones else small.deleted
-    drop_large = None if keep_tombstones else large.deleted
-    if not small_wins:
-        drop_small = hits if drop_small is None else drop_small | hits
-    sides = _Sides(large, small, places, hits, drop_large, drop_small, small_wins)
-    in_place = small_wins and drop_small is None and drop_large is None and bool(hits.all())
-    pieces = _pieces(large.data, len(large))
-    cuts = np.searchsorted(places, [low for low, _ in pieces])
-    cuts[0] = 0  # rows that go before the first row of a piece belong to it; those after the last row to the last piece
-    spans = [(*piece, *span) for piece, span in zip(pieces, pairwise([*cuts.tolist(), len(small)]), strict=True)]
-    tables = _all_of(large.data, small.data)
-    keys = pa.table({"k": large.keys}), pa.table({"k": small.keys.cast(large.keys.type)})
+    """Keys (None if not wanted), columns and tombstone marks of all sources, later ones winning."""
+    at = max(range(len(sources)), key=lambda place: len(sources[place]))
+    pieces = _cut(_evened(sources, at), at)
+    marked = any(source.deleted is not None for source in sources)
 
-    def woven(span: tuple[int, int, int, int]) -> tuple[list[pa.Array], pa.Array | None, np.ndarray | None]:
-        indices = _piece_indices(sides, span, in_place)
-        columns = _taken(tables, span, indices)
-        new_keys = _taken(keys, span, indices)[0] if want_keys and not in_place else None
-        marks = None
-        if keep_tombstones and (large.deleted is not None or small.deleted is not None):
-            low, high, first, last = span
-            marks = np.concatenate([_all_marks(large, low, high), _all_marks(small, first, last)])
-            marks = marks if indices is None else marks[indices]
-        return columns, new_keys, marks
+    def woven(piece: _Piece) -> tuple[list[pa.Array], pa.Array | None, np.ndarray | None]:
+        indices, same_keys = _newest(piece)
+        deleted = None
+        if marked:
+            deleted = np.concatenate([_all_marks(rows) for rows in (piece.large, *piece.small)])
+            deleted = deleted if indices is None else deleted[indices]
+            if not keep_tombstones and deleted.any():
+                indices = np.flatnonzero(~deleted) if indices is None else indices[~deleted]
+                same_keys = False
+        keys = None
+        if want_keys:
+            keys = piece.large.keys if same_keys else _picked([piece.large.keys, *piece.small_keys()], indices)
+        return _taken(piece, indices), keys, deleted
 
-    done = _mapped(woven, spans, len(large))
-    data = _assembled(large.data.schema, [columns for columns, _, _ in done])
-    new_keys = [part for _, part, _ in done if part is not None]
-    merged_keys = pa.concat_arrays(new_keys) if new_keys else large.keys if in_place else None
-    marks = [part for _, _, part in done if part is not None]
-    return merged_keys, data, _marks(np.concatenate(marks)) if marks else None
+    done = each(woven, pieces, sum(map(len, sources)))
+    data = _assembled(sources[at].data.schema, [columns for columns, _, _ in done])
+    keys = None
+    if want_keys:
+        same = all(part is piece.large.keys for piece, (_, part, _) in zip(pieces, done, strict=True))
+        keys = sources[at].keys if same else pa.concat_arrays([part for _, part, _ in done if part is not None])
+    marks = [part for _, _, part in done if part is not None] if keep_tombstones else []
+    return keys, data, _marks(np.concatenate(marks)) if marks else None
 
 
-def _piece_indices(sides: _Sides, span: tuple[int, int, int, int], in_place: bool) -> np.ndarray | None:
-    """For rows low:high of the large and first:last of the small side, laid end to end: which to take, in order.
-
-    None when that is the large side's rows as they are.
+def _newest(piece: _Piece) -> tuple[np.ndarray | None, bool]:
+    """Which of the piece's rows are the newest of their keys, in key order (None: those of `large`, as they are), and
+    whether their keys are those of `large`.
     """
-    low, high, first, last = span
-    count = high - low
-    if first == last and sides.drop_large is None:
-        return None
-    places = sides.places[first:last] - low
-    hits = sides.hits[first:last]
-    if in_place:
-        indices = np.arange(count)
-        indices[places] = np.arange(count, count + last - first)
-        return indices
-    keep = np.ones(count, np.bool_)
-    if sides.small_wins:
-        keep[places[hits]] = False
-    if sides.drop_large is not None:
-        keep &= ~sides.drop_large[low:high]
-    fresh = np.arange(count, count + last - first)
-    if sides.drop_small is not None:
-        wanted = ~sides.drop_small[first:last]
-        fresh, places = fresh[wanted], places[wanted]
-    before = np.concatenate([[0], np.cumsum(keep)])  # rows kept before each place
-    return np.insert(np.flatnonzero(keep), before[places], fresh)
+    if not piece.small:
+        return None, True
+    keys, count = piece.large.keys, len(piece.large)
+    new_keys, winners = _newest_of_small(piece)
+    places = search(keys, new_keys)
+    hits = _hits(keys, places, new_keys)
+    indices = np.arange(count)
+    replacing = hits & (winners >= piece.older) if piece.older else hits
+    indices[places[replacing]] = winners[replacing] + count
+    if hits.all():
+        return indices, True
+    fresh = ~hits
+    return np.insert(indices, places[fresh], winners[fresh] + count), False
 
 
-def _taken(
-    tables: tuple[pa.Table, pa.Table], span: tuple[int, int, int, int], indices: np.ndarray | None
-) -> list[pa.Array]:
-    low, high, first, last = span
-    columns = []
-    picks = None if indices is None else pa.array(indices)
-    for large, small in zip(tables[0].columns, tables[1].columns, strict=True):
-        parts = [
-            *large.slice(low, high - low).chunks,
-            *(small.slice(first, last - first).chunks if last > first else ()),
-        ]
-        whole = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
-        columns.append(whole if picks is None else pc.take(whole, picks, boundscheck=False))
-    return columns
+def _newest_of_small(piece: _Piece) -> tuple[pa.Array, np.ndarray]:
+    """The small sources' keys, sorted, each once, and which of their rows, end to end, is the newest of each."""
+    keys = piece.small_keys()
+    if len(keys) == 1:
+        return keys[0], np.arange(len(keys[0]))
+    joined = pa.concat_arrays(keys)
+    order = sort_indices(joined)
+    ordered = joined.take(pa.array(order))
+    last = last_of_each(ordered)
+    return (ordered, order) if last.all() else (ordered.filter(pa.array(last)), order[last])
 
 
-def _pieces(data: pa.Table, rows: int) -> list[tuple[int, int]]:
-    """Row ranges that tile the large side; they follow its first column's chunks unless those are tiny."""
-    chunks = [len(chunk) for chunk in data.column(0).chunks] if data.num_columns else []
-    if not chunks or rows < _MIN_CHUNK_ROWS * len(chunks):
-        chunks = [rows]
-    edges = np.cumsum([0, *chunks]).tolist()
-    return [
-        (low, min(low + PIECE_ROWS, end)) for start, end in pairwise(edges) for low in range(start, end, PIECE_ROWS)
+def _taken(piece: _Piece, indices: np.ndarray | None) -> list[pa.Array]:
+    parts = [rows.data for rows in (piece.large, *piece.small)]
+    columns = [[chunk for part in parts for chunk in part.column(at).chunks] for at in range(parts[0].num_columns)]
+    return [_picked(chunks, indices) for chunks in columns]
+
+
+def _picked(parts: Sequence[pa.Array], indices: np.ndarray | None) -> pa.Array:
+    whole = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+    return whole if indices is None else pc.take(whole, pa.array(indices), boundscheck=False)
+
+
+def _cut(sources: Sequence[Rows], at: int) -> list[_Piece]:
+    """Key ranges that tile all sources, by the pieces of the largest one, which is sources[at]."""
+    large = sources[at]
+    edges = _edges(large)
+    inner = large.keys.take(pa.array(edges[1:-1], pa.int64()))
+    cuts = [
+        [0, *search(source.keys, inner.cast(source.keys.type)).tolist(), len(source)] if place != at else edges
+        for place, source in enumerate(sources)
     ]
+    pieces = []
+    for piece in range(len(edges) - 1):
+        spans = [(source, cut[piece], cut[piece + 1]) for source, cut in zip(sources, cuts, strict=True)]
+        parts = [_slice(*span) if span[2] > span[1] else None for span in spans]
+        older = sum(len(rows) for rows in parts[:at] if rows)
+        small = tuple(rows for place, rows in enumerate(parts) if rows is not None and place != at)
+        pieces.append(_Piece(parts[at], small, older))
+    return pieces
 
 
-def _mapped(work: Callable, spans: list, rows: int) -> list:
-    """`work` of each span. Arrow's kernels let go of the GIL: many rows are worth threads (new ones, for forks)."""
-    threads = min(pa.cpu_count(), 8, len(spans))
-    if rows < _THREADS_FROM_ROWS or threads < 2:
-        return [work(span) for span in spans]
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(work, spans))
+def _edges(large: Rows) -> list[int]:
+    """Where the pieces of the large source begin and end; they follow its chunks unless those are tiny."""
+    chunks = [len(chunk) for chunk in large.data.column(0).chunks] if large.data.num_columns else []
+    if not chunks or len(large) < _MIN_CHUNK_ROWS * len(chunks):
+        chunks = [len(large)]
+    ends = np.cumsum([0, *chunks]).tolist()
+    return [low for start, end in pairwise(ends) for low in range(start, end, PIECE_ROWS)] + [ends[-1]]
+
+
+def _slice(rows: Rows, low: int, high: int) -> Rows:
+    deleted = None if rows.deleted is None else rows.deleted[low:high]
+    return Rows(rows.keys.slice(low, high - low), rows.data.slice(low, high - low), deleted)
+
+
+def _evened(sources: Sequence[Rows], at: int) -> list[Rows]:
+    """Sources with the columns of the largest, sources[at], in its order, and without tiny chunks."""
+    names = sources[at].data.column_names
+    return [_in_large_chunks(Rows(rows.keys, rows.data.select(names), rows.deleted)) for rows in sources]
+
+
+def _in_large_chunks(rows: Rows) -> Rows:
+    if not rows.data.num_columns or len(rows) >= _MIN_CHUNK_ROWS * rows.data.column(0).num_chunks:
+        return rows
+    return Rows(rows.keys, rows.data.combine_chunks(), rows.deleted)
 
 
 # ---- small pieces --------------------------------------------------------------------------------------------------
@@ -252,9 +276,8 @@ def _marks(marks: np.ndarray | None, indices: np.ndarray | None = None) -> np.nd
     return chosen if chosen.any() else None
 
 
-def _all_marks(rows: Rows, low: int = 0, high: int | None = None) -> np.ndarray:
-    high = len(rows) if high is None else high
-    return np.zeros(high - low, np.bool_) if rows.deleted is None else rows.deleted[low:high]
+def _all_marks(rows: Rows) -> np.ndarray:
+    return np.zeros(len(rows), np.bool_) if rows.deleted is None else rows.deleted
 
 
 def _concat(tables: Sequence[pa.Table]) -> pa.Table:
@@ -264,13 +287,6 @@ def _concat(tables: Sequence[pa.Table]) -> pa.Table:
 
 def _permissive(tables: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables(tables, promote_options="permissive")
-
-
-def _all_of(large: pa.Table, small: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Both tables with contiguous small columns; large ones too if their chunks are tiny."""
-    if large.num_columns and large.num_rows < _MIN_CHUNK_ROWS * large.column(0).num_chunks:
-        large = large.combine_chunks()
-    return large, small.select(large.column_names).combine_chunks()
 
 
 def _gather(data: pa.Table, indices: np.ndarray) -> pa.Table:

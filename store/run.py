@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -31,12 +31,15 @@ from .files import Files
 from .keys import Key, KeyCodec
 from .merge import Rows
 from .schema import TableSchema
+from .threads import each
 
-ROW_GROUP_ROWS = 131_072
+ROW_GROUP_ROWS = 65_536
+"""What a get decodes at the least, and what a thread decodes at a time."""
 EPOCH, UNTIL = "_epoch", "_until"
 """Hidden int64 columns: the epoch from which a row is visible, and (in history) the one at which it no longer is."""
 
 _SAMPLE_ROWS = 8_192
+_WORTH_COMPRESSING = 0.85
 _T = pa.types
 
 
@@ -114,19 +117,16 @@ def write_part(
     assert len(rows), "a part has rows"
     table = file_table(schema, codec, rows, (EPOCH, UNTIL) if history else (EPOCH,))
     sink = pa.BufferOutputStream()
-    per_column: dict[str, Any] = {
-        "use_dictionary": [field.name for field in table.schema if _repeats(table, field)],
-        "column_encoding": {f.name: "DELTA_BINARY_PACKED" for f in table.schema if _delta_packed(codec, f)},
-        "write_statistics": [field.name for field in table.schema if not _may_hold_nan(field.type)],
-    }
     pq.write_table(
         table,
         sink,
         row_group_size=ROW_GROUP_ROWS,
-        compression="zstd",
         version="2.6",
         write_page_checksum=True,
-        **per_column,
+        use_dictionary=[field.name for field in table.schema if _repeats(table, field)],
+        column_encoding={field.name: way for field in table.schema if (way := _encoding(table, codec, field))},
+        compression=_compression(table, codec),
+        write_statistics=[field.name for field in table.schema if not _may_hold_nan(field.type)],
     )
     data = sink.getvalue()
     starts = np.arange(0, len(rows), ROW_GROUP_ROWS)
@@ -147,18 +147,52 @@ def write_part(
     return part
 
 
-def _delta_packed(codec: KeyCodec, field: pa.Field) -> bool:
+def _encoding(table: pa.Table, codec: KeyCodec, field: pa.Field) -> str | None:
+    """The Parquet encoding of a column, where the default (plain, or a dictionary) is not the one."""
+    if _repeats(table, field):
+        return None
     if field.name in (EPOCH, UNTIL):
-        return True
-    return field.name in codec.primary_key and (_T.is_integer(field.type) or _T.is_temporal(field.type))
+        return "DELTA_BINARY_PACKED"
+    if field.name in codec.primary_key and (_T.is_integer(field.type) or _T.is_temporal(field.type)):
+        return "DELTA_BINARY_PACKED"
+    return "DELTA_LENGTH_BYTE_ARRAY" if _is_text(field.type) else None
 
 
 def _repeats(table: pa.Table, field: pa.Field) -> bool:
-    """Whether a dictionary pays: strings of which a sample holds few."""
-    if not (_T.is_string(field.type) or _T.is_large_string(field.type)):
+    """Whether a dictionary pays: strings or epochs of which a sample holds few."""
+    if not (_is_text(field.type) or field.name in (EPOCH, UNTIL)):
         return False
-    sample = table.column(field.name).slice(table.num_rows // 2, _SAMPLE_ROWS)
+    sample = _sample(table, field)
     return pc.count_distinct(sample).as_py() * 8 < len(sample)
+
+
+def _compression(table: pa.Table, codec: KeyCodec) -> str | dict[str, str]:
+    """zstd, but not where it would cost readers its time and save next to nothing: packed keys, random numbers."""
+    if any(_T.is_nested(field.type) for field in table.schema):
+        return "zstd"  # Parquet names the leaves of such columns, not the columns
+    return {
+        field.name: "none"
+        if _encoding(table, codec, field) == "DELTA_BINARY_PACKED" or _incompressible(table, field)
+        else "zstd"
+        for field in table.schema
+    }
+
+
+def _incompressible(table: pa.Table, field: pa.Field) -> bool:
+    """Whether a sample of numbers hardly shrinks."""
+    if not (_T.is_floating(field.type) or _T.is_integer(field.type)):
+        return False
+    values = contiguous(_sample(table, field).drop_null())
+    raw = values.to_numpy(zero_copy_only=False).tobytes()
+    return len(pa.compress(raw, "zstd", asbytes=True)) > _WORTH_COMPRESSING * len(raw)
+
+
+def _sample(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
+    return table.column(field.name).slice(table.num_rows // 2, _SAMPLE_ROWS)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return _T.is_string(kind) or _T.is_large_string(kind)
 
 
 def _may_hold_nan(kind: pa.DataType) -> bool:
@@ -225,7 +259,23 @@ def _decode(
         passing = _passing(data, filter, schema)
         groups = [group for group in groups if group in passing]
     names = [name for name in there if name in needed]
-    return _typed(file.read_row_groups(groups, columns=names).select(names), schema)
+    tables = each(_group_reader(data, file, names), groups, sum(_rows_of(file, group) for group in groups))
+    found = pa.concat_tables(tables) if tables else file.read_row_groups([], columns=names)
+    return _typed(found.select(names), schema)
+
+
+def _group_reader(data: pa.Buffer, file: pq.ParquetFile, names: list[str]) -> Callable[[int], pa.Table]:
+    """Reads one row group, by a reader of its own: one reader must not be used by two threads."""
+
+    def read(group: int) -> pa.Table:
+        reader = pq.ParquetFile(pa.BufferReader(data), metadata=file.metadata)
+        return reader.read_row_group(group, columns=names, use_threads=False)
+
+    return read
+
+
+def _rows_of(file: pq.ParquetFile, group: int) -> int:
+    return file.metadata.row_group(group).num_rows
 
 
 def _passing(data: pa.Buffer, filter: pc.Expression, schema: TableSchema) -> set[int]:

@@ -22,11 +22,12 @@ from .definitions import TableDef, get_entries, get_runs, get_version
 from .epoch import as_epoch
 from .files import Files
 from .keys import Key, KeyCodec
-from .merge import Rows, joined, lookup, merge, merged_data, newest_wins
+from .merge import Rows, fold, fold_data, joined, lookup, merge
 from .prune import filter_columns, key_prunes
 from .run import Run, read_part
 from .schema import TableSchema
 from .segment import Segment, SegmentReader
+from .threads import each
 
 KeyRange = tuple[Key | None, Key | None]
 """Encoded keys [low, high); None is open."""
@@ -142,11 +143,12 @@ class ScanPlan:
             _run_rows(files, self.table, codec, run, self.epoch, columns, filter if place == 0 else None, key_range)
             for place, run in enumerate(self.runs)
         ]
-        deltas = [
-            SegmentReader(files, segment, self.table, codec).read(columns, key_range)
-            for segment in self.segments
-            if not skip(segment.stats) and _overlaps(segment.key_min, segment.key_max, key_range)
-        ]
+        chosen = [s for s in self.segments if not skip(s.stats) and _overlaps(s.key_min, s.key_max, key_range)]
+        deltas = each(
+            lambda segment: SegmentReader(files, segment, self.table, codec).read(columns, key_range),
+            chosen,
+            sum(segment.rows for segment in chosen),
+        )
         return [rows for rows in (*base, *deltas) if len(rows.keys)]
 
     def lookup(self, files: Files, keys: pa.Table, columns: Sequence[str] | None = None) -> pa.Table:
@@ -218,32 +220,6 @@ def require_complete(name: str, epoch: int | None, complete_through: int) -> Non
             f"{epoch - complete_through} above. "
             "Read an earlier epoch, or take a snapshot that waits: consistency=epochlog.AtLeast(epoch, timeout=...)"
         )
-
-
-def fold(sources: Sequence[Rows], *, keep_tombstones: bool = False) -> Rows:
-    """Newest wins over sources, oldest first; small ones are merged among themselves before they meet a large one."""
-    big, newer = _two_sides(sources)
-    return merge(big, newer, keep_tombstones=keep_tombstones)
-
-
-def fold_data(sources: Sequence[Rows]) -> pa.Table:
-    """The columns of `fold` without tombstones; spares what the keys of the result cost."""
-    return merged_data(*_two_sides(sources))
-
-
-def _two_sides(sources: Sequence[Rows]) -> tuple[Rows, Rows]:
-    """What is left to merge once the largest source has met the older ones, and the newer ones each other."""
-    largest = max(range(len(sources)), key=lambda i: len(sources[i].keys))
-    older, big, newer = sources[:largest], sources[largest], sources[largest + 1 :]
-    if len(sources) > 1 and 2 * len(big.keys) < sum(len(rows.keys) for rows in sources):
-        big, newer = newest_wins(sources), ()
-    elif older:
-        big = merge(fold(older, keep_tombstones=True), big, keep_tombstones=True)
-    return big, fold(newer, keep_tombstones=True) if newer else _empty_like(big)
-
-
-def _empty_like(rows: Rows) -> Rows:
-    return Rows(rows.keys.slice(0, 0), rows.data.slice(0, 0), None)
 
 
 def _no_rows(table: TableSchema, codec: KeyCodec, columns: Sequence[str]) -> Rows:

@@ -28,10 +28,10 @@ from .files import Files
 from .keys import Key, KeyCodec
 from .merge import Rows
 from .schema import TableSchema
+from .threads import each
 
 BATCH_ROWS = 65_536
 """Rows of a record batch at most: what a key range or a get decodes at the least."""
-THREADS_FROM_ROWS = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +141,15 @@ class SegmentReader:
         fields = [there.index(name) for name in sorted(needed, key=there.index)] if needed <= set(there) else None
         if fields is None:
             raise KeyError(f"column {min(needed - set(there))!r} is not in it")
-        # handing a small file's columns to other threads takes longer than decoding them
-        options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=self.segment.rows > THREADS_FROM_ROWS)
+        options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
+
+        def read(block: int) -> pa.RecordBatch:
+            """By a reader of its own: one reader must not be used by two threads."""
+            return pa.ipc.open_file(data, options=options).get_batch(block)
+
         with pa.ipc.open_file(data, options=options) as reader:
             if reader.num_record_batches != len(self.segment.blocks):
                 raise pa.ArrowInvalid(f"{reader.num_record_batches} record batches, not {len(self.segment.blocks)}")
-            first, end = block_span(self.segment.blocks, key_range)
-            if end - first == reader.num_record_batches:
-                return reader.read_all()
-            return pa.Table.from_batches([reader.get_batch(i) for i in range(first, end)], reader.schema)
+            blocks = range(*block_span(self.segment.blocks, key_range))
+            batches = each(read, blocks, len(blocks) * BATCH_ROWS)
+            return pa.Table.from_batches(batches, reader.schema)

@@ -41,7 +41,7 @@ def check(keyed: Keyed, rows: Rows, expected: list[tuple[Any, int | None]]) -> N
 @pytest.fixture(autouse=True, params=[3, 1 << 16], ids=["pieces of 3", "one piece"])
 def piece_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "PIECE_ROWS", request.param)
-    monkeypatch.setattr(kernels, "_THREADS_FROM_ROWS", 20)
+    monkeypatch.setattr("epochlog.store.threads.WORTH_ROWS", 20)
 
 
 @kinds

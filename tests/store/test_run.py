@@ -237,7 +237,7 @@ def test_a_larger_part(tmp_path: Path) -> None:
     part = write_part(
         files, PATH, keyed.schema, keyed.codec, with_epochs(Rows(keyed.codec.encode(data), data), [1] * rows)
     )
-    assert part.blocks == (0, 262_144, 524_288)
+    assert part.blocks == (0, 131_072, 262_144, 393_216, 524_288)
     assert read(files, part, keyed, ["v"], key_range=(262_143, 262_149)).data["v"].to_pylist() == [
         262_144,
         262_146,
