@@ -30,12 +30,14 @@ from ..errors import (
 from .catalog import Txn, View
 from .definitions import Counters, JobRecord, TableDef, get_job, get_table, get_version, move_counters
 from .epoch import as_epoch, from_unix_ms
+from .failpoints import reached
 from .intents import require_intents
 from .outcomes import TxnPair, check_pair, landed, outcome_of, record_outcome
+from .pressure import relieve
 from .records import gone_key, head_key, hist_key, intent_key, job_key, log_key, used_key
 from .sealing import check_skew
 from .segment import Segment
-from .version import Commit, LabelGroup, LogEntry, apply_commit, require_open
+from .version import Commit, LabelGroup, LogEntry, TableVersion, apply_commit, require_open
 from .writer import remove_segments
 
 if TYPE_CHECKING:
@@ -133,17 +135,20 @@ def _commit_root(
     for edit in edits:
         _check_segments(handle, edit)
 
+    written: list[tuple[TableDef, TableVersion]] = []
+
     def body(tx: Txn) -> tuple[int, bool]:
         done = outcome_of(tx, txn, tables)
         if done is not None:
             return done, False
+        written.clear()
         targets = [get_table(tx, edit.table_id, edit.name) for edit in edits]
         for table in targets:
             refuse_unwritable(tx, table)
         counters, now_ms = Counters.read(tx), handle.catalog.now_ms()
         at, labels = _choose_epochs(edits, epoch, counters.last_epoch, now_ms)
         for table, edit in zip(targets, edits, strict=True):
-            _append(tx, table, edit, at, labels, now_ms, txn=txn, job=None)
+            written.append((table, _append(tx, table, edit, at, labels, now_ms, txn=txn, job=None)))
         move_counters(tx, counters, at)
         if txn is not None:
             record_outcome(tx, txn, tables, at, now_ms)
@@ -151,7 +156,11 @@ def _commit_root(
             tx.delete(intent_key(ending))
         return at, True
 
-    return handle.catalog.transact(body)
+    reached("commit:segments-written")
+    done = handle.catalog.transact(body)
+    reached("commit:after-transaction")
+    relieve(handle, written)
+    return done
 
 
 def refuse_unwritable(view: View, table: TableDef) -> None:
@@ -198,8 +207,8 @@ def _append(
     *,
     txn: TxnPair | None,
     job: str | None,
-) -> None:
-    """Add one log entry to one table, with the row of history that outlives it."""
+) -> TableVersion:
+    """Add one log entry to one table, with the row of history that outlives it; returns its version after that."""
     _use_up(tx, edit)
     groups: dict[int, list[Segment]] = {}
     for segment in edit.segments:
@@ -229,6 +238,8 @@ def _append(
     tx.put(head_key(table.id), version.to_record())
     tx.put(log_key(table.id, epoch), entry.to_record())
     tx.put(hist_key(table.id, epoch), commit.to_record())
+    reached("commit:before-transaction")
+    return version
 
 
 def _check_segments(handle: Handle, edit: TableEdit) -> None:
@@ -272,7 +283,10 @@ def commit_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit]) ->
     for edit in edits:
         _check_segments(handle, edit)
 
+    written: list[tuple[TableDef, TableVersion]] = []
+
     def body(tx: Txn) -> int:
+        written.clear()
         job = get_job(tx, commit.job_id, commit.name)
         check_incarnation(job, commit.incarnation)
         if job.position == commit.curr:
@@ -287,13 +301,15 @@ def commit_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit]) ->
         now_ms = handle.catalog.now_ms()
         for edit in edits:
             table = get_table(tx, edit.table_id, edit.name)
-            _append(tx, table, edit, commit.curr, {}, now_ms, txn=None, job=job.name)
+            written.append((table, _append(tx, table, edit, commit.curr, {}, now_ms, txn=None, job=job.name)))
         after = replace(job, position=commit.curr, barrier=None, state=commit.state, last_error=None)
         tx.put(job_key(job.id), after.to_record())
         move_counters(tx, Counters.read(tx), commit.curr)
         return commit.curr
 
-    return handle.catalog.transact(body)
+    done = handle.catalog.transact(body)
+    relieve(handle, written)
+    return done
 
 
 def check_incarnation(job: JobRecord, incarnation: int) -> None:
