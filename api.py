@@ -52,13 +52,17 @@ def open(
     checkpoint_interval_ms: int = 1000,
     durability: str = "disk",
     maintenance: bool = False,
+    volatile: bool = False,
     clock: Clock | None = None,
 ) -> Store:
-    """Open the store at `root` (a local folder), or make one where there is nothing yet.
+    """Open the store at `root` (a local folder, or a URI like s3://…), or make one where there is nothing yet.
 
+    catalog: None keeps the catalog in the local root, for the processes of one host; "redis://…" or "rediss://…" keeps
+    it on that server, for any number of hosts. A store has one kind of catalog for good.
     checkpoint_interval_ms: distance of the boundaries at which jobs commit; fixed when the store is made.
     durability: "disk" syncs every commit; "os" leaves that to the operating system (survives kill -9, not power loss).
     maintenance: compaction in the background; not built yet, so only False is taken: call `store.compact()`.
+    volatile: take a Redis server that may forget acknowledged commits (no append-only file that is always synced).
     clock: returns Unix milliseconds; drives epochs, boundaries, retention, leases and lag.
     Raises StoreNotFound, ForeignRoot, CatalogLost, UnsupportedFormat, InvalidInput.
     """
@@ -71,6 +75,7 @@ def open(
             create=create,
             checkpoint_interval_ms=checkpoint_interval_ms,
             durability=durability,
+            volatile=volatile,
             clock=clock,
         )
     )
@@ -104,7 +109,7 @@ class Store:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<epochlog.Store {self.root}>"
+        return f"<epochlog.Store {self._handle.files.place}>"
 
     def close(self) -> None:
         """End the leases of this handle and close its catalog; a second call does nothing."""
@@ -325,7 +330,7 @@ class Job:
         return next(info for info in list_jobs(self._handle) if info.name == self.name)
 
     def __repr__(self) -> str:
-        return f"<epochlog.Job {self.name} of {self._handle.root}>"
+        return f"<epochlog.Job {self.name} of {self._handle.files.place}>"
 
     def step_local(self, refresh: LocalRefresh) -> int | None:
         """One barrier with pyarrow tables.

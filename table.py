@@ -92,7 +92,7 @@ class Table:
         return self._handle.catalog.read(lambda view: table_info(self._handle, view, self._current(view)))
 
     def __repr__(self) -> str:
-        return f"<epochlog.Table {self.name} of {self._handle.root}>"
+        return f"<epochlog.Table {self.name} of {self._handle.files.place}>"
 
     # ---- writing -------------------------------------------------------------------------------------------------
 

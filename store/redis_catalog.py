@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from ..errors import CatalogLost, CatalogRolledBack, CatalogUnavailable, OutcomeUnknown
 from .catalog import Txn, View
 from .clock import Clock, monotonic_s
+from .marker import is_store_id
 from .redis_client import RECONNECT_S, Argument, Cut, RedisServer
 from .redis_run import Again, RedisView, Reply, Run, Wish, decode
 from .redis_scripts import (
@@ -57,11 +58,14 @@ def store_keys(store_id: str) -> list[bytes]:
     return [f"epochlog:{{{store_id}}}:{name}".encode() for name in KEY_NAMES]
 
 
-def claim_root(server: RedisServer, root: str, store_id: str, instead_of: str = "") -> str:
-    """The store that was founded at a root: this one, unless another was before (and is not the one to replace)."""
+def claim_root(server: RedisServer, root: str, store_id: str = "", instead_of: str = "") -> str:
+    """The store that was founded at a root: this one, unless another was before (and is not the one to replace).
+
+    Without a store: the one so far, or "".
+    """
     key = b"epochlog:root:" + hashlib.sha256(root.encode()).hexdigest().encode()
     found = server.call(CLAIM, [key], [store_id, instead_of])[1]
-    if not isinstance(found, bytes) or len(found) != 32 or not found.isalnum():
+    if not isinstance(found, bytes) or (found and not is_store_id(found.decode(errors="replace"))):
         raise server.damaged("a root is claimed by something that is no store id")
     return found.decode()
 

@@ -258,9 +258,10 @@ redis.call('HSET', KEYS[1], 'generation', ARGV[1], 'version', 0, 'op', '', 'op_m
 return {OK, ARGV[1]}
 """
 
-# One key: the store that was founded at a root. What it is to be, and the one it may replace.
+# One key: the store that was founded at a root. What it is to be ('': as it is), and the one that may be replaced.
 _CLAIM = """
 local found = redis.call('GET', KEYS[1])
+if ARGV[1] == '' then return {OK, found or ''} end
 if found and (ARGV[2] == '' or found ~= ARGV[2]) then return {OK, found} end
 redis.call('SET', KEYS[1], ARGV[1])
 return {OK, ARGV[1]}

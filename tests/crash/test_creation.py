@@ -13,6 +13,7 @@ import pytest
 import epochlog as el
 from epochlog.store import handle
 from epochlog.store.files import LocalFiles
+from epochlog.store.marker import Marker
 
 SCHEMA = pa.schema([pa.field("id", pa.int64())])
 
@@ -106,16 +107,16 @@ def test_a_marker_that_another_creator_writes_at_the_same_time_is_its_own(
 
 
 def test_a_store_that_appears_while_another_looks_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root, look, seen = tmp_path / "s", handle._read_marker, []
+    root, look, seen = tmp_path / "s", handle.read_marker, []
 
-    def slow_look(files: LocalFiles, folder: Path) -> object:
-        found = look(files, folder)
+    def slow_look(files: LocalFiles) -> Marker | None:
+        found = look(files)
         if not seen:
-            seen.append(folder)
+            seen.append(files)
             works(root)
         return found
 
-    monkeypatch.setattr(handle, "_read_marker", slow_look)
+    monkeypatch.setattr(handle, "read_marker", slow_look)
     with el.open(root) as store:
         assert store.table("t").count() == 1
 

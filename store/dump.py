@@ -1,0 +1,144 @@
+"""Files of catalog records, exported or shipped: their names, and their bytes (docs/formats/catalog.md).
+
+A file is the magic, the SHA-256 of what follows, and a zstandard frame of msgpack: a header, then [key, packed record]
+pairs, with nil for a deleted record. A record keeps the checksum that it has in the catalog.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+
+import msgpack
+import zstandard
+
+from ..errors import Corrupt, UnsupportedFormat
+from .files import Files
+from .marker import is_store_id
+
+MAGIC = b"epochlog catalog"
+DUMP_FORMAT = 1
+ENDING = ".dump"
+_HEAD_BYTES = len(MAGIC) + hashlib.sha256().digest_size
+_MOST_BYTES = 1 << 30  # of one record; read in pieces, so no more is ever held for it than what is there
+_NAME = re.compile(r"(?P<generation>[0-9a-f]{32})-(?P<since>[0-9a-f]{16})-(?P<version>[0-9a-f]{16})\.dump")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a file has: all records that were written after version `since` (0: all there are), as of `version`."""
+
+    store_id: str
+    generation: str
+    since: int
+    version: int
+    last_epoch: int
+    at_ms: int
+    count: int
+    format: int = DUMP_FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """A file of shipped records, as its name tells it; `path` is relative to the root."""
+
+    path: str
+    bytes: int
+    generation: str
+    since: int
+    version: int
+
+
+# ---- names -------------------------------------------------------------------------------------------------------
+
+
+def ship_folder(store_id: str) -> str:
+    """Where a store's shipped catalog records lie, relative to the root."""
+    return f"{store_id}/catalog"
+
+
+def ship_path(header: Header) -> str:
+    name = f"{header.generation}-{header.since:016x}-{header.version:016x}{ENDING}"
+    return f"{ship_folder(header.store_id)}/{name}"
+
+
+def shipped_files(files: Files, store_id: str) -> list[Shipped]:
+    """All generations' files, by generation, since and version."""
+    found = []
+    for info in files.list(ship_folder(store_id)):
+        match = _NAME.fullmatch(info.path.rsplit("/", 1)[-1])
+        if match:
+            since, version = int(match["since"], 16), int(match["version"], 16)
+            found.append(Shipped(info.path, info.size, match["generation"], since, version))
+    return sorted(found, key=lambda file: (file.generation, file.since, file.version))
+
+
+def newest_shipped(files: Files, store_id: str, generation: str) -> int:
+    """The newest version that was shipped from this generation; 0 when none was."""
+    return max((f.version for f in shipped_files(files, store_id) if f.generation == generation), default=0)
+
+
+# ---- bytes -------------------------------------------------------------------------------------------------------
+
+
+def encode_dump(header: Header, records: Iterable[tuple[bytes, bytes | None]]) -> bytes:
+    packer, body = msgpack.Packer(use_bin_type=True), io.BytesIO()
+    with zstandard.ZstdCompressor(level=3).stream_writer(body, closefd=False) as stream:
+        stream.write(packer.pack(asdict(header)))
+        for key, value in records:
+            stream.write(packer.pack([key, value]))
+    data = body.getvalue()
+    return MAGIC + hashlib.sha256(data).digest() + data
+
+
+def decode_dump(path: str, data: bytes) -> tuple[Header, Iterator[tuple[bytes, bytes | None]]]:
+    """The header, and the records as they are asked for; Corrupt names the file. Records are not decoded."""
+    if data[: len(MAGIC)] != MAGIC:
+        raise Corrupt(path, "it is no file of catalog records")
+    body = memoryview(data)[_HEAD_BYTES:]
+    if hashlib.sha256(body).digest() != data[len(MAGIC) : _HEAD_BYTES]:
+        raise Corrupt(path, "its checksum does not match")
+    items = _items(path, body)
+    header = _header(path, next(items, None))
+
+    def records() -> Iterator[tuple[bytes, bytes | None]]:
+        count = 0
+        for item in items:
+            if not isinstance(item, list) or len(item) != 2 or not isinstance(item[0], bytes):
+                raise Corrupt(path, "it holds something that is no record")
+            if item[1] is not None and not isinstance(item[1], bytes):
+                raise Corrupt(path, "it holds something that is no record")
+            count += 1
+            yield item[0], item[1]
+        if count != header.count:
+            raise Corrupt(path, f"it has {count} records, not {header.count}")
+
+    return header, records()
+
+
+def _items(path: str, body: memoryview) -> Iterator[object]:
+    unpacker = msgpack.Unpacker(raw=False, strict_map_key=False, max_buffer_size=_MOST_BYTES)
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(body) as stream:
+            while piece := stream.read(1 << 20):
+                unpacker.feed(piece)
+                yield from unpacker
+    except (zstandard.ZstdError, ValueError, RecursionError, msgpack.UnpackException) as error:
+        raise Corrupt(path, f"it cannot be decoded: {error}") from error
+
+
+def _header(path: str, item: object) -> Header:
+    fields = Header.__dataclass_fields__
+    if not isinstance(item, Mapping) or not isinstance(item.get("format"), int):
+        raise Corrupt(path, "it has no header")
+    if item["format"] > DUMP_FORMAT:
+        raise UnsupportedFormat(f"{path} has format {item['format']}, newer than {DUMP_FORMAT}: upgrade epochlog")
+    if set(item) != set(fields) or not is_store_id(item["store_id"]) or not isinstance(item["generation"], str):
+        raise Corrupt(path, "its header is incomplete")
+    numbers = [item[name] for name in ("since", "version", "last_epoch", "at_ms", "count")]
+    if not all(isinstance(number, int) and 0 <= number < 1 << 62 for number in numbers):
+        raise Corrupt(path, "its header is incomplete")
+    return Header(**item)

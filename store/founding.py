@@ -1,0 +1,104 @@
+"""Making a store where there is none: safe against two makers at once, and taken up again where it was cut off.
+
+The catalog decides which store a root is to be; the marker comes last. What is somebody else's is refused and left
+alone.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import asdict
+from pathlib import Path
+
+from ..errors import CatalogLost, Corrupt, ForeignRoot
+from .catalog import Catalog, Txn
+from .definitions import StoreRecord
+from .files import Files
+from .marker import MARKER, Marker, read_marker
+from .records import HEAD, STORE
+
+CATALOG_FOLDER = "catalog"
+
+
+# ---- records and marker ------------------------------------------------------------------------------------------
+
+
+def stored_record(catalog: Catalog) -> StoreRecord | None:
+    record = catalog.read(lambda view: view.get(STORE))
+    return StoreRecord(**record) if record else None
+
+
+def known_record(catalog: Catalog, files: Files, marker: Marker) -> StoreRecord:
+    """The record of the store that the marker names; CatalogLost when the catalog is not this store's."""
+    record = stored_record(catalog)
+    if record is None or record.id != marker.store_id:
+        raise CatalogLost(
+            f"the catalog of the store at {files.place} is not the one of store {marker.store_id}; bring that back, "
+            "or make it anew with epochlog.restore_catalog"
+        )
+    return record
+
+
+def found_record(catalog: Catalog, interval_ms: int, store_id: str | None = None) -> StoreRecord:
+    """The store's record; of several processes that create at once, the first decides."""
+
+    def body(tx: Txn) -> StoreRecord:
+        present = tx.get(STORE)
+        if present is not None:
+            return StoreRecord(**present)
+        record = StoreRecord(store_id or uuid.uuid4().hex, interval_ms, catalog.now_ms())
+        tx.put(STORE, asdict(record))
+        return record
+
+    return catalog.transact(body)
+
+
+def is_used(catalog: Catalog) -> bool:
+    return catalog.read(lambda view: view.get(HEAD)) is not None
+
+
+def write_marker(files: Files, catalog: Catalog, marker: Marker) -> None:
+    """The last step of a creation. A marker that was cut off is written again, unless the store has been used since."""
+    if files.exists(MARKER) and read_marker(files) is None:
+        if is_used(catalog):
+            raise Corrupt(f"{files.place}/{MARKER}", "it was cut short")
+        files.delete(MARKER)
+    try:
+        files.write(MARKER, marker.to_bytes())
+    except FileExistsError:  # another process that creates the same store was first, and may still be writing
+        stored = read_marker(files)
+        if stored is not None and stored.store_id != marker.store_id:
+            raise
+
+
+# ---- a local folder with its catalog in it -----------------------------------------------------------------------
+
+
+def _strangers(folder: Path) -> list[str]:
+    """What lies in a folder beside the things that a creation makes, in their order."""
+    catalog, found = folder / CATALOG_FOLDER, []
+    if folder.is_dir():
+        found += sorted(entry.name for entry in folder.iterdir() if entry.name not in (CATALOG_FOLDER, MARKER))
+    if catalog.is_dir():
+        made = ("data.mdb", "lock.mdb")
+        found += sorted(f"{CATALOG_FOLDER}/{entry.name}" for entry in catalog.iterdir() if entry.name not in made)
+    elif catalog.exists() or (folder / MARKER).exists():
+        found.append(CATALOG_FOLDER)
+    return found
+
+
+def is_foreign(folder: Path) -> bool:
+    return (folder.exists() and not folder.is_dir()) or bool(_strangers(folder))
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Only an absent or empty folder becomes a store; or one whose creation was cut off, at whatever step."""
+    if folder.exists() and not folder.is_dir():
+        raise ForeignRoot(f"{folder} is a file; choose a folder as root")
+    refuse_stranger(str(folder), _strangers(folder)[0])
+
+
+def refuse_stranger(place: str, stranger: str) -> None:
+    raise ForeignRoot(
+        f"{place} is no epochlog store and is not empty (it holds {stranger!r}); choose an empty folder as root"
+    )
