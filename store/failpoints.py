@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import dataclass
 
 from ..errors import InvalidInput
 
@@ -49,43 +50,47 @@ FAILPOINTS: dict[str, str] = {
     "vacuum:deleted": "a file is deleted, the note that it is gone is still there",
 }
 
-_armed: tuple[str, int] | None = None
-_count = 0
+
+@dataclass(slots=True)
+class _Armed:
+    name: str
+    left: int  # how often it is still to be reached, with the time that kills
+
+
+_armed: _Armed | None = None
 
 
 def reached(name: str) -> None:
     """Die here if this failpoint is armed and it is its turn."""
     if _armed is not None:
-        _count_down(name)
+        _count_down(_armed, name)
 
 
 def is_armed(name: str) -> bool:
     """Whether this failpoint will kill: for work that is cut in two only to be interrupted in the middle."""
-    return _armed is not None and _armed[0] == name
+    return _armed is not None and _armed.name == name
 
 
 def arm(what: str | None) -> None:
     """Arm "name" or "name:n" (None: nothing), instead of what was armed before."""
-    global _armed, _count
-    _armed, _count = _parse(what) if what else None, 0
+    global _armed  # noqa: PLW0603  a process has one way to die
+    _armed = _parse(what) if what else None
 
 
-def _parse(what: str) -> tuple[str, int]:
+def _parse(what: str) -> _Armed:
     name, colon, turn = what.rpartition(":")
     if not (colon and turn.isdigit()):
         name, turn = what, "1"
     if name not in FAILPOINTS or int(turn) < 1:
         raise InvalidInput(f"EPOCHLOG_KILL_AT={what!r} is no failpoint; there are {', '.join(FAILPOINTS)}")
-    return name, int(turn)
+    return _Armed(name, int(turn))
 
 
-def _count_down(name: str) -> None:
-    global _count
+def _count_down(armed: _Armed, name: str) -> None:
     assert name in FAILPOINTS, f"failpoint {name!r} is not registered"
-    assert _armed is not None
-    if name == _armed[0]:
-        _count += 1
-        if _count == _armed[1]:
+    if name == armed.name:
+        armed.left -= 1
+        if armed.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
 

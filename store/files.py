@@ -143,9 +143,9 @@ def make_private_dir(folder: str | Path, *, sync: bool = True) -> None:
         if folder in _synced and not made:
             return
     # Names that another process has just made may not be durable yet, so an existing folder is synced once, too.
-    _sync_dir(os.path.dirname(folder))
+    sync_dir(os.path.dirname(folder))
     for parent in made:
-        _sync_dir(os.path.dirname(parent))
+        sync_dir(os.path.dirname(parent))
     with _synced_lock:
         if len(_synced) >= _SYNCED_LIMIT:
             _synced.clear()
@@ -169,7 +169,8 @@ def _make_dirs(folder: str) -> list[str]:
     return made
 
 
-def _sync_dir(folder: str) -> None:
+def sync_dir(folder: str | Path) -> None:
+    """Make the names in a folder durable."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -210,7 +211,7 @@ class LocalFiles:
                 os.close(handle)
             reached("write:synced")
             if disk:
-                _sync_dir(os.path.dirname(full))
+                sync_dir(os.path.dirname(full))
         except OSError as error:
             _try_remove(full)
             raise _failed(full, error) from error

@@ -19,8 +19,8 @@ import lmdb
 
 from ..errors import CatalogFull, CatalogLost, Corrupt, InvalidInput, StoreClosed, WriteFailed
 from .catalog import Txn, View
-from .files import make_private_dir
-from .lmdb_pages import check_metas, check_pages
+from .files import make_private_dir, sync_dir
+from .lmdb_pages import PAGE, check_metas, check_pages, has_metas
 from .records import Record, pack, unpack
 
 T = TypeVar("T")
@@ -177,6 +177,7 @@ class LmdbCatalog:
     ) -> None:
         if create:
             make_private_dir(folder)
+            _forget_unfinished(folder / "data.mdb")
         elif not _has_content(folder / "data.mdb"):
             raise CatalogLost(
                 f"the catalog {folder} is gone. Restore it from a copy; the data files alone are no store"
@@ -243,6 +244,12 @@ def _has_content(data: Path) -> bool:
     return data.is_file() and data.stat().st_size > 0
 
 
+def _forget_unfinished(data: Path) -> None:
+    """Begin a creation anew that lost power before LMDB's first pages were durable: no record can be in them."""
+    if _has_content(data) and data.stat().st_size <= 2 * PAGE and not has_metas(data):
+        os.truncate(data, 0)
+
+
 def _open_environment(folder: Path, durability: str) -> lmdb.Environment:
     data = folder / "data.mdb"
     if _has_content(data):
@@ -264,6 +271,9 @@ def _open_environment(folder: Path, durability: str) -> lmdb.Environment:
         raise CatalogLost(f"the catalog {folder} cannot be opened: {error}") from error
     try:
         env.reader_check()
+        if durability == "disk":  # whoever made the file may not have lived to do it
+            env.sync(True)
+            sync_dir(folder)
         _check_pages(env, data, PAGES_CHECKED_AT_OPEN)
     except BaseException:
         env.close()

@@ -19,6 +19,7 @@ _META = struct.Struct(
     "<4xH34xQ4xH34xQQQ"
 )  # of the trees (free pages, records) flags and root; last page; transaction id
 _META_AT = 16 + 24  # past the page's header, magic, version, address and map size
+_MAGIC = bytes.fromhex("dec0efbe 01000000")  # and the version of the format
 _HEADER = struct.Struct("<QHHHH")
 _NODE = struct.Struct("<HHHH")
 _BRANCH, _LEAF, _OVERFLOW = 1, 2, 4
@@ -42,6 +43,13 @@ def check_metas(data: Path) -> None:
     size = data.stat().st_size
     if size < 2 * PAGE:
         raise Corrupt(str(data), f"it has {size} bytes, fewer than its two meta pages")
+
+
+def has_metas(data: Path) -> bool:
+    """Whether both meta pages begin as LMDB's do."""
+    with data.open("rb") as stream:
+        head = stream.read(2 * PAGE)
+    return all(head[at : at + len(_MAGIC)] == _MAGIC for at in (16, PAGE + 16))
 
 
 def check_pages(data: Path, txn_id: int, most: int | None = None) -> bool:

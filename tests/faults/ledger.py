@@ -1,0 +1,170 @@
+"""What a store must show after any fault: every commit that was acknowledged, whole, and at most the one under way.
+
+A story tells the ledger what it is about to do, does it, and tells that it was done. `Ledger.check` compares a store
+that was opened afterwards, table by table, at every epoch that can be read, and change by change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+import epochlog as el
+
+SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("n", pa.int64()), pa.field("s", pa.string())])
+APPLICATION = "story"
+
+State = dict[int, int]
+"""id -> n; the column s follows from both."""
+Group = dict[int, int | None]
+"""What one log epoch does: id -> n, or None for a delete."""
+
+
+def rows(group: Group) -> pa.Table:
+    """The upserts of a group as a table."""
+    kept = {key: n for key, n in group.items() if n is not None}
+    texts = [text(key, n) for key, n in kept.items()]
+    return pa.table({"id": list(kept), "n": list(kept.values()), "s": texts}, schema=SCHEMA)
+
+
+def keys(group: Group) -> pa.Table:
+    """The deletes of a group as a table of keys."""
+    return pa.table({"id": [key for key, n in group.items() if n is None]}, schema=pa.schema([SCHEMA.field("id")]))
+
+
+def text(key: int, n: int) -> str:
+    return f"{key}:{n} " + "x" * (n % 7)
+
+
+@dataclass
+class Commit:
+    """The number of a commit, and for each table its groups, one for each label."""
+
+    number: int
+    tables: dict[str, list[Group]]
+
+
+@dataclass
+class Ledger:
+    """Commits in the order in which they were begun; each ends (done or refused) before the next begins."""
+
+    commits: list[Commit] = field(default_factory=list)
+    epochs: dict[int, int] = field(default_factory=dict)  # of acknowledged commits, by number
+    unknown: set[int] = field(default_factory=set)  # given up without an answer: landed or not
+    tables: set[str] = field(default_factory=set)
+    maybe_tables: set[str] = field(default_factory=set)
+    truncated: dict[str, int] = field(default_factory=dict)  # marks that were acknowledged
+    exists: bool = False  # whether the creation of the store was acknowledged
+
+    # ---- the story tells ----------------------------------------------------------------------------------------
+
+    def begin(self, tables: Mapping[str, list[Group]]) -> int:
+        """A commit is about to be asked for; its number, to be its id."""
+        number = len(self.commits)
+        self.commits.append(Commit(number, dict(tables)))
+        self.unknown.add(number)
+        return number
+
+    def done(self, number: int, epoch: int) -> None:
+        self.unknown.discard(number)
+        self.epochs[number] = epoch
+
+    def refused(self, number: int) -> None:
+        """It has certainly not landed."""
+        self.unknown.discard(number)
+
+    def creating(self, table: str) -> None:
+        self.maybe_tables.add(table)
+
+    def created(self, table: str) -> None:
+        self.maybe_tables.discard(table)
+        self.tables.add(table)
+
+    def dropping(self, table: str) -> None:
+        self.tables.discard(table)
+        self.maybe_tables.add(table)
+
+    def dropped(self, table: str) -> None:
+        self.maybe_tables.discard(table)
+
+    def truncated_before(self, table: str, epoch: int) -> None:
+        self.truncated[table] = epoch
+
+    def founded(self) -> None:
+        self.exists = True
+
+    def copy(self) -> Ledger:
+        return deepcopy(self)
+
+    # ---- the store shows ----------------------------------------------------------------------------------------
+
+    def check(self, store: el.Store) -> None:
+        """AssertionError, or the library's own error, where the store is not what it must be."""
+        report = store.verify()
+        assert report.ok, report.problems
+        names = {info.name for info in store.tables()}
+        assert self.tables <= names <= self.tables | self.maybe_tables, (names, self.tables)
+        landed = self._landed(store, names)
+        due = {n: epoch for n, epoch in self.epochs.items() if names & set(self.commits[n].tables)}
+        assert set(due) <= set(landed) <= set(due) | self.unknown, (due, landed, self.unknown)
+        for number, epoch in due.items():
+            assert landed[number] == epoch, f"commit {number} was acknowledged at {epoch} and is at {landed[number]}"
+        order = sorted(landed, key=lambda number: landed[number])
+        assert order == sorted(landed), f"later commits lie below earlier ones: {landed}"
+        for name in names:
+            self._check_table(store.table(name), [(landed[number], self.commits[number]) for number in order])
+
+    def _landed(self, store: el.Store, names: set[str]) -> dict[int, int]:
+        """The epochs of the commits that are there, each in all of its tables."""
+        found: dict[tuple[str, int], int] = {}
+        for name in names:
+            history = store.table(name).history().to_pylist()
+            assert len({row["epoch"] for row in history}) == len(history)
+            found |= {(name, row["txn"]["id"]): row["epoch"] for row in history}
+        landed = {number: epoch for (_, number), epoch in found.items()}
+        for number, epoch in landed.items():
+            whole = {(name, number): epoch for name in self.commits[number].tables if name in names}
+            part = {pair: at for pair, at in found.items() if pair[1] == number}
+            assert part == whole, f"commit {number} is there in part: {part}"
+        return landed
+
+    def _check_table(self, table: el.Table, landed: list[tuple[int, Commit]]) -> None:
+        info, state = table.info, State()
+        assert info.log_start_epoch >= self.truncated.get(table.name, 0)
+        changes: list[Group] = []
+        for epoch, commit in landed:
+            groups = commit.tables.get(table.name, [])
+            for group in groups:
+                _apply(state, group)
+            if epoch > info.log_start_epoch:
+                changes += groups
+            if epoch >= info.safe_epoch:
+                assert shown(table.to_arrow(epoch=epoch)) == state, f"table {table.name} at {epoch}"
+        assert shown(table.to_arrow()) == state, f"table {table.name} now"
+        found = table.changes(info.log_start_epoch).read_all()
+        logged: dict[int, Group] = {}
+        for row in found.to_pylist():
+            n = row["n"] if row["_change_type"] == "upsert" else None
+            logged.setdefault(row["_commit_version"], {})[row["id"]] = n
+        assert [logged[label] for label in sorted(logged)] == changes, f"changes of {table.name}"
+
+
+def shown(table: pa.Table) -> State:
+    """The rows of a table as id -> n, each whole."""
+    out: State = {}
+    for row in table.to_pylist():
+        assert row["id"] not in out, f"key {row['id']} is there twice"
+        assert row["s"] == text(row["id"], row["n"]), row
+        out[row["id"]] = row["n"]
+    return out
+
+
+def _apply(state: State, group: Group) -> None:
+    for key, n in group.items():
+        if n is None:
+            state.pop(key, None)
+        else:
+            state[key] = n

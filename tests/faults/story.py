@@ -1,0 +1,156 @@
+"""What the fault tests do to a store: each kind of write and upkeep, in a fixed order; and what comes after a crash."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import epochlog as el
+from faults.ledger import APPLICATION, SCHEMA, Commit, Group, Ledger, keys, rows
+
+Clock = Callable[[], int]
+
+
+class Ticks:
+    """A clock that goes on by a millisecond whenever it is asked."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_767_225_600_000
+
+    def __call__(self) -> int:
+        self.now_ms += 1
+        return self.now_ms
+
+
+class Telling(Ledger):
+    """A ledger that says everything at once on a stream without a buffer, for whoever outlives this process."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__()
+        self._say = say
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name not in TOLD:
+            return found
+
+        def told(*arguments: Any) -> Any:
+            self._say(json.dumps([name, *map(_plain, arguments)]) + "\n")
+            return found(*arguments)
+
+        return told
+
+
+TOLD = frozenset(
+    ["begin", "done", "refused", "creating", "created", "dropping", "dropped", "truncated_before", "founded"]
+)
+
+
+def _plain(argument: Any) -> Any:
+    if isinstance(argument, Mapping):
+        return {table: [list(group.items()) for group in groups] for table, groups in argument.items()}
+    return argument
+
+
+def heard(lines: list[str]) -> Ledger:
+    """The ledger of another process by what it has said."""
+    ledger = Ledger()
+    for line in lines:
+        if line.endswith("\n"):  # else it was cut off
+            name, *arguments = json.loads(line)
+            if name == "begin":
+                tables = arguments[0].items()
+                arguments = [{table: [dict(map(tuple, group)) for group in groups] for table, groups in tables}]
+            getattr(ledger, name)(*arguments)
+    return ledger
+
+
+# ---- the story ---------------------------------------------------------------------------------------------------
+
+
+def tell(root: Path, ledger: Ledger, clock: Clock | None = None, durability: str = "disk") -> None:
+    """From nothing to a store in which everything has happened once. Ends where the store raises anything."""
+    with el.open(root, clock=clock, durability=durability) as store:
+        ledger.founded()
+        make(store, ledger, "a")
+        make(store, ledger, "b", history_retention=timedelta(0), log_retention=timedelta(0))
+        commit(store, ledger, {"a": [dict.fromkeys(range(40), 1)]})
+        commit(store, ledger, {"a": [{2: 2, 90: 2}], "b": [{1: 2, 2: 2, 3: 2}]})
+        commit(store, ledger, {"a": [dict.fromkeys(range(3, 8))]})
+        commit(store, ledger, {"a": [{5: 3, 6: 3}, {6: 4, 90: None}]})
+        store.compact("a")
+        store.checkpoint()
+        commit(store, ledger, {"b": [{2: None, 4: 5}]})
+        store.compact("b", full=True)
+        mark = commit(store, ledger, {"a": [{0: 6, 1: None}], "b": [{1: 6}]})
+        commit(store, ledger, {"a": [{0: 7}]})
+        store.table("a").truncate_log(mark)
+        ledger.truncated_before("a", mark)
+        store.compact("a", full=True)
+        make(store, ledger, "c")
+        commit(store, ledger, {"c": [{1: 8}], "a": [{2: 8}]})
+        ledger.dropping("c")
+        store.drop_table("c")
+        ledger.dropped("c")
+        clear_away(store)
+        commit(store, ledger, {"a": [{8: 9}]})
+
+
+def go_on(root: Path, ledger: Ledger, clock: Clock | None = None, durability: str = "disk") -> None:
+    """What a user does after a crash: open, repeat the commit whose answer was lost, write on."""
+    with el.open(root, clock=clock, durability=durability) as store:
+        ledger.founded()
+        if not ledger.tables:
+            make(store, ledger, "a")
+        for number in sorted(ledger.unknown):
+            if set(ledger.commits[number].tables) <= ledger.tables:
+                ledger.done(number, perform(store, ledger.commits[number]))
+        commit(store, ledger, {"a": [{7: 1, 8: None, 200: 1}]})
+        store.compact("a", full=True)
+        clear_away(store)
+
+
+def make(store: el.Store, ledger: Ledger, name: str, **options: timedelta) -> None:
+    ledger.creating(name)
+    if name not in {info.name for info in store.tables()}:
+        store.create_table(name, SCHEMA, ["id"], options=el.TableOptions(**options))
+    ledger.created(name)
+
+
+def commit(store: el.Store, ledger: Ledger, tables: dict[str, list[Group]]) -> int:
+    number = ledger.begin(tables)
+    epoch = perform(store, ledger.commits[number])
+    ledger.done(number, epoch)
+    return epoch
+
+
+def perform(store: el.Store, asked: Commit) -> int:
+    """One commit in the way that fits it: alone, several tables, or sealed labels."""
+    txn = (APPLICATION, asked.number)
+    ((name, groups), *others) = asked.tables.items()
+    if len(groups) > 1:
+        writer, first, segments = store.table(name).writer(), store.last_epoch + 1, []
+        for label, group in enumerate(groups, start=first):
+            writer.upsert(rows(group))
+            writer.delete(keys(group))
+            segments += writer.seal(label)
+        return store.commit({name: segments}, txn=txn)
+    if not others and None not in groups[0].values():
+        return store.table(name).upsert(rows(groups[0]), txn=txn)
+    if not others and set(groups[0].values()) == {None}:
+        return store.table(name).delete(keys(groups[0]), txn=txn)
+    with store.transaction(txn) as tx:
+        for name, (group,) in asked.tables.items():
+            tx.upsert(name, rows(group))
+            tx.delete(name, keys(group))
+    return tx.epoch
+
+
+def clear_away(store: el.Store) -> None:
+    """Vacuum what nothing reaches."""
+    vacuum = getattr(store, "vacuum", None)
+    if vacuum is not None:
+        vacuum()
