@@ -24,7 +24,7 @@ from .files import Files
 from .keys import Key, KeyCodec
 from .merge import Rows, fold, fold_data, joined, lookup, merge
 from .prune import filter_columns, key_prunes
-from .run import Run, read_part
+from .run import Part, Run, read_part
 from .schema import TableSchema
 from .segment import Segment, SegmentReader
 from .threads import each
@@ -239,14 +239,14 @@ def _run_rows(
 ) -> Rows:
     """A run's rows as of the epoch: its live parts, and below its newest epoch also what had been replaced since."""
 
-    def gather(parts: Sequence, hidden: tuple[str, ...], visible: pc.Expression | None) -> Rows:
-        tables = [
-            read_part(
+    def gather(parts: Sequence[Part], hidden: tuple[str, ...], visible: pc.Expression | None) -> Rows:
+        def read(part: Part) -> Rows:
+            return read_part(
                 files, part, table, codec, [*columns, *hidden], key_range=key_range, filter=filter, visible=visible
             )
-            for part in parts
-            if _overlaps(part.key_min, part.key_max, key_range)
-        ]
+
+        chosen = [part for part in parts if _overlaps(part.key_min, part.key_max, key_range)]
+        tables = each(read, chosen, sum(part.rows for part in chosen))
         return joined(tables) if tables else _no_rows(table, codec, columns)
 
     if epoch >= run.hi:
