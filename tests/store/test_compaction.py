@@ -1,0 +1,432 @@
+"""Universal compaction: what is picked and why, pieces that stay as they are, tasks left behind, writers slowed."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import epochlog as el
+from epochlog.store import compaction, folding, picking
+from epochlog.store.compaction import Outcome, compact_table, read_traces, read_work
+from epochlog.store.definitions import find_table, get_runs, get_version
+from epochlog.store.epoch import EPOCH_ORIGIN_MS
+from epochlog.store.keys import KeyCodec
+from epochlog.store.leases import LEASE_MS
+from epochlog.store.picking import Piece, Task, pick, pieces
+from epochlog.store.run import Part, Run
+from epochlog.store.segment import Segment
+from epochlog.store.version import LabelGroup, LogEntry, TableVersion
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("n", pa.int64())])
+CODEC = KeyCodec(SCHEMA, ("id",))
+FOREVER = el.TableOptions(history_retention=timedelta(days=1000))
+
+
+class Clock:
+    """Unix ms that stand still until told."""
+
+    def __init__(self) -> None:
+        self.now_ms = EPOCH_ORIGIN_MS + 1_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: Clock) -> Iterator[el.Store]:
+    with el.open(tmp_path / "s", durability="os", clock=clock) as opened:
+        yield opened
+
+
+def rows(first: int, count: int, n: int = 0) -> pa.Table:
+    return pa.table({"id": range(first, first + count), "n": [n] * count}, schema=SCHEMA)
+
+
+def keys(*ids: int) -> pa.Table:
+    return pa.table({"id": ids}, schema=pa.schema([SCHEMA.field("id")]))
+
+
+def numbers(table: el.Table, epoch: int | None = None) -> dict[int, int]:
+    found = table.to_arrow(epoch=epoch)
+    return dict(zip(found["id"].to_pylist(), found["n"].to_pylist(), strict=True))
+
+
+def some(store: el.Store, name: str = "t", **options: Any) -> Outcome:
+    handle = store._handle
+    return compact_table(handle, handle.catalog.read(lambda view: find_table(view, name)), **options)
+
+
+def runs_of(store: el.Store, name: str = "t") -> tuple[Run, ...]:
+    return store._handle.catalog.read(lambda view: get_runs(view, find_table(view, name).id))
+
+
+def work_of(store: el.Store, name: str = "t") -> compaction.Work | None:
+    return store._handle.catalog.read(lambda view: read_work(view, find_table(view, name).id))
+
+
+def traces_of(store: el.Store, name: str = "t") -> list[compaction.Trace]:
+    return store._handle.catalog.read(lambda view: read_traces(view, find_table(view, name).id))
+
+
+# ---- picking -------------------------------------------------------------------------------------------------------
+
+
+def run(lo: int, hi: int, size: int, history: int = 0) -> Run:
+    part = Part(f"{lo}-{hi}", 1, size, 0, 0, 9, blocks=(0,))
+    past = (Part(f"h{lo}-{hi}", 1, history, 0, 0, 9, blocks=(0,), history=True, until=hi),) if history else ()
+    return Run(lo, hi, (part,), past)
+
+
+def at(compacted: int, newest: int, segments: int, size: int) -> TableVersion:
+    return TableVersion(newest, 0, compacted_epoch=compacted, l0_segments=segments, l0_bytes=size)
+
+
+@pytest.mark.parametrize(
+    "sizes,l0,options,expected",
+    [
+        ([], (7, 70), {}, None),
+        ([], (8, 80), {}, (0, 0, True)),
+        ([1000], (8, 80), {}, (1, 0, True)),  # small beside the bottom: a run of its own
+        ([1000], (8, 500), {}, (0, 1, True)),  # half of the bottom: all of it
+        ([1000, 80], (8, 80), {}, (1, 1, True)),  # of like size: together
+        ([1000, 160], (8, 80), {}, (2, 0, True)),
+        ([1000, 200, 80], (8, 80), {}, (2, 1, True)),
+        ([1000, 160, 80], (8, 80), {}, (1, 2, True)),
+        ([1000, 100, 100], (0, 0), {}, (1, 2, False)),
+        ([1000, 200, 100], (7, 10), {}, None),
+        ([1000, 300, 200], (7, 10), {}, (0, 3, False)),  # half of the bottom without L0
+        ([1000], (1, 1), {"full": True}, (0, 1, True)),
+        ([1000], (0, 0), {"full": True}, None),
+        ([1000, 10], (0, 0), {"full": True}, (0, 2, False)),
+        ([1000, 80], (1, 80), {"l0_only": True}, (2, 0, True)),
+        ([1000, 80], (0, 0), {"l0_only": True}, None),
+    ],
+)
+def test_what_is_picked(
+    sizes: list[int], l0: tuple[int, int], options: dict[str, bool], expected: tuple[int, int, bool] | None
+) -> None:
+    runs = tuple(run(10 * i, 10 * i + 10, size) for i, size in enumerate(sizes))
+    task = pick(at(10 * len(runs), 10 * len(runs) + 5, *l0), runs, compact_segments=8, **options)
+    if expected is None:
+        assert task is None
+    else:
+        first, count, with_l0 = expected
+        assert task is not None and (task.lo, task.runs, task.l0_after is not None) == (10 * first, count, with_l0)
+        assert task.hi == 10 * len(runs) + (5 if with_l0 else 0) and task.bottom == (first == 0)
+        assert task.inputs(runs) == runs[first:] and task.reason
+
+
+def test_too_many_runs_are_made_fewer() -> None:
+    runs = (run(0, 1, 1 << 40), *(run(i, i + 1, 1 << (30 - i)) for i in range(1, picking.MAX_RUNS + 1)))
+    task = pick(at(len(runs), len(runs), 0, 0), runs, compact_segments=8)
+    assert task is not None and (task.lo, task.runs) == (1, picking.MAX_RUNS)
+    assert pick(at(len(runs) - 1, len(runs) - 1, 0, 0), runs[:-1], compact_segments=8) is None
+
+
+def test_a_task_knows_whether_its_inputs_are_there() -> None:
+    older, newer, third = run(0, 10, 5), run(10, 20, 5), run(20, 30, 5)
+    both = Task("", 0, 20, 2, None, 0)
+    assert both.inputs((older, newer)) == (older, newer) == both.inputs((older, newer, third))
+    assert both.inputs((run(0, 20, 9), third)) is None and both.inputs((older,)) is None
+    with_l0 = Task("", 10, 25, 1, 20, 0)
+    assert with_l0.inputs((older, newer)) == (newer,)
+    assert with_l0.inputs((older, newer, third)) is None  # somebody else has folded L0
+    alone = Task("", 20, 25, 0, 20, 0)
+    assert alone.inputs((older, newer)) == () and alone.inputs((older, newer, third)) is None
+
+
+# ---- pieces --------------------------------------------------------------------------------------------------------
+
+
+def part(low: int, high: int, **fields: Any) -> Part:
+    return Part(f"p{low}", fields.pop("rows", 100), fields.pop("bytes", 1000), 0, low, high, blocks=(low,), **fields)
+
+
+def log(low: int, high: int, rows: int = 10, blocks: tuple[int, ...] = ()) -> LogEntry:
+    found = Segment(f"s{low}", 1, rows, 0, 100, 0, low, high, blocks=blocks or (low,))
+    return LogEntry(9, (LabelGroup(9, (found,)),))
+
+
+def cut(runs: list[Run], entries: list[LogEntry], bottom: bool = True) -> list[Piece]:
+    task = Task("", 0 if bottom else 1, 9, len(runs), 5, 0)
+    return pieces(CODEC, task, runs, entries)
+
+
+def test_a_part_that_nothing_touches_stays() -> None:
+    base = Run(0, 5, (part(0, 99), part(100, 199), part(200, 299)))
+    found = cut([base], [log(150, 160)])
+    assert found == [Piece(0, 100, "p0"), Piece(100, 200), Piece(200, 300, "p200"), *found[3:]]
+    assert [piece.reused for piece in cut([base], [log(300, 400)])] == ["p0", "p100", "p200", None]
+
+
+def test_a_part_is_rewritten_for_what_reaches_into_its_keys() -> None:
+    one = part(0, 99)
+    for other in (log(99, 150), log(50, 50)):
+        assert all(piece.reused is None for piece in cut([Run(0, 5, (one,))], [other]))
+    past = part(40, 50, history=True, until=4)
+    assert all(piece.reused is None for piece in cut([Run(0, 5, (one,), (past,))], [log(500, 600)])[:1])
+    marked = Run(1, 5, (part(0, 99, deletes=1),))
+    assert cut([marked], [log(500, 600)], bottom=False)[0].reused == "p0"
+    assert cut([marked], [log(500, 600)], bottom=True)[0].reused is None
+
+
+def test_pieces_tile_the_keys_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picking, "PIECE_ROWS", 30)
+    blocks = tuple(range(0, 1000, 10))
+    found = cut([], [log(0, 999, 1000, blocks)])
+    assert len(found) == 34 and found[0].low is None and found[-1].high is None
+    assert all(left.high == right.low for left, right in pairwise(found))
+    monkeypatch.setattr(picking, "PIECE_ROWS", 1 << 30)
+    monkeypatch.setattr(picking, "PIECE_BYTES", 50)
+    assert len(cut([], [log(0, 999, 1000, blocks)])) == 2
+
+
+def test_the_greatest_key_of_all_ends_the_pieces() -> None:
+    top = (1 << 63) - 1
+    found = cut([Run(0, 5, (part(5, top),))], [log(0, 1)])
+    assert found[-1] == Piece(5, None, "p5") and found[0].reused is None
+
+
+# ---- runs and epochs -----------------------------------------------------------------------------------------------
+
+
+def test_a_delete_in_an_upper_run_hides_the_row_below_and_is_gone_at_the_bottom(store: el.Store) -> None:
+    table = store.create_table("t", SCHEMA, ["id"], options=FOREVER)
+    first = table.upsert(rows(0, 1000))
+    store.compact("t")
+    second = table.delete(keys(5, 7, 2000))
+    third = table.upsert(rows(7, 1, n=3))
+    fourth = table.delete(keys(7))
+    assert some(store, l0_only=True) is Outcome.DONE
+    assert [(one.lo, one.hi) for one in runs_of(store)] == [(0, first), (first, fourth)]
+    assert sum(one.deletes for one in (*runs_of(store)[1].parts, *runs_of(store)[1].history)) == 4
+
+    def as_it_was() -> None:
+        assert len(numbers(table, first)) == 1000 and table.count(first) == 1000
+        assert 7 not in numbers(table, second) and len(numbers(table, second)) == 998
+        assert numbers(table, third)[7] == 3 and table.count(third) == 999
+        assert len(numbers(table)) == table.count() == 998
+        assert table.get(keys(5, 6, 7)).to_pylist() == [{"id": 6, "n": 0}]
+
+    as_it_was()
+    store.compact("t", full=True)
+    (bottom,) = runs_of(store)
+    assert (bottom.lo, bottom.hi) == (0, fourth) and not any(one.deletes for one in (*bottom.parts, *bottom.history))
+    as_it_was()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_runs_read_as_a_dict_at_every_epoch(
+    store: el.Store, clock: Clock, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    print(f"seed {seed}")
+    monkeypatch.setattr(picking, "PIECE_ROWS", 9)
+    monkeypatch.setattr(folding, "PART_ROWS", 7)
+    rng = random.Random(seed)
+    table = store.create_table("t", SCHEMA, ["id"], options=replace(FOREVER, compact_segments=2))
+    state: dict[int, int] = {}
+    states: dict[int, dict[int, int]] = {}
+    for n in range(60):
+        clock.now_ms += 10
+        ids = rng.sample(range(40), rng.randint(1, 8))
+        if rng.random() < 0.3:
+            epoch = table.delete(keys(*ids))
+            state = {key: value for key, value in state.items() if key not in ids}
+        else:
+            epoch = table.upsert(pa.table({"id": ids, "n": [n] * len(ids)}, schema=SCHEMA))
+            state = {**state, **dict.fromkeys(ids, n)}
+        states[epoch] = state
+        if rng.random() < 0.4:
+            some(store, l0_only=rng.random() < 0.5, budget=rng.choice([None, 1, 3]))
+        if rng.random() < 0.05:
+            store.compact("t", full=True)
+    assert len(traces_of(store)) > 3
+    for epoch, expected in states.items():
+        assert numbers(table, epoch) == expected, f"at {epoch}"
+    assert store.verify().ok
+
+
+def test_versions_that_no_epoch_can_see_are_not_kept(store: el.Store, clock: Clock) -> None:
+    table = store.create_table("t", SCHEMA, ["id"], options=el.TableOptions(history_retention=timedelta(seconds=10)))
+    for n in range(5):
+        clock.now_ms += 1000
+        table.upsert(rows(0, 10, n))
+    some(store, l0_only=True)
+    assert sum(one.rows for one in runs_of(store)[0].history) == 40
+    clock.now_ms += 60_000
+    newest = table.upsert(rows(0, 1, 9))
+    store.compact("t")
+    (only,) = runs_of(store)
+    assert sum(one.rows for one in only.history) == 1  # the row that was there until now
+    assert table.info.safe_epoch > 0 and only.hi == newest
+    with pytest.raises(el.EpochExpired):
+        table.to_arrow(epoch=1)
+
+
+def test_a_table_that_grows_at_its_end_is_not_written_again(store: el.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = store.create_table("t", SCHEMA, ["id"])
+    table.upsert(rows(0, 1000))
+    store.compact("t")
+    (old,) = runs_of(store)[0].parts
+    table.upsert(rows(1000, 600))
+    store.compact("t")
+    (grown,) = runs_of(store)
+    assert grown.parts[0] == old and len(grown.parts) == 2 and table.count() == 1600
+    trace = traces_of(store)[0]
+    assert trace.bytes_reused == old.bytes and trace.rows_in == trace.rows_out == 600
+
+
+# ---- left behind, and taken over -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large(store: el.Store, monkeypatch: pytest.MonkeyPatch) -> el.Table:
+    """A table whose compaction takes several pieces."""
+    monkeypatch.setattr(picking, "PIECE_ROWS", 100)
+    monkeypatch.setattr("epochlog.store.segment.BATCH_ROWS", 50)
+    table = store.create_table("t", SCHEMA, ["id"])
+    table.upsert(rows(0, 1000))
+    table.upsert(rows(500, 1000, n=1))
+    return table
+
+
+def parquet(store: el.Store) -> set[str]:
+    return {path.name for path in Path(store.root).rglob("*.parquet")}
+
+
+def test_a_budget_is_kept_and_the_rest_is_done_later(store: el.Store, large: el.Table) -> None:
+    expected = numbers(large)
+    assert some(store, full=True, budget=3) is Outcome.PROGRESS
+    work = work_of(store)
+    assert work is not None and len(work.done) == 3 and large.info.runs == 0
+    first = {part.path for part in work.parts}
+    assert store.verify().unreachable == ()
+    assert some(store, full=True, budget=4) is Outcome.PROGRESS
+    assert some(store, full=True) is Outcome.DONE
+    assert work_of(store) is None and numbers(large) == expected
+    assert first <= {part.path for part in runs_of(store)[0].parts}
+    assert [trace.pieces for trace in traces_of(store)] == [len(work.pieces)]
+
+
+def test_a_task_whose_owner_died_is_taken_over_when_its_lease_has_ended(
+    store: el.Store, clock: Clock, large: el.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Died(BaseException):
+        pass
+
+    made, done = folding.Folder.fold, list[int]()
+
+    def dying(*args: Any, **options: Any) -> Any:
+        if len(done) == 2:
+            raise Died
+        done.append(1)
+        return made(*args, **options)
+
+    monkeypatch.setattr(folding.Folder, "fold", dying)
+    with pytest.raises(Died):
+        some(store, full=True)
+    monkeypatch.setattr(folding.Folder, "fold", made)
+    assert some(store, full=True) is Outcome.BUSY  # nobody knows yet that it died
+    clock.now_ms += LEASE_MS
+    assert some(store, full=True) is Outcome.DONE
+    assert len(numbers(large)) == 1500 and store.verify().unreachable == ()
+
+
+def test_who_was_taken_over_has_no_effect(
+    store: el.Store, clock: Clock, large: el.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that stood still while another took its task over, and finished it, goes on."""
+    made, calls = folding.Folder.fold, list[int]()
+    other = el.open(store.root, durability="os", clock=clock)
+
+    def stopped(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            clock.now_ms += LEASE_MS
+            assert some(other, full=True) is Outcome.DONE
+        return made(*args, **options)
+
+    monkeypatch.setattr(folding.Folder, "fold", stopped)
+    assert some(store, full=True) is Outcome.LOST
+    other.close()
+    assert len(numbers(large)) == 1500 and store.verify().ok
+    (run,) = runs_of(store)
+    assert parquet(store) == {part.path.rsplit("/", 1)[-1] for part in (*run.parts, *run.history)}
+
+
+def test_l0_can_be_folded_beside_a_long_merge_of_runs(store: el.Store, large: el.Table) -> None:
+    some(store, l0_only=True)
+    large.upsert(rows(0, 900, n=2))
+    some(store, l0_only=True)
+    expected = numbers(large)
+    assert some(store, full=True, budget=2) is Outcome.PROGRESS
+    newest = large.upsert(rows(3000, 1))
+    handle = store._handle
+    work = work_of(store)
+    assert work is not None
+    handle.leases.keep(work.owner, [])  # as if its owner were at work in this process
+    assert some(store, full=True) is Outcome.BUSY and some(store, l0_only=True) is Outcome.DONE
+    handle.leases.forget(work.owner)
+    assert some(store, budget=1000) is Outcome.DONE
+    assert numbers(large) == {**expected, 3000: 0} and runs_of(store)[-1].hi == newest
+
+
+def test_dropping_a_table_ends_its_compaction(store: el.Store, large: el.Table) -> None:
+    assert some(store, full=True, budget=2) is Outcome.PROGRESS
+    store.drop_table("t")
+    assert store.verify().ok
+    store._handle.catalog.read(lambda view: [1 / 0 for key, _ in view.scan(b"compact/", b"compact0")])
+
+
+# ---- commits at the limit ------------------------------------------------------------------------------------------
+
+
+def test_a_commit_at_the_limit_folds_l0_and_says_so(store: el.Store, caplog: pytest.LogCaptureFixture) -> None:
+    table = store.create_table("t", SCHEMA, ["id"], options=el.TableOptions(compact_segments=2, max_segments=4))
+    with caplog.at_level(logging.WARNING, "epochlog"):
+        for n in range(40):
+            table.upsert(rows(n, 10, n))
+            version = store._handle.catalog.read(lambda view: get_version(view, 1, "t"))
+            assert version.l0_segments < 4
+    assert "4 segments of the log wait for compaction, 4 are the most" in caplog.text
+    assert {trace.by for trace in traces_of(store)} == {"commit"} and table.count() == 49
+    assert table.info.runs < 6 and table.next_epoch(0) is not None and table.info.log_segments == 40
+
+
+def test_a_compaction_that_fails_fails_no_commit(
+    store: el.Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = store.create_table("t", SCHEMA, ["id"], options=el.TableOptions(compact_segments=2, max_segments=2))
+
+    def full(*args: Any, **options: Any) -> Any:
+        raise el.WriteFailed("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folding.Folder, "fold", full)
+        for n in range(5):
+            table.upsert(rows(n, 1, n))
+    assert "could not be compacted: the disk is full" in caplog.text and table.count() == 5
+    table.upsert(rows(9, 1))
+    assert table.info.runs == 1 and table.count() == 6
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_segments": 0}, {"max_segments": True}, {"compact_segments": 9, "max_segments": 8}]
+)
+def test_limits_that_make_no_sense(options: dict[str, Any]) -> None:
+    with pytest.raises(el.InvalidInput, match="max_segments"):
+        el.TableOptions(**options)
