@@ -72,6 +72,7 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .checkpoint.graph import JobInfo
     from .spark import register, spark
     from .store.definitions import TableOptions
+    from .store.restore import RestoreReport, restore_catalog
     from .store.segment import Segment
     from .table import Table, TableInfo, TableWriter
 
@@ -92,6 +93,10 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "store.definitions": ("TableOptions",),
     "store.segment": ("Segment",),
+    "store.restore": (
+        "restore_catalog",
+        "RestoreReport",
+    ),
     "checkpoint.graph": ("JobInfo",),
     "batch.snapshot": ("Snapshot",),
     "batch.policy": (
@@ -113,6 +118,8 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "open",
+    "restore_catalog",
+    "RestoreReport",
     "Store",
     "Transaction",
     "Job",

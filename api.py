@@ -27,11 +27,13 @@ from .store.definitions import (
     find_job,
     find_table,
 )
+from .store.dump import Header
 from .store.handle import Handle, open_handle
 from .store.outcomes import TxnPair, check_pair, resolve
 from .store.schema import TableSchema
 from .store.sealing import force_boundary
 from .store.segment import Segment
+from .store.shipping import export_catalog
 from .store.tables import create_table, drop_table
 from .store.verify import VerifyReport, verify_store
 from .store.writer import SegmentWriter, remove_segments
@@ -216,6 +218,13 @@ class Store:
     def verify(self) -> VerifyReport:
         """Check every record, file, checksum and order of the store; `.ok`, `.problems`. Never raises for damage."""
         return verify_store(self._handle)
+
+    def export_catalog(self, uri: str | Path) -> Header:
+        """Write all of the catalog, as of one moment, to a new file (a path or URI); returns what it says of itself.
+
+        `epochlog.restore_catalog(root, uri)` makes the catalog anew from it. The data files are not in it.
+        """
+        return export_catalog(self._handle, uri)
 
     # ---- jobs ----------------------------------------------------------------------------------------------------
 

@@ -54,6 +54,7 @@ class Handle:
         self.durability = durability
         self.catalog_url = catalog_url
         self.volatile = volatile
+        self.whole_dumps: set[str] = set()  # shipped files that were read, or written, and found whole
         self.memory = EpochMemory()
         self.leases = Leases(catalog)
         self.intents = Intents(catalog, self.leases)

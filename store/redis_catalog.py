@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ..errors import CatalogLost, CatalogRolledBack, CatalogUnavailable, OutcomeUnknown
+from ..errors import CatalogInUse, CatalogLost, CatalogRolledBack, CatalogUnavailable, OutcomeUnknown
 from .catalog import Txn, View
 from .clock import Clock, monotonic_s
 from .marker import is_store_id
@@ -44,14 +44,19 @@ from .redis_scripts import (
     LET_GO,
     LOST,
     MISSING,
+    OK,
     OTHER,
+    PEEK,
+    RESTORE_BEGIN,
+    RESTORE_END,
+    RESTORE_PUT,
     TOO_BIG,
     Script,
 )
 
 T = TypeVar("T")
 _REMEMBERED_BODIES, _REMEMBERED_KEYS, _REMEMBERED_ROWS = 256, 2_000, 64
-_CHANGES_AT_ONCE = 2_000
+_CHANGES_AT_ONCE, _RESTORED_AT_ONCE = 2_000, 500
 
 
 def store_keys(store_id: str) -> list[bytes]:
@@ -78,6 +83,33 @@ def found_catalog(server: RedisServer, store_id: str) -> str:
     if len(reply) != 2 or not isinstance(reply[1], bytes):
         raise server.damaged("a catalog has no generation")
     return reply[1].decode(errors="replace")
+
+
+def peek_catalog(server: RedisServer, store_id: str) -> tuple[str, int] | None:
+    """Generation and version of the store's catalog on this server, if there is one."""
+    generation, version = server.call(PEEK, store_keys(store_id), [])[1]
+    if generation is None:
+        return None
+    if not isinstance(generation, bytes) or not isinstance(version, bytes) or not version.isdigit():
+        raise server.damaged("a catalog has no generation or version")
+    return generation.decode(errors="replace"), int(version)
+
+
+def refill_catalog(
+    server: RedisServer, store_id: str, generation: str, version: int, records: Sequence[tuple[bytes, bytes]]
+) -> None:
+    """Put these records in the place of whatever the server has of the store. The catalog is there from the last step
+    on; of two that do this at once, the one that began later goes through.
+    """
+    keys = [*store_keys(store_id), f"epochlog:{{{store_id}}}:restore".encode()]
+    taken = CatalogInUse(f"another restore of store {store_id} on {server.name} has begun; this one has ended")
+    server.call(RESTORE_BEGIN, keys, [generation])
+    for first in range(0, len(records), _RESTORED_AT_ONCE):
+        chunk = [part for record in records[first : first + _RESTORED_AT_ONCE] for part in record]
+        if server.call(RESTORE_PUT, keys, [generation, version, *chunk])[0] != OK:
+            raise taken
+    if server.call(RESTORE_END, keys, [generation, version, len(records)])[0] != OK:
+        raise taken
 
 
 def _lost(server: RedisServer, store_id: str, why: str) -> CatalogLost:

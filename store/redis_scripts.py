@@ -267,7 +267,7 @@ redis.call('SET', KEYS[1], ARGV[1])
 return {OK, ARGV[1]}
 """
 
-_PEEK = "return redis.call('HMGET', KEYS[1], 'generation', 'version')"
+_PEEK = "return {OK, redis.call('HMGET', KEYS[1], 'generation', 'version')}"
 
 # An eighth key holds the token of the restore that is under way: a second one takes it over, and the first one ends.
 _RESTORE_BEGIN = """

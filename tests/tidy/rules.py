@@ -110,7 +110,7 @@ UNTRUSTED = (
 )
 
 
-CHANCE_HOMES = ("store/files.py", "store/handle.py", "store/redis_catalog.py", "store/writer.py")
+CHANCE_HOMES = ("store/files.py", "store/founding.py", "store/handle.py", "store/intents.py", "store/redis_*.py", "store/restore.py", "store/writer.py")
 BUILTINS = {"open": "open", "eval": "eval", "exec": "exec"}
 
 
