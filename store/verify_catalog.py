@@ -1,0 +1,247 @@
+"""Checking the catalog's records against each other: what refers to what, counts, epochs and invariants."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .catalog import View
+from .compaction import read_work
+from .definitions import Counters, JobRecord, TableDef, all_jobs, all_tables, get_runs, get_version
+from .records import Record, after_prefix, hist_key, key_epoch, txn_app_key, txn_key
+from .segment import Segment
+from .version import Commit, LogEntry, Runs, TableVersion, broken_invariants, broken_runs
+
+Finding = tuple[str, str]
+"""Where, and what is wrong there."""
+
+KINDS = (
+    *("meta", "name", "jobname", "table", "head", "runs", "log", "hist", "job", "bound", "hold", "used"),
+    *("intent", "gone", "compact", "trace", "txn", "txnapp"),
+)
+OF_TABLES = ("head", "runs", "log", "hist", "hold", "used", "compact", "trace")
+"""Records that go with their table. (Those in gone/ stay until vacuum has deleted the files.)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The tables, what is wrong with records that belong to no one of them, and files that are known and unreached."""
+
+    tables: tuple[TableDef, ...]
+    problems: tuple[Finding, ...]
+    gone: frozenset[str]  # files that were let go of
+    under_way: frozenset[str]  # files of compactions that have not ended
+
+
+def check_records(view: View) -> Contents:
+    """Every record decodes, is found under its key, and refers to what is there."""
+    tables, jobs, counters = tuple(all_tables(view)), tuple(all_jobs(view)), Counters.read(view)
+    problems = [*_each_record(view, {table.id for table in tables}, counters)]
+    problems += _names(view, tables, jobs, counters)
+    for job in jobs:
+        problems += _job(view, job, {table.id: table for table in tables})
+    problems += _outcomes(view, {table.id for table in tables})
+    gone = frozenset(record["path"] for _, record in view.scan(b"gone/", after_prefix(b"gone/")))
+    works = [work for table in tables if (work := read_work(view, table.id)) is not None]
+    under_way = frozenset(part.path for work in works for part in work.parts)
+    return Contents(tables, tuple(problems), gone, under_way)
+
+
+def _each_record(view: View, tables: set[int], counters: Counters) -> Iterator[Finding]:
+    orphans: Counter[tuple[str, int]] = Counter()
+    for key, record in view.scan(b"", b"\xff"):  # decoding a record checks it; asking for it checks the way there
+        where = f"catalog record {key!r}"
+        if view.get(key) is None:
+            yield where, "is there and cannot be found"
+        kind, _, rest = key.decode(errors="replace").partition("/")
+        if kind not in KINDS:
+            yield where, "is of no kind that this version knows"
+        elif kind in OF_TABLES and _table_id(rest) not in tables:
+            orphans[kind, _table_id(rest)] += 1
+        elif kind == "gone" and not 0 < _table_id(rest) < counters.next_table:
+            yield where, "belongs to a table that there never was"
+        elif kind == "bound" and key_epoch(key) > counters.last_epoch:
+            yield where, f"is a boundary above last_epoch {counters.last_epoch}"
+        elif kind in ("intent", "hold") and (wrong := _names_itself(kind, rest, record)):
+            yield where, wrong
+    for (kind, table_id), count in sorted(orphans.items()):
+        yield f"catalog records {kind}/{table_id:08x}", f"{count} belong to a table that is not there"
+
+
+def _table_id(rest: str) -> int:
+    try:
+        return int(rest[:8], 16)
+    except ValueError:
+        return -1
+
+
+def _names_itself(kind: str, rest: str, record: Record) -> str:
+    named = record["id"] if kind == "intent" else f"{record['table_id']:08x}/{record['holder']}"
+    return "" if named == rest else f"is that of {named!r}"
+
+
+def _names(
+    view: View, tables: tuple[TableDef, ...], jobs: tuple[JobRecord, ...], counters: Counters
+) -> Iterator[Finding]:
+    """Names lead to ids and back."""
+    for kind, owners, free in (("name", tables, counters.next_table), ("jobname", jobs, counters.next_job)):
+        prefix = f"{kind}/".encode()
+        named = {key[len(prefix) :].decode(): record["id"] for key, record in view.scan(prefix, after_prefix(prefix))}
+        known = {owner.name: owner.id for owner in owners}
+        for name in sorted(named.keys() | known.keys()):
+            if named.get(name) != known.get(name):
+                yield f"catalog record {kind}/{name}", f"says {named.get(name)}, and the id is {known.get(name)}"
+        if len(known) != len(owners):
+            yield f"catalog records {kind}", "two bear the same name"
+        if known and max(known.values()) >= free:
+            yield "catalog record meta/head", f"would give id {free} a second time"
+
+
+def _job(view: View, job: JobRecord, tables: dict[int, TableDef]) -> Iterator[Finding]:
+    """A job's tables are there and its own, and all outputs stand where it does."""
+    where = f"job {job.name}"
+    missing = [table for table in (*job.upstreams, *job.outputs) if table not in tables]
+    if missing:
+        yield where, f"refers to tables that are not there: {missing}"
+    if job.barrier is not None and not job.barrier[0] == job.position < job.barrier[1]:
+        yield where, f"stands at {job.position}, and its barrier is {job.barrier}"
+    for table in (tables[output] for output in job.outputs if output in tables):
+        if table.job_id != job.id:
+            yield where, f"is not the job that its output {table.name} names"
+        committed = get_version(view, table.id, table.name).max_committed_epoch
+        if committed != job.position:
+            yield where, f"stands at {job.position}, and its output {table.name} at {committed}"
+    foreign = [table.name for table in tables.values() if table.job_id == job.id and table.id not in job.outputs]
+    if foreign:
+        yield where, f"does not know that it writes {foreign}"
+
+
+def _outcomes(view: View, tables: set[int]) -> Iterator[Finding]:
+    """The outcomes that are kept are as many as their application counts, and name commits that are remembered."""
+    counted: Counter[str] = Counter()
+    for key, record in view.scan(b"txn/", after_prefix(b"txn/")):
+        app, txn_id = key[len(b"txn/") : -17].decode(), key_epoch(key)
+        counted[app] += 1
+        kept = view.get(txn_app_key(app))
+        if kept is not None and txn_id <= kept["forgotten"]:
+            yield f"transaction {(app, txn_id)}", f"is there, and those through {kept['forgotten']} are forgotten"
+        epoch = record["epoch"]
+        if epoch is None:
+            continue
+        for table_id in tables.intersection(record["tables"]):
+            commit = view.get(hist_key(table_id, epoch))
+            if commit is not None and commit["txn"] != [app, txn_id]:
+                yield f"transaction {(app, txn_id)}", f"is not the one that landed at {epoch}"
+    for key, record in view.scan(b"txnapp/", after_prefix(b"txnapp/")):
+        app = key[len(b"txnapp/") :].decode()
+        if counted.pop(app, 0) != record["count"]:
+            yield f"application {app!r}", f"counts {record['count']} outcomes, and others are there"
+    for app in counted:
+        yield f"application {app!r}", "has outcomes and no count of them"
+
+
+# ---- one table -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TableFiles:
+    """Everything that a table reaches: the files of its log (segments, images) and its runs."""
+
+    segments: tuple[Segment, ...]
+    runs: Runs
+    problems: tuple[Finding, ...] = ()
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file, by path."""
+        parts = [part for run in self.runs for part in (*run.parts, *run.history)]
+        return {file.path: file.bytes for file in (*self.segments, *parts)}
+
+
+def check_table(view: View, table: TableDef, folder: str) -> TableFiles:
+    """A table's log, commits and counters agree, and all its files lie in its folder."""
+    version, runs = get_version(view, table.id, table.name), get_runs(view, table.id)
+    prefix = b"log/%08x/" % table.id
+    entries = [LogEntry.from_record(record) for _, record in view.scan(prefix, after_prefix(prefix))]
+    found = [f"breaks the invariant {name}" for name in broken_invariants(version)]
+    found += [f"breaks the invariant {name}" for name in broken_runs(version, runs)]
+    last_epoch = Counters.read(view).last_epoch
+    if version.max_committed_epoch > last_epoch:
+        found.append(f"is committed at {version.max_committed_epoch}, above last_epoch {last_epoch}")
+    if entries and entries[-1].epoch > version.max_committed_epoch:
+        found.append(f"has a log entry at {entries[-1].epoch}, above its newest commit")
+    found += _counts(version, entries)
+    found += _labels(entries)
+    found += _commits(view, table, version, entries)
+    files = TableFiles(tuple(file for entry in entries for file in entry.files), runs)
+    found += [f"reaches {path}, which is not its own" for path in files.sizes if not path.startswith(folder + "/")]
+    found += [f"reaches {s.path} of table {s.table_id}" for s in files.segments if s.table_id != table.id]
+    return TableFiles(files.segments, runs, tuple((f"table {table.name}", what) for what in found))
+
+
+def _counts(version: TableVersion, entries: list[LogEntry]) -> Iterator[str]:
+    """The sums that every commit keeps up to date."""
+    log = [entry for entry in entries if entry.epoch >= version.log_start]
+    l0 = [entry for entry in entries if entry.epoch > version.compacted_epoch]
+    counted = {
+        "log_segments": sum(len(entry.segments) for entry in log),
+        "log_bytes": sum(file.bytes for entry in log for file in entry.files),
+        "l0_segments": sum(len(entry.segments) for entry in l0),
+        "l0_bytes": sum(segment.bytes for entry in l0 for segment in entry.segments),
+    }
+    for name, count in counted.items():
+        if count != getattr(version, name):
+            yield f"counts {getattr(version, name)} {name}, and they are {count}"
+
+
+def _labels(entries: list[LogEntry]) -> Iterator[str]:
+    """Log epochs rise within each commit and from one to the next, and segments know theirs."""
+    before = 0
+    for entry in entries:
+        labels = [group.label for group in entry.groups]
+        if labels != sorted(set(labels)) or (labels and not before < labels[0] <= labels[-1] <= entry.epoch):
+            yield f"has the log epochs {labels} in the commit at {entry.epoch}, after {before}"
+        if any(segment.label != group.label for group in entry.groups for segment in group.segments):
+            yield f"has segments with labels other than their log epoch in the commit at {entry.epoch}"
+        before = entry.epoch
+
+
+def _commits(view: View, table: TableDef, version: TableVersion, entries: list[LogEntry]) -> Iterator[str]:
+    """Every remembered commit that the log still reaches back to has its entry, and every entry is remembered."""
+    prefix, logged = b"hist/%08x/" % table.id, {entry.epoch: entry for entry in entries}
+    lost, differing, strangers, known = [], [], [], set[int]()
+    for key, record in view.scan(prefix, after_prefix(prefix)):
+        epoch, commit = key_epoch(key), Commit.from_record(record)
+        known.add(epoch)
+        entry = logged.get(epoch)
+        if entry is None:
+            lost += [epoch] if epoch >= max(version.log_start, 1) else []
+        elif commit.epoch != epoch or not _tells(commit, entry):
+            differing.append(epoch)
+        if commit.txn is not None and not _has_outcome(view, commit.txn):
+            strangers.append(epoch)
+    forgotten = sorted(epoch for epoch in logged if epoch not in known and epoch > version.known_from)
+    for epochs, what in (
+        (sorted(lost), "has no log entry for"),
+        (forgotten, "remembers nothing of"),
+        (differing, "remembers something else of"),
+        (strangers, "does not remember the transactions of"),
+    ):
+        if epochs:
+            yield f"{what} {len(epochs)} commits, the first at {epochs[0]}"
+    if version.max_committed_epoch and version.max_committed_epoch not in known:
+        yield f"remembers nothing of its newest commit {version.max_committed_epoch}"
+
+
+def _tells(commit: Commit, entry: LogEntry) -> bool:
+    deletes = sum(segment.deletes for segment in entry.segments)
+    rows = sum(segment.rows for segment in entry.segments)
+    labels = tuple(group.label for group in entry.groups if group.label != entry.epoch)
+    said = (commit.rows_upserted, commit.rows_deleted, commit.segments, commit.changed, commit.labels)
+    return said == (rows - deletes, deletes, len(entry.segments), entry.changed, labels)
+
+
+def _has_outcome(view: View, txn: tuple[str, int]) -> bool:
+    app = view.get(txn_app_key(txn[0]))
+    return view.get(txn_key(*txn)) is not None or (app is not None and txn[1] <= app["forgotten"])
