@@ -1,0 +1,56 @@
+"""Catalogs of both kinds for tests: made, opened again as another process would, and named for a child process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+from uuid import uuid4
+
+from epochlog.store.catalog import Catalog
+from epochlog.store.clock import Clock, SystemClock
+from epochlog.store.lmdb_catalog import LmdbCatalog
+from epochlog.store.redis_catalog import RedisCatalog, found_catalog
+from epochlog.store.redis_client import RedisServer as Client
+from redis_server import RedisServer
+
+KINDS = ("lmdb", "redis")
+
+
+class Maker(Protocol):
+    """One catalog that can be opened any number of times; all are closed with the stack."""
+
+    def open(self, clock: Clock | None = None) -> Catalog: ...
+
+
+class LmdbMaker:
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
+        self._stack, self._folder = stack, folder
+
+    def open(self, clock: Clock | None = None) -> LmdbCatalog:
+        catalog = LmdbCatalog(self._folder, clock or SystemClock(), durability="os", create=True)
+        self._stack.callback(catalog.close)
+        return catalog
+
+
+class RedisMaker:
+    def __init__(self, stack: ExitStack, server: RedisServer) -> None:
+        self._stack, self.server, self.store_id = stack, server, uuid4().hex
+
+    def open(self, clock: Clock | None = None, url: str | None = None) -> RedisCatalog:
+        client = Client(url or self.server.url())
+        self._stack.callback(client.close)
+        return RedisCatalog(client, self.store_id, found_catalog(client, self.store_id), clock)
+
+    def key(self, name: str) -> str:
+        return f"epochlog:{{{self.store_id}}}:{name}"
+
+
+def server_of(folder: Path, *extra: str) -> Iterator[RedisServer]:
+    """A server for the length of a test or module."""
+    server = RedisServer(folder, extra)
+    try:
+        yield server
+    finally:
+        server.stop()
