@@ -8,8 +8,10 @@ epoch; the run takes effect in one transaction if its inputs are still there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -42,6 +44,11 @@ if TYPE_CHECKING:
     from .handle import Handle
 
 KEPT_TRACES = 256
+AT_ONCE = 2
+"""Pieces in memory at a time."""
+
+Parts = tuple[tuple[Part, ...], tuple[Part, ...]]
+"""Live and history parts of a piece."""
 
 
 class Outcome(StrEnum):
@@ -91,7 +98,7 @@ class Work:
     by: str
     since_ms: int
     expires_ms: int
-    done: dict[int, tuple[tuple[Part, ...], tuple[Part, ...]]]
+    done: dict[int, Parts]
     taken_over: bool = False
 
     def to_record(self) -> Record:
@@ -213,39 +220,75 @@ def _work_off(handle: Handle, table: TableDef, work: Work, budget: int | None, *
     inputs = handle.catalog.read(lambda view: _inputs(view, table, work.task))
     if inputs is None:
         return _abandon(handle, table, work, claimed=claimed)
-    runs, entries = inputs
-    folder = Folder(handle.files, table.schema, lambda: handle.new_path(table.id, ".parquet"))
-    reusable = {part.path: part for run in runs for part in run.parts}
-    started, spent, done = monotonic_s(), 0, dict(work.done)
-    for number, piece in enumerate(work.pieces):
-        if number in done:
-            continue
-        if budget is not None and spent >= budget and claimed:
-            _let_go_of_claim(handle, table, work)
-            return Outcome.PROGRESS
-        if piece.reused is not None:
-            parts = ((reusable[piece.reused],), ())
-        else:
-            live, history = folder.fold(
-                runs,
-                entries,
-                (piece.low, piece.high),
-                bottom=work.task.bottom,
-                safe_epoch=work.task.safe_epoch,
-            )
-            parts, spent = (tuple(live), tuple(history)), spent + 1
-        done[number] = parts
-        work = replace(work, done=done)
-        reached("compact:range-written")
-        if claimed and not _record(handle, table, work, number):
-            return _abandon(handle, table, work, claimed=False, only=parts)
-        reached("compact:range-recorded")
+    started, todo = monotonic_s(), _todo(work, budget if claimed else None)
+    with closing(_folded(handle, table, work, todo, *inputs)) as folded:
+        for number, parts in folded:
+            work = replace(work, done={**work.done, number: parts})
+            reached("compact:range-written")
+            if claimed and not _record(handle, table, work, number):
+                return _abandon(handle, table, work, claimed=False, only=parts)
+            reached("compact:range-recorded")
+    if len(work.done) < len(work.pieces):
+        _let_go_of_claim(handle, table, work)
+        return Outcome.PROGRESS
     reached("compact:before-finish")
     took_ms = round((monotonic_s() - started) * 1000)
-    if not handle.catalog.transact(lambda tx: _finish(handle, tx, table, work, took_ms)):
+    in_place = False
+    with suppress(TableDropped):
+        in_place = handle.catalog.transact(lambda tx: _finish(handle, tx, table, work, took_ms))
+    if not in_place:
         return _abandon(handle, table, work, claimed=claimed)
     reached("compact:after-finish")
     return Outcome.DONE
+
+
+def _todo(work: Work, budget: int | None) -> list[int]:
+    """The pieces that are not done yet, as many as the budget allows; those that stay as they are cost nothing."""
+    found, spent = [], 0
+    for number, piece in enumerate(work.pieces):
+        if number not in work.done:
+            spent += piece.reused is None
+            if budget is not None and spent > budget:
+                break
+            found.append(number)
+    return found
+
+
+def _folded(
+    handle: Handle, table: TableDef, work: Work, todo: Sequence[int], runs: Runs, entries: Sequence[LogEntry]
+) -> Iterator[tuple[int, Parts]]:
+    """These pieces with their parts, in order. The next one is worked on while one is given: writing keeps one core
+    busy. What was written and is not taken is removed.
+    """
+    folder = Folder(handle.files, table.schema, lambda: handle.new_path(table.id, ".parquet"))
+    reusable = {part.path: part for run in runs for part in run.parts}
+
+    def fold(number: int) -> Parts:
+        piece = work.pieces[number]
+        if piece.reused is not None:
+            return (reusable[piece.reused],), ()
+        task, keys = work.task, (piece.low, piece.high)
+        live, history = folder.fold(runs, entries, keys, bottom=task.bottom, safe_epoch=task.safe_epoch)
+        return tuple(live), tuple(history)
+
+    if len(todo) == 1:
+        yield todo[0], fold(todo[0])
+        return
+    waiting: deque[tuple[int, Future[Parts]]] = deque()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        try:
+            for number in todo:
+                waiting.append((number, pool.submit(fold, number)))
+                if len(waiting) == AT_ONCE:
+                    done, future = waiting.popleft()
+                    yield done, future.result()
+            while waiting:
+                done, future = waiting.popleft()
+                yield done, future.result()
+        finally:
+            for _, future in waiting:
+                if not future.cancel() and future.exception() is None:
+                    _remove(handle, work, future.result())
 
 
 def _inputs(view: View, table: TableDef, task: Task) -> tuple[Runs, list[LogEntry]] | None:
@@ -356,7 +399,7 @@ def _abandon(
     work: Work,
     *,
     claimed: bool,
-    only: tuple[tuple[Part, ...], tuple[Part, ...]] | None = None,
+    only: Parts | None = None,
 ) -> Outcome:
     """Remove what was written for nothing; what resists is left to vacuum."""
 
@@ -368,13 +411,19 @@ def _abandon(
         return True
 
     mine = not claimed or handle.catalog.transact(body)
-    reused = {piece.reused for piece in work.pieces}
     if mine or only is not None:
-        for part in work.parts if only is None else (*only[0], *only[1]):
-            if part.path not in reused:
-                with suppress(WriteFailed):
-                    handle.files.delete(part.path)
+        for parts in work.done.values() if only is None else (only,):
+            _remove(handle, work, parts)
     return Outcome.LOST
+
+
+def _remove(handle: Handle, work: Work, parts: Parts) -> None:
+    """Remove parts that no version has taken; what resists is left to vacuum."""
+    reused = {piece.reused for piece in work.pieces}
+    for part in (*parts[0], *parts[1]):
+        if part.path not in reused:
+            with suppress(WriteFailed):
+                handle.files.delete(part.path)
 
 
 def _forget(tx: Txn, table_id: int) -> None:
