@@ -110,7 +110,7 @@ def drop_job(handle: Handle, name: str) -> None:
                     f"job {name!r} cannot be dropped: job {other.name!r} reads its output; drop that one first"
                 )
         for table_id in job.outputs:
-            remove_table(tx, table_id)
+            remove_table(tx, table_id, handle.catalog.now_ms())
         tx.delete(job_key(job.id))
         tx.delete(job_name_key(name))
 

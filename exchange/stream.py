@@ -178,24 +178,23 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _reachable(self, view: View, table: TableDef, after: int) -> int:
         """`after`, or the log's truncation mark above it if no change lies between (or if loss is to be let pass)."""
-        mark = get_version(view, table.id, table.name).log_start
+        version = get_version(view, table.id, table.name)
+        mark = version.log_start
         if after >= mark:
             return after
-        lost = [
-            record["epoch"]
-            for _, record in view.scan(hist_key(table.id, after + 1), hist_key(table.id, mark + 1))
-            if record["changed"]
-        ]
+        lost = sum(
+            record["changed"] for _, record in view.scan(hist_key(table.id, after + 1), hist_key(table.id, mark + 1))
+        ) + (after < version.known_from)  # the commits up to there are forgotten: there was one at least
         if lost and self._read.fail_on_data_loss:
             raise LogTruncated(
-                f"the log of {table.name!r} begins after epoch {mark}, and {len(lost)} commits after epoch "
+                f"the log of {table.name!r} begins after epoch {mark}, and {lost} commits or more after epoch "
                 f"{after} were truncated unread. "
                 "Start anew with startingVersion=snapshot and a new checkpoint, or set failOnDataLoss=false to "
                 "go on without them; "
                 "a consumerId would have held them"
             )
         if lost:
-            _log.warning("table %s: %d commits after epoch %d were truncated unread", table.name, len(lost), after)
+            _log.warning("table %s: %d commits or more after %d were truncated unread", table.name, lost, after)
         return mark
 
     def _hold(self, offset: Offset, *, first: bool = False) -> None:

@@ -1,13 +1,13 @@
 """Reading EpochViews: one atomic look at the catalog, of which only what is new since the last look is decoded.
 
-Commits only ever append to a table's history, and table ids are never used again; so what was read once stays true,
-and a view costs the commits since the view before it.
+Commits only ever append to a table's history, retention takes away from its beginning, and table ids are never used
+again; so what was read once stays true, and a view costs the commits since the view before it.
 """
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,10 +20,19 @@ from .version import Commit, TableVersion
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """Epochs of a table's commits, and of those among them that changed it; sorted int64."""
+    """Epochs of a table's commits past `known_from`, and of those among them that changed it; sorted int64."""
 
     commits: np.ndarray
     changes: np.ndarray
+    known_from: int = 0
+
+    def between(self, known_from: int, newest: int) -> _Seen:
+        """The part of it in (known_from, newest]."""
+        return _Seen(_part(self.commits, known_from, newest), _part(self.changes, known_from, newest), known_from)
+
+
+def _part(epochs: np.ndarray, after: int, until: int) -> np.ndarray:
+    return epochs[epochs.searchsorted(after, "right") : epochs.searchsorted(until, "right")]
 
 
 _NOTHING = _Seen(np.empty(0, np.int64), np.empty(0, np.int64))
@@ -36,27 +45,40 @@ class EpochMemory:
         self._lock = threading.Lock()
         self._seen: dict[int, _Seen] = {}
 
-    def of(self, view: View, table_id: int, newest: int) -> _Seen:
-        """The table's commits through `newest`, its max_committed_epoch in this view."""
+    def of(self, view: View, table_id: int, known_from: int, newest: int) -> _Seen:
+        """The table's commits after `known_from` and through `newest`, as its version in this view has them."""
         with self._lock:
             seen = self._seen.get(table_id, _NOTHING)
+        if seen.known_from > known_from:  # another thread has looked later, when more had been forgotten
+            seen = _Seen(_NOTHING.commits, _NOTHING.changes, known_from)
         last = int(seen.commits[-1]) if len(seen.commits) else 0
         if last < newest:
-            fresh = [
-                (key_epoch(key), record["changed"])
-                for key, record in view.scan(hist_key(table_id, last + 1), hist_key(table_id, newest + 1))
-            ]
-            commits = np.fromiter((epoch for epoch, _ in fresh), np.int64, len(fresh))
-            changed = np.fromiter((flag for _, flag in fresh), np.bool_, len(fresh))
-            seen = _Seen(np.concatenate([seen.commits, commits]), np.concatenate([seen.changes, commits[changed]]))
+            seen = _extended(view, table_id, seen, max(last, known_from), newest)
+        seen = seen.between(known_from, newest)
+        if last < newest:
             with self._lock:
-                self._seen[table_id] = max(self._seen.get(table_id, _NOTHING), seen, key=lambda s: len(s.commits))
-        elif last > newest:  # another thread has read further meanwhile: this view ends at `newest`
-            seen = _Seen(
-                seen.commits[: np.searchsorted(seen.commits, newest, "right")],
-                seen.changes[: np.searchsorted(seen.changes, newest, "right")],
-            )
+                self._seen[table_id] = max(self._seen.get(table_id, _NOTHING), seen, key=_reach)
         return seen
+
+
+def _extended(view: View, table_id: int, seen: _Seen, last: int, newest: int) -> _Seen:
+    """With the commits in (last, newest] that the catalog has."""
+    fresh = [
+        (key_epoch(key), record["changed"])
+        for key, record in view.scan(hist_key(table_id, last + 1), hist_key(table_id, newest + 1))
+    ]
+    commits = np.fromiter((epoch for epoch, _ in fresh), np.int64, len(fresh))
+    changed = np.fromiter((flag for _, flag in fresh), np.bool_, len(fresh))
+    return replace(
+        seen,
+        commits=np.concatenate([seen.commits, commits]),
+        changes=np.concatenate([seen.changes, commits[changed]]),
+    )
+
+
+def _reach(seen: _Seen) -> tuple[int, int]:
+    """The newest commit of it, and how far back it reaches."""
+    return (int(seen.commits[-1]) if len(seen.commits) else 0), -seen.known_from
 
 
 def read_epoch_view(view: View, memory: EpochMemory, now_ms: int, store_id: str = "") -> EpochView:
@@ -66,7 +88,7 @@ def read_epoch_view(view: View, memory: EpochMemory, now_ms: int, store_id: str 
     for table in all_tables(view):
         version = get_version(view, table.id, table.name)
         job = jobs.get(table.job_id) if table.job_id is not None else None
-        seen = memory.of(view, table.id, version.max_committed_epoch)
+        seen = memory.of(view, table.id, version.known_from, version.max_committed_epoch)
         tables[table.id] = TableEpochs(
             table_id=table.id,
             name=table.name,
@@ -76,7 +98,7 @@ def read_epoch_view(view: View, memory: EpochMemory, now_ms: int, store_id: str 
             safe_epoch=version.safe_epoch,
             commits=seen.commits,
             changes=seen.changes,
-            known_from=0,
+            known_from=version.known_from,
         )
     return EpochView(last_epoch=Counters.read(view).last_epoch, clock_ms=now_ms, tables=tables, store_id=store_id)
 

@@ -1,33 +1,102 @@
-"""How much of a table's past is kept: as much as its options and holders say, of its states and of its log."""
+"""How much of a table's past is kept: as much as its options and holders say, of its states, its log and its memory.
+
+What may go is decided from one look at the catalog (`look`), by pure functions; a look that finds nothing writes
+nothing. What much has gathered goes in several transactions, each of which leaves the table as it must be.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from .catalog import Txn, View
-from .definitions import TableDef, get_version
+from .definitions import Counters, TableDef, TableOptions, all_jobs, get_runs, get_version, move_counters
 from .epoch import from_unix_ms
-from .holds import holds_of
-from .records import head_key
-from .version import TableVersion, apply_safe_epoch
+from .garbage import let_go
+from .holds import Hold, holds_of
+from .records import after_prefix, compact_key, head_key, hist_key, key_epoch, log_key, runs_key
+from .run import Part
+from .version import (
+    LogEntry,
+    Runs,
+    TableVersion,
+    apply_forgetting,
+    apply_runs,
+    apply_safe_epoch,
+    apply_truncation,
+    runs_to_record,
+)
 
 if TYPE_CHECKING:
     from .handle import Handle
 
+BATCH = 256
+"""Log entries, and remembered commits, that one transaction lets go of at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far a table may let go, before it is asked what there is: epochs below these may go.
+
+    states: its states; log: its changes; memory: its remembered commits, which are needed for as long as either.
+    """
+
+    states: int
+    log: int
+    memory: int
+
+
+def limits(options: TableOptions, holds: Sequence[Hold], now_ms: int) -> Limits:
+    """What retention allows as of now, held back by whoever holds."""
+
+    def past(ms: int) -> int:
+        return from_unix_ms(now_ms - ms)
+
+    history_ms, log_ms = (_ms(span) for span in (options.history_retention, options.log_retention))
+    return Limits(
+        states=min([past(history_ms), *(hold.read_epoch for hold in holds if hold.read_epoch is not None)]),
+        log=min([past(log_ms), *(hold.log_epoch for hold in holds if hold.log_epoch is not None)]),
+        memory=past(max(history_ms, log_ms)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """What one transaction lets go of: the table's version after it, its runs if they change, log entries to delete
+    with their files, parts, and the epochs of commits to forget. more: there is more to let go of, in another one.
+    """
+
+    version: TableVersion
+    runs: Runs | None = None
+    entries: tuple[LogEntry, ...] = ()
+    parts: tuple[Part, ...] = ()
+    commits: tuple[int, ...] = ()
+    more: bool = False
+
+
+def apply_retention(handle: Handle, table: TableDef) -> None:
+    """Let go of what the table keeps no longer; TableDropped when it has gone."""
+
+    def body(tx: Txn) -> bool:
+        found = look(handle, tx, table)
+        if found is not None:
+            _write(tx, table.id, found, handle.catalog.now_ms())
+        return found is not None and found.more
+
+    while handle.catalog.read(lambda view: look(handle, view, table)) is not None:
+        if not handle.catalog.transact(body):
+            return
+
 
 def raise_safe_epoch(handle: Handle, table: TableDef) -> None:
-    """Let go of history older than the table's retention, but of nothing that is held; a transaction of its own."""
-    now_ms = handle.catalog.now_ms()
-    target = from_unix_ms(now_ms - round(table.options.history_retention.total_seconds() * 1000))
+    """The part of it that a compaction needs: let go of states, so that their versions are not written again."""
 
     def raised(view: View) -> TableVersion | None:
         version = get_version(view, table.id, table.name)
-        held = [
-            hold.read_epoch
-            for hold in holds_of(view, table.id, now_ms, handle.leases.live)
-            if hold.read_epoch is not None
-        ]
-        after = apply_safe_epoch(version, min([target, *held]))
+        after = apply_safe_epoch(version, _limits(handle, view, table).states)
         return after if after != version else None
 
     def body(tx: Txn) -> None:
@@ -37,3 +106,136 @@ def raise_safe_epoch(handle: Handle, table: TableDef) -> None:
 
     if handle.catalog.read(raised) is not None:
         handle.catalog.transact(body)
+
+
+def look(handle: Handle, view: View, table: TableDef) -> Released | None:
+    """What a table can let go of in one transaction; None: nothing."""
+    may, before = _limits(handle, view, table), get_version(view, table.id, table.name)
+    found = truncated(view, table.id, apply_safe_epoch(before, may.states), _mark(view, table.id, before, may.log))
+    found = _without_past(view, table.id, found, handle.catalog.now_ms())
+    found = _forgetting(view, table, found, may.memory)
+    return found if found != Released(before) else None
+
+
+def _limits(handle: Handle, view: View, table: TableDef) -> Limits:
+    now_ms = handle.catalog.now_ms()
+    return limits(table.options, holds_of(view, table.id, now_ms, handle.leases.live), now_ms)
+
+
+def _write(tx: Txn, table_id: int, found: Released, now_ms: int) -> None:
+    tx.put(head_key(table_id), found.version.to_record())
+    if found.runs is not None:
+        tx.put(runs_key(table_id), runs_to_record(found.runs))
+    for entry in found.entries:
+        tx.delete(log_key(table_id, entry.epoch))
+    for epoch in found.commits:
+        tx.delete(hist_key(table_id, epoch))
+    files = [*found.parts, *(file for entry in found.entries for file in entry.files)]
+    let_go(tx, table_id, [(file.path, file.bytes) for file in files], now_ms)
+    move_counters(tx, Counters.read(tx))
+
+
+# ---- the log -----------------------------------------------------------------------------------------------------
+
+
+def truncate(handle: Handle, tx: Txn, table_id: int, version: TableVersion, before: int) -> bool:
+    """Part of a transaction: raise the mark towards `before`, past as many entries as one transaction may let go of;
+    whether it is there.
+    """
+    found = truncated(tx, table_id, version, before)
+    _write(tx, table_id, found, handle.catalog.now_ms())
+    return found.version.log_start >= before
+
+
+def truncated(view: View, table_id: int, version: TableVersion, before: int) -> Released:
+    """The mark raised to `before`, or as far as BATCH entries go; entries that reads need wait for their compaction."""
+    start = version.log_start
+    past = list(islice(_entries(view, table_id, start, max(before, start)), BATCH + 1))
+    mark = past[BATCH].epoch if len(past) > BATCH else max(before, start)
+    after = apply_truncation(version, mark, past[:BATCH])
+    gone = list(islice(_entries(view, table_id, 0, min(mark, version.compacted_epoch + 1)), BATCH + 1))
+    return Released(after, entries=tuple(gone[:BATCH]), more=len(past) > BATCH or len(gone) > BATCH)
+
+
+def _mark(view: View, table_id: int, version: TableVersion, limit: int) -> int:
+    """Where the log may begin: at the newest entry at or below the limit. So whoever has read that far loses nothing,
+    however long the table has been at rest.
+    """
+    start, end = version.log_start, min(limit, version.max_committed_epoch)
+    if end <= start:
+        return start
+    newest = next(iter(view.scan(log_key(table_id, start), log_key(table_id, end + 1), reverse=True)), None)
+    return start if newest is None else key_epoch(newest[0])
+
+
+def _entries(view: View, table_id: int, low: int, high: int) -> Iterable[LogEntry]:
+    """Log entries from `low` on and below `high`."""
+    return (LogEntry.from_record(record) for _, record in view.scan(log_key(table_id, low), log_key(table_id, high)))
+
+
+# ---- replaced rows -----------------------------------------------------------------------------------------------
+
+
+def _without_past(view: View, table_id: int, found: Released, now_ms: int) -> Released:
+    """Without the parts of replaced rows that no readable epoch sees. A compaction that reads them keeps them."""
+    version = found.version
+    working = view.get(compact_key(table_id))
+    if not version.runs or (working is not None and working["expires_ms"] > now_ms):
+        return found
+    runs = get_runs(view, table_id)
+    gone = [part for run in runs for part in run.history if _is_past(part, version.safe_epoch)]
+    if not gone:
+        return found
+    after = tuple(
+        replace(run, history=tuple(part for part in run.history if not _is_past(part, version.safe_epoch)))
+        for run in runs
+    )
+    return replace(found, version=apply_runs(version, after), runs=after, parts=tuple(gone))
+
+
+def _is_past(part: Part, safe_epoch: int) -> bool:
+    """Whether all its rows had been replaced at every epoch that can be read."""
+    return part.history and 0 < part.until <= safe_epoch
+
+
+# ---- memory ------------------------------------------------------------------------------------------------------
+
+
+def _forgetting(view: View, table: TableDef, found: Released, limit: int) -> Released:
+    """Without the commits that nobody asks for any more: those before the newest one at or below all that needs them.
+
+    What is kept begins with a commit, so a reader at any epoch from there on finds the one that made its state.
+    """
+    bound = min([limit, *_remembering(view, table, found)])
+    kept = next(iter(view.scan(hist_key(table.id, 0), hist_key(table.id, max(bound, 0) + 1), reverse=True)), None)
+    if kept is None:
+        return found
+    older = [key_epoch(key) for key, _ in islice(view.scan(hist_key(table.id, 0), kept[0]), BATCH + 1)]
+    if not older:
+        return found
+    gone = older[:BATCH]
+    version = apply_forgetting(found.version, gone[-1])
+    return replace(found, version=version, commits=tuple(gone), more=found.more or len(older) > BATCH)
+
+
+def _remembering(view: View, table: TableDef, found: Released) -> Iterable[int]:
+    """The epochs from which on commits of the table are needed, by whatever needs them."""
+    yield found.version.safe_epoch
+    yield found.version.log_start
+    gone = {entry.epoch for entry in found.entries}
+    yield from islice((epoch for epoch in _epochs(view, b"log/%08x/" % table.id) if epoch not in gone), 1)
+    for job in all_jobs(view):
+        if table.id in job.outputs or table.id in job.upstreams:
+            yield job.position or (job.barrier[1] if job.barrier else found.version.max_committed_epoch)
+        if table.id in job.upstreams:  # its outputs are valid by what this table did since the oldest commit of theirs
+            for output in job.outputs:
+                yield from islice(_epochs(view, b"hist/%08x/" % output), 1)
+
+
+def _epochs(view: View, prefix: bytes) -> Iterable[int]:
+    """The epochs of a table's log or memory, oldest first."""
+    return (key_epoch(key) for key, _ in view.scan(prefix, after_prefix(prefix)))
+
+
+def _ms(span: timedelta) -> int:
+    return round(span.total_seconds() * 1000)

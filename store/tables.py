@@ -6,13 +6,26 @@ from dataclasses import replace
 
 from ..errors import InvalidInput, LogHeld, TableExists, TableInUse
 from .catalog import Txn
-from .definitions import Counters, TableDef, TableOptions, all_jobs, find_table, get_job, get_version
+from .definitions import (
+    Counters,
+    TableDef,
+    TableOptions,
+    all_jobs,
+    find_table,
+    get_job,
+    get_version,
+    move_counters,
+)
 from .epoch import as_epoch
+from .failpoints import reached
+from .garbage import let_go
 from .handle import Handle
 from .holds import holds_of
-from .records import HEAD, after_prefix, compact_key, head_key, log_key, name_key, runs_key, table_key
+from .reach import files_of
+from .records import HEAD, after_prefix, compact_key, head_key, name_key, runs_key, table_key
+from .retention import truncate
 from .schema import TableSchema
-from .version import LogEntry, TableVersion, apply_truncation
+from .version import TableVersion
 
 CHANGELOGS = ("upsert", "full")
 
@@ -57,20 +70,26 @@ def drop_table(handle: Handle, name: str) -> None:
         for job in all_jobs(tx):
             if table.id in job.upstreams:
                 raise TableInUse(f"table {name!r} is read by job {job.name!r}; drop that job first")
-        remove_table(tx, table.id)
+        remove_table(tx, table.id, handle.catalog.now_ms())
 
     handle.catalog.transact(body)
+    reached("table:dropped")
 
 
-def remove_table(tx: Txn, table_id: int) -> None:
-    """Part of a transaction: all records of a table; its files go in vacuum."""
+def remove_table(tx: Txn, table_id: int, now_ms: int) -> None:
+    """Part of a transaction: all records of a table, but the leases of those who still read it; its files go in
+    vacuum, when nobody does.
+    """
     record = tx.get(table_key(table_id))
     if record is None:
         return
+    let_go(tx, table_id, files_of(tx, table_id).items(), now_ms)
+    move_counters(tx, Counters.read(tx))
     for kind in (b"log", b"hist", b"hold", b"used", b"compact", b"trace"):
         prefix = kind + b"/%08x/" % table_id
-        for key in [key for key, _ in tx.scan(prefix, after_prefix(prefix))]:
-            tx.delete(key)
+        for key, found in list(tx.scan(prefix, after_prefix(prefix))):
+            if kind != b"hold" or found["expires_ms"] is None:
+                tx.delete(key)
     tx.delete(head_key(table_id))
     tx.delete(runs_key(table_id))
     tx.delete(compact_key(table_id))
@@ -82,10 +101,10 @@ def truncate_log(handle: Handle, table: TableDef, before: int) -> None:
     """Raise the truncation mark to `before`; LogHeld names who still needs what lies below it."""
     before = as_epoch("before", before)
 
-    def body(tx: Txn) -> None:
+    def body(tx: Txn) -> bool:
         version = get_version(tx, table.id, table.name)
         if before <= version.log_start:
-            return
+            return True
         if before > version.max_committed_epoch:
             raise InvalidInput(
                 f"the log of {table.name!r} ends at epoch {version.max_committed_epoch}; it cannot be truncated "
@@ -97,16 +116,11 @@ def truncate_log(handle: Handle, table: TableDef, before: int) -> None:
                     f"{hold.holder} still needs the log of {table.name!r} after epoch {hold.log_epoch}; "
                     f"truncate before {hold.log_epoch} at most, or end that holder"
                 )
-        entries = [
-            LogEntry.from_record(record)
-            for _, record in tx.scan(log_key(table.id, version.log_start), log_key(table.id, before))
-        ]
-        tx.put(head_key(table.id), apply_truncation(version, before, entries).to_record())
-        for entry in entries:
-            if entry.epoch <= version.compacted_epoch:  # entries that reads still need stay until compaction
-                tx.delete(log_key(table.id, entry.epoch))
+        return truncate(handle, tx, table.id, version, before)
 
-    handle.catalog.transact(body)
+    while not handle.catalog.transact(body):
+        continue  # a long log goes in several transactions
+    reached("truncate:after")
 
 
 def table_bytes(version: TableVersion) -> int:

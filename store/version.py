@@ -110,7 +110,7 @@ class TableVersion:
     log_start: int = 0  # the truncation mark: changes after any epoch >= this are still in the log
     end_epoch: int | None = None
     compacted_epoch: int = 0
-    known_from: int = 0  # commits at or below it may have been forgotten, but for the newest of them
+    known_from: int = 0  # the newest commit that has been forgotten; all after it are remembered
     log_segments: int = 0
     log_bytes: int = 0
     l0_segments: int = 0
@@ -146,7 +146,7 @@ def broken_invariants(version: TableVersion) -> Iterator[str]:
         yield f"runs-within-committed: {version.compacted_epoch} > {version.max_committed_epoch}"
     if version.end_epoch is not None and version.end_epoch != version.max_committed_epoch:
         yield f"nothing-after-end-of-data: {version.end_epoch} != {version.max_committed_epoch}"
-    if version.known_from > version.max_committed_epoch:
+    if version.known_from and version.known_from >= version.max_committed_epoch:
         yield f"newest-commit-known: {version.known_from} > {version.max_committed_epoch}"
     for name in ("log_segments", "log_bytes", "l0_segments", "l0_bytes", "runs", "run_bytes"):
         if getattr(version, name) < 0:
@@ -224,6 +224,11 @@ def apply_safe_epoch(version: TableVersion, safe_epoch: int) -> TableVersion:
     """Raise the safe epoch; it never falls, and never passes the newest commit."""
     raised = max(version.safe_epoch, min(safe_epoch, version.max_committed_epoch))
     return _checked(replace(version, safe_epoch=raised))
+
+
+def apply_forgetting(version: TableVersion, newest: int) -> TableVersion:
+    """Forget the commits up to `newest`, which is not the table's newest."""
+    return _checked(replace(version, known_from=max(version.known_from, newest)))
 
 
 def apply_truncation(version: TableVersion, before: int, dropped: Sequence[LogEntry]) -> TableVersion:
