@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from ..errors import Corrupt
 from .downloads import downloads
 from .files import Files
+from .kept import Name
 from .keys import Key, KeyCodec, search
 from .merge import Rows
 from .schema import TableSchema
@@ -43,12 +44,10 @@ def verified(files: Files, path: str, size: int, crc32: int, *, again: bool = Fa
     try:
         if files.remote:
             return _downloaded(files, path, size, crc32, again=again)
-        stamp = (*files.stamp(path), size, crc32)
+        stamp = identity(files, path, size, crc32)
         data = files.read(path)
-    except FileNotFoundError as error:
-        raise Corrupt(path, "the file is gone") from error
     except OSError as error:
-        raise Corrupt(path, f"it cannot be read ({error.strerror or error})") from error
+        raise _unreadable(path, error) from error
     if data.size != size:
         raise Corrupt(path, f"it has {data.size} bytes, not {size}")
     with _verified_lock:
@@ -62,9 +61,26 @@ def verified(files: Files, path: str, size: int, crc32: int, *, again: bool = Fa
     return data
 
 
+def identity(files: Files, path: str, size: int, crc32: int) -> Name:
+    """Names what is in a file now; what has been read of it holds for as long as this stays the same."""
+    if files.remote:
+        return files.place, path, size, crc32
+    try:
+        return *files.stamp(path), size, crc32
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str, error: OSError) -> Corrupt:
+    """What a file system says of a file that must be there."""
+    if isinstance(error, FileNotFoundError):
+        return Corrupt(path, "the file is gone")
+    return Corrupt(path, f"it cannot be read ({error.strerror or error})")
+
+
 def _downloaded(files: Files, path: str, size: int, crc32: int, *, again: bool) -> pa.Buffer:
     """Downloaded at most once while memory lasts: its name, size and checksum say what is in it."""
-    name = (files.place, path, size, crc32)
+    name = identity(files, path, size, crc32)
     kept = None if again else downloads.get(name)
     if kept is not None:
         return kept

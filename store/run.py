@@ -213,15 +213,16 @@ def read_part(
     key_range: KeyRange = (None, None),
     filter: pc.Expression | None = None,
     visible: pc.Expression | None = None,
+    block: int | None = None,
 ) -> Rows:
-    """Rows with keys in [low, high), these columns (the table's, `_epoch`, `_until`), in key order.
+    """Rows with keys in [low, high), these columns (the table's, `_epoch`, `_until`), by key, of one block or all.
 
     filter only prunes row groups: rows that fail it may be among the result. visible, an expression of `_epoch` and
     `_until`, is applied to every row. Raises Corrupt when the file is not what was written.
     """
     data = verified(files, part.path, part.bytes, part.crc32)
     try:
-        table = _decode(data, part, codec, list(columns), key_range, filter, schema, visible is not None)
+        table = _decode(data, part, codec, list(columns), key_range, filter, schema, visible is not None, block)
     except (pa.ArrowException, OSError, KeyError) as error:
         raise Corrupt(part.path, f"it cannot be decoded ({error})") from error
     keys = contiguous(table.column(KEY)) if codec.hidden else codec.encode(table)
@@ -243,6 +244,7 @@ def _decode(
     filter: pc.Expression | None,
     schema: TableSchema,
     epochs: bool,
+    block: int | None,
 ) -> pa.Table:
     file = pq.ParquetFile(pa.BufferReader(data))
     there = file.schema_arrow.names
@@ -254,7 +256,7 @@ def _decode(
         raise KeyError(f"column {min(lost)!r} is not in it")
     if file.num_row_groups != len(part.blocks):
         raise pa.ArrowInvalid(f"{file.num_row_groups} row groups, not {len(part.blocks)}")
-    groups = list(range(*block_span(part.blocks, key_range)))
+    groups = list(range(*block_span(part.blocks, key_range))) if block is None else [block]
     if filter is not None and groups:
         passing = _passing(data, filter, schema)
         groups = [group for group in groups if group in passing]

@@ -21,8 +21,9 @@ from .catalog import View
 from .definitions import TableDef, get_entries, get_runs, get_version
 from .epoch import as_epoch
 from .files import Files
-from .keys import Key, KeyCodec
+from .keys import Key, KeyCodec, last_of_each, sort_indices
 from .merge import Rows, fold, fold_data, joined, lookup, merge
+from .points import PointReader
 from .prune import filter_columns, key_prunes
 from .run import Part, Run, read_part
 from .schema import TableSchema
@@ -160,15 +161,24 @@ class ScanPlan:
         return found.select(schema.names).cast(schema) if schema.names else found.select([])
 
     def find(self, files: Files, needles: pa.Array, columns: Sequence[str]) -> tuple[np.ndarray, Rows]:
-        """For each encoded key its position in the returned rows, or -1.
+        """For each encoded key (in any order, repeats allowed) its position in the returned rows, or -1.
 
-        Reads only the key range that the needles span.
+        Reads only the blocks that may hold one of them.
         """
-        codec = self.codec
         if not len(needles):
-            return np.empty(0, np.int64), _no_rows(self.table, codec, columns)
-        span = pc.min_max(needles).as_py()
-        rows = self.rows(files, columns, key_range=(span["min"], codec.above(span["max"])))
+            return np.empty(0, np.int64), _no_rows(self.table, self.codec, columns)
+        ordered = needles.take(pa.array(sort_indices(needles)))
+        ordered = ordered.filter(pa.array(last_of_each(ordered)))
+        reader = PointReader(files, self.table, self.codec, tuple(columns))
+        within = (ordered[0].as_py(), self.codec.above(ordered[len(ordered) - 1].as_py()))
+        runs = [
+            run.parts
+            if self.epoch >= run.hi
+            else _run_rows(files, self.table, self.codec, run, self.epoch, columns, None, within)
+            for run in self.runs
+        ]
+        rows = reader.find([*runs, *([segment] for segment in self.segments)], ordered)
+        rows = rows or _no_rows(self.table, self.codec, columns)
         return lookup(rows, needles), rows
 
     def splits(self, count: int, within: KeyRange = EVERYTHING) -> list[KeyRange]:

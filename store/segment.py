@@ -118,15 +118,17 @@ class SegmentReader:
     schema: TableSchema
     codec: KeyCodec
 
-    def read(self, columns: Sequence[str] | None = None, key_range: KeyRange = (None, None)) -> Rows:
-        """Rows with keys in [low, high) and these columns of the table (None: all), in key order.
+    def read(
+        self, columns: Sequence[str] | None = None, key_range: KeyRange = (None, None), *, block: int | None = None
+    ) -> Rows:
+        """Rows with keys in [low, high) and these columns of the table (None: all), in key order; of one block or all.
 
         Raises Corrupt when the file is not what was written.
         """
         names = self.schema.schema.names if columns is None else list(columns)
         data = verified(self.files, self.segment.path, self.segment.bytes, self.segment.crc32)
         try:
-            table = self._decode(data, names, key_range)
+            table = self._decode(data, names, key_range, block)
         except (pa.ArrowException, OSError, KeyError) as error:
             raise Corrupt(self.segment.path, f"it cannot be decoded ({error})") from error
         keys = contiguous(table.column(KEY)) if self.codec.hidden else self.codec.encode(table)
@@ -134,7 +136,7 @@ class SegmentReader:
         deleted = marks(table.column(OP).slice(first, end - first)) if OP in table.column_names else None
         return Rows(keys.slice(first, end - first), table.select(names).slice(first, end - first), deleted)
 
-    def _decode(self, data: pa.Buffer, names: list[str], key_range: KeyRange) -> pa.Table:
+    def _decode(self, data: pa.Buffer, names: list[str], key_range: KeyRange, block: int | None) -> pa.Table:
         hidden = [KEY] if self.codec.hidden else list(self.codec.primary_key)
         needed = {*names, *hidden, *([OP] if self.segment.deletes else [])}
         there = pa.ipc.open_file(data).schema.names
@@ -143,13 +145,13 @@ class SegmentReader:
             raise KeyError(f"column {min(needed - set(there))!r} is not in it")
         options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
 
-        def read(block: int) -> pa.RecordBatch:
+        def read(place: int) -> pa.RecordBatch:
             """By a reader of its own: one reader must not be used by two threads."""
-            return pa.ipc.open_file(data, options=options).get_batch(block)
+            return pa.ipc.open_file(data, options=options).get_batch(place)
 
         with pa.ipc.open_file(data, options=options) as reader:
             if reader.num_record_batches != len(self.segment.blocks):
                 raise pa.ArrowInvalid(f"{reader.num_record_batches} record batches, not {len(self.segment.blocks)}")
-            blocks = range(*block_span(self.segment.blocks, key_range))
+            blocks = range(*block_span(self.segment.blocks, key_range)) if block is None else [block]
             batches = each(read, blocks, len(blocks) * BATCH_ROWS)
             return pa.Table.from_batches(batches, reader.schema)

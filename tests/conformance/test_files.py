@@ -16,8 +16,8 @@ import pytest
 from epochlog.errors import Corrupt, InvalidInput, ReadFailed, WriteFailed
 from epochlog.store import datafile
 from epochlog.store.datafile import verified
-from epochlog.store.downloads import Downloads
 from epochlog.store.files import ArrowFiles, Files, open_files
+from epochlog.store.kept import Kept
 from s3_server import SECRET, USER, S3Server
 
 KINDS = ("disk", "os", "uri", "arrow-local", "arrow-mock", "arrow-root", "s3")
@@ -287,7 +287,7 @@ def test_requests_of_a_file(s3: S3Server) -> None:
 
 
 def test_downloads_are_kept_within_a_bound(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Downloads(limit=10)
+    kept = Kept[pa.Buffer](10, lambda data: data.size)
     monkeypatch.setattr(datafile, "downloads", kept)
     data = {new_name(): bytes([65 + size]) * size for size in (4, 5, 6, 11)}
     for name, content in data.items():

@@ -1,0 +1,46 @@
+"""A bounded memory of what was costly to have: what was not asked for longest goes first."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+Name = tuple[object, ...]
+
+
+class Kept(Generic[T]):
+    """Things by a name that says what is in them, up to so many bytes. Safe to use from several threads."""
+
+    def __init__(self, limit_bytes: int, weigh: Callable[[T], int]) -> None:
+        self._limit = limit_bytes
+        self._weigh = weigh
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Name, tuple[T, int]] = OrderedDict()
+        self._bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
+    def get(self, name: Name) -> T | None:
+        with self._lock:
+            found = self._kept.get(name)
+            if found is None:
+                return None
+            self._kept.move_to_end(name)
+            return found[0]
+
+    def put(self, name: Name, thing: T) -> None:
+        """Keep it, and let go of those that were not used for longest; one above the limit is not kept at all."""
+        size = self._weigh(thing)
+        if size > self._limit:
+            return
+        with self._lock:
+            old = self._kept.pop(name, None)
+            self._bytes += size - (old[1] if old is not None else 0)
+            self._kept[name] = thing, size
+            while self._bytes > self._limit:
+                self._bytes -= self._kept.popitem(last=False)[1][1]

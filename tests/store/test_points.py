@@ -1,0 +1,101 @@
+"""Looking up single keys: against a whole read, over levels of every kind, with blocks kept and let go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import epochlog as el
+from epochlog.store import points
+from epochlog.store.kept import Kept
+from epochlog.store.merge import Rows
+
+pytestmark = pytest.mark.local_only
+
+SCHEMA_K = pa.field("k", pa.int64(), nullable=False)
+SCHEMAS = {
+    "int": (pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.int64()), ("w", pa.string())]), ["k"]),
+    "text": (pa.schema([pa.field("k", pa.string(), nullable=False), ("v", pa.int64()), ("w", pa.string())]), ["k"]),
+    "two": (
+        pa.schema([SCHEMA_K, pa.field("w", pa.string(), nullable=False), ("v", pa.int64())]),
+        ["k", "w"],
+    ),
+}  # fmt: skip
+
+
+def rows(schema: pa.Schema, ids: np.ndarray, salt: int) -> pa.Table:
+    texts = pa.array([f"w{n % 7}" for n in ids], pa.string())
+    keys = pa.array(ids).cast(schema.field("k").type)
+    return pa.table({"k": keys, "v": pa.array(ids + salt), "w": texts}).select(schema.names).cast(schema)
+
+
+def keys(schema: pa.Schema, primary: list[str], ids: np.ndarray) -> pa.Table:
+    return rows(schema, ids, 0).select(primary)
+
+
+@pytest.mark.parametrize("kind", SCHEMAS)
+@pytest.mark.parametrize("kept_bytes", [0, 1 << 20])
+def test_get_finds_what_a_whole_read_holds(
+    tmp_path: Path, kind: str, kept_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("epochlog.store.segment.BATCH_ROWS", 8)
+    monkeypatch.setattr("epochlog.store.run.ROW_GROUP_ROWS", 8)
+    kept: Kept[Rows] = Kept(kept_bytes, lambda rows: rows.keys.nbytes + rows.data.nbytes)
+    monkeypatch.setattr(points, "_blocks", kept)
+    schema, primary = SCHEMAS[kind]
+    seed = int(np.random.SeedSequence().generate_state(1)[0])
+    print(f"seed {seed}")
+    chance = np.random.default_rng(seed)
+    with el.open(tmp_path, durability="os") as store:
+        table = store.create_table("t", schema, primary_key=primary)
+        epochs = []
+        for step in range(8):
+            ids = chance.choice(120, 1 + 60 // (step + 1), replace=False)
+            if step % 3 == 2:
+                epochs.append(table.delete(keys(schema, primary, ids)))
+            else:
+                epochs.append(table.upsert(rows(schema, ids, 1000 * step)))
+            if step == 4:
+                store.compact("t", full=True)
+        for epoch in (None, *epochs):
+            there = {tuple(row[name] for name in primary): row for row in table.to_arrow(epoch=epoch).to_pylist()}
+            for count in (1, 5, 100):
+                asked = keys(schema, primary, chance.integers(-5, 130, count))
+                wanted = [there[key] for row in asked.to_pylist() if (key := tuple(row.values())) in there]
+                got = table.get(asked, epoch=epoch)
+                assert got.schema == schema
+                assert got.to_pylist() == wanted
+                assert table.get(asked, epoch=epoch, columns=["v"]).to_pylist() == [{"v": row["v"]} for row in wanted]
+    assert kept.bytes <= kept_bytes
+    assert (kept.bytes > 0) == (kept_bytes > 0)
+
+
+def test_what_was_not_asked_for_longest_is_let_go() -> None:
+    kept = Kept[bytes](10, len)
+    for name in (b"aaaa", b"bbb", b"ccc"):
+        kept.put((name,), name)
+    assert kept.get((b"aaaa",)) == b"aaaa"
+    kept.put((b"ddd",), b"ddd")
+    assert [kept.get((name,)) for name in (b"aaaa", b"bbb", b"ccc", b"ddd")] == [b"aaaa", None, b"ccc", b"ddd"]
+    kept.put(("too large",), b"12345678901")
+    assert kept.get(("too large",)) is None
+    assert kept.bytes == 10
+
+
+def test_a_file_that_was_changed_is_not_answered_from_memory(tmp_path: Path) -> None:
+    schema, primary = SCHEMAS["int"]
+    with el.open(tmp_path, durability="os") as store:
+        table = store.create_table("t", schema, primary_key=primary)
+        table.upsert(rows(schema, np.arange(50), 0))
+        asked = keys(schema, primary, np.array([7]))
+        assert table.get(asked).num_rows == 1
+        (segment,) = tmp_path.rglob("*.arrow")
+        whole = segment.read_bytes()
+        segment.write_bytes(whole[:-9])
+        with pytest.raises(el.Corrupt):
+            table.get(asked)
+        segment.write_bytes(whole)
+        assert table.get(asked).num_rows == 1
