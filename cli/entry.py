@@ -68,9 +68,10 @@ def _command(argv: Sequence[str]) -> int:
 
 def _with_store(options: Namespace) -> int:
     """Open the store that is there; a command never makes one."""
+    from ..store.urls import masked
     from .output import Output, Waiting
 
-    with Waiting(f"{options.command} {options.root}") as waiting:
+    with Waiting(f"{options.command} {masked(options.root)}") as waiting:
         from ..api import Store
         from ..store.handle import open_handle
         from .session import Session

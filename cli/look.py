@@ -19,11 +19,11 @@ def ls(session: Session) -> None:
     found, counter = look(session.handle), RowCounter(session.handle, session.options.rows)
     facts = _tables(session, found.tables, counter)
     if session.out.as_json:
-        session.out.document({"root": session.handle.root, "last_epoch": found.last_epoch, "tables": facts})
+        session.out.document({"root": session.handle.files.place, "last_epoch": found.last_epoch, "tables": facts})
     else:
         from . import pages
 
-        session.out.show(pages.tables(facts) if facts else f"{session.handle.root} has no table yet")
+        session.out.show(pages.tables(facts) if facts else f"{session.handle.files.place} has no table yet")
     _complain(counter)
 
 
@@ -69,11 +69,11 @@ def jobs(session: Session) -> None:
     """All jobs."""
     found = [job_facts(job) for job in look(session.handle).jobs]
     if session.out.as_json:
-        session.out.document({"root": session.handle.root, "jobs": found})
+        session.out.document({"root": session.handle.files.place, "jobs": found})
     else:
         from . import pages
 
-        session.out.show(pages.jobs(found) if found else f"{session.handle.root} has no job yet")
+        session.out.show(pages.jobs(found) if found else f"{session.handle.files.place} has no job yet")
 
 
 def _tables(session: Session, found: Sequence[TableLook], counter: RowCounter) -> list[Facts]:
@@ -87,7 +87,7 @@ def _tables(session: Session, found: Sequence[TableLook], counter: RowCounter) -
 def _status_facts(session: Session, counter: RowCounter) -> Facts:
     found = look(session.handle)
     return {
-        "root": session.handle.root,
+        "root": session.handle.files.place,
         "at": iso(found.now_ms),
         "last_epoch": found.last_epoch,
         "tables": _tables(session, found.tables, counter),

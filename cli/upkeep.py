@@ -9,6 +9,7 @@ from ..store.compaction import Outcome, compact_table
 from ..store.definitions import TableDef, all_tables, find_table, get_version
 from ..store.scan import plan_scan
 from ..store.tables import table_bytes
+from ..store.verify import verify_store
 from .facts import Facts
 from .session import Session
 
@@ -26,16 +27,16 @@ def compact(session: Session) -> None:
         session.out.waiting.step(len(found), len(tables))
         found.append(_compact_one(session, table, full=full or name is not None))
     if session.out.as_json:
-        session.out.document({"root": session.handle.root, "tables": found})
+        session.out.document({"root": session.handle.files.place, "tables": found})
     else:
         from . import pages
 
-        session.out.show(pages.compactions(found) if found else f"{session.handle.root} has no table yet")
+        session.out.show(pages.compactions(found) if found else f"{session.handle.files.place} has no table yet")
 
 
 def verify(session: Session) -> int:
     """Check everything; 1 when something is damaged."""
-    report = session.store.verify()
+    report = verify_store(session.handle, session.out.waiting.step)
     facts = {"ok": report.ok, **asdict(report)}
     if session.out.as_json:
         session.out.document(facts)
