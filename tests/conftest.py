@@ -39,12 +39,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On Redis and S3 only those tests run again that differ there."""
+    """On Redis and S3 only those tests run again that differ there, and of several seeds the first."""
     if STORE == "lmdb":
         return
-    local = [item for item in items if item.get_closest_marker("local_only") or item.get_closest_marker("spark")]
-    config.hook.pytest_deselected(items=local)
-    items[:] = [item for item in items if item not in set(local)]
+    local = {item for item in items if _is_local(item)}
+    config.hook.pytest_deselected(items=list(local))
+    items[:] = [item for item in items if item not in local]
+
+
+def _is_local(item: pytest.Item) -> bool:
+    seed = item.callspec.params.get("seed", 0) if isinstance(item, pytest.Function) and hasattr(item, "callspec") else 0
+    return seed > 0 or any(item.get_closest_marker(name) for name in ("local_only", "spark"))
 
 
 def pytest_sessionfinish() -> None:

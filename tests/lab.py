@@ -10,6 +10,7 @@ from typing import Any
 import epochlog as el
 from epochlog.store.epoch import EPOCH_ORIGIN_MS
 from law.queries import KEY, SCHEMA, State, keys_of, state_of, table_of
+from stores import STORE, servers
 
 __all__ = ["KEY", "SCHEMA", "Lab", "keys_of", "mirror", "refuse", "state_of", "sums", "table_of"]
 
@@ -62,7 +63,10 @@ class Lab:
         return [(row["epoch"], row["rows_upserted"] + row["rows_deleted"]) for row in history[::-1]]
 
     def txn_id(self) -> int:
-        """Which transaction wrote the catalog last: it stands in one of LMDB's two meta pages."""
+        """Which transaction wrote the catalog last: it stands in one of LMDB's two meta pages; Redis counts changes."""
+        if STORE != "lmdb":
+            with servers.redis.client() as client:
+                return client.info("persistence")["rdb_changes_since_last_save"]
         head = (self.root / "catalog" / "data.mdb").read_bytes()[: 2 * PAGE]
         return max(struct.unpack_from("<Q", head, page * PAGE + TXN_AT)[0] for page in range(2))
 

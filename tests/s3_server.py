@@ -117,6 +117,7 @@ def main() -> None:
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     front = Front(DomainDispatcherApplication(create_backend_app))
+    MotoRequestHandler.protocol_version = "HTTP/1.1"  # connections are kept
     server = make_server("127.0.0.1", 0, front, threaded=True, request_handler=MotoRequestHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_port, flush=True)

@@ -372,6 +372,7 @@ def test_outcomes_are_kept_for_a_thousand_commits(store: el.Store) -> None:
 # ---- sealed segments ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.local_only
 def test_segments_that_no_commit_takes(store: el.Store, tmp_path: Path, clock: Clock) -> None:
     orders, label = store.table("orders"), from_unix_ms(clock.now_ms) + 5
     writer = orders.writer()
