@@ -34,6 +34,7 @@ from .redis_scripts import (
     CLAIM,
     COMMIT,
     CONFLICT,
+    DAMAGED,
     DEADLINE_MS,
     DECIDE,
     EXPIRED,
@@ -350,8 +351,9 @@ class RedisCatalog:
                 f"version {self._seen[0]}, and it is not there any more. Nothing is read from it or written to it; "
                 "bring the newer data back, or make it anew with epochlog.restore_catalog"
             )
-        if status == TOO_BIG:
-            raise self._server.damaged("a record is larger than any that is written")
+        if status in (TOO_BIG, DAMAGED):
+            what = "a record is larger than any that is written" if status == TOO_BIG else "a number is none"
+            raise self._server.damaged(what)
         numbers = reply[:2] + reply[3:6]
         if len(reply) < 6 or not all(isinstance(n, int) and 0 <= n < 1 << 62 for n in numbers[1:]):
             raise self._server.damaged(f"the script {script.name!r} was answered with something else")

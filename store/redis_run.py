@@ -20,7 +20,7 @@ from .redis_client import Argument
 from .redis_scripts import CONFLICT, FETCH, MAX_RECORD, MAX_REPLY, MOVED, Script
 
 T = TypeVar("T")
-_PAGES = (64, 512, 4096)
+_FIRST_PAGE, _LAST_PAGE = 64, 1 << 20
 _WHOLE = 1 << 16
 _CHECKED_AT_ONCE = 256
 """A read set of up to so many keys and spans goes with every fetch; a longer one only when it is needed."""
@@ -50,7 +50,7 @@ class Wish:
     lo: bytes
     hi: bytes
     backward: bool = False
-    limit: int = _PAGES[-1]
+    limit: int = _FIRST_PAGE
 
     def arguments(self) -> list[Argument]:
         return [self.lo, self.hi, "1" if self.backward else "0", self.limit]
@@ -114,15 +114,15 @@ class Run:
         """Records with start <= key < stop, fetched in pages as they are asked for."""
         if start >= stop:
             return
-        at, pages = stop if backward else start, iter(_PAGES)
+        at, pages = stop if backward else start, self._attempt
         used = _Used(at, at)
         self._used.append(used)
-        size = 0
         while used.lo > start if backward else used.hi < stop:
             at = used.lo if backward else used.hi
             span = self._covering(at, backward)
             if span is None:
-                size = next(pages, size)
+                size = min(_FIRST_PAGE << 3 * pages, _LAST_PAGE)  # the more often it runs again, the more at once
+                pages += 1
                 self._fetch([], [Wish(start, at, True, size) if backward else Wish(at, stop, False, size)])
                 span = self._covering(at, backward)
                 assert span is not None

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 KEY_NAMES = ("meta", "records", "index", "stamps", "gone", "ops", "times")
 
 OK, MOVED, CONFLICT = 0, 1, 2
-LOST, OTHER, BEHIND, MISSING, EXPIRED, ABORTED, FORGOTTEN, TOO_BIG, LET_GO, TAKEN = range(-1, -11, -1)
+LOST, OTHER, BEHIND, MISSING, EXPIRED, ABORTED, FORGOTTEN, TOO_BIG, LET_GO, TAKEN, DAMAGED = range(-1, -12, -1)
 
 DEADLINE_MS = 60_000
 """A write that arrives later than this after it was sent is refused; op ids are kept for twice as long."""
@@ -58,7 +58,11 @@ local meta = redis.call('HMGET', META,
   'generation', 'version', 'op', 'op_ms', 'clock', 'records', 'gone', 'ops', 'floor')
 if not meta[1] then return {LOST} end
 if meta[1] ~= arg() then return {OTHER} end
-for i = 2, 9 do if not meta[i] then return {MISSING} end end
+for i = 2, 9 do
+  if not meta[i] then return {MISSING} end
+  local number = i == 3 and 0 or tonumber(meta[i])
+  if not number or not (number >= 0 and number < 9007199254740992) then return {DAMAGED} end
+end
 local version, op, op_ms, clock = tonumber(meta[2]), meta[3], tonumber(meta[4]), math.max(now, tonumber(meta[5]))
 local records, gone, ops, floor = tonumber(meta[6]), tonumber(meta[7]), tonumber(meta[8]), tonumber(meta[9])
 if redis.call('HLEN', RECORDS) ~= records or redis.call('ZCARD', INDEX) ~= records
@@ -297,7 +301,8 @@ return {OK}
 _CONSTANTS = {
     "OK": OK, "MOVED": MOVED, "CONFLICT": CONFLICT, "LOST": LOST, "OTHER": OTHER, "BEHIND": BEHIND, "MISSING": MISSING,
     "EXPIRED": EXPIRED, "ABORTED": ABORTED, "FORGOTTEN": FORGOTTEN, "TOO_BIG": TOO_BIG, "LET_GO": LET_GO,
-    "TAKEN": TAKEN, "KEEP": 2 * DEADLINE_MS, "MAX_RECORD": MAX_RECORD, "MAX_GONE": MAX_GONE, "MAX_CHANGED": MAX_CHANGED,
+    "TAKEN": TAKEN, "DAMAGED": DAMAGED, "KEEP": 2 * DEADLINE_MS, "MAX_RECORD": MAX_RECORD, "MAX_GONE": MAX_GONE,
+    "MAX_CHANGED": MAX_CHANGED,
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from epochlog.store.lmdb_catalog import LmdbCatalog
 from epochlog.store.redis_catalog import RedisCatalog, found_catalog
 from epochlog.store.redis_client import RedisServer as Client
 from redis_server import RedisServer
+from stores import watch
 
 KINDS = ("lmdb", "redis")
 
@@ -48,9 +49,16 @@ class RedisMaker:
 
 
 def server_of(folder: Path, *extra: str) -> Iterator[RedisServer]:
-    """A server for the length of a test or module."""
+    """A server for the length of a test. The stores that the test opened are verified while the server still lives."""
     server = RedisServer(folder, extra)
     try:
         yield server
+        check_stores()
     finally:
         server.stop()
+
+
+def check_stores() -> None:
+    damage = watch.damage()
+    watch.forget()
+    assert not damage, damage

@@ -1,7 +1,7 @@
 """One of several processes that commit to one store at once, through either catalog.
 
-Arguments: root, catalog URL or "-", its name, seconds. It opens the store (perhaps creating it), says `ready`, waits for
-a line, commits for so long, and says `done <n> <epoch>` for each commit and `end` at the end.
+Arguments: root, catalog URL or "-", its name, seconds. It opens the store (perhaps creating it), says `ready`, waits
+for a line, commits for so long, and says `done <n> <epoch>` for each commit and `end` at the end.
 """
 
 from __future__ import annotations
