@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import InvalidInput, NoConsistentEpoch, SnapshotExpired
+from ..errors import InvalidInput, LimitExceeded, NoConsistentEpoch, SnapshotExpired
 from ..store.catalog import Txn
 from ..store.clock import monotonic_s
 from ..store.definitions import find_table
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import polars as pl
     from pyspark.sql import DataFrame, SparkSession
 
+MAX_OPEN_SNAPSHOTS = 1_000
+"""Of one open store: each holds history back, and thousands are a leak."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.005, 0.1
 
 
@@ -165,6 +167,10 @@ def take_snapshot(handle: Handle, policy: Policy, tables: Sequence[str] | None =
         raise InvalidInput(f"tables is a list of table names, not {tables!r}")
     if tables is not None and not tables:
         raise InvalidInput("a snapshot needs at least one table; leave tables out for all that the policy covers")
+    if sum(holder.startswith("snapshot:") for holder in handle.leases.live) >= MAX_OPEN_SNAPSHOTS:
+        raise LimitExceeded(
+            f"{MAX_OPEN_SNAPSHOTS} snapshots of this store are open; close those that are done with (or use `with`)"
+        )
     deadline = monotonic_s() + float(getattr(policy, "timeout", 0) or 0)
     pause, wait_s = threading.Event(), _FIRST_WAIT_S
     while True:

@@ -15,6 +15,8 @@ from .column_types import children, fits, has_required_children, parquet_is_narr
 
 MAX_KEY_BYTES = 16_384
 """Bytes that the string, binary and fixed-size binary values of one row's key may have together."""
+MAX_ROW_BYTES = 64 << 20
+"""Bytes that the string, binary and fixed-size binary values of one row may have together."""
 MAX_BATCH_BYTES = 2_147_483_647
 """Arrow bytes of one upsert or delete; what 32-bit offsets can address."""
 
@@ -204,9 +206,23 @@ def _check_sizes(table: str, conformed: pa.Table, primary_key: Sequence[str]) ->
         raise LimitExceeded(
             f"table {table}: {size} bytes in one batch are more than {MAX_BATCH_BYTES}; write it in parts"
         )
+    longest = _longest(conformed, primary_key)
+    if longest > MAX_KEY_BYTES:
+        raise LimitExceeded(
+            f"table {table}, primary key {_listed(primary_key)}: {longest} bytes are more than {MAX_KEY_BYTES}"
+        )
+    if size > MAX_ROW_BYTES and (longest := _longest(conformed, conformed.column_names)) > MAX_ROW_BYTES:
+        raise LimitExceeded(
+            f"table {table}: a row of {longest} bytes is larger than {MAX_ROW_BYTES}; keep large values in files of "
+            "their own, and their names in the table"
+        )
+
+
+def _longest(conformed: pa.Table, names: Sequence[str]) -> int:
+    """The most bytes that strings and binary values of these columns have in one row."""
     total: Any = None
     fixed = 0
-    for name in primary_key:
+    for name in names:
         column = conformed.column(name)
         if _T.is_fixed_size_binary(column.type):
             fixed += column.type.byte_width
@@ -214,13 +230,9 @@ def _check_sizes(table: str, conformed: pa.Table, primary_key: Sequence[str]) ->
             _T.is_binary(column.type) or _T.is_string(column.type) or _is_large(column.type)
         ):
             continue
-        lengths = pc.cast(pc.binary_length(column), pa.int64())
+        lengths = pc.fill_null(pc.cast(pc.binary_length(column), pa.int64()), 0)
         total = lengths if total is None else pc.add(total, lengths)
-    longest = fixed + (0 if total is None else pc.max(total).as_py() or 0)
-    if longest > MAX_KEY_BYTES:
-        raise LimitExceeded(
-            f"table {table}, primary key {_listed(primary_key)}: {longest} bytes are more than {MAX_KEY_BYTES}"
-        )
+    return fixed + (0 if total is None else pc.max(total).as_py() or 0)
 
 
 def _is_large(kind: pa.DataType) -> bool:

@@ -328,3 +328,14 @@ def test_a_snapshot_taken_from_a_mirror_while_it_steps_is_whole(lab: Lab) -> Non
     for thread in threads:
         thread.join()
     assert not problems
+
+
+def test_snapshots_that_nobody_closes_are_a_leak(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epochlog.batch.snapshot.MAX_OPEN_SNAPSHOTS", 3)
+    opened = [lab.store.snapshot(["r"]) for _ in range(3)]
+    with pytest.raises(el.LimitExceeded, match="3 snapshots of this store are open"):
+        lab.store.snapshot(["r"])
+    opened.pop().close()
+    lab.store.snapshot(["r"]).close()
+    for snapshot in opened:
+        snapshot.close()

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from epochlog.errors import InvalidInput, InvalidName, InvalidSchema, LimitExceeded, SchemaMismatch
-from epochlog.store.conform import MAX_KEY_BYTES
+from epochlog.store.conform import MAX_KEY_BYTES, MAX_ROW_BYTES
 from epochlog.store.schema import MAX_COLUMNS, TableSchema, check_name
 
 pytestmark = pytest.mark.local_only
@@ -392,6 +392,16 @@ def test_key_size_limit() -> None:
     fixed = schema_of(("id", pa.binary(MAX_KEY_BYTES)), ("s", pa.string()), key=("id", "s"))
     with pytest.raises(LimitExceeded):
         fixed.conform(pa.table({"id": pa.array([b"a" * MAX_KEY_BYTES], pa.binary(MAX_KEY_BYTES)), "s": ["b"]}))
+
+
+def test_row_size_limit() -> None:
+    schema = schema_of(("id", pa.int64()), ("v", pa.binary()), ("s", pa.string()), key=("id",))
+    half = MAX_ROW_BYTES // 2
+    ids, texts = [1, 2, 3], ["b" * half, None, "b" * half]
+    fits = pa.table({"id": ids, "v": [b"a" * half, b"a" * 2 * half, None], "s": texts})
+    assert schema.conform(fits).num_rows == 3
+    with pytest.raises(LimitExceeded, match=f"table orders: a row of {2 * half + 1} bytes"):
+        schema.conform(pa.table({"id": ids, "v": [b"a" * half + b"a", None, None], "s": texts}))
 
 
 def test_no_rows() -> None:
