@@ -42,7 +42,8 @@ def read_marker(files: Files) -> Marker | None:
     """The root's marker; None when there is none, or only the beginning of one, as a cut-off creation leaves it."""
     if not files.exists(MARKER):
         return None
-    path, text = f"{files.place}/{MARKER}", bytes(files.read(MARKER))
+    path = f"{files.place}/{MARKER}"
+    text = bytes(files.read(MARKER)).rstrip(b"\0")  # zeros are what a power cut may leave of a name without its bytes
     if _START.startswith(text[: len(_START)]) and not text.endswith(b"}"):
         return None
     try:

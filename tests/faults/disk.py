@@ -7,6 +7,9 @@ names made or removed since its sync, in any order, with whatever is durable of 
 behind this module's back: its content is durable from the sync that LMDB makes at a commit, if it was opened to sync;
 its name needs its folder's sync as any other.
 
+`fail` makes an operation fail: it is given the operation and the path, and returns the error or None. After a sync that
+failed what was to be synced is lost, though it can still be read, and the next sync succeeds.
+
 `on_step` is called before each operation that changes anything and before each transaction of the catalog. What a real
 power cut there would leave is given by `survivals` at that moment, so that one run of a scenario shows them all.
 """
@@ -80,6 +83,7 @@ class Disk:
         self.steps: list[str] = []
         self.on_step = on_step or (lambda what: None)
         self.fail: Callable[[str, str], OSError | None] = lambda operation, path: None
+        self.most_bytes: int | None = None  # that one `write` takes
         self._lock = threading.RLock()
         self._opened: dict[int, Opened] = {}
         self._root = self._adopt(self.base)
@@ -90,7 +94,8 @@ class Disk:
 
     # ---- what store/files.py calls ---------------------------------------------------------------------------------
 
-    def open(self, path: str, flags: int, mode: int = 0o777) -> int:
+    def open(self, path: str | Path, flags: int, mode: int = 0o777) -> int:
+        path = os.fspath(path)
         with self._lock:
             made = flags & os.O_CREAT and not os.path.lexists(path)
             if made:
@@ -105,7 +110,7 @@ class Disk:
         with self._lock:
             opened = self._opened[handle]
             self._step("write", opened.path)
-            count = os.write(handle, data)
+            count = os.write(handle, data[: self.most_bytes])
             assert isinstance(opened.node, File)
             opened.node.writes.append((opened.offset, bytes(data[:count])))
             opened.offset += count
@@ -114,7 +119,12 @@ class Disk:
     def fsync(self, handle: int) -> None:
         with self._lock:
             opened = self._opened[handle]
-            self._step("sync", opened.path)
+            try:
+                self._step("sync", opened.path)
+            except OSError:
+                if isinstance(opened.node, File):  # the kernel tells it once, and forgets what it could not write
+                    opened.node.writes = []
+                raise
             if isinstance(opened.node, Folder):
                 self._find_foreign(opened.node, opened.path)
                 opened.node.sync()

@@ -71,60 +71,97 @@ def heard(lines: list[str]) -> Ledger:
 # ---- the story ---------------------------------------------------------------------------------------------------
 
 
-def tell(root: Path, ledger: Ledger, clock: Clock | None = None, durability: str = "disk") -> None:
-    """From nothing to a store in which everything has happened once. Ends where the store raises anything."""
-    with el.open(root, clock=clock, durability=durability) as store:
+Attempt = Callable[[Callable[[], Any]], Any]
+
+
+def once(action: Callable[[], Any]) -> Any:
+    return action()
+
+
+def tell(
+    root: Path, ledger: Ledger, clock: Clock | None = None, durability: str = "disk", attempt: Attempt = once
+) -> None:
+    """From nothing to a store in which everything has happened once. `attempt` makes each call, and may make it again;
+    the story ends where that raises.
+    """
+    with attempt(lambda: el.open(root, clock=clock, durability=durability)) as store:
         ledger.founded()
-        make(store, ledger, "a")
-        make(store, ledger, "b", history_retention=timedelta(0), log_retention=timedelta(0))
-        commit(store, ledger, {"a": [dict.fromkeys(range(40), 1)]})
-        commit(store, ledger, {"a": [{2: 2, 90: 2}], "b": [{1: 2, 2: 2, 3: 2}]})
-        commit(store, ledger, {"a": [dict.fromkeys(range(3, 8))]})
-        commit(store, ledger, {"a": [{5: 3, 6: 3}, {6: 4, 90: None}]})
-        store.compact("a")
-        store.checkpoint()
-        commit(store, ledger, {"b": [{2: None, 4: 5}]})
-        store.compact("b", full=True)
-        mark = commit(store, ledger, {"a": [{0: 6, 1: None}], "b": [{1: 6}]})
-        commit(store, ledger, {"a": [{0: 7}]})
-        store.table("a").truncate_log(mark)
-        ledger.truncated_before("a", mark)
-        store.compact("a", full=True)
-        make(store, ledger, "c")
-        commit(store, ledger, {"c": [{1: 8}], "a": [{2: 8}]})
-        ledger.dropping("c")
-        store.drop_table("c")
-        ledger.dropped("c")
-        clear_away(store)
-        commit(store, ledger, {"a": [{8: 9}]})
+        do = Doing(store, ledger, attempt)
+        do.make("a")
+        do.make("b", history_retention=timedelta(0), log_retention=timedelta(0))
+        do.commit({"a": [dict.fromkeys(range(40), 1)]})
+        do.commit({"a": [{2: 2, 90: 2}], "b": [{1: 2, 2: 2, 3: 2}]})
+        do.commit({"a": [dict.fromkeys(range(3, 8))]})
+        do.commit({"a": [{5: 3, 6: 3}, {6: 4, 90: None}]})
+        attempt(lambda: store.compact("a"))
+        attempt(store.checkpoint)
+        do.commit({"b": [{2: None, 4: 5}]})
+        attempt(lambda: store.compact("b", full=True))
+        mark = do.commit({"a": [{0: 6, 1: None}], "b": [{1: 6}]})
+        do.commit({"a": [{0: 7}]})
+        do.truncate("a", mark)
+        attempt(lambda: store.compact("a", full=True))
+        do.make("c")
+        do.commit({"c": [{1: 8}], "a": [{2: 8}]})
+        do.drop("c")
+        do.clear_away()
+        do.commit({"a": [{8: 9}]})
 
 
 def go_on(root: Path, ledger: Ledger, clock: Clock | None = None, durability: str = "disk") -> None:
     """What a user does after a crash: open, repeat the commit whose answer was lost, write on."""
     with el.open(root, clock=clock, durability=durability) as store:
         ledger.founded()
+        do = Doing(store, ledger)
         if not ledger.tables:
-            make(store, ledger, "a")
+            do.make("a")
         for number in sorted(ledger.unknown):
             if set(ledger.commits[number].tables) <= ledger.tables:
                 ledger.done(number, perform(store, ledger.commits[number]))
-        commit(store, ledger, {"a": [{7: 1, 8: None, 200: 1}]})
+        do.commit({"a": [{7: 1, 8: None, 200: 1}]})
         store.compact("a", full=True)
-        clear_away(store)
+        do.clear_away()
 
 
-def make(store: el.Store, ledger: Ledger, name: str, **options: timedelta) -> None:
-    ledger.creating(name)
-    if name not in {info.name for info in store.tables()}:
-        store.create_table(name, SCHEMA, ["id"], options=el.TableOptions(**options))
-    ledger.created(name)
+class Doing:
+    """Calls of one store, of which a ledger is told before and after."""
 
+    def __init__(self, store: el.Store, ledger: Ledger, attempt: Attempt = once) -> None:
+        self._store, self._ledger, self._attempt = store, ledger, attempt
 
-def commit(store: el.Store, ledger: Ledger, tables: dict[str, list[Group]]) -> int:
-    number = ledger.begin(tables)
-    epoch = perform(store, ledger.commits[number])
-    ledger.done(number, epoch)
-    return epoch
+    def make(self, name: str, **options: timedelta) -> None:
+        def create() -> None:
+            if name not in {info.name for info in self._store.tables()}:
+                self._store.create_table(name, SCHEMA, ["id"], options=el.TableOptions(**options))
+
+        self._ledger.creating(name)
+        self._attempt(create)
+        self._ledger.created(name)
+
+    def drop(self, name: str) -> None:
+        def drop() -> None:
+            if name in {info.name for info in self._store.tables()}:
+                self._store.drop_table(name)
+
+        self._ledger.dropping(name)
+        self._attempt(drop)
+        self._ledger.dropped(name)
+
+    def commit(self, tables: dict[str, list[Group]]) -> int:
+        number = self._ledger.begin(tables)
+        epoch = self._attempt(lambda: perform(self._store, self._ledger.commits[number]))
+        self._ledger.done(number, epoch)
+        return epoch
+
+    def truncate(self, name: str, before: int) -> None:
+        self._attempt(lambda: self._store.table(name).truncate_log(before))
+        self._ledger.truncated_before(name, before)
+
+    def clear_away(self) -> None:
+        """Vacuum what nothing reaches."""
+        vacuum = getattr(self._store, "vacuum", None)
+        if vacuum is not None:
+            self._attempt(vacuum)
 
 
 def perform(store: el.Store, asked: Commit) -> int:
@@ -147,10 +184,3 @@ def perform(store: el.Store, asked: Commit) -> int:
             tx.upsert(name, rows(group))
             tx.delete(name, keys(group))
     return tx.epoch
-
-
-def clear_away(store: el.Store) -> None:
-    """Vacuum what nothing reaches."""
-    vacuum = getattr(store, "vacuum", None)
-    if vacuum is not None:
-        vacuum()

@@ -1,0 +1,167 @@
+"""Cuts the power before each operation of a story, or makes one of them fail, and looks at what survives."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import epochlog as el
+from faults.disk import Disk, Tree, install, write_tree
+from faults.ledger import Ledger
+from faults.story import Ticks, go_on, tell
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A power cut: before which operation, what of the disk survives it, and what had been promised by then."""
+
+    what: str
+    tree: Tree
+    ledger: Ledger
+
+
+Told = Callable[[Path, Ledger, Ticks], None]
+
+
+def moments(base: Path, told: Told, ledger: Ledger, clock: Ticks, dice: random.Random, chances: int) -> list[Moment]:
+    """All that power cuts during a story may leave of `base`; the story itself runs to its end."""
+    found: list[Moment] = []
+    seen: set[object] = set()
+
+    def on_step(what: str) -> None:
+        trees = disk.survivals(dice, chances)
+        for tree in trees:
+            fingerprint = (frozenset(tree.items()), repr(ledger))
+            if fingerprint not in seen:
+                seen.add(fingerprint)
+                found.append(Moment(f"{len(disk.steps)}: {what}", tree, ledger.copy()))
+
+    disk = Disk(base, on_step)
+    with pytest.MonkeyPatch.context() as patch:
+        install(disk, patch)
+        told(base / "s", ledger, clock)
+        on_step("the end")
+    assert {"mkdir", "create", "write", "sync", "transact"} - {step.split()[0] for step in disk.steps} <= {"mkdir"}
+    return found
+
+
+def check_moment(moment: Moment, base: Path, clock: Ticks) -> None:
+    """Open what survived."""
+    write_tree(moment.tree, base)
+    try:
+        look(base / "s", moment.ledger, clock)
+    except Exception as error:
+        raise AssertionError(f"after a power cut before {moment.what}: {error!r}") from error
+
+
+def look(root: Path, ledger: Ledger, clock: Ticks) -> None:
+    """The store holds what was promised, or, when its creation was cut off, can be created anew."""
+    if not ledger.exists:
+        el.open(root, clock=clock, durability="os").close()
+    with el.open(root, clock=clock, durability="os", create=False) as store:
+        ledger.check(store)
+
+
+def seeded() -> random.Random:
+    seed = int(os.environ.get("FAULT_SEED", random.SystemRandom().randrange(2**32)))
+    print(f"seed {seed}: repeat with FAULT_SEED={seed}")
+    return random.Random(seed)
+
+
+def cuts(base: Path, dice: random.Random, chances: int, told: Told = tell) -> tuple[list[Moment], Ticks]:
+    """The power cut before each operation of the story."""
+    clock = Ticks()
+    (base / "disk").mkdir(parents=True)
+    return moments(base / "disk", told, Ledger(), clock, dice, chances), clock
+
+
+def check_all(found: list[Moment], base: Path, clock: Ticks) -> None:
+    for moment in found:
+        check_moment(moment, base / "survival", clock)
+        shutil.rmtree(base / "survival")
+
+
+def cut_everywhere(base: Path, dice: random.Random, chances: int, most: int | None = None) -> None:
+    """Cut the power before each operation of the story; what survives (or `most` of it) is opened and checked."""
+    found, clock = cuts(base, dice, chances)
+    print(f"{len(found)} survivals")
+    check_all(found if most is None else dice.sample(found, most), base, clock)
+
+
+def cut_twice(base: Path, dice: random.Random, first: int, second: int) -> None:
+    """Cut it again while what survived is opened and written on: `first` survivals, and `second` of each of them."""
+    found, clock = cuts(base, dice, chances=1)
+    for number, moment in enumerate(dice.sample(found, min(first, len(found)))):
+        folder = base / f"again{number}"
+        write_tree(moment.tree, folder)
+        ledger = moment.ledger.copy()
+        again = moments(folder, go_on, ledger, clock, dice, chances=1)
+        check_all([again[-1], *dice.sample(again, min(second, len(again)))], folder, clock)
+        shutil.rmtree(folder)
+
+
+# ---- calls that fail ----------------------------------------------------------------------------------------------
+
+Fail = Callable[[str, str], OSError | None]
+FAILING = ("mkdir", "create", "write", "sync", "unlink")
+
+
+class Again:
+    """Makes each call, and after a WriteFailed once more, as a user does who has mended the cause."""
+
+    def __init__(self) -> None:
+        self.failures: list[el.WriteFailed] = []
+
+    def __call__(self, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except el.WriteFailed as failure:
+            self.failures.append(failure)
+            return action()
+
+
+def calls(base: Path) -> int:
+    """How many calls of the story can fail."""
+    steps = told_on(base, Again(), lambda operation, path: None).steps
+    return sum(step.split()[0] in FAILING for step in steps)
+
+
+def told_on(
+    base: Path, again: Again, fail: Callable[[str, str], OSError | None], most_bytes: int | None = None
+) -> Disk:
+    """The story on a disk with faults; then its power fails, and what survives is checked."""
+    (base / "disk").mkdir(parents=True)
+    disk, ledger, clock = Disk(base / "disk"), Ledger(), Ticks()
+    disk.fail, disk.most_bytes = fail, most_bytes
+    with pytest.MonkeyPatch.context() as patch:
+        install(disk, patch)
+        tell(base / "disk" / "s", ledger, clock, attempt=again)
+        trees = disk.survivals(random.Random(0), 0)
+    check_all([Moment("the end", tree, ledger) for tree in trees], base, clock)
+    return disk
+
+
+def fail_once(base: Path, number: int, code: int) -> None:
+    """The `number`-th of the calls that can fail does so: that is told, the same again works, nothing is lost."""
+    again, seen = Again(), list[str]()
+
+    def fail(operation: str, path: str) -> OSError | None:
+        if operation not in FAILING:
+            return None
+        seen.append(f"{operation} {path}")
+        return OSError(code, os.strerror(code), path) if len(seen) == number else None
+
+    told_on(base, again, fail)
+    operation, path = seen[number - 1].split(" ", 1)
+    if operation == "unlink" and not again.failures:
+        return  # what cannot be removed is left to vacuum
+    assert len(again.failures) == 1, f"{operation} {path} failed, and nobody said so"
+    said = str(again.failures[0])
+    assert os.strerror(code) in said and str(base) in said, said

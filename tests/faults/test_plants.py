@@ -1,0 +1,268 @@
+"""The fault tests again on a library with a planted bug: each must be caught by the check that is there for it.
+
+To add one: a function that breaks the library through `monkeypatch`, and a line in PLANTS with a check that passes
+without it.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import epochlog as el
+from epochlog import api
+from epochlog.store import files as files_module
+from epochlog.store import lmdb_catalog, segment
+from epochlog.store.files import Files, LocalFiles
+from epochlog.store.lmdb_catalog import LmdbCatalog
+from epochlog.store.writer import SegmentWriter
+from faults.damage import check_damage
+from faults.disk import Disk, File
+from faults.power import Again, cut_everywhere, fail_once, told_on
+
+pytestmark = pytest.mark.local_only
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A bug, and the check that must fail with it (AssertionError or Corrupt). The check is given an empty folder."""
+
+    name: str
+    apply: Callable[[pytest.MonkeyPatch], None]
+    caught_by: Callable[[Path], object]
+
+
+# ---- checks ------------------------------------------------------------------------------------------------------
+
+
+def power_cuts(base: Path) -> None:
+    cut_everywhere(base, random.Random(1), chances=0)
+
+
+def a_failed_sync_of_a_segment(base: Path) -> None:
+    """Of each in turn: some are compacted before the power fails, from what the kernel still shows."""
+    for number in range(1, 9):
+        fail_sync_of(base / str(number), number)
+
+
+def fail_sync_of(base: Path, number: int) -> None:
+    synced: list[str] = []
+
+    def fail(operation: str, path: str) -> OSError | None:
+        if operation == "sync" and path.endswith(".arrow"):
+            synced.append(path)
+            if len(synced) == number:
+                return OSError(5, "Input/output error")
+        return None
+
+    again = Again()
+    told_on(base, again, fail)
+    assert len(again.failures) == 1
+
+
+def a_full_disk(base: Path) -> None:
+    """From the first segment on there is no room for one call."""
+    for number in range(20, 30):
+        fail_once(base / str(number), number, 28)
+
+
+def short_writes(base: Path) -> None:
+    told_on(base, Again(), lambda operation, path: None, most_bytes=100)
+
+
+def damage(base: Path) -> None:
+    check_damage(base, stride=300)
+
+
+# ---- bugs --------------------------------------------------------------------------------------------------------
+
+
+def file_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Disk.fsync
+
+    def fsync(disk: Disk, handle: int) -> None:
+        if not isinstance(disk._opened[handle].node, File):
+            real(disk, handle)
+
+    monkeypatch.setattr(Disk, "fsync", fsync)
+
+
+def without_sync_of(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[Path], bool]) -> None:
+    real = files_module.sync_dir
+
+    def sync_dir(folder: str | Path) -> None:
+        if not wanted(Path(folder)):
+            real(folder)
+
+    monkeypatch.setattr(files_module, "sync_dir", sync_dir)
+
+
+def name_of_a_file_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_sync_of(monkeypatch, lambda folder: folder.name.startswith("t0"))
+
+
+def name_of_the_tables_folder_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_sync_of(monkeypatch, lambda folder: len(folder.name) == 32)
+
+
+def names_in_the_root_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_sync_of(monkeypatch, lambda folder: folder.name == "s")
+
+
+def name_of_the_root_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_sync_of(monkeypatch, lambda folder: folder.name == "disk")
+
+
+def name_of_the_catalogs_file_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lmdb_catalog, "sync_dir", lambda folder: None)
+
+
+def catalog_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = lmdb_catalog._open_environment
+    monkeypatch.setattr(lmdb_catalog, "_open_environment", lambda folder, durability: real(folder, "os"))
+
+
+def commit_before_its_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalog is told first, the file is written then."""
+    late: dict[str, tuple[LocalFiles, pa.Buffer]] = {}
+    write, exists, transact = LocalFiles.write, LocalFiles.exists, LmdbCatalog.transact
+
+    def write_late(files: LocalFiles, path: str, data: pa.Buffer) -> None:
+        if path.endswith(".arrow"):
+            late[path] = (files, data)
+        else:
+            write(files, path, data)
+
+    def transact_first(catalog: LmdbCatalog, body: Callable[[Any], Any]) -> Any:
+        try:
+            return transact(catalog, body)
+        finally:
+            for path, (files, data) in list(late.items()):
+                write(files, path, data)
+                del late[path]
+
+    monkeypatch.setattr(LocalFiles, "write", write_late)
+    monkeypatch.setattr(LocalFiles, "exists", lambda files, path: path in late or exists(files, path))
+    monkeypatch.setattr(LmdbCatalog, "transact", transact_first)
+
+
+def a_transaction_for_each_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = api.commit_own
+
+    def commit_one_by_one(handle: Any, edits: list[Any], *, epoch: int | None = None, txn: Any = None) -> int:
+        first = real(handle, edits[:1], epoch=epoch, txn=txn)
+        for edit in edits[1:]:
+            real(handle, [edit], txn=(txn[0] + "'", txn[1]))
+        return first
+
+    monkeypatch.setattr(api, "commit_own", commit_one_by_one)
+
+
+def a_failed_sync_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Disk.fsync
+
+    def fsync(disk: Disk, handle: int) -> None:
+        try:
+            real(disk, handle)
+        except OSError:
+            real(disk, handle)
+
+    monkeypatch.setattr(Disk, "fsync", fsync)
+
+
+def a_failed_write_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there of the file stays, and goes into the commit."""
+    real = LocalFiles.write
+
+    def write(files: LocalFiles, path: str, data: pa.Buffer) -> None:
+        try:
+            real(files, path, data)
+        except el.WriteFailed:
+            return
+
+    monkeypatch.setattr(LocalFiles, "write", write)
+    monkeypatch.setattr(files_module, "_try_remove", lambda path: None)
+
+
+def a_failed_flush_keeps_its_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What could not be written is forgotten, and the commit goes on without it."""
+    real = SegmentWriter.finish
+
+    def finish(writer: SegmentWriter, label: int | None = None) -> list[segment.Segment]:
+        try:
+            return real(writer, label)
+        except el.WriteFailed:
+            return []
+
+    monkeypatch.setattr(SegmentWriter, "finish", finish)
+
+
+def one_write_is_taken_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_all(handle: int, data: memoryview) -> None:
+        files_module.os.write(handle, data.cast("B"))
+
+    monkeypatch.setattr(files_module, "_write_all", write_all)
+
+
+def no_checksum_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unverified(files: Files, path: str, size: int, crc32: int, *, again: bool = False) -> pa.Buffer:
+        return files.read(path)
+
+    monkeypatch.setattr(segment, "verified", unverified)
+
+
+def a_damaged_file_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else is blamed."""
+    real = segment.verified
+
+    def lenient(files: Files, path: str, size: int, crc32: int, *, again: bool = False) -> pa.Buffer:
+        try:
+            return real(files, path, size, crc32, again=again)
+        except el.Corrupt:
+            with files.open_input(path) as file:
+                found = file.read()
+            raise el.Corrupt("elsewhere", f"{len(found)} bytes") from None
+
+    monkeypatch.setattr(segment, "verified", lenient)
+
+
+PLANTS = [
+    Plant("file-not-synced", file_not_synced, power_cuts),
+    Plant("name-of-a-file-not-synced", name_of_a_file_not_synced, power_cuts),
+    Plant("name-of-the-tables-folder-not-synced", name_of_the_tables_folder_not_synced, power_cuts),
+    Plant("names-in-the-root-not-synced", names_in_the_root_not_synced, power_cuts),
+    Plant("name-of-the-root-not-synced", name_of_the_root_not_synced, power_cuts),
+    Plant("name-of-the-catalogs-file-not-synced", name_of_the_catalogs_file_not_synced, power_cuts),
+    Plant("catalog-not-synced", catalog_not_synced, power_cuts),
+    Plant("commit-before-its-segments", commit_before_its_segments, power_cuts),
+    Plant("a-transaction-for-each-table", a_transaction_for_each_table, power_cuts),
+    Plant("a-failed-sync-is-tried-again", a_failed_sync_is_tried_again, a_failed_sync_of_a_segment),
+    Plant("a-failed-write-is-passed-over", a_failed_write_is_passed_over, a_full_disk),
+    Plant("a-failed-flush-keeps-its-writer", a_failed_flush_keeps_its_writer, a_failed_sync_of_a_segment),
+    Plant("one-write-is-taken-for-all", one_write_is_taken_for_all, short_writes),
+    Plant("no-checksum-is-compared", no_checksum_is_compared, damage),
+    Plant("a-damaged-file-is-not-named", a_damaged_file_is_not_named, damage),
+]
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=[plant.name for plant in PLANTS])
+def test_a_planted_bug_is_caught(plant: Plant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant.apply(monkeypatch)
+    with pytest.raises((AssertionError, el.Corrupt)) as caught:
+        plant.caught_by(tmp_path)
+    print(f"{plant.name}: {str(caught.value)[:300]}")
+    for entry in tmp_path.iterdir():  # what is left there is not whole
+        shutil.rmtree(entry)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", list(dict.fromkeys(plant.caught_by for plant in PLANTS)))
+def test_without_a_bug_each_check_passes(check: Callable[[Path], object], tmp_path: Path) -> None:
+    check(tmp_path)
