@@ -13,9 +13,7 @@ from ..store.merge import lookup
 from ..store.outcomes import TxnPair
 from ..store.scan import BATCH_ROWS, ScanPlan, plan_scan
 from ..store.segment import Segment
-from ..store.writer import SegmentWriter, WriteTarget
-
-ATTEMPTS = 20
+from ..store.writer import SegmentWriter, WriteTarget, remove_segments
 
 
 def commit_overwrite(handle: Handle, target: WriteTarget, edit: TableEdit, txn: TxnPair | None) -> int:
@@ -24,18 +22,16 @@ def commit_overwrite(handle: Handle, target: WriteTarget, edit: TableEdit, txn: 
     What there is to delete is found at the newest commit, so the work is done again when another commit lands
     meanwhile.
     """
-    for attempt in range(1, ATTEMPTS + 1):
+    while True:
         old = handle.catalog.read(
             lambda view: plan_scan(view, get_table(view, target.table_id, target.schema.name), None)
         )
-        segments = (*_deletes(target, old, edit.segments), *edit.segments)
-        whole = replace(edit, segments=segments, operation="overwrite", base=old.epoch)
+        deletes = _deletes(target, old, edit.segments)
+        whole = replace(edit, segments=(*deletes, *edit.segments), operation="overwrite", base=old.epoch)
         try:
             return commit_root(handle, [whole], txn=txn, ending=target.intent)
-        except BaseMoved:
-            if attempt == ATTEMPTS:
-                raise
-    raise AssertionError("unreachable")
+        except BaseMoved:  # somebody else has landed a commit
+            remove_segments(handle.files, deletes)
 
 
 def _deletes(target: WriteTarget, old: ScanPlan, segments: tuple[Segment, ...]) -> list[Segment]:

@@ -38,11 +38,12 @@ from ..exchange.spark_types import accepts, arrow_schema, spark_schema
 from ..exchange.stream import PiecePartition
 from ..exchange.worker import settle
 from ..store.catalog import Txn, View
+from ..store.changes import CHANGE_FIELDS
 from ..store.definitions import TableDef, find_table, get_table, get_version
 from ..store.handle import Handle
 from ..store.history import read_epoch_view
 from ..store.holds import Hold, put_holds
-from ..store.log import CHANGE_FIELDS, LogPlan, plan_changes
+from ..store.log import LogPlan, plan_changes
 from ..store.records import hold_key
 from ..store.scan import ScanPlan, plan_scan, require_complete
 from ..store.schema import TableSchema

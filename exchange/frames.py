@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from ..errors import SchemaMismatch
-from ..store.log import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
+from ..store.changes import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from ..store.records import pack, unpack
 from ..store.schema import TableSchema
 from ..store.segment import Segment

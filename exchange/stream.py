@@ -16,10 +16,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from ..errors import LogTruncated
 from ..store.catalog import Txn, View
+from ..store.changes import CHANGE_FIELDS
 from ..store.definitions import TableDef, get_table, get_version
 from ..store.handle import Handle
 from ..store.holds import Hold, put_holds
-from ..store.log import CHANGE_FIELDS, LogPlan, plan_backfill, plan_changes
+from ..store.log import LogPlan, plan_backfill, plan_changes
 from ..store.records import after_prefix, hist_key, hold_key, log_key
 from ..store.version import LogEntry
 from .offsets import LATEST, SNAPSHOT, Limits, LogEpoch, Offset, parse_start, plan_until

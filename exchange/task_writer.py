@@ -8,8 +8,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import InvalidInput, SchemaMismatch
+from ..store.changes import (
+    CHANGE_TYPE,
+    COMMIT_TIMESTAMP,
+    COMMIT_VERSION,
+    DELETE,
+    INSERT,
+    UPDATE_POST,
+    UPDATE_PRE,
+    UPSERT,
+)
 from ..store.keys import KeyCodec
-from ..store.log import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, DELETE, INSERT, UPDATE_POST, UPDATE_PRE, UPSERT
 from ..store.merge import sorted_unique
 from ..store.schema import TableSchema
 from ..store.segment import Segment

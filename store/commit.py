@@ -31,10 +31,12 @@ from .catalog import Txn, View
 from .definitions import Counters, JobRecord, TableDef, get_job, get_table, get_version, move_counters
 from .epoch import as_epoch, from_unix_ms
 from .failpoints import reached
+from .images import Images, write_images
 from .intents import require_intents
 from .outcomes import TxnPair, check_pair, landed, outcome_of, record_outcome
 from .pressure import relieve
 from .records import gone_key, head_key, hist_key, intent_key, job_key, log_key, used_key
+from .scan import ScanPlan, plan_scan
 from .sealing import check_skew
 from .segment import Segment
 from .version import Commit, LabelGroup, LogEntry, TableVersion, apply_commit, require_open
@@ -68,10 +70,15 @@ class TableEdit:
     operation: str = "upsert"
     end: bool = False
     base: int | None = None  # the newest commit that the edit was made from, where it must still be the newest
+    images: Images | None = None  # old rows for each of its log epochs, as of `base`; for changelog="full"
 
 
 class BaseMoved(EpochlogError):
     """Another commit landed in a table while an edit was made from its earlier state; make the edit again."""
+
+
+class _ImagesMissing(EpochlogError):
+    """A table with changelog="full" takes no rows without the ones that they replace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +142,27 @@ def _commit_root(
     for edit in edits:
         _check_segments(handle, edit)
 
+    attempt = edits
+    while True:
+        try:
+            done = _land(handle, attempt, epoch, txn, ending)
+        except (BaseMoved, _ImagesMissing):  # each round again means that somebody else has landed a commit
+            _remove_images(handle, attempt)
+            attempt = _with_images(handle, edits, epoch)
+        except REFUSALS:
+            _remove_images(handle, attempt)
+            raise
+        else:
+            if not done[1]:
+                _remove_images(handle, attempt)
+            return done
+
+
+def _land(
+    handle: Handle, edits: Sequence[TableEdit], epoch: int | None, txn: TxnPair | None, ending: str | None
+) -> tuple[int, bool]:
+    """The transaction of a root commit: its epoch, and whether it landed now."""
+    tables = sorted(edit.table_id for edit in edits)
     written: list[tuple[TableDef, TableVersion]] = []
 
     def body(tx: Txn) -> tuple[int, bool]:
@@ -163,6 +191,46 @@ def _commit_root(
     return done
 
 
+def _with_images(handle: Handle, edits: Sequence[TableEdit], epoch: int | None) -> list[TableEdit]:
+    """The edits; those of tables with changelog="full" with the old rows of all that they touch, as of now."""
+    done: list[TableEdit] = []
+    try:
+        for edit in edits:
+            table, before = handle.catalog.read(lambda view, edit=edit: _newest(view, edit))
+            if edit.base is not None and edit.base != before.epoch:
+                raise BaseMoved(f"table {table.name!r} was committed to at {before.epoch}, after {edit.base}; retry")
+            if table.changelog != "full" or not edit.segments:
+                done.append(edit)
+                continue
+            images = write_images(handle, table, before, _log_epochs(edits, edit, epoch))
+            done.append(replace(edit, images=images, base=before.epoch))
+    except BaseException:
+        _remove_images(handle, done)
+        raise
+    return done
+
+
+def _newest(view: View, edit: TableEdit) -> tuple[TableDef, ScanPlan]:
+    table = get_table(view, edit.table_id, edit.name)
+    return table, plan_scan(view, table, None)
+
+
+def _log_epochs(edits: Sequence[TableEdit], edit: TableEdit, epoch: int | None) -> list[list[Segment]]:
+    """The segments of each log epoch that the edit will have, oldest first, before the epochs themselves are known."""
+    sealed = _sealed(edits)
+    if epoch is None:
+        at, labels = max(len(sealed) - 1, 0), {label: place for place, label in enumerate(sealed)}
+    else:
+        at, labels = epoch, {label: label for label in sealed}
+    groups = _grouped(edit, at, labels)
+    return [groups[label] for label in sorted(groups)]
+
+
+def _remove_images(handle: Handle, edits: Sequence[TableEdit]) -> None:
+    """Nobody else knows of them."""
+    remove_segments(handle.files, (file for edit in edits for files in edit.images or () for file in files))
+
+
 def refuse_unwritable(view: View, table: TableDef) -> None:
     """Refuse a write before any file is made, where the catalog tells already: TableDropped, NotWritable,
     TableFinished.
@@ -177,7 +245,7 @@ def _choose_epochs(
     edits: Sequence[TableEdit], epoch: int | None, last_epoch: int, now_ms: int
 ) -> tuple[int, Mapping[int, int]]:
     """The commit's epoch, and what each label given at sealing becomes."""
-    sealed = sorted({segment.label for edit in edits for segment in edit.segments if segment.label is not None})
+    sealed = _sealed(edits)
     if epoch is None:  # labels are handed out anew, in order; the last one is the commit's own epoch
         first = max(from_unix_ms(now_ms), last_epoch + 1)
         at = first + max(len(sealed) - 1, 0)
@@ -197,6 +265,20 @@ def _choose_epochs(
     return at, labels
 
 
+def _sealed(edits: Sequence[TableEdit]) -> list[int]:
+    """The labels that were given at sealing, rising."""
+    return sorted({segment.label for edit in edits for segment in edit.segments if segment.label is not None})
+
+
+def _grouped(edit: TableEdit, epoch: int, labels: Mapping[int, int]) -> dict[int, list[Segment]]:
+    """The edit's segments by log epoch."""
+    groups: dict[int, list[Segment]] = {}
+    for segment in edit.segments:
+        label = epoch if segment.label is None else labels[segment.label]
+        groups.setdefault(label, []).append(replace(segment, label=label))
+    return groups
+
+
 def _append(
     tx: Txn,
     table: TableDef,
@@ -210,16 +292,17 @@ def _append(
 ) -> TableVersion:
     """Add one log entry to one table, with the row of history that outlives it; returns its version after that."""
     _use_up(tx, edit)
-    groups: dict[int, list[Segment]] = {}
-    for segment in edit.segments:
-        label = epoch if segment.label is None else labels[segment.label]
-        groups.setdefault(label, []).append(replace(segment, label=label))
-    entry = LogEntry(epoch, tuple(LabelGroup(label, tuple(groups[label])) for label in sorted(groups)), edit.end)
     before = get_version(tx, table.id, table.name)
     if edit.base is not None and edit.base != before.max_committed_epoch:
         raise BaseMoved(
             f"table {table.name!r} was committed to at {before.max_committed_epoch}, after {edit.base}; retry"
         )
+    if table.changelog == "full" and edit.segments and edit.images is None:
+        raise _ImagesMissing(f"table {table.name!r} stores old rows with each commit, and this one has none")
+    groups = _grouped(edit, epoch, labels)
+    images = edit.images or ((),) * len(groups)
+    found = (LabelGroup(at, tuple(groups[at]), old) for at, old in zip(sorted(groups), images, strict=True))
+    entry = LogEntry(epoch, tuple(found), edit.end)
     version = apply_commit(table.name, before, entry)
     rows, deletes = sum(s.rows for s in entry.segments), sum(s.deletes for s in entry.segments)
     commit = Commit(
@@ -253,7 +336,7 @@ def _check_segments(handle: Handle, edit: TableEdit) -> None:
         seen.add(segment.path)
         if segment.table_id != edit.table_id or not segment.path.startswith(folder + "/"):
             raise SegmentUnknown(f"segment {segment.path} was not written for table {edit.name!r} of this store")
-        if not handle.files.exists(segment.path):
+        if segment.label is not None and not handle.files.exists(segment.path):  # sealed, perhaps long ago
             raise SegmentUnknown(f"segment {segment.path} of table {edit.name!r} is gone; write its rows again")
 
 
@@ -261,7 +344,8 @@ def _use_up(tx: Txn, edit: TableEdit) -> None:
     """Take segments whose writer may still write, and sealed ones once: whoever sealed them may try to commit them
     again when an answer was lost.
     """
-    require_intents(tx, edit.name, (segment.path for segment in edit.segments))
+    old = (file for files in edit.images or () for file in files)
+    require_intents(tx, edit.name, (file.path for file in (*edit.segments, *old)))
     for segment in edit.segments:
         if tx.get(gone_key(segment.table_id, segment.path)) is not None:
             raise SegmentUnknown(f"segment {segment.path} of table {edit.name!r} was let go; write its rows again")

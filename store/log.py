@@ -17,35 +17,24 @@ import pyarrow.compute as pc
 
 from ..errors import EpochExpired, InvalidInput, LogTruncated
 from .catalog import View
+from .changes import CHANGE_FIELDS, INSERT, change_columns
 from .definitions import TableDef, get_version
-from .distinct import same_rows
-from .epoch import SEQUENCE_BITS, as_epoch, to_unix_ms
+from .epoch import as_epoch
+from .feed import Feed
 from .files import Files
-from .keys import KeyCodec
-from .merge import Rows, fold, lookup, merge, newest_wins
-from .prune import key_prunes
+from .ranges import key_pieces
 from .records import after_prefix, log_key
 from .scan import EVERYTHING, KeyRange, ScanPlan, plan_scan
 from .schema import TableSchema
-from .segment import SegmentReader
 from .version import LabelGroup, LogEntry
 
-CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = "_change_type", "_commit_version", "_commit_timestamp"
-INSERT, UPDATE_PRE, UPDATE_POST, UPSERT, DELETE = "insert", "update_preimage", "update_postimage", "upsert", "delete"
-CHANGE_FIELDS = (
-    pa.field(CHANGE_TYPE, pa.string(), nullable=False),
-    pa.field(COMMIT_VERSION, pa.int64(), nullable=False),
-    pa.field(COMMIT_TIMESTAMP, pa.timestamp("us", tz="UTC"), nullable=False),
-)
-IMAGE_ROWS = 1 << 20
-"""Changed rows whose old images are looked up together."""
+BATCH_ROWS = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
 class LogPlan:
     """The log epochs of one range, oldest first, and the state before them (`before`), which pre-images are looked up
-    in
-    (None: history does not reach back so far).
+    in (None: history does not reach back so far), unless they are `stored` with the log.
 
     `backfill` marks the first look of a job at its upstream: the rows of `before` are given as inserts, and no log is
     read.
@@ -55,6 +44,7 @@ class LogPlan:
     before: ScanPlan | None
     groups: tuple[LabelGroup, ...] = ()
     backfill: bool = False
+    stored: bool = False
 
     def schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
         """The table's columns (or those asked for), all nullable, then the three change columns."""
@@ -105,12 +95,13 @@ class LogPlan:
             tables = self._changes(files, mode, pre_images, schema.names[: -len(CHANGE_FIELDS)], filter, key_range)
         for table in tables:
             passed = table if filter is None else table.filter(filter)
-            yield from passed.select(schema.names).cast(schema).to_batches()
+            whole = pa.Table.from_arrays(passed.select(schema.names).columns, schema=schema)
+            yield from whole.to_batches(max_chunksize=BATCH_ROWS)
 
     def _check(self, mode: str, pre_images: bool, filter: pc.Expression | None) -> None:
         if mode not in ("epochs", "net"):
             raise InvalidInput(f"mode must be 'epochs' or 'net', not {mode!r}")
-        if pre_images and self.before is None:
+        if pre_images and self.before is None and not self.stored:
             raise EpochExpired(
                 f"table {self.table.name!r}: the states before these changes have been let go, so there are no "
                 "pre-images; ask with pre_images=False"
@@ -135,7 +126,10 @@ class LogPlan:
         wanted = None if columns is None else [*columns, *(key for key in self.table.primary_key if key not in columns)]
         assert self.before is not None
         for batch in self.before.batches(files, wanted, filter, key_range):
-            yield _with_change_columns(pa.Table.from_batches([batch]), INSERT, self.before.epoch)
+            data, labels = pa.Table.from_batches([batch]), np.full(batch.num_rows, self.before.epoch)
+            for field, column in zip(CHANGE_FIELDS, change_columns(INSERT, labels), strict=True):
+                data = data.append_column(field, column)
+            yield data
 
     def _changes(
         self,
@@ -148,147 +142,25 @@ class LogPlan:
     ) -> Iterator[pa.Table]:
         if filter is not None:
             columns = [*columns, *(key for key in self.table.primary_key if key not in columns)]
-        if pre_images:  # a change that leaves the whole row as it was is none, whatever columns are asked for
-            columns = [*columns, *(name for name in self.table.schema.names if name not in columns)]
-        read = _GroupReader(files, self.table, columns, filter, key_range)
-        before = self.before if pre_images else None
-        if mode == "net":
-            yield from self._net(read, before)
-        elif before is not None:
-            yield from self._epochs_with_images(read, before)
-        else:
-            for group in self.groups:
-                rows = read.changes(group)
-                if rows is not None:
-                    yield _cheap(rows, pa.array([group.label]).take(pa.array(np.zeros(len(rows.keys), np.int64))))
+        feed = Feed(
+            files,
+            self.table,
+            self.groups,
+            columns,
+            key_range,
+            filter,
+            images=pre_images,
+            stored=self.stored,
+            before=self.before,
+        )
+        return feed.net() if mode == "net" else feed.epochs()
 
-    def _net(self, read: _GroupReader, before: ScanPlan | None) -> Iterator[pa.Table]:
-        groups = [read.changes(group, with_label=True) for group in self.groups]
-        found = [rows for rows in groups if rows is not None]
-        if not found:
-            return
-        rows = found[0] if len(found) == 1 else fold(found, keep_tombstones=True)
-        labels, data = rows.data.column(COMMIT_VERSION).combine_chunks(), rows.data.drop_columns([COMMIT_VERSION])
-        rows = Rows(rows.keys, data, rows.deleted)
-        yield _cheap(rows, labels) if before is None else _images(read.state(before, rows.keys), rows, labels)
-
-    def _epochs_with_images(self, read: _GroupReader, before: ScanPlan) -> Iterator[pa.Table]:
-        """Old images for a number of epochs are looked up at once, then rolled forward from epoch to epoch."""
-        at = 0
-        while at < len(self.groups):
-            chunk: list[tuple[int, Rows]] = []
-            start, rows_seen = at, 0
-            while at < len(self.groups) and (at == start or rows_seen < IMAGE_ROWS):
-                rows = read.changes(self.groups[at])
-                if rows is not None:
-                    chunk.append((self.groups[at].label, rows))
-                    rows_seen += len(rows.keys)
-                at += 1
-            if chunk:
-                yield from _roll(read.state(before, _all_keys([rows for _, rows in chunk])), chunk)
-            before = before.extended([segment for group in self.groups[start:at] for segment in group.segments])
-
-
-@dataclass(frozen=True, slots=True)
-class _GroupReader:
-    """Reads log epochs, and the state before them, for one choice of columns and keys."""
-
-    files: Files
-    table: TableSchema
-    columns: Sequence[str]
-    filter: pc.Expression | None
-    key_range: KeyRange
-
-    def changes(self, group: LabelGroup, *, with_label: bool = False) -> Rows | None:
-        """The newest change of each key in one log epoch; None if there is none."""
-        skip, codec = key_prunes(self.table, self.filter), KeyCodec(self.table.schema, self.table.primary_key)
-        found = [
-            SegmentReader(self.files, segment, self.table, codec).read(self.columns, self.key_range)
-            for segment in group.segments
-            if not skip(segment.stats)
-        ]
-        found = [rows for rows in found if len(rows.keys)]
-        if not found:
-            return None
-        rows = found[0] if len(found) == 1 else newest_wins(found)
-        if not with_label:
-            return rows
-        labels = pa.array(np.full(len(rows.keys), group.label, np.int64))
-        return Rows(rows.keys, rows.data.append_column(COMMIT_VERSION, labels), rows.deleted)
-
-    def state(self, before: ScanPlan, keys: pa.Array) -> Rows:
-        """The rows of these keys (sorted, unique) that were there before."""
-        positions, rows = before.find(self.files, keys, self.columns)
-        present = positions >= 0
-        taken = pa.array(positions[present])
-        return Rows(keys.filter(pa.array(present)), rows.data.take(taken), None)
-
-
-def _all_keys(chunk: Sequence[Rows]) -> pa.Array:
-    if len(chunk) == 1:
-        return chunk[0].keys
-    bare = [Rows(rows.keys, rows.data.select([]), None) for rows in chunk]
-    return newest_wins(bare).keys
-
-
-def _roll(state: Rows, chunk: Sequence[tuple[int, Rows]]) -> Iterator[pa.Table]:
-    for label, rows in chunk:
-        yield _images(state, rows, pa.array(np.full(len(rows.keys), label, np.int64)))
-        state = merge(state, rows, keep_tombstones=False)
-
-
-def _cheap(rows: Rows, labels: pa.Array) -> pa.Table:
-    """Change rows without old images: upsert, or delete with its key columns alone."""
-    if rows.deleted is None:
-        return _with_change_columns(rows.data, UPSERT, labels)
-    kinds = pc.if_else(pa.array(rows.deleted), DELETE, UPSERT)
-    return _with_change_columns(rows.data, kinds, labels)
-
-
-def _images(state: Rows, rows: Rows, labels: pa.Array) -> pa.Table:
-    """Change rows with images against the state before: insert, both sides of an update, delete.
-
-    Nothing where nothing changed.
-    """
-    at = lookup(state, rows.keys)
-    known = at >= 0
-    deleted = rows.deleted if rows.deleted is not None else np.zeros(len(at), np.bool_)
-    old = state.data.select(rows.data.column_names).take(pa.array(np.where(known, at, 0), mask=~known))
-    changed = known & ~deleted
-    unchanged = np.zeros(len(at), np.bool_)
-    if changed.any():
-        where = pa.array(changed)
-        unchanged[changed] = same_rows(_nullable(old.filter(where)), _nullable(rows.data.filter(where)))
-    pre, post = known & ~unchanged, ~deleted & ~unchanged
-    both = pre & post
-    # each key gives its old row, then its new one; order interleaves the two tables by key
-    row = np.arange(len(at))
-    source = np.concatenate([row[pre], row[post] + len(at)])
-    order = np.argsort(np.concatenate([2 * row[pre], 2 * row[post] + 1]), kind="stable")
-    kinds = np.concatenate([np.where(both[pre], UPDATE_PRE, DELETE), np.where(both[post], UPDATE_POST, INSERT)])
-    data = pa.concat_tables([_nullable(old), _nullable(rows.data)]).take(pa.array(source[order]))
-    taken = labels.take(pa.array((source % max(1, len(at)))[order]))
-    return _with_change_columns(data, pa.array(kinds[order], pa.string()), taken)
-
-
-def _nullable(table: pa.Table) -> pa.Table:
-    return table.cast(pa.schema([field.with_nullable(True) for field in table.schema]))
-
-
-def _with_change_columns(data: pa.Table, kinds: pa.Array | str, labels: pa.Array | int) -> pa.Table:
-    rows = data.num_rows
-    if isinstance(kinds, str):
-        kinds = pa.array(np.full(rows, kinds), pa.string()) if rows else pa.array([], pa.string())
-    epochs = np.full(rows, labels, np.int64) if isinstance(labels, int) else labels.to_numpy()
-    times = pa.array(to_unix_ms_array(epochs) * 1000).cast(pa.timestamp("us", tz="UTC"))
-    for field, column in zip(CHANGE_FIELDS, (kinds, pa.array(epochs), times), strict=True):
-        data = data.append_column(field, column)
-    return data
-
-
-def to_unix_ms_array(epochs: np.ndarray) -> np.ndarray:
-    """Unix ms for each epoch; int64 in and out."""
-    return (epochs >> SEQUENCE_BITS) + to_unix_ms(0)
+    def splits(self, files: Files, count: int) -> list[KeyRange]:
+        """At most `count` key ranges that tile the keys, with like numbers of rows to give out."""
+        if self.backfill and self.before is not None:
+            return self.before.splits(count)
+        segments = [segment for group in self.groups for segment in group.segments]
+        return key_pieces(files, self.table, segments, count, EVERYTHING)
 
 
 # ---- planning ----------------------------------------------------------------------------------------------------
@@ -329,11 +201,14 @@ def plan_changes(
         if not by_commit and group.label <= after
         for segment in group.segments
     ]
-    if after == 0:  # before its first entry a table is empty, however much of its history has been let go
+    stored = table.changelog == "full"
+    if stored:
+        before = None
+    elif after == 0:  # before its first entry a table is empty, however much of its history has been let go
         before = ScanPlan(table.schema, 0)
     else:
         before = plan_scan(view, table, after).extended(earlier) if after >= version.safe_epoch else None
-    return LogPlan(table.schema, before, tuple(groups))
+    return LogPlan(table.schema, before, tuple(groups), stored=stored)
 
 
 def plan_backfill(view: View, table: TableDef, epoch: int) -> LogPlan:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +24,7 @@ from .keys import Key, KeyCodec, last_of_each, sort_indices
 from .merge import Rows, fold, fold_data, joined, lookup, merge
 from .points import PointReader
 from .prune import filter_columns, key_prunes
+from .ranges import tiled
 from .run import Part, Run, read_part
 from .schema import TableSchema
 from .segment import Segment, SegmentReader
@@ -141,7 +141,7 @@ class ScanPlan:
         codec = self.codec
         skip = key_prunes(self.table, filter)
         base = [
-            _run_rows(files, self.table, codec, run, self.epoch, columns, filter if place == 0 else None, key_range)
+            run_rows(files, self.table, codec, run, self.epoch, columns, filter if place == 0 else None, key_range)
             for place, run in enumerate(self.runs)
         ]
         chosen = [s for s in self.segments if not skip(s.stats) and _overlaps(s.key_min, s.key_max, key_range)]
@@ -174,7 +174,7 @@ class ScanPlan:
         runs = [
             run.parts
             if self.epoch >= run.hi
-            else _run_rows(files, self.table, self.codec, run, self.epoch, columns, None, within)
+            else run_rows(files, self.table, self.codec, run, self.epoch, columns, None, within)
             for run in self.runs
         ]
         rows = reader.find([*runs, *([segment] for segment in self.segments)], ordered)
@@ -183,18 +183,7 @@ class ScanPlan:
 
     def splits(self, count: int, within: KeyRange = EVERYTHING) -> list[KeyRange]:
         """At most `count` key ranges that tile `within`, balanced by the rows that statistics know of."""
-        marks = sorted(
-            (key, weight)
-            for key, weight in _marks(self)
-            if (within[0] is None or key > within[0]) and (within[1] is None or key < within[1])
-        )
-        total, cuts, seen = sum(weight for _, weight in marks), [], 0
-        for key, weight in marks:
-            if len(cuts) < count - 1 and seen >= total * (len(cuts) + 1) / count and (not cuts or key > cuts[-1]):
-                cuts.append(key)
-            seen += weight
-        edges = [within[0], *cuts, within[1]]
-        return list(pairwise(edges))
+        return tiled(_marks(self), count, within)
 
     def extended(self, segments: Sequence[Segment]) -> ScanPlan:
         """The same table with newer segments on top."""
@@ -237,7 +226,7 @@ def _no_rows(table: TableSchema, codec: KeyCodec, columns: Sequence[str]) -> Row
     return Rows(pa.array([], codec.key_type), schema.empty_table(), None)
 
 
-def _run_rows(
+def run_rows(
     files: Files,
     table: TableSchema,
     codec: KeyCodec,

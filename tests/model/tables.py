@@ -150,6 +150,7 @@ class ModelTable:
     retention_ms: int = 0
     compact_segments: int = 8
     flush_rows: int = 1 << 20
+    full: bool = False  # old rows are stored with the log
     safe_epoch: int = 0
     log_start: int = 0
     compacted: int = 0
