@@ -36,6 +36,7 @@ class Servers:
         self._redis: RedisServer | None = None
         self._s3: S3Server | None = None
         self._bucket = ""
+        self.addresses: set[str] = set()
 
     @property
     def redis(self) -> RedisServer:
@@ -54,7 +55,9 @@ class Servers:
     def uri(self, path: str) -> str:
         """An address on S3, the same for the same path."""
         server = self.s3
-        return server.uri(f"{self._bucket}/{hashlib.sha256(path.encode()).hexdigest()[:32]}")
+        found = server.uri(f"{self._bucket}/{hashlib.sha256(path.encode()).hexdigest()[:32]}")
+        self.addresses.add(found)
+        return found
 
     def stop(self) -> None:
         for server in (self._redis, self._s3):
@@ -100,9 +103,10 @@ class Watch:
 
 def moved(root: Any, catalog: Any) -> tuple[Any, Any]:
     """Where this run wants a store that a test opens at a plain path; all others stay where they are."""
-    plain = isinstance(root, str | os.PathLike) and os.fspath(root) and "://" not in os.fspath(root)
-    if STORE == "lmdb" or catalog is not None or not plain:
+    if STORE == "lmdb" or catalog is not None or not isinstance(root, str | os.PathLike) or not os.fspath(root):
         return root, catalog
+    if "://" in os.fspath(root):  # a store's own root, perhaps
+        return root, servers.redis.url() if root in servers.addresses else None
     return (servers.uri(os.path.abspath(root)) if STORE == "s3" else root), servers.redis.url()
 
 
