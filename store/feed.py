@@ -19,7 +19,6 @@ from .files import Files
 from .images import read_epoch
 from .keys import KeyCodec
 from .merge import Rows, joined, lookup
-from .pointread import rows_of
 from .prune import key_prunes
 from .ranges import cost, key_pieces
 from .scan import ScanPlan
@@ -169,7 +168,7 @@ class Feed:
         before = self.before.extended([s for group in self.groups[: unit.first] for s in group.segments])
         order = by_key(touches)
         keys = touches.keys.take(pa.array(order.oldest))
-        state = rows_of(before, self.files, keys, self.table.schema.names)
+        state = before.rows_of(self.files, keys, self.table.schema.names)
         return _Old(replaced(touches, order, state), Pool([state.data, touches.data]), len(state))
 
     def _groups(self, unit: _Unit) -> Sequence[LabelGroup]:

@@ -17,7 +17,6 @@ from .files import Files
 from .intents import file_name, intent_of
 from .keys import KeyCodec
 from .merge import Rows, newest_wins
-from .pointread import rows_of
 from .ranges import cost, key_pieces
 from .scan import EVERYTHING, KeyRange, ScanPlan
 from .schema import TableSchema
@@ -66,7 +65,7 @@ def _old_rows(
     touches = end_to_end(touched)
     order = by_key(touches)
     keys = touches.keys.take(pa.array(order.oldest))
-    state = rows_of(before, files, keys, table.schema.names)
+    state = before.rows_of(files, keys, table.schema.names)
     if len(epochs) == 1:
         return [(0, state)] if len(state) else []
     places, pool = replaced(touches, order, state), stacked([state.data, touches.data]).combine_chunks()

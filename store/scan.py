@@ -141,7 +141,7 @@ class ScanPlan:
         codec = self.codec
         skip = key_prunes(self.table, filter)
         base = [
-            run_rows(files, self.table, codec, run, self.epoch, columns, filter if place == 0 else None, key_range)
+            _run_rows(files, self.table, codec, run, self.epoch, columns, filter if place == 0 else None, key_range)
             for place, run in enumerate(self.runs)
         ]
         chosen = [s for s in self.segments if not skip(s.stats) and _overlaps(s.key_min, s.key_max, key_range)]
@@ -168,18 +168,26 @@ class ScanPlan:
         if not len(needles):
             return np.empty(0, np.int64), _no_rows(self.table, self.codec, columns)
         ordered = needles.take(pa.array(sort_indices(needles)))
-        ordered = ordered.filter(pa.array(last_of_each(ordered)))
+        rows = self.rows_of(files, ordered.filter(pa.array(last_of_each(ordered))), columns)
+        return lookup(rows, needles), rows
+
+    def rows_of(self, files: Files, keys: pa.Array, columns: Sequence[str]) -> Rows:
+        """The rows of these encoded keys (sorted, each once) that are there, in key order.
+
+        Reads only the blocks that may hold one of them.
+        """
+        if not len(keys):
+            return _no_rows(self.table, self.codec, columns)
         reader = PointReader(files, self.table, self.codec, tuple(columns))
-        within = (ordered[0].as_py(), self.codec.above(ordered[len(ordered) - 1].as_py()))
+        within = (keys[0].as_py(), self.codec.above(keys[len(keys) - 1].as_py()))
         runs = [
             run.parts
             if self.epoch >= run.hi
-            else run_rows(files, self.table, self.codec, run, self.epoch, columns, None, within)
+            else _run_rows(files, self.table, self.codec, run, self.epoch, columns, None, within)
             for run in self.runs
         ]
-        rows = reader.find([*runs, *([segment] for segment in self.segments)], ordered)
-        rows = rows or _no_rows(self.table, self.codec, columns)
-        return lookup(rows, needles), rows
+        rows = reader.find([*runs, *([segment] for segment in self.segments)], keys)
+        return rows or _no_rows(self.table, self.codec, columns)
 
     def splits(self, count: int, within: KeyRange = EVERYTHING) -> list[KeyRange]:
         """At most `count` key ranges that tile `within`, balanced by the rows that statistics know of."""
@@ -226,7 +234,7 @@ def _no_rows(table: TableSchema, codec: KeyCodec, columns: Sequence[str]) -> Row
     return Rows(pa.array([], codec.key_type), schema.empty_table(), None)
 
 
-def run_rows(
+def _run_rows(
     files: Files,
     table: TableSchema,
     codec: KeyCodec,

@@ -34,11 +34,6 @@ def create_table(handle: Handle, schema: TableSchema, changelog: str, options: T
     """Make a root table; TableExists if the name is taken."""
     if changelog not in CHANGELOGS:
         raise InvalidInput(f"table {schema.name!r}: changelog must be one of {CHANGELOGS}, not {changelog!r}")
-    if changelog == "full":
-        raise InvalidInput(
-            f"table {schema.name!r}: changelog='full' is not built yet; with 'upsert', changes(pre_images=True) looks "
-            "old rows up for as long as history_retention keeps them"
-        )
     if not isinstance(options, TableOptions):
         raise InvalidInput(f"table {schema.name!r}: options must be epochlog.TableOptions, not {options!r}")
     return handle.catalog.transact(lambda tx: add_table(tx, schema, changelog, options, None))

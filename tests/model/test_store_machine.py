@@ -45,8 +45,6 @@ TINY = {
     "epochlog.store.ranges.ROW_BYTES": 1 << 20,  # all rows count as ordinary ones, however small the files
     "epochlog.store.ranges._SAMPLED_KEYS": 2,
     "epochlog.store.images.PIECE_ROWS": 3,
-    "epochlog.store.pointread.BLOCKS_TOGETHER": 2,
-    "epochlog.store.pointread.WAVE_ROWS": 6,
     "epochlog.store.merge.PIECE_ROWS": 3,
     "epochlog.store.merge._MIN_CHUNK_ROWS": 1,
     "epochlog.store.writer.FLUSH_ROWS": 6,
