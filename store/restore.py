@@ -105,11 +105,8 @@ def _exported(uri: str | Path) -> _State:
 def _shipped(files: Files, marker: Marker | None) -> _State:
     store_id = marker.store_id if marker is not None else _only_store(files)
     found = shipped_files(files, store_id)
-    generations = sorted({file.generation for file in found})
-    wanted = marker.generation if marker is not None and marker.generation else (generations or [""])[0]
-    if (marker is None or not marker.generation) and len(generations) > 1:
-        raise InvalidInput(f"{files.place} holds records of several catalogs; restore it from an export (uri=…)")
-    chain = chain_of([file for file in found if file.generation == wanted])
+    generation = marker.generation if marker is not None and marker.generation else _last_generation(files, found)
+    chain = chain_of([file for file in found if file.generation == generation])
     if not chain:
         raise StoreNotFound(f"nothing of a catalog was shipped to {files.place}; restore it from an export (uri=…)")
     records, header = dict[bytes, bytes](), None
@@ -118,6 +115,14 @@ def _shipped(files: Files, marker: Marker | None) -> _State:
         records = _merged(records, changes)
     assert header is not None
     return _checked(chain[-1].path, header, records)
+
+
+def _last_generation(files: Files, found: list[Shipped]) -> str:
+    """Where no marker says which catalog counts: the one that was written down last."""
+    ends = {file.generation: file for file in found}
+    if len(ends) < 2:
+        return next(iter(ends), "")
+    return max(ends, key=lambda generation: _opened(files, ends[generation])[0].at_ms)
 
 
 def _opened(files: Files, file: Shipped) -> tuple[Header, Iterable[tuple[bytes, bytes | None]]]:
@@ -224,7 +229,7 @@ def _into_redis(
         if not volatile:
             server.check_durable()
         present = peek_catalog(server, store_id)
-        if present is not None and _is_alive(files, marker, state, *present):
+        if present is not None and _is_alive(files, marker, *present):
             raise CatalogInUse(f"{server.name} holds a catalog of store {store_id} that is alive; open it as it is")
         generation, version = uuid.uuid4().hex, max(state.header.version, 1)
         refill_catalog(server, store_id, generation, version, list(state.records.items()))
@@ -238,7 +243,7 @@ def _into_redis(
     return Marker(store_id, "redis", generation)
 
 
-def _is_alive(files: Files, marker: Marker | None, state: _State, generation: str, version: int) -> bool:
+def _is_alive(files: Files, marker: Marker | None, generation: str, version: int) -> bool:
     """Whether a catalog on the server is one that can be opened: the marker's, and not older than what was shipped."""
     if marker is None:
         return True

@@ -41,8 +41,8 @@ def ship(handle: Handle) -> Shipped | None:
     marker = read_marker(handle.files)
     if marker is None or (marker.store_id, marker.generation) != (handle.store_id, catalog.generation):
         raise CatalogLost(f"the store at {handle.files.place} has another catalog now; open it again")
-    present = [f for f in shipped_files(handle.files, handle.store_id) if f.generation == catalog.generation]
-    chain = _whole(handle, chain_of(present))
+    present = shipped_files(handle.files, handle.store_id)
+    chain = _whole(handle, chain_of([file for file in present if file.generation == catalog.generation]))
     since = 0 if not chain or _outgrown(chain) else chain[-1].version
     if chain and chain[-1].version == catalog.version():
         return None
@@ -54,7 +54,7 @@ def ship(handle: Handle) -> Shipped | None:
     made = _write(handle, catalog, since, changes, before)
     if since == 0:
         for file in present:
-            if file.version <= made.version and file.path != made.path:
+            if file.path != made.path and (file.version <= made.version or file.generation != made.generation):
                 handle.files.delete(file.path)
                 handle.whole_dumps.discard(file.path)
     catalog.forget_deleted(made.version)

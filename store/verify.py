@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ..errors import EpochlogError, StoreClosed, TableDropped
 from .catalog import View
 from .definitions import TableDef, get_table
+from .dump import ship_folder
 from .keys import KeyCodec
 from .verify_catalog import Contents, TableFiles, check_records, check_table
 from .verify_files import check_ends, check_part, check_segment
@@ -51,6 +52,7 @@ class VerifyReport:
 def verify_store(handle: Handle, progress: Progress | None = None) -> VerifyReport:
     """Check everything; never raises for damage."""
     listed = {info.path for info in handle.files.list(handle.store_id)}  # before asking what is reached
+    listed = {path for path in listed if not path.startswith(f"{ship_folder(handle.store_id)}/")}
     try:
         handle.catalog.check()
         contents = handle.catalog.read(check_records)

@@ -129,7 +129,7 @@ def test_what_was_put_is_what_it_was_then(catalog: Catalog) -> None:
         tx.put(b"a", record)
         record["n"] = 2
         found = tx.get(b"a")
-        assert found == {"n": 1}
+        assert found is not None and found == {"n": 1}
         found["n"] = 3
         assert tx.get(b"a") == {"n": 1}
 
