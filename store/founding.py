@@ -13,6 +13,7 @@ from pathlib import Path
 from ..errors import CatalogLost, Corrupt, ForeignRoot
 from .catalog import Catalog, Txn
 from .definitions import StoreRecord
+from .failpoints import reached
 from .files import Files
 from .marker import MARKER, Marker, read_marker
 from .records import HEAD, STORE
@@ -63,8 +64,10 @@ def write_marker(files: Files, catalog: Catalog, marker: Marker) -> None:
         if is_used(catalog):
             raise Corrupt(f"{files.place}/{MARKER}", "it was cut short")
         files.delete(MARKER)
+    reached("create:before-marker")
     try:
         files.write(MARKER, marker.to_bytes())
+        reached("create:after-marker")
     except FileExistsError:  # another process that creates the same store was first, and may still be writing
         stored = read_marker(files)
         if stored is not None and stored.store_id != marker.store_id:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 
 from ..errors import SegmentUnknown
 from .catalog import Catalog, View
+from .failpoints import reached
 from .leases import LEASE_MS, Leases
 from .records import Record, after_prefix, intent_key
 
@@ -90,6 +91,7 @@ class Intents:
         intent, now_ms = uuid.uuid4().hex, self._catalog.now_ms()
         record = Intent(intent, kind, now_ms, now_ms + length_ms).to_record()
         self._catalog.transact(lambda tx: tx.put(intent_key(intent), record))
+        reached("intent:registered")
         self._leases.keep(intent, [intent_key(intent)], length_ms, lasting=length_ms > LEASE_MS)
         return intent
 

@@ -11,6 +11,7 @@ from ..errors import ClockSkew
 from .catalog import Txn, View
 from .definitions import Counters, move_counters
 from .epoch import boundary, from_unix_ms, newest_index
+from .failpoints import reached
 from .records import bound_key
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ def force_boundary(handle: Handle) -> int:
         move_counters(tx, counters, at)
         return at
 
-    return handle.catalog.transact(body)
+    done = handle.catalog.transact(body)
+    reached("seal:after")
+    return done
 
 
 def _sealable(handle: Handle) -> int:

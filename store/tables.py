@@ -36,7 +36,9 @@ def create_table(handle: Handle, schema: TableSchema, changelog: str, options: T
         raise InvalidInput(f"table {schema.name!r}: changelog must be one of {CHANGELOGS}, not {changelog!r}")
     if not isinstance(options, TableOptions):
         raise InvalidInput(f"table {schema.name!r}: options must be epochlog.TableOptions, not {options!r}")
-    return handle.catalog.transact(lambda tx: add_table(tx, schema, changelog, options, None))
+    table = handle.catalog.transact(lambda tx: add_table(tx, schema, changelog, options, None))
+    reached("table:created")
+    return table
 
 
 def add_table(tx: Txn, schema: TableSchema, changelog: str, options: TableOptions, job_id: int | None) -> TableDef:

@@ -1,0 +1,103 @@
+"""SIGKILL at every named failpoint, each time it is reached: the store opens, and holds what was acknowledged."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import epochlog as el
+from epochlog.store import failpoints
+from epochlog.store.failpoints import FAILPOINTS
+from faults.nursery import Nursery, nursery, read_ledger
+from faults.story import go_on
+
+pytestmark = pytest.mark.local_only
+
+LIBRARY = Path(failpoints.__file__).resolve().parents[1]
+CODE_TO_COME: set[str] = {"vacuum:marked", "vacuum:before-delete", "vacuum:deleted"}
+"""Failpoints whose place is not built yet: nothing else may be missing, and nothing that is there may be here."""
+BUILT = [name for name in FAILPOINTS if name not in CODE_TO_COME]
+
+
+@pytest.fixture(scope="module")
+def children() -> Iterator[Nursery]:
+    with nursery() as found:
+        yield found
+
+
+def kill_at(children: Nursery, base: Path, at: str, durability: str) -> bool:
+    """Tell the story, die there, look at the store, go on with it. False when the story came to its end."""
+    base.mkdir()
+    code = children.run(at, base / "s", base / "ledger", durability)
+    assert code in (0, -9), f"at {at} the child ended with {code}"
+    ledger = read_ledger(base / "ledger")
+    if not ledger.exists:
+        el.open(base / "s", durability=durability).close()
+    with el.open(base / "s", durability=durability, create=False) as store:
+        ledger.check(store)
+    go_on(base / "s", ledger, durability=durability)
+    with el.open(base / "s", durability=durability) as store:
+        ledger.check(store)
+    return code == -9
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_killed_there_the_first_time(children: Nursery, tmp_path: Path, name: str) -> None:
+    assert kill_at(children, tmp_path / "1", name, "disk"), f"the story in faults/story.py never comes by {name}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BUILT)
+def test_killed_there_every_time(children: Nursery, tmp_path: Path, name: str) -> None:
+    """What no process has synced survives the end of each of them."""
+    turn = 1
+    while kill_at(children, tmp_path / str(turn), f"{name}:{turn}", "os"):
+        turn += 1
+    assert turn > 1
+    print(f"{name} is reached {turn - 1} times")
+
+
+# ---- the registry ------------------------------------------------------------------------------------------------
+
+
+def reached_in(text: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "reached":
+            assert isinstance(node.args[0], ast.Constant), "a failpoint's name is written where it is reached"
+            yield str(node.args[0].value)
+
+
+def test_every_failpoint_is_registered_and_every_registered_one_is_there() -> None:
+    folders = [folder for folder in LIBRARY.iterdir() if (folder / "__init__.py").exists() and folder.name != "tests"]
+    sources = [path for folder in folders for path in folder.rglob("*.py") if path.name != "failpoints.py"]
+    found = [name for path in sources for name in reached_in(path.read_text("utf-8"))]
+    assert set(found) == set(BUILT)
+    assert len(found) == len(set(found)), "each failpoint is one place"
+
+
+def test_an_unknown_name_is_refused() -> None:
+    for name in ("nowhere", "write:half:0", "write:half:x", ":1"):
+        with pytest.raises(el.InvalidInput, match="no failpoint"):
+            failpoints.arm(name)
+    try:
+        failpoints.arm("write:half")
+        failpoints.reached("write:done")
+        with pytest.raises(AssertionError, match="not registered"):
+            failpoints.reached("nowhere")
+    finally:
+        failpoints.arm(None)
+    failpoints.reached("nowhere")
+
+
+def test_the_environment_arms_a_failpoint(tmp_path: Path) -> None:
+    program = "import sys, epochlog as el; el.open(sys.argv[1])"
+    environment = {**os.environ, "EPOCHLOG_KILL_AT": "write:synced"}
+    ended = subprocess.run([sys.executable, "-c", program, str(tmp_path / "s")], env=environment, check=False)
+    assert ended.returncode == -9
+    el.open(tmp_path / "s").close()
