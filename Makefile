@@ -8,6 +8,9 @@ BIN := .venv/bin
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -q
 FAST := not spark and not slow
+# what is run again with the catalog in Redis, and with the files on S3 as well; fewer examples, since each step is a request
+AGAIN := tests/store tests/model tests/scenarios tests/law tests/checkpoint tests/batch
+FAR := HYPOTHESIS_PROFILE=far EPOCHLOG_LAW_SEEDS=3
 
 help:  ## say what can be made
 	@sed -nE 's/^([a-z]+):.*## /\1\t/p' $(MAKEFILE_LIST) | sort | column -t -s $$'\t'
@@ -24,9 +27,13 @@ check: setup  ## format, lint, types, tidy and fast tests: a minute
 	@$(BIN)/basedpyright
 	@$(PYTEST) -m "$(FAST)" -n $(WORKERS) --dist loadfile
 
-test: setup  ## every test: fast and slow ones side by side, then those with Spark one by one
+test: setup  ## every test: fast and slow ones side by side, those with Spark one by one, then stores again on Redis and S3
 	@$(PYTEST) -m "not spark" -n $(WORKERS) --dist loadfile
 	@$(PYTEST) -m spark
+	@for store in redis s3; do \
+		echo "== again with EPOCHLOG_TEST_STORE=$$store =="; \
+		EPOCHLOG_TEST_STORE=$$store $(FAR) $(PYTEST) $(AGAIN) -m "$(FAST)" -n $(WORKERS) --dist worksteal; \
+	done
 
 bench: setup  ## the figures, beside deltalake and rocksdict
 	@$(PYTEST) bench -p no:xdist --benchmark-columns=min,median,rounds --benchmark-sort=name -o python_files='bench_*.py'

@@ -48,8 +48,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_local(item: pytest.Item) -> bool:
-    seed = item.callspec.params.get("seed", 0) if isinstance(item, pytest.Function) and hasattr(item, "callspec") else 0
-    return seed > 0 or any(item.get_closest_marker(name) for name in ("local_only", "spark"))
+    if any(item.get_closest_marker(name) for name in ("local_only", "spark")):
+        return True
+    call = getattr(item, "callspec", None)
+    return call is not None and call.params.get("seed", 0) > 0
 
 
 def pytest_sessionfinish() -> None:
