@@ -30,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return f"hypothesis: repeat with --hypothesis-seed={config.getoption('hypothesis_seed')}"
+    return f"stores: {STORE}; hypothesis: repeat with --hypothesis-seed={config.getoption('hypothesis_seed')}"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
