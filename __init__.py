@@ -74,6 +74,7 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .store.definitions import TableOptions
     from .store.restore import RestoreReport, restore_catalog
     from .store.segment import Segment
+    from .store.vacuum import VacuumedFile, VacuumReport
     from .table import Table, TableInfo, TableWriter
 
 __version__ = "0.1.0"
@@ -93,6 +94,10 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "store.definitions": ("TableOptions",),
     "store.segment": ("Segment",),
+    "store.vacuum": (
+        "VacuumReport",
+        "VacuumedFile",
+    ),
     "store.restore": (
         "restore_catalog",
         "RestoreReport",
@@ -128,6 +133,8 @@ __all__ = [
     "TableWriter",
     "TableOptions",
     "Segment",
+    "VacuumReport",
+    "VacuumedFile",
     "JobInfo",
     "Snapshot",
     "Global",

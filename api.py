@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -30,11 +31,13 @@ from .store.definitions import (
 from .store.dump import Header
 from .store.handle import Handle, open_handle
 from .store.outcomes import TxnPair, check_pair, resolve
+from .store.retention import apply_retention
 from .store.schema import TableSchema
 from .store.sealing import force_boundary
 from .store.segment import Segment
 from .store.shipping import export_catalog
 from .store.tables import create_table, drop_table
+from .store.vacuum import GRACE, VacuumReport, vacuum
 from .store.verify import VerifyReport, verify_store
 from .store.writer import SegmentWriter, remove_segments
 from .table import Table, TableInfo, TableWriter, segment_writer, table_info
@@ -206,6 +209,7 @@ class Store:
         failed: list[EpochlogError] = []
         for found in self._handle.catalog.read(due):
             try:
+                apply_retention(self._handle, found)
                 compact_table(self._handle, found, full=full or table is not None)
             except TableDropped:  # since: nothing to fold
                 if table is not None:
@@ -214,6 +218,15 @@ class Store:
                 failed.append(error)
         if failed:
             raise failed[0]
+
+    def vacuum(self, dry_run: bool = False, *, grace: float | timedelta = GRACE) -> VacuumReport:
+        """Delete the files that nothing has reached for `grace` (seconds or a timedelta), and tell what stays and why.
+
+        Safe beside commits, readers and other vacuums: what is being written, or held by a snapshot, a job or another
+        lease, stays. A read that holds nothing and takes longer than `grace` may raise SnapshotExpired. dry_run:
+        nothing is written, only told.
+        """
+        return vacuum(self._handle, dry_run=dry_run, grace=grace)
 
     def verify(self) -> VerifyReport:
         """Check every record, file, checksum and order of the store; `.ok`, `.problems`. Never raises for damage."""

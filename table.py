@@ -15,6 +15,7 @@ from .store.catalog import View
 from .store.commit import TableEdit, commit_own, commit_root, refuse_unwritable
 from .store.definitions import TableDef, get_job, get_table, get_version
 from .store.epoch import as_epoch
+from .store.expiry import told, told_each
 from .store.handle import Handle
 from .store.history import read_commits, read_epoch_view, table_state
 from .store.log import next_epoch, plan_changes
@@ -140,16 +141,16 @@ class Table:
         self, *, epoch: int | None = None, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
     ) -> pa.Table:
         """All rows at an epoch (None: the newest commit), in key order. Raises EpochExpired, EpochNotCommitted."""
-        return self._plan(epoch).read(self._handle.files, columns, filter)
+        plan = self._plan(epoch)
+        return told(self._handle, lambda: plan.read(self._handle.files, columns, filter))
 
     def scan(
         self, *, epoch: int | None = None, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
     ) -> pa.RecordBatchReader:
         """The same in record batches, a bounded number of rows at a time."""
         plan = self._plan(epoch)
-        return pa.RecordBatchReader.from_batches(
-            plan.schema(columns), plan.batches(self._handle.files, columns, filter)
-        )
+        batches = told_each(self._handle, plan.batches(self._handle.files, columns, filter))
+        return pa.RecordBatchReader.from_batches(plan.schema(columns), batches)
 
     def to_pandas(self, **options: Any) -> pd.DataFrame:
         return self.to_arrow(**options).to_pandas()
@@ -162,11 +163,13 @@ class Table:
         return frame
 
     def count(self, epoch: int | None = None) -> int:
-        return self._plan(epoch).count(self._handle.files)
+        plan = self._plan(epoch)
+        return told(self._handle, lambda: plan.count(self._handle.files))
 
     def get(self, keys: object, *, epoch: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """One row for each key found, in the order asked; `keys` has exactly the primary-key columns."""
-        return self._plan(epoch).lookup(self._handle.files, keys, columns)
+        plan = self._plan(epoch)
+        return told(self._handle, lambda: plan.lookup(self._handle.files, keys, columns))
 
     def changes(
         self,
@@ -187,7 +190,7 @@ class Table:
         """
         plan = self._read(lambda view, table: plan_changes(view, table, after, until))
         batches = plan.batches(self._handle.files, mode, pre_images=pre_images, columns=columns, filter=filter)
-        return pa.RecordBatchReader.from_batches(plan.schema(columns), batches)
+        return pa.RecordBatchReader.from_batches(plan.schema(columns), told_each(self._handle, batches))
 
     def next_epoch(self, after: int) -> int | None:
         """The next log epoch past `after`, non-checkpoint ones too; None while there is none."""
@@ -299,5 +302,5 @@ def table_info(handle: Handle, view: View, table: TableDef) -> TableInfo:
         bytes=table_bytes(version),
         log_segments=version.log_segments,
         runs=version.runs,
-        _count=lambda: plan.count(handle.files),
+        _count=lambda: told(handle, lambda: plan.count(handle.files)),
     )

@@ -14,6 +14,7 @@ from ..errors import InvalidInput, LimitExceeded, NoConsistentEpoch, SnapshotExp
 from ..store.catalog import Txn
 from ..store.clock import monotonic_s
 from ..store.definitions import find_table
+from ..store.expiry import told, told_each
 from ..store.handle import Handle
 from ..store.history import read_epoch_view
 from ..store.holds import Hold, put_holds
@@ -109,6 +110,7 @@ class TableSnapshot:
 
     def __init__(self, snapshot: Snapshot, handle: Handle, plan: ScanPlan) -> None:
         self._snapshot = snapshot
+        self._handle = handle
         self._files = handle.files
         self.plan = plan
 
@@ -123,7 +125,7 @@ class TableSnapshot:
     def to_arrow(self, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None) -> pa.Table:
         """All rows in key order; `filter` is a pyarrow.compute.Expression."""
         self._check()
-        return self.plan.read(self._files, columns, filter)
+        return told(self._handle, lambda: self.plan.read(self._files, columns, filter))
 
     def scan(
         self, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
@@ -131,7 +133,8 @@ class TableSnapshot:
         """The same in record batches, a bounded number of rows at a time."""
         self._check()
         schema = self.plan.schema(columns)
-        return pa.RecordBatchReader.from_batches(schema, self.plan.batches(self._files, columns, filter))
+        batches = told_each(self._handle, self.plan.batches(self._files, columns, filter))
+        return pa.RecordBatchReader.from_batches(schema, batches)
 
     def to_pandas(self, **options: Any) -> pd.DataFrame:
         return self.to_arrow(**options).to_pandas()
@@ -146,11 +149,11 @@ class TableSnapshot:
     def get(self, keys: object, *, columns: Sequence[str] | None = None) -> pa.Table:
         """One row for each key found, in the order asked; `keys` has exactly the primary-key columns."""
         self._check()
-        return self.plan.lookup(self._files, keys, columns)
+        return told(self._handle, lambda: self.plan.lookup(self._files, keys, columns))
 
     def count(self) -> int:
         self._check()
-        return self.plan.count(self._files)
+        return told(self._handle, lambda: self.plan.count(self._files))
 
     def _check(self) -> None:
         self._snapshot._check(self.plan.table.name)

@@ -185,7 +185,7 @@ def _land(
         return at, True
 
     reached("commit:segments-written")
-    done = handle.catalog.transact(body)
+    done = handle.intents.checked(lambda: handle.catalog.transact(body))
     reached("commit:after-transaction")
     relieve(handle, written)
     return done
@@ -391,7 +391,7 @@ def commit_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit]) ->
         move_counters(tx, Counters.read(tx), commit.curr)
         return commit.curr
 
-    done = handle.catalog.transact(body)
+    done = handle.intents.checked(lambda: handle.catalog.transact(body))
     relieve(handle, written)
     return done
 

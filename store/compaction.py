@@ -19,13 +19,16 @@ from typing import TYPE_CHECKING
 from ..errors import TableDropped, WriteFailed
 from .catalog import Txn, View
 from .clock import monotonic_s
+from .datafile import FileGone
 from .definitions import Counters, TableDef, get_entries, get_runs, get_table, get_version, move_counters
 from .failpoints import reached
 from .folding import Folder
 from .garbage import let_go
+from .intents import revoked
 from .keys import KeyCodec
 from .leases import LEASE_MS
 from .picking import Piece, Task, pick, pieces
+from .reach import files_of
 from .records import (
     Record,
     after_prefix,
@@ -162,12 +165,19 @@ def _compact(handle: Handle, table: TableDef, work: Work, budget: int | None) ->
     if claimed:
         handle.leases.keep(work.owner, [key])
     try:
-        return _work_off(handle, table, work, budget, claimed=claimed)
+        outcome = _work_off(handle, table, work, budget, claimed=claimed)
     except TableDropped:
         return Outcome.LOST
+    except FileGone as error:
+        if error.path in handle.catalog.read(lambda view: files_of(view, table.id)):
+            raise
+        outcome = _abandon(handle, table, work, claimed=claimed)  # an input was let go of meanwhile, and vacuumed
     finally:
         if claimed:
             handle.leases.forget(work.owner)
+    if outcome is Outcome.LOST:
+        handle.leases.renew()  # if our intent was revoked, the next try has another one
+    return outcome
 
 
 # ---- whose task ----------------------------------------------------------------------------------------------------
@@ -306,12 +316,18 @@ def _record(handle: Handle, table: TableDef, work: Work, number: int) -> bool:
 
     def body(tx: Txn) -> bool:
         record = tx.get(compact_key(table.id))
-        if record is None or record["owner"] != work.owner:
+        if record is None or record["owner"] != work.owner or not _may_take(tx, work, [number]):
             return False
         tx.put(piece_key(table.id, number), {"live": live, "history": history})
         return True
 
     return handle.catalog.transact(body)
+
+
+def _may_take(view: View, work: Work, numbers: Sequence[int]) -> bool:
+    """Whether the parts of these pieces are still ours to give: vacuum takes what a revoked intent has left behind."""
+    fresh = [number for number in numbers if work.pieces[number].reused is None]
+    return revoked(view, [part.path for number in fresh for parts in work.done[number] for part in parts]) is None
 
 
 def _let_go_of_claim(handle: Handle, table: TableDef, work: Work) -> None:
@@ -329,6 +345,8 @@ def _finish(handle: Handle, tx: Txn, table: TableDef, work: Work, took_ms: int) 
     task, found = work.task, _inputs(tx, table, work.task)
     record = tx.get(compact_key(table.id)) if len(work.pieces) > 1 else None
     if found is None or (len(work.pieces) > 1 and (record is None or record["owner"] != work.owner)):
+        return False
+    if len(work.pieces) == 1 and not _may_take(tx, work, [0]):
         return False
     inputs, entries = found
     version, runs, now_ms = get_version(tx, table.id, table.name), get_runs(tx, table.id), handle.catalog.now_ms()

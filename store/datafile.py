@@ -35,6 +35,10 @@ _verified: OrderedDict[tuple[object, ...], None] = OrderedDict()
 _verified_lock = threading.Lock()
 
 
+class FileGone(Corrupt):
+    """A file that was to be there; whether somebody damaged the store, only the catalog can tell (expiry.py)."""
+
+
 def verified(files: Files, path: str, size: int, crc32: int, *, again: bool = False) -> pa.Buffer:
     """The whole file. Its size and checksum are compared with the catalog's when this process reads it for the first
     time, with `again` at every time; one that is far away is kept in memory then.
@@ -74,7 +78,7 @@ def identity(files: Files, path: str, size: int, crc32: int) -> Name:
 def _unreadable(path: str, error: OSError) -> Corrupt:
     """What a file system says of a file that must be there."""
     if isinstance(error, FileNotFoundError):
-        return Corrupt(path, "the file is gone")
+        return FileGone(path, "the file is gone")
     return Corrupt(path, f"it cannot be read ({error.strerror or error})")
 
 

@@ -6,7 +6,7 @@ for good), and the files that its holder may have planned to read.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from .catalog import Txn, View
@@ -65,3 +65,9 @@ def holds_of(view: View, table_id: int, now_ms: int, alive: Collection[str] = ()
                 version = job.planned_version if job.barrier else NO_PLAN
                 live.append(Hold(f"job:{job.name}", table_id, at, at, now_ms, None, version))
     return live
+
+
+def all_holds(view: View) -> Iterator[tuple[bytes, Hold]]:
+    """Every record of a hold, with its key; those that have run out too, but not what jobs imply."""
+    for key, record in view.scan(b"hold/", after_prefix(b"hold/")):
+        yield key, Hold(**record)

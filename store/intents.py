@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 from ..errors import SegmentUnknown
 from .catalog import Catalog, View
@@ -20,18 +21,23 @@ from .failpoints import reached
 from .leases import LEASE_MS, Leases
 from .records import Record, after_prefix, intent_key
 
+T = TypeVar("T")
+
 SEALED_MS = 86_400_000
 """How long sealed segments may still be committed after the store that wrote them was closed, or its process died."""
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """kind: "store" for what an open store writes by itself, "job", "spark". Times are Unix milliseconds."""
+    """kind: "store" for what an open store writes by itself, "spark" for a batch of Spark. Times are Unix milliseconds.
+    by: the process that registered it, as `1234 on host`.
+    """
 
     id: str
     kind: str
     since_ms: int
     expires_ms: int
+    by: str = ""
 
     def to_record(self) -> Record:
         return asdict(self)
@@ -52,14 +58,20 @@ def all_intents(view: View) -> list[Intent]:
     return [Intent(**record) for _, record in view.scan(b"intent/", after_prefix(b"intent/"))]
 
 
+def revoked(view: View, paths: Iterable[str]) -> str | None:
+    """An intent that vacuum has revoked and one of these was written under: it may be gone, or go any moment."""
+    found = dict.fromkeys(intent_of(path) for path in paths)
+    return next((intent or "?" for intent in found if view.get(intent_key(intent)) is None), None)
+
+
 def require_intents(view: View, table: str, paths: Iterable[str]) -> None:
-    """SegmentUnknown if vacuum has revoked what a segment was written under: its file may be gone, or go any moment."""
-    for intent in dict.fromkeys(intent_of(path) for path in paths):
-        if view.get(intent_key(intent)) is None:
-            raise SegmentUnknown(
-                f"table {table!r}: the intent {intent or '?'} under which its segments were written has ended or was "
-                "revoked; write the rows again, then commit them"
-            )
+    """SegmentUnknown if vacuum has revoked what a segment was written under."""
+    intent = revoked(view, paths)
+    if intent is not None:
+        raise SegmentUnknown(
+            f"table {table!r}: the intent {intent} under which its segments were written has ended or was revoked; "
+            "write the rows again, then commit them"
+        )
 
 
 class Intents:
@@ -81,7 +93,7 @@ class Intents:
         if self._pid != os.getpid():  # a forked child: the intent so far is its parent's to end
             self._pid, self._lock, self._own, self._sealed = os.getpid(), threading.Lock(), None, False
         with self._lock:
-            if self._own is None or self._own not in self._leases.live or (sealed and not self._sealed):
+            if self._own is None or not self._leases.keeps(self._own) or (sealed and not self._sealed):
                 self._sealed = self._sealed or sealed
                 self._own = self.register("store", SEALED_MS if self._sealed else LEASE_MS)
             return self._own
@@ -89,7 +101,8 @@ class Intents:
     def register(self, kind: str, length_ms: int = LEASE_MS) -> str:
         """A new intent, kept alive until `release`, the close of the store or the end of the process."""
         intent, now_ms = uuid.uuid4().hex, self._catalog.now_ms()
-        record = Intent(intent, kind, now_ms, now_ms + length_ms).to_record()
+        by = f"{os.getpid()} on {os.uname().nodename}"
+        record = Intent(intent, kind, now_ms, now_ms + length_ms, by).to_record()
         self._catalog.transact(lambda tx: tx.put(intent_key(intent), record))
         reached("intent:registered")
         self._leases.keep(intent, [intent_key(intent)], length_ms, lasting=length_ms > LEASE_MS)
@@ -98,3 +111,13 @@ class Intents:
     def release(self, intent: str) -> None:
         """Its writers have ended: what they wrote and nobody committed is vacuum's."""
         self._leases.release(intent)
+
+    def checked(self, commit: Callable[[], T]) -> T:
+        """What `commit` gives. When it is refused because an intent was revoked, as after a long suspension, those who
+        write from now on get a new one.
+        """
+        try:
+            return commit()
+        except SegmentUnknown:
+            self._leases.renew()
+            raise

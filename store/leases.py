@@ -17,6 +17,10 @@ LEASE_MS = 600_000
 _RENEW_S = LEASE_MS / 1000 / 3
 _log = logging.getLogger("epochlog")
 
+_alive: set[str] = set()
+"""The holders that live in this process, whichever open store keeps their leases."""
+os.register_at_fork(after_in_child=_alive.clear)
+
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
@@ -30,7 +34,7 @@ class _Kept:
 class Leases:
     """The leases that one open store holds.
 
-    A jump of the clock ends none of them: `live` tells whom to count regardless.
+    A jump of the clock ends none of them: `live` tells whom to count regardless, all over this process.
     """
 
     def __init__(self, catalog: Catalog) -> None:
@@ -43,16 +47,21 @@ class Leases:
 
     @property
     def live(self) -> frozenset[str]:
-        """Holders that live in this process."""
+        """Holders that live in this process, those of its other open stores among them."""
+        return frozenset(_alive)
+
+    def keeps(self, holder: str) -> bool:
+        """Whether this open store still keeps the holder's leases: they have not been revoked."""
         self._leave_to_parent()
         with self._lock:
-            return frozenset(self._held)
+            return holder in self._held
 
     def keep(self, holder: str, keys: Sequence[bytes], length_ms: int = LEASE_MS, *, lasting: bool = False) -> None:
         """Renew these records (just written, with their `expires_ms`) from now on, until `release`."""
         self._leave_to_parent()
         with self._lock:
             self._held[holder] = _Kept(tuple(keys), length_ms, lasting)
+            _alive.add(holder)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="epochlog-leases", daemon=True)
                 self._thread.start()
@@ -62,6 +71,7 @@ class Leases:
         self._leave_to_parent()
         with self._lock:
             kept = self._held.pop(holder, None)
+            _alive.discard(holder)
         if kept is not None and not kept.lasting:
 
             def body(tx: Txn) -> None:
@@ -74,6 +84,7 @@ class Leases:
         """Stop renewing; the records are left as they are."""
         with self._lock:
             self._held.pop(holder, None)
+            _alive.discard(holder)
 
     def renew(self) -> None:
         """Push back the end of every lease of this process. A holder whose records are gone was revoked: it ends."""
@@ -92,10 +103,8 @@ class Leases:
             return lost
 
         if held:
-            lost = self._catalog.transact(body)
-            with self._lock:
-                for holder in lost:
-                    self._held.pop(holder, None)
+            for holder in self._catalog.transact(body):
+                self.forget(holder)
 
     def close(self) -> None:
         """Give back all leases and end the renewing thread. Those that cannot be given back now run out."""
@@ -104,10 +113,13 @@ class Leases:
         try:
             if any(kept.lasting for kept in self._held.values()):
                 self.renew()
-            for holder in self.live:
+            for holder in list(self._held):
                 self.release(holder)
         except EpochlogError as error:
             _log.warning("leases could not be given back, they run out by themselves: %s", error)
+        finally:
+            for holder in list(self._held):
+                self.forget(holder)
         if self._thread is not None:
             self._thread.join()
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .handle import Handle
 
 KEPT_OUTCOMES = 1_000
+UNUSED_MS = 30 * 86_400_000
+"""The outcomes of an application are forgotten so long after its last commit."""
 MAX_APP_BYTES = 200
 
 TxnPair = tuple[str, int]
@@ -105,3 +107,31 @@ def record_outcome(tx: Txn, txn: TxnPair, tables: Sequence[int], epoch: int | No
         tx.delete(oldest)
         count, forgotten = count - 1, key_epoch(oldest)
     tx.put(txn_app_key(app), {"forgotten": forgotten, "count": count, "used_ms": now_ms})
+
+
+def forget_unused(handle: Handle) -> int:
+    """Forget the outcomes of applications that have been at rest for UNUSED_MS; how many applications that were.
+
+    Their high-water marks stay: a commit of theirs that is made again is refused, and lands no second time.
+    """
+
+    def unused(view: View) -> list[str]:
+        before_ms = handle.catalog.now_ms() - UNUSED_MS
+        prefix = b"txnapp/"
+        found = view.scan(prefix, after_prefix(prefix))
+        return [key[len(prefix) :].decode() for key, app in found if app["count"] and app["used_ms"] < before_ms]
+
+    def forget(tx: Txn, app: str) -> None:
+        record, prefix = tx.get(txn_app_key(app)), b"txn/" + app.encode() + b"\0"
+        if record is None or record["used_ms"] >= handle.catalog.now_ms() - UNUSED_MS:
+            return
+        keys = [key for key, _ in tx.scan(prefix, after_prefix(prefix))]
+        for key in keys:
+            tx.delete(key)
+        newest = max([record["forgotten"], *map(key_epoch, keys)])
+        tx.put(txn_app_key(app), {**record, "forgotten": newest, "count": 0})
+
+    apps = handle.catalog.read(unused)
+    for app in apps:
+        handle.catalog.transact(lambda tx, app=app: forget(tx, app))
+    return len(apps)

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from .catalog import View
-from .definitions import get_runs
-from .records import after_prefix, compact_key
+from .records import after_prefix, compact_key, runs_key
 from .run import Part
-from .version import LogEntry
+from .version import LogEntry, runs_from_record
 
 
 def files_of(view: View, table_id: int) -> dict[str, int]:
     """The paths and bytes of all files of a table: its log's, its runs', and those done of a compaction under way."""
-    return dict(_files_of(view, table_id))
+    suffix = b"%08x/" % table_id
+    return dict(_found(view, b"log/" + suffix, runs_key(table_id), compact_key(table_id) + b"/"))
 
 
-def _files_of(view: View, table_id: int) -> Iterator[tuple[str, int]]:
-    prefix = b"log/%08x/" % table_id
-    for _, record in view.scan(prefix, after_prefix(prefix)):
-        for file in LogEntry.from_record(record).files:
-            yield file.path, file.bytes
-    for run in get_runs(view, table_id):
-        for part in (*run.parts, *run.history):
-            yield part.path, part.bytes
-    prefix = compact_key(table_id) + b"/"
-    for _, record in view.scan(prefix, after_prefix(prefix)):
-        for done in (*record["live"], *record["history"]):
-            part = Part.from_record(done)
-            yield part.path, part.bytes
+def all_files(view: View) -> dict[str, int]:
+    """The same of the whole store, by the records that name files alone: a table whose own record was lost keeps its
+    files.
+    """
+    return dict(_found(view, b"log/", b"runs/", b"compact/"))
+
+
+def _found(view: View, log: bytes, runs: bytes, compact: bytes) -> Iterator[tuple[str, int]]:
+    for _, record in view.scan(log, after_prefix(log)):
+        yield from ((file.path, file.bytes) for file in LogEntry.from_record(record).files)
+    for _, record in view.scan(runs, after_prefix(runs)):
+        for run in runs_from_record(record):
+            yield from ((part.path, part.bytes) for part in (*run.parts, *run.history))
+    for _, record in view.scan(compact, after_prefix(compact)):
+        yield from ((part.path, part.bytes) for part in _done(record))
+
+
+def _done(record: dict[str, Any]) -> Iterator[Part]:
+    """The parts of a piece that is done; the record of the compaction itself has none."""
+    for kind in ("live", "history"):
+        yield from map(Part.from_record, record.get(kind, ()))

@@ -1,0 +1,121 @@
+"""What is to become of each file of a store: a pure judgement of a listing, and of what the catalog said after it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from .dump import ENDING, ship_folder
+from .files import FileInfo
+from .garbage import Gone
+from .holds import NO_PLAN, Hold
+from .intents import Intent, intent_of
+
+_DATA_FILE = re.compile(r"t([0-9a-f]{8})/[^/]+\.(?:arrow|parquet)")
+REACHED_AND_GONE = "the catalog reaches it and has noted it as gone: never deleted; please report this"
+
+
+class Fate(StrEnum):
+    """A file is data; or it is garbage that stays for now, or is due; or it is none of ours."""
+
+    REACHED = "reached"
+    KEPT = "kept"
+    DUE = "due"
+    FOREIGN = "foreign"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One file's fate and its reason. since_ms: when it became unreachable; until_ms: when it may go at the earliest.
+
+    fresh: nobody has noted so far that it is gone. listed: it is there (else only the note of it).
+    """
+
+    path: str
+    bytes: int
+    fate: Fate
+    reason: str = ""
+    table_id: int = 0
+    since_ms: int = 0
+    until_ms: int | None = None
+    fresh: bool = False
+    listed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the catalog said, at one moment after the listing.
+
+    intents: those that live. ended: those just revoked, with the moment at which they had run out. holds: by table.
+    """
+
+    store_id: str
+    now_ms: int
+    reached: Mapping[str, int]
+    gone: Mapping[str, Gone]
+    intents: Mapping[str, Intent]
+    holds: Mapping[int, Sequence[Hold]]
+    ended: Mapping[str, int] = field(default_factory=dict)
+
+
+def table_of(store_id: str, path: str) -> int | None:
+    """The table whose data file this is, by its name; None for anything else."""
+    folder, slash, rest = path.partition("/")
+    found = _DATA_FILE.fullmatch(rest) if slash and folder == store_id else None
+    return None if found is None else int(found[1], 16)
+
+
+def judge(listed: Iterable[FileInfo], known: Known, grace_ms: int) -> Iterator[Verdict]:
+    """The fate of every file that was listed, and of those that the catalog notes as gone."""
+    seen = set()
+    for info in listed:
+        seen.add(info.path)
+        yield _judge(info.path, info.size, known, grace_ms)
+    for path, gone in known.gone.items():
+        if path not in seen and path not in known.reached:
+            verdict = _unreached(gone.path, gone.bytes, known, gone, grace_ms)
+            yield replace(verdict, listed=False)
+
+
+def _judge(path: str, size: int, known: Known, grace_ms: int) -> Verdict:
+    table_id, gone = table_of(known.store_id, path), known.gone.get(path)
+    if path in known.reached:
+        if gone is None:
+            return Verdict(path, size, Fate.REACHED)
+        return Verdict(path, size, Fate.KEPT, REACHED_AND_GONE, gone.table_id)
+    if gone is not None:
+        return _unreached(path, size, known, gone, grace_ms)
+    if table_id is None:
+        ours = path.startswith(ship_folder(known.store_id) + "/") and path.endswith(ENDING)
+        return Verdict(path, size, Fate.REACHED if ours else Fate.FOREIGN, "not a data file of this store")
+    name = intent_of(path)
+    intent = known.intents.get(name)
+    if intent is not None:
+        by = f" by process {intent.by}" if intent.by else ""
+        reason = f"being written under {intent.kind} intent {intent.id}{by}"
+        return Verdict(path, size, Fate.KEPT, reason, table_id, until_ms=intent.expires_ms)
+    since_ms = known.ended.get(name, known.now_ms)
+    fresh = Gone(path, table_id, size, since_ms, NO_PLAN)
+    return replace(_unreached(path, size, known, fresh, grace_ms), fresh=True)
+
+
+def _unreached(path: str, size: int, known: Known, gone: Gone, grace_ms: int) -> Verdict:
+    """A file that nothing reaches since gone.at_ms: it may go when its grace is over and nobody can be reading it."""
+    until_ms = gone.at_ms + grace_ms
+    if known.now_ms < until_ms:
+        return Verdict(path, size, Fate.KEPT, "in grace", gone.table_id, gone.at_ms, until_ms)
+    held = [hold for hold in known.holds.get(gone.table_id, ()) if pins(hold, gone.version)]
+    if held:
+        others = f" and {len(held) - 1} more" if len(held) > 1 else ""
+        reason = f"held by {held[0].holder}{others}"
+        ends = [hold.expires_ms for hold in held]
+        last = None if None in ends else max(end for end in ends if end is not None)
+        return Verdict(path, size, Fate.KEPT, reason, gone.table_id, gone.at_ms, last)
+    return Verdict(path, size, Fate.DUE, "nothing reaches it", gone.table_id, gone.at_ms)
+
+
+def pins(hold: Hold, version: int) -> bool:
+    """Whether whoever holds may have planned to read a file that was let go of at that version of the store."""
+    return hold.version < version
