@@ -165,22 +165,20 @@ def image_rows(
 
     Change i replaces row old[i] of the pool by new[i], or deletes it. `key`: the columns that both have alike.
     """
-    known = old >= 0
-    changed = np.ones(len(old), np.bool_)
-    both = np.flatnonzero(known & ~deleted)
-    changed[both] = pool.differing(old[both], new[both], key)
-    pre, post = known & changed, ~deleted & changed
-    ends = np.cumsum(pre.astype(np.int64) + post)
-    total = int(ends[-1]) if len(ends) else 0
-    # each change gives its old row, then its new one
-    source, kinds = np.empty(total, np.int64), np.empty(total, np.int8)
-    at_post = ends[post] - 1
-    source[at_post], kinds[at_post] = new[post], np.where(pre[post], _UPDATE_POST, _INSERT)
-    at_pre = ends[pre] - 1 - post[pre]
-    source[at_pre], kinds[at_pre] = old[pre], np.where(post[pre], _UPDATE_PRE, _DELETE)
-    columns = [pool.taken(name, source) for name in names]
-    rows = np.repeat(labels, pre.astype(np.int64) + post)
-    return pa.Table.from_arrays([*columns, *change_columns(kinds, rows)], schema=pool.schema(names))
+    known, kept = old >= 0, ~deleted
+    both = np.flatnonzero(known & kept)
+    same = both[~pool.differing(old[both], new[both], key)]
+    known[same] = kept[same] = False
+    # each change has room for its old row, then for its new one
+    rooms, kinds = np.empty((len(old), 2), np.int64), np.empty((len(old), 2), np.int8)
+    rooms[:, 0], rooms[:, 1] = old, new
+    kinds[:, 0] = np.where(kept, _UPDATE_PRE, _DELETE)
+    kinds[:, 1] = np.where(known, _UPDATE_POST, _INSERT)
+    taken = np.flatnonzero(np.stack((known, kept), axis=1).ravel())
+    places = rooms.ravel().take(taken)
+    columns = [pool.taken(name, places) for name in names]
+    change = change_columns(kinds.ravel().take(taken), labels.take(taken >> 1))
+    return pa.Table.from_arrays([*columns, *change], schema=pool.schema(names))
 
 
 def change_columns(kinds: np.ndarray | str, labels: np.ndarray) -> list[pa.Array]:

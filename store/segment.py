@@ -76,6 +76,7 @@ def write_segment(
     codec: KeyCodec,
     rows: Rows,
     label: int | None = None,
+    compression: str = "zstd",
 ) -> Segment:
     """Write rows (at least one, with all of the table's columns) as a new file, durable on return.
 
@@ -87,7 +88,7 @@ def write_segment(
         table = table.combine_chunks()
     batches = table.to_batches(max_chunksize=BATCH_ROWS)
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
         for batch in batches:
             writer.write_batch(batch)
     data = sink.getvalue()
