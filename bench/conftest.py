@@ -15,6 +15,8 @@ from report import Book, command_line, write_between
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "PERFORMANCE.md"
 BOOK = pytest.StashKey[Book]()
+WHOLE = {"P1", "P2", "P3", "P4", "P6", "P8", "P9", "P10", "P11", "P15"}
+"""The figures of a full run."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -70,7 +72,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
     for line in book.verdicts():
         terminalreporter.write_line(line)
     path: Path | None = config.getoption("report")
-    if path is None and book.scale == 1 and {"P1", "P2", "P6"} <= {figure.id for figure in book.figures}:
+    if path is None and book.scale == 1 and WHOLE <= {figure.id for figure in book.figures}:
         path = DOCUMENT
     if path is None or exitstatus != 0:
         terminalreporter.write_line("no report is written: it takes a full run without failures, or --report=FILE")

@@ -44,18 +44,26 @@ class Epochlog:
     def __init__(self, folder: Path) -> None:
         self._store = el.open(folder)
         self._table = self._store.create_table("rows", SCHEMA, primary_key=["id"])
+        self._epochs: list[int] = []
 
     def load(self, base: pa.Table) -> None:
-        self._table.upsert(base)
+        self._epochs.append(self._table.upsert(base))
 
     def prepare(self, rows: pa.Table) -> pa.Table:
         return rows
 
     def commit(self, prepared: pa.Table) -> None:
-        self._table.upsert(prepared)
+        self._epochs.append(self._table.upsert(prepared))
 
     def read(self) -> pa.Table:
         return self._table.to_arrow()
+
+    def read_at(self, commit: int) -> pa.Table:
+        """All rows as they were after that commit; the load is commit 0."""
+        return self._table.to_arrow(epoch=self._epochs[commit])
+
+    def get(self, keys: pa.Table) -> pa.Table:
+        return self._table.get(keys)
 
     def as_arrow(self, result: pa.Table) -> pa.Table:
         return result
@@ -72,12 +80,16 @@ class Delta:
 
     name = "deltalake"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, change_feed: bool = False) -> None:
         self._folder = str(folder)
+        self._configuration = {"delta.enableChangeDataFeed": "true"} if change_feed else None
+        self._versions: list[int] = []
 
     def load(self, base: pa.Table) -> None:
-        write_deltalake(self._folder, base)
+        write_deltalake(self._folder, base, configuration=self._configuration)
         self._table = DeltaTable(self._folder)
+        self._past = DeltaTable(self._folder)
+        self._versions.append(self._table.version())
 
     def prepare(self, rows: pa.Table) -> pa.Table:
         return rows
@@ -85,10 +97,19 @@ class Delta:
     def commit(self, prepared: pa.Table) -> None:
         merger = self._table.merge(prepared, "t.id = s.id", source_alias="s", target_alias="t")
         merger.when_matched_update_all().when_not_matched_insert_all().execute()
+        self._versions.append(self._table.version())
 
     def read(self) -> pa.Table:
         self._table.update_incremental()
         return self._table.to_pyarrow_table()
+
+    def read_at(self, commit: int) -> pa.Table:
+        self._past.load_as_version(self._versions[commit])
+        return self._past.to_pyarrow_table()
+
+    def changes(self) -> pa.Table:
+        """The change feed of all commits after the load, with the images of updates."""
+        return pa.table(self._table.load_cdf(starting_version=self._versions[0] + 1).read_all())
 
     def as_arrow(self, result: pa.Table) -> pa.Table:
         return in_key_order(result)
@@ -132,6 +153,11 @@ class Rocks:
 
     def read(self) -> list[tuple[Any, Any]]:
         return list(self._db.items())
+
+    def get(self, keys: list[bytes]) -> list[Any]:
+        """One by one: its way to be asked for many keys at once is slower."""
+        get = self._db.get
+        return [get(key) for key in keys]
 
     def as_arrow(self, result: list[tuple[Any, Any]]) -> pa.Table:
         keys = np.frombuffer(b"".join(key for key, _ in result), ">i8").astype(np.int64)

@@ -22,22 +22,29 @@ PACKAGES = ("deltalake", "lmdb", "numpy", "pyarrow", "pyspark", "rocksdict")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The median of paired ratios of `ours` to `peer` must be at most this."""
+    """The median of paired ratios of `ours` to `peer` must be at most this; without a peer, the median of `ours`."""
 
     ours: str
-    peer: str
+    peer: str | None
     at_most: float
     says: str  # the target as people write it
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Samples in ms of everybody who took part, and what must be reached."""
+    """Samples (in ms unless `unit` says otherwise) of everybody who took part, and what must be reached."""
 
     id: str
     what: str
     samples: Samples
     targets: tuple[Target, ...]
+    unit: str = "ms"
+
+    def judged(self, target: Target) -> float:
+        """What the target is about."""
+        if target.peer is None:
+            return statistics.median(self.samples[target.ours])
+        return ratio(self.samples, target.ours, target.peer)
 
 
 @dataclass(slots=True)
@@ -49,29 +56,31 @@ class Book:
     load_at_start: float = field(default_factory=lambda: os.getloadavg()[0])
 
     def add(self, figure: Figure) -> None:
-        self.figures = sorted([*self.figures, figure], key=lambda each: each.id)
+        self.figures = sorted([*self.figures, figure], key=lambda each: int(each.id[1:]))
 
     def verdicts(self) -> list[str]:
         lines = [
-            "| | what | epochlog, ms | beside | its ms | ratio | target | |",
+            "| | what | epochlog | beside | its figure | ratio | target | |",
             "|---|---|--:|---|--:|--:|--:|---|",
         ]
         for figure in self.figures:
             for target in figure.targets:
-                reached = ratio(figure.samples, target.ours, target.peer)
-                ours, theirs = (_ms(statistics.median(figure.samples[name])) for name in (target.ours, target.peer))
+                reached = figure.judged(target)
+                ours, theirs = (_shown(figure, name) for name in (target.ours, target.peer))
                 verdict = "hit" if reached <= target.at_most else "**miss**"
                 what = figure.what if target.ours == "epochlog" else f"{figure.what} ({target.ours})"
-                cells = [figure.id, what, ours, target.peer, theirs, f"{reached:.3g}", target.says, verdict]
+                compared = "–" if target.peer is None else f"{reached:.3g}"
+                cells = [figure.id, what, ours, target.peer or "–", theirs, compared, target.says, verdict]
                 lines.append(f"| {' | '.join(cells)} |")
         return lines
 
     def medians(self) -> list[str]:
-        lines = ["| | what | who | median, ms | quartiles, ms | samples |", "|---|---|---|--:|--:|--:|"]
+        lines = ["| | what | who | median | quartiles | samples |", "|---|---|---|--:|--:|--:|"]
         for figure in self.figures:
             for name, samples in figure.samples.items():
-                low, middle, high = (_ms(cut) for cut in quartiles(samples))
-                lines.append(f"| {figure.id} | {figure.what} | {name} | {middle} | {low} – {high} | {len(samples)} |")
+                low, middle, high = (_number(cut) for cut in quartiles(samples))
+                cells = [figure.id, figure.what, name, f"{middle} {figure.unit}", f"{low} – {high}", str(len(samples))]
+                lines.append(f"| {' | '.join(cells)} |")
         return lines
 
     def render(self, command: str) -> str:
@@ -98,8 +107,13 @@ def quartiles(samples: list[float]) -> tuple[float, float, float]:
     return low, middle, high
 
 
-def _ms(took: float) -> str:
-    return f"{took:.2f}" if took < 10 else f"{took:.1f}" if took < 100 else f"{took:.0f}"
+def _number(figure: float) -> str:
+    digits = next((digits for top, digits in ((1, 3), (10, 2), (100, 1)) if figure < top), 0)
+    return f"{figure:.{digits}f}"
+
+
+def _shown(figure: Figure, name: str | None) -> str:
+    return "–" if name is None else f"{_number(statistics.median(figure.samples[name]))} {figure.unit}"
 
 
 def write_between(path: Path, text: str) -> None:

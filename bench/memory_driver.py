@@ -1,0 +1,99 @@
+"""One piece of work on a large store, in a process of its own: prints the memory that it took at most, as JSON.
+
+    memory_driver.py load | scan | compact | replay  ROOT  ROWS
+
+Counted is what the process holds above what it held before the work: anonymous pages (RssAnon), which nothing can take
+from it, and pages of mapped files (RssFile), which the system drops when it needs room. The largest batch that the
+work was given is taken off the first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+from data import SCHEMA
+
+import epochlog as el
+
+PIECES = 20
+EVERY_S = 0.002
+
+
+class Watch:
+    """Looks at this process's memory every two milliseconds."""
+
+    def __init__(self) -> None:
+        self._done = threading.Event()
+        self.start = self.peak = resident_mib()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._done.wait(EVERY_S):
+            now = resident_mib()
+            self.peak = (max(self.peak[0], now[0]), max(self.peak[1], now[1]))
+
+
+def resident_mib() -> tuple[float, float]:
+    """Anonymous and file-mapped pages of this process."""
+    text = Path("/proc/self/status").read_text("utf-8")
+    anonymous, mapped = (re.search(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE) for name in ("RssAnon", "RssFile"))
+    assert anonymous and mapped
+    return int(anonymous[1]) / 1024, int(mapped[1]) / 1024
+
+
+def load(root: str, rows: int) -> None:
+    """Pieces that each spread over all keys: every part of a read meets all of them."""
+    chance = np.random.default_rng(15)
+    with el.open(root, durability="os") as store:
+        table = store.create_table("t", SCHEMA, primary_key=["id"])
+        for piece in range(PIECES):
+            ids = np.arange(rows // PIECES) * PIECES * 8 + piece * 8
+            names = pa.array(chance.integers(10**9, 10**10, len(ids))).cast(pa.string())
+            table.upsert(pa.table([pa.array(ids), pa.array(chance.random(len(ids))), names], schema=SCHEMA))
+
+
+def drained(batches: Iterable[pa.RecordBatch]) -> tuple[int, float]:
+    """Rows, and MiB of the largest batch."""
+    rows, largest = 0, 0
+    for batch in batches:
+        rows, largest = rows + batch.num_rows, max(largest, batch.nbytes)
+    return rows, largest / 2**20
+
+
+def main() -> None:
+    work, root, rows = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    if work == "load":
+        load(root, rows)
+        print("{}")
+        return
+    total, batch_mib = rows // PIECES * PIECES, 0.0
+    with el.open(root, durability="os") as store, Watch() as watch:
+        table = store.table("t")
+        if work == "compact":
+            store.compact("t", full=True)
+            found = table.count()
+        else:
+            found, batch_mib = drained(table.scan() if work == "scan" else table.changes(0))
+    assert found == total, f"{found} rows, not {total}"
+    anonymous, mapped = (peak - start for peak, start in zip(watch.peak, watch.start, strict=True))
+    print(json.dumps({"anonymous_mib": max(0, anonymous - batch_mib), "mapped_mib": mapped}))
+
+
+if __name__ == "__main__":
+    main()
