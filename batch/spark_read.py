@@ -278,7 +278,8 @@ def plan_with_lease(handle: Handle, load: Load) -> ScanPlan | LogPlan:
     def body(tx: Txn) -> ScanPlan | LogPlan:
         plan, now_ms = _plan(tx, load), handle.catalog.now_ms()
         first = _after(tx, load) if load.feed else None
-        read_epoch = load.epoch if first is None else first if load.pre_images else None
+        looks_up = load.pre_images and isinstance(plan, LogPlan) and not plan.stored
+        read_epoch = load.epoch if first is None else first if looks_up else None
         put_holds(tx, [Hold(holder, load.table_id, first, read_epoch, now_ms, now_ms + LEASE_MS)])
         return plan
 

@@ -76,8 +76,14 @@ def cut(piece: Piece) -> list[Piece]:
         return []
     rows = source.rows_at_most
     count = min(max(os.cpu_count() or 1, rows // LARGEST_PIECE_ROWS), max(1, rows // SMALLEST_PIECE_ROWS))
-    ranges = source.splits(count) if count > 1 else [EVERYTHING]
+    ranges = _ranges(piece, count) if count > 1 else [EVERYTHING]
     return [replace(piece, plan=_narrowed(piece.plan, keys), key_range=keys) for keys in ranges]
+
+
+def _ranges(piece: Piece, count: int) -> list[KeyRange]:
+    if isinstance(piece.plan, LogPlan):
+        return piece.plan.splits(piece.files, count)
+    return piece.plan.splits(count)
 
 
 def source_of(plan: ScanPlan | LogPlan) -> ScanPlan:
@@ -98,7 +104,10 @@ def _narrowed(plan: ScanPlan | LogPlan, keys: KeyRange) -> ScanPlan | LogPlan:
             plan, runs=tuple(_narrow_run(run, keys) for run in plan.runs), segments=_within(plan.segments, keys)
         )
     before = None if plan.before is None else _narrowed(plan.before, keys)
-    groups = tuple(replace(group, segments=_within(group.segments, keys)) for group in plan.groups)
+    groups = tuple(
+        replace(group, segments=_within(group.segments, keys), images=_within(group.images, keys))
+        for group in plan.groups
+    )
     return replace(plan, before=before, groups=groups)
 
 

@@ -208,6 +208,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         handle, holder = self._handle(), f"consumer:{self._read.consumer}"
         key = hold_key(self._read.table_id, holder)
+        looks_up = self._read.pre_images and handle.catalog.read(self._table).changelog != "full"
 
         def held(view: View) -> bool:
             record = view.get(key)
@@ -215,7 +216,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         if first and handle.catalog.read(held):
             return
-        read_epoch = offset.epoch if first or self._read.pre_images else None
+        read_epoch = offset.epoch if first or looks_up else None
         hold = Hold(holder, self._read.table_id, offset.epoch, read_epoch, handle.catalog.now_ms(), None)
 
         def body(tx: Txn) -> None:
