@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +22,13 @@ from epochlog.store import lmdb_catalog, segment
 from epochlog.store.files import Files, LocalFiles
 from epochlog.store.lmdb_catalog import LmdbCatalog
 from epochlog.store.writer import SegmentWriter
+from faults import plants_compaction
 from faults.damage import check_damage
 from faults.disk import Disk, File
+from faults.plant import Plant
 from faults.power import Again, cut_everywhere, fail_once, told_on
 
 pytestmark = pytest.mark.local_only
-
-
-@dataclass(frozen=True)
-class Plant:
-    """A bug, and the check that must fail with it (AssertionError or Corrupt). The check is given an empty folder."""
-
-    name: str
-    apply: Callable[[pytest.MonkeyPatch], None]
-    caught_by: Callable[[Path], object]
 
 
 # ---- checks ------------------------------------------------------------------------------------------------------
@@ -249,6 +241,7 @@ PLANTS = [
     Plant("one-write-is-taken-for-all", one_write_is_taken_for_all, short_writes),
     Plant("no-checksum-is-compared", no_checksum_is_compared, damage),
     Plant("a-damaged-file-is-not-named", a_damaged_file_is_not_named, damage),
+    *plants_compaction.PLANTS,
 ]
 
 

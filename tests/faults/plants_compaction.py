@@ -1,0 +1,146 @@
+"""Bugs planted in compaction, and the random histories that notice them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import epochlog as el
+from epochlog.store import compaction, folding, picking
+from epochlog.store.compaction import compact_table
+from epochlog.store.definitions import find_table
+from epochlog.store.epoch import EPOCH_ORIGIN_MS
+from epochlog.store.folding import Source
+from epochlog.store.merge import Rows
+from epochlog.store.version import TableVersion
+from faults.plant import Plant
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("n", pa.int64())])
+HISTORY_MS = 400
+
+
+def random_histories(base: Path) -> None:
+    """Commits and slices of compactions in any order: every epoch that is readable reads as it was."""
+    for seed in range(4):
+        one_history(base / str(seed), seed)
+
+
+def one_history(root: Path, seed: int) -> None:
+    rng, now_ms = random.Random(seed), EPOCH_ORIGIN_MS + 1_000_000
+
+    def clock() -> int:
+        return now_ms
+
+    with pytest.MonkeyPatch.context() as patch, el.open(root, durability="os", clock=clock) as store:
+        patch.setattr(picking, "PIECE_ROWS", 9)
+        patch.setattr(folding, "PART_ROWS", 7)
+        options = el.TableOptions(history_retention=timedelta(milliseconds=HISTORY_MS), compact_segments=2)
+        table = store.create_table("t", SCHEMA, ["id"], options=options)
+        definition = store._handle.catalog.read(lambda view: find_table(view, "t"))
+        state: dict[int, int] = {}
+        states: dict[int, dict[int, int]] = {}
+        for n in range(60):
+            now_ms += rng.randint(1, 30)
+            ids = rng.sample(range(40), rng.randint(1, 8))
+            if rng.random() < 0.3:
+                epoch = table.delete(pa.table({"id": ids}))
+                state = {key: value for key, value in state.items() if key not in ids}
+            else:
+                epoch = table.upsert(pa.table({"id": ids, "n": [n] * len(ids)}, schema=SCHEMA))
+                state = {**state, **dict.fromkeys(ids, n)}
+            states[epoch] = state
+            if rng.random() < 0.5:
+                budget = rng.choice([None, 1, 3])
+                compact_table(store._handle, definition, l0_only=rng.random() < 0.5, budget=budget)
+            check(table, states, rng.sample(sorted(states), min(2, len(states))), seed)
+        check(table, states, sorted(states), seed)
+
+
+def check(table: el.Table, states: dict[int, dict[int, int]], epochs: Sequence[int], seed: int) -> None:
+    safe = table.info.safe_epoch
+    for epoch in epochs:
+        if epoch >= safe:
+            found = table.to_arrow(epoch=epoch)
+            rows = dict(zip(found["id"].to_pylist(), found["n"].to_pylist(), strict=True))
+            assert rows == states[epoch], f"seed {seed}: at {epoch}"
+            assert found["id"].to_pylist() == sorted(rows), f"seed {seed}: at {epoch}, each key once and in order"
+
+
+# ---- bugs ----------------------------------------------------------------------------------------------------------
+
+
+def deletes_go_above_the_bottom(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = folding.Folder.fold
+    monkeypatch.setattr(folding.Folder, "fold", lambda *args, **options: real(*args, **{**options, "bottom": True}))
+
+
+def history_is_dropped_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = folding.still_seen
+
+    def early(history: Sequence[Rows], safe_epoch: int, *, bottom: bool) -> Rows | None:
+        ends = [rows.data.column("_until").to_numpy() for rows in history]
+        later = int(np.median(np.concatenate(ends))) if ends else 0
+        return real(history, max(safe_epoch, later), bottom=bottom)
+
+    monkeypatch.setattr(folding, "still_seen", early)
+
+
+def a_row_ends_when_it_was_replaced_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when it was replaced first: two versions of one key are visible at once."""
+    monkeypatch.setattr(folding, "_first_epochs", lambda source: source.live.data.column("_epoch").to_numpy())
+
+
+def the_lower_source_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = folding._put
+    monkeypatch.setattr(folding, "_put", lambda lower, upper: real(upper, lower))
+
+
+def what_a_run_replaces_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = folding._put
+
+    def forgetful(lower: Source, upper: Source) -> Source:
+        return replace(real(lower, upper), history=(*lower.history, *upper.history))
+
+    monkeypatch.setattr(folding, "_put", forgetful)
+
+
+def parts_are_kept_though_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picking, "_touched", lambda span, spans: False)
+
+
+def pieces_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = picking._split
+
+    def wide(*args: Any) -> list[picking.Piece]:
+        return [piece if piece.high is None else replace(piece, high=piece.high + 1) for piece in real(*args)]
+
+    monkeypatch.setattr(picking, "_split", wide)
+
+
+def the_safe_epoch_is_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = compaction.pick
+
+    def greedy(version: TableVersion, *args: Any, **options: Any) -> Any:
+        return real(replace(version, safe_epoch=version.max_committed_epoch), *args, **options)
+
+    monkeypatch.setattr(compaction, "pick", greedy)
+
+
+PLANTS = [
+    Plant("deletes-go-above-the-bottom", deletes_go_above_the_bottom, random_histories),
+    Plant("history-is-dropped-too-early", history_is_dropped_too_early, random_histories),
+    Plant("a-row-ends-when-it-was-replaced-last", a_row_ends_when_it_was_replaced_last, random_histories),
+    Plant("the-lower-source-wins", the_lower_source_wins, random_histories),
+    Plant("what-a-run-replaces-is-forgotten", what_a_run_replaces_is_forgotten, random_histories),
+    Plant("parts-are-kept-though-touched", parts_are_kept_though_touched, random_histories),
+    Plant("pieces-overlap", pieces_overlap, random_histories),
+    Plant("the-safe-epoch-is-the-newest", the_safe_epoch_is_the_newest, random_histories),
+]
