@@ -332,6 +332,7 @@ class RedisCatalog:
 
     def _call(self, script: Script, arguments: list[Argument]) -> Reply:
         """A script that may run twice."""
+        self._leave_to_parent()
         reply = self._server.again(lambda: self._server.once(script, self._keys, self._with_seen(arguments)))
         return self._checked(script, reply)
 
