@@ -1,4 +1,4 @@
-"""Files of catalog records, exported or shipped: their names, and their bytes (docs/formats/catalog.md).
+"""Files of catalog records, exported or shipped: their names, and their bytes (docs/formats/dump.md).
 
 A file is the magic, the SHA-256 of what follows, and a zstandard frame of msgpack: a header, then [key, packed record]
 pairs, with nil for a deleted record. A record keeps the checksum that it has in the catalog.
