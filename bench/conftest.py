@@ -72,7 +72,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
     for line in book.verdicts():
         terminalreporter.write_line(line)
     path: Path | None = config.getoption("report")
-    if path is None and book.scale == 1 and WHOLE <= {figure.id for figure in book.figures}:
+    if path is None and book.scale == 1 and {figure.id for figure in book.figures} >= WHOLE:
         path = DOCUMENT
     if path is None or exitstatus != 0:
         terminalreporter.write_line("no report is written: it takes a full run without failures, or --report=FILE")
