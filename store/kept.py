@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -12,11 +13,17 @@ Name = tuple[object, ...]
 
 
 class Kept(Generic[T]):
-    """Things by a name that says what is in them, up to so many bytes. Safe to use from several threads."""
+    """Things by a name that says what is in them, up to so many bytes. Safe to use from several threads; a forked child
+    begins with none. Meant to live as long as the process.
+    """
 
     def __init__(self, limit_bytes: int, weigh: Callable[[T], int]) -> None:
         self._limit = limit_bytes
         self._weigh = weigh
+        self._start()
+        os.register_at_fork(after_in_child=self._start)  # another thread may have been in the middle of a change
+
+    def _start(self) -> None:
         self._lock = threading.Lock()
         self._kept: OrderedDict[Name, tuple[T, int]] = OrderedDict()
         self._bytes = 0

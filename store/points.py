@@ -9,7 +9,6 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from .datafile import identity
 from .files import Files
 from .kept import Kept
 from .keys import KeyCodec, search
@@ -81,7 +80,7 @@ class PointReader:
     def _in_block(self, file: Segment | Part, block: int, needles: pa.Array, first: int) -> list[_Found]:
         if needles[0].as_py() > file.key_max:
             return []
-        name = identity(self.files, file.path, file.bytes, file.crc32)
+        name = self.files.place, file.path, file.bytes, file.crc32  # what it held when it was verified, for good
         rows = _blocks.get((*name, block, self.columns))
         if rows is None and len(needles) < DIRECT_KEYS:
             bare = _blocks.get((*name, block, ())) or self._decoded(name, file, block, ())
