@@ -30,6 +30,7 @@ from .store.definitions import (
 )
 from .store.dump import Header
 from .store.handle import Handle, open_handle
+from .store.maintenance import Maintenance
 from .store.outcomes import TxnPair, check_pair, resolve
 from .store.retention import apply_retention
 from .store.schema import TableSchema
@@ -66,31 +67,35 @@ def open(
     it on that server, for any number of hosts. A store has one kind of catalog for good.
     checkpoint_interval_ms: distance of the boundaries at which jobs commit; fixed when the store is made.
     durability: "disk" syncs every commit; "os" leaves that to the operating system (survives kill -9, not power loss).
-    maintenance: compaction in the background; not built yet, so only False is taken: call `store.compact()`.
+    maintenance: retention, compaction, vacuum and shipping in a thread of this process, until the store is closed.
+    Without it `store.compact()` and `store.vacuum()` do the same when they are called.
     volatile: take a Redis server that may forget acknowledged commits (no append-only file that is always synced).
     clock: returns Unix milliseconds; drives epochs, boundaries, retention, leases and lag.
     Raises StoreNotFound, ForeignRoot, CatalogLost, UnsupportedFormat, InvalidInput.
     """
-    if maintenance:
-        raise InvalidInput("maintenance=True is not built yet; leave it out and call store.compact() from time to time")
-    return Store(
-        open_handle(
-            root,
-            catalog,
-            create=create,
-            checkpoint_interval_ms=checkpoint_interval_ms,
-            durability=durability,
-            volatile=volatile,
-            clock=clock,
-        )
+    if not isinstance(maintenance, bool):
+        raise InvalidInput(f"maintenance must be True or False, not {maintenance!r}")
+    handle = open_handle(
+        root,
+        catalog,
+        create=create,
+        checkpoint_interval_ms=checkpoint_interval_ms,
+        durability=durability,
+        volatile=volatile,
+        clock=clock,
     )
+    worker = Maintenance(handle) if maintenance else None
+    if worker is not None:
+        worker.start()
+    return Store(handle, worker)
 
 
 class Store:
     """An open store. Safe to use from several threads; close it, or use it in a `with` block."""
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: Handle, maintenance: Maintenance | None = None) -> None:
         self._handle = handle
+        self._maintenance = maintenance
 
     @property
     def root(self) -> str:
@@ -117,7 +122,9 @@ class Store:
         return f"<epochlog.Store {self._handle.files.place}>"
 
     def close(self) -> None:
-        """End the leases of this handle and close its catalog; a second call does nothing."""
+        """End maintenance, the leases of this handle and its catalog; a second call does nothing."""
+        if self._maintenance is not None:
+            self._maintenance.close()
         self._handle.close()
 
     # ---- tables --------------------------------------------------------------------------------------------------

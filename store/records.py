@@ -14,6 +14,7 @@ LMDB does not checksum its pages, so every record carries its own CRC-32. Key la
     gone/<id>/<file>                        files that nothing reaches any more, until vacuum deletes them
     compact/<id>, compact/<id>/<n>          a compaction under way; each of its pieces that is done
     trace/<id>/<n>                          compactions that have been, and why
+    trouble/<id>                            what failed when maintenance looked after a table last
     txn/<app>\\0<id>, txnapp/<app>           outcomes for exactly-once commits
 
 Ids are 8 and epochs 16 hex digits wide, so byte order is numeric order.
@@ -117,6 +118,10 @@ def piece_key(table_id: int, number: int) -> bytes:
 
 def trace_key(table_id: int, number: int) -> bytes:
     return b"trace/%08x/%016x" % (table_id, number)
+
+
+def trouble_key(table_id: int) -> bytes:
+    return b"trouble/%08x" % table_id
 
 
 def txn_key(app: str, txn_id: int) -> bytes:

@@ -22,7 +22,7 @@ from .garbage import let_go
 from .handle import Handle
 from .holds import holds_of
 from .reach import files_of
-from .records import HEAD, after_prefix, compact_key, head_key, name_key, runs_key, table_key
+from .records import HEAD, after_prefix, compact_key, head_key, name_key, runs_key, table_key, trouble_key
 from .retention import truncate
 from .schema import TableSchema
 from .version import TableVersion
@@ -90,6 +90,7 @@ def remove_table(tx: Txn, table_id: int, now_ms: int) -> None:
     tx.delete(head_key(table_id))
     tx.delete(runs_key(table_id))
     tx.delete(compact_key(table_id))
+    tx.delete(trouble_key(table_id))
     tx.delete(table_key(table_id))
     tx.delete(name_key(TableDef.from_record(record).name))
 

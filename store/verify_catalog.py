@@ -18,9 +18,9 @@ Finding = tuple[str, str]
 
 KINDS = (
     *("meta", "name", "jobname", "table", "head", "runs", "log", "hist", "job", "bound", "hold", "used"),
-    *("intent", "gone", "compact", "trace", "txn", "txnapp"),
+    *("intent", "gone", "compact", "trace", "trouble", "txn", "txnapp"),
 )
-OF_TABLES = ("head", "runs", "log", "hist", "hold", "used", "compact", "trace")
+OF_TABLES = ("head", "runs", "log", "hist", "hold", "used", "compact", "trace", "trouble")
 """Records that go with their table. (Those in gone/ stay until vacuum has deleted the files, leases until they end.)"""
 
 

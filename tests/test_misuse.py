@@ -149,7 +149,7 @@ def test_a_snapshot_says_what_it_takes(tmp_path: Path) -> None:
         {"clock": lambda: "x"},
         {"clock": lambda: 10**20},
         {"clock": lambda: 1 // 0},
-        {"maintenance": True},
+        {"maintenance": "yes"},
         {"checkpoint_interval_ms": True},
     ],
 )

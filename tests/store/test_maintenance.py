@@ -1,0 +1,223 @@
+"""Background maintenance: it does what is due, a slice at a time, survives what fails, and ends when it is told to."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import epochlog as el
+from epochlog.store import compaction, folding, maintenance, picking
+from epochlog.store.compaction import Outcome, read_traces, read_work
+from epochlog.store.maintenance import LOOK_AGAIN_MS, VACUUM_EVERY_MS, Maintenance, all_troubles
+from lab import Lab, table_of
+
+OPTIONS = el.TableOptions(
+    history_retention=timedelta(seconds=10), log_retention=timedelta(minutes=1), compact_segments=2
+)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    made = Lab(tmp_path / "s")
+    yield made
+    made.store.close()
+
+
+@pytest.fixture
+def worker(lab: Lab) -> Maintenance:
+    """Maintenance on virtual time, without its thread."""
+    return Maintenance(lab.store._handle)
+
+
+def rounds(worker: Maintenance) -> int:
+    """Rounds until nothing is left to do."""
+    count = 1
+    while worker.run_once():
+        count += 1
+    return count
+
+
+def fill(lab: Lab, name: str = "r", commits: int = 4, rows: int = 1) -> el.Table:
+    table = lab.root_table(name, options=OPTIONS)
+    for number in range(commits):
+        lab.put({number * rows + k: (number, k) for k in range(rows)}, name)
+        lab.tick()
+    return table
+
+
+def test_a_round_lets_go_compacts_and_vacuums(lab: Lab, worker: Maintenance) -> None:
+    table = fill(lab)
+    rounds(worker)
+    assert (table.info.runs, table.info.log_start_epoch, worker.errors) == (1, 0, {})
+    assert lab.store._handle.catalog.read(lambda view: read_traces(view, 1))[0].by == "maintenance"
+    rows = lab.rows("r")
+    lab.now_ms += 120_000
+    rounds(worker)
+    info = table.info
+    assert info.safe_epoch == info.log_start_epoch == info.max_committed_epoch and info.log_segments == 1
+    before = len(list(lab.root.rglob("*.arrow")))
+    lab.now_ms += 900_000
+    rounds(worker)
+    assert len(list(lab.root.rglob("*.arrow"))) == 1 < before
+    assert lab.rows("r") == rows
+
+
+def test_an_idle_store_is_left_alone(lab: Lab, worker: Maintenance) -> None:
+    fill(lab)
+    rounds(worker)
+    before = lab.txn_id()
+    for _ in range(3):
+        lab.now_ms += 1
+        assert not worker.run_once()
+    assert lab.txn_id() == before
+
+
+def test_large_compactions_take_turns(lab: Lab, worker: Maintenance, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picking, "PIECE_ROWS", 8)
+    monkeypatch.setattr("epochlog.store.segment.BATCH_ROWS", 4)
+    turns: list[str] = []
+    compact = compaction.compact_table
+
+    def seen(handle: Any, table: Any, **options: Any) -> Outcome:
+        outcome = compact(handle, table, **options)
+        turns.append(table.name) if outcome is Outcome.PROGRESS else None
+        return outcome
+
+    monkeypatch.setattr(maintenance, "compact_table", seen)
+    for name in ("a", "b"):
+        fill(lab, name, rows=20)
+    rounds(worker)
+    assert len(turns) >= 4 and turns == ["a", "b"] * (len(turns) // 2)
+    assert {lab.store.table(name).info.runs for name in "ab"} == {1}
+
+
+def test_what_fails_is_kept_visible_and_stops_nothing_else(
+    lab: Lab, worker: Maintenance, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad, good = fill(lab, "bad"), fill(lab, "good")
+    fold = folding.Folder.fold
+
+    def failing(self: Any, *args: Any, **options: Any) -> Any:
+        if self.table.name == "bad":
+            raise ValueError("no such luck")
+        return fold(self, *args, **options)
+
+    monkeypatch.setattr(folding.Folder, "fold", failing)
+    rounds(worker)
+    rounds(worker)
+    assert (bad.info.runs, good.info.runs) == (0, 1)
+    assert worker.errors == {"bad": "ValueError: no such luck"} and caplog.text.count("maintenance, bad") == 1
+    troubles = lab.store._handle.catalog.read(all_troubles)
+    assert {table: one.error for table, one in troubles.items()} == {1: "ValueError: no such luck"}
+    assert lab.store.verify().ok
+    monkeypatch.undo()
+    lab.now_ms += LOOK_AGAIN_MS
+    rounds(worker)
+    assert (bad.info.runs, worker.errors, lab.store._handle.catalog.read(all_troubles)) == (1, {}, {})
+
+
+def test_trouble_goes_with_its_table(lab: Lab, worker: Maintenance, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(lab)
+    monkeypatch.setattr(maintenance, "compact_table", lambda *args, **options: 1 // 0)
+    rounds(worker)
+    assert lab.store._handle.catalog.read(all_troubles)
+    lab.store.drop_table("r")
+    assert not lab.store._handle.catalog.read(all_troubles) and lab.store.verify().ok
+
+
+def test_vacuum_comes_now_and_then(lab: Lab, worker: Maintenance, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[int] = []
+
+    def counted(handle: Any, **options: Any) -> el.VacuumReport:
+        done.append(lab.now_ms)
+        return el.VacuumReport()
+
+    monkeypatch.setattr(maintenance, "vacuum", counted)
+    for step in (0, 1, VACUUM_EVERY_MS - 2, 1, 5, -7, VACUUM_EVERY_MS):
+        lab.now_ms += step
+        worker.run_once()
+    assert len(done) == 4, "at once, after each period, and when the clock was put back"
+
+
+# ---- the thread --------------------------------------------------------------------------------------------------
+
+
+def until(condition: threading.Event) -> None:
+    assert condition.wait(60)
+
+
+def test_the_thread_compacts_when_a_commit_wakes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maintenance, "PERIOD_S", 3600.0)
+    done, compact = threading.Event(), maintenance.compact_table
+
+    def seen(*args: Any, **options: Any) -> Outcome:
+        outcome = compact(*args, **options)
+        if outcome is Outcome.DONE:
+            done.set()
+        return outcome
+
+    monkeypatch.setattr(maintenance, "compact_table", seen)
+    with el.open(tmp_path / "s", durability="os", maintenance=True) as store:
+        table = store.create_table("r", pa.schema([("k", pa.int64())]), ["k"], options=OPTIONS)
+        for number in range(4):
+            table.upsert(pa.table({"k": [number]}))
+        until(done)
+        assert table.info.runs == 1 and table.count() == 4
+    assert "epochlog-maintenance" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_close_in_the_middle_of_a_compaction_waits_for_one_slice(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picking, "PIECE_ROWS", 8)
+    monkeypatch.setattr("epochlog.store.segment.BATCH_ROWS", 4)
+    fill(lab, rows=40)
+    began, fold, folds = threading.Event(), folding.Folder.fold, list[int]()
+
+    def slow(self: Any, *args: Any, **options: Any) -> Any:
+        folds.append(1)
+        began.set()
+        assert closing.wait(60)
+        return fold(self, *args, **options)
+
+    monkeypatch.setattr(folding.Folder, "fold", slow)
+    worker = Maintenance(lab.store._handle)
+    closing = worker._closing
+    worker.start()
+    until(began)
+    worker.close()
+    assert worker.errors == {} and len(folds) <= maintenance.SLICE
+    work = lab.store._handle.catalog.read(lambda view: read_work(view, 1))
+    assert work is not None and 0 < len(work.done) < len(work.pieces)
+    lab.store.compact("r")
+    assert lab.store.table("r").info.runs == 1 and len(lab.rows("r")) == 160
+
+
+def test_closing_twice_or_in_a_forked_child_is_harmless(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, threading, epochlog as el\n"
+        "store = el.open(sys.argv[1], maintenance=True)\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    names = [t.name for t in threading.enumerate()]\n"
+        "    store._handle.wake_maintenance(); store.close()\n"
+        "    os._exit(0 if 'epochlog-maintenance' not in names else 3)\n"
+        "code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])\n"
+        "store.close(); store.close(); sys.exit(code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "s")], check=False, env=dict(os.environ))
+    assert done.returncode == 0
+
+
+def test_maintenance_is_true_or_false(tmp_path: Path) -> None:
+    for wrong in (None, 1, "yes"):
+        with pytest.raises(el.InvalidInput, match="maintenance"):
+            el.open(tmp_path / "s", maintenance=wrong)  # pyright: ignore[reportArgumentType]
+    assert not (tmp_path / "s").exists() and table_of({}).num_rows == 0
