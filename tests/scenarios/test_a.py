@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from datetime import timedelta
+from itertools import combinations_with_replacement
 from pathlib import Path
 
 import numpy as np
@@ -42,96 +43,145 @@ def content(table: el.Table, epoch: int | None = None) -> State:
 # ---- A1 ----------------------------------------------------------------------------------------------------------
 
 
-def a1_states(seed: int, count: int) -> list[State]:
-    """10 epochs over `count` keys: 5 % skipped, 20 % deleted, the others written; the last epoch deletes all."""
-    dice, states = np.random.default_rng(seed), [State()]
+ABSENT = -1
+A1_KEYS = 10_000
+
+
+def a1_states(seed: int) -> np.ndarray:
+    """int64[11, keys]: the value of each key after each epoch, or ABSENT. 5 % are skipped, 20 % deleted, the others
+    written; the last epoch deletes all.
+    """
+    dice = np.random.default_rng(seed)
+    states = np.full((11, A1_KEYS), ABSENT)
     for epoch in range(1, 11):
-        state = dict(states[-1])
-        fate = dice.random(count)
-        for key in range(count):
-            if epoch == 10 or 0.05 <= fate[key] < 0.25:
-                state.pop(key, None)
-            elif fate[key] >= 0.25:
-                state[key] = int(dice.integers(3))
-        states.append(state)
+        fate, values = dice.random(A1_KEYS), dice.integers(0, 3, A1_KEYS)
+        states[epoch] = np.where(fate < 0.05, states[epoch - 1], np.where(fate < 0.25, ABSENT, values))
+    states[10] = ABSENT
     return states
 
 
-def a1_write(store: el.Store, states: list[State], flushes: random.Random | None) -> tuple[el.Table, list[int]]:
-    """Seal each epoch, commit on every 3rd and on the last; `flushes` cuts an epoch into segments at random places."""
-    table = store.create_table("t", KV, ["k"])
+def a1_write(table: el.Table, store: el.Store, states: np.ndarray, flushes: random.Random | None) -> list[int]:
+    """Seal each epoch, commit on every 3rd and on the last; `flushes` cuts an epoch into segments at random places.
+
+    Deletes of keys that are not there, and writes of the values that are, are among them. Returns the labels.
+    """
     writers, sealed, labels = [table.writer(), table.writer()], [], [0]
     for epoch in range(1, len(states)):
         before, after = states[epoch - 1], states[epoch]
         label = from_unix_ms(NOW_MS) + 100 * epoch
-        put = {key: value for key, value in after.items() if before.get(key) != value}
-        gone = [key for key in before if key not in after]
-        for part in pieces(put, flushes):
-            writers[0].upsert(kv(part))
+        put = np.flatnonzero((after != ABSENT) & ((before != after) | (np.arange(A1_KEYS) % 7 == 0)))
+        gone = np.flatnonzero((after == ABSENT) & ((before != after) | (np.arange(A1_KEYS) % 7 == 0)))
+        for part in np.split(put, sorted(flushes.choices(range(len(put) + 1), k=3)) if flushes else []):
+            writers[0].upsert(pa.table({"k": part, "v": after[part]}))
             if flushes and flushes.random() < 0.5:
                 sealed += writers[0].seal(label)  # a flush in the middle of the epoch
                 writers[0] = table.writer()
-        writers[1].delete(keys(*gone))
+        writers[1].delete(pa.table({"k": gone}))
         sealed += [segment for writer in writers for segment in writer.seal(label)]
         labels.append(label)
         if epoch % 3 == 0 or epoch == len(states) - 1:
-            store.commit({"t": sealed}, epoch=label)
+            store.commit({table.name: sealed}, epoch=label)
             sealed = []
-    return table, labels
+    return labels
 
 
-def pieces(state: State, dice: random.Random | None) -> list[State]:
-    items = list(state.items())
-    cuts = sorted(dice.sample(range(len(items) + 1), 3)) if dice and len(items) > 3 else []
-    return [dict(items[a:b]) for a, b in zip([0, *cuts], [*cuts, len(items)], strict=True)]
+Changes = tuple[list[str], list[int], list[int]]
+"""Types, keys and values."""
 
 
-def difference(old: State, new: State, low: int, high: int) -> list[tuple[str, int, int]]:
-    found: list[tuple[str, int, int]] = []
-    for key in sorted(old.keys() | new.keys()):
-        if low <= key < high:
-            if key not in old:
-                found.append(("insert", key, new[key]))
-            elif key not in new:
-                found.append(("delete", key, old[key]))
-            elif old[key] != new[key]:
-                found += [("update_preimage", key, old[key]), ("update_postimage", key, new[key])]
-    return found
+def difference(old: np.ndarray, new: np.ndarray, low: int, high: int) -> Changes:
+    keys = np.flatnonzero(old != new)
+    keys = keys[(keys >= low) & (keys < high)]
+    pre, post = keys[old[keys] != ABSENT], keys[new[keys] != ABSENT]
+    kinds = [
+        *np.where(new[pre] != ABSENT, "update_preimage", "delete"),
+        *np.where(old[post] != ABSENT, "update_postimage", "insert"),
+    ]
+    order = np.argsort(np.concatenate([2 * pre, 2 * post + 1]))
+    values = np.concatenate([old[pre], new[post]])[order]
+    return [str(kinds[i]) for i in order], np.concatenate([pre, post])[order].tolist(), values.tolist()
 
 
-def net(table: el.Table, after: int, until: int, low: int, high: int) -> list[tuple[str, int, int]]:
+def net(table: el.Table, after: int, until: int, low: int, high: int) -> Changes:
     part = (pc.field("k") >= low) & (pc.field("k") < high)
     found = table.changes(after, until, mode="net", pre_images=True, filter=part).read_all()
-    return list(zip(*(found[name].to_pylist() for name in ("_change_type", "k", "v")), strict=True))
+    return tuple(found[name].to_pylist() for name in ("_change_type", "k", "v"))  # pyright: ignore[reportReturnType]
 
 
-def a1_check(table: el.Table, states: list[State], labels: list[int], ranges: list[tuple[int, int]]) -> None:
-    for i in range(len(labels)):
-        for j in range(i, len(labels)):
-            for low, high in ranges:
-                assert net(table, labels[i], labels[j], low, high) == difference(states[i], states[j], low, high), (
-                    i,
-                    j,
-                )
-
-
-@pytest.mark.parametrize("flushed", [False, True])
-def test_a1_net_changes_are_the_difference_of_two_states(store: el.Store, flushed: bool) -> None:
-    seed, count = random.SystemRandom().randrange(2**32), 10_000
+@pytest.mark.parametrize("changelog", ["upsert", "full"])
+@pytest.mark.parametrize("flushed", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a1_net_changes_are_the_difference_of_two_states(store: el.Store, flushed: bool, changelog: str) -> None:
+    seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
-    dice = random.Random(seed)
-    states = a1_states(seed, count)
-    table, labels = a1_write(store, states, dice if flushed else None)
-    middle = sorted(dice.sample(range(count), 2))
-    a1_check(table, states, labels, [(middle[0], middle[1])] if flushed else [(0, count), (middle[0], middle[1])])
-    store.compact("t", full=True)
-    assert content(table) == states[-1] == {}
-    for i in (3, 6, 9):
-        assert content(table, labels[i]) == states[i]
-        assert i == 9 or content(table, labels[i + 2]) == states[i], "an epoch is seen with its commit, not before"
-        for low, high in ((0, count), (middle[0], middle[1])):
-            assert net(table, labels[i], labels[-1], low, high) == difference(states[i], states[-1], low, high)
-            assert net(table, labels[i - 2], labels[i], low, high) == difference(states[i - 2], states[i], low, high)
+    dice, states = random.Random(seed), a1_states(seed)
+    table = store.create_table("t", KV, ["k"], changelog=changelog)
+    labels = a1_write(table, store, states, dice if flushed else None)
+    middle = sorted(dice.sample(range(A1_KEYS), 2))
+    for compacted in (False, True):
+        if compacted:
+            store.compact("t", full=True)
+        for i, j in combinations_with_replacement(range(len(labels)), 2):
+            for low, high in ((0, A1_KEYS), (middle[0], middle[1])):
+                found, wanted = net(table, labels[i], labels[j], low, high), difference(states[i], states[j], low, high)
+                assert found == wanted, (i, j, low, high, compacted)
+        for i in (3, 6, 9, 10):
+            there = np.flatnonzero(states[i] != ABSENT)
+            assert content(table, labels[i]) == dict(zip(there.tolist(), states[i][there].tolist(), strict=True))
+            assert i >= 9 or content(table, labels[i + 2]) == content(table, labels[i]), "seen with its commit"
+
+
+# ---- A2, A5 ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changelog", ["upsert", "full"])
+def test_a2_next_epoch_walks_all_committed_epochs_and_waits_for_the_sealed_ones(
+    store: el.Store, changelog: str
+) -> None:
+    table, start = store.create_table("t", KV, ["k"], changelog=changelog), from_unix_ms(NOW_MS)
+    writer, sealed = table.writer(), []
+    labels = [start + 7 * number for number in range(1, 106)]
+    for number, label in enumerate(labels, start=1):
+        writer.upsert(kv({number % 4: number}))
+        sealed += writer.seal(label)
+        if number <= 100 and number % 10 == 0:
+            store.commit({"t": sealed}, epoch=label)
+            sealed = []
+    walked, at = [], 0
+    while (following := table.next_epoch(at)) is not None:
+        walked.append(following)
+        at = following
+    assert walked == labels[:100]
+    assert table.next_epoch(labels[99]) is None, "sealed is not committed"
+    store.commit({"t": sealed}, epoch=labels[104])
+    assert table.next_epoch(labels[99]) == labels[100], "the first of the five"
+    found = table.changes(labels[99], pre_images=True).read_all()
+    assert found["_commit_version"].unique().to_pylist() == labels[100:]
+    assert found["v"].to_pylist() == [97, 101, 98, 102, 99, 103, 100, 104, 101, 105], "each by the value before it"
+
+
+def test_a5_an_empty_commit_leaves_a_log_entry_and_a_dropped_table_none(tmp_path: Path) -> None:
+    def opened() -> el.Store:
+        return el.open(tmp_path / "s", durability="os", clock=lambda: NOW_MS)
+
+    with opened() as store:
+        table = store.create_table("t", KV, ["k"], changelog="full")
+        epochs = [table.upsert(kv({1: 1})), table.upsert(kv({})), table.delete(keys()), store.commit({"t": []})]
+        epochs += [table.delete(keys(1)), table.upsert(kv({2: 2}))]
+        for _ in range(2):
+            walked = [table.next_epoch(at) for at in (0, *epochs)]
+            assert walked == [*epochs, None], "compaction drops no log entry"
+            found = table.changes(0, pre_images=True).read_all()
+            assert found["_commit_version"].to_pylist() == [epochs[0], epochs[4], epochs[5]]
+            assert len(table.history()) == 6
+            store.compact("t", full=True)
+        store.drop_table("t")
+        for asked in (lambda: table.next_epoch(0), lambda: table.changes(0), table.history):
+            with pytest.raises(el.TableDropped):
+                asked()
+    with opened() as store:
+        assert store.tables() == []
+        again = store.create_table("t", KV, ["k"])
+        assert again.next_epoch(0) is None and again.changes(0).read_all().num_rows == 0
 
 
 # ---- A3, A4 ------------------------------------------------------------------------------------------------------
