@@ -132,6 +132,7 @@ def damage(whole: Path, tmp_path: Path, times: int) -> None:
         assert met in ("ok", "problems", "Corrupt", "CatalogLost", "CatalogFull"), f"byte {at}, seed {seed}: {met}"
 
 
+@pytest.mark.damages_store
 def test_opening_looks_at_a_bounded_number_of_pages_and_verify_at_all(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
