@@ -17,15 +17,17 @@ SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("day", pa.strin
 class Lake:
     """A store with the table `orders`, and short ways to reach it from Spark."""
 
-    def __init__(self, root: Path, session: SparkSession) -> None:
-        self.root = str(root / "lake")
+    def __init__(self, root: Path, session: SparkSession, uri: str | None = None, catalog: str | None = None) -> None:
+        self.root = uri or str(root / "lake")
+        self.catalog = catalog
         self.scratch = root
         self.spark = session
-        self.store = el.open(self.root, checkpoint_interval_ms=100)
+        self.store = el.open(self.root, catalog, checkpoint_interval_ms=100)
         self.orders = self.store.create_table("orders", SCHEMA, ["id"])
 
     def options(self, table: str, **options: Any) -> dict[str, str]:
-        return {"path": self.root, "table": table, **{name: str(value) for name, value in options.items()}}
+        place = {"path": self.root, "table": table, **({"catalog": self.catalog} if self.catalog else {})}
+        return {**place, **{name: str(value) for name, value in options.items()}}
 
     def read(self, table: str = "orders", **options: Any) -> DataFrame:
         return self.spark.read.format("epochlog").options(**self.options(table, **options)).load()

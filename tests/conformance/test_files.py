@@ -13,14 +13,12 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
 
-import epochlog as el
 from epochlog.errors import Corrupt, InvalidInput, ReadFailed, WriteFailed
 from epochlog.store import datafile
 from epochlog.store.datafile import verified
 from epochlog.store.files import ArrowFiles, Files, open_files
 from epochlog.store.kept import Kept
 from s3_server import SECRET, USER, S3Server
-from stores import servers
 
 KINDS = ("disk", "os", "uri", "arrow-local", "arrow-mock", "arrow-root", "s3")
 Make = Callable[[str], Files]
@@ -286,24 +284,6 @@ def test_requests_of_a_file(s3: S3Server) -> None:
         assert [request.split()[0] for request in s3.requests()] == expected
     verified(files, name, len(data), zlib.crc32(data), again=True)
     assert [request.split()[0] for request in s3.requests()] == ["HEAD", "GET"]
-
-
-def test_requests_of_a_store(s3: S3Server) -> None:
-    """A commit is one request for each file that it writes; what a reader has seen is not fetched again."""
-    root, catalog = s3.uri(f"{s3.new_bucket()}/lake"), servers.redis.url()
-    with el.open(root, catalog) as store:
-        table = store.create_table("t", pa.schema([pa.field("k", pa.int64())]), ["k"])
-        s3.requests()
-        for key in (1, 2):
-            table.upsert(pa.table({"k": [key]}))
-            assert [request.split()[0] for request in s3.requests()] == ["PUT"]
-        for expected in (["HEAD", "GET"] * 2, []):
-            assert table.to_arrow().num_rows == 2
-            assert sorted(request.split()[0] for request in s3.requests()) == sorted(expected)
-        assert SECRET not in repr(store) + repr(table) + str(store.verify())
-        with pytest.raises(el.InvalidInput) as caught:
-            el.open(root)
-        assert "not%2Fso" not in str(caught.value)
 
 
 def test_downloads_are_kept_within_a_bound(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
