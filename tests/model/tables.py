@@ -151,8 +151,10 @@ class ModelTable:
     compact_segments: int = 8
     flush_rows: int = 1 << 20
     full: bool = False  # old rows are stored with the log
+    log_retention_ms: int = 86_400_000
     safe_epoch: int = 0
     log_start: int = 0
+    memory: int = 0  # commits from this one on are remembered
     compacted: int = 0
     finished: bool = False
     groups: list[Group] = field(default_factory=list)
@@ -279,6 +281,14 @@ class ModelTable:
         waiting = sum(entry.segments for entry in self.entries if entry.epoch > self.compacted)
         if least is not None and waiting >= max(1, least):
             self.compacted = self.newest
+
+    def retain(self, past: Callable[[int], int], held: Sequence[int]) -> None:
+        """Lets go of what is older than its retention. past: the epoch of so many milliseconds ago."""
+        self.compact(past(self.retention_ms), held, least=None)
+        limit = past(self.log_retention_ms)
+        self.log_start = max([self.log_start, *(entry.epoch for entry in self.entries if entry.epoch <= limit)])
+        bound = min(past(max(self.retention_ms, self.log_retention_ms)), self.safe_epoch, self.log_start)
+        self.memory = max([self.memory, *(entry.epoch for entry in self.entries if entry.epoch <= bound)])
 
 
 def _apply(state: dict[Key, Row], group: Group) -> None:

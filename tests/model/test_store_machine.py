@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -29,8 +29,11 @@ import epochlog as el
 from epochlog.store.compaction import compact_table
 from epochlog.store.definitions import find_table
 from epochlog.store.epoch import from_unix_ms
+from epochlog.store.maintenance import Maintenance
 from model.tables import SHAPES, ModelTable, Op, Row, Shape, key_order, plain, plain_row, rows_of
 
+RETENTIONS_MS = [(0, 0), (0, 86_400_000), (10, 1000), (1000, 10), (1000, 86_400_000), (3_600_000, 86_400_000)]
+"""Of a table's states, and of its log."""
 START_MS = 1_767_225_600_000
 SKEW_MS = 10_000
 TINY = {
@@ -98,20 +101,29 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize(data=st.data())
     def make_tables(self, data: st.DataObject) -> None:
         for name in SHAPES:
-            retention_ms = data.draw(st.sampled_from([0, 10, 1000, 3_600_000]))
-            self.make(name, retention_ms, data.draw(st.sampled_from([1, 2, 4])), full=data.draw(st.booleans()))
+            self.make(data, name)
 
-    def make(self, name: str, retention_ms: int, compact_segments: int, *, full: bool) -> None:
+    def make(self, data: st.DataObject, name: str) -> None:
+        retention_ms, log_retention_ms = data.draw(st.sampled_from(RETENTIONS_MS))
+        compact_segments, full = data.draw(st.sampled_from([1, 2, 4])), data.draw(st.booleans())
         shape = SHAPES[name]
         options = el.TableOptions(
-            history_retention=timedelta(milliseconds=retention_ms), compact_segments=compact_segments
+            history_retention=timedelta(milliseconds=retention_ms),
+            log_retention=timedelta(milliseconds=log_retention_ms),
+            compact_segments=compact_segments,
         )
         changelog = "full" if full else "upsert"
         self.handles[name] = self.store.create_table(
             name, shape.schema, list(shape.key), changelog=changelog, options=options
         )
         self.tables[name] = ModelTable(
-            name, shape, retention_ms, compact_segments, TINY["epochlog.store.writer.FLUSH_ROWS"], full=full
+            name,
+            shape,
+            retention_ms,
+            compact_segments,
+            TINY["epochlog.store.writer.FLUSH_ROWS"],
+            full=full,
+            log_retention_ms=log_retention_ms,
         )
 
     def teardown(self) -> None:
@@ -124,9 +136,8 @@ class StoreMachine(RuleBasedStateMachine):
             shutil.rmtree(self.root, ignore_errors=True)
 
     def check_everything(self) -> None:
+        self.check_files()
         for name, model in self.tables.items():
-            for epoch, _ in model.states:
-                self.check_read(name, epoch)
             for images in (False, True):
                 self.check_changes(name, model.log_start, None, "epochs", images, None)
             for after in {group.label for group in model.groups if group.label >= model.log_start}:
@@ -136,9 +147,22 @@ class StoreMachine(RuleBasedStateMachine):
             assert [
                 (row["epoch"], row["operation"], row["rows_upserted"], row["rows_deleted"], row["segments"])
                 for row in history
-            ] == [(e.epoch, e.operation, e.upserted, e.deleted, e.segments) for e in reversed(model.entries)]
+            ] == [(e.epoch, e.operation, e.upserted, e.deleted, e.segments) for e in reversed(model.entries)][
+                : len(history)
+            ]
+            assert len(history) >= sum(entry.epoch >= model.memory for entry in model.entries)
         report = self.store.verify()
         assert report.ok, report.problems
+
+    def check_files(self) -> None:
+        """Every live epoch, every snapshot and every log as the model has them."""
+        for name, model in self.tables.items():
+            for epoch, _ in model.states:
+                self.check_read(name, epoch)
+            self.check_changes(name, model.log_start, None, "epochs", False, None)
+        for snapshot, pinned in self.pins:
+            for name, (_, _, rows) in pinned.items():
+                assert rows_of(snapshot[name].to_arrow()) == rows
 
     # ---- commits -------------------------------------------------------------------------------------------------
 
@@ -322,7 +346,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     # ---- upkeep --------------------------------------------------------------------------------------------------
 
-    @rule(ms=st.sampled_from([0, 1, 7, 400, 1000, 5000, 30_000, -1, -300, -4000, -20_000]))
+    @rule(ms=st.sampled_from([0, 1, 7, 400, 1000, 5000, 30_000, 1_000_000, -1, -300, -4000, -20_000]))
     def tick(self, ms: int) -> None:
         self.now += ms
 
@@ -340,7 +364,8 @@ class StoreMachine(RuleBasedStateMachine):
     def compact(self, name: str | None, full: bool) -> None:
         self.store.compact(name, full=full)
         for model in self.tables.values() if name is None else [self.tables[name]]:
-            held = [pins[model.name][1] for _, pins in self.pins if model.name in pins and pins[model.name][0] is model]
+            held = self.held(model)
+            model.retain(self.past, held)
             least = 1 if full or name is not None else model.compact_segments
             model.compact(from_unix_ms(self.now - model.retention_ms), held, least=least)
 
@@ -352,8 +377,38 @@ class StoreMachine(RuleBasedStateMachine):
         handle, model = self.store._handle, self.tables[name]
         table = handle.catalog.read(lambda view: find_table(view, name))
         compact_table(handle, table, l0_only=l0_only, full=not l0_only, budget=budget)
-        held = [pins[name][1] for _, pins in self.pins if name in pins and pins[name][0] is model]
-        model.compact(from_unix_ms(self.now - model.retention_ms), held, least=None)
+        model.compact(self.past(model.retention_ms), self.held(model), least=None)
+
+    @rule(rounds=st.integers(1, 3))
+    def maintain(self, rounds: int) -> None:
+        worker = Maintenance(self.store._handle)
+        for _ in range(rounds):
+            worker.run_once()
+        assert not worker.errors
+        for model in self.tables.values():
+            model.retain(self.past, self.held(model))
+
+    @rule(grace=st.sampled_from([0, 0, 60, 900]), dry_run=st.booleans())
+    def vacuum(self, grace: int, dry_run: bool) -> None:
+        told = self.store.vacuum(dry_run=True, grace=grace)
+        if dry_run:
+            return
+        done = self.store.vacuum(grace=grace)
+        assert replace(told, dry_run=False) == done and not done.foreign
+        self.check_files()
+        kept = {file.path for file in done.kept}
+        assert set(self.store.verify().unreachable) == kept
+        if grace == 0 and not self.pins:
+            ahead = {file.path for file in done.kept if (file.since_ms or 0) > self.now}  # the clock was put back
+            assert all("being written" in file.reason for file in done.kept if file.path not in ahead)
+
+    def past(self, ms: int) -> int:
+        return from_unix_ms(self.now - ms)
+
+    def held(self, model: ModelTable) -> list[int]:
+        """The epochs at which open snapshots read that table."""
+        found = [pins[model.name] for _, pins in self.pins if model.name in pins]
+        return [epoch for table, epoch, _ in found if table is model]
 
     @rule(data=st.data(), name=st.sampled_from(sorted(SHAPES)))
     def truncate(self, data: st.DataObject, name: str) -> None:
@@ -374,8 +429,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.drop_table(name)
         with pytest.raises(el.TableNotFound):
             self.store.table(name)
-        retention_ms = data.draw(st.sampled_from([0, 3_600_000]))
-        self.make(name, retention_ms, data.draw(st.sampled_from([1, 3])), full=data.draw(st.booleans()))
+        self.make(data, name)
         for call in (old.to_arrow, lambda: old.changes(0), lambda: old.next_epoch(0), old.finish, lambda: old.info):
             with pytest.raises(el.TableDropped):
                 call()
