@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+import pyarrow as pa
+
 from .datafile import KeyRange
 from .files import Files
 from .keys import Key, KeyCodec
@@ -48,7 +50,8 @@ def key_pieces(
     share = max(1, sum(segment.rows for segment in small) // max(1, len(chosen) * _SAMPLED_KEYS))
     for segment in chosen:
         keys = SegmentReader(files, segment, table, codec).read((), within).keys
-        marks += [(key, share) for key in keys.take(_evenly(len(keys), _SAMPLED_KEYS)).to_pylist()]
+        places = pa.array(_evenly(len(keys), _SAMPLED_KEYS), pa.int64())
+        marks += [(key, share) for key in keys.take(places).to_pylist()]
     return tiled(marks, count, within)
 
 
