@@ -84,7 +84,9 @@ class Snapshot:
     def spark(self, table: str, spark: SparkSession) -> DataFrame:
         """The table of this snapshot as a Spark DataFrame; keep the snapshot open while Spark reads."""
         self._check(table)
-        reader = spark.read.format("epochlog").option("path", self._handle.root).option("table", table)
+        from ..exchange.spark_options import place_options
+
+        reader = spark.read.format("epochlog").options(**place_options(self._handle)).option("table", table)
         return reader.option("snapshot", self.token).load()
 
     def duckdb(self) -> duckdb.DuckDBPyConnection:

@@ -174,7 +174,7 @@ Shape = Callable[["DataFrame"], "DataFrame"]
 
 
 def sink(
-    tables: Mapping[str, Shape | None], *, app_id: str, path: str, catalog: str | None = None
+    tables: Mapping[str, Shape | None], *, app_id: str, path: str, catalog: str | None = None, volatile: bool = False
 ) -> Callable[[DataFrame, int], None]:
     """A function for `writeStream.foreachBatch`: each micro-batch goes to several tables in one transaction, exactly
     once.
@@ -187,14 +187,14 @@ def sink(
     if not isinstance(tables, Mapping) or not tables:
         raise InvalidInput("sink takes a dict {table: function} with at least one table")
     check_pair((app_id, 0))
-    handle = open_handle(path, catalog, create=False)
+    handle = open_handle(path, catalog, create=False, volatile=volatile)
     try:
         found = {name: handle.catalog.read(lambda view, name=name: _writable(view, name)) for name in tables}
     finally:
         handle.close()
 
     def write(frame: DataFrame, batch_id: int) -> None:
-        opened = open_handle(path, catalog, create=False)
+        opened = open_handle(path, catalog, create=False, volatile=volatile)
         try:
             _write_batch(opened, frame, (app_id, batch_id), [(found[name], shape) for name, shape in tables.items()])
         finally:

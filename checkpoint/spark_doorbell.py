@@ -13,18 +13,19 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
+from ..exchange.spark_options import Place, text, truth
 from ..exchange.worker import settle
 from ..store.catalog import View
 from ..store.definitions import JobRecord, get_job, get_table, get_version
 from ..store.epoch import from_unix_ms, newest_index
-from ..store.handle import Handle, open_handle
+from ..store.handle import Handle
 from ..store.records import after_prefix, bound_key, key_epoch
 
 DOORBELL = "epochlog_doorbell"
 
 
 class Doorbell(DataSource):
-    """Options: path of the store, id and name of the job."""
+    """Options: path and catalog of the store, id and name of the job."""
 
     @classmethod
     def name(cls) -> str:
@@ -34,7 +35,8 @@ class Doorbell(DataSource):
         return "ring bigint"
 
     def streamReader(self, schema: object) -> DoorbellReader:
-        return DoorbellReader(self.options["path"], int(self.options["job"]), self.options["name"])
+        place = Place(self.options["path"], text(self.options, "catalog"), "", truth(self.options, "volatile", False))
+        return DoorbellReader(place, int(self.options["job"]), self.options["name"])
 
 
 class DoorbellReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -42,8 +44,8 @@ class DoorbellReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     let the job take it: a boundary has passed, one was forced, or an upstream's job has committed.
     """
 
-    def __init__(self, path: str, job_id: int, name: str) -> None:
-        self._path = path
+    def __init__(self, place: Place, job_id: int, name: str) -> None:
+        self._place = place
         self._job_id = job_id
         self._name = name
         self._once = False
@@ -80,7 +82,7 @@ class DoorbellReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _handle(self) -> Handle:
         if self._opened is None:
-            self._opened = open_handle(self._path, create=False)
+            self._opened = self._place.open()
         return self._opened
 
     def _sight(self, view: View, handle: Handle) -> list[int] | None:

@@ -20,6 +20,7 @@ from ..errors import InvalidInput, JobRunning
 from ..exchange.frames import FrameWriter, read_frame
 from ..exchange.pieces import Piece, source_of
 from ..exchange.spark_errors import typed
+from ..exchange.spark_options import place_options
 from ..exchange.spark_types import arrow_schema, spark_schema
 from ..store.files import Files
 from ..store.log import LogPlan
@@ -239,7 +240,7 @@ def _start(runner: JobRunner, session: SparkSession, refresh: Refresh, trigger: 
     if session not in _with_doorbell:  # Spark warns of a second time
         session.dataSource.register(Doorbell)
         _with_doorbell.add(session)
-    reader = session.readStream.format(DOORBELL).option("path", runner.handle.root)
+    reader = session.readStream.format(DOORBELL).options(**place_options(runner.handle))
     stream = reader.option("job", str(runner.job_id)).option("name", runner.name).load()
     writer = stream.writeStream.foreachBatch(ring).queryName(f"{runner.name}@{runner.handle.store_id[:8]}")
     if trigger == "available_now":

@@ -31,6 +31,9 @@ exit codes: 0 done, 1 an error (one line on standard error), 2 wrong usage
 """
 
 
+CATALOG_VARIABLE = "EPOCHLOG_CATALOG"
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of everything but `demo`, whose own parser takes what follows it."""
     top = argparse.ArgumentParser(
@@ -141,7 +144,14 @@ def _command(commands: argparse._SubParsersAction, name: str, help: str, more: s
         help=help,
         description=f"{help[0].upper()}{help[1:]}. {more}",
     )
-    one.add_argument("root", metavar="ROOT", help="the store's folder")
+    one.add_argument("root", metavar="ROOT", help="the store's folder, or its URI (s3://…)")
+    one.add_argument(
+        "--catalog",
+        metavar="URL",
+        help="redis://host:port/db, where the catalog is no folder of the root (or set "
+        f"{CATALOG_VARIABLE}, which keeps a password out of the list of processes)",
+    )
+    one.add_argument("--volatile", action="store_true", help="take a Redis that does not keep what it acknowledged")
     one.add_argument("--json", action="store_true", help="for programs (epochlog --help says how values look)")
     return one
 

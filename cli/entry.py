@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..errors import EpochlogError
-from .arguments import parser
+from .arguments import CATALOG_VARIABLE, parser
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -79,7 +79,8 @@ def _with_store(options: Namespace) -> int:
         command: Callable[[Session], int | None] = getattr(
             import_module(f".{HOMES[options.command]}", __package__), options.command
         )
-        handle = open_handle(options.root, create=False)
+        catalog = options.catalog or os.environ.get(CATALOG_VARIABLE) or None
+        handle = open_handle(options.root, catalog, create=False, volatile=options.volatile)
         with Store(handle) as store:
             return command(Session(handle, store, options, Output(waiting, options.json))) or DONE
 

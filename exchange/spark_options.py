@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..errors import InvalidInput
 from ..store.handle import Handle, open_handle
 
-PLACE = ("path", "catalog", "table")
+PLACE = ("path", "catalog", "volatile", "table")
 STATE = ("versionAsOf", "timestampAsOf", "consistency", "snapshot", "filter")
 FEED = ("readChangeFeed", "startingVersion", "endingVersion", "preImages", "changeMode")
 STREAM = ("maxEpochsPerTrigger", "maxRowsPerTrigger", "maxBytesPerTrigger", "consumerId", "failOnDataLoss")
@@ -30,10 +30,17 @@ class Place:
     path: str
     catalog: str | None
     table: str
+    volatile: bool = False
 
     def open(self) -> Handle:
         """The store, which must be there already. Close it after use."""
-        return open_handle(self.path, self.catalog, create=False)
+        return open_handle(self.path, self.catalog, create=False, volatile=self.volatile)
+
+
+def place_options(handle: Handle) -> dict[str, str]:
+    """The options that lead Spark's processes to an open store."""
+    catalog = {"catalog": handle.catalog_url} if handle.catalog_url is not None else {}
+    return {"path": handle.root, **catalog, **({"volatile": "true"} if handle.volatile else {})}
 
 
 def place_of(options: Options) -> Place:
@@ -42,7 +49,7 @@ def place_of(options: Options) -> Place:
     for name in ("path", "table"):
         if not text(options, name):
             raise InvalidInput(f'format("epochlog") needs .option("{name}", …)')
-    return Place(options["path"], text(options, "catalog"), options["table"])
+    return Place(options["path"], text(options, "catalog"), options["table"], truth(options, "volatile", False))
 
 
 def refuse_slips(options: Options) -> None:

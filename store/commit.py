@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import (
     BarrierChanged,
+    CatalogFull,
+    CatalogUnavailable,
     ClockSkew,
     EpochlogError,
     EpochRegressed,
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from .handle import Handle
 
 REFUSALS = (
+    CatalogFull,
+    CatalogUnavailable,
     ClockSkew,
     Fenced,
     InvalidInput,
