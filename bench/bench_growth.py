@@ -124,9 +124,8 @@ def opening(folder: Path, scale: float) -> Samples:
     for tables, entries in ((1, 1), (many, ENTRIES)):
         root = folder / f"{tables}"
         with el.open(root, durability="os") as store:
-            for place in range(tables):
-                table = store.create_table(f"t{place}", SCHEMA, primary_key=["id"])
-            writer = table.writer()
+            made = [store.create_table(f"t{place}", SCHEMA, primary_key=["id"]) for place in range(tables)]
+            writer = made[0].writer()
             writer.upsert(pa.table([pa.array([1]), pa.array([0.5]), pa.array(["x"])], schema=SCHEMA))
             template = writer.seal(1)[0]
         handle = open_handle(root, durability="os")

@@ -211,10 +211,9 @@ def _cut(sources: Sequence[Rows], at: int) -> list[_Piece]:
     pieces = []
     for piece in range(len(edges) - 1):
         spans = [(source, cut[piece], cut[piece + 1]) for source, cut in zip(sources, cuts, strict=True)]
-        parts = [_slice(*span) if span[2] > span[1] else None for span in spans]
-        older = sum(len(rows) for rows in parts[:at] if rows)
-        small = tuple(rows for place, rows in enumerate(parts) if rows is not None and place != at)
-        pieces.append(_Piece(parts[at], small, older))
+        older = sum(end - low for _, low, end in spans[:at])
+        small = tuple(_slice(*span) for place, span in enumerate(spans) if place != at and span[2] > span[1])
+        pieces.append(_Piece(_slice(*spans[at]), small, older))
     return pieces
 
 

@@ -65,14 +65,15 @@ class PointReader:
             return _hits(level, needles, 0)
         places = [(file, block) for file in level for block in range(len(file.blocks))]
         if len(places) == 1:
-            return self._in_block(*places[0], needles, 0)
+            return self._in_block(level[0], 0, needles, 0)
         starts = self.codec.array([start for file in level for start in file.blocks])
         slots = search(starts, needles, "right") - 1  # of all blocks the one that may hold the key, -1: none does
         edges = [0, *(np.flatnonzero(slots[1:] != slots[:-1]) + 1).tolist(), len(needles)]
 
         def look(span: tuple[int, int]) -> list[_Found]:
             first, end = span
-            return self._in_block(*places[slots[first]], needles.slice(first, end - first), first)
+            file, block = places[slots[first]]
+            return self._in_block(file, block, needles.slice(first, end - first), first)
 
         spans = [span for span in pairwise(edges) if slots[span[0]] >= 0]
         return [part for parts in each(look, spans, len(spans) * BATCH_ROWS // 2) for part in parts]

@@ -21,8 +21,8 @@ from .definitions import TableDef, get_entries, get_runs, get_version
 from .epoch import as_epoch
 from .files import Files
 from .keys import Key, KeyCodec, last_of_each, sort_indices
-from .merge import Rows, fold, fold_data, joined, lookup, merge
-from .points import PointReader
+from .merge import Rows, fold, fold_data, joined, lookup
+from .points import Level, PointReader
 from .prune import filter_columns, key_prunes
 from .ranges import tiled
 from .run import Part, Run, read_part
@@ -141,8 +141,11 @@ class ScanPlan:
         codec = self.codec
         skip = key_prunes(self.table, filter)
         base = [
-            _run_rows(files, self.table, codec, run, self.epoch, columns, filter if place == 0 else None, key_range)
+            rows
             for place, run in enumerate(self.runs)
+            for rows in _run_rows(
+                files, self.table, codec, run, self.epoch, columns, filter if place == 0 else None, key_range
+            )
         ]
         chosen = [s for s in self.segments if not skip(s.stats) and _overlaps(s.key_min, s.key_max, key_range)]
         deltas = each(
@@ -180,13 +183,13 @@ class ScanPlan:
             return _no_rows(self.table, self.codec, columns)
         reader = PointReader(files, self.table, self.codec, tuple(columns))
         within = (keys[0].as_py(), self.codec.above(keys[len(keys) - 1].as_py()))
-        runs = [
-            run.parts
-            if self.epoch >= run.hi
-            else _run_rows(files, self.table, self.codec, run, self.epoch, columns, None, within)
-            for run in self.runs
-        ]
-        rows = reader.find([*runs, *([segment] for segment in self.segments)], keys)
+        levels: list[Level] = []
+        for run in self.runs:
+            if self.epoch >= run.hi:
+                levels.append(run.parts)
+            else:
+                levels += _run_rows(files, self.table, self.codec, run, self.epoch, columns, None, within)
+        rows = reader.find([*levels, *([segment] for segment in self.segments)], keys)
         return rows or _no_rows(self.table, self.codec, columns)
 
     def splits(self, count: int, within: KeyRange = EVERYTHING) -> list[KeyRange]:
@@ -243,8 +246,10 @@ def _run_rows(
     columns: Sequence[str],
     filter: pc.Expression | None,
     key_range: KeyRange,
-) -> Rows:
-    """A run's rows as of the epoch: its live parts, and below its newest epoch also what had been replaced since."""
+) -> list[Rows]:
+    """A run's rows as of the epoch: those of its live parts, and below its newest epoch also what had been replaced
+    since; no key is in both.
+    """
 
     def gather(parts: Sequence[Part], hidden: tuple[str, ...], visible: pc.Expression | None) -> Rows:
         def read(part: Part) -> Rows:
@@ -257,11 +262,12 @@ def _run_rows(
         return joined(tables) if tables else _no_rows(table, codec, columns)
 
     if epoch >= run.hi:
-        return gather(run.parts, (), None)
+        return [gather(run.parts, (), None)]
     begun = pc.field("_epoch") <= epoch
-    live = gather(run.parts, (), begun)
-    past = gather(run.history, (), begun & (pc.field("_until") > epoch))
-    return merge(live, past, keep_tombstones=True) if len(past.keys) else live
+    return [
+        gather(run.parts, (), begun),
+        gather(run.history, (), begun & (pc.field("_until") > epoch)),
+    ]
 
 
 def _overlaps(low: Key, high: Key, key_range: KeyRange) -> bool:
