@@ -122,7 +122,7 @@ class CatalogInUse(EpochlogError):
 
 
 class OutcomeUnknown(EpochlogError):
-    """The catalog's server went away while it was told to commit: the commit has landed or it has not.
+    """The catalog went away while it was told to commit (its server, or its disk): the commit has landed or it has not.
 
     Retry it with the same txn=(application, id), or ask `store.resolve` for its fate, once the server is back.
     """

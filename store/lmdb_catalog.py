@@ -17,7 +17,7 @@ from typing import TypeVar, cast
 
 import lmdb
 
-from ..errors import CatalogFull, CatalogLost, Corrupt, InvalidInput, StoreClosed, WriteFailed
+from ..errors import CatalogFull, CatalogLost, Corrupt, InvalidInput, OutcomeUnknown, StoreClosed, WriteFailed
 from .catalog import Txn, View
 from .files import make_private_dir, sync_dir
 from .lmdb_pages import PAGE, check_metas, check_pages, has_metas
@@ -29,6 +29,7 @@ Items = Iterator[tuple[bytes, bytes]]
 
 MAP_SIZE = 1 << 36  # address space, not disk: the file grows as records come
 MAX_READERS = 1024
+LOCK_BYTES = 64 * MAX_READERS + 128
 PAGES_CHECKED_AT_OPEN = 512
 """Opening must not cost what history holds: so many pages are checked then (some ms), all of them by `verify`."""
 
@@ -190,33 +191,19 @@ class LmdbCatalog:
         self._inode = _environments.acquire(folder, durability)
 
     def read(self, body: Callable[[View], T]) -> T:
-        try:
-            with self._environment() as env, env.begin(buffers=False) as txn:
-                return body(LmdbView(txn))
-        except (lmdb.CorruptedError, lmdb.PageNotFoundError) as error:
-            raise Corrupt(str(self._folder), str(error)) from error
+        with self._environment() as env, _typed_errors(env, self._folder), env.begin(buffers=False) as txn:
+            return body(LmdbView(txn))
 
     def transact(self, body: Callable[[Txn], T]) -> T:
-        try:
-            with self._environment() as env, env.begin(write=True) as txn:
-                return body(LmdbView(txn))
-        except lmdb.MapFullError as error:
-            raise CatalogFull(
-                f"the catalog {self._folder} has reached {MAP_SIZE >> 30} GiB; nothing was committed"
-            ) from error
-        except lmdb.DiskError as error:
-            raise WriteFailed(
-                f"the catalog {self._folder} could not be written: {error}. Free space, then retry"
-            ) from error
-        except (lmdb.CorruptedError, lmdb.PageNotFoundError) as error:
-            raise Corrupt(str(self._folder), str(error)) from error
+        with self._environment() as env, _typed_errors(env, self._folder), env.begin(write=True) as txn:
+            return body(LmdbView(txn))
 
     def now_ms(self) -> int:
         return self._clock()
 
     def check(self) -> None:
         """Every page that is in use; opening looks at the first ones alone."""
-        with self._environment() as env:
+        with self._environment() as env, _typed_errors(env, self._folder):
             _check_pages(env, self._folder / "data.mdb")
 
     def close(self) -> None:
@@ -239,6 +226,41 @@ class LmdbCatalog:
             _environments.leave(self._inode)
 
 
+@contextmanager
+def _typed_errors(env: lmdb.Environment, folder: Path) -> Iterator[None]:
+    """LMDB's errors in one call as this library's."""
+    try:
+        yield
+    except lmdb.MapFullError as error:
+        raise CatalogFull(f"the catalog {folder} has reached {MAP_SIZE >> 30} GiB; nothing was committed") from error
+    except (lmdb.CorruptedError, lmdb.PageNotFoundError) as error:
+        raise Corrupt(str(folder), str(error)) from error
+    except lmdb.PanicError as error:
+        raise WriteFailed(
+            f"the catalog {folder} is given up in this process, after a write to it that failed: {error}. Close every "
+            "store of this root that the process has open, then open it again"
+        ) from error
+    except lmdb.Error as error:
+        if _is_given_up(env):  # it was the last step, the one that makes a commit visible
+            raise OutcomeUnknown(
+                f"the catalog {folder} may have taken this change or not: {error}. Close every store of this root that "
+                "the process has open, open it again, and retry with the same txn"
+            ) from error
+        raise WriteFailed(
+            f"the catalog {folder} failed: {error}. Nothing was committed; mend it, then retry"
+        ) from error
+
+
+def _is_given_up(env: lmdb.Environment) -> bool:
+    try:
+        env.begin().abort()
+    except lmdb.PanicError:
+        return True
+    except lmdb.Error:
+        return False
+    return False
+
+
 def _has_content(data: Path) -> bool:
     """Whether there is anything in the file: LMDB would make an empty one a new catalog."""
     return data.is_file() and data.stat().st_size > 0
@@ -254,6 +276,7 @@ def _open_environment(folder: Path, durability: str) -> lmdb.Environment:
     data = folder / "data.mdb"
     if _has_content(data):
         check_metas(data)
+    _reserve(folder / "lock.mdb")
     try:
         env = lmdb.open(
             str(folder),
@@ -267,18 +290,42 @@ def _open_environment(folder: Path, durability: str) -> lmdb.Environment:
         raise Corrupt(str(data), "it is no LMDB file") from error
     except lmdb.VersionMismatchError as error:
         raise Corrupt(str(data), str(error)) from error
+    except lmdb.DiskError as error:
+        raise WriteFailed(f"the catalog {folder} was not made: the disk is full ({error}); make room") from error
     except lmdb.Error as error:
         raise CatalogLost(f"the catalog {folder} cannot be opened: {error}") from error
     try:
-        env.reader_check()
-        if durability == "disk":  # whoever made the file may not have lived to do it
-            env.sync(True)
-            sync_dir(folder)
-        _check_pages(env, data, PAGES_CHECKED_AT_OPEN)
+        with _typed_errors(env, folder):
+            _make_ready(env, folder, durability)
     except BaseException:
         env.close()
         raise
     return env
+
+
+def _make_ready(env: lmdb.Environment, folder: Path, durability: str) -> None:
+    env.reader_check()
+    if durability == "disk":  # whoever made the file may not have lived to do it
+        env.sync(True)
+        sync_dir(folder)
+    _check_pages(env, folder / "data.mdb", PAGES_CHECKED_AT_OPEN)
+
+
+def _reserve(lock: Path) -> None:
+    """Have room for the lock file before LMDB maps it: a page that the disk has no room for is a SIGBUS.
+
+    Only while this process has no environment of it open: closing a file ends the locks that the process has on it.
+    """
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if os.fstat(handle).st_blocks * 512 < LOCK_BYTES:
+            os.posix_fallocate(handle, 0, LOCK_BYTES)
+    except OSError as error:
+        raise WriteFailed(
+            f"{lock} was not written: {error.strerror}; make room on that disk, then try again"
+        ) from error
+    finally:
+        os.close(handle)
 
 
 def _check_pages(env: lmdb.Environment, data: Path, most: int | None = None) -> None:

@@ -20,9 +20,6 @@ from faults.story import go_on
 pytestmark = pytest.mark.local_only
 
 LIBRARY = Path(failpoints.__file__).resolve().parents[1]
-CODE_TO_COME: set[str] = {"vacuum:marked", "vacuum:before-delete", "vacuum:deleted"}
-"""Failpoints whose place is not built yet: nothing else may be missing, and nothing that is there may be here."""
-BUILT = [name for name in FAILPOINTS if name not in CODE_TO_COME]
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +44,13 @@ def kill_at(children: Nursery, base: Path, at: str, durability: str) -> bool:
     return code == -9
 
 
-@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("name", FAILPOINTS)
 def test_killed_there_the_first_time(children: Nursery, tmp_path: Path, name: str) -> None:
     assert kill_at(children, tmp_path / "1", name, "disk"), f"the story in faults/story.py never comes by {name}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("name", FAILPOINTS)
 def test_killed_there_every_time(children: Nursery, tmp_path: Path, name: str) -> None:
     """What no process has synced survives the end of each of them."""
     turn = 1
@@ -77,7 +74,7 @@ def test_every_failpoint_is_registered_and_every_registered_one_is_there() -> No
     folders = [folder for folder in LIBRARY.iterdir() if (folder / "__init__.py").exists() and folder.name != "tests"]
     sources = [path for folder in folders for path in folder.rglob("*.py") if path.name != "failpoints.py"]
     found = [name for path in sources for name in reached_in(path.read_text("utf-8"))]
-    assert set(found) == set(BUILT)
+    assert set(found) == set(FAILPOINTS)
     assert len(found) == len(set(found)), "each failpoint is one place"
 
 

@@ -1,0 +1,44 @@
+"""A full disk: the write fails and says why, nothing is lost or half there, reads go on, and so do writes with room."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+APART = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
+
+pytestmark = pytest.mark.local_only
+
+
+def can_mount() -> bool:
+    """Whether this user may mount something for a process of its own."""
+    try:
+        command = [*APART, "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/tmp"]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def run(folder: Path, how: str, before: list[str]) -> None:
+    """In a process apart, whose mounts end with it."""
+    command = [*before, sys.executable, "-m", "faults.full_disk", str(folder), how]
+    ended = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.slow
+def test_a_small_disk_that_is_full(tmp_path: Path) -> None:
+    if can_mount():
+        run(tmp_path, "mount", APART)
+    else:
+        print("nothing can be mounted here: files of limited size stand in for a small disk")
+        run(tmp_path, "limit", [])
+
+
+def test_files_that_may_grow_no_further(tmp_path: Path) -> None:
+    run(tmp_path, "limit", [])
