@@ -229,7 +229,7 @@ class World:
         for name in self.NAMES:
             for after in self.marks():
                 if after >= self.told.mark:
-                    assert self.table(name).next_epoch(after) == self.told.next_epoch(after)
+                    assert self.table(name).next_epoch(after) == self.told.next_epoch(after), (name, after)
                 else:
                     with pytest.raises(el.LogTruncated):
                         self.table(name).next_epoch(after)
@@ -238,6 +238,8 @@ class World:
 
 def _fill(ops: Sequence[Op], upsert: Callable[[Any], Any], delete: Callable[[Any], Any]) -> None:
     """In order: neighbouring writes are one call, and so are neighbouring deletes."""
+    if not ops:
+        upsert(rows_of([]))
     at = 0
     while at < len(ops):
         end = at
