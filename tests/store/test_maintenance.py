@@ -18,7 +18,7 @@ import epochlog as el
 from epochlog.store import compaction, folding, maintenance, picking
 from epochlog.store.compaction import Outcome, read_traces, read_work
 from epochlog.store.maintenance import LOOK_AGAIN_MS, VACUUM_EVERY_MS, Maintenance, all_troubles
-from lab import Lab, table_of
+from lab import Lab
 
 OPTIONS = el.TableOptions(
     history_retention=timedelta(seconds=10), log_retention=timedelta(minutes=1), compact_segments=2
@@ -220,4 +220,4 @@ def test_maintenance_is_true_or_false(tmp_path: Path) -> None:
     for wrong in (None, 1, "yes"):
         with pytest.raises(el.InvalidInput, match="maintenance"):
             el.open(tmp_path / "s", maintenance=wrong)  # pyright: ignore[reportArgumentType]
-    assert not (tmp_path / "s").exists() and table_of({}).num_rows == 0
+    assert not (tmp_path / "s").exists()
