@@ -1,4 +1,4 @@
-"""The rules of the log one by one: ranges, truncation, next_epoch, empty entries, what a change is, columns, filters."""
+"""The rules of the log one by one: ranges, truncation, next_epoch, empty entries, changes, columns and filters."""
 
 from __future__ import annotations
 
