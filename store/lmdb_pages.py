@@ -65,6 +65,9 @@ def check_pages(data: Path, txn_id: int, most: int | None = None) -> bool:
         file = stream.fileno()
         head = os.pread(file, 2 * PAGE, 0)
         metas = [_META.unpack_from(head, page * PAGE + _META_AT) for page in range(2)]
+        ids = [meta[-1] for meta in metas]
+        if ids != [0, 0] and not (abs(ids[0] - ids[1]) == 1 and ids[0] % 2 == 0):
+            raise Corrupt(str(data), f"its two meta pages are of the transactions {ids}, which are no pair")
         if txn_id not in [meta[-1] for meta in metas] and txn_id < max(meta[-1] for meta in metas):
             return False
         found = [meta for meta in metas if meta[-1] == txn_id][-1:]

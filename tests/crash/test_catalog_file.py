@@ -15,6 +15,7 @@ from epochlog.store import lmdb_catalog
 
 SCHEMA = pa.schema([("id", pa.int64())])
 PAGE = 4096
+META_ID = 16 + 128  # where a meta page has the id of its transaction
 COMMITS = 12
 
 
@@ -105,6 +106,20 @@ def test_a_damaged_record_is_named_and_the_rest_is_served(whole: Path, tmp_path:
         report = store.verify()
         assert not report.ok and any("head/00000001" in problem.what for problem in report.problems)
         assert len(store.table("t").history()) == COMMITS
+
+
+def test_a_flipped_transaction_id_is_no_way_back(whole: Path, tmp_path: Path) -> None:
+    """Of LMDB's two meta pages the one with the higher id counts: a flipped bit must not bring the older state back.
+
+    Bit 1 alone is not told: it makes a pair of ids that a whole file could have.
+    """
+    data = (whole / "catalog" / "data.mdb").read_bytes()
+    for page in range(2):
+        for bit in [0, *range(2, 64)]:
+            hurt = bytearray(data)
+            hurt[page * PAGE + META_ID + bit // 8] ^= 1 << bit % 8
+            met = look_apart(with_catalog(whole, tmp_path / "s", bytes(hurt)))
+            assert met == "Corrupt", f"page {page}, bit {bit}: {met}"
 
 
 def test_random_damage_ends_no_process(whole: Path, tmp_path: Path) -> None:
