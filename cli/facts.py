@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..checkpoint.graph import JobInfo, job_info
 from ..errors import Corrupt
 from ..store.catalog import View
+from ..store.compaction import Work, read_work
 from ..store.definitions import Counters, TableDef, all_jobs, all_tables, find_table, get_job, get_runs, get_version
-from ..store.epoch import to_unix_ms
 from ..store.handle import Handle
 from ..store.history import read_epoch_view, table_state
-from ..store.holds import Hold, holds_of
+from ..store.holds import holds_of
 from ..store.lineage import EpochView
+from ..store.maintenance import Trouble, all_troubles
+from ..store.pressure import pressure
 from ..store.records import after_prefix, log_key
 from ..store.scan import ScanPlan, plan_scan
 from ..store.tables import table_bytes
 from ..store.version import LogEntry, TableVersion
-from .words import epoch_iso, iso
+from .holding import held_back, hold_facts, trouble_facts, work_facts, writers
+from .words import epoch_iso
 
 Facts = dict[str, Any]
 
@@ -34,6 +37,8 @@ class TableLook:
     state: str
     lag_ms: int
     plan: ScanPlan
+    work: Work | None = None
+    trouble: Trouble | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,11 @@ def look(handle: Handle) -> StoreLook:
     def body(view: View) -> StoreLook:
         now_ms = handle.catalog.now_ms()
         epochs = read_epoch_view(view, handle.memory, now_ms, handle.store_id)
-        tables = [look_at(view, table, epochs) for table in all_tables(view)]
+        troubles = all_troubles(view)
+        tables = [
+            replace(look_at(view, table, epochs), work=read_work(view, table.id), trouble=troubles.get(table.id))
+            for table in all_tables(view)
+        ]
         jobs = [job_info(job, epochs) for job in all_jobs(view)]
         return StoreLook(
             Counters.read(view).last_epoch,
@@ -117,6 +126,15 @@ def table_facts(one: TableLook, rows: int | None) -> Facts:
     }
 
 
+def upkeep_facts(one: TableLook) -> Facts:
+    """How the table's upkeep goes: what slows its writers, a compaction under way, and what failed."""
+    return {
+        "pressure": pressure(one.version, one.table.options),
+        "compaction": work_facts(one.work),
+        "trouble": trouble_facts(one.trouble),
+    }
+
+
 def job_facts(job: JobInfo) -> Facts:
     """A job in lists: the names of JobInfo."""
     return {
@@ -135,7 +153,7 @@ def describe_table(handle: Handle, name: str, counter: RowCounter) -> Facts:
         table = find_table(view, name)
         epochs = read_epoch_view(view, handle.memory, now_ms, handle.store_id)
         one = look_at(view, table, epochs)
-        holds = [hold_facts(hold, now_ms) for hold in holds_of(view, table.id, now_ms, handle.leases.live)]
+        holds = holds_of(view, table.id, now_ms, handle.leases.live)
         readers = sorted(job.name for job in all_jobs(view) if table.id in job.upstreams)
         above = [view_table.name for view_table in (epochs.tables[up] for up in epochs.tables[table.id].upstreams)]
         more = {
@@ -149,7 +167,9 @@ def describe_table(handle: Handle, name: str, counter: RowCounter) -> Facts:
             "schema": list(columns(table)),
             "run_list": [run_facts(run) for run in get_runs(view, table.id)],
             "log": log_facts(view, table, one.version),
-            "holds": sorted(holds, key=lambda hold: hold["holder"]),
+            "holds": [hold_facts(hold, now_ms) for hold in sorted(holds, key=lambda hold: hold.holder)],
+            "held_back": held_back(table, one.version, holds, now_ms),
+            "writers": writers(view, now_ms),
         }
         return one, more
 
@@ -200,21 +220,4 @@ def log_facts(view: View, table: TableDef, version: TableVersion) -> Facts:
         "deletes": deletes,
         "bytes": version.log_bytes,
         "unfolded_segments": unfolded,
-    }
-
-
-def hold_facts(hold: Hold, now_ms: int) -> Facts:
-    """Who holds what. `age_ms`: since when, or for a job the age of the position that it holds by."""
-    kind, _, name = hold.holder.partition(":")
-    held = [epoch for epoch in (hold.log_epoch, hold.read_epoch) if epoch]
-    since_ms = to_unix_ms(min(held)) if kind == "job" and held else hold.since_ms
-    return {
-        "holder": hold.holder,
-        "kind": kind,
-        "name": name,
-        "log_epoch": hold.log_epoch,
-        "read_epoch": hold.read_epoch,
-        "since": iso(since_ms),
-        "age_ms": max(0, now_ms - since_ms),
-        "expires": None if hold.expires_ms is None else iso(hold.expires_ms),
     }

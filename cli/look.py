@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from itertools import count
+from itertools import count, islice
 
+from ..store.catalog import View
+from ..store.compaction import read_traces
+from ..store.definitions import find_table
 from .arguments import limit_of
-from .facts import Facts, RowCounter, TableLook, describe_table, job_facts, look, table_facts
+from .facts import Facts, RowCounter, TableLook, describe_table, job_facts, look, table_facts, upkeep_facts
+from .holding import trace_facts
 from .output import people_console
 from .plain import plain_rows
 from .session import Session
@@ -41,8 +45,11 @@ def describe(session: Session) -> None:
 
 
 def history(session: Session) -> None:
-    """A table's commits."""
+    """A table's commits, or its compactions."""
     limit = limit_of(session.options)
+    if session.options.compactions:
+        _compactions(session, limit)
+        return
     commits = session.store.table(session.options.table).history(limit)
     rows = (row for batch in commits.to_batches() for row in plain_rows(batch))
     if session.out.as_json:
@@ -53,6 +60,20 @@ def history(session: Session) -> None:
         session.out.show(pages.commits(rows))
         if commits.num_rows == limit:
             session.out.show(f"the newest {limit:,}; --limit N or --all for more")
+
+
+def _compactions(session: Session, limit: int | None) -> None:
+    def body(view: View) -> list[Facts]:
+        table = find_table(view, session.options.table)
+        return [trace_facts(trace) for trace in islice(read_traces(view, table.id), limit)]
+
+    found = session.handle.catalog.read(body)
+    if session.out.as_json:
+        session.out.lines(found)
+    else:
+        from . import pages
+
+        session.out.show(pages.traces(found) if found else f"{session.options.table} has not been compacted yet")
 
 
 def status(session: Session) -> None:
@@ -90,7 +111,10 @@ def _status_facts(session: Session, counter: RowCounter) -> Facts:
         "root": session.handle.files.place,
         "at": iso(found.now_ms),
         "last_epoch": found.last_epoch,
-        "tables": _tables(session, found.tables, counter),
+        "tables": [
+            {**facts, **upkeep_facts(one)}
+            for facts, one in zip(_tables(session, found.tables, counter), found.tables, strict=True)
+        ],
         "jobs": [job_facts(job) for job in found.jobs],
     }
 

@@ -79,11 +79,29 @@ def status(facts: Facts) -> list[Table | str]:
         for one in facts["tables"]
     )
     head = f"{facts['root']} at {facts['at']}, last epoch {epoch_text(facts['last_epoch'])}"
-    shown: list[Table | str] = [head, grid(headers, rows)]
+    shown: list[Table | str] = [head, grid(headers, rows), *_upkeep(facts["tables"])]
     if facts["jobs"]:
         headers = ("job", "state", "committed epoch", ">lag", ">incarnation", "last error")
         shown.append(grid(headers, ((*_progress(job), _error(job)) for job in facts["jobs"])))
     return shown
+
+
+def _upkeep(found: Sequence[Facts]) -> Iterable[Table]:
+    """What is to be told of the tables' upkeep; nothing where all goes well by itself."""
+    told: list[tuple[str, Text | str]] = []
+    for one in found:
+        work, trouble = one["compaction"], one["trouble"]
+        if one["pressure"]:
+            told.append((one["name"], Text(one["pressure"], "yellow")))
+        if work:
+            done = f"{work['done']:,} of {work['pieces']:,} pieces"
+            told.append((one["name"], f"compaction by {work['by']} since {work['since']}, {done}: {work['reason']}"))
+        if trouble:
+            told.append(
+                (one["name"], Text(safe(f"{trouble['by']} failed at {trouble['at']}: {trouble['error']}"), "red"))
+            )
+    if told:
+        yield grid(("table", "upkeep"), told)
 
 
 def jobs(found: Sequence[Facts]) -> Table:
@@ -111,6 +129,8 @@ def description(facts: Facts) -> list[Table | str]:
         ("read by", ", ".join(facts["read_by"]) or NONE),
         ("committed epoch", epoch_text(facts["max_committed_epoch"])),
         ("readable from", epoch_text(facts["safe_epoch"]) if facts["safe_epoch"] else "the beginning"),
+        ("states kept by", facts["held_back"]["safe_epoch"]["reason"]),
+        ("log kept by", facts["held_back"]["log_start"]["reason"]),
         ("lag", lag_text(facts["lag_ms"])),
         ("rows", count_text(facts["rows"])),
         ("bytes", bytes_text(facts["bytes"])),
@@ -130,7 +150,15 @@ def description(facts: Facts) -> list[Table | str]:
         shown.append(grid(headers, (_hold(hold) for hold in facts["holds"])))
     else:
         shown.append("nobody holds it back")
+    if facts["writers"]:
+        headers = ("may be writing files", "process", ">age", "lease ends")
+        shown.append(grid(headers, (_writer(writer) for writer in facts["writers"])))
     return shown
+
+
+def _writer(writer: Facts) -> tuple[str, ...]:
+    intent = f"{writer['kind']} {writer['intent'][:8]}"
+    return intent, writer["by"] or NONE, span_text(writer["age_ms"]), writer["expires"]
 
 
 def _log(log: Facts) -> str:
@@ -204,6 +232,49 @@ def compactions(found: Sequence[Facts]) -> Table:
         for one in found
     )
     return grid(headers, rows)
+
+
+def traces(found: Sequence[Facts]) -> Table:
+    """`history --compactions`."""
+    headers = ("at", "why", "by", ">runs", ">segments", ">rows", ">bytes read", ">bytes written", ">took")
+    rows = (
+        (
+            one["at"],
+            one["reason"],
+            one["by"],
+            count_text(one["runs_in"]),
+            count_text(one["segments_in"]),
+            f"{one['rows_in']:,} → {one['rows_out']:,}",
+            bytes_text(one["bytes_in"]),
+            bytes_text(one["bytes_out"]),
+            span_text(one["took_ms"]),
+        )
+        for one in found
+    )
+    return grid(headers, rows)
+
+
+def vacuuming(facts: Facts) -> list[Table | str]:
+    """`vacuum`."""
+    verb = "would be deleted" if facts["dry_run"] else "deleted"
+    shown: list[Table | str] = []
+    for name, head in (("deleted", verb), ("kept", "kept, though nothing reaches it"), ("foreign", "none of ours")):
+        if facts[name]:
+            headers = (head, ">bytes") if name == "foreign" else (head, ">bytes", "why", "at the earliest")
+            shown.append(grid(headers, (_vacuumed(file) for file in facts[name])))
+    if facts["revoked"]:
+        dead = ((f"{one['kind']} {one['intent'][:8]}", one["by"] or NONE, one["expired"]) for one in facts["revoked"])
+        shown.append(grid(("dead writer", "process", "lease ended"), dead))
+    count, kept = len(facts["deleted"]), len(facts["kept"])
+    files = f"{count:,} file" + "s" * (count != 1)
+    end = f"{files} {verb}, {bytes_text(facts['bytes_freed'])}; {kept:,} kept; {facts['data_files']:,} in use"
+    return [*shown, end]
+
+
+def _vacuumed(file: Facts) -> tuple[str, ...]:
+    if "reason" not in file:
+        return file["path"], bytes_text(file["bytes"])
+    return file["path"], bytes_text(file["bytes"]), file["reason"], file["until"] or NONE
 
 
 def verification(facts: Facts) -> list[Table | str]:

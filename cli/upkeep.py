@@ -1,4 +1,4 @@
-"""The commands that look after a store: compact and verify."""
+"""The commands that look after a store: compact, vacuum and verify."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from dataclasses import asdict
 from ..store.catalog import View
 from ..store.compaction import Outcome, compact_table
 from ..store.definitions import TableDef, all_tables, find_table, get_version
+from ..store.retention import apply_retention
 from ..store.scan import plan_scan
 from ..store.tables import table_bytes
+from ..store.vacuum import GRACE
+from ..store.vacuum import vacuum as vacuum_store
 from ..store.verify import verify_store
 from .facts import Facts
+from .holding import vacuum_facts
 from .session import Session
 
 
@@ -34,6 +38,20 @@ def compact(session: Session) -> None:
         session.out.show(pages.compactions(found) if found else f"{session.handle.files.place} has no table yet")
 
 
+def vacuum(session: Session) -> None:
+    """Delete what nothing reaches, or tell what would be deleted."""
+    options = session.options
+    grace = GRACE if options.grace is None else options.grace
+    report = vacuum_store(session.handle, dry_run=options.dry_run, grace=grace, progress=session.out.waiting.step)
+    facts = vacuum_facts(session.handle.files.place, report)
+    if session.out.as_json:
+        session.out.document(facts)
+    else:
+        from . import pages
+
+        session.out.show(*pages.vacuuming(facts))
+
+
 def verify(session: Session) -> int:
     """Check everything; 1 when something is damaged."""
     report = verify_store(session.handle, session.out.waiting.step)
@@ -49,6 +67,7 @@ def verify(session: Session) -> int:
 
 def _compact_one(session: Session, table: TableDef, *, full: bool) -> Facts:
     before = _size(session, table)
+    apply_retention(session.handle, table)
     compacted = compact_table(session.handle, table, full=full) is Outcome.DONE
     after = _size(session, table)
     return {

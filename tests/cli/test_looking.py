@@ -116,7 +116,10 @@ def test_status_shows_lag_and_errors(run, lake) -> None:
     facts = json.loads(run("status", lake.root, "--json").out)
     tables = {one["name"]: one for one in facts["tables"]}
     jobs = {one["name"]: one for one in facts["jobs"]}
-    assert all(set(one) == TABLE_KEYS for one in tables.values()) and all(set(job) == JOB_KEYS for job in jobs.values())
+    upkeep = {"pressure", "compaction", "trouble"}
+    assert all(set(one) == TABLE_KEYS | upkeep for one in tables.values())
+    assert all(one[name] is None for one in tables.values() for name in upkeep)
+    assert all(set(job) == JOB_KEYS for job in jobs.values())
     assert tables["revenue"]["lag_ms"] > 0 and tables["orders"]["lag_ms"] == 0
     assert (jobs["daily"]["state"], jobs["daily"]["committed_epoch"]) == ("running", lake.epochs["view"])
     assert jobs["broken"]["state"] == "failed" and "ZeroDivisionError" in jobs["broken"]["last_error"]
