@@ -70,6 +70,7 @@ def stores_are_whole(request: pytest.FixtureRequest) -> Iterator[None]:
     watch.forget()
     yield
     damage = watch.damage()
+    watch.close()
     if request.node.get_closest_marker("damages_store") is None:
         assert not damage, "\n".join(f"{root}\n{wrong}" for root, wrong in damage.items())
     else:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,15 +87,26 @@ class Watch:
 
     def __init__(self) -> None:
         self._noted: dict[str, Noted] = {}
+        self._opened: list[weakref.ref[Handle]] = []
 
     def open(self, root: Any, catalog: Any = None, **options: Any) -> Handle:
         root, catalog = moved(root, catalog)
         handle = real_open(root, catalog, **options)
         self._noted[handle.root] = Noted(str(root), catalog, handle.durability, options.get("clock"))
+        self._opened.append(weakref.ref(handle))
         return handle
 
     def forget(self) -> None:
         self._noted.clear()
+        self._opened.clear()
+
+    def close(self) -> None:
+        """Close what is open yet: nobody renews leases of a store whose test is over."""
+        for reference in self._opened:
+            handle = reference()
+            if handle is not None:
+                with suppress(EpochlogError):
+                    handle.close()
 
     def damage(self) -> dict[str, str]:
         """What is wrong with each store that is still there, by its root; nothing where all is well."""

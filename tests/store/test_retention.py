@@ -280,6 +280,7 @@ def test_processes_agree_on_what_they_remember(lab: Lab) -> None:
     assert [seen(memory) for memory in memories] == [expected] * 3
 
 
+@pytest.mark.local_only
 def test_an_older_look_is_not_misled_by_a_later_one(lab: Lab) -> None:
     """Two threads: one view was taken before commits were forgotten, and asks after."""
     lab.root_table(options=options(0, 0))
