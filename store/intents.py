@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
-from ..errors import SegmentUnknown
+from ..errors import SegmentUnknown, StoreClosed
 from .catalog import Catalog, View
 from .failpoints import reached
 from .leases import LEASE_MS, Leases
@@ -118,6 +118,8 @@ class Intents:
         """
         try:
             return commit()
-        except SegmentUnknown:
+        except SegmentUnknown as error:
+            if self._leases.closing:  # another thread has closed the store meanwhile, and its intents with it
+                raise StoreClosed("this store was closed; open it again with epochlog.open") from error
             self._leases.renew()
             raise

@@ -56,6 +56,11 @@ class Leases:
         with self._lock:
             return holder in self._held
 
+    @property
+    def closing(self) -> bool:
+        """Whether the store is being closed, or has been."""
+        return self._closed.is_set()
+
     def keep(self, holder: str, keys: Sequence[bytes], length_ms: int = LEASE_MS, *, lasting: bool = False) -> None:
         """Renew these records (just written, with their `expires_ms`) from now on, until `release`."""
         self._leave_to_parent()
