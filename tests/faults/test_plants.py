@@ -22,7 +22,7 @@ from epochlog.store import lmdb_catalog, segment
 from epochlog.store.files import Files, LocalFiles
 from epochlog.store.lmdb_catalog import LmdbCatalog
 from epochlog.store.writer import SegmentWriter
-from faults import plants_compaction, plants_vacuum
+from faults import plants_compaction, plants_log, plants_vacuum
 from faults.damage import check_damage
 from faults.disk import Disk, File
 from faults.plant import Plant
@@ -242,6 +242,7 @@ PLANTS = [
     Plant("no-checksum-is-compared", no_checksum_is_compared, damage),
     Plant("a-damaged-file-is-not-named", a_damaged_file_is_not_named, damage),
     *plants_compaction.PLANTS,
+    *plants_log.PLANTS,
     *plants_vacuum.PLANTS,
 ]
 
