@@ -169,7 +169,7 @@ def main() -> None:
         root, clock = Path(scratch) / "store", Clock()
         with el.open(root, clock=clock) as store:
             fill(store, clock)
-            store.export_catalog(str(folder / "catalog.export"))
+            store.export_catalog(str(folder / "catalog.dump"))
             (folder / "readings.json").write_text(json.dumps(readings(store), indent=1) + "\n")
             assert store.verify().ok
         pack(root, folder / "root.zip")

@@ -59,7 +59,7 @@ def test_an_exported_catalog_restores_it(golden: tuple[Path, Path]) -> None:
     folder, root = golden
     (root / "catalog" / "data.mdb").unlink()
     (root / "catalog").rmdir()
-    el.restore_catalog(str(root), str(folder / "catalog.export"))
+    el.restore_catalog(str(root), str(folder / "catalog.dump"))
     with el.open(root, clock=later()) as store:
         assert readings(store) == json.loads((folder / "readings.json").read_text())
 

@@ -11,7 +11,7 @@ import pytest
 from tidy import rules
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_TEXT = {".arrow", ".parquet", ".png", ".zip", ".mdb", ".bin", ".zst"}
+NOT_TEXT = {".arrow", ".parquet", ".png", ".zip", ".mdb", ".bin", ".zst", ".dump"}
 
 
 def project_files() -> list[str]:
