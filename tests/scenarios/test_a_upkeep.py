@@ -160,6 +160,7 @@ def test_a11_the_log_that_a_reader_needs_stays_while_it_needs_it(lab: Lab) -> No
     assert table.info.log_start_epoch > at and table.info.log_segments < 5
 
 
+@pytest.mark.local_only
 def test_a11_what_a_reader_held_goes_when_it_dies(lab: Lab) -> None:
     table = lab.root_table(options=SHORT)
     lab.put({k: (0, k) for k in range(10)})

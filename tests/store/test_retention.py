@@ -327,6 +327,7 @@ def test_a_finished_table_and_its_view_stay_readable(lab: Lab) -> None:
 Play = Callable[[Lab, random.Random], None]
 
 
+@pytest.mark.local_only
 def test_random_chains_keep_the_newest_version_of_each(tmp_path: Path) -> None:
     """Whatever is written, stepped and let go of: each view by itself is found by `aligned` at a valid epoch, with the
     rows that it had there.
