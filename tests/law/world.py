@@ -41,6 +41,7 @@ class World:
 
     def __init__(self, seed: int, folder: Path) -> None:
         self.seed, self.rng = seed, random.Random(seed)
+        self.upkeep = random.Random(~seed)  # apart, so that it changes nothing else that a seed does
         self.now_ms = EPOCH_ORIGIN_MS + 10_000
         self.folder = folder
         self.interval_ms = self.rng.choice([1, 5, 20])
@@ -131,6 +132,7 @@ class World:
             ):
                 if self.rng.random() < chance:
                     act()
+            self.vacuum()
             for name in self.rng.sample(list(self.queries), len(self.queries)):
                 if self.rng.random() < (0.07 if name == self.slow else 0.45):
                     self.step(name, self.random_trouble())
@@ -213,6 +215,17 @@ class World:
             self.seen["truncated"] += 1
         except el.LogHeld:
             self.seen["log held"] += 1
+
+    def vacuum(self) -> None:
+        """Now and then what nothing reaches goes, with grace or without; all that can be read is there after it."""
+        if self.upkeep.random() > 0.08:
+            return
+        report = self.store.vacuum(grace=self.upkeep.choice([0, 0, 900]))
+        self.check(not report.foreign, "foreign files", report.foreign)
+        for pin in self.pinned:
+            for table, rows in pin.rows.items():
+                self.check(state_of(pin.snapshot[table].to_arrow()) == rows, table, "vacuum took a pinned snapshot's")
+        self.seen["vacuumed"] += bool(report.deleted)
 
     def jump(self) -> None:
         self.now_ms -= self.rng.randint(0, 5 * self.interval_ms)
