@@ -52,6 +52,7 @@ def test_a8_a_segment_already_vacuumed_is_refused_and_a_retry_succeeds(lab: Lab)
     assert lab.rows("r") == {1: (1, 1)}
 
 
+@pytest.mark.local_only
 def test_a8_a_segment_from_a_revoked_intent_is_refused_and_a_retry_succeeds(lab: Lab) -> None:
     lab.root_table()
     (segment,) = sealed(lab, {1: (1, 1)})

@@ -54,6 +54,7 @@ def fill(lab: Lab, name: str = "r", commits: int = 4, rows: int = 1) -> el.Table
     return table
 
 
+@pytest.mark.local_only
 def test_a_round_lets_go_compacts_and_vacuums(lab: Lab, worker: Maintenance) -> None:
     table = fill(lab)
     rounds(worker)

@@ -301,6 +301,7 @@ def test_a_recorded_barrier_keeps_what_its_job_has_planned_to_read(lab: Lab) -> 
     assert lab.store.vacuum(grace=0).deleted and table.count() == 2
 
 
+@pytest.mark.local_only
 def test_an_unheld_read_that_was_overtaken_is_told_so(lab: Lab) -> None:
     table = lab.root_table(options=NO_LOG)
     lab.put({1: (1, 1)})
@@ -318,6 +319,7 @@ def test_an_unheld_read_that_was_overtaken_is_told_so(lab: Lab) -> None:
     assert lab.rows("r") == {1: (3, 3)}
 
 
+@pytest.mark.local_only
 @pytest.mark.damages_store
 def test_a_file_that_is_missing_is_still_damage(lab: Lab) -> None:
     table = lab.root_table()
