@@ -163,7 +163,8 @@ def image_rows(
 ) -> pa.Table:
     """Change rows with images: insert, both sides of an update, delete; nothing where nothing changed.
 
-    Change i replaces row old[i] of the pool by new[i], or deletes it. `key`: the columns that both have alike.
+    Change i replaces row old[i] of the pool by new[i], or deletes it (then new[i] is its tombstone). `key`: the columns
+    that both have alike.
     """
     known, kept = old >= 0, ~deleted
     both = np.flatnonzero(known & kept)
@@ -175,8 +176,9 @@ def image_rows(
     kinds[:, 0] = np.where(kept, _UPDATE_PRE, _DELETE)
     kinds[:, 1] = np.where(known, _UPDATE_POST, _INSERT)
     taken = np.flatnonzero(np.stack((known, kept), axis=1).ravel())
-    places = rooms.ravel().take(taken)
-    columns = [pool.taken(name, places) for name in names]
+    # a key is the same on both sides; and the new row is there, or its tombstone, which has it too
+    places, keys = rooms.ravel().take(taken), new.take(taken >> 1)
+    columns = [pool.taken(name, keys if name in key else places) for name in names]
     change = change_columns(kinds.ravel().take(taken), labels.take(taken >> 1))
     return pa.Table.from_arrays([*columns, *change], schema=pool.schema(names))
 

@@ -17,9 +17,17 @@ def same_rows(left: pa.Table, right: pa.Table) -> np.ndarray:
 
 def same_values(left: pa.Array, right: pa.Array) -> np.ndarray:
     """bool[len]: null equals null, NaN equals NaN; structs by field, lists by length and elements."""
+    if _is_plain(left) and _is_plain(right):
+        a, b = left.to_numpy(), right.to_numpy()
+        return (a == b) | ((a != a) & (b != b)) if pa.types.is_floating(left.type) else a == b
     both_null = _mask(pc.and_(left.is_null(), right.is_null()))
     both_valid = _mask(pc.and_(left.is_valid(), right.is_valid()))
     return both_null | (both_valid & _equal(left, right))
+
+
+def _is_plain(column: pa.Array) -> bool:
+    """Whether it is numbers without a null: numpy takes these as they are, and is quickest with them."""
+    return not column.null_count and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type))
 
 
 def _equal(left: pa.Array, right: pa.Array) -> np.ndarray:
