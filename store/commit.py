@@ -32,6 +32,7 @@ from ..errors import (
 from .catalog import Txn, View
 from .definitions import Counters, JobRecord, TableDef, get_job, get_table, get_version, move_counters
 from .epoch import as_epoch, from_unix_ms
+from .expiry import planned_anew
 from .failpoints import reached
 from .images import Images, write_images
 from .intents import require_intents
@@ -199,19 +200,23 @@ def _with_images(handle: Handle, edits: Sequence[TableEdit], epoch: int | None) 
     """The edits; those of tables with changelog="full" with the old rows of all that they touch, as of now."""
     done: list[TableEdit] = []
     try:
-        for edit in edits:
-            table, before = handle.catalog.read(lambda view, edit=edit: _newest(view, edit))
-            if edit.base is not None and edit.base != before.epoch:
-                raise BaseMoved(f"table {table.name!r} was committed to at {before.epoch}, after {edit.base}; retry")
-            if table.changelog != "full" or not edit.segments:
-                done.append(edit)
-                continue
-            images = write_images(handle, table, before, _log_epochs(edits, edit, epoch))
-            done.append(replace(edit, images=images, base=before.epoch))
+        done.extend(
+            planned_anew(handle, lambda edit=edit: _with_its_images(handle, edits, edit, epoch)) for edit in edits
+        )
     except BaseException:
         _remove_images(handle, done)
         raise
     return done
+
+
+def _with_its_images(handle: Handle, edits: Sequence[TableEdit], edit: TableEdit, epoch: int | None) -> TableEdit:
+    table, before = handle.catalog.read(lambda view: _newest(view, edit))
+    if edit.base is not None and edit.base != before.epoch:
+        raise BaseMoved(f"table {table.name!r} was committed to at {before.epoch}, after {edit.base}; retry")
+    if table.changelog != "full" or not edit.segments:
+        return edit
+    images = write_images(handle, table, before, _log_epochs(edits, edit, epoch))
+    return replace(edit, images=images, base=before.epoch)
 
 
 def _newest(view: View, edit: TableEdit) -> tuple[TableDef, ScanPlan]:

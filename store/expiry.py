@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import Corrupt, SnapshotExpired
@@ -22,6 +23,13 @@ def told(handle: Handle, read: Callable[[], T]) -> T:
         return read()
     except FileGone as error:
         raise _reason(handle, error) from error
+
+
+def planned_anew(handle: Handle, read: Callable[[], T]) -> T:
+    """What `read` gives, which plans and reads; once more when vacuum was quicker."""
+    while True:
+        with suppress(SnapshotExpired):
+            return told(handle, read)
 
 
 def told_each(handle: Handle, found: Iterator[T]) -> Iterator[T]:

@@ -40,10 +40,11 @@ def rounds(process: Popen[str]) -> int:
     return int(said[0].split()[1])
 
 
-def test_vacuum_beside_commits_compactions_and_readers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("changelog", ["upsert", "full"])
+def test_vacuum_beside_commits_compactions_and_readers(tmp_path: Path, changelog: str) -> None:
     options = el.TableOptions(history_retention=timedelta(0), log_retention=timedelta(0), compact_segments=2)
     with el.open(tmp_path / "s", durability="os") as store:
-        store.create_table("t", SCHEMA, ["id"], options=options)
+        store.create_table("t", SCHEMA, ["id"], changelog=changelog, options=options)
     roles = {"w": "writer", "maintained": "writer", "s": "spark", "r": "reader", "v": "vacuum", "u": "vacuum"}
     with started(tmp_path / "s", roles) as processes:
         done = {name: rounds(process) for name, process in processes.items()}
