@@ -138,7 +138,11 @@ class Store:
         changelog: str = "upsert",
         options: TableOptions | None = None,
     ) -> Table:
-        """Make a root table. Raises InvalidName, InvalidSchema, TableExists."""
+        """Make a root table. Raises InvalidName, InvalidSchema, TableExists.
+
+        changelog: "full" stores with every commit the rows that it replaces, so that `changes(pre_images=True)` works
+        for as long as the log is kept; a commit then takes a lookup of its keys. "upsert" stores none.
+        """
         checked = TableSchema(name, schema, primary_key)  # pyright: ignore[reportArgumentType]: it checks, and makes a tuple
         return Table(self._handle, create_table(self._handle, checked, changelog, options or TableOptions()))
 
@@ -258,7 +262,7 @@ class Store:
         interval: int = 1,
         max_lag: Any = None,
     ) -> Job:
-        """Make a job with its output tables {name: (schema, primary key)}.
+        """Make a job with its output tables {name: (schema, primary key)}, of changelog "upsert".
 
         backfill: "snapshot" starts from the upstreams' rows, "log" from the first entry of their logs. interval: in
         store boundaries. max_lag: in the job's own boundaries (or a timedelta); a job further behind may merge

@@ -186,7 +186,8 @@ class Table:
         mode "epochs": each epoch's net changes in key order; "net": one change a key over the range. Columns: the
         table's, then `_change_type`, `_commit_version` (epoch), `_commit_timestamp`. Without pre_images the types are
         upsert and delete; with them insert, update_preimage, update_postimage and delete. `filter` may name key
-        columns only. Raises LogTruncated, EpochExpired (pre-images of a forgotten past), InvalidInput.
+        columns only. Raises LogTruncated, EpochExpired (pre-images of a forgotten past, unless changelog="full" stored
+        them), InvalidInput.
         """
         plan = self._read(lambda view, table: plan_changes(view, table, after, until))
         batches = plan.batches(self._handle.files, mode, pre_images=pre_images, columns=columns, filter=filter)
