@@ -93,8 +93,9 @@ class DoorbellReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         news, commits = False, []
         for table_id in job.upstreams:
             table = get_table(view, table_id, f"upstream of {job.name}")
-            newest = get_version(view, table_id, table.name).max_committed_epoch
-            changes = handle.memory.of(view, table_id, newest).changes
+            version = get_version(view, table_id, table.name)
+            newest = version.max_committed_epoch
+            changes = handle.memory.of(view, table_id, version.known_from, newest).changes
             news |= bool(len(changes)) and int(changes[-1]) > job.position
             if table.derived:  # a root's commits wait for a boundary anyway
                 commits.append(newest)

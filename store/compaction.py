@@ -125,7 +125,11 @@ def read_work(view: View, table_id: int) -> Work | None:
         int(key[-8:], 16): tuple(tuple(Part.from_record(part) for part in found[name]) for name in ("live", "history"))
         for key, found in view.scan(prefix, after_prefix(prefix))
     }
-    found = {**record, "task": Task(**record["task"]), "pieces": tuple(Piece(*piece) for piece in record["pieces"])}
+    found = {
+        **record,
+        "task": Task.from_record(record["task"]),
+        "pieces": tuple(Piece(*piece) for piece in record["pieces"]),
+    }
     return Work(**found, done=done)
 
 
@@ -272,13 +276,16 @@ def _folded(
     """
     folder = Folder(handle.files, table.schema, lambda: handle.new_path(table.id, ".parquet"))
     reusable = {part.path: part for run in runs for part in run.parts}
+    rewritten = frozenset(work.task.rewritten)
 
     def fold(number: int) -> Parts:
         piece = work.pieces[number]
         if piece.reused is not None:
             return (reusable[piece.reused],), ()
         task, keys = work.task, (piece.low, piece.high)
-        live, history = folder.fold(runs, entries, keys, bottom=task.bottom, safe_epoch=task.safe_epoch)
+        live, history = folder.fold(
+            runs, entries, keys, bottom=task.bottom, safe_epoch=task.safe_epoch, rewritten=rewritten
+        )
         return tuple(live), tuple(history)
 
     if len(todo) == 1:
@@ -350,7 +357,7 @@ def _finish(handle: Handle, tx: Txn, table: TableDef, work: Work, took_ms: int) 
         return False
     inputs, entries = found
     version, runs, now_ms = get_version(tx, table.id, table.name), get_runs(tx, table.id), handle.catalog.now_ms()
-    output = _output(task, work)
+    output = _output(work, task.kept(inputs))
     at = runs.index(inputs[0]) if inputs else len(runs)
     after = (*runs[:at], output, *runs[at + len(inputs) :])
     tx.put(head_key(table.id), apply_runs(version, after, entries).to_record())
@@ -369,20 +376,21 @@ def _finish(handle: Handle, tx: Txn, table: TableDef, work: Work, took_ms: int) 
     return True
 
 
-def _output(task: Task, work: Work) -> Run:
+def _output(work: Work, kept: Sequence[Part]) -> Run:
     ordered = [work.done[number] for number in sorted(work.done)]
     live = tuple(part for parts, _ in ordered for part in parts)
     history = tuple(part for _, parts in ordered for part in parts)
-    return Run(task.lo, task.hi, live, history)
+    return Run(work.task.lo, work.task.hi, live, (*kept, *history))
 
 
 def _trace(
     work: Work, old: Sequence[Part], output: Run, entries: Sequence[LogEntry], now_ms: int, took_ms: int
 ) -> Trace:
     segments = [segment for entry in entries for segment in entry.segments]
-    reused = {piece.reused for piece in work.pieces}
-    fresh = [part for part in (*output.parts, *output.history) if part.path not in reused]
-    read = [*(part for part in old if part.path not in reused), *segments]
+    written = {part.path for part in work.parts} - {piece.reused for piece in work.pieces}
+    fresh = [part for part in (*output.parts, *output.history) if part.path in written]
+    stays = [part for part in (*output.parts, *output.history) if part.path not in written]
+    read = [*(part for part in old if part not in stays), *segments]
     return Trace(
         at_ms=now_ms,
         by=work.by,
@@ -395,7 +403,7 @@ def _trace(
         rows_out=sum(part.rows for part in fresh),
         bytes_in=sum(file.bytes for file in read),
         bytes_out=sum(part.bytes for part in fresh),
-        bytes_reused=sum(part.bytes for part in output.parts if part.path in reused),
+        bytes_reused=sum(part.bytes for part in stays),
         pieces=len(work.pieces),
         took_ms=took_ms,
     )

@@ -7,7 +7,7 @@ lower; what L0 holds is the only thing that is ever sorted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,11 +29,13 @@ PART_ROWS = 1 << 20
 @dataclass(frozen=True, slots=True)
 class Source:
     """What some epochs left behind of a key range: `live` rows (the newest of each key, with `_epoch`, tombstones
-    too), and replaced ones (`history`, with `_epoch` and `_until`) in no order.
+    too), and replaced ones (`history`, with `_epoch` and `_until`) in no order: those that are written again. `begun`
+    has the keys and `_epoch` of all replaced ones.
     """
 
     live: Rows
     history: tuple[Rows, ...] = ()
+    begun: tuple[Rows, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,19 @@ class Folder:
         return KeyCodec(self.table.schema, self.table.primary_key)
 
     def fold(
-        self, runs: Sequence[Run], entries: Sequence[LogEntry], key_range: KeyRange, *, bottom: bool, safe_epoch: int
+        self,
+        runs: Sequence[Run],
+        entries: Sequence[LogEntry],
+        key_range: KeyRange,
+        *,
+        bottom: bool,
+        safe_epoch: int,
+        rewritten: Container[str] = (),
     ) -> tuple[list[Part], list[Part]]:
-        """The live and the history parts of a key range. bottom: nothing lies below, so no tombstone is kept."""
-        sources = [self._of_run(run, key_range) for run in runs]
+        """The live and the new history parts of a key range. bottom: nothing lies below, so no tombstone is kept.
+        rewritten: the history parts of the runs to be written anew.
+        """
+        sources = [self._of_run(run, key_range, rewritten, upper=place > 0) for place, run in enumerate(runs)]
         fresh = self._of_log(entries, key_range)
         source = stacked([*sources, fresh] if fresh is not None else sources, self._nothing())
         live = merge(source.live, self._nothing().live, keep_tombstones=False) if bottom else source.live
@@ -63,9 +74,11 @@ class Folder:
         schema = pa.schema([*self.table.schema, pa.field(EPOCH, pa.int64())])
         return Source(Rows(pa.array([], self.codec.key_type), schema.empty_table(), None))
 
-    def _of_run(self, run: Run, key_range: KeyRange) -> Source:
-        def read(parts: Sequence[Part], hidden: Sequence[str]) -> list[Rows]:
-            columns = [*self.table.schema.names, *hidden]
+    def _of_run(self, run: Run, key_range: KeyRange, rewritten: Container[str], *, upper: bool) -> Source:
+        """A run's rows; of the oldest one nobody asks when its replaced rows began."""
+        names = self.table.schema.names
+
+        def read(parts: Sequence[Part], columns: Sequence[str]) -> list[Rows]:
             found = [
                 read_part(self.files, part, self.table, self.codec, columns, key_range=key_range)
                 for part in parts
@@ -73,8 +86,10 @@ class Folder:
             ]
             return [rows for rows in found if len(rows)]
 
-        live = read(run.parts, [EPOCH])
-        return Source(joined(live) if live else self._nothing().live, tuple(read(run.history, [EPOCH, UNTIL])))
+        live = read(run.parts, [*names, EPOCH])
+        past = read([part for part in run.history if part.path in rewritten], [*names, EPOCH, UNTIL])
+        begun = read(run.history, [EPOCH]) if upper else []
+        return Source(joined(live) if live else self._nothing().live, tuple(past), tuple(begun))
 
     def _of_log(self, entries: Sequence[LogEntry], key_range: KeyRange) -> Source | None:
         """All versions in L0, sorted by key and then epoch, split into the newest and the others."""
@@ -131,13 +146,13 @@ def _put(lower: Source, upper: Source) -> Source:
     if hit.any():
         ended = taken(lower.live, at[hit])
         history = (*history, _until(ended, _first_epochs(upper)[hit]))
-    return Source(merge(lower.live, upper.live, keep_tombstones=True), history)
+    return Source(merge(lower.live, upper.live, keep_tombstones=True), history)  # lies below from now on
 
 
 def _first_epochs(source: Source) -> np.ndarray:
     """For each key of `live` the first epoch at which the source has it; int64."""
     first = source.live.data.column(EPOCH).to_numpy().copy()
-    for rows in source.history:
+    for rows in source.begun:
         at = lookup(source.live, rows.keys)
         np.minimum.at(first, at[at >= 0], rows.data.column(EPOCH).to_numpy()[at >= 0])
     return first
@@ -151,7 +166,8 @@ def split_versions(changes: Rows) -> Source:
     if not len(older):
         return Source(newest)
     ends = changes.data.column(EPOCH).to_numpy()[older + 1]
-    return Source(newest, (_until(taken(changes, older), ends),))
+    past = _until(taken(changes, older), ends)
+    return Source(newest, (past,), (past,))
 
 
 def still_seen(history: Sequence[Rows], safe_epoch: int, *, bottom: bool) -> Rows | None:

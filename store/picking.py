@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from .keys import Key, KeyCodec
 from .records import Record
-from .run import Run
+from .run import Part, Run
 from .version import LogEntry, Runs, TableVersion
 
 PIECE_ROWS = 1 << 19
@@ -22,6 +22,8 @@ PIECE_BYTES = 16 << 20
 """The same in bytes of (compressed) files."""
 SPACE_PERCENT = 50
 MAX_RUNS = 12
+HISTORY_PARTS = 16
+"""History parts of a task's inputs, beyond one for each live part, at which the small ones among them are merged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,8 @@ class Task:
     """Make one run of `runs` adjoining runs from `lo` on, and of L0 through `hi` if it is among the inputs.
 
     l0_after: where L0 began when the task was picked, None if the task takes runs alone. Versions that no epoch >=
-    `safe_epoch` can see are not kept.
+    `safe_epoch` can see are not kept. `rewritten`: the history parts that are merged too; what was replaced once stays
+    as it was, so the others go into the new run as they are.
     """
 
     reason: str
@@ -38,6 +41,7 @@ class Task:
     runs: int
     l0_after: int | None
     safe_epoch: int
+    rewritten: tuple[str, ...] = ()
 
     @property
     def bottom(self) -> bool:
@@ -53,8 +57,18 @@ class Task:
         newest = self.l0_after is None or at + self.runs == len(runs)
         return found if whole and newest else None
 
+    def kept(self, runs: Runs) -> tuple[Part, ...]:
+        """The history parts of its runs that it takes over as they are."""
+        rewritten = set(self.rewritten)
+        found = (part for run in runs for part in run.history if part.path not in rewritten)
+        return tuple(part for part in found if part.until > self.safe_epoch)
+
     def to_record(self) -> Record:
         return asdict(self)
+
+    @classmethod
+    def from_record(cls, record: Record) -> Task:
+        return cls(**{**record, "rewritten": tuple(record["rewritten"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +94,15 @@ def pick(
         return _task(version, runs, 0, "asked for in full", l0=l0) if l0 or len(runs) > 1 else None
     if not runs:
         return _task(version, runs, 0, _l0_reason(version, compact_segments), l0=True) if l0 else None
-    upper = sum(run.bytes for run in runs[1:]) + (version.l0_bytes if l0 else 0)
-    bottom = sum(part.bytes for part in runs[0].parts)
+    upper = sum(run.live_bytes for run in runs[1:]) + (version.l0_bytes if l0 else 0)
+    bottom = runs[0].live_bytes
     if upper and (l0 or len(runs) > 1) and upper * 100 >= bottom * SPACE_PERCENT:
         reason = f"what lies above the oldest run has {upper} bytes, {SPACE_PERCENT} % of its {bottom} are enough"
         return _task(version, runs, 0, reason, l0=l0)
-    first, gathered = (len(runs), version.l0_bytes) if l0 else (len(runs) - 1, runs[-1].bytes)
-    while first > 1 and runs[first - 1].bytes <= gathered:
+    first, gathered = (len(runs), version.l0_bytes) if l0 else (len(runs) - 1, runs[-1].live_bytes)
+    while first > 1 and runs[first - 1].live_bytes <= gathered:
         first -= 1
-        gathered += runs[first].bytes
+        gathered += runs[first].live_bytes
     if l0:
         return _task(version, runs, first, _l0_reason(version, compact_segments), l0=True)
     if first < len(runs) - 1:
@@ -106,7 +120,21 @@ def _task(version: TableVersion, runs: Runs, first: int, reason: str, *, l0: boo
     """Merge the runs from `first` on, and L0 on top of them if `l0`."""
     lo = runs[first].lo if first < len(runs) else version.compacted_epoch
     hi = version.max_committed_epoch if l0 else version.compacted_epoch
-    return Task(reason, lo, hi, len(runs) - first, version.compacted_epoch if l0 else None, version.safe_epoch)
+    l0_after = version.compacted_epoch if l0 else None
+    return Task(reason, lo, hi, len(runs) - first, l0_after, version.safe_epoch, _rewritten(version, runs[first:]))
+
+
+def _rewritten(version: TableVersion, runs: Runs) -> tuple[str, ...]:
+    """The small ones of too many history parts, each no larger than those below it together."""
+    past = [part for run in runs for part in run.history if part.until > version.safe_epoch]
+    if len(past) < HISTORY_PARTS + sum(len(run.parts) for run in runs):
+        return ()
+    chosen: list[Part] = []
+    for part in sorted(past, key=lambda part: part.bytes):
+        if len(chosen) >= HISTORY_PARTS // 2 and part.bytes > sum(one.bytes for one in chosen):
+            break
+        chosen.append(part)
+    return tuple(part.path for part in chosen)
 
 
 # ---- pieces --------------------------------------------------------------------------------------------------------
@@ -144,8 +172,9 @@ def pieces(codec: KeyCodec, task: Task, runs: Sequence[Run], entries: Sequence[L
 
 
 def _spans(task: Task, runs: Sequence[Run], entries: Sequence[LogEntry]) -> Iterable[_Span]:
+    rewritten = set(task.rewritten)
     for run in runs:
-        for part in (*run.parts, *run.history):
+        for part in (*run.parts, *(part for part in run.history if part.path in rewritten)):
             keepable = not part.history and not (task.bottom and part.deletes)
             yield _Span(part.key_min, part.key_max, part.blocks, part.rows, part.bytes, part.path, keepable)
     for entry in entries:

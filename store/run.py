@@ -79,8 +79,8 @@ class Run:
     """What the epochs (lo, hi] left behind.
 
     parts: the newest row of each key at hi, disjoint key ranges in key order. history: rows replaced or deleted within
-    the run. A read at E >= hi needs parts alone; below it, the rows of parts with _epoch <= E, and of history those
-    with _epoch <= E < _until.
+    the run, in parts whose key ranges may overlap. A read at E >= hi needs parts alone; below it, the rows of parts
+    with _epoch <= E, and of history those with _epoch <= E < _until.
     """
 
     lo: int
@@ -91,6 +91,10 @@ class Run:
     @property
     def bytes(self) -> int:
         return sum(part.bytes for part in (*self.parts, *self.history))
+
+    @property
+    def live_bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
 
     def to_record(self) -> dict[str, Any]:
         """Plain values for msgpack."""

@@ -8,7 +8,7 @@ older ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from .definitions import TableDef, get_entries, get_runs, get_version
 from .epoch import as_epoch
 from .files import Files
 from .keys import Key, KeyCodec, last_of_each, sort_indices
-from .merge import Rows, fold, fold_data, joined, lookup
+from .merge import Rows, fold, fold_data, joined, lookup, newest_wins
 from .points import Level, PointReader
 from .prune import filter_columns, key_prunes
 from .ranges import tiled
@@ -251,7 +251,12 @@ def _run_rows(
     since; no key is in both.
     """
 
-    def gather(parts: Sequence[Part], hidden: tuple[str, ...], visible: pc.Expression | None) -> Rows:
+    def gather(
+        parts: Sequence[Part],
+        hidden: tuple[str, ...],
+        visible: pc.Expression | None,
+        together: Callable[[Sequence[Rows]], Rows] = joined,
+    ) -> Rows:
         def read(part: Part) -> Rows:
             return read_part(
                 files, part, table, codec, [*columns, *hidden], key_range=key_range, filter=filter, visible=visible
@@ -259,15 +264,13 @@ def _run_rows(
 
         chosen = [part for part in parts if _overlaps(part.key_min, part.key_max, key_range)]
         tables = each(read, chosen, sum(part.rows for part in chosen))
-        return joined(tables) if tables else _no_rows(table, codec, columns)
+        return together(tables) if tables else _no_rows(table, codec, columns)
 
     if epoch >= run.hi:
         return [gather(run.parts, (), None)]
     begun = pc.field("_epoch") <= epoch
-    return [
-        gather(run.parts, (), begun),
-        gather(run.history, (), begun & (pc.field("_until") > epoch)),
-    ]
+    past = [part for part in run.history if part.until > epoch]
+    return [gather(run.parts, (), begun), gather(past, (), begun & (pc.field("_until") > epoch), newest_wins)]
 
 
 def _overlaps(low: Key, high: Key, key_range: KeyRange) -> bool:

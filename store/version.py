@@ -163,7 +163,7 @@ def broken_runs(version: TableVersion, runs: Runs) -> Iterator[str]:
         for left, right in zip(run.parts, run.parts[1:], strict=False):
             if not left.key_max < right.key_min:
                 yield f"parts-disjoint: {left.path} and {right.path}"
-        if run.lo == 0 and any(part.deletes for part in (*run.parts, *run.history)):
+        if run.lo == 0 and any(part.deletes for part in run.parts):
             yield f"no-tombstones-at-the-bottom: ({run.lo}, {run.hi}]"
     if at != version.compacted_epoch:
         yield f"runs-reach-compacted-epoch: {at} != {version.compacted_epoch}"

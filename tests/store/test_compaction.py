@@ -161,8 +161,8 @@ def log(low: int, high: int, rows: int = 10, blocks: tuple[int, ...] = ()) -> Lo
     return LogEntry(9, (LabelGroup(9, (found,)),))
 
 
-def cut(runs: list[Run], entries: list[LogEntry], bottom: bool = True) -> list[Piece]:
-    task = Task("", 0 if bottom else 1, 9, len(runs), 5, 0)
+def cut(runs: list[Run], entries: list[LogEntry], bottom: bool = True, rewritten: tuple[str, ...] = ()) -> list[Piece]:
+    task = Task("", 0 if bottom else 1, 9, len(runs), 5, 0, rewritten)
     return pieces(CODEC, task, runs, entries)
 
 
@@ -178,7 +178,8 @@ def test_a_part_is_rewritten_for_what_reaches_into_its_keys() -> None:
     for other in (log(99, 150), log(50, 50)):
         assert all(piece.reused is None for piece in cut([Run(0, 5, (one,))], [other]))
     past = part(40, 50, history=True, until=4)
-    assert all(piece.reused is None for piece in cut([Run(0, 5, (one,), (past,))], [log(500, 600)])[:1])
+    assert cut([Run(0, 5, (one,), (past,))], [log(500, 600)])[0].reused == "p0"
+    assert cut([Run(0, 5, (one,), (past,))], [log(500, 600)], rewritten=("p40",))[0].reused is None
     marked = Run(1, 5, (part(0, 99, deletes=1),))
     assert cut([marked], [log(500, 600)], bottom=False)[0].reused == "p0"
     assert cut([marked], [log(500, 600)], bottom=True)[0].reused is None
@@ -225,7 +226,7 @@ def test_a_delete_in_an_upper_run_hides_the_row_below_and_is_gone_at_the_bottom(
     as_it_was()
     store.compact("t", full=True)
     (bottom,) = runs_of(store)
-    assert (bottom.lo, bottom.hi) == (0, fourth) and not any(one.deletes for one in (*bottom.parts, *bottom.history))
+    assert (bottom.lo, bottom.hi) == (0, fourth) and not any(one.deletes for one in bottom.parts)
     as_it_was()
 
 
@@ -288,6 +289,26 @@ def test_a_table_that_grows_at_its_end_is_not_written_again(store: el.Store, mon
     assert grown.parts[0] == old and len(grown.parts) == 2 and table.count() == 1600
     trace = traces_of(store)[0]
     assert trace.bytes_reused == old.bytes and trace.rows_in == trace.rows_out == 600
+
+
+def test_what_was_replaced_once_is_not_written_again(store: el.Store, clock: Clock) -> None:
+    table = store.create_table("t", SCHEMA, ["id"], options=FOREVER)
+    table.upsert(rows(0, 100))
+    seen: list[set[str]] = []
+    states: dict[int, dict[int, int]] = {}
+    for n in range(60):
+        clock.now_ms += 1000
+        epoch = table.upsert(rows(n, 20, n))
+        states[epoch] = numbers(table)
+        store.compact("t")
+        seen.append({part.path for run in runs_of(store) for part in run.history})
+    assert sum(before <= after for before, after in pairwise(seen)) > 45  # most of the time all stay
+    assert max(map(len, seen)) <= picking.HISTORY_PARTS + 2  # now and then the small ones become one
+    assert sum(part.rows for part in runs_of(store)[0].history) == 60 * 20 - (table.count() - 100)
+    for epoch, expected in states.items():
+        assert numbers(table, epoch) == expected
+    written = sum(trace.rows_out for trace in traces_of(store))
+    assert written < 60 * (table.count() + 60)
 
 
 # ---- left behind, and taken over -----------------------------------------------------------------------------------
