@@ -114,7 +114,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._handle().catalog.read(body)
         if start is not None and end == begin:
             return start
-        self._hold(end if begin.start is not None else begin, first=True)
+        self._hold(end if begin.start is not None else begin, first=True, state=begin.start == SNAPSHOT)
         return end.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -198,8 +198,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             _log.warning("table %s: %d commits or more after %d were truncated unread", table.name, lost, after)
         return mark
 
-    def _hold(self, offset: Offset, *, first: bool = False) -> None:
-        """Keep the log after this offset for the named consumer, and the state there while it is still to be read.
+    def _hold(self, offset: Offset, *, first: bool = False, state: bool = False) -> None:
+        """Keep the log after this offset for the named consumer; and the state there, if it is still to be read or old
+        rows are looked up in it.
 
         At the first look only what no hold of that name keeps already: the offset must not be passed before it is
         committed.
@@ -216,7 +217,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         if first and handle.catalog.read(held):
             return
-        read_epoch = offset.epoch if first or looks_up else None
+        read_epoch = offset.epoch if state or looks_up else None
         hold = Hold(holder, self._read.table_id, offset.epoch, read_epoch, handle.catalog.now_ms(), None)
 
         def body(tx: Txn) -> None:
