@@ -29,7 +29,7 @@ from .version import LabelGroup
 
 UNIT_ROWS = 1 << 16
 """Changes of neighbouring small epochs that one thread reads at a time."""
-PIECE_ROWS = 1 << 20
+PIECE_ROWS = 1 << 19
 """Changes that are in memory at a time: what has more is read by key ranges."""
 
 

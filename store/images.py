@@ -27,7 +27,7 @@ from .writer import remove_segments
 if TYPE_CHECKING:
     from .handle import Handle
 
-PIECE_ROWS = 1 << 20
+PIECE_ROWS = 1 << 19
 """Touched rows whose old rows are looked up, and held in memory, together."""
 COMPRESSION = "lz4"
 """Quick both ways: the rows are compressed well already in the files that they were taken from, and stay there."""
