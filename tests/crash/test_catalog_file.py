@@ -108,6 +108,7 @@ def test_a_damaged_record_is_named_and_the_rest_is_served(whole: Path, tmp_path:
         assert len(store.table("t").history()) == COMMITS
 
 
+@pytest.mark.slow
 def test_a_flipped_transaction_id_is_no_way_back(whole: Path, tmp_path: Path) -> None:
     """Of LMDB's two meta pages the one with the higher id counts: a flipped bit must not bring the older state back.
 

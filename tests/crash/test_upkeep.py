@@ -16,7 +16,7 @@ from crash.children import child, lines
 from crash.upkeeper import ROWS, SCHEMA
 
 SECONDS = float(os.environ.get("EPOCHLOG_RACE_SECONDS", "4"))
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.slow]
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from epochlog.store.files import LocalFiles
 from faults.ledger import SCHEMA, rows, shown
 from faults.power import Again, calls, fail_once, seeded, told_on
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])

@@ -28,7 +28,7 @@ from faults.disk import Disk, File
 from faults.plant import Plant
 from faults.power import Again, cut_everywhere, fail_once, told_on
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.slow]
 
 
 # ---- checks ------------------------------------------------------------------------------------------------------

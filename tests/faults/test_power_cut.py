@@ -15,6 +15,7 @@ def test_a_power_cut_before_any_operation(tmp_path: Path) -> None:
     cut_everywhere(tmp_path, seeded(), chances=1, most=60)
 
 
+@pytest.mark.slow
 def test_a_power_cut_during_recovery(tmp_path: Path) -> None:
     cut_twice(tmp_path, seeded(), first=6, second=4)
 
