@@ -9,7 +9,7 @@ epoch; the run takes effect in one transaction if its inputs are still there.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
@@ -122,7 +122,7 @@ def read_work(view: View, table_id: int) -> Work | None:
         return None
     prefix = compact_key(table_id) + b"/"
     done = {
-        int(key[-8:], 16): tuple(tuple(Part.from_record(part) for part in found[name]) for name in ("live", "history"))
+        int(key[-8:], 16): (tuple(map(Part.from_record, found["live"])), tuple(map(Part.from_record, found["history"])))
         for key, found in view.scan(prefix, after_prefix(prefix))
     }
     found = {
@@ -270,7 +270,7 @@ def _todo(work: Work, budget: int | None) -> list[int]:
 
 def _folded(
     handle: Handle, table: TableDef, work: Work, todo: Sequence[int], runs: Runs, entries: Sequence[LogEntry]
-) -> Iterator[tuple[int, Parts]]:
+) -> Generator[tuple[int, Parts], None, None]:
     """These pieces with their parts, in order. The next one is worked on while one is given: writing keeps one core
     busy. What was written and is not taken is removed.
     """

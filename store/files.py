@@ -40,10 +40,8 @@ class Files(Protocol):
     InvalidInput.
     """
 
-    @property
-    def remote(self) -> bool:
-        """Whether a read is a download; else it maps the file into memory."""
-        ...
+    remote: ClassVar[bool]
+    """Whether a read is a download; else it maps the file into memory."""
 
     @property
     def place(self) -> str:

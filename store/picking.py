@@ -99,7 +99,7 @@ def pick(
     if upper and (l0 or len(runs) > 1) and upper * 100 >= bottom * SPACE_PERCENT:
         reason = f"what lies above the oldest run has {upper} bytes, {SPACE_PERCENT} % of its {bottom} are enough"
         return _task(version, runs, 0, reason, l0=l0)
-    first, gathered = (len(runs), version.l0_bytes) if l0 else (len(runs) - 1, runs[-1].live_bytes)
+    first, gathered = (len(runs), version.l0_bytes) if l0 else (len(runs) - 1, runs[len(runs) - 1].live_bytes)
     while first > 1 and runs[first - 1].live_bytes <= gathered:
         first -= 1
         gathered += runs[first].live_bytes

@@ -121,16 +121,19 @@ def write_part(
     assert len(rows), "a part has rows"
     table = file_table(schema, codec, rows, (EPOCH, UNTIL) if history else (EPOCH,))
     sink = pa.BufferOutputStream()
+    per_column: dict[str, Any] = {
+        "use_dictionary": [field.name for field in table.schema if _repeats(table, field)],
+        "column_encoding": {field.name: way for field in table.schema if (way := _encoding(table, codec, field))},
+        "compression": _compression(table, codec),
+        "write_statistics": [field.name for field in table.schema if not _may_hold_nan(field.type)],
+    }
     pq.write_table(
         table,
         sink,
         row_group_size=ROW_GROUP_ROWS,
         version="2.6",
         write_page_checksum=True,
-        use_dictionary=[field.name for field in table.schema if _repeats(table, field)],
-        column_encoding={field.name: way for field in table.schema if (way := _encoding(table, codec, field))},
-        compression=_compression(table, codec),
-        write_statistics=[field.name for field in table.schema if not _may_hold_nan(field.type)],
+        **per_column,
     )
     data = sink.getvalue()
     starts = np.arange(0, len(rows), ROW_GROUP_ROWS)

@@ -82,13 +82,12 @@ def test_the_last_write_of_a_catalog_commit_fails(tmp_path: Path) -> None:
     strace(tmp_path / "all", "pwrite64", None, 0)
     sizes = re.findall(r"pwrite64\(\d+, .*, (\d+), \d+\) = ", (tmp_path / "all" / "trace").read_text(errors="replace"))
     metas = [turn for turn, size in enumerate(sizes, 1) if int(size) < 4096]
-    for turn in metas[len(metas) // 2 :]:  # no two runs make just the same calls: this one may be another's
-        base = tmp_path / str(turn)
+    turns = iter(metas[len(metas) // 2 :])  # no two runs make just the same calls: one of them may be another's
+    code, base = 0, tmp_path
+    while code != 3:
+        base = tmp_path / str(next(turns))
         base.mkdir()
-        code, _ = strace(base, "pwrite64", "error=EIO", turn)
-        if code == 3:
-            break
-    assert code == 3
+        code, _ = strace(base, "pwrite64", "error=EIO", int(base.name))
     ledger = read_ledger(base / "ledger")
     with el.open(base / "s", create=False) as store:
         ledger.check(store)

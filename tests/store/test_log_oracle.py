@@ -58,7 +58,7 @@ def play(root: Path, steps: list[tuple[str, Any]], retention_ms: int, low: int) 
 
 @pytest.mark.local_only
 @given(st.lists(STEPS, min_size=1, max_size=7), st.sampled_from([0, 20, 3_600_000]), st.integers(0, 8))
-@settings(max_examples=25)
+@settings(max_examples=8)
 def test_changes_are_those_of_the_oracle(steps: list[tuple[str, Any]], retention_ms: int, low: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         play(Path(folder) / "s", steps, retention_ms, low)

@@ -110,7 +110,15 @@ UNTRUSTED = (
 )
 
 
-CHANCE_HOMES = ("store/files.py", "store/founding.py", "store/handle.py", "store/intents.py", "store/redis_*.py", "store/restore.py", "store/writer.py")
+CHANCE_HOMES = (
+    "store/files.py",
+    "store/founding.py",
+    "store/handle.py",
+    "store/intents.py",
+    "store/redis_*.py",
+    "store/restore.py",
+    "store/writer.py",
+)
 BUILTINS = {"open": "open", "eval": "eval", "exec": "exec"}
 
 
