@@ -62,6 +62,7 @@ class TableInfo:
     bytes: int
     log_segments: int
     runs: int
+    changelog: str
     _count: Callable[[], int] = field(repr=False, compare=False)
 
     @cached_property
@@ -303,5 +304,6 @@ def table_info(handle: Handle, view: View, table: TableDef) -> TableInfo:
         bytes=table_bytes(version),
         log_segments=version.log_segments,
         runs=version.runs,
+        changelog=table.changelog,
         _count=lambda: told(handle, lambda: plan.count(handle.files)),
     )

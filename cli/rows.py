@@ -63,7 +63,7 @@ def changes(session: Session) -> None:
 
 def _beginning(info: TableInfo, *, pre_images: bool) -> int:
     """What all changes follow: the log's beginning; for pre-images, the oldest state that they are known from."""
-    if not pre_images:
+    if not pre_images or info.changelog == "full":
         return info.log_start_epoch
     return max(info.log_start_epoch, min(info.safe_epoch, info.max_committed_epoch))
 
