@@ -2,12 +2,12 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench clean
+.PHONY: help setup demo test check campaign format bench clean
 
 BIN := .venv/bin
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -q
-FAST := not spark and not slow
+FAST := not spark and not slow and not campaign
 # what is run again with the catalog in Redis, and with the files on S3 as well; fewer examples, since each step is a request
 AGAIN := tests/store tests/model tests/scenarios tests/law tests/checkpoint tests/batch
 FAR := HYPOTHESIS_PROFILE=far EPOCHLOG_LAW_SEEDS=3
@@ -28,12 +28,16 @@ check: setup  ## format, lint, types, tidy and fast tests: a minute
 	@EPOCHLOG_LAW_SEEDS=20 $(PYTEST) -m "$(FAST)" -n $(WORKERS) --dist loadfile
 
 test: setup  ## every test: fast and slow ones side by side, those with Spark one by one, then stores again on Redis and S3
-	@$(PYTEST) -m "not spark" -n $(WORKERS) --dist loadfile
+	@$(PYTEST) -m "not spark and not campaign" -n $(WORKERS) --dist loadfile
 	@$(PYTEST) -m spark
 	@for store in redis s3; do \
 		echo "== again with EPOCHLOG_TEST_STORE=$$store =="; \
 		EPOCHLOG_TEST_STORE=$$store $(FAR) $(PYTEST) $(AGAIN) -m "$(FAST)" -n $(WORKERS) --dist worksteal; \
 	done
+
+campaign: setup  ## the long versions: every failpoint every time, power cuts by chance, races for minutes, thousands of seeds
+	@$(PYTEST) -m campaign -n $(WORKERS) --dist worksteal
+	@EPOCHLOG_LAW_SLOW_SEEDS=1000 EPOCHLOG_RACE_SECONDS=120 HYPOTHESIS_PROFILE=thorough $(PYTEST) tests/law tests/model tests/conformance/test_racing.py tests/crash/test_upkeep.py -m "not spark"
 
 bench: setup  ## the figures, beside deltalake and rocksdict
 	@$(PYTEST) bench -p no:xdist --benchmark-columns=min,median,rounds --benchmark-sort=name -o python_files='bench_*.py'

@@ -22,7 +22,7 @@ def test_one_call_fails(tmp_path: Path, code: int) -> None:
         fail_once(tmp_path / str(number), number, code)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 def test_each_call_fails_once(tmp_path: Path, code: int) -> None:
     for number in range(1, calls(tmp_path / "first") + 1):

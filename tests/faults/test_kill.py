@@ -49,7 +49,7 @@ def test_killed_there_the_first_time(children: Nursery, tmp_path: Path, name: st
     assert kill_at(children, tmp_path / "1", name, "disk"), f"the story in faults/story.py never comes by {name}"
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", FAILPOINTS)
 def test_killed_there_every_time(children: Nursery, tmp_path: Path, name: str) -> None:
     """What no process has synced survives the end of each of them."""

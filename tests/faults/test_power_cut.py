@@ -20,11 +20,11 @@ def test_a_power_cut_during_recovery(tmp_path: Path) -> None:
     cut_twice(tmp_path, seeded(), first=6, second=4)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_power_cuts_with_much_lost_by_chance(tmp_path: Path) -> None:
     cut_everywhere(tmp_path, seeded(), chances=6)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_many_power_cuts_during_recovery(tmp_path: Path) -> None:
     cut_twice(tmp_path, seeded(), first=60, second=5)

@@ -20,7 +20,7 @@ from law.world import World, run
 
 FIRST_SEED = int(os.environ.get("EPOCHLOG_LAW_FIRST_SEED", "0"))
 SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("EPOCHLOG_LAW_SEEDS", "60")))
-SLOW_SEEDS = range(100_000, 100_000 + int(os.environ.get("EPOCHLOG_LAW_SLOW_SEEDS", "400")))
+SLOW_SEEDS = range(100_000, 100_000 + int(os.environ.get("EPOCHLOG_LAW_SLOW_SEEDS", "60")))
 BATCH = 10
 
 
