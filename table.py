@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .errors import InvalidInput
+from .errors import InvalidInput, StoreClosed
 from .store.catalog import View
 from .store.commit import TableEdit, commit_own, commit_root, refuse_unwritable
 from .store.definitions import TableDef, get_job, get_table, get_version
@@ -246,6 +246,7 @@ class TableWriter:
     """Writes segments of one root table that are durable when sealed and visible when `store.commit` takes them."""
 
     def __init__(self, handle: Handle, table: TableDef) -> None:
+        self._handle = handle
         self._writer = segment_writer(handle, table, sealed=True)
         self._last_label = 0
 
@@ -257,6 +258,8 @@ class TableWriter:
 
     def seal(self, epoch: int) -> list[Segment]:
         """Write out what was collected, labelled with a log epoch; labels of one writer must rise."""
+        if self._handle.leases.closing:  # nobody would keep alive what is sealed now
+            raise StoreClosed("this store was closed; open it again with epochlog.open")
         epoch = as_epoch("the label of a seal", epoch)
         if epoch <= self._last_label:
             raise InvalidInput(

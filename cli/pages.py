@@ -218,13 +218,22 @@ def epochs(facts: Facts) -> list[Table | str]:
     return [grid(("table", "epoch", ">lag"), found), f"token {facts['token']}"]
 
 
+OUTCOMES = {
+    "done": "compacted",
+    "nothing": "not due",
+    "busy": "another process is at it",
+    "progress": "begun",
+    "lost": "another process was first",
+}
+
+
 def compactions(found: Sequence[Facts]) -> Table:
     """`compact`."""
     headers = ("table", "", ">segments to merge", ">bytes before", ">bytes after")
     rows = (
         (
             one["table"],
-            "compacted" if one["compacted"] else "not due",
+            OUTCOMES[one["outcome"]],
             f"{one['unfolded_segments_before']:,} → {one['unfolded_segments_after']:,}",
             bytes_text(one["bytes_before"]),
             bytes_text(one["bytes_after"]),

@@ -68,11 +68,12 @@ def verify(session: Session) -> int:
 def _compact_one(session: Session, table: TableDef, *, full: bool) -> Facts:
     before = _size(session, table)
     apply_retention(session.handle, table)
-    compacted = compact_table(session.handle, table, full=full) is Outcome.DONE
+    outcome = compact_table(session.handle, table, full=full)
     after = _size(session, table)
     return {
         "table": table.name,
-        "compacted": compacted,
+        "compacted": outcome is Outcome.DONE,
+        "outcome": outcome.value,
         "unfolded_segments_before": before[0],
         "unfolded_segments_after": after[0],
         "bytes_before": before[1],

@@ -31,7 +31,7 @@ def seconds(value: float | timedelta, what: str) -> float:
     """Seconds of a number or a timedelta. `what` names the argument in the InvalidInput for anything else."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         raise InvalidInput(f"{what} must be seconds >= 0 or a timedelta, not {value!r}")
     return float(value)
 

@@ -26,8 +26,8 @@ from .folding import Folder
 from .garbage import let_go
 from .intents import revoked
 from .keys import KeyCodec
-from .leases import LEASE_MS
 from .picking import Piece, Task, pick, pieces
+from .process import has_died, identity
 from .reach import files_of
 from .records import (
     Record,
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from .handle import Handle
 
 KEPT_TRACES = 256
+CLAIM_MS = 120_000
+"""How long a task is its owner's after each piece: the owner may have died on another machine."""
 AT_ONCE = 2
 """Pieces in memory at a time."""
 
@@ -98,6 +100,7 @@ class Work:
     task: Task
     pieces: tuple[Piece, ...]
     owner: str
+    process: str
     by: str
     since_ms: int
     expires_ms: int
@@ -106,7 +109,7 @@ class Work:
 
     def to_record(self) -> Record:
         """All but what is done: each piece has a record of its own."""
-        plain = {name: getattr(self, name) for name in ("owner", "by", "since_ms", "expires_ms")}
+        plain = {name: getattr(self, name) for name in ("owner", "process", "by", "since_ms", "expires_ms")}
         ranges = [[piece.low, piece.high, piece.reused] for piece in self.pieces]
         return {**plain, "task": self.task.to_record(), "pieces": ranges}
 
@@ -167,7 +170,7 @@ def _compact(handle: Handle, table: TableDef, work: Work, budget: int | None) ->
     claimed = len(work.pieces) > 1
     key = compact_key(table.id)
     if claimed:
-        handle.leases.keep(work.owner, [key])
+        handle.leases.keep(work.owner, [key], CLAIM_MS)
     try:
         outcome = _work_off(handle, table, work, budget, claimed=claimed)
     except TableDropped:
@@ -194,9 +197,9 @@ def _begin(handle: Handle, table: TableDef, *, full: bool, l0_only: bool, by: st
         now_ms, owner = handle.catalog.now_ms(), handle.new_holder("compaction")
         found = read_work(view, table.id)
         if found is not None:
-            alive = found.owner in handle.leases.live or found.expires_ms > now_ms
-            if not alive:
-                return replace(found, owner=owner, expires_ms=now_ms + LEASE_MS, taken_over=True)
+            if not is_alive(handle, found, now_ms):
+                ends = now_ms + CLAIM_MS
+                return replace(found, owner=owner, process=identity(), expires_ms=ends, taken_over=True)
             if not l0_only or found.task.l0_after is not None:
                 return Outcome.BUSY
         version, runs = get_version(view, table.id, table.name), get_runs(view, table.id)
@@ -207,7 +210,7 @@ def _begin(handle: Handle, table: TableDef, *, full: bool, l0_only: bool, by: st
             return Outcome.NOTHING
         codec = KeyCodec(table.schema.schema, table.schema.primary_key)
         ranges = pieces(codec, task, inputs, _entries(view, table.id, task))
-        return Work(task, tuple(ranges), owner, by, now_ms, now_ms + LEASE_MS, {})
+        return Work(task, tuple(ranges), owner, identity(), by, now_ms, now_ms + CLAIM_MS, {})
 
     def claim(tx: Txn) -> Work | Outcome:
         get_table(tx, table.id, table.name)
@@ -225,6 +228,13 @@ def _begin(handle: Handle, table: TableDef, *, full: bool, l0_only: bool, by: st
 
 def _entries(view: View, table_id: int, task: Task) -> list[LogEntry]:
     return [] if task.l0_after is None else get_entries(view, table_id, task.l0_after, task.hi)
+
+
+def is_alive(handle: Handle, work: Work, now_ms: int) -> bool:
+    """Whether somebody may be at work on it."""
+    if work.owner in handle.leases.live:
+        return True
+    return work.expires_ms > now_ms and not has_died(work.process)
 
 
 # ---- the work ------------------------------------------------------------------------------------------------------
@@ -326,6 +336,7 @@ def _record(handle: Handle, table: TableDef, work: Work, number: int) -> bool:
         if record is None or record["owner"] != work.owner or not _may_take(tx, work, [number]):
             return False
         tx.put(piece_key(table.id, number), {"live": live, "history": history})
+        tx.put(compact_key(table.id), {**record, "expires_ms": handle.catalog.now_ms() + CLAIM_MS})
         return True
 
     return handle.catalog.transact(body)

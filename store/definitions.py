@@ -17,6 +17,9 @@ from .schema import TableSchema, is_name
 from .version import LogEntry, Runs, TableVersion, runs_from_record
 
 FORMAT_VERSION = 1
+MOST_SEGMENTS = 1_000_000
+FOR_EVER = timedelta(days=365_000)
+"""The longest retention that is told from others: a thousand years."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +79,8 @@ class TableOptions:
                 raise InvalidInput(f"{name} must be a timedelta of 0 or more, not {value!r}")
         for name in ("compact_segments", "max_segments"):
             segments = getattr(self, name)
-            if not isinstance(segments, int) or isinstance(segments, bool) or segments < 1:
-                raise InvalidInput(f"{name} must be an int >= 1, not {segments!r}")
+            if not isinstance(segments, int) or isinstance(segments, bool) or not 1 <= segments <= MOST_SEGMENTS:
+                raise InvalidInput(f"{name} must be an int from 1 to {MOST_SEGMENTS:,}, not {segments!r}")
         if self.max_segments < self.compact_segments:
             raise InvalidInput(
                 f"max_segments ({self.max_segments}) must not lie below compact_segments ({self.compact_segments})"
@@ -85,8 +88,8 @@ class TableOptions:
 
     def to_record(self) -> Record:
         return {
-            "history_ms": round(self.history_retention.total_seconds() * 1000),
-            "log_ms": round(self.log_retention.total_seconds() * 1000),
+            "history_ms": _whole_ms(self.history_retention),
+            "log_ms": _whole_ms(self.log_retention),
             "compact_segments": self.compact_segments,
             "max_segments": self.max_segments,
         }
@@ -99,6 +102,10 @@ class TableOptions:
             record["compact_segments"],
             record["max_segments"],
         )
+
+
+def _whole_ms(retention: timedelta) -> int:
+    return min(retention, FOR_EVER) // timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,10 @@ def open_handle(
     InvalidInput. A creation that was cut off by a crash is taken up where it stopped; opening an existing store writes
     nothing.
     """
-    _check_arguments(checkpoint_interval_ms, durability, clock)
+    _check_arguments(checkpoint_interval_ms, durability)
+    if clock is not None:
+        clock = CheckedClock(clock)
+        clock()  # once, before anything is made
     place = as_place(root)
     if catalog is None and place.folder is None:
         raise InvalidInput(
@@ -142,25 +145,29 @@ def _open_local(
         raise
 
 
-def _check_arguments(interval_ms: int, durability: str, clock: Clock | None) -> None:
+def _check_arguments(interval_ms: int, durability: str) -> None:
     if not isinstance(interval_ms, int) or isinstance(interval_ms, bool) or not 1 <= interval_ms <= 86_400_000:
         raise InvalidInput(f"checkpoint_interval_ms must be 1 to 86,400,000, not {interval_ms!r}")
     if durability not in ("disk", "os"):
         raise InvalidInput(f"durability must be 'disk' or 'os', not {durability!r}")
-    if clock is not None:
-        _check_clock(clock)
 
 
-def _check_clock(clock: Clock) -> None:
-    """Ask it once, before anything is made."""
-    try:
-        now_ms = clock()
-    except Exception as error:
-        raise InvalidInput(
-            f"clock must be a function without arguments that gives Unix milliseconds: {error!r}"
-        ) from error
-    if not isinstance(now_ms, int) or isinstance(now_ms, bool) or not 0 <= from_unix_ms(now_ms) <= MAX_EPOCH:
-        raise InvalidInput(f"clock must give Unix milliseconds as an int, from 2025 on, not {now_ms!r}")
+@dataclass(frozen=True, slots=True)
+class CheckedClock:
+    """A clock that a user gave: whatever it says, at any time, is a moment that an epoch can name, or InvalidInput."""
+
+    clock: Clock
+
+    def __call__(self) -> int:
+        try:
+            now_ms = self.clock()
+        except Exception as error:
+            raise InvalidInput(
+                f"clock must be a function without arguments that gives Unix milliseconds: {error!r}"
+            ) from error
+        if not isinstance(now_ms, int) or isinstance(now_ms, bool) or not 0 <= from_unix_ms(now_ms) <= MAX_EPOCH:
+            raise InvalidInput(f"clock must give Unix milliseconds as an int, from 2025 on, not {now_ms!r}")
+        return now_ms
 
 
 @dataclass(frozen=True, slots=True)

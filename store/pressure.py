@@ -58,6 +58,7 @@ def relieve(handle: Handle, written: Sequence[tuple[TableDef, TableVersion]]) ->
 def _fold(handle: Handle, table: TableDef, version: TableVersion) -> None:
     budget = max(LEAST_PIECES, REWRITES * version.l0_bytes // PIECE_BYTES)
     if compact_table(handle, table, l0_only=True, budget=budget, by="commit") is Outcome.BUSY:
+        _log.warning("table %r is being compacted elsewhere; this commit waits for that up to %g s", table.name, WAIT_S)
         _wait(handle, table)
     compact_table(handle, table, budget=budget, by="commit")
 

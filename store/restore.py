@@ -7,7 +7,7 @@ the marker names it, which is the last step; a restore that was cut off before i
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from .lmdb_catalog import LmdbCatalog
 from .marker import MARKER, Marker, is_store_id, read_marker
 from .records import HEAD, STORE, Record, head_key, unpack
 from .shipping import chain_of, file_at
-from .version import TableVersion
+from .version import LogEntry, TableVersion, runs_from_record
 
 _CHUNK = 1_000
 
@@ -55,12 +55,14 @@ def restore_catalog(
     catalog: str | None = None,
     durability: str = "disk",
     volatile: bool = False,
+    leave_redis: bool = False,
 ) -> RestoreReport:
     """Make the catalog of a store anew, from an export, or (without `uri`) from what was shipped to its root.
 
     catalog: the Redis server that is to have it; None for a folder of the local root. It may be of another kind than
-    before. No process may have the store open. Raises CatalogInUse where a catalog of this store is alive, Corrupt for
-    a damaged file, StoreNotFound where nothing was shipped.
+    before: to give a Redis catalog up for one in the root's folder, say `leave_redis`. No process may have the store
+    open: what it commits to a catalog that was left is lost. Raises CatalogInUse where the catalog that is to be
+    written is alive, Corrupt for a damaged file, StoreNotFound where nothing was shipped, InvalidInput.
     """
     place = as_place(root)
     if catalog is None and place.folder is None:
@@ -70,6 +72,12 @@ def restore_catalog(
     state = _exported(uri) if uri is not None else _shipped(files, marker)
     if marker is not None and marker.store_id != state.header.store_id:
         raise InvalidInput(f"that is the catalog of store {state.header.store_id}; {files.place} is {marker.store_id}")
+    if marker is not None and marker.catalog == "redis" and catalog is None and not leave_redis:
+        raise InvalidInput(
+            f"the catalog of {files.place} is in Redis: pass catalog='redis://host:port/db' to restore it there. To "
+            "move it into the root's folder for good, close the store in every process and pass leave_redis=True"
+        )
+    _refuse_other_root(files, state)
     report = _report(state)
     _refuse_live_folder(place)
     if catalog is None:
@@ -87,6 +95,25 @@ def restore_catalog(
     return report
 
 
+def _refuse_other_root(files: Files, state: _State) -> None:
+    """A catalog without its files is of no use: most likely the root was mistyped."""
+    wanted = next((path for path in _paths(state)), None)
+    if wanted is not None and not files.list(state.header.store_id):
+        raise InvalidInput(
+            f"{files.place} has no file of store {state.header.store_id}, whose catalog this is; name the root that "
+            "its files lie in"
+        )
+
+
+def _paths(state: _State) -> Iterator[str]:
+    """The segments of the log, and runs: what the records say must be there."""
+    for key, value in state.records.items():
+        if key.startswith(b"log/"):
+            yield from (file.path for file in LogEntry.from_record(unpack(key, value)).files)
+        elif key.startswith(b"runs/"):
+            yield from (part.path for run in runs_from_record(unpack(key, value)) for part in run.parts)
+
+
 # ---- what there is -----------------------------------------------------------------------------------------------
 
 
@@ -97,6 +124,8 @@ def _exported(uri: str | Path) -> _State:
         header, records = decode_dump(path, bytes(files.read(name)))
     except FileNotFoundError as error:
         raise InvalidInput(f"there is no file {path}") from error
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror or error}") from error
     if header.since:
         raise InvalidInput(f"{path} has only what changed since version {header.since}; name an export, or no uri")
     return _checked(path, header, _merged({}, records))

@@ -13,7 +13,7 @@ from .garbage import Gone
 from .holds import NO_PLAN, Hold
 from .intents import Intent, intent_of
 
-_DATA_FILE = re.compile(r"t([0-9a-f]{8})/[^/]+\.(?:arrow|parquet)")
+_DATA_FILE = re.compile(r"t([0-9a-f]{8})/[0-9a-f]{32}-[0-9a-f]{32}\.(?:arrow|parquet)")
 REACHED_AND_GONE = "the catalog reaches it and has noted it as gone: never deleted; please report this"
 
 

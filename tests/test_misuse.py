@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +192,37 @@ def test_a_damaged_table_keeps_no_other_from_being_compacted(tmp_path: Path) -> 
         with pytest.raises(el.Corrupt, match="the file is gone"):
             store.compact(full=True)
         assert [store.table(name).info.runs for name in "abc"] == [1, 0, 1]
+
+
+def test_to_keep_for_ever_is_no_overflow(tmp_path: Path) -> None:
+    with el.open(tmp_path / "s") as store:
+        options = el.TableOptions(history_retention=timedelta.max, log_retention=timedelta.max)
+        table = store.create_table("t", KV, ["k"], options=options)
+        at = table.upsert(pa.table({"k": [1], "v": ["a"]}))
+        store.compact()
+        assert table.count(at) == 1 and [info.name for info in store.tables()] == ["t"] and store.verify().ok
+    with pytest.raises(el.InvalidInput, match="max_segments must be an int from 1"):
+        el.TableOptions(max_segments=1 << 64)
+
+
+def test_a_clock_that_goes_wrong_later_is_a_typed_error(tmp_path: Path) -> None:
+    said: list[Any] = [1_800_000_000_000]
+    with el.open(tmp_path / "s", clock=lambda: said[-1]) as store:
+        table = store.create_table("t", KV, ["k"])
+        for wrong in (1.5, None, 1 << 60):
+            said.append(wrong)
+            with pytest.raises(el.InvalidInput, match="clock must give Unix milliseconds"):
+                table.upsert(pa.table({"k": [1], "v": ["a"]}))
+            said.pop()
+        table.upsert(pa.table({"k": [1], "v": ["a"]}))
+
+
+def test_a_grace_without_end_and_a_seal_after_the_close_are_refused(tmp_path: Path) -> None:
+    store = el.open(tmp_path / "s")
+    writer = store.create_table("t", KV, ["k"]).writer()
+    writer.upsert(pa.table({"k": [1], "v": ["a"]}))
+    with pytest.raises(el.InvalidInput, match="grace must be seconds"):
+        store.vacuum(grace=float("inf"))
+    store.close()
+    with pytest.raises(el.StoreClosed):
+        writer.seal(1)

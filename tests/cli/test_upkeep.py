@@ -33,6 +33,7 @@ def test_compact_folds_one_table_or_all(run, lake) -> None:
     assert one == {
         "table": "orders",
         "compacted": True,
+        "outcome": "done",
         "unfolded_segments_before": 3,
         "unfolded_segments_after": 0,
         "bytes_before": one["bytes_before"],

@@ -87,7 +87,12 @@ def test_an_export_brings_back_everything_up_to_it_into_either_kind(
         with pytest.raises(el.InvalidInput, match="already"):
             store.export_catalog(tmp_path / "out" / "x.dump")
     lose(before, root, server)
-    report = el.restore_catalog(root, tmp_path / "out" / "x.dump", catalog=url[after])
+    if (before, after) == ("redis", "lmdb"):
+        with pytest.raises(el.InvalidInput, match="leave_redis=True"):
+            el.restore_catalog(root, tmp_path / "out" / "x.dump")
+        report = el.restore_catalog(root, tmp_path / "out" / "x.dump", leave_redis=True)
+    else:
+        report = el.restore_catalog(root, tmp_path / "out" / "x.dump", catalog=url[after])
     assert (report.version, report.last_epoch, report.at_ms) == (said.version, said.last_epoch, said.at_ms)
     assert (report.store_id, report.tables) == (said.store_id, tables)
     with el.open(root, url[after], create=False) as store:
@@ -447,3 +452,14 @@ def test_a_damaged_record_or_a_missing_file_is_named(tmp_path: Path, server: Red
         empty_and_restore(root, server)
     with el.open(root, server.url()) as store:
         assert store.table("t").count() == 1
+
+
+def test_a_root_without_the_stores_files_is_refused(tmp_path: Path) -> None:
+    with el.open(tmp_path / "s") as store:
+        store.create_table("t", pa.schema([("id", pa.int64())]), ["id"]).upsert(pa.table({"id": [1]}))
+        store.export_catalog(tmp_path / "x.dump")
+    with pytest.raises(el.InvalidInput, match="has no file of store"):
+        el.restore_catalog(tmp_path / "mistyped", tmp_path / "x.dump")
+    assert not (tmp_path / "mistyped").exists() or not list((tmp_path / "mistyped").iterdir())
+    with pytest.raises(el.InvalidInput, match="cannot be read"):
+        el.restore_catalog(tmp_path / "s", tmp_path)

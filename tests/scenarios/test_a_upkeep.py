@@ -1,4 +1,4 @@
-"""Scenarios A8 and A10-A12: what is refused at a commit, and what stays for whom when a store is looked after."""
+"""Scenarios A8-A12: what is refused at a commit, and what stays for whom when a store is looked after."""
 
 from __future__ import annotations
 
@@ -64,6 +64,35 @@ def test_a8_a_segment_from_a_revoked_intent_is_refused_and_a_retry_succeeds(lab:
         lab.store.commit({"r": [segment]})
     lab.store.commit({"r": sealed(lab, {1: (1, 1)})})
     assert lab.rows("r") == {1: (1, 1)}
+
+
+def test_a9_what_could_not_be_sealed_keeps_what_follows_from_being_committed_alone(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.root_table()
+    writer, e1 = lab.store.table("r").writer(), lab.store.last_epoch + 1
+    e2, first, second = e1 + 1, {1: (0, 1), 2: (0, 2)}, {2: (0, 22), 3: (0, 3)}
+
+    def full(*_: object) -> None:
+        raise el.WriteFailed("the disk is full")
+
+    writer.upsert(table_of(first))
+    with monkeypatch.context() as patch:
+        patch.setattr(type(lab.store._handle.files), "write", full)
+        with pytest.raises(el.WriteFailed, match="the disk is full"):
+            writer.seal(e1)
+    for action in (lambda: writer.upsert(table_of(second)), lambda: writer.seal(e2)):
+        with pytest.raises(el.WriteFailed, match="earlier write"):  # though there is room again
+            action()
+    assert lab.rows("r") == {} and lab.store.table("r").next_epoch(0) is None
+    writer.abort()
+    segments = []
+    for label, rows in ((e1, first), (e2, second)):
+        writer.upsert(table_of(rows))
+        segments += writer.seal(label)
+    assert lab.store.commit({"r": segments}, epoch=e2) == e2
+    assert lab.rows("r") == {**first, **second}
+    assert lab.store.table("r").next_epoch(0) == e1 and lab.store.table("r").next_epoch(e1) == e2
 
 
 def test_a8_a_fenced_writer_is_refused_and_the_new_one_succeeds(lab: Lab) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -22,6 +25,7 @@ from epochlog.store.epoch import EPOCH_ORIGIN_MS
 from epochlog.store.keys import KeyCodec
 from epochlog.store.leases import LEASE_MS
 from epochlog.store.picking import Piece, Task, pick, pieces
+from epochlog.store.process import has_died, identity
 from epochlog.store.run import Part, Run
 from epochlog.store.segment import Segment
 from epochlog.store.version import LabelGroup, LogEntry, TableVersion
@@ -373,6 +377,7 @@ def test_who_was_taken_over_has_no_effect(
 ) -> None:
     """A process that stood still while another took its task over, and finished it, goes on."""
     made, calls = folding.Folder.fold, list[int]()
+    monkeypatch.setattr(compaction, "AT_ONCE", 1)  # else the piece before is recorded meanwhile, and the lease renewed
     other = el.open(store.root, durability="os", clock=clock)
 
     def stopped(*args: Any, **options: Any) -> Any:
@@ -389,6 +394,40 @@ def test_who_was_taken_over_has_no_effect(
     assert len(numbers(large)) == 1500 and store.verify().ok
     (run,) = runs_of(store)
     assert parquet(store) == {part.path.rsplit("/", 1)[-1] for part in (*run.parts, *run.history)}
+
+
+KILLED = """
+import sys, epochlog as el
+from epochlog.store import picking, segment
+picking.PIECE_ROWS, segment.BATCH_ROWS = 100, 50
+el.open(sys.argv[1], durability="os").compact("t", full=True)
+"""
+
+
+@pytest.mark.local_only
+def test_a_task_whose_process_is_known_to_have_died_is_taken_over_at_once(tmp_path: Path) -> None:
+    with el.open(tmp_path / "k", durability="os") as store:
+        table = store.create_table("t", SCHEMA, ["id"])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("epochlog.store.segment.BATCH_ROWS", 50)
+            table.upsert(rows(0, 1000))
+        environment = {**os.environ, "EPOCHLOG_KILL_AT": "compact:range-recorded:3"}
+        done = subprocess.run([sys.executable, "-c", KILLED, store.root], env=environment, check=False)
+        assert done.returncode == -9
+        work = work_of(store)
+        assert work is not None and len(work.done) == 3 and table.info.runs == 0
+        store.compact("t", full=True)
+        assert table.info.runs == 1 and table.count() == 1000 and traces_of(store)[0].pieces == len(work.pieces)
+
+
+def test_a_process_is_told_from_one_that_has_died() -> None:
+    me = identity()
+    assert not has_died(me) and not has_died("") and not has_died("junk")
+    machine, pid, began = me.rsplit(" ", 2)
+    assert has_died(f"{machine} {pid} {int(began) - 1}")  # another one had this id before
+    assert not has_died(f"elsewhere/1 {pid} 1")
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    assert has_died(f"{machine} {int(ended.stdout)} {began}")
 
 
 def test_l0_can_be_folded_beside_a_long_merge_of_runs(store: el.Store, large: el.Table) -> None:

@@ -484,3 +484,13 @@ def test_a_store_made_of_nothing(lab: Lab) -> None:
     assert report == el.VacuumReport() and "deleted 0 files" in repr(report)
     shutil.rmtree(lab.root / lab.store._handle.store_id, ignore_errors=True)
     assert lab.store.vacuum() == report
+
+
+@pytest.mark.local_only
+def test_a_file_that_does_not_bear_one_of_our_names_is_somebody_elses(lab: Lab) -> None:
+    table = replaced(lab)
+    mine = lab.root / lab.store._handle.table_folder(table._table.id) / "my_notes.parquet"
+    mine.write_bytes(b"notes")
+    report = lab.store.vacuum(grace=0)
+    assert mine.exists() and [path.rsplit("/", 1)[-1] for path in paths(report.foreign)] == ["my_notes.parquet"]
+    mine.unlink()
