@@ -15,7 +15,7 @@ from .catalog import Catalog, Txn
 from .definitions import StoreRecord
 from .failpoints import reached
 from .files import Files
-from .marker import MARKER, Marker, read_marker
+from .marker import MARKER, Marker, is_store_id, read_marker
 from .records import HEAD, STORE
 
 CATALOG_FOLDER = "catalog"
@@ -102,6 +102,8 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def refuse_stranger(place: str, stranger: str) -> None:
+    lost = is_store_id(stranger.split("/")[0])
+    hint = "; if its epochlog.json was lost, epochlog.restore_catalog makes it anew from an export" if lost else ""
     raise ForeignRoot(
-        f"{place} is no epochlog store and is not empty (it holds {stranger!r}); choose an empty folder as root"
+        f"{place} is no epochlog store and is not empty (it holds {stranger!r}); choose an empty folder as root{hint}"
     )
