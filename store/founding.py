@@ -102,7 +102,7 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def refuse_stranger(place: str, stranger: str) -> None:
-    lost = is_store_id(stranger.split("/")[0])
+    lost = is_store_id(stranger.partition("/")[0])
     hint = "; if its epochlog.json was lost, epochlog.restore_catalog makes it anew from an export" if lost else ""
     raise ForeignRoot(
         f"{place} is no epochlog store and is not empty (it holds {stranger!r}); choose an empty folder as root{hint}"
