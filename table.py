@@ -258,7 +258,7 @@ class TableWriter:
 
     def seal(self, epoch: int) -> list[Segment]:
         """Write out what was collected, labelled with a log epoch; labels of one writer must rise."""
-        if self._handle.leases.closing:  # nobody would keep alive what is sealed now
+        if self._handle.leases.closing and not self._writer.empty:  # nobody would keep alive what is sealed now
             raise StoreClosed("this store was closed; open it again with epochlog.open")
         epoch = as_epoch("the label of a seal", epoch)
         if epoch <= self._last_label:

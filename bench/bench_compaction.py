@@ -68,7 +68,7 @@ def amplification(folder: Path, scale: float) -> dict[str, float]:
             table.upsert(pa.table([pa.array(ids), pa.array(values), names], schema=SCHEMA))
             now_ms += 1000
             if place % COMPACT_EVERY == 0:
-                store.compact("t")
+                store.compact()
         ingested, rewritten = sizes(folder, ".arrow"), sizes(folder, ".parquet")
         found = {WRITTEN: (ingested + rewritten) / ingested}
         pq.write_table(table.to_arrow(), folder.parent / "live", compression="zstd")

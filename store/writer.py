@@ -63,6 +63,11 @@ class SegmentWriter:
         self._flushed: list[Segment] = []
         self._failed = False
 
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to finish."""
+        return not self._pending and not self._flushed
+
     def upsert(self, data: object) -> None:
         """Take rows (anything Arrow-shaped, all of the table's columns); SchemaMismatch names what does not fit."""
         self._take(self._target.schema.conform(data), deleted=False)
