@@ -25,7 +25,7 @@ check: setup  ## format, lint, types, tidy and fast tests: a minute
 	@$(BIN)/ruff format --check --output-format concise . || { echo 'make format puts these right'; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/basedpyright
-	@EPOCHLOG_LAW_SEEDS=20 $(PYTEST) -m "$(FAST)" -n $(WORKERS) --dist loadfile
+	@EPOCHLOG_LAW_SEEDS=10 $(PYTEST) -m "$(FAST)" -n $(WORKERS) --dist loadfile
 
 test: setup  ## every test: fast and slow ones side by side, those with Spark one by one, then stores again on Redis and S3
 	@$(PYTEST) -m "not spark and not campaign" -n $(WORKERS) --dist loadfile

@@ -12,6 +12,8 @@ from zipfile import ZipFile
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("*.py", "py.typed", "pyproject.toml", "README.md", "LICENSE")
 PACKAGES = ("batch", "checkpoint", "cli", "demo", "exchange", "store")

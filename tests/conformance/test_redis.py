@@ -27,6 +27,8 @@ from epochlog.store.shipping import ship
 from redis_server import PASSWORD, RedisServer
 from tcp_proxy import TcpProxy
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = pa.schema([pa.field("id", pa.int64())])
 COMMIT = redis_scripts.COMMIT.sha
 

@@ -17,6 +17,8 @@ import epochlog as el
 from crash.job_driver import refresh
 from lab import KEY, SCHEMA, State, keys_of, state_of, table_of
 
+pytestmark = pytest.mark.slow
+
 DRIVER = Path(__file__).with_name("job_driver.py")
 TOTALS = pa.schema([pa.field("g", pa.int64(), nullable=False), ("n", pa.int64()), ("v", pa.int64())])
 INTERVAL_MS = 5

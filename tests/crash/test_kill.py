@@ -14,6 +14,8 @@ import epochlog as el
 from crash.children import child, lines
 from crash.committer import ROWS, SCHEMA, rows_of, tables_of
 
+pytestmark = pytest.mark.slow
+
 
 def test_acknowledged_commits_survive_kills(tmp_path: Path) -> None:
     kill_again_and_again(tmp_path, times=3)

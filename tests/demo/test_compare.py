@@ -14,6 +14,8 @@ import pytest
 from epochlog.demo import compare, data
 from epochlog.demo.views import VIEWS
 
+pytestmark = pytest.mark.slow
+
 
 class Snapshot:
     """Real tables in DuckDB, as a snapshot's connection has them."""

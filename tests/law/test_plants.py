@@ -16,7 +16,7 @@ from epochlog.store.lineage import EpochView, TableEpochs, TableRef
 from epochlog.store.version import LogEntry
 from law.world import run
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.slow]
 
 SEEDS = 40
 FIRST_SEED = {"not-transitive": 30}  # it shows at 1 seed in 20 only: begin where one is near
