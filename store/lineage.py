@@ -27,7 +27,7 @@ from .lag import oldest_unreflected
 TableRef = int | str
 """A table's id or its name."""
 
-SWEEPS = 8
+SWEEPS = 4
 """Sweeps by binary search before `largest_valid_at_most` goes over to whole arrays."""
 
 
@@ -183,7 +183,7 @@ class EpochView:
             ends = self.common_valid(refs, lo, at)[1]
             if len(ends):
                 return int(ends[-1])
-            at, width = lo - 1, width * 4
+            at, width = lo - 1, width * 16
         return None
 
     def _local_end(self, table: TableEpochs, epoch: int) -> int:
