@@ -64,7 +64,7 @@ def test_changes_are_those_of_the_oracle(steps: list[tuple[str, Any]], retention
         play(Path(folder) / "s", steps, retention_ms, low)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @given(st.lists(STEPS, min_size=6, max_size=16), st.sampled_from([0, 20, 3_600_000]), st.integers(0, 8))
 @settings(max_examples=60)
 def test_changes_are_those_of_the_oracle_for_long(steps: list[tuple[str, Any]], retention_ms: int, low: int) -> None:
