@@ -274,7 +274,8 @@ def _forget_unfinished(data: Path) -> None:
 
 def _open_environment(folder: Path, durability: str) -> lmdb.Environment:
     data = folder / "data.mdb"
-    if _has_content(data):
+    is_new = not _has_content(data)
+    if not is_new:
         check_metas(data)
     _reserve(folder / "lock.mdb")
     try:
@@ -293,6 +294,8 @@ def _open_environment(folder: Path, durability: str) -> lmdb.Environment:
     except lmdb.DiskError as error:
         raise WriteFailed(f"the catalog {folder} was not made: the disk is full ({error}); make room") from error
     except lmdb.Error as error:
+        if is_new:
+            raise WriteFailed(f"the catalog {folder} was not made: {error}; mend that, then open it again") from error
         raise CatalogLost(f"the catalog {folder} cannot be opened: {error}") from error
     try:
         with _typed_errors(env, folder):
