@@ -1,0 +1,226 @@
+"""What goes into the checkpoint manager and what comes out: reports, settings, decisions and status, as plain values.
+
+An *actor* is one subtask of a vertex of a job; each attach of it gets a new *incarnation*, which fences the earlier
+one. An *attempt* is one try to commit a barrier; its barrier id is never used again, in no incarnation of the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .barrier import Barrier
+
+Actor = tuple[str, int]
+"""(vertex name, subtask index)."""
+
+Segments = Mapping[str, tuple[Any, ...]]
+"""Segments by table name, in the order in which they were sealed; the manager does not look into them."""
+
+JobState = Literal["running", "failed", "finished", "stopped"]
+Phase = Literal["idle", "deciding", "collecting", "committing", "resolving"]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one actor hands over for one barrier.
+
+    segments: everything it sealed that no report which was taken has named yet (see `Outbox`). state: where it goes on
+    from after this barrier, opaque bytes kept with the commit. ended: its data has ended with this barrier or before.
+    """
+
+    job: str
+    barrier_id: int
+    actor: Actor
+    incarnation: int
+    segments: Segments = field(default_factory=dict)
+    state: bytes = b""
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """How a job's checkpoints are triggered and when they are given up; all times in ms.
+
+    interval_ms: from one trigger to the next, at multiples of it; None: only forced ones, and one whenever an actor's
+    data ends. min_pause_ms: from the end of an attempt to the next trigger. timeout_ms: from the inject to the last
+    report. tolerable_failures: how many attempts may fail in a row; one more and the job fails; None: any number.
+    allow_finished: whether checkpoints go on when some of the actors have finished.
+    """
+
+    interval_ms: int | None = 1_000
+    min_pause_ms: int = 0
+    timeout_ms: int = 60_000
+    tolerable_failures: int | None = None
+    allow_finished: bool = True
+
+
+# ---- decisions ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """Ask the catalog for the job's next barrier and answer with `decided`; the attempt has its id already.
+
+    drain: the job is to end; seal a boundary first, so that the barrier takes in all that is there.
+    """
+
+    job: str
+    barrier_id: int
+    drain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Inject:
+    """Send the barrier to these actors; whoever it reaches, by them or by their edges, answers with a `Report`.
+
+    targets: actor -> the incarnation it is meant for; waits: all actors that must report. taken: for each of `waits`
+    the newest barrier id of which its report was taken, 0 for none: what such a report named is never sent again
+    (`Outbox.report`). drain: each actor ends its data at this barrier and reports `ended`.
+    """
+
+    job: str
+    barrier_id: int
+    barrier: Barrier
+    targets: Mapping[Actor, int]
+    waits: frozenset[Actor]
+    taken: Mapping[Actor, int]
+    drain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Commit this in one transaction, fenced by `incarnation`; answer with `committed`, `refused` or `unknown`.
+
+    segments: those of all reports and what aborted attempts left, in the order of their reports. states: by actor.
+    finished: all actors that have finished once this is committed, those recorded before too; it goes to the catalog,
+    as do finished_vertices, of which every actor is. final: the job ends with this commit, and with it its outputs.
+    """
+
+    job: str
+    incarnation: int
+    barrier_id: int
+    barrier: Barrier
+    segments: Segments
+    states: Mapping[Actor, bytes]
+    finished: frozenset[Actor] = frozenset()
+    finished_vertices: frozenset[str] = frozenset()
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    """Decide the fate of a commit whose outcome is unknown, and answer with `resolved`; the job waits for it."""
+
+    job: str
+    barrier_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell these actors (actor -> incarnation) that the barrier is committed; those in `finished` may go."""
+
+    job: str
+    barrier_id: int
+    epoch: int
+    actors: Mapping[Actor, int]
+    finished: frozenset[Actor] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Tell these actors (actor -> incarnation) that this attempt will not be committed; they go on as they are."""
+
+    job: str
+    barrier_id: int
+    reason: str
+    actors: Mapping[Actor, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """These segments will never be committed: their actor's incarnation has ended. Their files may go."""
+
+    job: str
+    segments: Segments
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """These actors are fenced and roll back to the last commit: whoever runs them attaches anew, or another does."""
+
+    job: str
+    actors: tuple[Actor, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The actor may begin: read its state from the catalog now. Until then a commit might still have changed it.
+
+    finished: it had finished when the job was restored; it has nothing to do, its end of data is passed on.
+    """
+
+    job: str
+    actor: Actor
+    incarnation: int
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """All actors have finished and that is committed; the job is over for good."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The job takes no more checkpoints until `recover`; its actors are fenced."""
+
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The job was stopped without a drain: nothing uncommitted is left, and no end of data was written."""
+
+    job: str
+
+
+Decision = (
+    Decide | Inject | Commit | Resolve | Announce | Abort | Drop | Restart | Start | Finished | Failed | Stopped
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """One job as the manager has it.
+
+    actors: actor -> name of its TaskState. waiting_for: the actors whose reports are missing, or who are not there yet.
+    since_ms: when the attempt in flight was triggered, on the manager's clock. carried: segments left by aborted
+    attempts. failures: attempts failed in a row. epoch: of the newest commit this manager has seen, 0 for none.
+    ignored: messages that changed nothing (stale, repeated, unknown, late).
+    """
+
+    job: str
+    state: JobState
+    phase: Phase
+    incarnation: int
+    actors: Mapping[Actor, str]
+    waiting_for: frozenset[Actor]
+    barrier_id: int | None = None
+    barrier: Barrier | None = None
+    since_ms: int | None = None
+    carried: int = 0
+    forced: bool = False
+    draining: bool = False
+    failures: int = 0
+    commits: int = 0
+    aborts: int = 0
+    ignored: int = 0
+    epoch: int = 0
+    reason: str | None = None
