@@ -13,8 +13,10 @@ import pyarrow as pa
 from .batch.policy import Policy
 from .batch.registry import resolve_policy
 from .batch.snapshot import Snapshot, take_snapshot
+from .checkpoint.drain import drain as drain_job
 from .checkpoint.graph import JobInfo, create_job, drop_job, list_jobs
 from .checkpoint.job import JobRunner, LocalRefresh
+from .checkpoint.live import live
 from .errors import EpochlogError, InvalidInput, TableDropped
 from .store.catalog import View
 from .store.clock import Clock
@@ -397,13 +399,16 @@ class Job:
 
         return start(self._runner, spark, refresh, trigger=trigger, poll=poll)
 
-    def stop(self, drain: bool = False) -> None:
-        """Stop the query that `start` made, after the barrier at hand. It does not end the data.
+    def stop(self, drain: bool = False, *, timeout: float | timedelta | None = 60.0) -> None:
+        """Stop the query that `start` made in this process, after the barrier at hand. It does not end the data.
 
-        drain: end the data first; not built yet, so only False is taken.
+        drain: end the data too. What the upstreams have got so far is taken in, the commit that does it is the job's
+        last, and its outputs are finished: later changes of the upstreams are not its input. Without a query here the
+        rest is run with the refresh that this Job was last given; one that was given none records the end for whoever
+        runs the job next. Raises DrainPending after `timeout` (seconds or a timedelta; None: never), JobParked, Fenced,
+        and what the refresh raises. A finished job stays as it is.
         """
         if drain:
-            raise InvalidInput(f"job {self.name!r}: stop(drain=True) is not built yet; finish its root tables instead")
-        from .checkpoint.spark_job import stop
-
-        stop(self._runner)
+            drain_job(self._runner, timeout)
+        else:
+            live.stop(self._runner)

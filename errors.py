@@ -82,6 +82,10 @@ class JobParked(EpochlogError):
     """The job let go of its logs after its retention; its old state is readable, `rebuild` makes it new."""
 
 
+class DrainPending(EpochlogError):
+    """A job was told to end its data and has not done so in time; the end stays recorded for whoever runs it."""
+
+
 # ---- store and catalog -------------------------------------------------------------------------------------------
 
 

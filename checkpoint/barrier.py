@@ -10,12 +10,14 @@ A job far behind merges: of those boundaries it takes the newest whose index, co
 a multiple of the largest power of two <= its lag. Jobs that are equally late thus meet at the same stops, and a
 reader finds epochs at which all of them are valid. Forced boundaries have no index: they are stops like others, but
 none to merge to.
+
+A job that is to be drained at an epoch ends with its first stop there or past it, whether or not anything changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..store.epoch import newest_index, width
@@ -62,6 +64,10 @@ class Stops:
         stops = stops[stops >= self.where[0]]
         return int(stops[-1]) if len(stops) else None
 
+    def within(self, low: int, high: int) -> Stops:
+        """Those of [low, high]."""
+        return replace(self, where=clip(self.where, low, high))
+
     def lag(self, stop: int, last_epoch: int) -> int:
         """How many regular boundaries have been sealed past `stop`."""
         return newest_index(last_epoch, self.interval_ms) - newest_index(stop, self.interval_ms)
@@ -93,6 +99,7 @@ def next_barrier(
     first: bool,
     snapshot: bool,
     logs_from: int = 0,
+    drain: int | None = None,
 ) -> Barrier | None:
     """The next barrier of a job whose newest commit is `after` (0: none); None when there is nothing to do yet.
 
@@ -100,16 +107,20 @@ def next_barrier(
     `forced` are the forced boundaries, ascending. With `first` the barrier comes even without a change, then at the
     newest stop; with `snapshot` too, it is the newest stop whatever changed. No stop lies below an upstream's first
     commit or safe epoch, nor below `logs_from`, where the upstreams' logs begin: the job goes on by the logs.
+    `drain`: everything through that epoch is to be taken in, and the barrier that does it is the last one.
     """
     kind: BarrierKind = "initial" if first else "checkpoint"
     clean = _stops(view, upstreams, after, interval_ms * job_interval, forced, logs_from)
+    last = None if drain is None else clean.within(drain, int(FAR)).first()
+    if last is not None:
+        clean = clean.within(0, last)
     if first and snapshot:
         curr = clean.newest()
         return None if curr is None else Barrier(after, curr, kind)
     usable = _past_first_change(view, upstreams, after, clean)
     curr = usable.first()
     if curr is None:
-        curr = clean.newest() if first else None
+        curr = clean.newest() if first or last is not None else None
         return None if curr is None else Barrier(after, curr, kind)
     lag = usable.lag(curr, view.last_epoch)
     if lag > max(max_lag, 0):
@@ -145,4 +156,4 @@ def _stops(
 def _past_first_change(view: EpochView, upstreams: Sequence[int], after: int, stops: Stops) -> Stops:
     """Those of the stops by which an upstream has changed since `after`."""
     change = min((view.table(up).first_change(after) for up in upstreams), default=int(FAR))
-    return Stops(clip(stops.where, change, int(FAR)), stops.forced, stops.interval_ms)
+    return stops.within(change, int(FAR))

@@ -36,7 +36,9 @@ MOST_MAX_LAG = 1 << 53
 
 @dataclass(frozen=True, slots=True)
 class JobInfo:
-    """A job as of now. lag_ms: age of the oldest upstream change that no commit reflects, 0 when there is none."""
+    """A job as of now. lag_ms: age of the oldest upstream change that no commit reflects, 0 when there is none.
+    draining: it was told to end its data (`job.stop(drain=True)`) and has not done so yet.
+    """
 
     name: str
     upstreams: tuple[str, ...]
@@ -46,6 +48,7 @@ class JobInfo:
     lag_ms: int
     incarnation: int
     last_error: str | None
+    draining: bool = False
 
 
 def create_job(
@@ -129,6 +132,7 @@ def job_info(job: JobRecord, epochs: EpochView) -> JobInfo:
         lag_ms=max((epochs.lag_ms(table) for table in job.outputs), default=0),
         incarnation=job.incarnation,
         last_error=job.last_error,
+        draining=job.drain is not None and job.state != "finished",
     )
 
 

@@ -89,6 +89,8 @@ class JobRunner:
         self.job_id = job_id
         self.name = name
         self.incarnation: int | None = None
+        self.again: Callable[[], int | None] | None = None
+        """One more step as this runner was last run; None before it has been."""
 
     def record(self) -> JobRecord:
         """The job as the catalog has it now; JobNotFound when it was dropped."""
@@ -116,7 +118,7 @@ class JobRunner:
         assert self.incarnation is not None
         state = self._state_after(run)
         edits = [
-            TableEdit(output.table.id, name, tuple(outputs.get(name, ())), operation="refresh", end=state == "finished")
+            TableEdit(output.table.id, name, tuple(outputs.get(name, ())), operation="refresh")
             for name, output in run.outputs.items()
         ]
         barrier = run.barrier
@@ -141,6 +143,7 @@ class JobRunner:
 
     def step_local(self, refresh: LocalRefresh) -> int | None:
         """One barrier with pyarrow tables: the committed epoch, or None when there is nothing to do."""
+        self.again = lambda: self.step_local(refresh)
         run = self.begin()
         if run is None:
             return None
@@ -192,8 +195,10 @@ class JobRunner:
         return None
 
     def _has_news(self, job: JobRecord) -> bool:
-        """Whether there is a change that no commit reflects, or no commit yet; else no boundary is worth sealing."""
-        if not job.position:
+        """Whether there is a change that no commit reflects, or no first or last commit yet; else no boundary is worth
+        sealing.
+        """
+        if not job.position or job.drain is not None:
             return True
         epochs = self._view()
         return any(epochs.table(upstream).first_change(job.position) < FAR for upstream in job.upstreams)
@@ -213,6 +218,7 @@ class JobRunner:
             first=job.position == 0,
             snapshot=job.backfill == "snapshot",
             logs_from=max(get_version(view, up, f"upstream of {job.name}").log_start for up in job.upstreams),
+            drain=job.drain,
         )
 
     def _record(self, incarnation: int) -> JobRecord:

@@ -41,7 +41,7 @@ class Doorbell(DataSource):
 
 class DoorbellReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Rings at its first poll, and from then on when an upstream has a change that the job lacks and something new may
-    let the job take it: a boundary has passed, one was forced, or an upstream's job has committed.
+    let the job take it: a boundary has passed, one was forced, an upstream's job has committed, or the job is to end.
     """
 
     def __init__(self, place: Place, job_id: int, name: str) -> None:
@@ -99,10 +99,11 @@ class DoorbellReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             news |= bool(len(changes)) and int(changes[-1]) > job.position
             if table.derived:  # a root's commits wait for a boundary anyway
                 commits.append(newest)
-        if not news and job.position and job.state != "creating":  # a creating job runs once its upstreams do
+        waits = job.state == "creating" or job.drain is not None  # it runs once its upstreams do, or it is to end
+        if not news and job.position and not waits:
             return None
         passed = newest_index(from_unix_ms(handle.catalog.now_ms()) - 1, handle.interval_ms * job.interval)
-        return [job.position, passed, _newest_forced(view, job), *commits]
+        return [job.position, passed, _newest_forced(view, job), job.drain or 0, *commits]
 
 
 def _newest_forced(view: View, job: JobRecord) -> int:

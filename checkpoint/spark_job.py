@@ -8,7 +8,6 @@ commit.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -16,7 +15,7 @@ from weakref import WeakSet
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import InvalidInput, JobRunning
+from ..errors import InvalidInput
 from ..exchange.frames import FrameWriter, read_frame
 from ..exchange.pieces import Piece, source_of
 from ..exchange.spark_errors import typed
@@ -28,6 +27,7 @@ from ..store.scan import ScanPlan
 from ..store.segment import Segment
 from .barrier import Barrier
 from .job import BarrierRun, JobRunner
+from .live import live
 from .spark_doorbell import DOORBELL, Doorbell
 
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ def step(runner: JobRunner, session: SparkSession, refresh: Refresh) -> int | No
     Raises Fenced, JobParked, what the refresh raises, and epochlog's own errors with their types even if a Spark task
     met them.
     """
+    runner.again = lambda: step(runner, session, refresh)
     run = runner.begin()
     if run is None:
         return None
@@ -158,42 +159,6 @@ def step(runner: JobRunner, session: SparkSession, refresh: Refresh) -> int | No
 # ---- running on its own --------------------------------------------------------------------------------------------
 
 
-class _Live:
-    """The queries that run jobs in this process, by store and job."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._queries: dict[tuple[str, int], StreamingQuery | None] = {}
-
-    def claim(self, runner: JobRunner) -> None:
-        """JobRunning when the job has a live query here."""
-        key = (runner.handle.store_id, runner.job_id)
-        with self._lock:
-            if key in self._queries and self._running(self._queries[key]):
-                raise JobRunning(f"job {runner.name!r} is running already in this process; stop that query first")
-            self._queries[key] = None
-
-    def set(self, runner: JobRunner, query: StreamingQuery | None) -> None:
-        key = (runner.handle.store_id, runner.job_id)
-        with self._lock:
-            if query is None:
-                self._queries.pop(key, None)
-            else:
-                self._queries[key] = query
-
-    def get(self, runner: JobRunner) -> StreamingQuery | None:
-        with self._lock:
-            return self._queries.get((runner.handle.store_id, runner.job_id))
-
-    @staticmethod
-    def _running(query: StreamingQuery | None) -> bool:
-        try:
-            return query is None or query.isActive  # None: it is being started
-        except Exception:  # noqa: BLE001  # its JVM is gone, and with it the query
-            return False
-
-
-_live = _Live()
 _with_doorbell: WeakSet[SparkSession] = WeakSet()
 
 
@@ -212,28 +177,21 @@ def start(
     """
     if trigger not in ("continuous", "available_now"):
         raise InvalidInput(f"trigger must be 'continuous' or 'available_now', not {trigger!r}")
-    _live.claim(runner)
+    live.claim(runner)
+    runner.again = lambda: step(runner, session, refresh)
     try:
         query = _start(runner, session, refresh, trigger, poll)
     except BaseException:
-        _live.set(runner, None)
+        live.set(runner, None)
         raise
-    _live.set(runner, query)
+    live.set(runner, query)
     return query
-
-
-def stop(runner: JobRunner) -> None:
-    """Stop the job's query in this process, if there is one; waits for the barrier at hand. Does not end the data."""
-    query = _live.get(runner)
-    if query is not None:
-        query.stop()
-        _live.set(runner, None)
 
 
 def _start(runner: JobRunner, session: SparkSession, refresh: Refresh, trigger: str, poll: str) -> StreamingQuery:
     def ring(_frame: DataFrame, _batch: int) -> None:
         while step(runner, session, refresh) is not None:
-            query = _live.get(runner)
+            query = live.get(runner)
             if query is not None and not query.isActive:  # stopped meanwhile
                 return
 

@@ -97,7 +97,7 @@ class JobCommit:
     incarnation: int
     prev: int
     curr: int
-    state: str  # the state after the commit
+    state: str  # the state after the commit, unless the job was told to end with it
 
 
 # ---- root commits ------------------------------------------------------------------------------------------------
@@ -392,10 +392,11 @@ def commit_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit]) ->
         if sorted(edit.table_id for edit in edits) != sorted(job.outputs):
             raise InvalidInput(f"job {job.name!r} must commit all its outputs together")
         now_ms = handle.catalog.now_ms()
+        state = "finished" if job.ends_at(commit.curr) else commit.state
         for edit in edits:
-            table = get_table(tx, edit.table_id, edit.name)
+            table, edit = get_table(tx, edit.table_id, edit.name), replace(edit, end=state == "finished")
             written.append((table, _append(tx, table, edit, commit.curr, {}, now_ms, txn=None, job=job.name)))
-        after = replace(job, position=commit.curr, barrier=None, state=commit.state, last_error=None)
+        after = replace(job, position=commit.curr, barrier=None, state=state, last_error=None)
         tx.put(job_key(job.id), after.to_record())
         move_counters(tx, Counters.read(tx), commit.curr)
         return commit.curr

@@ -147,6 +147,7 @@ class JobRecord:
 
     state: creating | running | parked | finished. `barrier` is [prev, curr, kind] for prev == position, or None;
     `planned_version` is the store's version when it was recorded: what the job reads for it was there then or later.
+    `drain`: the epoch through which the job takes its inputs in; its commit there or past it is its last. None: no end.
     """
 
     id: int
@@ -162,6 +163,11 @@ class JobRecord:
     barrier: tuple[int, int, str] | None = None
     planned_version: int = 0
     last_error: str | None = field(default=None)
+    drain: int | None = None
+
+    def ends_at(self, epoch: int) -> bool:
+        """Whether the job was told to end with a commit there."""
+        return self.drain is not None and epoch >= self.drain
 
     def to_record(self) -> Record:
         return asdict(self)

@@ -24,7 +24,7 @@ def hindrances(view: EpochView, refs: Sequence[TableRef], epoch: int) -> list[st
     last = view.last_epoch
     if epoch > last:
         return [f"epoch {epoch} is not sealed yet; the newest is {last}, {distance(last, epoch)} short"]
-    found = [_hindrance(view, table, epoch) for table in view.closure(refs)]
+    found = [_hindrance(view, table, epoch) for table, until in view.needed(refs) if epoch < until]
     found += [let_go(table, epoch) for table in dict.fromkeys(view.table(ref) for ref in refs)]
     return [sentence for sentence in found if sentence]
 
@@ -48,6 +48,8 @@ def _hindrance(view: EpochView, table: TableEpochs, epoch: int) -> str:
     if not commit:
         first = int(table.commits[0])
         return f"{name} begins with its first commit at {first}; epoch {epoch} is {distance(epoch, first)} before it"
+    if table.ended and commit == table.position:
+        return ""
     ups = [view.tables[up] for up in table.upstreams]
     up = max(ups, key=lambda up: up.known_from, default=table)
     if up is not table and up.known_from > commit:

@@ -48,6 +48,12 @@ def intersect(left: Intervals, right: Intervals) -> Intervals:
     return np.maximum(starts[mine], other_starts[theirs]), np.minimum(ends[mine], other_ends[theirs])
 
 
+def or_from(these: Intervals, start: int) -> Intervals:
+    """With everything from `start` on."""
+    starts, ends = clip(these, 0, start - 1)
+    return np.append(starts, start), np.append(ends, FAR)
+
+
 def coalesce(these: Intervals) -> Intervals:
     """The same epochs with touching intervals made one."""
     starts, ends = these

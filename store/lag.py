@@ -13,9 +13,11 @@ if TYPE_CHECKING:
 def oldest_unreflected(view: EpochView, table: TableEpochs, epoch: int | None) -> int | None:
     """The oldest change that `table` read at `epoch` (None: its newest state) does not reflect; None: it has all.
 
-    A root table's newest state reflects everything. What an upstream itself has not reflected yet counts too.
+    A root table's newest state reflects everything, and so does that of a table whose data has ended. What an upstream
+    itself has not reflected yet counts too.
     """
-    found = [first_in(view, ancestor, ancestor.position) for ancestor in view.closure([table.table_id])]
+    above = [ancestor for ancestor, until in view.needed([table.table_id]) if until == FAR]
+    found = [int(FAR), *(first_in(view, ancestor, ancestor.position) for ancestor in above)]
     if epoch is not None:
         own = first_after(table.changes, epoch)
         found.append(_origin(view, table, own) if own != FAR else FAR)
@@ -26,6 +28,8 @@ def oldest_unreflected(view: EpochView, table: TableEpochs, epoch: int | None) -
 def first_in(view: EpochView, table: TableEpochs, commit: int) -> int:
     """The oldest change of the direct upstreams past `commit`, put back to what caused it; FAR when there is none."""
     oldest = int(FAR)
+    if table.ended and commit == table.position:  # its data has ended: what came later is not its input
+        return oldest
     for up in (view.tables[up] for up in table.upstreams):
         if up.known_from > commit:  # something may be missing since then: say so rather than 0
             oldest = min(oldest, up.known_from)

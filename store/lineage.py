@@ -7,6 +7,9 @@
 Validity of T needs that of everything T descends from, so the epochs valid for a set of tables are those at which each
 table of its *closure* (the set with all ancestors) passes its own local test: it has a commit c <= E, and no upstream
 changed in (c, E]. All searches work on that, by binary search or on whole arrays; none walks over boundaries.
+
+The data of a finished table has ended with its last commit. Nothing lands in it any more, and what its upstreams do
+after that (a drained job may end before they do) is not its input: from then on it is complete and valid by itself.
 """
 
 from __future__ import annotations
@@ -21,7 +24,19 @@ import numpy as np
 from ..errors import TableNotFound
 from .epoch import to_unix_ms
 from .explain import hindrances
-from .intervals import Intervals, Ints, coalesce, first_after, intersect, ints, newest_at, next_after, single
+from .intervals import (
+    FAR,
+    Intervals,
+    Ints,
+    coalesce,
+    first_after,
+    intersect,
+    ints,
+    newest_at,
+    next_after,
+    or_from,
+    single,
+)
 from .lag import oldest_unreflected
 
 TableRef = int | str
@@ -58,6 +73,11 @@ class TableEpochs:
     def position(self) -> int:
         """The newest commit, or 0."""
         return int(self.commits[-1]) if len(self.commits) else 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether its job has written its end: its newest commit is its last."""
+        return self.derived and self.state == "finished"
 
     def first_change(self, after: int) -> int:
         """The first change past `after`; FAR: none; `after + 1` when the memory does not reach back so far."""
@@ -105,6 +125,21 @@ class EpochView:
                 stack.extend((self.table(up), False) for up in table.upstreams if up not in seen)
         return tuple(order.values())
 
+    def needed(self, refs: Iterable[TableRef]) -> tuple[tuple[TableEpochs, int], ...]:
+        """The closure, each table with the epoch from which on it does not matter for these: FAR, or the last commit of
+        the finished tables that stand between.
+        """
+        refs = list(refs)
+        closure = self.closure(refs)
+        until = {self.table(ref).table_id: int(FAR) for ref in refs}
+        for table in reversed(closure):
+            through = until[table.table_id]
+            if table.ended:
+                through = min(through, table.position)
+            for up in table.upstreams:
+                until[up] = max(until.get(up, 0), through)
+        return tuple((table, until[table.table_id]) for table in closure)
+
     # ---- complete ------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -113,7 +148,7 @@ class EpochView:
         out: dict[int, int] = {}
         for table in self.closure(self.tables):
             position = table.position
-            if not table.derived:
+            if not table.derived or table.ended:
                 out[table.table_id] = self.last_epoch
             elif not position:
                 out[table.table_id] = 0
@@ -136,7 +171,7 @@ class EpochView:
         """Whether reading the table at `epoch` keeps the law; whether its rows are still kept is another question."""
         if not 0 <= epoch <= self.last_epoch:
             return False
-        return all(self._local_end(table, epoch) >= epoch for table in self.closure([ref]))
+        return all(epoch >= until or self._local_end(table, epoch) >= epoch for table, until in self.needed([ref]))
 
     def valid_intervals(self, ref: TableRef) -> Intervals:
         """All valid epochs, whatever the safe epoch: (starts, ends), int64, both inclusive, sorted, disjoint."""
@@ -145,9 +180,10 @@ class EpochView:
     def common_valid(self, refs: Iterable[TableRef], lo: int, hi: int) -> Intervals:
         """The epochs of [lo, hi] valid for all these tables at once, as `valid_intervals` gives them."""
         out = single(max(lo, 0), min(hi, self.last_epoch))
-        for table in self.closure(refs):
-            if table.derived and len(out[0]):
-                out = intersect(out, self._local(table, int(out[0][0]), int(out[1][-1])))
+        for table, until in self.needed(refs):
+            if table.derived and len(out[0]) and out[0][0] < until:
+                own = self._local(table, int(out[0][0]), int(out[1][-1]))
+                out = intersect(out, own if until == FAR else or_from(own, until))
         return coalesce(out)
 
     def largest_valid_at_most(
@@ -160,12 +196,12 @@ class EpochView:
         """
         refs = list(refs)
         floor = self.floor(refs if read is None else read)
-        closure = [table for table in self.closure(refs) if table.derived]
+        needed = [(table, until) for table, until in self.needed(refs) if table.derived]
         at = start = self.last_epoch if epoch is None else min(epoch, self.last_epoch)
         for _ in range(SWEEPS):
             before = at
-            for table in closure:
-                at = self._local_end(table, at)
+            for table, until in needed:
+                at = self._local_end(table, at) if at < until else at
                 if at < floor:
                     return None
             if at == before:
@@ -191,6 +227,8 @@ class EpochView:
         if not table.derived or not table.upstreams:
             return epoch if not table.derived or newest_at(table.commits, epoch) else -1
         commit = newest_at(table.commits, epoch)
+        if table.ended and commit == table.position:
+            return epoch
         ups = [self.tables[up] for up in table.upstreams]
         if not commit or any(up.known_from > commit for up in ups):
             return -1
@@ -201,13 +239,18 @@ class EpochView:
         begin = max(int(table.commits.searchsorted(lo, "right")) - 1, 0)
         stop = int(table.commits.searchsorted(hi, "right"))
         starts = table.commits[begin:stop]
+        if not len(starts):
+            return single(1, 0)
         begin = int(starts.searchsorted(max((self.tables[up].known_from for up in table.upstreams), default=0)))
-        starts = starts[begin:]
+        last = table.ended and int(starts[-1]) == table.position
+        starts = starts[min(begin, len(starts) - 1) if last else begin :]
         if not len(starts):
             return single(1, 0)
         ends = np.append(starts[1:] - 1, self.last_epoch)
         for up in table.upstreams:
             ends = np.minimum(ends, next_after(self.tables[up].changes, starts) - 1)
+        if last:
+            ends[-1] = self.last_epoch
         return starts, ends
 
     # ---- lag and reasons -----------------------------------------------------------------------------------------

@@ -58,18 +58,20 @@ def seal(handle: Handle, every: int = 1) -> int:
 def force_boundary(handle: Handle) -> int:
     """Seal a boundary now, beside the regular ones; returns its epoch."""
 
-    def body(tx: Txn) -> int:
-        counters, now_ms = Counters.read(tx), handle.catalog.now_ms()
-        at = max(from_unix_ms(now_ms), counters.last_epoch)
-        check_skew(at, now_ms)
-        if not is_boundary(tx, at, handle.interval_ms):
-            tx.put(bound_key(at), {"at_ms": now_ms})
-        move_counters(tx, counters, at)
-        return at
-
-    done = handle.catalog.transact(body)
+    done = handle.catalog.transact(lambda tx: force_within(tx, handle))
     reached("seal:after")
     return done
+
+
+def force_within(tx: Txn, handle: Handle, above: int = 0) -> int:
+    """The same as part of a transaction; the boundary lies above that epoch."""
+    counters, now_ms = Counters.read(tx), handle.catalog.now_ms()
+    at = max(from_unix_ms(now_ms), counters.last_epoch, above + 1)
+    check_skew(at, now_ms)
+    if not is_boundary(tx, at, handle.interval_ms):
+        tx.put(bound_key(at), {"at_ms": now_ms})
+    move_counters(tx, counters, at)
+    return at
 
 
 def _sealable(handle: Handle) -> int:

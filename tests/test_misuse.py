@@ -174,13 +174,6 @@ def test_a_root_below_a_file_is_a_typed_error(tmp_path: Path) -> None:
         el.open(tmp_path / "file" / "s")
 
 
-def test_what_is_not_built_yet_is_refused_and_not_ignored(tmp_path: Path) -> None:
-    with el.open(tmp_path / "s") as store:
-        store.create_table("t", KV, ["k"])
-        with pytest.raises(el.InvalidInput, match="not built yet"):
-            store.create_job("j", ["t"], {"o": (KV, ["k"])}).stop(drain=True)
-
-
 @pytest.mark.damages_store
 def test_a_damaged_table_keeps_no_other_from_being_compacted(tmp_path: Path) -> None:
     with el.open(tmp_path / "s", durability="os") as store:

@@ -18,6 +18,7 @@ TABLE_KEYS = {
 }  # fmt: skip
 JOB_KEYS = {
     "name", "upstreams", "outputs", "state", "committed_epoch", "committed_at", "lag_ms", "incarnation", "last_error",
+    "draining",
 }  # fmt: skip
 
 

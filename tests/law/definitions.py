@@ -76,7 +76,7 @@ class Moment:
         if epoch > self.last_epoch:
             return False
         ups, position = self.lineage.upstreams[table], self.lineage.position(table)
-        if not ups or epoch <= position:
+        if not ups or epoch <= position or self.lineage.ended(table):
             return True
         return position > 0 and all(
             self.complete(up, epoch) and not self.lineage.changed(up, position, epoch) for up in ups
@@ -87,6 +87,8 @@ class Moment:
             return False
         ups = self.lineage.upstreams[table]
         commit = max((entry.epoch for entry in self.lineage.log[table] if entry.epoch <= epoch), default=0)
+        if ups and self.lineage.ended(table) and commit == self.lineage.position(table):
+            return True  # what its upstreams do later is not its input
         return not ups or (
             commit > 0 and all(self.valid(up, epoch) and not self.lineage.changed(up, commit, epoch) for up in ups)
         )

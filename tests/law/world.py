@@ -42,6 +42,7 @@ class World:
     def __init__(self, seed: int, folder: Path) -> None:
         self.seed, self.rng = seed, random.Random(seed)
         self.upkeep = random.Random(~seed)  # apart, so that it changes nothing else that a seed does
+        self.endings = random.Random(f"endings {seed}")
         self.now_ms = EPOCH_ORIGIN_MS + 10_000
         self.folder = folder
         self.interval_ms = self.rng.choice([1, 5, 20])
@@ -52,6 +53,7 @@ class World:
         self.jobs: dict[str, el.Job] = {}
         self.zombies: list[tuple[str, el.Job]] = []
         self.barriers: dict[str, tuple[int, int]] = {}  # decided, not committed
+        self.drains: dict[str, int] = {}  # jobs told to end, and through which epoch
         self.pinned: list[Pinned] = []
         self.tokens: list[tuple[str, dict[str, int]]] = []
         self.seen: Counter[str] = Counter()
@@ -95,7 +97,9 @@ class World:
         return next(rows for at, rows in reversed(self.truth[table]) if at <= epoch)
 
     def answer(self, table: str, epochs: Mapping[str, int]) -> State:
-        """The rows that a table must have when the root tables are read at these epochs."""
+        """The rows that a table must have when the root tables are read at these epochs; an ended one as of its end."""
+        if table not in self.truth and self.lineage.ended(table):
+            epochs = {root: min(epoch, self.lineage.position(table)) for root, epoch in epochs.items()}
         known = (table, tuple(sorted(epochs.items())))
         if known not in self._answers:
             if table in self.truth:
@@ -133,6 +137,7 @@ class World:
                 if self.rng.random() < chance:
                     act()
             self.vacuum()
+            self.drain()
             for name in self.rng.sample(list(self.queries), len(self.queries)):
                 if self.rng.random() < (0.07 if name == self.slow else 0.45):
                     self.step(name, self.random_trouble())
@@ -201,6 +206,16 @@ class World:
             epoch = self.store.table(root).finish()
             self.truth[root].append((epoch, self.truth[root][-1][1]))
             self.lineage.log[root].append(Entry(epoch, changed=True, ends=True))
+
+    def drain(self) -> None:
+        """Now and then a job is told to end: it has no query here, so its runner does it when it comes to it."""
+        if self.endings.random() > 0.02:
+            return
+        name = self.endings.choice(list(self.queries))
+        self.store.job(name).stop(drain=True)
+        if self.jobs[name].info.draining:
+            self.drains.setdefault(name, self.store.last_epoch)
+            self.check(self.drains[name] > self.position(name), name, "was told to end where it stands")
 
     def checkpoint(self) -> None:
         self.store.checkpoint()
@@ -306,13 +321,14 @@ class World:
         committed = self.barriers.pop(name, None)
         self.check(committed is not None, name, "a runner committed after another had taken over")
         self.check(committed is not None and committed[1] == epoch, name, epoch, "is not the barrier's", committed)
-        ends = all(self.lineage.ended(up) and self.lineage.position(up) <= epoch for up in query.upstreams)
+        drained = epoch >= self.drains.get(name, epoch + 1)
+        ends = drained or all(self.lineage.ended(up) and self.lineage.position(up) <= epoch for up in query.upstreams)
         for out in query.outputs:
             self.lineage.log[out].append(Entry(epoch, bool(wrote[out]) or ends, ends))
         info = job.info
         self.check(info.committed_epoch == epoch and info.last_error is None, name, info)
         self.check((info.state == "finished") == ends, name, info)
-        self.seen["finished"] += ends
+        self.seen["drained" if drained else "finished"] += ends
         return epoch
 
     def _check_barrier(self, name: str, barrier: Any) -> None:
@@ -324,7 +340,8 @@ class World:
         )
         self.check((barrier.kind == "initial") == (barrier.prev == 0), name, barrier)
         woken = any(self.lineage.changed(up, *decided) for up in query.upstreams)
-        self.check(woken or barrier.kind == "initial", name, barrier, "nothing changed")
+        last = barrier.curr >= self.drains.get(name, barrier.curr + 1)
+        self.check(woken or last or barrier.kind == "initial", name, barrier, "nothing changed")
 
     def position(self, name: str) -> int:
         return self.lineage.position(self.queries[name].outputs[0])

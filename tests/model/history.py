@@ -43,6 +43,7 @@ class History:
     log: dict[str, list[Entry]] = field(default_factory=dict)
     known_from: dict[str, int] = field(default_factory=dict)
     safe_epoch: dict[str, int] = field(default_factory=dict)
+    drains: dict[str, int] = field(default_factory=dict)  # jobs told to end, and through which epoch
 
     def __post_init__(self) -> None:
         self.names = [*self.roots, *self.jobs]
@@ -74,7 +75,7 @@ class History:
     def complete(self, table: str, epoch: int) -> bool:
         if epoch > self.last_epoch:
             return False
-        if table in self.roots or epoch <= self.position(table):
+        if table in self.roots or epoch <= self.position(table) or self.ended(table):
             return True
         if not self.log[table]:
             return False
@@ -87,6 +88,8 @@ class History:
         if table in self.roots:
             return True
         commit = self.commit_at(table, epoch)
+        if self.ended(table) and commit == self.position(table):
+            return True
         return commit > 0 and all(
             self.valid(u, epoch) and self.remembers(u, commit) and not self.changed(u, commit, epoch)
             for u in self.upstreams(table)
@@ -126,8 +129,11 @@ class History:
             if not all(self.valid(u, stop) and stop >= self.safe_epoch.get(u, 0) for u in spec.upstreams):
                 continue
             clean.append(stop)
-            if any(self.changed(u, after, stop) for u in spec.upstreams):
+            last = stop >= self.drains.get(job, stop + 1)
+            if last or any(self.changed(u, after, stop) for u in spec.upstreams):
                 usable.append(stop)
+            if last:
+                break
         if first and (spec.snapshot or not usable):
             return clean[-1] if clean else None
         if not usable:
@@ -162,6 +168,13 @@ class History:
             self.last_epoch += 1
             self.log[table].append(Entry(self.last_epoch, self.state(table, self.last_epoch), changed=True, ends=True))
 
+    def drain(self, job: str, rng: random.Random) -> None:
+        """Now and then at a boundary that is there already."""
+        if rng.random() < 0.7 or self.position(job) == self.last_epoch:
+            self.last_epoch += rng.randint(1, WIDTH)
+        self.forced = sorted({*self.forced, self.last_epoch})
+        self.drains.setdefault(job, self.last_epoch)
+
     def seal(self) -> None:
         index = (self.last_epoch + 1) // WIDTH + 1
         self.last_epoch = boundary(index, INTERVAL_MS)
@@ -185,6 +198,7 @@ class History:
             return False
         before, state = self.state(job, self.last_epoch), self.query(job, stop)
         ends = all(self.ended(u) and self.log[u][-1].epoch <= stop for u in self.upstreams(job))
+        ends = ends or stop >= self.drains.get(job, stop + 1)
         self.log[job].append(Entry(stop, state, changed=state != before or ends, ends=ends))
         return True
 
@@ -229,7 +243,9 @@ def random_history(rng: random.Random) -> History:
 def play(
     history: History, rng: random.Random, decide: Callable[[History, str], int | None], steps: int = 40
 ) -> Iterator[History]:
-    """Random load: root commits, sealing, forced boundaries, roots that end, one slow job. Yields now and then."""
+    """Random load: root commits, sealing, forced boundaries, roots that end, drained jobs, a slow one. Yields now and
+    then.
+    """
     slow = rng.choice(list(history.jobs))
     for number in range(steps):
         for root in history.roots:
@@ -241,6 +257,8 @@ def play(
             history.seal()
         if rng.random() < 0.1:
             history.force(rng)
+        if rng.random() < 0.02:
+            history.drain(rng.choice(list(history.jobs)), rng)
         for job in history.jobs:
             if rng.random() < (0.07 if job == slow else 0.5):
                 history.step(job, decide)

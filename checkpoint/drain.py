@@ -1,0 +1,89 @@
+"""Ending a job's data: a boundary is recorded through which it takes its inputs in, and its commit there is its last.
+
+Whoever runs the job does it, as it would any barrier: `drain` waits for a query of this process, or goes on itself with
+the refresh that this runner was last given; without either it leaves the job to its next runner.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from datetime import timedelta
+
+from ..errors import DrainPending, JobParked
+from ..store.catalog import Txn, View
+from ..store.clock import Deadline
+from ..store.commit import check_incarnation
+from ..store.definitions import JobRecord, get_job
+from ..store.history import read_epoch_view
+from ..store.records import job_key
+from ..store.sealing import force_within
+from .job import JobRunner
+from .live import live
+
+LOOK_S = 0.02
+
+
+def drain(runner: JobRunner, timeout: float | timedelta | None) -> None:
+    """End the job's data; returns once it is finished, or once the end is recorded and nobody here runs the job.
+
+    Raises DrainPending after `timeout` (seconds or a timedelta; None: never), JobParked, Fenced, and what the refresh
+    raises.
+    """
+    deadline = None if timeout is None else Deadline.after(timeout)
+    record_drain(runner)
+    pause, looked, ran_here = threading.Event(), False, False
+    while not _finished(runner):
+        if looked and deadline is not None and deadline.passed:
+            raise _pending(runner)
+        looked = True
+        if live.running(runner):
+            ran_here = True
+            pause.wait(LOOK_S)
+        elif runner.again is not None:
+            if runner.again() is None:
+                pause.wait(LOOK_S)
+        elif ran_here:  # the query has failed, and this runner has no refresh to go on with
+            raise _pending(runner)
+        else:
+            return
+    live.stop(runner)
+
+
+def record_drain(runner: JobRunner) -> None:
+    """Force a boundary and record it as the job's last, unless that has been done. A finished job stays as it is."""
+
+    def body(tx: Txn) -> None:
+        job = get_job(tx, runner.job_id, runner.name)
+        if runner.incarnation is not None:
+            check_incarnation(job, runner.incarnation)
+        if job.state == "parked":
+            raise JobParked(
+                f"job {job.name!r} cannot be drained: it was parked at epoch {job.position}, and the logs of what came "
+                "after that are gone. Rebuild it and then drain it, or drop it"
+            )
+        if job.state != "finished" and job.drain is None:
+            tx.put(job_key(job.id), replace(job, drain=force_within(tx, runner.handle, job.position)).to_record())
+
+    runner.handle.catalog.transact(body)
+
+
+def _finished(runner: JobRunner) -> bool:
+    return runner.record().state == "finished"
+
+
+def _pending(runner: JobRunner) -> DrainPending:
+    job, waits = runner.handle.catalog.read(lambda view: _awaited(view, runner))
+    why = f"; it waits for {', '.join(map(repr, waits))}, which must get there first" if waits else ""
+    why += f"; its newest attempt failed with {job.last_error}" if job.last_error else ""
+    return DrainPending(
+        f"job {job.name!r} stands at epoch {job.position} and has not taken in everything through {job.drain} yet"
+        f"{why}. Its end is recorded: whoever runs the job ends it, or call stop(drain=True) again"
+    )
+
+
+def _awaited(view: View, runner: JobRunner) -> tuple[JobRecord, list[str]]:
+    """The job, and those of its upstreams that are not complete through its end."""
+    job, handle = get_job(view, runner.job_id, runner.name), runner.handle
+    epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms())
+    return job, [epochs.table(up).name for up in job.upstreams if not epochs.complete(up, job.drain or 0)]

@@ -1,0 +1,71 @@
+"""The streaming queries that run jobs in this process: at most one for each job of a store."""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+from ..errors import JobRunning
+from .job import JobRunner
+
+
+class Query(Protocol):
+    """What is asked of a StreamingQuery here."""
+
+    @property
+    def isActive(self) -> bool: ...  # noqa: N802  # Spark's own name
+
+    def stop(self) -> None: ...
+
+
+class LiveQueries:
+    """By store and job. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queries: dict[tuple[str, int], Query | None] = {}
+
+    def claim(self, runner: JobRunner) -> None:
+        """JobRunning when the job has a live query here."""
+        key = _key(runner)
+        with self._lock:
+            if key in self._queries and _active(self._queries[key]):
+                raise JobRunning(f"job {runner.name!r} is running already in this process; stop that query first")
+            self._queries[key] = None
+
+    def set(self, runner: JobRunner, query: Query | None) -> None:
+        with self._lock:
+            if query is None:
+                self._queries.pop(_key(runner), None)
+            else:
+                self._queries[_key(runner)] = query
+
+    def get(self, runner: JobRunner) -> Query | None:
+        with self._lock:
+            return self._queries.get(_key(runner))
+
+    def running(self, runner: JobRunner) -> bool:
+        """Whether a query of this process runs the job, or is being started for it."""
+        with self._lock:
+            return _key(runner) in self._queries and _active(self._queries[_key(runner)])
+
+    def stop(self, runner: JobRunner) -> None:
+        """Stop the job's query here, if there is one; waits for the barrier at hand."""
+        query = self.get(runner)
+        if query is not None:
+            query.stop()
+            self.set(runner, None)
+
+
+def _key(runner: JobRunner) -> tuple[str, int]:
+    return runner.handle.store_id, runner.job_id
+
+
+def _active(query: Query | None) -> bool:
+    try:
+        return query is None or query.isActive  # None: it is being started
+    except Exception:  # noqa: BLE001  # its JVM is gone, and with it the query
+        return False
+
+
+live = LiveQueries()
