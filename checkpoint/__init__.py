@@ -11,21 +11,37 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .decisions import JobSettings, JobStatus, Report
     from .manager import CheckpointManager
+    from .plan import CheckpointPlan, Edge, TaskState, Vertex, check_restore, plan_checkpoint
 
-_HOMES = {
-    "CheckpointManager": "manager",
-    "JobSettings": "decisions",
-    "JobStatus": "decisions",
-    "Report": "decisions",
+_HOMES: dict[str, tuple[str, ...]] = {
+    "manager": ("CheckpointManager",),
+    "decisions": ("JobSettings", "JobStatus", "Report"),
+    "plan": ("CheckpointPlan", "Edge", "TaskState", "Vertex", "check_restore", "plan_checkpoint"),
 }
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = ["CheckpointManager", "JobSettings", "JobStatus", "Report"]
+__all__ = [
+    "CheckpointManager",
+    "JobSettings",
+    "JobStatus",
+    "Report",
+    "CheckpointPlan",
+    "Edge",
+    "TaskState",
+    "Vertex",
+    "check_restore",
+    "plan_checkpoint",
+]
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
+    home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f".{home}", __name__), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME_OF})

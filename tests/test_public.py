@@ -8,10 +8,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import epochlog
+import epochlog.checkpoint
 from epochlog import errors
 
 ERRORS = {
@@ -27,11 +29,12 @@ def modules_after(program: str) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-def test_every_public_name_loads() -> None:
-    assert len(set(epochlog.__all__)) == len(epochlog.__all__)
-    for name in epochlog.__all__:
-        assert getattr(epochlog, name) is not None
-        assert name in dir(epochlog)
+@pytest.mark.parametrize("package", [epochlog, epochlog.checkpoint])
+def test_every_public_name_loads(package: ModuleType) -> None:
+    assert len(set(package.__all__)) == len(package.__all__)
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+        assert name in dir(package)
 
 
 def test_every_error_is_exported_and_says_what_it_is() -> None:
@@ -42,14 +45,15 @@ def test_every_error_is_exported_and_says_what_it_is() -> None:
         assert error.__doc__
 
 
-def test_type_checkers_see_the_same_names() -> None:
+@pytest.mark.parametrize("package", [epochlog, epochlog.checkpoint])
+def test_type_checkers_see_the_same_names(package: ModuleType) -> None:
     """The lazy table and the imports that only type checkers read name the same things from the same modules."""
-    tree = ast.parse(Path(epochlog.__file__).read_text("utf-8"))
+    tree = ast.parse(Path(str(package.__file__)).read_text("utf-8"))
     (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     seen = {
         node.module: {alias.name for alias in node.names} for node in block.body if isinstance(node, ast.ImportFrom)
     }
-    assert seen == {home: set(names) for home, names in epochlog._HOMES.items()}
+    assert seen == {home: set(names) for home, names in package._HOMES.items()}
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
@@ -65,6 +69,11 @@ def test_import_is_light() -> None:
 def test_a_store_needs_neither_spark_nor_flight() -> None:
     loaded = modules_after("import epochlog\nepochlog.open, epochlog.Aligned, epochlog.Snapshot, epochlog.Job")
     assert not loaded & {"pyspark", "pyarrow.flight", "duckdb", "polars", "rich", "redis"}
+
+
+def test_plans_need_neither_a_store_nor_arrow() -> None:
+    loaded = modules_after("from epochlog.checkpoint import Edge, TaskState, Vertex, check_restore, plan_checkpoint")
+    assert not loaded & HEAVY
 
 
 @pytest.mark.parametrize("first", ["epochlog.spark", "epochlog.register", "__import__('epochlog.spark')"])
