@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .decisions import JobSettings, JobStatus, Report
     from .manager import CheckpointManager
+    from .outbox import Outbox
     from .plan import CheckpointPlan, Edge, TaskState, Vertex, check_restore, plan_checkpoint
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "manager": ("CheckpointManager",),
+    "outbox": ("Outbox",),
     "decisions": ("JobSettings", "JobStatus", "Report"),
     "plan": ("CheckpointPlan", "Edge", "TaskState", "Vertex", "check_restore", "plan_checkpoint"),
 }
@@ -25,6 +27,7 @@ __all__ = [
     "JobSettings",
     "JobStatus",
     "Report",
+    "Outbox",
     "CheckpointPlan",
     "Edge",
     "TaskState",

@@ -149,10 +149,13 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """These actors are fenced and roll back to the last commit: whoever runs them attaches anew, or another does."""
+    """These actors are fenced and roll back to the last commit: whoever runs them attaches anew, or another does.
+
+    actors: actor -> the incarnation that has ended (0: none was attached); who has a newer one has attached since.
+    """
 
     job: str
-    actors: tuple[Actor, ...]
+    actors: Mapping[Actor, int]
     reason: str
 
 
@@ -160,13 +163,15 @@ class Restart:
 class Start:
     """The actor may begin: read its state from the catalog now. Until then a commit might still have changed it.
 
-    finished: it had finished when the job was restored; it has nothing to do, its end of data is passed on.
+    Actors that are connected by edges start together: `peers` are these incarnations, itself among them. finished:
+    it had finished when the job was restored; it has nothing to do, its end of data is passed on.
     """
 
     job: str
     actor: Actor
     incarnation: int
     finished: bool = False
+    peers: Mapping[Actor, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

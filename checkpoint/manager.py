@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from ..errors import InvalidInput, JobExists, JobNotFound
 from .barrier import Barrier
 from .decisions import Actor, Decision, JobSettings, JobStatus, Report
+from .plan import Edge
+from .protocol import JobProtocol
 
 
 class CheckpointManager:
@@ -23,7 +26,11 @@ class CheckpointManager:
 
     def __init__(self, *, clock: Callable[[], int]) -> None:
         """clock: Unix time in ms. Should it go back, the time between stands still for the manager."""
-        raise NotImplementedError
+        self._clock = clock
+        self._jobs: dict[str, JobProtocol] = {}
+        self._due: dict[str, int] = {}
+        self._newest_ms = clock()
+        self._behind_ms = 0  # what a clock that went back is behind by
 
     # ---- jobs ----------------------------------------------------------------------------------------------------
 
@@ -31,7 +38,7 @@ class CheckpointManager:
         self,
         job: str,
         vertices: Mapping[str, int],
-        edges: Sequence[object] = (),
+        edges: Sequence[Edge] = (),
         *,
         incarnation: int,
         settings: JobSettings | None = None,
@@ -44,11 +51,22 @@ class CheckpointManager:
         catalog before. finished: the actors recorded as finished; when that is all of them, the job is. forced: a
         checkpoint was asked for before and not served. Raises JobExists, InvalidInput.
         """
-        raise NotImplementedError
+        if job in self._jobs:
+            raise JobExists(f"job {job!r} is registered already; recover or unregister it")
+        if not vertices or not all(isinstance(count, int) and count > 0 for count in vertices.values()):
+            raise InvalidInput(f"job {job!r}: vertices is a dict {{name: number of subtasks >= 1}}, not {vertices!r}")
+        now = self._now()
+        made = JobProtocol(job, vertices, edges, settings or JobSettings(), now)
+        out = made.begin(now, incarnation, finished)
+        self._jobs[job] = made
+        return self._after(job, [*out, *(made.force(now) if forced else [])])
 
     def unregister(self, job: str) -> list[Decision]:
         """Let go of a job."""
-        raise NotImplementedError
+        out = self._job(job).end()
+        del self._jobs[job]
+        self._due.pop(job, None)
+        return out
 
     def recover(self, job: str, *, incarnation: int, finished: Collection[Actor] = ()) -> list[Decision]:
         """Roll the job back to its last commit, from any state: all its actors are fenced and start anew.
@@ -56,36 +74,38 @@ class CheckpointManager:
         incarnation: newly claimed in the catalog, so that no commit of the earlier one can land any more. A forced
         checkpoint that was not served stays forced. Raises JobNotFound, InvalidInput.
         """
-        raise NotImplementedError
+        return self._after(job, self._job(job).begin(self._now(), incarnation, finished))
 
     def stop(self, job: str, *, drain: bool) -> list[Decision]:
         """End the job. With drain its actors end their data, and the commit of that ends the job (`Finished`).
 
         Without, nothing more is committed but what is already at the catalog, then `Stopped`. Raises JobNotFound.
         """
-        raise NotImplementedError
+        return self._after(job, self._job(job).stop(self._now(), drain))
 
     def inject(self, job: str) -> list[Decision]:
         """Force a checkpoint as soon as none is in flight; it is tried until one decided after this call commits."""
-        raise NotImplementedError
+        return self._after(job, self._job(job).force(self._now()))
 
     def status(self, job: str) -> JobStatus:
         """The job as of now. Raises JobNotFound."""
-        raise NotImplementedError
+        return self._job(job).status()
 
     def jobs(self) -> list[str]:
         """The names of all registered jobs, sorted."""
-        raise NotImplementedError
+        return sorted(self._jobs)
 
     # ---- time ----------------------------------------------------------------------------------------------------
 
     def tick(self) -> list[Decision]:
         """Trigger what is due, abort what has timed out."""
-        raise NotImplementedError
+        now = self._now()
+        due = [job for job in self._jobs if self._due.get(job, now + 1) <= now]
+        return [decision for job in due for decision in self._after(job, self._jobs[job].tick(now))]
 
     def next_due(self) -> int | None:
         """When `tick` has something to do, in Unix ms; None: not before another event."""
-        raise NotImplementedError
+        return min(self._due.values()) - self._behind_ms if self._due else None
 
     # ---- actors --------------------------------------------------------------------------------------------------
 
@@ -95,27 +115,28 @@ class CheckpointManager:
         When the one before was at work, it and all actors connected to it by edges roll back (`Restart` for those).
         Raises JobNotFound, InvalidInput for an actor that the job does not have.
         """
-        raise NotImplementedError
+        incarnation, out = self._job(job).attach(self._now(), actor)
+        return incarnation, self._after(job, out)
 
     def collect(self, report: Report) -> list[Decision]:
         """An actor's report."""
-        raise NotImplementedError
+        return self._told(report.job, lambda job, now: job.collect(now, report))
 
     def decline(self, job: str, barrier_id: int, actor: Actor, incarnation: int, reason: str) -> list[Decision]:
         """The actor cannot take part in this attempt: it is aborted and counted as failed."""
-        raise NotImplementedError
+        return self._told(job, lambda to, now: to.decline(now, barrier_id, actor, incarnation, reason))
 
     def ended(self, job: str, actor: Actor, incarnation: int) -> list[Decision]:
         """The actor's data has ended; it stays for the commit that takes in its last report (TaskState.ENDING)."""
-        raise NotImplementedError
+        return self._told(job, lambda to, now: to.ended(now, actor, incarnation))
 
     def finished(self, job: str, actor: Actor, incarnation: int) -> list[Decision]:
         """The actor has gone, with nothing left to report: an attempt that waits for it is aborted, uncounted."""
-        raise NotImplementedError
+        return self._told(job, lambda to, now: to.finished(now, actor, incarnation))
 
     def fail(self, job: str, actor: Actor, incarnation: int, reason: str) -> list[Decision]:
         """The actor, or the worker that ran it, is lost: it and all connected to it roll back to the last commit."""
-        raise NotImplementedError
+        return self._told(job, lambda to, now: to.fail(now, actor, incarnation, reason))
 
     # ---- answers -------------------------------------------------------------------------------------------------
 
@@ -124,23 +145,51 @@ class CheckpointManager:
 
         settled, with None: nothing at or below the newest boundary is left to commit, so a forced checkpoint is served.
         """
-        raise NotImplementedError
+        return self._told(job, lambda to, now: to.decided(now, barrier_id, barrier, settled))
 
     def committed(self, job: str, barrier_id: int, epoch: int) -> list[Decision]:
         """Answers Commit: it has landed, at that epoch."""
-        raise NotImplementedError
+        return self._told(job, lambda to, now: to.committed(now, barrier_id, epoch))
 
     def refused(self, job: str, barrier_id: int, error: BaseException) -> list[Decision]:
         """Answers Commit: it has not landed and never will.
 
         Fenced fails the job; SegmentUnknown rolls it back, for what is gone can never be committed; others count.
         """
-        raise NotImplementedError
+        return self._told(job, lambda to, now: to.refused(now, barrier_id, error))
 
     def unknown(self, job: str, barrier_id: int) -> list[Decision]:
         """Answers Commit: whether it has landed is not known."""
-        raise NotImplementedError
+        return self._told(job, lambda to, _: to.unknown(barrier_id))
 
     def resolved(self, job: str, barrier_id: int, epoch: int | None) -> list[Decision]:
         """Answers Resolve: the epoch at which it has landed; None: it has not, and never will."""
-        raise NotImplementedError
+        return self._told(job, lambda to, now: to.resolved(now, barrier_id, epoch))
+
+    # ---- within ------------------------------------------------------------------------------------------------------
+
+    def _now(self) -> int:
+        """The clock, but never before what it said earlier."""
+        raw = self._clock()
+        self._behind_ms = max(self._behind_ms, self._newest_ms - raw)
+        self._newest_ms = raw + self._behind_ms
+        return self._newest_ms
+
+    def _job(self, job: str) -> JobProtocol:
+        found = self._jobs.get(job)
+        if found is None:
+            raise JobNotFound(f"there is no job {job!r} here; register it first. There are: {self.jobs()}")
+        return found
+
+    def _told(self, job: str, event: Callable[[JobProtocol, int], list[Decision]]) -> list[Decision]:
+        """A message about a job; of no consequence when it has gone."""
+        found = self._jobs.get(job)
+        return [] if found is None else self._after(job, event(found, self._now()))
+
+    def _after(self, job: str, decisions: list[Decision]) -> list[Decision]:
+        due = self._jobs[job].next_due()
+        if due is None:
+            self._due.pop(job, None)
+        else:
+            self._due[job] = due
+        return decisions

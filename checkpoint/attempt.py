@@ -1,0 +1,58 @@
+"""One try to commit a barrier: who was asked, who has reported, how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from .barrier import Barrier
+from .decisions import Actor, Phase, Report, Segments
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One try to commit a barrier. serves: how many of the forced checkpoints asked for its commit serves."""
+
+    barrier_id: int
+    since_ms: int
+    serves: int
+    drain: bool
+    phase: Phase = "deciding"
+    barrier: Barrier | None = None
+    deadline_ms: int = 0
+    waits: dict[Actor, int] = field(default_factory=dict)
+    gone: frozenset[Actor] = frozenset()  # who had finished when it was planned
+    reports: dict[Actor, Report] = field(default_factory=dict)
+
+    @property
+    def at_catalog(self) -> bool:
+        """Whether its commit is on its way, so that its outcome is not the manager's choice any more."""
+        return self.phase in ("committing", "resolving")
+
+    @property
+    def missing(self) -> frozenset[Actor]:
+        return frozenset(self.waits) - frozenset(self.reports)
+
+    @property
+    def finished(self) -> frozenset[Actor]:
+        """Who has finished once it is committed."""
+        return self.gone | {actor for actor, report in self.reports.items() if report.ended}
+
+    def owes(self, barrier_id: int, actor: Actor, incarnation: int) -> bool:
+        """Whether this incarnation of the actor still has to report for this barrier."""
+        asked = self.phase == "collecting" and self.barrier_id == barrier_id
+        return asked and self.waits.get(actor) == incarnation and actor not in self.reports
+
+
+def next_multiple(now: int, interval_ms: int) -> int:
+    """The first multiple of the interval past `now`: triggers do not drift, and a restart finds the same ones."""
+    return (now // interval_ms + 1) * interval_ms
+
+
+def joined(reports: Iterable[Report]) -> Segments:
+    """All segments of these reports, in order; tables without any are left out."""
+    out: dict[str, tuple[object, ...]] = {}
+    for report in reports:
+        for table, segments in report.segments.items():
+            out[table] = (*out.get(table, ()), *segments)
+    return {table: segments for table, segments in out.items() if segments}
