@@ -48,6 +48,7 @@ from .errors import (
     SchemaMismatch,
     SegmentUnknown,
     SnapshotExpired,
+    SparkLost,
     StalenessExceeded,
     StoreClosed,
     StoreNotFound,
@@ -71,6 +72,7 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .batch.snapshot import Snapshot
     from .batch.spark_write import sink
     from .checkpoint.graph import JobInfo
+    from .checkpoint.pipeline import JobStatus, Pipeline
     from .spark import register, spark
     from .store.definitions import TableOptions
     from .store.restore import RestoreReport, restore_catalog
@@ -104,6 +106,10 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "RestoreReport",
     ),
     "checkpoint.graph": ("JobInfo",),
+    "checkpoint.pipeline": (
+        "Pipeline",
+        "JobStatus",
+    ),
     "batch.snapshot": ("Snapshot",),
     "batch.policy": (
         "Global",
@@ -137,6 +143,8 @@ __all__ = [
     "VacuumReport",
     "VacuumedFile",
     "JobInfo",
+    "Pipeline",
+    "JobStatus",
     "Snapshot",
     "Global",
     "Aligned",
@@ -167,6 +175,7 @@ __all__ = [
     "JobRunning",
     "JobParked",
     "DrainPending",
+    "SparkLost",
     "StoreNotFound",
     "ForeignRoot",
     "StoreClosed",

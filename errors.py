@@ -86,6 +86,10 @@ class DrainPending(EpochlogError):
     """A job was told to end its data and has not done so in time; the end stays recorded for whoever runs it."""
 
 
+class SparkLost(EpochlogError):
+    """The Spark session ended, or its JVM died, while a job was refreshed; nothing of that barrier was committed."""
+
+
 # ---- store and catalog -------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from weakref import WeakSet
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import InvalidInput
+from ..errors import InvalidInput, SparkLost
 from ..exchange.frames import FrameWriter, read_frame
 from ..exchange.pieces import Piece, source_of
 from ..exchange.spark_errors import typed
@@ -134,8 +134,8 @@ class SparkJobContext:
 def step(runner: JobRunner, session: SparkSession, refresh: Refresh) -> int | None:
     """One barrier in the foreground: the committed epoch, or None when there is nothing to do or the job is finished.
 
-    Raises Fenced, JobParked, what the refresh raises, and epochlog's own errors with their types even if a Spark task
-    met them.
+    Raises Fenced, JobParked, SparkLost, what the refresh raises, and epochlog's own errors with their types even if a
+    Spark task met them.
     """
     runner.again = lambda: step(runner, session, refresh)
     run = runner.begin()
@@ -145,8 +145,12 @@ def step(runner: JobRunner, session: SparkSession, refresh: Refresh) -> int | No
     try:
         refresh(context)
         segments = context._finish()
+        if _gone(session):
+            raise _lost(runner)
     except BaseException as error:
         known = typed(error) if isinstance(error, Exception) else None
+        if known is None and isinstance(error, Exception) and _gone(session):
+            known = _lost(runner)
         runner.fail(known or error)
         if known is None or known is error:
             raise
@@ -154,6 +158,30 @@ def step(runner: JobRunner, session: SparkSession, refresh: Refresh) -> int | No
     finally:
         context._over = True
     return runner.commit(run, segments)
+
+
+def own_pool(session: SparkSession, name: str) -> None:
+    """Let what this thread runs share the cores with other threads instead of queueing, where the session is fair."""
+    try:
+        session.sparkContext.setLocalProperty("spark.scheduler.pool", name)
+    except Exception:  # noqa: BLE001  # a session that has gone: the step will say so
+        return
+
+
+def _gone(session: SparkSession) -> bool:
+    """Whether the session's JVM died or its context was stopped: a driver that has lost it commits nothing more."""
+    try:
+        context: Any = session.sparkContext
+        return bool(context._jsc.sc().isStopped())
+    except Exception:  # noqa: BLE001  # py4j has errors of many kinds for a JVM that does not answer
+        return True
+
+
+def _lost(runner: JobRunner) -> SparkLost:
+    return SparkLost(
+        f"the Spark session of job {runner.name!r} has gone (it was stopped, or its JVM died), and nothing of this "
+        "barrier was committed. Make a new session and step or start the job again: it goes on from the catalog"
+    )
 
 
 # ---- running on its own --------------------------------------------------------------------------------------------

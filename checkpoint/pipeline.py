@@ -1,0 +1,299 @@
+"""Running many jobs in one process: a thread steps each, and a failure, a wait or an end of one is its own affair."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+from ..errors import EpochlogError, InvalidInput
+from ..store.catalog import View
+from ..store.clock import monotonic_s
+from ..store.definitions import get_job, get_table
+from ..store.handle import Handle
+from ..store.history import read_epoch_view
+from ..store.sealing import force_boundary
+from .graph import JobInfo, list_jobs
+from .job import JobRunner
+from .live import live
+from .supervision import TRIES, Supervised, at_rest, begun, failed, succeeded, woken
+
+
+class HasHandle(Protocol):
+    """A store, as far as it is asked here."""
+
+    _handle: Handle
+
+
+class HasRunner(Protocol):
+    """A job, as far as it is asked here."""
+
+    _runner: JobRunner
+
+
+class Pauses(Protocol):
+    """Where threads wait, and by which clock; a test gives one of its own."""
+
+    def now_ms(self) -> int:
+        """Milliseconds of a clock that never jumps."""
+        ...
+
+    def wait(self, event: threading.Event, timeout_ms: int) -> bool:
+        """Until the event is set (True) or the time is over (False)."""
+        ...
+
+
+class RealPauses:
+    """Real monotonic time."""
+
+    def now_ms(self) -> int:
+        return int(monotonic_s() * 1000)
+
+    def wait(self, event: threading.Event, timeout_ms: int) -> bool:
+        return event.wait(timeout_ms / 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """A job of a pipeline as of now.
+
+    state: running | idle | backing off | given up | parked | finished | fenced | dropped | stopped. restarts: how often
+    it was run again after a failure. last_error: the newest failure, also of a job that has recovered. next_try_ms:
+    milliseconds until the next try of a job that backs off, else None. lag_ms as in JobInfo; None where the catalog
+    does not say.
+    """
+
+    name: str
+    state: str
+    committed_epoch: int
+    restarts: int
+    last_error: str | None
+    next_try_ms: int | None
+    lag_ms: int | None
+
+
+@dataclass(slots=True)
+class _Member:
+    """A job of the pipeline, with what its thread needs."""
+
+    runner: JobRunner
+    refresh: Callable[[Any], Any]
+    upstreams: frozenset[int]
+    outputs: frozenset[int]
+    now: Supervised = field(default_factory=Supervised)
+    committed_epoch: int = 0
+    wake: threading.Event = field(default_factory=threading.Event)
+    thread: threading.Thread | None = None
+    halted: bool = False
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802  # it stands among the live queries, so that a job is run by one of them only
+        return self.thread is not None and self.thread.is_alive()
+
+    def stop(self) -> None:
+        """What `job.stop` does: the job ends here after the barrier at hand, and the others go on."""
+        self.halted = True
+        self.wake.set()
+        if self.thread is not None and self.thread is not threading.current_thread():
+            self.thread.join()
+
+
+class Pipeline:
+    """Jobs that are stepped side by side, each in a thread of its own: with a Spark session by `job.step`, without one
+    by `job.step_local`. `pauses` is for tests that bring their own time.
+
+    A job that raises is tried again after a pause that doubles each time, up to half a minute; nothing else is
+    restarted, delayed or stopped by it. Jobs that finish, are parked, dropped, or taken over by another runner end, and
+    `status` shows it; a job that was taken over is not claimed again. Safe to use from several threads.
+    """
+
+    def __init__(self, store: HasHandle, spark: Any = None, *, pauses: Pauses | None = None) -> None:
+        self._handle = store._handle
+        self._spark = spark
+        self._pauses: Pauses = pauses or RealPauses()
+        self._lock = threading.Lock()
+        self._members: dict[int, _Member] = {}
+        self._running = False
+        self._stopping = False
+        self._target: int | None = None  # everything through this epoch is waited for
+        self._news = threading.Event()
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{one.name}: {one.state}" for one in self.status())
+        return f"<epochlog.Pipeline of {self._handle.files.place}: {rows or 'no jobs'}>"
+
+    def add(self, job: HasRunner, refresh: Callable[[Any], Any]) -> None:
+        """Let the pipeline run this job with `refresh(ctx)`; at once, where it is running already.
+
+        Raises InvalidInput for a job that is in it already or of another store, JobNotFound for one that was dropped.
+        """
+        runner = job._runner
+        if runner.handle.store_id != self._handle.store_id:
+            raise InvalidInput(f"job {runner.name!r} belongs to another store than this pipeline")
+        if not callable(refresh):
+            raise InvalidInput(f"job {runner.name!r}: refresh is a function of one argument, not {refresh!r}")
+        record = runner.record()
+        member = _Member(runner, refresh, frozenset(record.upstreams), frozenset(record.outputs))
+        member.committed_epoch = record.position
+        with self._lock:
+            if runner.job_id in self._members:
+                raise InvalidInput(f"job {runner.name!r} is in this pipeline already")
+            if self._running and not self._stopping:
+                self._start(member)
+            self._members[runner.job_id] = member
+
+    def run(self, until: Literal["idle"] | None = None) -> None:
+        """Step all jobs until `stop` is called or all have ended.
+
+        until="idle": return as soon as everything that was committed before this call is in, whatever is written
+        meanwhile. A job that fails five times in a row is given up then, and jobs below it are not waited for; `status`
+        shows them. The next `run` tries them anew. KeyboardInterrupt ends it after the barriers at hand, a second one
+        at once. Raises JobRunning when a job has a live query in this process.
+        """
+        if until not in ("idle", None):
+            raise InvalidInput(f"until must be 'idle' or None, not {until!r}")
+        target = force_boundary(self._handle) if until == "idle" else None
+        with self._lock:
+            if self._running:
+                raise InvalidInput("this pipeline is running already; give it more jobs with add(), or stop() it first")
+            self._running, self._stopping, self._target = True, False, target
+        try:
+            with self._lock:
+                for member in self._members.values():
+                    self._start(member)
+            while not self._over():
+                self._news.wait()
+                self._news.clear()
+        finally:
+            self._end()
+
+    def stop(self) -> None:
+        """Let `run` return after the barriers at hand; the data of no job is ended by it. Does not wait for that."""
+        with self._lock:
+            self._stopping = True
+            for member in self._members.values():
+                member.wake.set()
+        self._news.set()
+
+    def status(self) -> tuple[JobStatus, ...]:
+        """A row for each job, in the order in which they were added."""
+        try:
+            known = {info.name: info for info in list_jobs(self._handle)}
+        except EpochlogError:
+            known = {}
+        with self._lock:
+            now_ms = self._pauses.now_ms()
+            return tuple(_row(member, known.get(member.runner.name), now_ms) for member in self._members.values())
+
+    # ---- threads -------------------------------------------------------------------------------------------------
+
+    def _start(self, member: _Member) -> None:
+        """Needs the lock. Of what the run before left behind, only the account stays."""
+        live.claim(member.runner)
+        member.halted = False
+        member.now = Supervised(
+            due_ms=self._pauses.now_ms(), restarts=member.now.restarts, last_error=member.now.last_error
+        )
+        member.wake.clear()
+        member.thread = threading.Thread(
+            target=self._work, args=(member,), name=f"epochlog {member.runner.name}", daemon=True
+        )
+        member.thread.start()
+        live.set(member.runner, member)
+
+    def _end(self) -> None:
+        self.stop()
+        with self._lock:
+            threads = [member.thread for member in self._members.values()]
+        for thread in threads:
+            if thread is not None:
+                thread.join()
+        with self._lock:
+            self._running = False
+
+    def _over(self) -> bool:
+        with self._lock:
+            jobs = {job_id: member.now for job_id, member in self._members.items()}
+            idle = self._target is not None and at_rest(jobs)
+            return self._stopping or idle or all(one.ended for one in jobs.values())
+
+    def _work(self, member: _Member) -> None:
+        """A job's thread: its steps, each when it is due."""
+        while True:
+            with self._lock:
+                if member.halted and not member.now.ended:
+                    member.now = replace(member.now, state="stopped")
+                now_ms = self._pauses.now_ms()
+                if member.wake.is_set():
+                    member.wake.clear()
+                    member.now = woken(member.now, now_ms)
+                if self._stopping or member.now.ended:
+                    self._news.set()
+                    return
+                wait_ms = member.now.due_ms - now_ms
+                if wait_ms <= 0:
+                    member.now = begun(member.now)
+            if wait_ms > 0:
+                self._pauses.wait(member.wake, wait_ms)
+            else:
+                self._step(member)
+                self._news.set()
+
+    def _step(self, member: _Member) -> None:
+        """One step of the job, and what follows from it."""
+        runner = member.runner
+        try:
+            epoch = self._run_once(member)
+            finished = runner.record().state == "finished"
+            settled, missing = self._look(member, idle=epoch is None)
+        except BaseException as error:  # noqa: BLE001  # whatever it is, it is this job's alone
+            tries = TRIES if self._target is not None else None
+            with self._lock:
+                member.now = failed(member.now, error, self._pauses.now_ms(), tries)
+            return
+        with self._lock:
+            one = succeeded(member.now, epoch, self._pauses.now_ms(), finished=finished)
+            member.now = replace(one, settled=settled, missing=missing)
+            if epoch:
+                member.committed_epoch = epoch
+                for other in self._members.values():
+                    if other.upstreams & member.outputs:
+                        other.wake.set()
+
+    def _run_once(self, member: _Member) -> int | None:
+        if self._spark is None:
+            return member.runner.step_local(member.refresh)
+        from .spark_job import own_pool, step
+
+        own_pool(self._spark, member.runner.name)
+        return step(member.runner, self._spark, member.refresh)
+
+    def _look(self, member: _Member, *, idle: bool) -> tuple[bool, frozenset[int]]:
+        """Whether the job has taken in everything through the target, and which jobs above it have not."""
+        target, runner = self._target, member.runner
+        if target is None or member.now.settled:
+            return member.now.settled, frozenset()
+
+        def body(view: View) -> tuple[bool, frozenset[int]]:
+            job = get_job(view, runner.job_id, runner.name)
+            epochs = read_epoch_view(view, self._handle.memory, self._handle.catalog.now_ms())
+            short = [get_table(view, up, "an upstream") for up in job.upstreams if not epochs.complete(up, target)]
+            reached = all(epochs.complete(out, target) for out in job.outputs)
+            settled = reached and (idle or job.state != "creating")  # an idle step is what ends the creation
+            return settled, frozenset(table.job_id for table in short if table.job_id is not None)
+
+        return self._handle.catalog.read(body)
+
+
+def _row(member: _Member, info: JobInfo | None, now_ms: int) -> JobStatus:
+    one = member.now
+    return JobStatus(
+        name=member.runner.name,
+        state=one.state,
+        committed_epoch=member.committed_epoch if info is None else info.committed_epoch,
+        restarts=one.restarts,
+        last_error=one.last_error,
+        next_try_ms=max(0, one.due_ms - now_ms) if one.state == "backing off" else None,
+        lag_ms=None if info is None else info.lag_ms,
+    )

@@ -1,0 +1,102 @@
+"""What becomes of a supervised job after each of its steps: on at once, a look later, another try, or its end; pure.
+
+Each job is judged by its own steps alone, so one that fails or hangs changes nothing for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ..errors import Fenced, JobNotFound, JobParked, SparkLost, StoreClosed
+
+LOOK_MS = 100
+"""How long an idle job waits before it looks for a barrier again."""
+FIRST_BACKOFF_MS = 100
+LONGEST_BACKOFF_MS = 30_000
+TRIES = 5
+"""Failures in a row after which a job is given up, where somebody waits for all jobs to be idle."""
+
+HOPELESS = {
+    Fenced: "fenced",
+    JobParked: "parked",
+    JobNotFound: "dropped",
+    StoreClosed: "given up",
+    SparkLost: "given up",
+}
+"""What another try cannot mend, and the state it leaves."""
+
+ENDED = frozenset({"given up", "parked", "finished", "fenced", "dropped", "stopped"})
+"""States in which a job is not stepped any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Supervised:
+    """One job: its state, and when (`due_ms`, monotonic) it is stepped next.
+
+    state: running | idle | backing off, or one of ENDED. restarts: how often it was run
+    again after a failure. settled: everything through the epoch that is waited for is in. missing: the upstream jobs
+    (by id) that were not through that epoch when it last looked.
+    """
+
+    state: str = "running"
+    due_ms: int = 0
+    failures: int = 0  # in a row
+    restarts: int = 0
+    last_error: str | None = None
+    settled: bool = False
+    missing: frozenset[int] = frozenset()
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+
+def begun(one: Supervised) -> Supervised:
+    """The job as its step begins."""
+    return replace(one, state="running", restarts=one.restarts + (one.state == "backing off"))
+
+
+def succeeded(one: Supervised, epoch: int | None, now_ms: int, *, finished: bool) -> Supervised:
+    """After a step that committed at `epoch`, made a piece of a snapshot (0), or had nothing to do (None)."""
+    if finished:
+        return replace(one, state="finished", failures=0)
+    if epoch is None:
+        return replace(one, state="idle", due_ms=now_ms + LOOK_MS, failures=0)
+    return replace(one, state="running", due_ms=now_ms, failures=0)
+
+
+def failed(one: Supervised, error: BaseException, now_ms: int, tries: int | None) -> Supervised:
+    """After a step that raised; `tries` failures in a row are the most (None: any number)."""
+    one = replace(one, failures=one.failures + 1, last_error=f"{type(error).__name__}: {error}")
+    for kind, state in HOPELESS.items():
+        if isinstance(error, kind):
+            return replace(one, state=state)
+    if tries is not None and one.failures >= tries:
+        return replace(one, state="given up")
+    return replace(one, state="backing off", due_ms=now_ms + backoff_ms(one.failures))
+
+
+def woken(one: Supervised, now_ms: int) -> Supervised:
+    """An upstream has committed: an idle job looks at once; one that backs off stays at that."""
+    return replace(one, due_ms=now_ms) if one.state == "idle" else one
+
+
+def backoff_ms(failures: int) -> int:
+    """Twice as long after each failure in a row, up to a bound."""
+    return min(FIRST_BACKOFF_MS << min(failures - 1, 30), LONGEST_BACKOFF_MS)
+
+
+def at_rest(jobs: Mapping[int, Supervised]) -> bool:
+    """Whether none of the jobs (by id) can do more for what is waited for: all of it is in, or the job has ended, or it
+    waits for one that does not come.
+    """
+
+    def stuck(job_id: int) -> bool:
+        one = jobs.get(job_id)
+        if one is None:  # run by somebody else, or by nobody
+            return True
+        waits = one.ended or (one.state == "idle" and any(stuck(up) for up in one.missing))
+        return waits and not one.settled
+
+    return all(one.settled or stuck(job_id) for job_id, one in jobs.items())

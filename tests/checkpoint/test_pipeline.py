@@ -1,0 +1,386 @@
+"""Many jobs in one process: each at its own pace, whatever becomes of the others; waiting, ending, and being told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import epochlog as el
+from lab import Lab, mirror, refuse, sums, table_of
+from virtual_time import VirtualTime
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    lab = Lab(tmp_path / "store")
+    lab.root_table()
+    return lab
+
+
+def states(pipe: el.Pipeline) -> dict[str, str]:
+    return {row.name: row.state for row in pipe.status()}
+
+
+def fails(ctx: Any) -> None:
+    raise ZeroDivisionError("as it always does")
+
+
+@contextmanager
+def running(pipe: el.Pipeline, let_go: Callable[[], object] = lambda: None) -> Iterator[threading.Thread]:
+    """The pipeline in a thread of its own, stopped at the end."""
+    thread = threading.Thread(target=pipe.run)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        pipe.stop()
+        let_go()
+        thread.join()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    pause = threading.Event()
+    while not condition():
+        pause.wait(0.001)
+
+
+# ---- until="idle" ------------------------------------------------------------------------------------------------
+
+
+def test_views_on_views_take_in_all_that_was_committed_before(lab: Lab) -> None:
+    pipe = el.Pipeline(lab.store)
+    jobs = {name: lab.job(name, ups) for name, ups in (("a", ["r"]), ("b", ["a_out"]), ("c", ["b_out", "r"]))}
+    pipe.add(jobs["c"], sums("b_out", "c_out"))  # in no order
+    pipe.add(jobs["a"], mirror("r", "a_out"))
+    pipe.add(jobs["b"], mirror("a_out", "b_out"))
+    for number in range(3):
+        last = lab.put({number: (0, number)})  # no boundary has passed since
+        pipe.run(until="idle")
+        rows = {row.name: row for row in pipe.status()}
+        assert list(rows) == ["c", "a", "b"]
+        assert all(row.state in ("idle", "running") and row.committed_epoch >= last for row in rows.values())
+        assert {(row.restarts, row.last_error, row.next_try_ms, row.lag_ms) for row in rows.values()} == {
+            (0, None, None, 0)
+        }
+        assert lab.rows("b_out") == lab.rows("r") and lab.rows("c_out")[0] == (number + 1, sum(range(number + 1)))
+    assert {lab.state(name) for name in "abc"} == {"running"}
+
+
+def test_it_returns_though_more_is_written_all_the_time(lab: Lab) -> None:
+    """Each refresh is followed by a new commit and a new boundary: there is always something to do."""
+    pipe, job = el.Pipeline(lab.store), lab.job("a", ["r"])
+    before = lab.put({0: (0, 0)})
+
+    def refresh(ctx: Any) -> None:
+        mirror("r", "a_out")(ctx)
+        lab.put({ctx.barrier.curr % 100: (0, 0)})
+        lab.store.checkpoint()
+
+    pipe.add(job, refresh)
+    pipe.add(lab.job("b", ["a_out"]), mirror("a_out", "b_out"))
+    for _ in range(3):
+        pipe.run(until="idle")
+        assert job.info.committed_epoch >= before and lab.store.job("b").info.committed_epoch >= before
+        before = lab.put({1: (1, 1)})
+
+
+def test_jobs_that_fail_are_given_up_and_those_below_are_not_waited_for(lab: Lab) -> None:
+    pipe = el.Pipeline(lab.store, pauses=Hurry())
+    lab.put({1: (0, 10)})
+    calls = []
+    pipe.add(lab.job("bad", ["r"]), lambda ctx: calls.append(1) or fails(ctx))
+    pipe.add(lab.job("below", ["bad_out", "r"]), refuse)
+    pipe.add(lab.job("good", ["r"]), mirror("r", "good_out"))
+    pipe.run(until="idle")
+    rows = {row.name: row for row in pipe.status()}
+    assert states(pipe) == {"bad": "given up", "below": "idle", "good": "idle"}
+    assert (len(calls), rows["bad"].restarts, rows["bad"].committed_epoch) == (5, 4, 0)
+    assert rows["bad"].last_error == "ZeroDivisionError: as it always does" == lab.store.job("bad").info.last_error
+    assert lab.rows("good_out") == {1: (0, 10)}
+    pipe.run(until="idle")  # anew
+    assert len(calls) == 10
+
+
+def test_a_job_that_fails_now_and_then_catches_up(lab: Lab) -> None:
+    pipe, calls = el.Pipeline(lab.store, pauses=Hurry()), []
+
+    def now_and_then(ctx: Any) -> None:
+        calls.append(ctx.barrier)
+        if len(calls) % 2:
+            fails(ctx)
+        mirror("r", "a_out")(ctx)
+
+    pipe.add(lab.job("a", ["r"]), now_and_then)
+    pipe.add(lab.job("b", ["a_out"]), mirror("a_out", "b_out"))
+    for number in range(3):
+        lab.put({number: (0, number)})
+        pipe.run(until="idle")
+        assert lab.rows("a_out") == lab.rows("b_out") == lab.rows("r")
+    row = pipe.status()[0]
+    assert (row.restarts, row.last_error) == (3, "ZeroDivisionError: as it always does")
+    assert all(first == second for first, second in zip(calls[::2], calls[1::2], strict=True))  # the same barrier
+
+
+def test_jobs_of_own_intervals_come_to_rest_too(lab: Lab) -> None:
+    pipe = el.Pipeline(lab.store)
+    pipe.add(lab.job("a", ["r"], interval=3), mirror("r", "a_out"))
+    pipe.add(lab.job("b", ["a_out"], interval=5), mirror("a_out", "b_out"))
+    for number in range(4):
+        lab.put({number: (0, number)})
+        lab.tick(1.5)
+        pipe.run(until="idle")
+        assert lab.rows("b_out") == lab.rows("r")
+
+
+def test_without_jobs_or_anything_new_it_returns(lab: Lab) -> None:
+    pipe = el.Pipeline(lab.store)
+    pipe.run(until="idle")
+    pipe.run()
+    pipe.add(lab.job("a", ["r"]), mirror("r", "a_out"))
+    pipe.run(until="idle")
+    before = lab.entries("a_out")
+    lab.tick()
+    pipe.run(until="idle")
+    assert lab.entries("a_out") == before and len(before) == 1
+
+
+# ---- ends --------------------------------------------------------------------------------------------------------
+
+
+def test_finished_jobs_end_and_the_pipeline_with_them(lab: Lab) -> None:
+    pipe = el.Pipeline(lab.store)
+    pipe.add(lab.job("a", ["r"]), mirror("r", "a_out"))
+    pipe.add(lab.job("b", ["a_out"]), mirror("a_out", "b_out"))
+    lab.put({1: (0, 10)})
+    lab.store.table("r").finish()
+    lab.store.checkpoint()
+    pipe.run()
+    assert states(pipe) == {"a": "finished", "b": "finished"}
+    assert {row.lag_ms for row in pipe.status()} == {0} and lab.rows("b_out") == {1: (0, 10)}
+
+
+def test_a_job_that_was_taken_over_ends_and_is_not_claimed_again(lab: Lab) -> None:
+    pipe, job = el.Pipeline(lab.store), lab.job("a", ["r"])
+    pipe.add(job, mirror("r", "a_out"))
+    pipe.add(lab.job("b", ["r"]), mirror("r", "b_out"))
+    lab.put({1: (0, 10)})
+    pipe.run(until="idle")
+    lab.put({2: (0, 20)})
+    lab.store.checkpoint()
+    other = lab.store.job("a")
+    assert other.step_local(mirror("r", "a_out")) is not None
+    incarnation = other.info.incarnation
+    for _ in range(2):
+        lab.put({3: (0, 30)})
+        pipe.run(until="idle")
+        assert states(pipe) == {"a": "fenced", "b": "idle"}
+        assert "taken over" in (pipe.status()[0].last_error or "")
+    assert other.info.incarnation == incarnation and lab.rows("b_out") == lab.rows("r")
+    assert other.step_local(mirror("r", "a_out")) is not None
+
+
+def test_dropped_jobs_end(lab: Lab) -> None:
+    pipe = el.Pipeline(lab.store)
+    pipe.add(lab.job("a", ["r"]), mirror("r", "a_out"))
+    pipe.add(lab.job("b", ["r"]), mirror("r", "b_out"))
+    pipe.run(until="idle")
+    lab.store.drop_job("a")
+    lab.put({1: (0, 10)})
+    pipe.run(until="idle")
+    assert states(pipe) == {"a": "dropped", "b": "idle"} and pipe.status()[0].lag_ms is None
+
+
+def test_a_closed_store_ends_all(lab: Lab) -> None:
+    pipe = el.Pipeline(lab.store)
+    pipe.add(lab.job("a", ["r"]), mirror("r", "a_out"))
+    with running(pipe) as thread:
+        until(lambda: states(pipe)["a"] == "idle")
+        lab.store.close()
+        thread.join()
+    (row,) = pipe.status()
+    assert (row.state, row.lag_ms) == ("given up", None) and "StoreClosed" in (row.last_error or "")
+
+
+def test_job_stop_ends_one_job_of_it_and_drain_its_data(lab: Lab) -> None:
+    pipe = el.Pipeline(lab.store)
+    jobs = {name: lab.job(name, ["r"]) for name in "abc"}
+    for name, job in jobs.items():
+        pipe.add(job, mirror("r", f"{name}_out"))
+    lab.put({1: (0, 10)})
+    lab.store.checkpoint()
+    with running(pipe):
+        until(lambda: set(states(pipe).values()) == {"idle"})
+        jobs["a"].stop()
+        assert states(pipe)["a"] == "stopped"
+        last = lab.put({2: (0, 20)})
+        lab.store.job("b").stop(drain=True)
+        lab.store.checkpoint()
+        until(lambda: jobs["c"].info.committed_epoch >= last)
+        assert states(pipe)["b"] == "finished" == jobs["b"].info.state
+    assert (len(lab.rows("a_out")), len(lab.rows("b_out")), len(lab.rows("c_out"))) == (1, 2, 2)
+    pipe.run(until="idle")
+    assert lab.rows("a_out") == lab.rows("r")
+
+
+# ---- stopping ----------------------------------------------------------------------------------------------------
+
+
+def test_stop_ends_it_after_the_barriers_at_hand(lab: Lab) -> None:
+    pipe, at_work, go_on = el.Pipeline(lab.store), threading.Event(), threading.Event()
+    lab.put({1: (0, 10)})
+    lab.store.checkpoint()
+
+    def slow(ctx: Any) -> None:
+        at_work.set()
+        go_on.wait()
+        mirror("r", "a_out")(ctx)
+
+    pipe.add(lab.job("a", ["r"]), slow)
+    with running(pipe) as thread:
+        at_work.wait()
+        assert states(pipe) == {"a": "running"}
+        with pytest.raises(el.InvalidInput, match="running already"):
+            pipe.run()
+        pipe.stop()
+        go_on.set()
+        thread.join()
+    assert lab.rows("a_out") == {1: (0, 10)}
+    lab.put({2: (0, 20)})
+    pipe.run(until="idle")
+    assert lab.rows("a_out") == lab.rows("r")
+
+
+def test_an_interrupt_ends_it_after_the_barriers_at_hand(lab: Lab) -> None:
+    pipe = el.Pipeline(lab.store)
+    lab.put({1: (0, 10)})
+    lab.store.checkpoint()
+
+    def interrupted(ctx: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)  # to the main thread, which waits in run
+        mirror("r", "a_out")(ctx)
+
+    pipe.add(lab.job("a", ["r"]), interrupted)
+    pipe.add(lab.job("b", ["r"]), mirror("r", "b_out"))
+    with pytest.raises(KeyboardInterrupt):
+        pipe.run()
+    assert lab.rows("a_out") == {1: (0, 10)}
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("epochlog ")]
+
+
+def test_jobs_may_come_while_it_runs(lab: Lab) -> None:
+    pipe = el.Pipeline(lab.store)
+    first = lab.job("a", ["r"])
+    pipe.add(first, mirror("r", "a_out"))
+    with running(pipe):
+        last = lab.put({1: (0, 10)})
+        lab.store.checkpoint()
+        second = lab.job("b", ["a_out"])
+        pipe.add(second, mirror("a_out", "b_out"))
+        until(lambda: second.info.committed_epoch >= last)
+    assert lab.rows("b_out") == lab.rows("r")
+
+
+def test_misuse(lab: Lab, tmp_path: Path) -> None:
+    pipe, job = el.Pipeline(lab.store), lab.job("a", ["r"])
+    pipe.add(job, refuse)
+    with pytest.raises(el.InvalidInput, match="in this pipeline already"):
+        pipe.add(lab.store.job("a"), refuse)
+    with pytest.raises(el.InvalidInput, match="refresh is a function"):
+        pipe.add(lab.job("b", ["r"]), None)
+    with pytest.raises(el.InvalidInput, match="until must be"):
+        pipe.run(until="done")
+    other = Lab(tmp_path / "other")
+    other.root_table()
+    with pytest.raises(el.InvalidInput, match="another store"):
+        pipe.add(other.job("a", ["r"]), refuse)
+    with running(pipe):
+        again = el.Pipeline(lab.store)
+        again.add(lab.store.job("a"), refuse)
+        until(lambda: states(pipe)["a"] in ("idle", "backing off"))
+        with pytest.raises(el.JobRunning):
+            again.run()
+    assert repr(el.Pipeline(lab.store)).endswith("no jobs>") and "a: " in repr(pipe)
+
+
+# ---- nobody's trouble is another's -----------------------------------------------------------------------------------
+
+Ticks = list[tuple[str, int, int]]
+
+
+def ticks(folder: Path, trouble: str, rounds: int = 115) -> tuple[Ticks, el.JobStatus | None]:
+    """(job, virtual time, epoch) of each commit of two jobs, one on the other, under a load of so many rounds; beside
+    them one that fails at each try, one that hangs for good, or none. Its status at the end too.
+    """
+    lab, found = Lab(folder), []
+    time = VirtualTime(lab)
+    pipe = el.Pipeline(lab.store, pauses=time)
+    hanging, go_on = threading.Event(), threading.Event()
+    for name in ("r", "other"):
+        lab.root_table(name)
+        lab.put({0: (0, 0)}, name)
+
+    def noted(ctx: Any) -> None:
+        name = "b" if "b_out" in ctx._run.outputs else "a"
+        ctx.upsert(f"{name}_out", table_of({0: (0, len(found))}))
+        found.append((name, time.now_ms(), ctx.barrier.curr))
+
+    def hangs(ctx: Any) -> None:
+        hanging.set()
+        go_on.wait()
+
+    pipe.add(lab.job("a", ["r"]), noted)
+    pipe.add(lab.job("b", ["a_out", "r"], interval=2), noted)
+    if trouble:
+        pipe.add(lab.job("c", ["other"]), fails if trouble == "fails" else hangs)
+    waiting = 3 if trouble == "fails" else 2
+    with running(pipe, lambda: (go_on.set(), time.let_go())):
+        for number in range(rounds):
+            time.advance(700 if number < 10 else 31_000, waiting)
+            if trouble == "hangs" and number > 2:
+                hanging.wait()
+            if number % 2:
+                lab.put({0: (0, number)})
+        status = next((row for row in pipe.status() if row.name == "c"), None)
+    return found, status
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Ticks:
+    found, _ = ticks(tmp_path_factory.mktemp("alone") / "store", "")
+    assert len([tick for tick in found if tick[0] == "a"]) > 50 < len([tick for tick in found if tick[0] == "b"])
+    return found
+
+
+def test_b12_the_ticks_of_a_job_are_the_same_beside_one_that_fails_a_hundred_times(alone: Ticks, tmp_path) -> None:
+    beside, status = ticks(tmp_path / "store", "fails")
+    assert status is not None and status.state == "backing off" and status.restarts >= 100
+    assert status.next_try_ms is not None and 0 < status.next_try_ms <= 30_000
+    assert sorted(beside) == sorted(alone)
+
+
+def test_the_ticks_of_a_job_are_the_same_beside_one_that_hangs(alone: Ticks, tmp_path) -> None:
+    beside, status = ticks(tmp_path / "store", "hangs", rounds=30)
+    assert status is not None and (status.state, status.committed_epoch) == ("running", 0)
+    last = max(tick[1] for tick in beside)
+    assert sorted(beside) == sorted(tick for tick in alone if tick[1] <= last) and len(beside) > 20
+
+
+class Hurry:
+    """Pauses that do not wait, but for a moment in which others may work."""
+
+    def __init__(self) -> None:
+        self._ms = 0
+
+    def now_ms(self) -> int:
+        return self._ms
+
+    def wait(self, event: threading.Event, timeout_ms: int) -> bool:
+        self._ms += timeout_ms
+        return event.wait(0.0005)

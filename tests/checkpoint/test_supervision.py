@@ -1,0 +1,101 @@
+"""What becomes of a supervised job: back-off, giving up, ends, and when all are at rest; values in, values out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import epochlog as el
+from epochlog.checkpoint.supervision import ENDED, Supervised, at_rest, backoff_ms, begun, failed, succeeded, woken
+
+pytestmark = pytest.mark.local_only
+
+NEW = Supervised()
+TROUBLE = ZeroDivisionError("no rows")
+
+
+def test_a_commit_runs_on_and_nothing_to_do_waits_a_moment() -> None:
+    assert succeeded(NEW, 7, 1000, finished=False) == Supervised("running", 1000)
+    assert succeeded(NEW, 0, 1000, finished=False) == Supervised("running", 1000)  # a piece of a snapshot
+    assert succeeded(NEW, None, 1000, finished=False) == Supervised("idle", 1100)
+    assert succeeded(NEW, None, 1000, finished=True).state == "finished"
+
+
+def test_back_off_doubles_up_to_half_a_minute() -> None:
+    pauses = [backoff_ms(failures) for failures in range(1, 12)]
+    assert pauses[:9] == [100 << n for n in range(9)]
+    assert pauses[9:] == [30_000, 30_000] and backoff_ms(10_000) == 30_000
+
+
+def test_failures_are_counted_in_a_row() -> None:
+    one = NEW
+    for failures in (1, 2, 3):
+        one = failed(begun(one), TROUBLE, 1000, None)
+        assert (one.state, one.failures, one.restarts) == ("backing off", failures, failures - 1)
+        assert (one.due_ms, one.last_error) == (1000 + backoff_ms(failures), "ZeroDivisionError: no rows")
+    one = succeeded(begun(one), 7, 2000, finished=False)
+    assert (one.state, one.failures, one.restarts, one.last_error) == ("running", 0, 3, "ZeroDivisionError: no rows")
+    assert failed(one, TROUBLE, 3000, None).due_ms == 3100
+
+
+def test_tries_are_bounded_where_somebody_waits() -> None:
+    one = NEW
+    for _ in range(4):
+        one = failed(one, TROUBLE, 0, tries=5)
+        assert one.state == "backing off"
+    assert failed(one, TROUBLE, 0, tries=5).state == "given up"
+    assert failed(one, TROUBLE, 0, tries=None).state == "backing off"
+
+
+@pytest.mark.parametrize(
+    "error, state",
+    [
+        (el.Fenced("x"), "fenced"),
+        (el.JobParked("x"), "parked"),
+        (el.JobNotFound("x"), "dropped"),
+        (el.StoreClosed("x"), "given up"),
+        (el.SparkLost("x"), "given up"),
+        (el.CatalogUnavailable("x"), "backing off"),
+        (el.OutcomeUnknown("x"), "backing off"),
+        (SystemExit(), "backing off"),
+    ],
+)
+def test_what_another_try_cannot_mend_ends_a_job_at_once(error: BaseException, state: str) -> None:
+    one = failed(NEW, error, 0, None)
+    assert one.state == state and one.ended == (state in ENDED) and type(error).__name__ in (one.last_error or "")
+
+
+def test_a_wake_is_for_idle_jobs_alone() -> None:
+    idle, backing = Supervised("idle", 1100), Supervised("backing off", 1100)
+    assert woken(idle, 1010).due_ms == 1010 and woken(backing, 1010) == backing
+
+
+IDLE, DONE = Supervised("idle"), Supervised("idle", settled=True)
+
+
+@pytest.mark.parametrize(
+    "jobs, rest",
+    [
+        ({}, True),
+        ({1: DONE}, True),
+        ({1: IDLE}, False),
+        ({1: DONE, 2: NEW}, False),
+        ({1: replace(DONE, state="running")}, True),  # more than what is waited for is being written
+        ({1: Supervised("backing off")}, False),
+        ({1: Supervised("given up")}, True),
+        ({1: Supervised("given up"), 2: IDLE}, False),
+        ({1: Supervised("given up"), 2: replace(IDLE, missing=frozenset({1}))}, True),
+        ({1: Supervised("given up"), 2: replace(NEW, missing=frozenset({1}))}, False),  # not looked since
+        ({1: Supervised("backing off"), 2: replace(IDLE, missing=frozenset({1}))}, False),
+        (
+            {1: replace(DONE, state="fenced"), 2: replace(IDLE, missing=frozenset({1}))},
+            False,
+        ),  # it will see it is there
+        ({2: replace(IDLE, missing=frozenset({1}))}, True),  # nobody here runs that one
+        ({2: replace(IDLE, missing=frozenset({1})), 3: replace(IDLE, missing=frozenset({2}))}, True),
+        ({1: NEW, 2: replace(IDLE, missing=frozenset({1})), 3: replace(IDLE, missing=frozenset({2}))}, False),
+    ],
+)
+def test_at_rest(jobs: dict[int, Supervised], rest: bool) -> None:
+    assert at_rest(jobs) == rest
