@@ -211,6 +211,21 @@ class LogTruncated(EpochlogError):
     """The log no longer reaches back to that epoch."""
 
 
+# ---- staged exchange ---------------------------------------------------------------------------------------------
+
+
+class ChannelUnknown(InvalidInput):
+    """The query, or the consumer, has no channel of that name."""
+
+
+class ContentMismatch(InvalidInput):
+    """A sequence came again with other content than before."""
+
+
+class EndMarkMismatch(InvalidInput):
+    """A second, different end mark of a channel, or a sequence past its end mark."""
+
+
 # ---- reading -----------------------------------------------------------------------------------------------------
 
 
