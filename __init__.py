@@ -11,7 +11,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .errors import (
+    AccessDenied,
+    BadMessage,
     BarrierChanged,
+    Cancelled,
     CatalogFull,
     CatalogInUse,
     CatalogLost,
@@ -30,6 +33,7 @@ from .errors import (
     EpochRegressed,
     Fenced,
     ForeignRoot,
+    InsecureServer,
     InvalidInput,
     InvalidName,
     InvalidSchema,
@@ -39,6 +43,7 @@ from .errors import (
     JobParked,
     JobRunning,
     LimitExceeded,
+    LoadNotFound,
     LogHeld,
     LogTruncated,
     NoConsistentEpoch,
@@ -48,8 +53,10 @@ from .errors import (
     ReadFailed,
     RefreshFailed,
     RestoreRejected,
+    RolledBack,
     SchemaMismatch,
     SegmentUnknown,
+    ServerUnavailable,
     SnapshotExpired,
     SparkLost,
     StalenessExceeded,
@@ -75,7 +82,11 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .batch.snapshot import Snapshot
     from .batch.spark_write import sink
     from .checkpoint.graph import JobInfo
+    from .checkpoint.part import JobPart, LoadPart
     from .checkpoint.pipeline import JobStatus, Pipeline
+    from .checkpoint.running import CoordinatorSettings
+    from .checkpoint.worker import Worker
+    from .serving import StoreServer, serve
     from .spark import register, spark
     from .store.definitions import TableOptions
     from .store.restore import RestoreReport, restore_catalog
@@ -123,6 +134,10 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Bounded",
         "Exact",
     ),
+    "serving": ("serve", "StoreServer"),
+    "checkpoint.worker": ("Worker",),
+    "checkpoint.part": ("LoadPart", "JobPart"),
+    "checkpoint.running": ("CoordinatorSettings",),
     "spark": (
         "register",
         "spark",
@@ -156,6 +171,12 @@ __all__ = [
     "AtLeast",
     "Bounded",
     "Exact",
+    "serve",
+    "StoreServer",
+    "CoordinatorSettings",
+    "Worker",
+    "LoadPart",
+    "JobPart",
     "register",
     "spark",
     "sink",
@@ -215,6 +236,13 @@ __all__ = [
     "CheckpointRejected",
     "RestoreRejected",
     "RefreshFailed",
+    "InsecureServer",
+    "AccessDenied",
+    "ServerUnavailable",
+    "BadMessage",
+    "RolledBack",
+    "Cancelled",
+    "LoadNotFound",
 ]
 
 

@@ -66,6 +66,12 @@ class JobNotFound(EpochlogError, KeyError):
     __str__ = Exception.__str__
 
 
+class LoadNotFound(EpochlogError, KeyError):
+    """No load of that name."""
+
+    __str__ = Exception.__str__
+
+
 class JobCycle(InvalidInput):
     """A job would read, directly or through others, what it writes."""
 
@@ -224,6 +230,33 @@ class ContentMismatch(InvalidInput):
 
 class EndMarkMismatch(InvalidInput):
     """A second, different end mark of a channel, or a sequence past its end mark."""
+
+
+# ---- server ------------------------------------------------------------------------------------------------------
+
+
+class InsecureServer(InvalidInput):
+    """A server that others can reach needs TLS and a token."""
+
+
+class AccessDenied(EpochlogError):
+    """The server does not know this token."""
+
+
+class ServerUnavailable(EpochlogError):
+    """The server cannot be reached, or did not answer in time; what was asked of it may be asked again."""
+
+
+class BadMessage(EpochlogError):
+    """A peer sent what is no message of the protocol, or too much of it; nothing of it was taken."""
+
+
+class RolledBack(EpochlogError):
+    """A part of a load or job goes back to its last commit; what it wrote since is dropped. Go on from `part.state`."""
+
+
+class Cancelled(EpochlogError):
+    """The load or job was stopped, or failed for good, at its coordinator; nothing uncommitted of it is left."""
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="store_true", help="print the version and exit")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    for add in (_ls, _describe, _history, _read, _changes, _status, _jobs, _compact, _vacuum, _verify):
+    for add in (_ls, _describe, _history, _read, _changes, _status, _jobs, _compact, _vacuum, _verify, _serve):
         add(commands)
     commands.add_parser("demo", help="run the flights demo (epochlog demo --help)", add_help=False)
     return top
@@ -150,6 +150,25 @@ def _vacuum(commands: argparse._SubParsersAction) -> None:
 
 def _verify(commands: argparse._SubParsersAction) -> None:
     _command(commands, "verify", "check every record, file and checksum; exit 1 when something is damaged")
+
+
+def _serve(commands: argparse._SubParsersAction) -> None:
+    one = _command(
+        commands,
+        "serve",
+        "serve the store to workers, until SIGINT or SIGTERM",
+        "Coordinates the loads and jobs that workers (epochlog.Worker) run in parts.",
+    )
+    one.add_argument(
+        "--bind",
+        metavar="HOST:PORT",
+        default="127.0.0.1:5005",
+        help="default: 127.0.0.1:5005; port 0 takes a free one. An address that others reach needs TLS and a token",
+    )
+    one.add_argument("--token-file", metavar="FILE", help="a file with the token that clients must send")
+    one.add_argument("--tls-cert", metavar="FILE", help="the server's certificate chain, PEM")
+    one.add_argument("--tls-key", metavar="FILE", help="its key, PEM")
+    one.add_argument("--metrics", metavar="HOST:PORT", help="serve Prometheus text over HTTP there, on this machine")
 
 
 # ---- shared parts --------------------------------------------------------------------------------------------------

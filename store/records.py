@@ -7,6 +7,7 @@ LMDB does not checksum its pages, so every record carries its own CRC-32. Key la
     table/<id>, head/<id>, runs/<id>        a table's definition; its TableVersion; its sorted runs
     log/<id>/<epoch>, hist/<id>/<epoch>     log entries with segments; what is remembered of a commit for good
     job/<id>                                a job: lineage, position, incarnation, recorded barrier
+    load/<load>, load/<load>/<n>            a load: its tables, incarnation and checkpoint; the state of its n-th part
     bound/<epoch>                           forced boundaries
     hold/<id>/<holder>                      what must be kept, and for whom
     used/<id>/<file>                        sealed segments that have been committed: they land once
@@ -81,6 +82,14 @@ def hist_key(table_id: int, epoch: int) -> bytes:
 
 def job_key(job_id: int) -> bytes:
     return b"job/%08x" % job_id
+
+
+def load_key(load: str) -> bytes:
+    return b"load/" + load.encode()
+
+
+def load_part_key(load: str, index: int) -> bytes:
+    return b"load/" + load.encode() + b"/%08x" % index
 
 
 def bound_key(epoch: int) -> bytes:

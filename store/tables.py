@@ -21,6 +21,7 @@ from .failpoints import reached
 from .garbage import let_go
 from .handle import Handle
 from .holds import holds_of
+from .loads import all_loads
 from .reach import files_of
 from .records import HEAD, after_prefix, compact_key, head_key, name_key, runs_key, table_key, trouble_key
 from .retention import truncate
@@ -67,6 +68,9 @@ def drop_table(handle: Handle, name: str) -> None:
         for job in all_jobs(tx):
             if table.id in job.upstreams:
                 raise TableInUse(f"table {name!r} is read by job {job.name!r}; drop that job first")
+        for load in all_loads(tx):
+            if table.id in load.tables and load.state != "finished":
+                raise TableInUse(f"table {name!r} is written by load {load.name!r}; drop_load that one first")
         remove_table(tx, table.id, handle.catalog.now_ms())
 
     handle.catalog.transact(body)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from .catalog import View
 from .compaction import read_work
 from .definitions import Counters, JobRecord, TableDef, all_jobs, all_tables, get_runs, get_version
+from .loads import all_loads, broken_load
 from .records import Record, after_prefix, hist_key, key_epoch, txn_app_key, txn_key
 from .segment import Segment
 from .version import Commit, LogEntry, Runs, TableVersion, broken_invariants, broken_runs
@@ -17,7 +18,7 @@ Finding = tuple[str, str]
 """Where, and what is wrong there."""
 
 KINDS = (
-    *("meta", "name", "jobname", "table", "head", "runs", "log", "hist", "job", "bound", "hold", "used"),
+    *("meta", "name", "jobname", "table", "head", "runs", "log", "hist", "job", "load", "bound", "hold", "used"),
     *("intent", "gone", "compact", "trace", "trouble", "txn", "txnapp"),
 )
 OF_TABLES = ("head", "runs", "log", "hist", "hold", "used", "compact", "trace", "trouble")
@@ -41,6 +42,7 @@ def check_records(view: View) -> Contents:
     problems += _names(view, tables, jobs, counters)
     for job in jobs:
         problems += _job(view, job, {table.id: table for table in tables})
+    problems += _loads(view, {table.id: table for table in tables})
     problems += _outcomes(view, {table.id for table in tables})
     gone = frozenset(record["path"] for _, record in view.scan(b"gone/", after_prefix(b"gone/")))
     works = [work for table in tables if (work := read_work(view, table.id)) is not None]
@@ -120,6 +122,17 @@ def _job(view: View, job: JobRecord, tables: dict[int, TableDef]) -> Iterator[Fi
     foreign = [table.name for table in tables.values() if table.job_id == job.id and table.id not in job.outputs]
     if foreign:
         yield where, f"does not know that it writes {foreign}"
+
+
+def _loads(view: View, tables: dict[int, TableDef]) -> Iterator[Finding]:
+    """Loads refer to tables that are there, and their parts to loads."""
+    known = {load.name: load for load in all_loads(view)}
+    for load in known.values():
+        yield from ((f"load {load.name}", what) for what in broken_load(view, load, tables))
+    for key, _ in view.scan(b"load/", after_prefix(b"load/")):
+        name = key.decode(errors="replace").split("/")[1]
+        if name not in known:
+            yield f"catalog record {key!r}", "belongs to a load that is not there"
 
 
 def _outcomes(view: View, tables: set[int]) -> Iterator[Finding]:

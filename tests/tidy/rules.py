@@ -21,6 +21,7 @@ LAYERS = {
     "table": 5,
     "api": 5,
     "spark": 5,
+    "serving": 5,
     "demo": 5,
     "__init__": 6,
     "__main__": 6,

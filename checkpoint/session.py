@@ -1,0 +1,76 @@
+"""One worker's line at its coordinator: messages are queued for it and sent by a thread of its own, so that a worker
+that does not read keeps nobody waiting.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from ..exchange.line import Line
+from ..store.clock import monotonic_s
+from .control import MAX_FRAME, Message, encode
+
+MOST_WAITING = 100_000
+"""Messages that may wait for a worker; one that leaves more unread is cut off."""
+FRAME = 256
+"""Messages of a frame at most: reports may be large."""
+assert FRAME <= MAX_FRAME
+
+
+class Session:
+    """Sends messages in order, several in a frame when they have gathered. Safe for several threads."""
+
+    def __init__(self, line: Line, worker: str) -> None:
+        self.worker = worker
+        self.heard_s = monotonic_s()
+        self._line = line
+        self._waiting: deque[Message] = deque()
+        self._more = threading.Condition()
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name=f"epochlog-to-{worker[-8:]}", daemon=True)
+        self._thread.start()
+
+    @property
+    def peer(self) -> str:
+        return self._line.peer
+
+    def send(self, message: Message) -> None:
+        """Queue a message; it is lost when the line ends first."""
+        with self._more:
+            self._waiting.append(message)
+            if len(self._waiting) > MOST_WAITING:
+                self._ended = True
+            self._more.notify()
+
+    def heard(self) -> None:
+        self.heard_s = monotonic_s()
+
+    def silent_s(self) -> float:
+        """Seconds since the worker was heard."""
+        return monotonic_s() - self.heard_s
+
+    def end(self) -> None:
+        """Send nothing more and cut the line."""
+        with self._more:
+            self._ended = True
+            self._more.notify()
+        self._line.hang_up()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until nothing is being sent any more."""
+        with self._more:
+            self._ended = True
+            self._more.notify()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._more:
+                self._more.wait_for(lambda: self._ended or self._waiting)
+                if self._ended:
+                    break
+                frame = [self._waiting.popleft() for _ in range(min(FRAME, len(self._waiting)))]
+            if not self._line.send(encode(frame)):
+                break
+        self._line.hang_up()

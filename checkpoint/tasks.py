@@ -1,0 +1,236 @@
+"""The catalog's side of what a coordinator runs: loads and jobs, opened, decided, committed and resolved.
+
+Each is used by one thread at a time, but the ones of different names by different threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from ..errors import InvalidInput
+from ..store.catalog import Txn, View
+from ..store.commit import TableEdit, commit_root
+from ..store.definitions import find_job, get_job, get_table
+from ..store.handle import Handle
+from ..store.loads import (
+    LoadCommit,
+    LoadRecord,
+    PartRecord,
+    claim_load,
+    declare_load,
+    load_parts,
+    load_txn,
+)
+from ..store.outcomes import has_outcome, resolve
+from ..store.records import job_key
+from ..store.segment import Segment
+from .barrier import Barrier
+from .control import Attach
+from .decisions import Commit, JobSettings
+from .job import BarrierRun, JobRunner
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What the catalog says of a load or job that was claimed."""
+
+    incarnation: int
+    parts: int
+    finished: frozenset[int]
+    settings: JobSettings
+
+
+class Task(Protocol):
+    """One load or job under a coordinator."""
+
+    @property
+    def tables(self) -> Collection[str]:
+        """The tables that its parts may write."""
+        ...
+
+    def same(self, asked: Attach) -> None:
+        """InvalidInput unless a part that attaches so belongs to it."""
+        ...
+
+    def open(self) -> Opened:
+        """Claim it: every earlier coordinator or runner is fenced."""
+        ...
+
+    def decide(self, *, news: bool, drain: bool) -> Barrier | None:
+        """Its next barrier, or None when there is nothing to do. news: its parts have something to commit."""
+        ...
+
+    def commit(self, commit: Commit) -> tuple[int, bool]:
+        """Commit; the epoch, and whether it has finished with that."""
+        ...
+
+    def resolve(self) -> int | None:
+        """The fate of the commit tried last, decided: its epoch, or None."""
+        ...
+
+    def state(self, index: int) -> PartRecord:
+        """What a part goes on from."""
+        ...
+
+
+class LoadTask:
+    """A load: its barriers are numbers of checkpoints, and it commits by root commits."""
+
+    def __init__(self, handle: Handle, asked: Attach, settings: JobSettings) -> None:
+        self._handle = handle
+        self._asked = asked
+        self._settings = settings
+        self._load: LoadRecord | None = None
+        self._number = 0  # the highest number that was given to a commit
+        self.tables: Collection[str] = tuple(sorted(asked.tables))
+
+    def same(self, asked: Attach) -> None:
+        mine = self._asked
+        if (asked.parts, sorted(asked.tables), asked.finish_tables) != (
+            mine.parts,
+            sorted(mine.tables),
+            mine.finish_tables,
+        ):
+            raise InvalidInput(
+                f"load {mine.part.name!r}: its parts must be attached with the same of, tables and finish"
+            )
+        if asked.part.number >= mine.parts:
+            raise InvalidInput(f"load {mine.part.name!r} has the parts 0 to {mine.parts - 1}, not {asked.part.number}")
+
+    def open(self) -> Opened:
+        asked, name = self._asked, self._asked.part.name
+        declare_load(self._handle, name, asked.tables, asked.parts, finish_tables=asked.finish_tables)
+        self._load = load = claim_load(self._handle, name)
+        self._number = self._handle.catalog.read(lambda view: _last_number(view, load))
+        parts = self._handle.catalog.read(lambda view: load_parts(view, name))
+        finished = frozenset(index for index, part in parts if part.finished)
+        return Opened(load.incarnation, load.parts, finished, self._settings)
+
+    def decide(self, *, news: bool, drain: bool) -> Barrier | None:
+        assert self._load is not None
+        if not news and not drain:
+            return None
+        before = self._load.checkpoint
+        return Barrier(before, self._number + 1, "checkpoint" if before else "initial")
+
+    def commit(self, commit: Commit) -> tuple[int, bool]:
+        assert self._load is not None
+        load, name = self._load, self._load.name
+        self._number = commit.barrier.curr
+
+        def find(view: View) -> list[TableEdit]:
+            edits = []
+            for table_id in load.tables:
+                table = get_table(view, table_id, f"table of load {name}")
+                segments = tuple(one.labelled(1) for one in commit.segments.get(table.name, ()))
+                end = commit.final and load.finish_tables
+                if segments or end:
+                    edits.append(TableEdit(table.id, table.name, segments, operation="load", end=end))
+            return edits
+
+        epoch = commit_root(
+            self._handle,
+            self._handle.catalog.read(find),
+            txn=load_txn(name, self._number),
+            load=LoadCommit(
+                name,
+                load.incarnation,
+                load.checkpoint,
+                self._number,
+                {index: state for (_, index), state in commit.states.items() if state},
+                frozenset(index for _, index in commit.finished),
+                commit.final,
+            ),
+        )
+        self._landed()
+        return epoch, commit.final
+
+    def resolve(self) -> int | None:
+        assert self._load is not None
+        epoch = resolve(self._handle, load_txn(self._load.name, self._number))
+        if epoch is not None:
+            self._landed()
+        return epoch
+
+    def state(self, index: int) -> PartRecord:
+        name = self._asked.part.name
+        return dict(self._handle.catalog.read(lambda view: load_parts(view, name))).get(index, PartRecord())
+
+    def _landed(self) -> None:
+        assert self._load is not None
+        self._load = replace(self._load, checkpoint=self._number)
+
+
+def _last_number(view: View, load: LoadRecord) -> int:
+    """The highest number that a commit of the load may have used: those after its checkpoint were given up."""
+    number = load.checkpoint
+    while has_outcome(view, load_txn(load.name, number + 1)):
+        number += 1
+    return number
+
+
+class JobTask:
+    """A job whose parts each refresh their share; it commits at the barriers that the catalog records."""
+
+    def __init__(self, handle: Handle, asked: Attach, settings: JobSettings) -> None:
+        record = handle.catalog.read(lambda view: find_job(view, asked.part.name))
+        self._handle = handle
+        self._parts = asked.parts
+        self._settings = replace(settings, interval_ms=handle.interval_ms * record.interval)
+        self._runner = JobRunner(handle, record.id, record.name)
+        self._run: BarrierRun | None = None
+        self.tables: Collection[str] = handle.catalog.read(
+            lambda view: tuple(get_table(view, table, f"output of {record.name}").name for table in record.outputs)
+        )
+
+    def same(self, asked: Attach) -> None:
+        if asked.parts != self._parts:
+            raise InvalidInput(f"job {self._runner.name!r} is run by {self._parts} parts now, not by {asked.parts}")
+        if asked.part.number >= self._parts:
+            raise InvalidInput(
+                f"job {self._runner.name!r} has the parts 0 to {self._parts - 1}, not {asked.part.number}"
+            )
+
+    def open(self) -> Opened:
+        incarnation = self._runner._claim()
+        over = self._runner.record().state == "finished"
+        return Opened(incarnation, self._parts, frozenset(range(self._parts) if over else ()), self._settings)
+
+    def decide(self, *, news: bool, drain: bool) -> Barrier | None:
+        self._run = self._runner.begin()
+        return None if self._run is None else self._run.barrier
+
+    def commit(self, commit: Commit) -> tuple[int, bool]:
+        assert self._run is not None and self._run.barrier == commit.barrier
+        outputs: Mapping[str, tuple[Segment, ...]] = commit.segments
+        epoch = self._runner.commit(self._run, outputs)
+        return epoch, self._runner.record().state == "finished"
+
+    def resolve(self) -> int | None:
+        """Whoever tries to commit late meets a newer incarnation."""
+        runner, run = self._runner, self._run
+        assert run is not None
+
+        def body(tx: Txn) -> tuple[int | None, int | None]:
+            job = get_job(tx, runner.job_id, runner.name)
+            if job.position == run.barrier.curr:
+                return job.position, runner.incarnation
+            if job.incarnation != runner.incarnation:
+                return None, runner.incarnation
+            tx.put(job_key(job.id), replace(job, incarnation=job.incarnation + 1).to_record())
+            return None, job.incarnation + 1
+
+        epoch, runner.incarnation = self._handle.catalog.transact(body)
+        return epoch
+
+    def state(self, index: int) -> PartRecord:
+        return PartRecord(None, self._runner.record().state == "finished")
+
+
+def make_task(handle: Handle, asked: Attach, settings: JobSettings) -> Task:
+    """The load or job that a part asks to belong to. Raises JobNotFound, InvalidInput."""
+    made: Task = (LoadTask if asked.part.kind == "load" else JobTask)(handle, asked, settings)
+    made.same(asked)
+    return made

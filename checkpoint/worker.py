@@ -1,0 +1,245 @@
+"""A worker process's side of the control stream: one line to the coordinator, and on it any number of parts.
+
+The line is kept by two threads: one reads, and opens it again with growing pauses when it was cut; one sends, and
+is heard at least every heartbeat. Nothing is lost with a line: every part repeats what it stands for when it comes
+back. What a part writes and reports is done by the thread that uses it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from ..errors import AccessDenied, BadMessage, EpochlogError, InvalidInput, ServerUnavailable
+from ..exchange.line import ClientLine
+from ..store.clock import Deadline, monotonic_s
+from ..store.handle import Handle
+from . import control as wire
+from .control import Part as PartName
+from .part import JobPart, LoadPart, Part
+
+_log = logging.getLogger("epochlog")
+
+CONTROL = b"control"
+"""The name of the exchange."""
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 2.0
+ATTACH_S = 30.0
+FRAME = 64
+T = TypeVar("T", bound=Part)
+
+
+class Worker:
+    """What an ingestion process, or one that refreshes a share of a job, uses. Close it, or use it in a `with` block.
+
+    with el.Worker(location, store, token=token) as worker:
+        part = worker.attach("clicks_load", index=0, of=4, tables=["clicks"])
+        writer = part.writer("clicks")
+        for offset, batch in source(start=part.state):
+            writer.upsert(batch)
+            if not part.poll(state=offset):
+                break
+        part.finish()
+    """
+
+    def __init__(
+        self, location: str, store: Any, *, token: str | None = None, tls_roots: bytes | str | Path | None = None
+    ) -> None:
+        """store: the same store as the coordinator's, opened in this process. tls_roots: PEM, or where it lies."""
+        self.handle: Handle = store if isinstance(store, Handle) else store._handle
+        self.location = location
+        self._token = token
+        self._roots = tls_roots if tls_roots is None or isinstance(tls_roots, bytes) else Path(tls_roots).read_bytes()
+        self._name = self.handle.new_holder("worker")
+        self.changed = threading.Condition()
+        self._parts: dict[PartName, Part] = {}
+        self._out: deque[wire.Message] = deque()
+        self._line: ClientLine | None = None
+        self._run: str | None = None
+        self._heard_s = monotonic_s()
+        self._heartbeat_s, self._timeout_s = 1.0, 10.0
+        self._trouble: EpochlogError | None = None
+        self._pings = 0
+        self._closed = threading.Event()
+        self._reading = threading.Thread(target=self._read, name="epochlog-worker-reads", daemon=True)
+        self._sending = threading.Thread(target=self._send, name="epochlog-worker-sends", daemon=True)
+        self._reading.start()
+        self._sending.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close("it was closed" if error is None else f"{type(error).__name__}: {error}")
+
+    def __repr__(self) -> str:
+        return f"<epochlog.Worker of {self.location}>"
+
+    # ---- for users -----------------------------------------------------------------------------------------------
+
+    def attach(
+        self,
+        load: str | None = None,
+        *,
+        index: int,
+        of: int,
+        tables: Sequence[str] = (),
+        finish_tables: bool = False,
+        job: str | None = None,
+        timeout: float = ATTACH_S,
+    ) -> Any:
+        """Be part `index` of `of`: of a load, which is declared by that, or of a job (`job=`).
+
+        tables: the root tables that the load writes; finish_tables: they end with it. Whoever was that part before is
+        fenced. Returns when the part may begin, a LoadPart or JobPart. timeout: seconds. Raises ServerUnavailable,
+        AccessDenied, InvalidInput, TableNotFound, JobNotFound.
+        """
+        if (load is None) == (job is None):
+            raise InvalidInput("attach takes the name of a load, or job=, and not both")
+        if not isinstance(of, int) or not isinstance(index, int) or not 0 <= index < of <= wire.MAX_PARTS:
+            raise InvalidInput(f"index and of are whole numbers, 0 <= index < of <= {wire.MAX_PARTS}")
+        if job is not None:
+            part: Part = JobPart(self, PartName("job", job, index), of)
+        else:
+            assert load is not None
+            part = LoadPart(self, PartName("load", load, index), of, tuple(tables), finish_tables=finish_tables)
+        with self.changed:
+            if part.name in self._parts and not self._parts[part.name].over:
+                raise InvalidInput(f"this worker is part {index} of {part.name.name!r} already")
+            self._parts[part.name] = part
+        try:
+            part.begin(Deadline.after(timeout))
+        except BaseException:
+            with self.changed:
+                self._parts.pop(part.name, None)
+            raise
+        return part
+
+    @property
+    def connected(self) -> bool:
+        """Whether the coordinator has welcomed this worker on the line that is open now."""
+        with self.changed:
+            return self._line is not None and self._run is not None
+
+    def close(self, reason: str = "it was closed") -> None:
+        """Give up all parts that have not finished, and the line; a second call does nothing."""
+        with self.changed:
+            if self._closed.is_set():
+                return
+            for part in self._parts.values():
+                part.give_up(reason)
+            self._closed.set()
+            self.changed.notify_all()
+        self._sending.join(self._timeout_s)
+        with self.changed:
+            line = self._line
+        if line is not None:
+            line.close()
+        self._reading.join(self._timeout_s)
+
+    # ---- for parts, under `changed` ------------------------------------------------------------------------------
+
+    def send(self, message: wire.Message) -> None:
+        """Queue a message; without a line it is let go, for the part repeats itself when there is one again."""
+        if self._line is not None and self._run is not None:
+            self._out.append(message)
+            self.changed.notify_all()
+
+    def wait(self, until: Callable[[], object], deadline: Deadline | None, what: str) -> None:
+        """Wait for something that a message brings. Raises ServerUnavailable after the deadline."""
+        while not until():
+            if self._closed.is_set():
+                raise ServerUnavailable("this worker was closed; make another")
+            if isinstance(self._trouble, AccessDenied):
+                raise self._trouble
+            if deadline is not None and deadline.passed:
+                raise ServerUnavailable(f"{self.location} did not answer in time: {what}") from self._trouble
+            self.changed.wait(None if deadline is None else deadline.left_s)
+
+    # ---- threads -------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while not self._closed.is_set():
+            try:
+                line = ClientLine(self.location, CONTROL, token=self._token, tls_roots=self._roots)
+            except EpochlogError as error:
+                self._in_trouble(error)
+            else:
+                if self._serve(line):
+                    pause_s = FIRST_PAUSE_S
+            self._closed.wait(pause_s)
+            pause_s = min(pause_s * 2, MAX_PAUSE_S)
+
+    def _serve(self, line: ClientLine) -> bool:
+        """Read the line until it ends; whether the coordinator had welcomed this worker on it."""
+        with self.changed:
+            self._line, self._run_before, self._run = line, self._run, None
+            self._heard_s = monotonic_s()
+            self._out.clear()
+        welcomed = False
+        try:
+            line.send(wire.encode([wire.Hello(wire.VERSION, self._name)]))
+            while not self._closed.is_set() and (frame := line.read()) is not None:
+                messages = wire.decode(frame)
+                with self.changed:
+                    self._heard_s = monotonic_s()
+                    for message in messages:
+                        welcomed = self._take(message) or welcomed
+                    self.changed.notify_all()
+        except BadMessage as error:
+            _log.warning("the coordinator at %s: %s", self.location, error)
+        finally:
+            with self.changed:
+                self._line = None
+                self._run = self._run or self._run_before
+            if line.reason is not None:
+                self._in_trouble(line.reason)
+            line.close()
+        return welcomed
+
+    def _take(self, message: wire.Message) -> bool:
+        if isinstance(message, wire.Welcome):
+            self._heartbeat_s, self._timeout_s = message.heartbeat_ms / 1000, message.timeout_ms / 1000
+            same = self._run_before in (None, message.run)
+            self._run, self._trouble = message.run, None
+            for part in self._parts.values():
+                part.come_back(same=same)
+            return True
+        if not isinstance(message, wire.Pong):
+            part = self._parts.get(getattr(message, "part", None))  # pyright: ignore[reportArgumentType]
+            if part is not None:
+                part.take(message)
+        return False
+
+    def _in_trouble(self, error: Exception) -> None:
+        with self.changed:
+            self._trouble = error if isinstance(error, EpochlogError) else EpochlogError(str(error))
+            self.changed.notify_all()
+
+    def _send(self) -> None:
+        while True:
+            with self.changed:
+                if not self._out and not self._closed.is_set():
+                    self.changed.wait(self._heartbeat_s)
+                line, welcomed = self._line, self._run is not None
+                silent_s = monotonic_s() - self._heard_s
+                frame = [self._out.popleft() for _ in range(min(FRAME, len(self._out)))]
+                if not frame and self._closed.is_set():
+                    return
+            if line is None:
+                if self._closed.is_set():
+                    return
+                continue
+            if silent_s > self._timeout_s:
+                _log.warning("the coordinator at %s was silent for %.1f s", self.location, silent_s)
+                line.hang_up()
+            elif frame or welcomed:
+                self._pings += 1
+                line.send(wire.encode(frame or [wire.Ping(self._pings)]))

@@ -1,0 +1,48 @@
+"""The command that serves a store until it is told to end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+
+from ..errors import InvalidInput, ReadFailed
+from ..serving import serve as serve_store
+from .session import Session
+
+SHUTDOWN_S = 10.0
+
+
+def serve(session: Session) -> None:
+    """Serve until SIGINT or SIGTERM, then end within SHUTDOWN_S."""
+    options = session.options
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise InvalidInput("--tls-cert and --tls-key belong together")
+    token = None if options.token_file is None else _read(options.token_file).decode("ascii", "replace").strip()
+    tls = None if options.tls_cert is None else (_read(options.tls_cert), _read(options.tls_key))
+    scheme = "grpc" if tls is None else "grpc+tls"
+    told = threading.Event()
+    before = {number: signal.signal(number, lambda *_: told.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    server = serve_store(session.store, f"{scheme}://{options.bind}", token=token, tls=tls, metrics=options.metrics)
+    try:
+        place = session.handle.files.place
+        if session.out.as_json:
+            facts = {"root": place, "location": server.location, "metrics": server.metrics_location}
+            session.out.document(facts, on_one_line=True)
+        else:
+            metrics = f", metrics at {server.metrics_location}" if server.metrics_location else ""
+            session.out.show(f"{place} is served at {server.location}{metrics}")
+        session.out.waiting.end()
+        session.out.flush()
+        told.wait()
+    finally:
+        server.shutdown(SHUTDOWN_S)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ReadFailed(f"{path} cannot be read: {error.strerror or error}") from error

@@ -1,0 +1,64 @@
+"""Errors across Flight: typed ones travel by name and message; others say nothing of the inside."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+from pyarrow import flight
+
+from .. import errors
+from ..errors import AccessDenied, EpochlogError, ServerUnavailable
+
+_log = logging.getLogger("epochlog")
+
+MOST_TEXT = 4_000
+"""Characters of a message that travel."""
+
+
+@contextmanager
+def as_flight_errors() -> Iterator[None]:
+    """Inside a server's call: whatever is raised reaches the client as a Flight error without a traceback."""
+    try:
+        yield
+    except flight.FlightError:
+        raise
+    except EpochlogError as error:
+        name = type(error).__name__
+        raise flight.FlightServerError(f"{name}: {str(error)[:MOST_TEXT]}", extra_info=name.encode()) from None
+    except Exception:  # noqa: BLE001 (a defect; it is logged)
+        _log.exception("a call of the server failed")
+        raise flight.FlightInternalError("the server failed at this call; its own log says why") from None
+
+
+def as_epochlog_error(error: Exception, location: str) -> EpochlogError:
+    """At the client: what an error of a call says, with its own type where it is one of ours."""
+    if isinstance(error, flight.FlightUnauthenticatedError):
+        return AccessDenied(f"{location} does not take this token; pass the token that the server was started with")
+    if isinstance(error, flight.FlightServerError):
+        found = getattr(errors, _name_of(error), None)
+        text = str(error).removesuffix(". Detail: Failed").partition(f"{_name_of(error)}: ")[2]
+        if isinstance(found, type) and issubclass(found, EpochlogError) and "__init__" not in vars(found):
+            return found(text.partition(". gRPC client debug context")[0])
+    if isinstance(error, (flight.FlightUnavailableError, flight.FlightTimedOutError, flight.FlightCancelledError)):
+        return ServerUnavailable(
+            f"{location} cannot be reached, or the connection was cut; is `epochlog serve` running?"
+        )
+    return EpochlogError(f"the call of {location} failed: {_short(error)}")
+
+
+CALL_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
+"""What calls of a Flight client raise."""
+
+
+def _name_of(error: flight.FlightServerError) -> str:
+    info = error.extra_info or b""
+    return info.decode("ascii", "replace")[:100] if isinstance(info, bytes) else ""
+
+
+def _short(error: Exception) -> str:
+    """Its first line, without what gRPC adds for itself."""
+    lines = str(error).partition(". gRPC client debug context")[0].partition("Detail: ")[0].splitlines()
+    return (lines or [type(error).__name__])[0][:MOST_TEXT]

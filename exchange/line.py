@@ -1,0 +1,135 @@
+"""A line: one long-lived exchange that carries messages of bytes both ways, seen from its client and from its server.
+
+One thread may read while another sends. A read that waits ends when the line is cut, by either side: `hang_up`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from pyarrow import flight
+
+from ..errors import BadMessage, InvalidInput
+from .flight_errors import CALL_ERRORS, as_epochlog_error
+
+MAX_MESSAGE = 32 << 20
+"""Bytes of one message; larger ones are refused undecoded, and not sent."""
+CONNECT_MS = 2_000
+"""How long a client waits for a server that does not answer the connection."""
+
+
+class Line:
+    """Messages to and from one peer. `closed` is set once nothing more will be read."""
+
+    def __init__(self, reader: Any, writer: Any, cut: Callable[[], None], peer: str, limit: int = MAX_MESSAGE) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._cut = cut
+        self._limit = limit
+        self._sending = threading.Lock()
+        self.peer = peer
+        self.closed = threading.Event()
+
+    def read(self) -> bytes | None:
+        """The next message; None when the other side has ended the line, or it was cut. Raises BadMessage."""
+        try:
+            chunk = self._reader.read_chunk()
+        except (StopIteration, *CALL_ERRORS):
+            self.closed.set()
+            return None
+        if chunk.data is not None or chunk.app_metadata is None:
+            raise BadMessage("a line carries messages, and no record batches")
+        if chunk.app_metadata.size > self._limit:
+            raise BadMessage(f"a message has {chunk.app_metadata.size} bytes; at most {self._limit} are taken")
+        return chunk.app_metadata.to_pybytes()
+
+    def send(self, message: bytes) -> bool:
+        """Send a message; False when the line has ended. Waits while the other side does not read what came before."""
+        if len(message) > self._limit:
+            raise BadMessage(f"a message has {len(message)} bytes; at most {self._limit} are sent")
+        try:
+            with self._sending:
+                self._writer.write_metadata(message)
+        except (StopIteration, *CALL_ERRORS):
+            return False
+        return True
+
+    def hang_up(self) -> None:
+        """Cut the line off; who reads or sends is told."""
+        self.closed.set()
+        self._cut()
+
+
+class ClientLine(Line):
+    """A line to a server, over a connection of its own. Why it ended is told by `reason`."""
+
+    def __init__(
+        self, location: str, name: bytes, *, token: str | None, tls_roots: bytes | None, limit: int = MAX_MESSAGE
+    ) -> None:
+        """Raises AccessDenied, ServerUnavailable."""
+        options = call_options(token)
+        self._client = connect(location, tls_roots)
+        self.reason: Exception | None = None
+        try:
+            writer, reader = self._client.do_exchange(flight.FlightDescriptor.for_command(name), options)
+        except CALL_ERRORS as error:
+            self._client.close()
+            raise as_epochlog_error(error, location) from None
+        super().__init__(_Told(reader, self), writer, reader.cancel, location, limit)
+
+    def close(self) -> None:
+        """Cut it off and give the connection back; a second call does nothing."""
+        with suppress(*CALL_ERRORS):
+            self.hang_up()
+        with suppress(*CALL_ERRORS), self._sending:
+            self._writer.close()
+        self._client.close()
+
+
+class _Told:
+    """A reader that keeps the error that ended it."""
+
+    def __init__(self, reader: Any, line: ClientLine) -> None:
+        self._reader = reader
+        self._line = line
+
+    def read_chunk(self) -> Any:
+        try:
+            return self._reader.read_chunk()
+        except CALL_ERRORS as error:
+            self._line.reason = as_epochlog_error(error, self._line.peer)
+            raise
+
+
+def connect(location: str, tls_roots: bytes | None = None) -> flight.FlightClient:
+    """A client with a connection of its own: by default gRPC lets all clients of a process share one."""
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.min_reconnect_backoff_ms", CONNECT_MS)]
+    roots = {} if tls_roots is None else {"tls_root_certs": tls_roots}
+    return flight.connect(location, generic_options=options, **roots)
+
+
+def call_options(token: str | None, timeout_s: float | None = None) -> flight.FlightCallOptions:
+    """What every call carries: the token, and its deadline. InvalidInput for what cannot be a token."""
+    check_token(token)
+    headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
+    return flight.FlightCallOptions(timeout=timeout_s, headers=headers)
+
+
+def check_token(token: object) -> None:
+    """InvalidInput unless it is None or can stand in a header."""
+    if token is not None and not (isinstance(token, str) and token and token.isascii() and token.isprintable()):
+        raise InvalidInput("the token must be printable ASCII and not empty")
+
+
+def ask(
+    client: flight.FlightClient, location: str, kind: str, body: bytes, *, token: str | None, timeout_s: float
+) -> bytes:
+    """One action, and the bytes that it answers with. Raises the server's typed errors."""
+    try:
+        results = client.do_action(flight.Action(kind, body), call_options(token, timeout_s))
+        return b"".join(result.body.to_pybytes() for result in results)
+    except CALL_ERRORS as error:
+        raise as_epochlog_error(error, location) from None

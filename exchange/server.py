@@ -1,0 +1,228 @@
+"""The one Flight server of a store: who may call, which services there are, and how it ends in bounded time.
+
+A service is a function under a name: of an exchange (named by the first bytes of the descriptor's command, up to a
+colon), or of an action (named by its type). Every call carries the token; it is compared in constant time and appears
+in no log. Whatever a service raises reaches the client as a Flight error without a traceback.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+from pyarrow import flight
+
+from ..errors import InsecureServer, InvalidInput, WriteFailed
+from ..store.clock import Deadline
+from .flight_errors import as_flight_errors
+from .line import MAX_MESSAGE, Line, check_token
+from .sockets import hang_up, peer_address
+
+MAX_ACTION = 1 << 20
+"""Bytes of an action's body."""
+MAX_COMMAND = 1024
+"""Bytes of a descriptor's command."""
+SHUTDOWN_S = 5.0
+
+Exchange = Callable[[Line, bytes], None]
+"""Serves one line until it ends; given what follows the service's name in the command."""
+Action = Callable[[bytes], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What a TLS server shows: a chain of certificates and its key, both PEM."""
+
+    chain: bytes
+    key: bytes
+
+
+class Server:
+    """A running server. `exchanges` and `actions` are fixed when it starts."""
+
+    def __init__(
+        self,
+        location: str,
+        *,
+        token: str | None,
+        certificate: Certificate | None = None,
+        exchanges: Mapping[bytes, Exchange] | None = None,
+        actions: Mapping[str, Action] | None = None,
+    ) -> None:
+        """Raises InsecureServer for an address others can reach without TLS and a token, InvalidInput, WriteFailed."""
+        host, port = checked_address(location, token, certificate)
+        scheme = "grpc" if certificate is None else "grpc+tls"
+        shown = f"[{host}]" if ":" in host else host
+        self._lines: set[Line] = set()
+        self._lock = threading.Lock()
+        self._ending = False
+        tls = {} if certificate is None else {"tls_certificates": [(certificate.chain, certificate.key)]}
+        guard = {} if token is None else {"token": _Guards(token)}
+        try:
+            self._door = _Door(
+                f"{scheme}://{shown}:{port}", self, dict(exchanges or {}), dict(actions or {}), middleware=guard, **tls
+            )
+        except (OSError, flight.FlightError, ValueError) as error:
+            raise WriteFailed(f"no server can listen at {location}: {error}; choose another port") from None
+        self.location = f"{scheme}://{shown}:{self._door.port}"
+
+    def __repr__(self) -> str:
+        return f"<epochlog server at {self.location}>"
+
+    def shutdown(self, timeout: float = SHUTDOWN_S) -> None:
+        """Stop listening and end every call within `timeout` seconds, lines at once; a second call does nothing."""
+        with self._lock:
+            again, self._ending = self._ending, True
+            lines = list(self._lines)
+        if again:
+            return
+        deadline = Deadline.after(timeout)
+        ending = threading.Thread(target=self._door.shutdown, name="epochlog-shutdown", daemon=True)
+        ending.start()
+        for line in lines:
+            line.hang_up()
+        ending.join(deadline.left_s / 2)
+        if ending.is_alive():  # calls that wait for a silent client, or were let in meanwhile
+            hang_up(self._door.port)
+            ending.join(deadline.left_s)
+
+    def open_line(self, line: Line) -> None:
+        """A line has been opened; from now on `shutdown` cuts it."""
+        with self._lock:
+            self._lines.add(line)
+            ending = self._ending
+        if ending:
+            line.hang_up()
+
+    def close_line(self, line: Line) -> None:
+        with self._lock:
+            self._lines.discard(line)
+
+
+class _Door(flight.FlightServerBase):
+    """The Flight side. Every method of the base is answered here: its own defaults tell clients a traceback."""
+
+    def __init__(
+        self,
+        location: str,
+        server: Server,
+        exchanges: Mapping[bytes, Exchange],
+        actions: Mapping[str, Action],
+        **options: Any,
+    ) -> None:
+        self._server = server
+        self._exchanges = exchanges
+        self._actions = actions
+        super().__init__(location, **options)
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        with as_flight_errors():
+            command = descriptor.command or b""
+            name, _, rest = command[:MAX_COMMAND].partition(b":")
+            serve = self._exchanges.get(name)
+            if serve is None or len(command) > MAX_COMMAND:
+                raise InvalidInput(f"this server has no exchange {name[:40]!r}")
+            peer = peer_address(context.peer())
+            line = Line(reader, writer, lambda: self._hang_up(peer), peer, MAX_MESSAGE)
+            self._server.open_line(line)
+            try:
+                serve(line, rest)
+            finally:
+                line.closed.set()
+                self._server.close_line(line)
+
+    def do_action(self, context: Any, action: Any) -> Iterator[Any]:
+        with as_flight_errors():
+            serve = self._actions.get(action.type)
+            if serve is None:
+                raise InvalidInput(f"this server has no action {action.type[:40]!r}")
+            if action.body is not None and action.body.size > MAX_ACTION:
+                raise InvalidInput(f"an action takes at most {MAX_ACTION} bytes")
+            answer = serve(action.body.to_pybytes() if action.body is not None else b"")
+        yield flight.Result(answer)
+
+    def list_actions(self, context: Any) -> list[tuple[str, str]]:
+        return [(name, "") for name in sorted(self._actions)]
+
+    def list_flights(self, context: Any, criteria: Any) -> Iterator[Any]:
+        return _none()
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        with as_flight_errors():
+            raise InvalidInput("this server gives no data by ticket")
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        with as_flight_errors():
+            raise InvalidInput("this server takes no data by put")
+
+    def get_flight_info(self, context: Any, descriptor: Any) -> Any:
+        with as_flight_errors():
+            raise InvalidInput("this server has no flight of that name")
+
+    def get_schema(self, context: Any, descriptor: Any) -> Any:
+        """No schema: pyarrow gives the traceback of any error raised here to the client."""
+        return flight.SchemaResult(pa.schema([]))
+
+    def _hang_up(self, peer: str) -> None:
+        with suppress(OSError):
+            hang_up(self.port, peer)
+
+
+def _none() -> Iterator[Any]:
+    yield from ()
+
+
+class _Guards(flight.ServerMiddlewareFactory):
+    """Lets in the calls that carry the token."""
+
+    def __init__(self, token: str) -> None:
+        self._wanted = f"Bearer {token}".encode()
+
+    def start_call(self, info: Any, headers: Any) -> None:
+        given = [
+            _bytes(value) for name, values in headers.items() if name.lower() == "authorization" for value in values
+        ]
+        if len(given) != 1 or not hmac.compare_digest(given[0], self._wanted):
+            raise flight.FlightUnauthenticatedError("a token that this server knows is needed")
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
+
+
+def checked_address(location: str, token: str | None, certificate: Certificate | None) -> tuple[str, int]:
+    """Host and port of grpc://host:port (port 0: any free one), if a server may be bound there."""
+    if not isinstance(location, str):
+        raise InvalidInput(f"location must be like grpc://127.0.0.1:0, not {location!r}")
+    try:
+        parts = urlsplit(location)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        host, port, parts = "", None, urlsplit("")
+    if parts.scheme not in ("grpc", "grpc+tcp", "grpc+tls") or not host or port is None or parts.path not in ("", "/"):
+        raise InvalidInput(f"location must be like grpc://127.0.0.1:0, not {location!r}")
+    if parts.scheme == "grpc+tls" and certificate is None:
+        raise InvalidInput(f"{location} needs tls=(certificate, key)")
+    check_token(token)
+    if not is_loopback(host) and (token is None or certificate is None):
+        raise InsecureServer(
+            f"others can reach {host}: give the server tls=(certificate, key) and a token, or bind it to 127.0.0.1"
+        )
+    return host, port
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it. Names other than localhost are not looked up, and are not."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

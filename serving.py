@@ -1,0 +1,137 @@
+"""`serve`: one Flight server for a store, with the coordinator of its loads and jobs, and its metrics over HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import msgpack
+
+from .checkpoint.control import Kind
+from .checkpoint.coordinator import Coordinator
+from .checkpoint.running import CoordinatorSettings
+from .checkpoint.worker import CONTROL
+from .errors import InvalidInput
+from .exchange.metrics_port import MetricsPort
+from .exchange.server import SHUTDOWN_S, Certificate, Server
+from .store.clock import Deadline, SystemClock
+
+if TYPE_CHECKING:
+    from .api import Store
+
+Pem = bytes | str | Path
+"""PEM, or the path of a file with it."""
+MAX_REQUEST = 1_024
+
+
+def serve(
+    store: Store,
+    location: str = "grpc://127.0.0.1:0",
+    *,
+    token: str | None = None,
+    tls: tuple[Pem, Pem] | None = None,
+    coordinator: CoordinatorSettings | None = None,
+    metrics: str | None = None,
+) -> StoreServer:
+    """Serve a store to other processes, until `shutdown`, or the end of a `with` block. The store stays open meanwhile.
+
+    location: grpc://host:port, port 0 for a free one. Where others than this machine can reach it, tls=(certificate
+    chain, key) and a token are needed. token: what clients must send with every call. coordinator: times of heartbeats
+    and checkpoints. metrics: "127.0.0.1:0" serves Prometheus text over HTTP at /metrics there; this machine alone can
+    reach it. Raises InsecureServer, InvalidInput, WriteFailed (the port is taken).
+    """
+    certificate = None if tls is None else Certificate(_pem(tls[0]), _pem(tls[1]))
+    return StoreServer(store, location, token, certificate, coordinator, metrics)
+
+
+class StoreServer:
+    """A store being served."""
+
+    def __init__(
+        self,
+        store: Store,
+        location: str,
+        token: str | None,
+        certificate: Certificate | None,
+        settings: CoordinatorSettings | None,
+        metrics: str | None,
+    ) -> None:
+        self.coordinator = Coordinator(store._handle, settings)
+        self._handle = store._handle
+        self._metrics: MetricsPort | None = None
+        try:
+            if metrics is not None:
+                self._metrics = MetricsPort(metrics, self.metrics)
+            self._server = Server(
+                location,
+                token=token,
+                certificate=certificate,
+                exchanges={CONTROL: self.coordinator.serve},
+                actions={"checkpoint": self._checkpoint, "stop": self._stop},
+            )
+        except BaseException:
+            self.coordinator.close()
+            if self._metrics is not None:
+                self._metrics.close()
+            raise
+
+    @property
+    def location(self) -> str:
+        """Where clients connect, with the port that was taken."""
+        return self._server.location
+
+    @property
+    def metrics_location(self) -> str | None:
+        """The URL of the metrics; None when they are not served."""
+        return None if self._metrics is None else self._metrics.location
+
+    def metrics(self) -> str:
+        """Prometheus text of what runs here and of the store's tables."""
+        found = self.coordinator
+        return found.metrics.text(self._handle, found.status(), found.workers, SystemClock()())
+
+    def shutdown(self, timeout: float = SHUTDOWN_S) -> None:
+        """End all calls and threads within about `timeout` seconds, open lines at once; a second call does nothing."""
+        deadline = Deadline.after(timeout)
+        self.coordinator.close(timeout)
+        self._server.shutdown(max(deadline.left_s, 0.1))
+        if self._metrics is not None:
+            self._metrics.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        return f"<epochlog server of {self._handle.files.place} at {self.location}>"
+
+    def _checkpoint(self, body: bytes) -> bytes:
+        kind, name, _ = _request(body)
+        self.coordinator.checkpoint(kind, name)
+        return b""
+
+    def _stop(self, body: bytes) -> bytes:
+        kind, name, drain = _request(body)
+        self.coordinator.stop(kind, name, drain=drain)
+        return b""
+
+
+def _request(body: bytes) -> tuple[Kind, str, bool]:
+    """[kind, name, drain] of an action."""
+    if len(body) <= MAX_REQUEST:
+        try:
+            found = msgpack.unpackb(body, raw=False)
+        except Exception:  # noqa: BLE001 (whatever a decoder makes of a stranger's bytes)
+            found = None
+        if type(found) is list and [type(each) for each in found] == [str, str, bool] and found[0] in ("load", "job"):
+            return found[0], found[1], found[2]
+    raise InvalidInput("the action takes a msgpack list [kind, name, drain]")
+
+
+def _pem(given: Pem) -> bytes:
+    return given if isinstance(given, bytes) else Path(given).read_bytes()

@@ -1,0 +1,211 @@
+"""The Flight server: who may call, what an error tells, what is refused unread, and that it ends in bounded time."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+from epochlog.errors import AccessDenied, BadMessage, EpochlogError, InsecureServer, InvalidInput, JobNotFound
+from epochlog.exchange.line import ClientLine, Line, ask, call_options, connect
+from epochlog.exchange.server import Certificate, Server
+
+TOKEN = "s3cret-of-the-test"
+
+
+def echo(line: Line, rest: bytes) -> None:
+    while (message := line.read()) is not None:
+        line.send(rest + message)
+
+
+def broken(_: bytes) -> bytes:
+    raise ZeroDivisionError("inside of the server")
+
+
+def missing(_: bytes) -> bytes:
+    raise JobNotFound("there is no job 'x'; the store's jobs: none")
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    actions = {"reverse": lambda body: body[::-1], "broken": broken, "missing": missing}
+    server = Server("grpc://127.0.0.1:0", token=TOKEN, exchanges={b"echo": echo}, actions=actions)
+    yield server
+    server.shutdown(5)
+
+
+def call(server: Server, kind: str, body: bytes = b"", token: str | None = TOKEN) -> bytes:
+    client = connect(server.location)
+    try:
+        return ask(client, server.location, kind, body, token=token, timeout_s=5)
+    finally:
+        client.close()
+
+
+def test_actions_and_lines_by_name(server: Server) -> None:
+    assert call(server, "reverse", b"abc") == b"cba"
+    line = ClientLine(server.location, b"echo:>", token=TOKEN, tls_roots=None)
+    assert line.send(b"one") and line.read() == b">one"
+    assert line.send(b"two") and line.read() == b">two"
+    line.close()
+    assert not line.send(b"three")
+
+
+def open_line(server: Server, token: str | None) -> None:
+    """A line that is refused is told so at its opening or at its first read."""
+    line = ClientLine(server.location, b"echo:", token=token, tls_roots=None)
+    line.send(b"x")
+    assert line.read() is None
+    line.close()
+    assert line.reason is not None
+    raise line.reason
+
+
+@pytest.mark.parametrize("token", [None, "wrong", TOKEN + "x", TOKEN[:-1], TOKEN.upper()])
+def test_nobody_without_the_token(server: Server, token: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(AccessDenied):
+        call(server, "reverse", token=token)
+    with pytest.raises(AccessDenied):
+        open_line(server, token)
+    assert TOKEN not in caplog.text
+
+
+def test_every_call_of_flight_asks_for_the_token_and_tells_no_traceback(server: Server) -> None:
+    for token, wanted in ((None, "token"), (TOKEN, "this server")):
+        for name, made in calls(server, token).items():
+            if name == "schema" and token is not None:
+                assert made().schema == pa.schema([])
+                continue
+            with pytest.raises((flight.FlightError, pa.ArrowException, OSError)) as found:
+                made()
+            text = str(found.value)
+            assert wanted in text, name
+            assert "Traceback" not in text and "File " not in text, name
+
+
+def calls(server: Server, token: str | None) -> dict[str, Callable[[], Any]]:
+    client, options = connect(server.location), call_options(token, 5)
+    about = flight.FlightDescriptor.for_command(b"x")
+    return {
+        "get": lambda: client.do_get(flight.Ticket(b"x"), options).read_all(),
+        "info": lambda: client.get_flight_info(about, options),
+        "schema": lambda: client.get_schema(about, options),
+        "put": lambda: client.do_put(about, pa.schema([]), options)[1].read(),  # noqa: PLW0108
+        "exchange": lambda: client.do_exchange(about, options)[1].read_chunk(),  # noqa: PLW0108
+        "action": lambda: list(client.do_action(("x", b""), options)),
+    }
+
+
+def test_errors_keep_their_type_and_tell_nothing_of_the_inside(server: Server) -> None:
+    with pytest.raises(JobNotFound, match=r"^there is no job 'x'; the store's jobs: none$"):
+        call(server, "missing")
+    with pytest.raises(EpochlogError, match="own log") as found:
+        call(server, "broken")
+    assert "inside" not in str(found.value) and "Zero" not in str(found.value)
+    with pytest.raises(InvalidInput, match="no action"):
+        call(server, "unheard")
+    with pytest.raises(InvalidInput, match="at most"):
+        call(server, "reverse", bytes((1 << 20) + 1))
+
+
+def rows(writer: Any) -> None:
+    writer.begin(pa.schema([("a", pa.int64())]))
+    writer.write_batch(pa.record_batch({"a": [1]}))
+
+
+@pytest.mark.parametrize("spoil", [rows, lambda writer: writer.write_metadata(bytes((32 << 20) + 1))])
+def test_rows_and_large_messages_are_refused(server: Server, spoil: Callable[[Any], None]) -> None:
+    client = connect(server.location)
+    writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"echo:"), call_options(TOKEN))
+    spoil(writer)
+    with pytest.raises(flight.FlightError, match="BadMessage"):
+        reader.read_chunk()
+    client.close()
+    line = ClientLine(server.location, b"echo:", token=TOKEN, tls_roots=None)
+    with pytest.raises(BadMessage):
+        line.send(bytes((32 << 20) + 1))
+    line.close()
+
+
+@pytest.mark.parametrize(
+    "location", ["grpc://0.0.0.0:0", "grpc://192.0.2.1:0", "grpc://[::]:0", "grpc://example.org:0"]
+)
+def test_an_address_that_others_reach_needs_both(location: str) -> None:
+    certificate = Certificate(b"chain", b"key")
+    for token, shown in ((None, None), (TOKEN, None), (None, certificate)):
+        with pytest.raises(InsecureServer):
+            Server(location, token=token, certificate=shown)
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["", "127.0.0.1:0", "http://127.0.0.1:0", "grpc://127.0.0.1", "grpc://:0", "grpc://127.0.0.1:99999", None],
+)
+def test_what_is_no_location(location: Any) -> None:
+    with pytest.raises(InvalidInput):
+        Server(location, token=TOKEN)
+
+
+@pytest.mark.parametrize("token", ["", "a\nb", "é", 5])
+def test_what_is_no_token(token: Any) -> None:
+    with pytest.raises(InvalidInput):
+        Server("grpc://127.0.0.1:0", token=token)
+    with pytest.raises(InvalidInput):
+        call_options(token)
+
+
+def test_a_shutdown_is_bounded_though_lines_are_open_and_a_call_waits(server: Server) -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def stuck(line: Line, rest: bytes) -> None:
+        line.closed.clear()
+        entered.set()
+        line.read()
+        release.wait(10)
+
+    other = Server("grpc://127.0.0.1:0", token=None, exchanges={b"echo": echo, b"stuck": stuck})
+    lines = [ClientLine(other.location, name, token=None, tls_roots=None) for name in (b"echo:", b"stuck:")]
+    lines[0].send(b"x")
+    assert lines[0].read() == b"x"
+    assert entered.wait(5)
+    ended = threading.Thread(target=other.shutdown, args=(0.5,))
+    ended.start()
+    assert lines[0].read() is None and lines[1].read() is None  # though their client did nothing
+    ended.join(5)
+    assert not ended.is_alive()
+    release.set()
+    for line in lines:
+        line.close()
+
+
+FROZEN = """
+import sys
+from epochlog.exchange.line import ClientLine
+line = ClientLine(sys.argv[1], b"echo:", token=None, tls_roots=None)
+line.send(b"x"); line.read(); print("up", flush=True); line.read(); print("cut", flush=True)
+line.close()
+"""
+
+
+def test_a_shutdown_waits_for_no_frozen_client() -> None:
+    import signal
+
+    server = Server("grpc://127.0.0.1:0", token=None, exchanges={b"echo": echo})
+    child = subprocess.Popen([sys.executable, "-c", FROZEN, server.location], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None and child.stdout.readline() == "up\n"
+    child.send_signal(signal.SIGSTOP)
+    ended = threading.Thread(target=server.shutdown, args=(5,))
+    ended.start()
+    ended.join(10)
+    assert not ended.is_alive()
+    child.send_signal(signal.SIGCONT)
+    assert child.stdout.readline() == "cut\n"
+    assert child.wait(10) == 0
