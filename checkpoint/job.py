@@ -134,7 +134,9 @@ class JobRunner:
         def body(tx: Txn) -> None:
             job = get_job(tx, self.job_id, self.name)
             if job.incarnation == self.incarnation:
-                tx.put(job_key(job.id), replace(job, last_error=f"{type(error).__name__}: {error}").to_record())
+                since = self.handle.catalog.now_ms() if job.failed_ms is None else job.failed_ms
+                told = replace(job, last_error=f"{type(error).__name__}: {error}", failed_ms=since)
+                tx.put(job_key(job.id), told.to_record())
 
         try:
             self.handle.catalog.transact(body)

@@ -123,7 +123,16 @@ def _status(commands: argparse._SubParsersAction) -> None:
 
 
 def _jobs(commands: argparse._SubParsersAction) -> None:
-    _command(commands, "jobs", "list the jobs with what they read and write")
+    _command(
+        commands,
+        "jobs",
+        "draw the graph of tables and jobs: how far each job is, and what it waits for",
+        "JSON: of each job the names of JobInfo; committed_at, failed_since (ISO 8601 or null), interval_ms, max_lag "
+        "(in intervals); barrier: prev, curr, kind, age_ms, or null when none is decided; waits_for: text, and kind, "
+        "which is nothing, boundary (at epoch), runner (for a barrier at epoch), failed, rebuild, over (its data has "
+        "ended) or upstream, of which it tells upstream, its job (writer), the epoch it is complete through, the epoch "
+        "it is to reach, and the job at the head of the line (cause). Other kinds and names may be added.",
+    )
 
 
 def _compact(commands: argparse._SubParsersAction) -> None:

@@ -7,10 +7,22 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..checkpoint.graph import JobInfo, job_info
+from ..checkpoint.waiting import Wait, read_waits
 from ..errors import Corrupt
 from ..store.catalog import View
 from ..store.compaction import Work, read_work
-from ..store.definitions import Counters, TableDef, all_jobs, all_tables, find_table, get_job, get_runs, get_version
+from ..store.definitions import (
+    Counters,
+    JobRecord,
+    TableDef,
+    all_jobs,
+    all_tables,
+    find_table,
+    get_job,
+    get_runs,
+    get_version,
+)
+from ..store.epoch import to_unix_ms
 from ..store.handle import Handle
 from ..store.history import read_epoch_view, table_state
 from ..store.holds import holds_of
@@ -22,7 +34,8 @@ from ..store.scan import ScanPlan, plan_scan
 from ..store.tables import table_bytes
 from ..store.version import LogEntry, TableVersion
 from .holding import held_back, hold_facts, trouble_facts, work_facts, writers
-from .words import epoch_iso
+from .waits import wait_texts
+from .words import epoch_iso, iso
 
 Facts = dict[str, Any]
 
@@ -42,13 +55,23 @@ class TableLook:
 
 
 @dataclass(frozen=True, slots=True)
+class JobLook:
+    """One job, and what it waits for."""
+
+    info: JobInfo
+    record: JobRecord
+    wait: Wait
+
+
+@dataclass(frozen=True, slots=True)
 class StoreLook:
     """All tables and jobs, by name, as of one state of the catalog."""
 
     last_epoch: int
     now_ms: int
+    interval_ms: int
     tables: list[TableLook]
-    jobs: list[JobInfo]
+    jobs: list[JobLook]
 
 
 def look(handle: Handle) -> StoreLook:
@@ -62,12 +85,14 @@ def look(handle: Handle) -> StoreLook:
             replace(look_at(view, table, epochs), work=read_work(view, table.id), trouble=troubles.get(table.id))
             for table in all_tables(view)
         ]
-        jobs = [job_info(job, epochs) for job in all_jobs(view)]
+        jobs = list(all_jobs(view))
+        waits = read_waits(view, handle, epochs, jobs)
         return StoreLook(
             Counters.read(view).last_epoch,
             now_ms,
+            handle.interval_ms,
             sorted(tables, key=lambda one: one.table.name),
-            sorted(jobs, key=lambda job: job.name),
+            [JobLook(job_info(job, epochs), job, waits[job.name]) for job in sorted(jobs, key=lambda job: job.name)],
         )
 
     return handle.catalog.read(body)
@@ -135,14 +160,34 @@ def upkeep_facts(one: TableLook) -> Facts:
     }
 
 
-def job_facts(job: JobInfo) -> Facts:
-    """A job in lists: the names of JobInfo."""
+def jobs_facts(look: StoreLook) -> list[Facts]:
+    """All jobs in lists."""
+    texts = wait_texts(look.jobs, look.now_ms)
+    return [job_facts(job, look, texts[job.info.name]) for job in look.jobs]
+
+
+def job_facts(one: JobLook, look: StoreLook, waits_for: str) -> Facts:
+    """A job in lists: the names of JobInfo, its barrier, and what it waits for."""
+    info, record = one.info, one.record
     return {
-        **asdict(job),
-        "upstreams": list(job.upstreams),
-        "outputs": list(job.outputs),
-        "committed_at": epoch_iso(job.committed_epoch),
+        **asdict(info),
+        "upstreams": list(info.upstreams),
+        "outputs": list(info.outputs),
+        "committed_at": epoch_iso(info.committed_epoch),
+        "interval_ms": record.interval * look.interval_ms,
+        "max_lag": record.max_lag,
+        "failed_since": None if record.failed_ms is None else iso(record.failed_ms),
+        "barrier": _barrier_facts(record, look.now_ms),
+        "waits_for": {**asdict(one.wait), "text": waits_for},
     }
+
+
+def _barrier_facts(job: JobRecord, now_ms: int) -> Facts | None:
+    """The barrier that is recorded and not committed; its age is how long its boundary has passed."""
+    if job.barrier is None:
+        return None
+    prev, curr, kind = job.barrier
+    return {"prev": prev, "curr": curr, "kind": kind, "age_ms": max(0, now_ms - to_unix_ms(curr))}
 
 
 def describe_table(handle: Handle, name: str, counter: RowCounter) -> Facts:

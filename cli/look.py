@@ -10,7 +10,7 @@ from ..store.catalog import View
 from ..store.compaction import read_traces
 from ..store.definitions import find_table
 from .arguments import limit_of
-from .facts import Facts, RowCounter, TableLook, describe_table, job_facts, look, table_facts, upkeep_facts
+from .facts import Facts, RowCounter, TableLook, describe_table, jobs_facts, look, table_facts, upkeep_facts
 from .holding import trace_facts
 from .output import people_console
 from .plain import plain_rows
@@ -88,13 +88,14 @@ def status(session: Session) -> None:
 
 def jobs(session: Session) -> None:
     """All jobs."""
-    found = [job_facts(job) for job in look(session.handle).jobs]
+    found = jobs_facts(look(session.handle))
     if session.out.as_json:
         session.out.document({"root": session.handle.files.place, "jobs": found})
     else:
         from . import pages
 
-        session.out.show(pages.jobs(found) if found else f"{session.handle.files.place} has no job yet")
+        nothing = f"{session.handle.files.place} has no job yet"
+        session.out.show(*(pages.jobs(found) if found else [nothing]))
 
 
 def _tables(session: Session, found: Sequence[TableLook], counter: RowCounter) -> list[Facts]:
@@ -115,7 +116,7 @@ def _status_facts(session: Session, counter: RowCounter) -> Facts:
             {**facts, **upkeep_facts(one)}
             for facts, one in zip(_tables(session, found.tables, counter), found.tables, strict=True)
         ],
-        "jobs": [job_facts(job) for job in found.jobs],
+        "jobs": jobs_facts(found),
     }
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .facts import Facts
+from .graph import graph
 from .plain import cell
 from .words import NONE, bytes_text, count_text, epoch_text, lag_text, one_line, safe, span_text
 
@@ -81,8 +82,8 @@ def status(facts: Facts) -> list[Table | str]:
     head = f"{facts['root']} at {facts['at']}, last epoch {epoch_text(facts['last_epoch'])}"
     shown: list[Table | str] = [head, grid(headers, rows), *_upkeep(facts["tables"])]
     if facts["jobs"]:
-        headers = ("job", "state", "committed epoch", ">lag", ">incarnation", "last error")
-        shown.append(grid(headers, ((*_progress(job), _error(job)) for job in facts["jobs"])))
+        headers = ("job", "state", "committed epoch", ">lag", "waits for")
+        shown.append(grid(headers, ((job["name"], *_progress(job)) for job in facts["jobs"])))
     return shown
 
 
@@ -104,16 +105,35 @@ def _upkeep(found: Sequence[Facts]) -> Iterable[Table]:
         yield grid(("table", "upkeep"), told)
 
 
-def jobs(found: Sequence[Facts]) -> Table:
-    """`jobs`."""
-    headers = ("job", "state", "committed epoch", ">lag", ">incarnation", "reads", "writes", "last error")
-    rows = ((*_progress(job), ", ".join(job["upstreams"]), ", ".join(job["outputs"]), _error(job)) for job in found)
-    return grid(headers, rows)
+def jobs(found: Sequence[Facts]) -> list[Table | str]:
+    """`jobs`: the graph of tables and jobs, then each job's own."""
+    by_name = {job["name"]: job for job in found}
+    drawn = (
+        (line.text, *_progress(by_name[line.name])) if line.kind == "job" else (line.text, "", "", "", "")
+        for line in graph(found)
+    )
+    headers = ("graph", "state", "committed epoch", ">lag", "waits for")
+    each = ("job", "reads", "writes", ">every", ">incarnation", "barrier", "last error")
+    return [grid(headers, drawn), grid(each, (_job(job) for job in found))]
 
 
 def _progress(job: Facts) -> tuple[Text | str, ...]:
-    at, lag = epoch_text(job["committed_epoch"]), lag_text(job["lag_ms"])
-    return job["name"], state(job["state"]), at, lag, count_text(job["incarnation"])
+    """A job's state, position and lag, and what it waits for."""
+    shown = state(job["state"])
+    if job["draining"]:
+        shown.append(", draining", "yellow")
+    failed = job["waits_for"]["kind"] == "failed"
+    waits = Text(safe(job["waits_for"]["text"]), "red" if failed else "")
+    return shown, epoch_text(job["committed_epoch"]), lag_text(job["lag_ms"]), waits
+
+
+def _job(job: Facts) -> tuple[Text | str, ...]:
+    barrier = job["barrier"]
+    told = (
+        f"{barrier['kind']} {barrier['prev']} → {barrier['curr']}, {span_text(barrier['age_ms'])}" if barrier else NONE
+    )
+    every, incarnation = span_text(job["interval_ms"]), count_text(job["incarnation"])
+    return job["name"], ", ".join(job["upstreams"]), ", ".join(job["outputs"]), every, incarnation, told, _error(job)
 
 
 def _error(job: Facts) -> Text:

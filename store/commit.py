@@ -412,7 +412,7 @@ def commit_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit]) ->
         for edit in edits:
             table, edit = get_table(tx, edit.table_id, edit.name), replace(edit, end=state == "finished")
             written.append((table, _append(tx, table, edit, commit.curr, {}, now_ms, txn=None, job=job.name)))
-        after = replace(job, position=commit.curr, barrier=None, state=state, last_error=None)
+        after = replace(job, position=commit.curr, barrier=None, state=state, last_error=None, failed_ms=None)
         tx.put(job_key(job.id), after.to_record())
         move_counters(tx, Counters.read(tx), commit.curr)
         return commit.curr

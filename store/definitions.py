@@ -148,6 +148,7 @@ class JobRecord:
     state: creating | running | parked | finished. `barrier` is [prev, curr, kind] for prev == position, or None;
     `planned_version` is the store's version when it was recorded: what the job reads for it was there then or later.
     `drain`: the epoch through which the job takes its inputs in; its commit there or past it is its last. None: no end.
+    `last_error` is of the newest attempt since the last commit, `failed_ms` (Unix) of the first that failed since then.
     """
 
     id: int
@@ -164,6 +165,7 @@ class JobRecord:
     planned_version: int = 0
     last_error: str | None = field(default=None)
     drain: int | None = None
+    failed_ms: int | None = None
 
     def ends_at(self, epoch: int) -> bool:
         """Whether the job was told to end with a commit there."""

@@ -1,0 +1,146 @@
+"""What each job waits for: by hand, and against what its runner does next under random load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from epochlog.checkpoint.waiting import Wait, WaitKind, read_waits
+from epochlog.store.definitions import all_jobs
+from epochlog.store.epoch import boundary, newest_index
+from epochlog.store.history import read_epoch_view
+from lab import INTERVAL_MS, Lab, mirror
+from law.world import World
+
+SEEDS = 8
+
+
+def waits(store: Any) -> dict[str, Wait]:
+    handle = store._handle
+
+    def body(view: Any) -> dict[str, Wait]:
+        epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms())
+        return read_waits(view, handle, epochs, list(all_jobs(view)))
+
+    return handle.catalog.read(body)
+
+
+def next_boundary(epoch: int, every: int = 1) -> int:
+    return boundary(newest_index(epoch, every * INTERVAL_MS) + 1, every * INTERVAL_MS)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    lab = Lab(tmp_path / "store")
+    lab.root_table()
+    return lab
+
+
+def fail(ctx: Any) -> None:
+    raise RuntimeError("no")
+
+
+def test_a_change_waits_for_a_boundary_then_for_a_runner_then_there_is_nothing(lab: Lab) -> None:
+    job = lab.job("j", ["r"])
+    first = waits(lab.store)["j"]
+    assert first.kind == "runner" and job.step_local(mirror("r", "j_out")) == first.epoch
+    assert waits(lab.store)["j"] == Wait("nothing")
+    at = lab.put({1: (1, 1)})
+    assert waits(lab.store)["j"] == Wait("boundary", next_boundary(at))
+    lab.tick()
+    assert waits(lab.store)["j"] == Wait("runner", next_boundary(at))
+    assert job.step_local(mirror("r", "j_out")) == next_boundary(at)
+    assert waits(lab.store)["j"] == Wait("nothing")
+
+
+def test_a_job_of_a_longer_interval_waits_for_its_own_boundary(lab: Lab) -> None:
+    job = lab.job("j", ["r"], interval=5)
+    lab.tick(5)
+    job.step_local(mirror("r", "j_out"))
+    at = lab.put({1: (1, 1)})
+    lab.tick()
+    assert waits(lab.store)["j"] == Wait("boundary", next_boundary(at, 5))
+    forced = lab.store.checkpoint()
+    assert waits(lab.store)["j"] == Wait("runner", forced)
+
+
+def test_a_failed_job_holds_back_the_chain_behind_it(lab: Lab) -> None:
+    jobs = [lab.job(f"j{at}", ["r" if not at else f"j{at - 1}_out"]) for at in range(3)]
+    lab.tick()
+    for at, job in enumerate(jobs):
+        job.step_local(mirror("r" if not at else f"j{at - 1}_out", f"j{at}_out"))
+    at = lab.put({1: (1, 1)})
+    lab.tick()
+    with pytest.raises(RuntimeError):
+        jobs[0].step_local(fail)
+    assert waits(lab.store) == {
+        "j0": Wait("failed", next_boundary(at)),
+        "j1": Wait("upstream", None, "j0_out", "j0", at - 1, "j0"),
+        "j2": Wait("upstream", None, "j1_out", "j1", at - 1, "j0"),
+    }
+    assert jobs[0].step_local(mirror("r", "j0_out")) is not None
+    found = waits(lab.store)
+    assert found["j1"] == Wait("runner", next_boundary(at)) and found["j2"].cause == "j1"
+
+
+def test_a_job_waits_for_the_upstream_that_is_least_complete(lab: Lab) -> None:
+    fast, slow = lab.job("fast", ["r"]), lab.job("slow", ["r"])
+    both = lab.job("both", ["fast_out", "r", "slow_out"])
+    assert waits(lab.store)["both"].kind == "upstream"
+    assert {waits(lab.store)["both"].upstream, waits(lab.store)["both"].through} == {"fast_out", 0}
+    lab.tick()
+    for name, job in (("fast", fast), ("slow", slow)):
+        job.step_local(mirror("r", f"{name}_out"))
+    both.step_local(mirror("r", "both_out"))
+    at = lab.put({1: (1, 1)})
+    lab.tick()
+    fast.step_local(mirror("r", "fast_out"))
+    assert waits(lab.store)["both"] == Wait("upstream", next_boundary(at), "slow_out", "slow", at - 1, "slow")
+
+
+def test_a_finished_job_waits_for_nothing_more(lab: Lab) -> None:
+    job = lab.job("j", ["r"])
+    lab.store.table("r").finish()
+    lab.tick()
+    job.step_local(mirror("r", "j_out"))
+    assert waits(lab.store)["j"] == Wait("over")
+
+
+def test_a_draining_job_waits_for_its_end(lab: Lab) -> None:
+    job = lab.job("j", ["r"])
+    lab.tick()
+    job.step_local(mirror("r", "j_out"))
+    assert waits(lab.store)["j"] == Wait("nothing")
+    lab.store.job("j").stop(drain=True)
+    assert waits(lab.store)["j"].kind == "runner"
+
+
+class Watched(World):
+    """Random load under which every step does what was said of the job just before."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.said: list[str] = []
+        super().__init__(seed, folder)
+
+    def step_with(self, job: Any, name: str, *args: Any, **options: Any) -> int | None:
+        wait = waits(self.store)[name]
+        zombie = job is not self.jobs[name]
+        self.said.append(wait.kind)
+        done = super().step_with(job, name, *args, **options)
+        if not zombie and "meanwhile" not in options:
+            due = wait.epoch if wait.kind in ("runner", "failed") else None
+            self.check(done == due, name, wait, done)
+        return done
+
+
+@pytest.mark.local_only
+def test_a_runner_finds_a_barrier_exactly_when_the_job_waits_for_one(tmp_path: Path) -> None:
+    said = set()
+    for seed in range(SEEDS):
+        world = Watched(seed, tmp_path / str(seed))
+        world.play(15)
+        world.close()
+        said |= set(world.said)
+    assert said == set(get_args(WaitKind)) - {"rebuild"}
