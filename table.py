@@ -229,7 +229,8 @@ class Table:
         def body(view: View) -> ScanPlan:
             table = self._current(view)
             if at is not None:
-                epochs = read_epoch_view(view, self._handle.memory, self._handle.catalog.now_ms())
+                now_ms = self._handle.catalog.now_ms()
+                epochs = read_epoch_view(view, self._handle.memory, now_ms, above=[table.id])
                 require_complete(table.name, at, epochs.complete_through(table.id))
             return plan_scan(view, table, at)
 

@@ -15,10 +15,9 @@ from ..store.catalog import Txn, View
 from ..store.clock import Deadline
 from ..store.commit import check_incarnation
 from ..store.definitions import JobRecord, get_job
-from ..store.history import read_epoch_view
 from ..store.records import job_key
 from ..store.sealing import force_within
-from .job import JobRunner
+from .job import JobRunner, inputs_of
 from .live import live
 
 LOOK_S = 0.02
@@ -85,5 +84,5 @@ def _pending(runner: JobRunner) -> DrainPending:
 def _awaited(view: View, runner: JobRunner) -> tuple[JobRecord, list[str]]:
     """The job, and those of its upstreams that are not complete through its end."""
     job, handle = get_job(view, runner.job_id, runner.name), runner.handle
-    epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms())
+    epochs = inputs_of(view, handle, job)
     return job, [epochs.table(up).name for up in job.upstreams if not epochs.complete(up, job.drain or 0)]

@@ -202,13 +202,13 @@ class JobRunner:
         """
         if not job.position or job.drain is not None:
             return True
-        epochs = self._view()
+        epochs = self._view(job)
         return any(epochs.table(upstream).first_change(job.position) < FAR for upstream in job.upstreams)
 
     def _decide(self, view: View) -> Barrier | None:
         handle = self.handle
         job = get_job(view, self.job_id, self.name)
-        epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms())
+        epochs = inputs_of(view, handle, job)
         return next_barrier(
             epochs,
             job.upstreams,
@@ -254,13 +254,12 @@ class JobRunner:
 
         self.handle.catalog.transact(body)
 
-    def _view(self) -> EpochView:
-        handle = self.handle
-        return handle.catalog.read(lambda view: read_epoch_view(view, handle.memory, handle.catalog.now_ms()))
+    def _view(self, job: JobRecord) -> EpochView:
+        return self.handle.catalog.read(lambda view: inputs_of(view, self.handle, job))
 
     def _state_after(self, run: BarrierRun) -> str:
         """The job's state once the barrier is committed; finished if it takes in the last change there will ever be."""
-        job, epochs = run.job, self._view()
+        job, epochs = run.job, self._view(run.job)
         tables = [epochs.table(upstream) for upstream in job.upstreams]
         for table in tables:
             if not epochs.complete(table.table_id, run.barrier.curr):
@@ -277,7 +276,7 @@ class JobRunner:
         handle = self.handle
 
         def lag(view: View) -> tuple[EpochView, int]:
-            epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms())
+            epochs = inputs_of(view, handle, job)
             return epochs, lag_in_boundaries(
                 epochs,
                 job.upstreams,
@@ -289,6 +288,11 @@ class JobRunner:
 
         epochs, behind = handle.catalog.read(lag)
         return behind <= job.max_lag and all(epochs.table(up).state != "creating" for up in job.upstreams)
+
+
+def inputs_of(view: View, handle: Handle, job: JobRecord) -> EpochView:
+    """The epochs of all that the job reads and that comes from; the store's other tables are left out."""
+    return read_epoch_view(view, handle.memory, handle.catalog.now_ms(), above=job.upstreams)
 
 
 def plan_barrier(view: View, handle: Handle, job: JobRecord) -> BarrierRun:

@@ -277,7 +277,8 @@ class Pipeline:
 
         def body(view: View) -> tuple[bool, frozenset[int]]:
             job = get_job(view, runner.job_id, runner.name)
-            epochs = read_epoch_view(view, self._handle.memory, self._handle.catalog.now_ms())
+            now_ms = self._handle.catalog.now_ms()
+            epochs = read_epoch_view(view, self._handle.memory, now_ms, above=[*job.upstreams, *job.outputs])
             short = [get_table(view, up, "an upstream") for up in job.upstreams if not epochs.complete(up, target)]
             reached = all(epochs.complete(out, target) for out in job.outputs)
             settled = reached and (idle or job.state != "creating")  # an idle step is what ends the creation

@@ -7,12 +7,13 @@ again; so what was read once stays true, and a view costs the commits since the 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .catalog import View
-from .definitions import Counters, JobRecord, TableDef, all_jobs, all_tables, get_version
+from .definitions import Counters, JobRecord, TableDef, all_jobs, all_tables, get_job, get_table, get_version
 from .lineage import EpochView, TableEpochs
 from .records import after_prefix, bound_key, hist_key, key_epoch
 from .version import Commit, TableVersion
@@ -81,26 +82,49 @@ def _reach(seen: _Seen) -> tuple[int, int]:
     return (int(seen.commits[-1]) if len(seen.commits) else 0), -seen.known_from
 
 
-def read_epoch_view(view: View, memory: EpochMemory, now_ms: int, store_id: str = "") -> EpochView:
-    """All tables' epochs and lineage as of one state of the catalog."""
-    jobs = {job.id: job for job in all_jobs(view)}
+def read_epoch_view(
+    view: View, memory: EpochMemory, now_ms: int, store_id: str = "", *, above: Iterable[int] | None = None
+) -> EpochView:
+    """The epochs and lineage of all tables as of one state of the catalog.
+
+    above: only of these tables (by id) and all that they descend from, which is all that a question about them needs.
+    Jobs ask so, time and again: what a look costs must not grow with the number of others.
+    """
+    jobs: dict[int, JobRecord] = {}
     tables: dict[int, TableEpochs] = {}
-    for table in all_tables(view):
-        version = get_version(view, table.id, table.name)
-        job = jobs.get(table.job_id) if table.job_id is not None else None
-        seen = memory.of(view, table.id, version.known_from, version.max_committed_epoch)
-        tables[table.id] = TableEpochs(
-            table_id=table.id,
-            name=table.name,
-            state=table_state(version, job),
-            derived=job is not None,
-            upstreams=job.upstreams if job else (),
-            safe_epoch=version.safe_epoch,
-            commits=seen.commits,
-            changes=seen.changes,
-            known_from=version.known_from,
-        )
+    if above is None:
+        jobs = {job.id: job for job in all_jobs(view)}
+        tables = {
+            table.id: _table_epochs(view, memory, table, jobs.get(table.job_id or 0)) for table in all_tables(view)
+        }
+    else:
+        stack = list(above)
+        while stack:
+            table_id = stack.pop()
+            if table_id not in tables:
+                table = get_table(view, table_id, f"table {table_id}")
+                if table.job_id is not None and table.job_id not in jobs:
+                    jobs[table.job_id] = get_job(view, table.job_id, f"of table {table.name}")
+                tables[table_id] = one = _table_epochs(view, memory, table, jobs.get(table.job_id or 0))
+                stack += one.upstreams
     return EpochView(last_epoch=Counters.read(view).last_epoch, clock_ms=now_ms, tables=tables, store_id=store_id)
+
+
+def _table_epochs(view: View, memory: EpochMemory, table: TableDef, job: JobRecord | None) -> TableEpochs:
+    """`job`: the one that writes the table."""
+    version = get_version(view, table.id, table.name)
+    seen = memory.of(view, table.id, version.known_from, version.max_committed_epoch)
+    return TableEpochs(
+        table_id=table.id,
+        name=table.name,
+        state=table_state(version, job),
+        derived=job is not None,
+        upstreams=job.upstreams if job else (),
+        safe_epoch=version.safe_epoch,
+        commits=seen.commits,
+        changes=seen.changes,
+        known_from=version.known_from,
+    )
 
 
 def table_state(version: TableVersion, job: JobRecord | None) -> str:
