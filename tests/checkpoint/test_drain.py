@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import epochlog as el
+from epochlog.store.definitions import get_job
+from epochlog.store.records import job_key
 from lab import Lab, commits, mirror, refuse, sums
 
 
@@ -251,6 +254,23 @@ def test_what_cannot_be_drained_says_so(lab: Lab) -> None:
     with pytest.raises(el.InvalidInput, match="timeout"):
         lab.job("k", ["r"]).stop(drain=True, timeout=-1)
     assert not lab.store.job("k").info.draining
+
+
+def test_a_parked_job_cannot_be_drained(lab: Lab) -> None:
+    lab.put({1: (0, 10)})
+    job = ran(lab)
+    handle, job_id = lab.store._handle, job._runner.job_id
+    handle.catalog.transact(
+        lambda tx: tx.put(job_key(job_id), replace(get_job(tx, job_id, "j"), state="parked").to_record())
+    )
+    with pytest.raises(el.JobParked, match="Rebuild it and then drain it"):
+        job.stop(drain=True)
+    assert not job.info.draining and states(lab)["j"] == "parked"
+    pipe = el.Pipeline(lab.store)
+    pipe.add(job, refuse)
+    pipe.run()
+    (row,) = pipe.status()
+    assert row.state == "parked" and "JobParked" in (row.last_error or "")
 
 
 def test_a_drained_upstream_may_be_dropped_last_only(lab: Lab) -> None:

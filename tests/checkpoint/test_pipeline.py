@@ -358,6 +358,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Ticks:
     return found
 
 
+@pytest.mark.local_only
 def test_b12_the_ticks_of_a_job_are_the_same_beside_one_that_fails_a_hundred_times(alone: Ticks, tmp_path) -> None:
     beside, status = ticks(tmp_path / "store", "fails")
     assert status is not None and status.state == "backing off" and status.restarts >= 100
@@ -365,6 +366,7 @@ def test_b12_the_ticks_of_a_job_are_the_same_beside_one_that_fails_a_hundred_tim
     assert sorted(beside) == sorted(alone)
 
 
+@pytest.mark.local_only
 def test_the_ticks_of_a_job_are_the_same_beside_one_that_hangs(alone: Ticks, tmp_path) -> None:
     beside, status = ticks(tmp_path / "store", "hangs", rounds=30)
     assert status is not None and (status.state, status.committed_epoch) == ("running", 0)

@@ -1,0 +1,76 @@
+"""Two views in one process, one on the other, and one of them fails now and then: `python examples/pipeline.py`.
+
+Orders come in; `revenue` keeps their sum per day, `best` the day with the most of it. Each view commits by itself. The
+refresh of `best` fails at each second try: it is tried again and catches up, and `revenue` notices nothing of it. At
+the end `revenue` is drained: its data ends, and with it that of `best`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import epochlog as el
+
+ORDERS = pa.schema([("id", pa.int64()), ("day", pa.string()), ("cents", pa.int64())])
+REVENUE = pa.schema([("day", pa.string()), ("cents", pa.int64())])
+BEST = pa.schema([("rank", pa.int64()), ("day", pa.string()), ("cents", pa.int64())])
+
+
+def revenue(ctx: Any) -> None:
+    """The sums of the days whose orders changed."""
+    days = ctx.changes("orders", pre_images=True)["day"].unique()
+    orders = ctx.table("orders")
+    sums = orders.filter(pc.is_in(orders["day"], days)).group_by("day").aggregate([("cents", "sum")])
+    ctx.upsert("revenue", sums.rename_columns(["day", "cents"]))
+
+
+class Best:
+    """The best day, as a refresh that fails at each second try."""
+
+    tries = 0
+
+    def __call__(self, ctx: Any) -> None:
+        self.tries += 1
+        if self.tries % 2:
+            raise ConnectionError("the exchange-rate service did not answer")
+        best = ctx.table("revenue").sort_by([("cents", "descending")]).slice(0, 1)
+        ctx.upsert("best", best.add_column(0, "rank", pa.array([1] * best.num_rows)))
+
+
+def show(pipe: el.Pipeline) -> None:
+    """The state of each job, as a table."""
+    print(f"{'job':8} {'state':9} {'lag':>6} {'restarts':>8}  last error")
+    for row in pipe.status():
+        print(f"{row.name:8} {row.state:9} {row.lag_ms:3} ms {row.restarts:8}  {row.last_error or '-'}")
+
+
+def main(root: str) -> None:
+    with el.open(root) as store:
+        orders = store.create_table("orders", ORDERS, ["id"])
+        first = store.create_job("revenue", ["orders"], {"revenue": (REVENUE, ["day"])})
+        second = store.create_job("best", ["revenue"], {"best": (BEST, ["rank"])})
+        pipe = el.Pipeline(store)  # with a Spark session: el.Pipeline(store, spark), and refreshes take DataFrames
+        pipe.add(first, revenue)
+        pipe.add(second, Best())
+        for day, cents in (("mon", [500, 700]), ("tue", [900, 400, 100])):
+            count = orders.count()
+            ids = list(range(count, count + len(cents)))
+            orders.upsert(pa.table({"id": ids, "day": [day] * len(cents), "cents": cents}))
+            pipe.run(until="idle")  # until all that is committed by now is in; until=None runs on
+            show(pipe)
+            with store.snapshot(consistency="aligned") as moment:
+                print(
+                    "revenue", moment["revenue"].to_arrow().to_pylist(), "best", moment["best"].to_arrow().to_pylist()
+                )
+        first.stop(drain=True)
+        pipe.run()  # until every job has ended
+        show(pipe)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        main(folder)
