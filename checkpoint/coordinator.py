@@ -218,9 +218,7 @@ class Coordinator:
         owner.session, owner.lost_s = session, None
         if owner.started is not None:
             session.send(owner.started)
-        inject = running.inject
-        if inject is not None and inject.targets.get(actor_of(part)) == owner.incarnation:
-            self._inject_one(inject, actor_of(part), running)
+        self._inject_again(actor_of(part), running)
 
     def _open(self, key: str, asked: wire.Attach) -> None:
         """Have the manager know the load or job: claimed in the catalog first."""
@@ -304,6 +302,12 @@ class Coordinator:
             ),
         )
 
+    def _inject_again(self, actor: to.Actor, running: Running) -> None:
+        """Tell an actor that has begun since, or has come back, of the attempt in flight."""
+        owner, inject = self._owners.get(running.part(actor)), running.inject
+        if owner is not None and inject is not None and inject.targets.get(actor) == owner.incarnation:
+            self._inject_one(inject, actor, running)
+
     def _commit(self, commit: to.Commit, running: Running) -> None:
         self._submit(self._try_commit, commit, running)
 
@@ -362,10 +366,13 @@ class Coordinator:
 
     def _restart(self, restart: to.Restart, running: Running) -> None:
         running.news = True
-        for actor in restart.actors:
+        for actor, incarnation in restart.actors.items():
             part = running.part(actor)
-            owner = self._owners.pop(part, None)
-            if owner is not None and owner.session is not None:
+            owner = self._owners.get(part)
+            if owner is None or owner.incarnation != incarnation:
+                continue
+            del self._owners[part]
+            if owner.session is not None:
                 reason = restart.reason[: wire.MAX_TEXT]
                 owner.session.send(wire.Restarted(part, owner.incarnation, False, reason))
 
@@ -386,6 +393,7 @@ class Coordinator:
             if owner is not None and owner.incarnation == start.incarnation:
                 owner.started = started
             self._tell(part, start.incarnation, started)
+            self._inject_again(start.actor, running)
 
     def _failed(self, failed: to.Failed, running: Running) -> None:
         self._send_off(running, failed.reason)

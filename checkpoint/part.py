@@ -59,6 +59,11 @@ class Part:
         return None if self._started is None else self._started.state
 
     @property
+    def epoch(self) -> int:
+        """The newest epoch at which something that this part reported was committed; 0 before the first."""
+        return self._committed[1]
+
+    @property
     def over(self) -> bool:
         """Whether it takes nothing more: it has finished, was fenced or cancelled."""
         return self.finished or self._final is not None

@@ -41,7 +41,7 @@ class Running:
     parts: int
     kind: wire.Kind
     name: str
-    news: bool = True
+    news: bool = False
     inject: to.Inject | None = None
     retry_s: float = 0.1
 

@@ -1,0 +1,338 @@
+"""Loads over the control stream: what is committed with what, who is fenced, what a cut line and a lost worker do."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import epochlog as el
+from control.world import PATIENCE_S, SCHEMA, TOKEN, attach, ids, rows, served, settings, until, worker
+from epochlog.errors import Cancelled, Fenced, InvalidInput, RolledBack, ServerUnavailable, TableFinished, TableInUse
+from epochlog.store.clock import Deadline
+from epochlog.store.loads import get_load, load_parts
+from tcp_proxy import TcpProxy
+
+
+def parts_of(store: el.Store, name: str = "ld") -> dict[int, tuple[bytes | None, bool]]:
+    found = store._handle.catalog.read(lambda view: load_parts(view, name))
+    return {index: (part.state, part.finished) for index, part in found}
+
+
+def test_rows_and_states_are_committed_together(tmp_path: Path) -> None:
+    with served(tmp_path) as (store, server), worker(server, store) as one:
+        part = attach(one)
+        assert part.state is None and part.epoch == 0
+        part.writer("clicks").upsert(rows(1, 2))
+        part.poll(state=b"two")
+        until(lambda: part.epoch, part)
+        assert ids(store) == [1, 2] and parts_of(store) == {0: (b"two", False)}
+        part.writer("clicks").delete({"id": [1]} and rows(1).select(["id"]))
+        part.poll(state=b"three")
+        until(lambda: ids(store) == [2], part)
+        assert parts_of(store) == {0: (b"three", False)}
+        history = store.table("clicks").history()
+        assert set(history["operation"].to_pylist()) == {"load"}
+        assert {txn["application"] for txn in history["txn"].to_pylist()} == {"load:ld"}
+
+
+def test_a_load_at_rest_commits_nothing(tmp_path: Path) -> None:
+    with served(tmp_path) as (store, server), worker(server, store) as one:
+        part = attach(one)
+        part.writer("clicks").upsert(rows(1))
+        until(lambda: part.epoch, part)
+        before, status = store.last_epoch, server.coordinator.status()[0].commits
+        deadline = Deadline.after(0.2)
+        until(lambda: deadline.passed, part)
+        assert store.last_epoch == before and server.coordinator.status()[0].commits == status
+
+
+def test_all_parts_finish_and_the_tables_end(tmp_path: Path) -> None:
+    with served(tmp_path) as (store, server), worker(server, store) as one, worker(server, store) as two:
+        first, second = attach(one, 0, 2, finish_tables=True), attach(two, 1, 2, finish_tables=True)
+        first.writer("clicks").upsert(rows(1))
+        second.writer("clicks").upsert(rows(2))
+        done = threading.Thread(target=first.finish, args=(b"end",))
+        done.start()
+        until(lambda: first.finished, second)  # a part may finish long before the others
+        assert store.table("clicks").info.state == "created"
+        assert second.finish(b"too", timeout=PATIENCE_S) == store.table("clicks").info.max_committed_epoch
+        done.join(PATIENCE_S)
+        assert ids(store) == [1, 2] and store.table("clicks").info.state == "finished"
+        assert parts_of(store) == {0: (b"end", True), 1: (b"too", True)}
+        again = attach(two, 0, 2, finish_tables=True)
+        assert again.finished and again.state == b"end" and again.finish() == 0
+        with pytest.raises(TableFinished):
+            store.table("clicks").upsert(rows(3))
+
+
+def test_two_workers_claim_one_part(tmp_path: Path) -> None:
+    """The later one has it; what the earlier one wrote and did not commit is dropped, and it has no effect any more."""
+    with served(tmp_path) as (store, server), worker(server, store) as one, worker(server, store) as two:
+        first = attach(one)
+        first.writer("clicks").upsert(rows(1))
+        until(lambda: first.epoch, first)
+        first.writer("clicks").upsert(rows(2))
+        second = attach(two)
+        with pytest.raises(Fenced):
+            until(lambda: False, first)
+        with pytest.raises(Fenced):
+            first.finish()
+        second.writer("clicks").upsert(rows(3))
+        second.finish(timeout=PATIENCE_S)
+        assert ids(store) == [1, 3]
+
+
+def test_a_killed_workers_part_goes_on_from_its_state(tmp_path: Path) -> None:
+    with served(tmp_path) as (store, server), worker(server, store) as one:
+        lost = worker(server, store)
+        part, other = attach(lost, 0, 2), attach(one, 1, 2)
+        part.writer("clicks").upsert(rows(1))
+        part.poll(state=b"1")
+        until(lambda: ids(store) == [1], part, other)
+        part.writer("clicks").upsert(rows(2))
+        other.writer("clicks").upsert(rows(3))
+        cut(lost)
+        with worker(server, store) as two:
+            again = attach(two, 0, 2)
+            assert again.state == b"1"
+            again.writer("clicks").upsert(rows(4))
+            until(lambda: ids(store) == [1, 3, 4], again, other)  # the other part was not disturbed
+        lost.close()
+
+
+def cut(worker: el.Worker) -> None:
+    """As by the death of its process: nothing more is heard of it."""
+    worker._closed.set()
+    assert worker._line is not None
+    worker._line.hang_up()
+
+
+def test_a_lost_worker_ends_its_parts_and_no_others(tmp_path: Path) -> None:
+    with served(tmp_path, settings(timeout_ms=300)) as (store, server), worker(server, store) as one:
+        lost = worker(server, store)
+        attach(lost, 0, 1, "gone")
+        mine = attach(one)
+        cut(lost)
+        until(lambda: server.coordinator._owners.keys() == {mine.name}, mine)
+        mine.writer("clicks").upsert(rows(1))
+        until(lambda: mine.epoch, mine)
+        assert {one.job: dict(one.actors) for one in server.coordinator.status()}["load:gone"] == {
+            ("gone", 0): "INITIALIZING"
+        }
+        lost.close()
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_cancel_and_drain(tmp_path: Path, drain: bool) -> None:
+    with served(tmp_path) as (store, server), worker(server, store) as one:
+        part = attach(one)
+        part.writer("clicks").upsert(rows(1))
+        server.coordinator.stop("load", "ld", drain=drain)
+        if drain:
+            until(lambda: not part.poll(state=b"end"))
+            part.finish(timeout=PATIENCE_S)
+            assert ids(store) == [1] and parts_of(store) == {0: (b"end", True)}
+        else:
+            with pytest.raises(Cancelled):
+                until(lambda: False, part)
+            assert ids(store) == [] and parts_of(store) == {}
+
+
+def test_another_declaration_is_refused(tmp_path: Path) -> None:
+    with served(tmp_path) as (store, server), worker(server, store) as one, worker(server, store) as two:
+        store.create_table("other", SCHEMA, ["id"])
+        attach(one, 0, 2)
+        for of, tables, end in ((3, ["clicks"], False), (2, ["clicks", "other"], False), (2, ["clicks"], True)):
+            with pytest.raises(InvalidInput):
+                two.attach("ld", index=1, of=of, tables=tables, finish_tables=end, timeout=PATIENCE_S)
+        with pytest.raises(el.TableNotFound):
+            two.attach("other_load", index=0, of=1, tables=["nothing"], timeout=PATIENCE_S)
+        with pytest.raises(el.JobNotFound):
+            two.attach(job="nothing", index=0, of=1, timeout=PATIENCE_S)
+        with pytest.raises(TableInUse, match="load 'ld'"):
+            store.drop_table("clicks")
+
+
+def test_nobody_there_and_a_wrong_token(tmp_path: Path) -> None:
+    with served(tmp_path) as (store, server):
+        with el.Worker(server.location, store, token="wrong") as stranger, pytest.raises(el.AccessDenied):
+            attach(stranger)
+        with socket.create_server(("127.0.0.1", 0)) as nobody:
+            port = nobody.getsockname()[1]
+        with el.Worker(f"grpc://127.0.0.1:{port}", store, token=TOKEN) as early, pytest.raises(ServerUnavailable):
+            early.attach("ld", index=0, of=1, tables=["clicks"], timeout=0.2)
+
+
+# ---- lines that are cut --------------------------------------------------------------------------------------------
+
+
+def proxied(server: el.StoreServer) -> TcpProxy:
+    return TcpProxy(int(server.location.rpartition(":")[2]))
+
+
+def test_a_cut_line_costs_nothing(tmp_path: Path) -> None:
+    """The same incarnation goes on over another line: what it sealed and reported is committed once."""
+    with served(tmp_path) as (store, server):
+        proxy = proxied(server)
+        with worker(f"grpc://127.0.0.1:{proxy.port}", store) as one:
+            part = attach(one)
+            for round_ in range(4):
+                part.writer("clicks").upsert(rows(round_, v=round_))
+                part.poll(state=b"%d" % round_)
+                proxy.refuse(True)
+                until(lambda: not one.connected)
+                part.writer("clicks").upsert(rows(100 + round_))
+                part.poll()
+                proxy.refuse(False)
+                until(lambda round_=round_: ids(store)[-1:] == [100 + round_], part)
+            part.finish(timeout=PATIENCE_S)
+        assert ids(store) == [0, 1, 2, 3, 100, 101, 102, 103]
+        (status,) = server.coordinator.status()
+        assert status.incarnation == 1 and status.state == "finished"
+        proxy.stop()
+
+
+def once(worker: el.Worker, kind: str, act: Callable[[], None]) -> None:
+    """Before, or after, the next message of a kind is sent: do something. The message goes the way of its line."""
+    send = worker.send
+
+    def watched(message: object) -> None:
+        send(message)  # pyright: ignore[reportArgumentType]
+        if type(message).__name__ == kind:
+            worker.send = send  # pyright: ignore[reportAttributeAccessIssue]
+            act()
+
+    worker.send = watched  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("delivered", [False, True])
+def test_a_report_that_is_lost_or_whose_commit_is_not_heard(tmp_path: Path, delivered: bool) -> None:
+    """Sealed segments are sent again until they are known to be taken; those that were are not committed twice."""
+    with served(tmp_path) as (store, server), worker(server, store) as one:
+        part = attach(one)
+        part.writer("clicks").upsert(rows(1))
+
+        def lose() -> None:
+            if delivered:
+                return
+            one._out.clear()
+            assert one._line is not None
+            one._line.hang_up()
+
+        once(one, "Reported", lose)
+        if delivered:
+            until(lambda: part._report is not None, part)
+            assert one._line is not None
+            one._line.hang_up()
+        until(lambda: part.epoch, part)
+        part.writer("clicks").upsert(rows(2))
+        part.finish(timeout=PATIENCE_S)
+        assert ids(store) == [1, 2]
+        history = store.table("clicks").history()
+        assert history["rows_upserted"].to_pylist() == [1, 1]
+
+
+def test_repeated_and_stale_reports_change_nothing(tmp_path: Path) -> None:
+    with served(tmp_path) as (store, server), worker(server, store) as one:
+        part = attach(one)
+        part.writer("clicks").upsert(rows(1))
+        until(lambda: part.epoch, part)
+        report = part._report
+        part.writer("clicks").upsert(rows(2))
+        with one.changed:
+            for _ in range(3):
+                one.send(report)
+        until(lambda: ids(store) == [1, 2], part)
+        with worker(server, store) as two:
+            again = attach(two)
+            with one.changed:
+                one.send(report)
+            again.writer("clicks").upsert(rows(3))
+            until(lambda: ids(store) == [1, 2, 3], again)
+        assert sum(store.table("clicks").history()["rows_upserted"].to_pylist()) == 3
+
+
+def test_a_server_that_comes_back_on_its_port_rolls_its_parts_back(tmp_path: Path) -> None:
+    with el.open(tmp_path / "store", durability="os") as store:
+        store.create_table("clicks", SCHEMA, ["id"])
+        server = el.serve(store, token=TOKEN, coordinator=settings())
+        location = server.location
+        with worker(server, store) as one:
+            part = attach(one)
+            part.writer("clicks").upsert(rows(1))
+            part.poll(state=b"1")
+            until(lambda: part.epoch, part)
+            server.shutdown()
+            part.writer("clicks").upsert(rows(2))
+            part.poll(state=b"2")  # nobody hears it: no error
+            with el.serve(store, location, token=TOKEN, coordinator=settings()):
+                with pytest.raises(RolledBack):
+                    until(lambda: False, part)
+                assert part.state == b"1"
+                part.writer("clicks").upsert(rows(3))
+                part.finish(b"3", timeout=PATIENCE_S)
+            assert ids(store) == [1, 3] and parts_of(store) == {0: (b"3", True)}
+            assert store._handle.catalog.read(lambda view: get_load(view, "ld")).incarnation == 2
+
+
+def test_an_old_coordinator_commits_nothing_any_more(tmp_path: Path) -> None:
+    """Two coordinators of one load: the catalog knows which one counts."""
+    with served(tmp_path) as (store, old), worker(old, store) as one:
+        part = attach(one)
+        part.writer("clicks").upsert(rows(1))
+        until(lambda: part.epoch, part)
+        with el.serve(store, token=TOKEN, coordinator=settings()) as new, worker(new, store) as two:
+            again = attach(two)
+            part.writer("clicks").upsert(rows(2))
+            with pytest.raises(Cancelled):
+                until(lambda: False, part)
+            again.writer("clicks").upsert(rows(3))
+            again.finish(timeout=PATIENCE_S)
+        assert ids(store) == [1, 3]
+
+
+def test_a_silent_coordinator_is_left(tmp_path: Path) -> None:
+    """A black hole: the line stands, and nothing comes. The worker opens another one by itself."""
+    with served(tmp_path, settings(timeout_ms=400)) as (store, server), worker(server, store) as one:
+        part = attach(one)
+        with server.coordinator._lock:
+            (session,) = server.coordinator._sessions
+        first = one._line
+        session._line.send = lambda message: True  # pyright: ignore[reportAttributeAccessIssue]
+        until(lambda: one._line is not first and one.connected)
+        part.writer("clicks").upsert(rows(1))
+        until(lambda: part.epoch, part)
+
+
+def test_a_write_that_fails_rolls_the_part_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(tmp_path) as (store, server), worker(server, store) as one:
+        part = attach(one)
+        with monkeypatch.context() as patched:
+
+            def full(*given: object) -> None:
+                raise el.WriteFailed("the disk is full")
+
+            patched.setattr(type(store._handle.files), "write", full)
+            part.writer("clicks").upsert(rows(1))
+            with pytest.raises(el.WriteFailed):
+                until(lambda: False, part)
+        with pytest.raises(RolledBack):
+            part.poll()
+        part.writer("clicks").upsert(rows(2))
+        part.finish(timeout=PATIENCE_S)
+        assert ids(store) == [2]
+
+
+def test_a_shutdown_is_bounded_with_parts_at_work(tmp_path: Path) -> None:
+    with served(tmp_path) as (store, server), worker(server, store) as one:
+        part = attach(one)
+        part.writer("clicks").upsert(rows(1))
+        ended = threading.Thread(target=server.shutdown, args=(5,))
+        ended.start()
+        ended.join(PATIENCE_S)
+        assert not ended.is_alive()
+        until(lambda: not one.connected)
