@@ -6,6 +6,8 @@ SHELL := /bin/bash
 
 BIN := .venv/bin
 WORKERS ?= 2
+# how many seeds of the checkpoint manager's simulation a campaign runs
+SEEDS ?= 20000
 PYTEST := $(BIN)/python -m pytest -q
 FAST := not spark and not slow and not campaign
 # what is run again with the catalog in Redis, and with the files on S3 as well; fewer examples, since each step is a request
@@ -37,6 +39,7 @@ test: setup  ## every test: fast and slow ones side by side, those with Spark on
 
 campaign: setup  ## the long versions: every failpoint every time, power cuts by chance, races for minutes, thousands of seeds
 	@$(PYTEST) -m campaign -n $(WORKERS) --dist worksteal
+	@EPOCHLOG_SIM_SEEDS=$(SEEDS) $(PYTEST) tests/simulation -n $(WORKERS) --dist worksteal
 	@EPOCHLOG_LAW_SLOW_SEEDS=1000 EPOCHLOG_RACE_SECONDS=120 HYPOTHESIS_PROFILE=thorough $(PYTEST) tests/law tests/model tests/conformance/test_racing.py tests/crash/test_upkeep.py -m "not spark"
 
 bench: setup  ## the figures, beside deltalake and rocksdict

@@ -151,7 +151,7 @@ class Drop:
 class Restart:
     """These actors are fenced and roll back to the last commit: whoever runs them attaches anew, or another does.
 
-    actors: actor -> the incarnation that has ended (0: none was attached); who has a newer one has attached since.
+    actors: actor -> the newest incarnation that has ended, 0 for none; who has a newer one has attached since.
     """
 
     job: str

@@ -76,10 +76,10 @@ class JobProtocol:
         return self._let_go("the job is taken off")
 
     def stop(self, now: int, drain: bool) -> list[Decision]:
-        if self._state in ("finished", "stopped"):
+        if self._state == "finished":
             return []
-        self._draining = drain and self._state == "running"
-        if self._draining:
+        self._draining = drain
+        if drain or self._state == "stopped":  # one that does not run drains once it has recovered
             return self._advance(now)
         self._stopping = self._attempt is not None and self._attempt.at_catalog
         return [] if self._stopping else self._stopped()
@@ -271,7 +271,7 @@ class JobProtocol:
         self._carried += [report for report in attempt.reports.values() if any(report.segments.values())]
         gone = self._roster.in_state(TaskState.FINISHED)
         told = {actor: number for actor, number in self._roster.still(attempt.waits).items() if actor not in gone}
-        return [Abort(self.job, attempt.barrier_id, reason, told)] if told else []
+        return [Abort(self.job, attempt.barrier_id, reason, told)]
 
     def _attempt_failed(self, now: int, attempt: Attempt, reason: str) -> list[Decision]:
         """Gives the attempt up and counts it."""

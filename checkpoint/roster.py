@@ -19,10 +19,16 @@ class Task:
     waiting: bool = False  # attached, and not told to start yet
     flagged: bool = False
     taken: int = 0  # the newest barrier of which this incarnation's report was taken
+    ended: int = 0  # the newest incarnation that has ended
 
     @property
     def at_work(self) -> bool:
-        return self.incarnation > 0 and not self.waiting
+        return self.incarnation > 0 and not self.waiting and not self.flagged
+
+    @property
+    def newest(self) -> int:
+        """The newest incarnation there was; 0: none."""
+        return self.incarnation or self.ended
 
 
 class Roster:
@@ -46,18 +52,21 @@ class Roster:
             )
         for actor in finished:
             self.require(actor)
-        fenced = {actor: task.incarnation for actor, task in self.tasks.items() if actor not in finished}
+        fenced = {actor: task.newest for actor, task in self.tasks.items() if actor not in finished}
         if not self.incarnation:
             fenced = {}
         self.incarnation, self._attaches = incarnation, 0
         for actor in self.tasks:
             over = actor in finished
-            self.tasks[actor] = Task(TaskState.FINISHED if over else TaskState.INITIALIZING, flagged=over)
+            state = TaskState.FINISHED if over else TaskState.INITIALIZING
+            self.tasks[actor] = Task(state, flagged=over, ended=self.tasks[actor].newest)
         return fenced
 
     def close(self, state: TaskState) -> None:
         """Fences everyone who has not finished."""
-        self.tasks.update({actor: Task(state) for actor, task in self.tasks.items() if not task.flagged})
+        for actor, task in self.tasks.items():
+            if not task.flagged:
+                self.tasks[actor] = Task(state, ended=task.newest)
 
     def require(self, actor: Actor) -> Task:
         """Raises InvalidInput for an actor that the job does not have."""
@@ -97,10 +106,9 @@ class Roster:
         hit = {
             actor: self.tasks[actor].incarnation
             for actor in connected
-            if not self.tasks[actor].flagged
-            and (self.tasks[actor].at_work or (actor in lost and self.tasks[actor].incarnation))
+            if self.tasks[actor].at_work or (actor in lost and self.tasks[actor].waiting)
         }
-        self.tasks.update({actor: Task() for actor in hit})
+        self.tasks.update({actor: Task(ended=number) for actor, number in hit.items()})
         return hit
 
     def starts(self) -> list[Start]:

@@ -177,6 +177,23 @@ def test_c13_stop_with_drain_asks_the_actors_to_end(desk: Desk) -> None:
     assert desk.rows("j") == ["b1"]
 
 
+@pytest.mark.parametrize("state", ["failed", "stopped"])
+def test_c13_a_job_that_does_not_run_drains_once_it_has_recovered(desk: Desk, state: str) -> None:
+    """Found by the simulation, seeds 1757 and 2662: it was forgotten, and the job went on without an end."""
+    desk.job("j", tolerable_failures=0)
+    desk.to(1_000)
+    if state == "failed":
+        desk.decline("j", A)
+    else:
+        desk.do(desk.manager.stop("j", drain=False))
+    assert desk.manager.status("j").state == state
+    assert desk.do(desk.manager.stop("j", drain=True)) == []
+    desk.do(desk.manager.recover("j", incarnation=2))
+    assert desk.current("j").drain
+    desk.report("j", A, ended=True)
+    assert desk.manager.status("j").state == "finished"
+
+
 def test_c13_stop_without_drain_writes_no_end(desk: Desk) -> None:
     desk.job("j", {"v": 2})
     desk.to(1_000)
@@ -241,6 +258,18 @@ def test_c15_two_chains_of_20_and_100_rows_without_periodic_checkpoints(desk: De
     rows = desk.rows("j")
     assert rows == [("w20", n) for n in range(20)] + [("w100", n) for n in range(100)]
     assert desk.manager.status("j").state == "finished"
+
+
+def test_c15_a_finished_actor_that_comes_back_disturbs_nobody(desk: Desk) -> None:
+    """Found by the simulation, seed 71: all that it had been connected to rolled back."""
+    desk.job("j", {"s": 1, "w": 1}, [Edge("s", "w", "all")])
+    desk.to(1_000)
+    desk.report("j", ("s", 0), ended=True)
+    desk.report("j", ("w", 0))
+    desk.attach("j", ("s", 0))
+    assert desk.of(Restart, "j") == []
+    assert desk.of(Start, "j")[-1].finished
+    assert desk.fail("j", ("s", 0)) == []
 
 
 def test_c16_tolerable_failures(desk: Desk) -> None:

@@ -1,0 +1,24 @@
+"""Any number of seeds, without pytest: `PYTHONPATH=tests python -m simulation.campaign COUNT [FIRST_SEED]`."""
+
+from __future__ import annotations
+
+import sys
+
+from simulation.runs import Found, check
+
+
+def main(count: int, first: int) -> int:
+    """Runs the seeds, prints the stories of those that fail; returns how many failed."""
+    failed = 0
+    for seed in range(first, first + count):
+        try:
+            check(seed)
+        except Found as found:
+            failed += 1
+            print(found, flush=True)
+    print(f"{count} seeds from {first} on: {failed} failed")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0), 1))
