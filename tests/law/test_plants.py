@@ -126,6 +126,11 @@ def rows_of_a_failed_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_module.JobRunner, "step_local", step_local)
 
 
+def ends_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drained table is judged by what its upstreams do later, as if they were its input still."""
+    monkeypatch.setattr(TableEpochs, "ended", False)
+
+
 def campaign(folder: Path, first: int) -> None:
     for seed in range(first, first + SEEDS):
         run(seed, folder / str(seed))
@@ -144,6 +149,7 @@ PLANTS: dict[str, tuple[Plant, str]] = {
     "log-ends-late": (log_range(0, 1), "the law"),
     "barrier-not-recorded": (barrier_not_recorded, "decided anew"),
     "second-output-lost": (outputs_one_by_one, "the law"),
+    "ends-forgotten": (ends_forgotten, "aligned|global|as_of|everything|caught up"),
     "failed-refresh-committed": (rows_of_a_failed_refresh, "moved by a failure"),
 }
 
