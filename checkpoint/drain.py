@@ -1,7 +1,8 @@
 """Ending a job's data: a boundary is recorded through which it takes its inputs in, and its commit there is its last.
 
 Whoever runs the job does it, as it would any barrier: `drain` waits for a query of this process, or goes on itself with
-the refresh that this runner was last given; without either it leaves the job to its next runner.
+the refresh that this runner was last given; without either it leaves the job to its next runner. A refresh that asks
+for its own job's end gets it with this commit or with the next one.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ def drain(runner: JobRunner, timeout: float | timedelta | None) -> None:
         if looked and deadline is not None and deadline.passed:
             raise _pending(runner)
         looked = True
+        if runner.refreshing == threading.get_ident():  # asked by its own refresh, which has to return first
+            return
         if live.running(runner):
             ran_here = True
             pause.wait(LOOK_S)

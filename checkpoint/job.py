@@ -7,6 +7,7 @@ docs/SEMANTICS.md, 5.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -91,6 +92,8 @@ class JobRunner:
         self.incarnation: int | None = None
         self.again: Callable[[], int | None] | None = None
         """One more step as this runner was last run; None before it has been."""
+        self.refreshing: int | None = None
+        """The thread in which a refresh of this runner is at work."""
 
     def record(self) -> JobRecord:
         """The job as the catalog has it now; JobNotFound when it was dropped."""
@@ -150,6 +153,7 @@ class JobRunner:
         if run is None:
             return None
         context = LocalContext(self.handle, run)
+        self.refreshing = threading.get_ident()
         try:
             refresh(context)
             segments = context._finish()
@@ -157,7 +161,7 @@ class JobRunner:
             self.fail(error)
             raise
         finally:
-            context._over = True
+            context._over, self.refreshing = True, None
         return self.commit(run, segments)
 
     def _claim(self) -> int:

@@ -8,6 +8,7 @@ commit.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -142,6 +143,7 @@ def step(runner: JobRunner, session: SparkSession, refresh: Refresh) -> int | No
     if run is None:
         return None
     context = SparkJobContext(session, runner.handle.files, run)
+    runner.refreshing = threading.get_ident()
     try:
         refresh(context)
         segments = context._finish()
@@ -156,7 +158,7 @@ def step(runner: JobRunner, session: SparkSession, refresh: Refresh) -> int | No
             raise
         raise known from error
     finally:
-        context._over = True
+        context._over, runner.refreshing = True, None
     return runner.commit(run, segments)
 
 

@@ -235,6 +235,29 @@ def test_a_failing_refresh_leaves_the_end_for_later(lab: Lab) -> None:
     assert states(lab)["j"] == "finished" and lab.rows("j_out") == {1: (0, 10), 2: (0, 20)}
 
 
+@pytest.mark.parametrize("piped", [False, True])
+def test_a_refresh_may_end_its_own_job(lab: Lab, piped: bool) -> None:
+    job, calls = lab.job("j", ["r"]), []
+
+    def refresh(ctx) -> None:
+        calls.append(ctx.barrier.curr)
+        mirror("r", "j_out")(ctx)
+        if 2 in lab.rows("r", ctx.barrier.curr):
+            job.stop(drain=True)
+
+    pipe = el.Pipeline(lab.store)
+    pipe.add(job, refresh)
+    for number in (1, 2, 3):
+        lab.put({number: (0, number)})
+        lab.tick()
+        if piped:
+            pipe.run(until="idle")
+        else:
+            commits({"j": lambda: job.step_local(refresh)})
+    assert states(lab)["j"] == "finished" and sorted(lab.rows("j_out")) == [1, 2]
+    assert calls == [epoch for epoch, _ in lab.entries("j_out")]
+
+
 def test_a_runner_that_was_taken_over_ends_nothing(lab: Lab) -> None:
     lab.put({1: (0, 10)})
     old = ran(lab)
