@@ -338,10 +338,7 @@ class JobPart(Part):
             try:
                 found = self._refresh(inject, refresh)
             except BaseException as error:
-                with self._worker.changed:
-                    reason = f"{type(error).__name__}: {error}"[: wire.MAX_TEXT]
-                    self._worker.send(wire.Declined(self.name, self._incarnation, inject.barrier_id, reason))
-                    self._inject = None
+                self._decline(inject, f"{type(error).__name__}: {error}")
                 raise
             if found is None:
                 return None
@@ -360,8 +357,7 @@ class JobPart(Part):
         handle.intents.own()  # registered before the look at the catalog that its writers are planned in
         job = handle.catalog.read(lambda view: find_job(view, self.name.name))
         if job.barrier is None or tuple(job.barrier[:2]) != (inject.prev, inject.curr):
-            with self._worker.changed:
-                self._inject = None if self._inject is inject else self._inject
+            self._decline(inject, f"the job stands at {job.position} with barrier {job.barrier}")
             return None
         run = handle.catalog.read(lambda view: plan_barrier(view, handle, job))
         context = PartContext(handle, run, self.name.number, self.of)
@@ -370,6 +366,13 @@ class JobPart(Part):
             return context._finish()
         finally:
             context._over = True
+
+    def _decline(self, inject: wire.Injected, reason: str) -> None:
+        with self._worker.changed:
+            reason = reason[: wire.MAX_TEXT]
+            self._worker.send(wire.Declined(self.name, self._incarnation, inject.barrier_id, reason))
+            if self._inject is inject:
+                self._inject = None
 
     def _wait(self, until: Callable[[], object], deadline: Deadline | None) -> bool:
         """Wait under `changed`; False after the deadline. Whatever ends the part is raised."""

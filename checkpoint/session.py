@@ -39,8 +39,6 @@ class Session:
         """Queue a message; it is lost when the line ends first."""
         with self._more:
             self._waiting.append(message)
-            if len(self._waiting) > MOST_WAITING:
-                self._ended = True
             self._more.notify()
 
     def heard(self) -> None:
@@ -69,6 +67,8 @@ class Session:
             with self._more:
                 self._more.wait_for(lambda: self._ended or self._waiting)
                 if self._ended:
+                    return
+                if len(self._waiting) > MOST_WAITING:
                     break
                 frame = [self._waiting.popleft() for _ in range(min(FRAME, len(self._waiting)))]
             if not self._line.send(encode(frame)):

@@ -29,6 +29,7 @@ from ..store.segment import Segment
 from .barrier import Barrier
 from .control import Attach
 from .decisions import Commit, JobSettings
+from .drain import record_drain
 from .job import BarrierRun, JobRunner
 
 
@@ -199,6 +200,8 @@ class JobTask:
         return Opened(incarnation, self._parts, frozenset(range(self._parts) if over else ()), self._settings)
 
     def decide(self, *, news: bool, drain: bool) -> Barrier | None:
+        if drain:
+            record_drain(self._runner)
         self._run = self._runner.begin()
         return None if self._run is None else self._run.barrier
 

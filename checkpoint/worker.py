@@ -29,6 +29,8 @@ CONTROL = b"control"
 """The name of the exchange."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 2.0
 ATTACH_S = 30.0
+PARTING_S = 1.0
+"""How long a worker that is closed waits until its last words are read."""
 FRAME = 64
 T = TypeVar("T", bound=Part)
 
@@ -140,6 +142,7 @@ class Worker:
         with self.changed:
             line = self._line
         if line is not None:
+            line.finish(PARTING_S)
             line.close()
         self._reading.join(self._timeout_s)
 
@@ -186,7 +189,7 @@ class Worker:
         welcomed = False
         try:
             line.send(wire.encode([wire.Hello(wire.VERSION, self._name)]))
-            while not self._closed.is_set() and (frame := line.read()) is not None:
+            while (frame := line.read()) is not None:
                 messages = wire.decode(frame)
                 with self.changed:
                     self._heard_s = monotonic_s()

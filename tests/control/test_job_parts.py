@@ -1,0 +1,239 @@
+"""Jobs that several parts refresh side by side: the result is that of one runner, whoever dies in between."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import epochlog as el
+from control.world import PATIENCE_S, TOKEN, settings, until, worker
+from epochlog.checkpoint.shares import split
+from epochlog.errors import Fenced, InvalidInput
+
+ORDERS = pa.schema([("id", pa.int64()), ("day", pa.string()), ("cents", pa.int64())])
+REVENUE = pa.schema([("day", pa.string()), ("cents", pa.int64())])
+
+
+class Killed(BaseException):
+    """A part's process has died."""
+
+
+def query(orders: pa.Table) -> pa.Table:
+    found = orders.group_by("day").aggregate([("cents", "sum")]).rename_columns(["day", "cents"])
+    return found.cast(REVENUE).sort_by("day")
+
+
+def refresh(ctx: Any) -> None:
+    """Sum anew the days of this part's share that have changed."""
+    changed = ctx.share(ctx.changes("orders", pre_images=True), by=["day"])
+    days = pc.unique(changed["day"])
+    if not len(days):
+        return
+    orders = ctx.table("orders")
+    found = query(orders.filter(pc.is_in(orders["day"], value_set=days)))
+    ctx.upsert("revenue", found)
+    gone = days.filter(pc.invert(pc.is_in(days, value_set=found["day"].combine_chunks())))
+    ctx.delete("revenue", pa.table({"day": gone}))
+
+
+@contextmanager
+def world(folder: Path) -> Iterator[tuple[el.Store, el.StoreServer]]:
+    with el.open(folder / "store", durability="os", checkpoint_interval_ms=20) as store:
+        store.create_table("orders", ORDERS, ["id"])
+        store.create_job("revenue", ["orders"], {"revenue": (REVENUE, ["day"])})
+        with el.serve(store, token=TOKEN, coordinator=settings(attempt_ms=30_000)) as server:
+            yield store, server
+
+
+def write(store: el.Store, chance: random.Random) -> None:
+    """Orders that come, change their day or amount, and go."""
+    some = [chance.randrange(200) for _ in range(60)]
+    fresh = {each: (f"day-{chance.randrange(12):02}", chance.randrange(1000)) for each in some}
+    table = store.table("orders")
+    table.upsert(
+        pa.table({"id": [*fresh], "day": [day for day, _ in fresh.values()], "cents": [c for _, c in fresh.values()]})
+    )
+    table.delete(pa.table({"id": pa.array(chance.sample(range(200), 10), pa.int64())}))
+
+
+def run(
+    store: el.Store,
+    server: el.StoreServer,
+    parts: int,
+    change: Callable[[], None],
+    work: Callable[[Any], None] = refresh,
+) -> None:
+    """Have `parts` parts run the job until it has taken in what `change` does."""
+    stop, failures = threading.Event(), []
+
+    def one(index: int) -> None:
+        while not stop.is_set():
+            try:
+                with worker(server, store) as mine:
+                    part = mine.attach(job="revenue", index=index, of=parts, timeout=PATIENCE_S)
+                    while not stop.is_set():
+                        part.step(work, timeout=0.02)
+            except Killed:
+                continue  # it is started again
+            except el.RolledBack:
+                continue
+            except BaseException as error:
+                failures.append(error)
+                return
+
+    threads = [threading.Thread(target=one, args=(index,)) for index in range(parts)]
+    for thread in threads:
+        thread.start()
+    try:
+        change()
+        store.checkpoint()
+        wanted = store.table("orders").info.max_committed_epoch
+        until(lambda: failures or store.job("revenue").info.committed_epoch >= wanted)
+        assert not failures, failures
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+
+
+def check(store: el.Store) -> None:
+    """The law: at the job's epoch its output is the query of its input there."""
+    epoch = store.job("revenue").info.committed_epoch
+    found = store.table("revenue").to_arrow(epoch=epoch).cast(REVENUE)
+    assert found.equals(query(store.table("orders").to_arrow(epoch=epoch)))
+
+
+def test_one_part_then_four_then_one_and_one_of_them_killed(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    left = [2]  # the calls of part 2 that die
+
+    def deadly(ctx: Any) -> None:
+        refresh(ctx)
+        if ctx.part == 2 and left[0]:
+            left[0] -= 1
+            raise Killed
+
+    with world(tmp_path) as (store, server):
+        write(store, chance)
+        for parts in (1, 4, 1, 3):
+            for _ in range(2):
+                run(store, server, parts, lambda: write(store, chance), deadly)
+                check(store)
+        assert left == [0]
+        epochs = store.table("revenue").history()["epoch"].to_pylist()
+        assert len(set(epochs)) == len(epochs)
+
+
+def test_an_attempt_that_fails_keeps_what_the_others_reported(tmp_path: Path) -> None:
+    """A part whose refresh raises declines; the barrier comes again, and only it refreshes again."""
+    calls: list[int] = []
+    bad = [True]
+
+    def work(ctx: Any) -> None:
+        calls.append(ctx.part)
+        if ctx.part == 1 and bad[0]:
+            until(lambda: waiting(server) == {("revenue", 1)})
+            bad[0] = False
+            raise ZeroDivisionError("not now")
+        refresh(ctx)
+
+    def waiting(server: el.StoreServer) -> frozenset[Any]:
+        return next(iter(server.coordinator.status())).waiting_for
+
+    with world(tmp_path) as (store, server):
+        write(store, random.Random(1))
+        with worker(server, store) as one, worker(server, store) as two:
+            first = one.attach(job="revenue", index=0, of=2, timeout=PATIENCE_S)
+            second = two.attach(job="revenue", index=1, of=2, timeout=PATIENCE_S)
+            done = threading.Thread(target=first.step, args=(work, PATIENCE_S))
+            done.start()
+            with pytest.raises(ZeroDivisionError):
+                second.step(work, PATIENCE_S)
+            epoch = second.step(work, PATIENCE_S)
+            done.join(PATIENCE_S)
+            assert epoch == store.job("revenue").info.committed_epoch
+            assert sorted(calls) == [0, 1, 1]
+            check(store)
+
+
+def test_a_runner_of_its_own_fences_the_parts(tmp_path: Path) -> None:
+    with world(tmp_path) as (store, server), worker(server, store) as one:
+        write(store, random.Random(1))
+        part = one.attach(job="revenue", index=0, of=1, timeout=PATIENCE_S)
+        until(lambda: part.step(refresh, 0.05) is not None)
+        job = store.job("revenue")
+        write(store, random.Random(2))
+        store.checkpoint()
+        with pytest.raises((el.Cancelled, Fenced)):
+            until(lambda: job.step_local(whole) and part.step(refresh, PATIENCE_S) is None)
+        check(store)
+
+
+def whole(ctx: Any) -> None:
+    ctx.delete("revenue", ctx.output("revenue").select(["day"]))
+    ctx.upsert("revenue", query(ctx.table("orders")))
+
+
+def test_a_job_whose_data_ends_finishes_all_parts(tmp_path: Path) -> None:
+    with world(tmp_path) as (store, server), worker(server, store) as one:
+        write(store, random.Random(1))
+        parts = [one.attach(job="revenue", index=index, of=2, timeout=PATIENCE_S) for index in range(2)]
+        store.table("orders").finish()
+        other = threading.Thread(target=lambda: until(lambda: parts[1].finished or parts[1].step(refresh, 0.05) == 0))
+        other.start()
+        until(lambda: parts[0].finished or parts[0].step(refresh, 0.05) == 0)
+        other.join(PATIENCE_S)
+        assert store.job("revenue").info.state == "finished" and parts[0].step(refresh) is None
+        check(store)
+
+
+# ---- shares ----------------------------------------------------------------------------------------------------------
+
+COLUMNS = {
+    pa.int64(): st.integers(-5, 5), pa.int8(): st.integers(-5, 5), pa.uint64(): st.integers(0, (1 << 64) - 1),
+    pa.string(): st.text(max_size=3), pa.large_string(): st.text(max_size=3), pa.binary(): st.binary(max_size=3),
+    pa.float64(): st.floats(), pa.float32(): st.floats(width=32), pa.bool_(): st.booleans(),
+    pa.date32(): st.dates(), pa.timestamp("us"): st.datetimes(), pa.decimal128(10, 2): st.decimals(-99, 99, places=2),
+}  # fmt: skip
+
+
+@given(st.sampled_from(list(COLUMNS)), st.data(), st.integers(1, 5))
+def test_every_row_is_in_one_share_and_equal_values_are_together(
+    kind: pa.DataType, data: st.DataObject, parts: int
+) -> None:
+    values = data.draw(st.lists(st.none() | COLUMNS[kind], max_size=20))
+    table = pa.table({"key": pa.array(values, kind), "place": np.arange(len(values))})
+    shares = [split(table, ["key"], part, parts) for part in range(parts)]
+    assert sorted(place for share in shares for place in share["place"].to_pylist()) == list(range(len(values)))
+    chunked = pa.concat_tables([table.slice(at, 1) for at in range(len(values))] or [table])
+    assert [split(chunked, ["key"], part, parts)["place"].to_pylist() for part in range(parts)] == [
+        share["place"].to_pylist() for share in shares
+    ]
+    where = [
+        {repr(key + 0.0 if isinstance(key, float) else key) for key in share["key"].to_pylist()} for share in shares
+    ]
+    assert sum(map(len, where)) == len(set().union(*where))
+
+
+def plain(key: Any) -> Any:
+    """-0.0 equals 0.0."""
+    return key + 0.0 if isinstance(key, float) else key
+
+
+def test_shares_are_even_and_take_columns_that_are_there() -> None:
+    table = pa.table({"a": np.arange(4000), "b": ["x", "y"] * 2000})
+    assert all(800 < split(table, ["a", "b"], part, 4).num_rows < 1200 for part in range(4))
+    for by in ([], ["c"]):
+        with pytest.raises(InvalidInput):
+            split(table, by, 0, 2)
