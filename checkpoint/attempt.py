@@ -17,9 +17,9 @@ class Attempt:
     since_ms: int
     serves: int
     drain: bool
+    deadline_ms: int
     phase: Phase = "deciding"
     barrier: Barrier | None = None
-    deadline_ms: int = 0
     waits: dict[Actor, int] = field(default_factory=dict)
     gone: frozenset[Actor] = frozenset()  # who had finished when it was planned
     reports: dict[Actor, Report] = field(default_factory=dict)

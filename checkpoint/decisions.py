@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ..errors import InvalidInput
 from .barrier import Barrier
 
 Actor = tuple[str, int]
@@ -45,8 +46,9 @@ class JobSettings:
 
     interval_ms: from one trigger to the next, at multiples of it; None: only forced ones, and one whenever an actor's
     data ends. min_pause_ms: from the end of an attempt to the next trigger. timeout_ms: from the inject to the last
-    report. tolerable_failures: how many attempts may fail in a row; one more and the job fails; None: any number.
-    allow_finished: whether checkpoints go on when some of the actors have finished.
+    report, and from Decide to its answer. tolerable_failures: how many attempts may fail in a row; one more and the job
+    fails; None: any number. allow_finished: whether checkpoints go on when some of the actors have finished. Raises
+    InvalidInput.
     """
 
     interval_ms: int | None = 1_000
@@ -54,6 +56,18 @@ class JobSettings:
     timeout_ms: int = 60_000
     tolerable_failures: int | None = None
     allow_finished: bool = True
+
+    def __post_init__(self) -> None:
+        _require("interval_ms", self.interval_ms, 1, optional=True)
+        _require("min_pause_ms", self.min_pause_ms, 0)
+        _require("timeout_ms", self.timeout_ms, 1)
+        _require("tolerable_failures", self.tolerable_failures, 0, optional=True)
+
+
+def _require(name: str, value: object, least: int, *, optional: bool = False) -> None:
+    good = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    if not good and not (optional and value is None):
+        raise InvalidInput(f"{name} is a whole number >= {least}{' or None' * optional}, not {value!r}")
 
 
 # ---- decisions ---------------------------------------------------------------------------------------------------

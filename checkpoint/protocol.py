@@ -90,15 +90,16 @@ class JobProtocol:
 
     def tick(self, now: int) -> list[Decision]:
         attempt = self._attempt
-        if attempt is not None and attempt.phase == "collecting" and now >= attempt.deadline_ms:
+        if attempt is not None and not attempt.at_catalog and now >= attempt.deadline_ms:
             missing = ", ".join(f"{vertex}[{index}]" for vertex, index in sorted(attempt.missing))
-            return self._attempt_failed(now, attempt, f"no report from {missing} for {self.settings.timeout_ms} ms")
+            what = f"no report from {missing}" if missing else "the next barrier was not decided"
+            return self._attempt_failed(now, attempt, f"{what} for {self.settings.timeout_ms} ms")
         return self._advance(now)
 
     def next_due(self) -> int | None:
         attempt = self._attempt
         if attempt is not None:
-            return attempt.deadline_ms if attempt.phase == "collecting" else None
+            return None if attempt.at_catalog else attempt.deadline_ms
         if self._state != "running" or self._roster.hindrance() is not None:
             return None
         if self._forced:
@@ -208,7 +209,9 @@ class JobProtocol:
         if isinstance(error, Fenced):
             return self._failed(reason)
         if isinstance(error, SegmentUnknown):
-            out = [*self._abort(now, attempt, reason), *self._roll_back(now, self._roster.tasks, reason)]
+            out = self._abort(now, attempt, reason)
+            self._carried = []  # and not dropped: of those that are there, some may be another's
+            out += self._roll_back(now, self._roster.tasks, reason)
             return [*out, *self._counted(now, reason)]
         return self._attempt_failed(now, attempt, reason)
 
@@ -240,7 +243,8 @@ class JobProtocol:
             self._reason = hindrance
             return []
         self._attempts += 1
-        self._attempt = Attempt(self._roster.fresh(self._attempts), now, self._asked, self._draining)
+        deadline_ms = now + self.settings.timeout_ms
+        self._attempt = Attempt(self._roster.fresh(self._attempts), now, self._asked, self._draining, deadline_ms)
         self._due_ms = self._trigger_after(now)
         return [Decide(self.job, self._attempt.barrier_id, self._draining)]
 

@@ -390,3 +390,4 @@ def test_segments_that_are_gone_roll_the_job_back(desk: Desk) -> None:
     desk.do(desk.manager.refused("j", desk.current("j").barrier_id, SegmentUnknown("vacuumed")))
     assert tuple(desk.of(Restart, "j")[-1].actors) == (A, B)
     assert desk.manager.status("j").carried == 0
+    assert desk.of(Drop, "j") == []

@@ -368,7 +368,8 @@ class World:
 
         def answer(core: CheckpointManager) -> list[Decision]:
             if self.happens(books.shape, "catalog"):
-                return core.decided(decision.job, decision.barrier_id, None)
+                silent = books.rng.random() < 0.2
+                return [] if silent else core.decided(decision.job, decision.barrier_id, None)
             barrier, settled = self.catalog.decide(books.shape, self.now)
             if settled and barrier is None:
                 self.served(books, decision.barrier_id)
