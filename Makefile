@@ -10,6 +10,8 @@ WORKERS ?= 2
 SEEDS ?= 20000
 PYTEST := $(BIN)/python -m pytest -q
 FAST := not spark and not slow and not campaign
+# fewer examples of the random tests; `make test` takes all of them
+BRIEF := HYPOTHESIS_PROFILE=quick EPOCHLOG_LAW_SEEDS=10 EPOCHLOG_MODEL_SEEDS=20
 # what is run again with the catalog in Redis, and with the files on S3 as well; fewer examples, since each step is a request
 AGAIN := tests/store tests/model tests/scenarios tests/law tests/checkpoint tests/batch
 FAR := HYPOTHESIS_PROFILE=far EPOCHLOG_LAW_SEEDS=3
@@ -27,7 +29,7 @@ check: setup  ## format, lint, types, tidy and fast tests: a minute
 	@$(BIN)/ruff format --check --output-format concise . || { echo 'make format puts these right'; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/basedpyright
-	@EPOCHLOG_LAW_SEEDS=10 $(PYTEST) -m "$(FAST)" -n $(WORKERS) --dist loadfile
+	@$(BRIEF) $(PYTEST) -m "$(FAST)" -n $(WORKERS) --dist loadfile
 
 test: setup  ## every test: fast and slow ones side by side, those with Spark one by one, then stores again on Redis and S3
 	@$(PYTEST) -m "not spark and not campaign" -n $(WORKERS) --dist loadfile

@@ -43,7 +43,8 @@ def act(world: World, step: str, what: Any) -> None:
         world.reopen()
 
 
-def play(root: Path, steps: list[tuple[str, Any]], retention_ms: int, low: int) -> None:
+def play(root: Path, steps: list[tuple[str, Any]], retention_ms: int, low: int, *, most: int = 40) -> None:
+    """most: ranges of epochs that are looked at in the end."""
     options = el.TableOptions(history_retention=timedelta(milliseconds=retention_ms), compact_segments=2)
     with pytest.MonkeyPatch.context() as patch:
         tiny(patch)
@@ -51,7 +52,7 @@ def play(root: Path, steps: list[tuple[str, Any]], retention_ms: int, low: int) 
         try:
             for step, what in steps:
                 act(world, step, what)
-            world.check_all(low, low + 5)
+            world.check_all(low, low + 5, most)
         finally:
             world.close()
 
@@ -60,6 +61,17 @@ def play(root: Path, steps: list[tuple[str, Any]], retention_ms: int, low: int) 
 @given(st.lists(STEPS, min_size=1, max_size=7), st.sampled_from([0, 20, 3_600_000]), st.integers(0, 8))
 @settings(max_examples=8)
 def test_changes_are_those_of_the_oracle(steps: list[tuple[str, Any]], retention_ms: int, low: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        play(Path(folder) / "s", steps, retention_ms, low, most=6)
+
+
+@pytest.mark.slow
+@pytest.mark.local_only
+@given(st.lists(STEPS, min_size=3, max_size=9), st.sampled_from([0, 20, 3_600_000]), st.integers(0, 8))
+@settings(max_examples=10)
+def test_changes_are_those_of_the_oracle_in_many_ranges(
+    steps: list[tuple[str, Any]], retention_ms: int, low: int
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         play(Path(folder) / "s", steps, retention_ms, low)
 

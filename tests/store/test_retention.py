@@ -328,14 +328,15 @@ Play = Callable[[Lab, random.Random], None]
 
 
 @pytest.mark.local_only
-def test_random_chains_keep_the_newest_version_of_each(tmp_path: Path) -> None:
+@pytest.mark.parametrize("chains", [2, pytest.param(8, marks=pytest.mark.slow)])
+def test_random_chains_keep_the_newest_version_of_each(tmp_path: Path, chains: int) -> None:
     """Whatever is written, stepped and let go of: each view by itself is found by `aligned` at a valid epoch, with the
     rows that it had there.
     """
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     dice = random.Random(seed)
-    for number in range(6):
+    for number in range(chains):
         lab = Lab(tmp_path / str(number))
         play(lab, dice)
         lab.store.close()
