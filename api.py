@@ -14,7 +14,7 @@ from .batch.policy import Policy
 from .batch.registry import resolve_policy
 from .batch.snapshot import Snapshot, take_snapshot
 from .checkpoint.drain import drain as drain_job
-from .checkpoint.graph import JobInfo, create_job, drop_job, list_jobs
+from .checkpoint.graph import JobInfo, cancel_job, create_job, drop_job, list_jobs
 from .checkpoint.job import JobRunner, LocalRefresh
 from .checkpoint.live import live
 from .errors import EpochlogError, InvalidInput, TableDropped
@@ -263,15 +263,24 @@ class Store:
         backfill: str = "snapshot",
         interval: int = 1,
         max_lag: Any = None,
+        snapshot_rows: int | None = None,
     ) -> Job:
         """Make a job with its output tables {name: (schema, primary key)}, of changelog "upsert".
 
         backfill: "snapshot" starts from the upstreams' rows, "log" from the first entry of their logs. interval: in
         store boundaries. max_lag: in the job's own boundaries (or a timedelta); a job further behind may merge
-        boundaries.
+        boundaries. snapshot_rows: take the upstreams' rows in pieces of at most so many, each step one of them; None:
+        in one step.
         """
         record = create_job(
-            self._handle, name, upstreams, outputs, backfill=backfill, interval=interval, max_lag=max_lag
+            self._handle,
+            name,
+            upstreams,
+            outputs,
+            backfill=backfill,
+            interval=interval,
+            max_lag=max_lag,
+            snapshot_rows=snapshot_rows,
         )
         return Job(self._handle, record.id, record.name)
 
@@ -373,7 +382,10 @@ class Job:
         The committed epoch, or None when there is nothing to do or the job is finished.
 
         refresh(ctx) reads ctx.changes/table/previous/output and writes ctx.upsert/delete; all of it is committed
-        together when it returns, and nothing when it raises. Raises Fenced, JobParked, and what the refresh raises.
+        together when it returns, and nothing when it raises. Of a job with snapshot_rows the first steps each take in a
+        piece of the upstreams' rows at one epoch: ctx.changes gives rows of one upstream, ctx.table all of them,
+        ctx.output what earlier pieces made; such a step returns 0, and the one after the last piece commits. Raises
+        Fenced, JobParked, JobNotFound, and what the refresh raises.
         """
         return self._runner.step_local(refresh)
 
@@ -398,6 +410,23 @@ class Job:
         from .checkpoint.spark_job import start
 
         return start(self._runner, spark, refresh, trigger=trigger, poll=poll)
+
+    def rebuild(self) -> None:
+        """Make the outputs anew: the next step, or steps, refresh from the upstreams' rows, with ctx.output empty.
+
+        For a parked job, or for new logic; earlier runners are fenced. The old rows stay readable until the commit,
+        which is one log entry: what differs. Raises Fenced, TableFinished.
+        """
+        self._runner.rebuild()
+
+    def cancel(self) -> None:
+        """Remove the job and its outputs at once while it is still creating; whoever runs it gets JobNotFound.
+
+        A query that `start` made in this process is stopped. Raises InvalidInput for a job that is not creating
+        (`store.drop_job` removes it), TableInUse when another job reads one of its outputs.
+        """
+        cancel_job(self._handle, self._runner.job_id, self.name)
+        live.stop(self._runner)
 
     def stop(self, drain: bool = False, *, timeout: float | timedelta | None = 60.0) -> None:
         """Stop the query that `start` made in this process, after the barrier at hand. It does not end the data.

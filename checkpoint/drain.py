@@ -15,7 +15,7 @@ from ..errors import DrainPending, JobParked
 from ..store.catalog import Txn, View
 from ..store.clock import Deadline
 from ..store.commit import check_incarnation
-from ..store.definitions import JobRecord, get_job
+from ..store.definitions import Counters, JobRecord, get_job
 from ..store.records import job_key
 from ..store.sealing import force_within
 from .job import JobRunner, inputs_of
@@ -65,7 +65,11 @@ def record_drain(runner: JobRunner) -> None:
                 "after that are gone. Rebuild it and then drain it, or drop it"
             )
         if job.state != "finished" and job.drain is None:
-            tx.put(job_key(job.id), replace(job, drain=force_within(tx, runner.handle, job.position)).to_record())
+            read = (
+                Counters.read(tx).last_epoch if job.position else 0
+            )  # its outputs may have been read as complete there
+            at = force_within(tx, runner.handle, above=read)
+            tx.put(job_key(job.id), replace(job, drain=at).to_record())
 
     runner.handle.catalog.transact(body)
 

@@ -20,6 +20,7 @@ from ..store.definitions import (
     find_job,
     find_table,
     get_job,
+    get_table,
     get_version,
 )
 from ..store.handle import Handle
@@ -37,7 +38,10 @@ MOST_MAX_LAG = 1 << 53
 @dataclass(frozen=True, slots=True)
 class JobInfo:
     """A job as of now. lag_ms: age of the oldest upstream change that no commit reflects, 0 when there is none.
+
     draining: it was told to end its data (`job.stop(drain=True)`) and has not done so yet.
+    lost: of a parked job, what was let go of that it needed. snapshot_rows: rows that the pieces of its snapshot have
+    taken in so far. rebuilding: its next commit makes its outputs anew.
     """
 
     name: str
@@ -49,6 +53,9 @@ class JobInfo:
     incarnation: int
     last_error: str | None
     draining: bool = False
+    lost: str | None = None
+    snapshot_rows: int = 0
+    rebuilding: bool = False
 
 
 def create_job(
@@ -60,6 +67,7 @@ def create_job(
     backfill: str = "snapshot",
     interval: int = 1,
     max_lag: float | timedelta | None = None,
+    snapshot_rows: int | None = None,
 ) -> JobRecord:
     """Make a job and its output tables in one transaction.
 
@@ -70,6 +78,8 @@ def create_job(
         raise InvalidInput(f"job {name!r}: backfill must be 'snapshot' or 'log', not {backfill!r}")
     if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
         raise InvalidInput(f"job {name!r}: interval is a whole number of store boundaries >= 1, not {interval!r}")
+    if snapshot_rows is not None and (type(snapshot_rows) is not int or snapshot_rows < 1):
+        raise InvalidInput(f"job {name!r}: snapshot_rows is a number of rows >= 1 or None, not {snapshot_rows!r}")
     lag = _boundaries(name, max_lag, interval * handle.interval_ms)
 
     def body(tx: Txn) -> JobRecord:
@@ -91,6 +101,8 @@ def create_job(
             backfill=backfill,
             interval=interval,
             max_lag=lag,
+            snapshot_rows=snapshot_rows,
+            progress_ms=handle.catalog.now_ms(),
         )
         counters = replace(Counters.read(tx), next_job=job_id + 1)
         tx.put(HEAD, counters.to_record())
@@ -106,18 +118,43 @@ def drop_job(handle: Handle, name: str) -> None:
 
     def body(tx: Txn) -> None:
         job = find_job(tx, name)
-        for other in all_jobs(tx):
-            shared = set(other.upstreams) & set(job.outputs)
-            if other.id != job.id and shared:
-                raise TableInUse(
-                    f"job {name!r} cannot be dropped: job {other.name!r} reads its output; drop that one first"
-                )
-        for table_id in job.outputs:
-            remove_table(tx, table_id, handle.catalog.now_ms())
-        tx.delete(job_key(job.id))
-        tx.delete(job_name_key(name))
+        _remove(tx, job, "dropped", handle.catalog.now_ms())
 
     handle.catalog.transact(body)
+
+
+def cancel_job(handle: Handle, job_id: int, name: str) -> None:
+    """Remove a job that is still creating with all that it has made; whoever runs it gets JobNotFound.
+
+    Raises InvalidInput when it is not creating, TableInUse when another job reads one of its outputs.
+    """
+
+    def body(tx: Txn) -> None:
+        job = get_job(tx, job_id, name)
+        if job.position and (job.state != "creating" or job.rebuilding):
+            state = "rebuilding" if job.rebuilding else job.state
+            raise InvalidInput(
+                f"job {name!r} is {state} since its commit at {job.position}, and only one that is still creating "
+                f"can be cancelled; store.drop_job({name!r}) removes it with its tables"
+            )
+        _remove(tx, job, "cancelled", handle.catalog.now_ms())
+
+    handle.catalog.transact(body)
+
+
+def _remove(tx: Txn, job: JobRecord, how: str, now_ms: int) -> None:
+    """Part of a transaction: the job, its outputs, and so all that it held."""
+    for other in all_jobs(tx):
+        shared = [table_id for table_id in job.outputs if table_id in other.upstreams]
+        if shared:
+            raise TableInUse(
+                f"job {job.name!r} cannot be {how}: job {other.name!r} reads its output "
+                f"{get_table(tx, shared[0], '?').name!r}; drop or cancel that one first"
+            )
+    for table_id in job.outputs:
+        remove_table(tx, table_id, now_ms)
+    tx.delete(job_key(job.id))
+    tx.delete(job_name_key(job.name))
 
 
 def job_info(job: JobRecord, epochs: EpochView) -> JobInfo:
@@ -133,6 +170,9 @@ def job_info(job: JobRecord, epochs: EpochView) -> JobInfo:
         incarnation=job.incarnation,
         last_error=job.last_error,
         draining=job.drain is not None and job.state != "finished",
+        lost=job.lost,
+        snapshot_rows=job.cursor.rows if job.cursor else 0,
+        rebuilding=job.rebuilding,
     )
 
 

@@ -14,52 +14,71 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import EpochlogError, InvalidInput, JobParked, UpstreamIncomplete
+from ..errors import EpochlogError, Fenced, InvalidInput, JobNotFound, JobParked, UpstreamIncomplete
 from ..store.catalog import Txn, View
-from ..store.commit import JobCommit, TableEdit, check_incarnation, commit_job
-from ..store.definitions import Counters, JobRecord, TableDef, get_job, get_table, get_version
+from ..store.commit import JobCommit, TableEdit, check_incarnation, commit_job, require_unparked
+from ..store.definitions import Counters, Cursor, JobRecord, TableDef, get_job, get_table, get_version
+from ..store.failpoints import reached
 from ..store.handle import Handle
 from ..store.history import forced_boundaries, read_epoch_view
 from ..store.intervals import FAR
+from ..store.job_pieces import JobPiece, discard_refused, record_piece
 from ..store.lineage import EpochView
 from ..store.log import LogPlan, plan_backfill, plan_changes
+from ..store.made import made_of
 from ..store.records import job_key
-from ..store.scan import ScanPlan, plan_scan
+from ..store.scan import EVERYTHING, KeyRange, ScanPlan, plan_scan
 from ..store.sealing import seal
 from ..store.segment import Segment
-from ..store.writer import SegmentWriter, WriteTarget, write_target
+from ..store.writer import SegmentWriter, WriteTarget, remove_segments, write_target
 from .barrier import Barrier, lag_in_boundaries, next_barrier
+from .rebuild import ask_for_rebuild, difference
+from .snapshot_pieces import cut_piece, nothing_of, taken_in
 
 LocalRefresh = Callable[["LocalContext"], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """One input of a barrier (prev, curr]: its changes, and its rows at either end."""
+    """One input of a barrier (prev, curr]: its changes, of these keys, and its rows at either end."""
 
     table: TableDef
     changes: LogPlan
     current: ScanPlan
     previous: ScanPlan
+    keys: KeyRange = EVERYTHING
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One output of a barrier: its rows at prev, and where its new segments go."""
+    """One output of a barrier: its rows so far, and where its new segments go.
+
+    replaced: in a rebuild, the rows of old, whose place the new ones take. Else None.
+    """
 
     table: TableDef
     previous: ScanPlan
     target: WriteTarget
+    replaced: ScanPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BarrierRun:
-    """A barrier that has been decided and is to be refreshed: everything a refresh reads, fixed. Tables by name."""
+    """A barrier that has been decided and is to be refreshed: everything a refresh reads, fixed. Tables by name.
+
+    ended: of a piece of a snapshot, the cursor after it. Without one the refresh is followed by the commit.
+    """
 
     job: JobRecord
     barrier: Barrier
     upstreams: Mapping[str, Upstream]
     outputs: Mapping[str, Output]
+    ended: Cursor | None = None
+
+    @property
+    def taken_in(self) -> bool:
+        """Whether there is nothing to refresh any more: pieces have taken in everything, and it is to be committed."""
+        return taken_in(self.job)
 
     def upstream(self, name: str) -> Upstream:
         if name not in self.upstreams:
@@ -114,22 +133,77 @@ class JobRunner:
                 return None
             job = decided
         self.handle.intents.own()  # registered before the look at the catalog that its writers are planned in
-        return self.handle.catalog.read(lambda view: plan_barrier(view, self.handle, job))
+        return plan_piece(self.handle, self.handle.catalog.read(lambda view: plan_barrier(view, self.handle, job)))
 
     def commit(self, run: BarrierRun, outputs: Mapping[str, Sequence[Segment]]) -> int:
-        """Commit all outputs at the barrier, those without segments as empty entries; returns the epoch."""
-        assert self.incarnation is not None
-        state = self._state_after(run)
-        edits = [
-            TableEdit(output.table.id, name, tuple(outputs.get(name, ())), operation="refresh")
+        """Commit all outputs at the barrier, those without segments as empty entries; returns the epoch.
+
+        Of a piece of a snapshot: record what it has made, and return 0. What is refused leaves no file behind.
+        """
+        written = {name: [*outputs.get(name, ())] for name in run.outputs}
+        try:
+            if run.ended is not None:
+                return self._record_piece(run, run.ended, written)
+            if run.job.replacing:
+                return self._replace(run, written)
+            return self._commit(run, written, "refresh")
+        except EpochlogError as error:
+            discard_refused(self.handle, error, self._edits(run, written))
+            raise
+
+    def _edits(
+        self, run: BarrierRun, written: Mapping[str, Sequence[Segment]], how: str = "refresh"
+    ) -> list[TableEdit]:
+        return [
+            TableEdit(output.table.id, name, tuple(written[name]), operation=how)
             for name, output in run.outputs.items()
         ]
-        barrier = run.barrier
-        return commit_job(
-            self.handle,
-            JobCommit(self.job_id, self.name, self.incarnation, barrier.prev, barrier.curr, state),
-            edits,
-        )
+
+    def _commit(self, run: BarrierRun, written: Mapping[str, Sequence[Segment]], how: str) -> int:
+        assert self.incarnation is not None
+        state, job = self._state_after(run), run.job
+        commit = JobCommit(self.job_id, self.name, self.incarnation, job.position, run.barrier.curr, state)
+        return commit_job(self.handle, commit, self._edits(run, written, how))
+
+    def _record_piece(self, run: BarrierRun, ended: Cursor, written: Mapping[str, Sequence[Segment]]) -> int:
+        assert self.incarnation is not None
+        job, curr = run.job, run.barrier.curr
+        piece = JobPiece(self.job_id, self.name, self.incarnation, job.position, curr, job.cursor, ended)
+        record_piece(self.handle, piece, self._edits(run, written))
+        return 0
+
+    def _replace(self, run: BarrierRun, made: Mapping[str, Sequence[Segment]]) -> int:
+        """Commit what differs between the rows of old and those that were made; that is all that readers see of it."""
+        written: dict[str, list[Segment]] = {name: [] for name in run.outputs}
+        try:
+            for name, output in run.outputs.items():
+                assert output.replaced is not None
+                written[name] = difference(output.target, output.replaced, output.previous.extended(made[name]))
+            reached("rebuild:before-commit")
+            done = self._commit(run, written, "rebuild")
+        except EpochlogError as error:
+            discard_refused(self.handle, error, self._edits(run, written))
+            raise
+        reached("rebuild:after-commit")
+        remove_segments(self.handle.files, (segment for segments in made.values() for segment in segments))
+        return done
+
+    def rebuild(self) -> None:
+        """The next barrier makes all outputs anew from the upstreams' rows; this runner takes the job over.
+
+        Raises Fenced, TableFinished.
+        """
+        self.incarnation = ask_for_rebuild(self.handle, self.job_id, self.name, self.incarnation)
+
+    def cause(self, error: BaseException) -> BaseException:
+        """Why a refresh failed, in the end: the job was dropped, parked or taken over, or else its own error."""
+        if not isinstance(error, EpochlogError) or self.incarnation is None:
+            return error
+        try:
+            self._checked(self.record(), self.incarnation)
+        except (JobNotFound, JobParked, Fenced) as known:
+            return known
+        return error
 
     def fail(self, error: BaseException) -> None:
         """Note on the job why its barrier failed; a runner that was fenced leaves no mark."""
@@ -152,14 +226,20 @@ class JobRunner:
         run = self.begin()
         if run is None:
             return None
+        if run.taken_in:
+            return self.commit(run, {})
         context = LocalContext(self.handle, run)
         self.refreshing = threading.get_ident()
         try:
             refresh(context)
             segments = context._finish()
         except BaseException as error:
+            context._discard()
             self.fail(error)
-            raise
+            cause = self.cause(error)
+            if cause is error:
+                raise
+            raise cause from error
         finally:
             context._over, self.refreshing = True, None
         return self.commit(run, segments)
@@ -181,12 +261,7 @@ class JobRunner:
 
     def _checked(self, job: JobRecord, incarnation: int) -> JobRecord:
         check_incarnation(job, incarnation)
-        if job.state == "parked":
-            raise JobParked(
-                f"job {job.name!r} was parked at epoch {job.position}: the logs it needs are gone. Its tables "
-                "stay readable "
-                "as they are; rebuild the job to go on"
-            )
+        require_unparked(job)
         return job
 
     def _next(self, job: JobRecord, incarnation: int) -> JobRecord | None:
@@ -204,7 +279,7 @@ class JobRunner:
         """Whether there is a change that no commit reflects, or no first or last commit yet; else no boundary is worth
         sealing.
         """
-        if not job.position or job.drain is not None:
+        if not job.position or job.rebuilding or job.drain is not None:
             return True
         epochs = self._view(job)
         return any(epochs.table(upstream).first_change(job.position) < FAR for upstream in job.upstreams)
@@ -221,9 +296,12 @@ class JobRunner:
             job_interval=job.interval,
             forced=forced_boundaries(view, job.position, epochs.last_epoch),
             max_lag=job.max_lag,
-            first=job.position == 0,
-            snapshot=job.backfill == "snapshot",
-            logs_from=max(get_version(view, up, f"upstream of {job.name}").log_start for up in job.upstreams),
+            first=job.anew or job.position == 0,
+            snapshot=job.anew,
+            logs_from=max(
+                job.rebuild or 0,
+                *(get_version(view, up, f"upstream of {job.name}").log_start for up in job.upstreams),
+            ),
             drain=job.drain,
         )
 
@@ -247,7 +325,7 @@ class JobRunner:
 
     def _settle(self, job: JobRecord, incarnation: int) -> None:
         """Let a creating job that has nothing to do run, once its upstreams do: no commit of its own would say so."""
-        if job.state != "creating" or not job.position or not self._caught_up(job, job.position):
+        if job.state != "creating" or not job.position or job.rebuilding or not self._caught_up(job, job.position):
             return
 
         def body(tx: Txn) -> None:
@@ -273,6 +351,8 @@ class JobRunner:
                 )
         if all(table.state == "finished" and table.position <= run.barrier.curr for table in tables):
             return "finished"
+        if job.replacing:  # it was running before
+            return "running"
         return "running" if job.state == "creating" and self._caught_up(job, run.barrier.curr) else job.state
 
     def _caught_up(self, job: JobRecord, position: int) -> bool:
@@ -302,24 +382,38 @@ def inputs_of(view: View, handle: Handle, job: JobRecord) -> EpochView:
 def plan_barrier(view: View, handle: Handle, job: JobRecord) -> BarrierRun:
     """What a refresh of the job's recorded barrier reads and writes, from one state of the catalog."""
     assert job.barrier is not None
-    barrier = Barrier(job.barrier[0], job.barrier[1], "initial" if job.barrier[2] == "initial" else "checkpoint")
-    whole = barrier.prev == 0 and job.backfill == "snapshot"
+    curr = job.barrier[1]
+    prev = 0 if job.anew else job.position
+    barrier = Barrier(prev, curr, "checkpoint" if prev else "initial")
     upstreams: dict[str, Upstream] = {}
     for table_id in job.upstreams:
         table = get_table(view, table_id, f"upstream of {job.name}")
         changes = (
-            plan_backfill(view, table, barrier.curr)
-            if whole
-            else plan_changes(view, table, barrier.prev, barrier.curr, by_commit=True)
+            plan_backfill(view, table, curr) if job.anew else plan_changes(view, table, prev, curr, by_commit=True)
         )
-        previous = plan_scan(view, table, barrier.prev) if barrier.prev else ScanPlan(table.schema, 0)
-        upstreams[table.name] = Upstream(table, changes, plan_scan(view, table, barrier.curr), previous)
+        previous = plan_scan(view, table, prev) if prev else ScanPlan(table.schema, 0)
+        upstreams[table.name] = Upstream(table, changes, plan_scan(view, table, curr), previous)
     outputs: dict[str, Output] = {}
     for table_id in job.outputs:
         table = get_table(view, table_id, f"output of {job.name}")
-        target = write_target(handle, table)
-        outputs[table.name] = Output(table, plan_scan(view, table, barrier.prev), target)
+        old, target = plan_scan(view, table, job.position), write_target(handle, table)
+        if job.anew:
+            made = ScanPlan(table.schema, curr, (), made_of(view, table_id))
+            outputs[table.name] = Output(table, made, target, old if job.replacing else None)
+        else:
+            outputs[table.name] = Output(table, old, target)
     return BarrierRun(job, barrier, upstreams, outputs)
+
+
+def plan_piece(handle: Handle, run: BarrierRun) -> BarrierRun:
+    """The same for the next piece of the job's snapshot alone, if it is taken in pieces and not all of it is."""
+    job = run.job
+    if job.snapshot_rows is None or not job.anew or run.taken_in:
+        return run
+    upstreams = {name: replace(up, changes=nothing_of(up.changes)) for name, up in run.upstreams.items()}
+    name = list(upstreams)[(job.cursor or Cursor()).place]
+    keys, ended = cut_piece(job, handle.files, run.upstreams[name].current)
+    return replace(run, upstreams={**upstreams, name: replace(run.upstreams[name], keys=keys)}, ended=ended)
 
 
 class LocalContext:
@@ -329,6 +423,7 @@ class LocalContext:
         self._files = handle.files
         self._run = run
         self._writers: dict[str, SegmentWriter] = {}
+        self._finished: dict[str, list[Segment]] = {}
         self._over = False
 
     @property
@@ -349,9 +444,10 @@ class LocalContext:
 
         In a backfill its rows at curr, as inserts.
         """
-        plan = self._run.upstream(upstream).changes
-        found = plan.batches(self._files, mode, pre_images=pre_images, columns=columns, filter=filter)
-        return pa.Table.from_batches(found, schema=plan.schema(columns))
+        found = self._run.upstream(upstream)
+        plan, keys = found.changes, found.keys
+        batches = plan.batches(self._files, mode, pre_images=pre_images, columns=columns, filter=filter, key_range=keys)
+        return pa.Table.from_batches(batches, schema=plan.schema(columns))
 
     def table(
         self, upstream: str, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
@@ -368,7 +464,7 @@ class LocalContext:
     def output(
         self, output: str, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
     ) -> pa.Table:
-        """The job's own output at prev; empty when prev is 0."""
+        """The job's own output at prev; when prev is 0 it is empty, or what earlier pieces of the snapshot made."""
         return self._run.output(output).previous.read(self._files, columns, filter)
 
     def upsert(self, output: str, data: object) -> None:
@@ -387,4 +483,11 @@ class LocalContext:
         return self._writers[output]
 
     def _finish(self) -> dict[str, list[Segment]]:
-        return {name: writer.finish() for name, writer in self._writers.items()}
+        for name, writer in self._writers.items():
+            self._finished[name] = writer.finish()
+        return self._finished
+
+    def _discard(self) -> None:
+        for writer in self._writers.values():
+            writer.discard()
+        remove_segments(self._files, (segment for segments in self._finished.values() for segment in segments))

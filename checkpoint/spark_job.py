@@ -18,14 +18,15 @@ import pyarrow.compute as pc
 
 from ..errors import InvalidInput, SparkLost
 from ..exchange.frames import FrameWriter, read_frame
-from ..exchange.pieces import Piece, source_of
+from ..exchange.pieces import Piece, narrowed, source_of
 from ..exchange.spark_errors import typed
 from ..exchange.spark_options import place_options
 from ..exchange.spark_types import arrow_schema, spark_schema
 from ..store.files import Files
 from ..store.log import LogPlan
-from ..store.scan import ScanPlan
+from ..store.scan import EVERYTHING, KeyRange, ScanPlan
 from ..store.segment import Segment
+from ..store.writer import remove_segments
 from .barrier import Barrier
 from .job import BarrierRun, JobRunner
 from .live import live
@@ -47,6 +48,7 @@ class SparkJobContext:
         self._files = files
         self._run = run
         self._writers: dict[str, FrameWriter] = {}
+        self._finished: dict[str, list[Segment]] = {}
         self._over = False
 
     @property
@@ -75,7 +77,8 @@ class SparkJobContext:
         """
         if mode not in ("epochs", "net"):
             raise InvalidInput(f"mode must be 'epochs' or 'net', not {mode!r}")
-        return self._frame(self._run.upstream(upstream).changes, columns, filter, mode=mode, pre_images=pre_images)
+        found = self._run.upstream(upstream)
+        return self._frame(found.changes, columns, filter, mode=mode, pre_images=pre_images, keys=found.keys)
 
     def table(
         self, upstream: str, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
@@ -92,7 +95,7 @@ class SparkJobContext:
     def output(
         self, output: str, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
     ) -> DataFrame:
-        """The job's own output at prev; empty when prev is 0."""
+        """The job's own output at prev; when prev is 0 it is empty, or what earlier pieces of the snapshot made."""
         return self._frame(self._run.output(output).previous, columns, filter)
 
     def upsert(self, output: str, frame: DataFrame) -> None:
@@ -111,7 +114,14 @@ class SparkJobContext:
         return self._writers[output]
 
     def _finish(self) -> dict[str, list[Segment]]:
-        return {name: writer.finish() for name, writer in self._writers.items()}
+        for name, writer in self._writers.items():
+            self._finished[name] = writer.finish()
+        return self._finished
+
+    def _discard(self) -> None:
+        for writer in self._writers.values():
+            writer.discard()
+        remove_segments(self._files, (segment for segments in self._finished.values() for segment in segments))
 
     def _frame(
         self,
@@ -121,13 +131,14 @@ class SparkJobContext:
         *,
         mode: str = "net",
         pre_images: bool = False,
+        keys: KeyRange = EVERYTHING,
     ) -> DataFrame:
-        table = plan.table
+        plan, table = narrowed(plan, keys), plan.table
         names = tuple(table.schema.names if columns is None else columns)
         whole: pa.Schema = plan.schema(names)
         # a delete leaves all but the key empty; the key itself is never null
         schema = spark_schema(table.name, whole, table.primary_key)
-        piece = Piece(self._files, plan, arrow_schema(schema), names, filter, mode, pre_images)
+        piece = Piece(self._files, plan, arrow_schema(schema), names, filter, mode, pre_images, keys)
         frame = read_frame(self._session, piece, schema)
         return frame.hint("broadcast") if source_of(plan).bytes < BROADCAST_BYTES else frame
 
@@ -142,6 +153,8 @@ def step(runner: JobRunner, session: SparkSession, refresh: Refresh) -> int | No
     run = runner.begin()
     if run is None:
         return None
+    if run.taken_in:
+        return runner.commit(run, {})
     context = SparkJobContext(session, runner.handle.files, run)
     runner.refreshing = threading.get_ident()
     try:
@@ -150,11 +163,13 @@ def step(runner: JobRunner, session: SparkSession, refresh: Refresh) -> int | No
         if _gone(session):
             raise _lost(runner)
     except BaseException as error:
-        known = typed(error) if isinstance(error, Exception) else None
-        if known is None and isinstance(error, Exception) and _gone(session):
+        context._discard()
+        known = (typed(error) if isinstance(error, Exception) else None) or error
+        if known is error and isinstance(error, Exception) and _gone(session):
             known = _lost(runner)
-        runner.fail(known or error)
-        if known is None or known is error:
+        runner.fail(known)
+        known = runner.cause(known)
+        if known is error:
             raise
         raise known from error
     finally:

@@ -137,7 +137,8 @@ def _job(job: Facts) -> tuple[Text | str, ...]:
 
 
 def _error(job: Facts) -> Text:
-    return Text(one_line(job["last_error"]), "red") if job["last_error"] else Text(NONE)
+    what = job["lost"] or job["last_error"]
+    return Text(one_line(what), "red") if what else Text(NONE)
 
 
 def description(facts: Facts) -> list[Table | str]:

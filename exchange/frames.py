@@ -18,7 +18,7 @@ from ..store.changes import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from ..store.records import pack, unpack
 from ..store.schema import TableSchema
 from ..store.segment import Segment
-from ..store.writer import SegmentWriter, WriteTarget
+from ..store.writer import SegmentWriter, WriteTarget, remove_segments
 from .pieces import Piece, cut, source_of
 from .spark_errors import typed
 from .spark_types import accepts, arrow_schema
@@ -92,6 +92,12 @@ class FrameWriter:
         """All segments, in the order in which later wins."""
         segments, self._segments = [*self._segments, *self._writer.finish()], []
         return segments
+
+    def discard(self) -> None:
+        """Forget all rows, and remove the segments that they are in already."""
+        self._writer.discard()
+        remove_segments(self._target.files, self._segments)
+        self._segments = []
 
 
 def _write_task(target: WriteTarget, deletes: bool, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

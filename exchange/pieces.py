@@ -76,14 +76,14 @@ def cut(piece: Piece) -> list[Piece]:
         return []
     rows = source.rows_at_most
     count = min(max(os.cpu_count() or 1, rows // LARGEST_PIECE_ROWS), max(1, rows // SMALLEST_PIECE_ROWS))
-    ranges = _ranges(piece, count) if count > 1 else [EVERYTHING]
-    return [replace(piece, plan=_narrowed(piece.plan, keys), key_range=keys) for keys in ranges]
+    ranges = _ranges(piece, count) if count > 1 else [piece.key_range]
+    return [replace(piece, plan=narrowed(piece.plan, keys), key_range=keys) for keys in ranges]
 
 
 def _ranges(piece: Piece, count: int) -> list[KeyRange]:
     if isinstance(piece.plan, LogPlan):
-        return piece.plan.splits(piece.files, count)
-    return piece.plan.splits(count)
+        return piece.plan.splits(piece.files, count, piece.key_range)
+    return piece.plan.splits(count, piece.key_range)
 
 
 def source_of(plan: ScanPlan | LogPlan) -> ScanPlan:
@@ -95,7 +95,7 @@ def source_of(plan: ScanPlan | LogPlan) -> ScanPlan:
     return ScanPlan(plan.table, 0, (), tuple(segment for group in plan.groups for segment in group.segments))
 
 
-def _narrowed(plan: ScanPlan | LogPlan, keys: KeyRange) -> ScanPlan | LogPlan:
+def narrowed(plan: ScanPlan | LogPlan, keys: KeyRange) -> ScanPlan | LogPlan:
     """The plan without the files that hold none of these keys."""
     if keys == EVERYTHING:
         return plan
@@ -103,7 +103,7 @@ def _narrowed(plan: ScanPlan | LogPlan, keys: KeyRange) -> ScanPlan | LogPlan:
         return replace(
             plan, runs=tuple(_narrow_run(run, keys) for run in plan.runs), segments=_within(plan.segments, keys)
         )
-    before = None if plan.before is None else _narrowed(plan.before, keys)
+    before = None if plan.before is None else narrowed(plan.before, keys)
     groups = tuple(
         replace(group, segments=_within(group.segments, keys), images=_within(group.images, keys))
         for group in plan.groups

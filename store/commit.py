@@ -20,6 +20,7 @@ from ..errors import (
     EpochRegressed,
     Fenced,
     InvalidInput,
+    JobParked,
     NotWritable,
     SegmentUnknown,
     StoreClosed,
@@ -37,6 +38,7 @@ from .failpoints import reached
 from .images import Images, write_images
 from .intents import require_intents
 from .loads import LoadCommit, advance_load
+from .made import discard_made, forget_made, made_of
 from .outcomes import TxnPair, check_pair, landed, outcome_of, record_outcome
 from .pressure import relieve
 from .records import gone_key, head_key, hist_key, intent_key, job_key, log_key, used_key
@@ -69,7 +71,10 @@ REFUSALS = (
 
 @dataclass(frozen=True, slots=True)
 class TableEdit:
-    """What a commit does to one table: segments in the order in which later wins, or its end-of-data."""
+    """What a commit does to one table: segments in the order in which later wins, or its end-of-data.
+
+    made: segments that the catalog reaches already (store/made.py); they come before the others.
+    """
 
     table_id: int
     name: str
@@ -78,6 +83,7 @@ class TableEdit:
     end: bool = False
     base: int | None = None  # the newest commit that the edit was made from, where it must still be the newest
     images: Images | None = None  # old rows for each of its log epochs, as of `base`; for changelog="full"
+    made: tuple[Segment, ...] = ()
 
 
 class BaseMoved(EpochlogError):
@@ -154,7 +160,7 @@ def _commit_root(
     if done is not None:
         return done, False
     for edit in edits:
-        _check_segments(handle, edit)
+        check_segments(handle, edit)
 
     attempt = edits
     while True:
@@ -298,7 +304,7 @@ def _sealed(edits: Sequence[TableEdit]) -> list[int]:
 def _grouped(edit: TableEdit, epoch: int, labels: Mapping[int, int]) -> dict[int, list[Segment]]:
     """The edit's segments by log epoch."""
     groups: dict[int, list[Segment]] = {}
-    for segment in edit.segments:
+    for segment in (*edit.made, *edit.segments):
         label = epoch if segment.label is None else labels[segment.label]
         groups.setdefault(label, []).append(replace(segment, label=label))
     return groups
@@ -316,7 +322,7 @@ def _append(
     job: str | None,
 ) -> TableVersion:
     """Add one log entry to one table, with the row of history that outlives it; returns its version after that."""
-    _use_up(tx, edit)
+    use_up(tx, edit)
     before = get_version(tx, table.id, table.name)
     if edit.base is not None and edit.base != before.max_committed_epoch:
         raise BaseMoved(
@@ -350,7 +356,7 @@ def _append(
     return version
 
 
-def _check_segments(handle: Handle, edit: TableEdit) -> None:
+def check_segments(handle: Handle, edit: TableEdit) -> None:
     """Refuse what is not a segment of this store and table, is there twice, or whose file has gone."""
     folder, seen = handle.table_folder(edit.table_id), set[str]()
     for segment in edit.segments:
@@ -365,7 +371,7 @@ def _check_segments(handle: Handle, edit: TableEdit) -> None:
             raise SegmentUnknown(f"segment {segment.path} of table {edit.name!r} is gone; write its rows again")
 
 
-def _use_up(tx: Txn, edit: TableEdit) -> None:
+def use_up(tx: Txn, edit: TableEdit) -> None:
     """Take segments whose writer may still write, and sealed ones once: whoever sealed them may try to commit them
     again when an answer was lost.
     """
@@ -390,7 +396,7 @@ def _use_up(tx: Txn, edit: TableEdit) -> None:
 def commit_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit]) -> int:
     """Commit all outputs of a job at its barrier; the same barrier committed again by the same runner is a no-op."""
     for edit in edits:
-        _check_segments(handle, edit)
+        check_segments(handle, edit)
 
     written: list[tuple[TableDef, TableVersion]] = []
 
@@ -400,24 +406,38 @@ def commit_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit]) ->
         check_incarnation(job, commit.incarnation)
         if job.position == commit.curr:
             return commit.curr
-        if job.barrier is None or job.barrier[:2] != (commit.prev, commit.curr) or job.position != commit.prev:
-            raise BarrierChanged(
-                f"job {job.name!r} stands at {job.position} with barrier {job.barrier}; "
-                f"({commit.prev}, {commit.curr}] is not the one to commit"
-            )
+        check_runner(job, commit.incarnation, commit.prev, commit.curr)
         if sorted(edit.table_id for edit in edits) != sorted(job.outputs):
             raise InvalidInput(f"job {job.name!r} must commit all its outputs together")
         now_ms = handle.catalog.now_ms()
         state = "finished" if job.ends_at(commit.curr) else commit.state
         for edit in edits:
             table, edit = get_table(tx, edit.table_id, edit.name), replace(edit, end=state == "finished")
+            if not job.replacing:
+                edit = replace(edit, made=made_of(tx, table.id))
+                forget_made(tx, table.id)
             written.append((table, _append(tx, table, edit, commit.curr, {}, now_ms, txn=None, job=job.name)))
-        after = replace(job, position=commit.curr, barrier=None, state=state, last_error=None, failed_ms=None)
+        if job.replacing:  # what was made of it is no more than what its difference was taken of
+            discard_made(tx, job.outputs, now_ms)
+        after = replace(
+            job,
+            position=commit.curr,
+            barrier=None,
+            state=state,
+            last_error=None,
+            failed_ms=None,
+            cursor=None,
+            rebuild=None,
+            unread=None,
+            progress_ms=now_ms,
+        )
         tx.put(job_key(job.id), after.to_record())
         move_counters(tx, Counters.read(tx), commit.curr)
         return commit.curr
 
+    reached("job:before-commit")
     done = handle.intents.checked(lambda: handle.catalog.transact(body))
+    reached("job:after-commit")
     relieve(handle, written)
     return done
 
@@ -428,4 +448,23 @@ def check_incarnation(job: JobRecord, incarnation: int) -> None:
             f"job {job.name!r} was taken over by incarnation {job.incarnation}; this runner is {incarnation} and "
             "has no effect "
             "any more. Get the job anew with store.job(name) to take it back"
+        )
+
+
+def check_runner(job: JobRecord, incarnation: int, prev: int, curr: int) -> None:
+    """Whether this runner may go on with the barrier (prev, curr] of the job; Fenced, JobParked, BarrierChanged."""
+    check_incarnation(job, incarnation)
+    require_unparked(job)
+    if job.barrier is None or job.barrier[:2] != (prev, curr) or job.position != prev:
+        raise BarrierChanged(
+            f"job {job.name!r} stands at {job.position} with barrier {job.barrier}; "
+            f"({prev}, {curr}] is not the one to commit"
+        )
+
+
+def require_unparked(job: JobRecord) -> None:
+    if job.state == "parked":
+        raise JobParked(
+            f"job {job.name!r} was parked at epoch {job.position}: {job.lost or 'the logs it needs are gone'}. Its "
+            f"tables stay readable as they are; make them anew with store.job({job.name!r}).rebuild() and run it again"
         )

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from ..errors import Corrupt, EpochlogError, InvalidInput, JobNotFound, TableDropped, TableNotFound
 from .catalog import Txn, View
+from .keys import Key
 from .records import HEAD, Record, after_prefix, head_key, job_key, job_name_key, log_key, name_key, runs_key, table_key
 from .schema import TableSchema, is_name
 from .version import LogEntry, Runs, TableVersion, runs_from_record
@@ -142,6 +143,18 @@ class TableDef:
 
 
 @dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far a snapshot that is taken in pieces has come: so many pieces and rows; the next piece is of the upstream
+    at that place (past the last one: all is taken in), from the key `low` on (None: from its first row).
+    """
+
+    pieces: int = 0
+    place: int = 0
+    low: Key | None = None
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class JobRecord:
     """A job: its lineage, how far it has committed (`position`), who runs it, and the barrier decided for it.
 
@@ -149,6 +162,10 @@ class JobRecord:
     `planned_version` is the store's version when it was recorded: what the job reads for it was there then or later.
     `drain`: the epoch through which the job takes its inputs in; its commit there or past it is its last. None: no end.
     `last_error` is of the newest attempt since the last commit, `failed_ms` (Unix) of the first that failed since then.
+    snapshot_rows: the rows of one piece of a snapshot, None to take it whole; `cursor` is where the pieces of the
+    recorded barrier stand. rebuild: its next commit, there or past it, makes the outputs anew from the upstreams' rows;
+    None: it goes on from its position. progress_ms: when it committed or recorded a piece last (Unix ms; 0: not known).
+    lost: why it is parked; `unread`: the first change of its upstreams that it lacked then, until it commits again.
     """
 
     id: int
@@ -166,6 +183,34 @@ class JobRecord:
     last_error: str | None = field(default=None)
     drain: int | None = None
     failed_ms: int | None = None
+    snapshot_rows: int | None = None
+    cursor: Cursor | None = None
+    rebuild: int | None = None
+    progress_ms: int = 0
+    lost: str | None = None
+    unread: int | None = None
+
+    @property
+    def rebuilding(self) -> bool:
+        return self.rebuild is not None
+
+    @property
+    def anew(self) -> bool:
+        """Whether its next barrier takes in the upstreams' rows, not what changed since its last one."""
+        return self.rebuilding or (not self.position and self.backfill == "snapshot")
+
+    @property
+    def replacing(self) -> bool:
+        """Whether its next commit puts new rows in the place of old ones."""
+        return self.rebuilding and self.position > 0
+
+    @property
+    def due(self) -> int | None:
+        """The epoch from which on it may commit, whether its upstreams change or not, or lacks what it never takes in;
+        None: their changes alone tell. A snapshot may have read it as complete below.
+        """
+        ends = None if self.state == "finished" else self.drain
+        return min((epoch for epoch in (self.unread, self.rebuild, ends) if epoch is not None), default=None)
 
     def ends_at(self, epoch: int) -> bool:
         """Whether the job was told to end with a commit there."""
@@ -178,7 +223,8 @@ class JobRecord:
     def from_record(cls, record: Record) -> JobRecord:
         fixed = {"upstreams": tuple(record["upstreams"]), "outputs": tuple(record["outputs"])}
         barrier = tuple(record["barrier"]) if record["barrier"] else None
-        return cls(**{**record, **fixed, "barrier": barrier})
+        cursor = Cursor(**record["cursor"]) if record.get("cursor") else None
+        return cls(**{**record, **fixed, "barrier": barrier, "cursor": cursor})
 
 
 @lru_cache(maxsize=4096)
@@ -253,7 +299,7 @@ def find_job(view: View, name: str) -> JobRecord:
 def get_job(view: View, job_id: int, name: str) -> JobRecord:
     record = view.get(job_key(job_id))
     if record is None:
-        raise JobNotFound(f"job {name!r} was dropped")
+        raise JobNotFound(f"job {name!r} was dropped or cancelled, and its tables with it")
     return JobRecord.from_record(record)
 
 

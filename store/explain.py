@@ -52,10 +52,15 @@ def _hindrance(view: EpochView, table: TableEpochs, epoch: int) -> str:
         return ""
     ups = [view.tables[up] for up in table.upstreams]
     up = max(ups, key=lambda up: up.known_from, default=table)
-    if up is not table and up.known_from > commit:
+    due = table.due_past(commit)
+    if up is not table and up.known_from > commit and due is None:
         forgotten = f"the changes of {up.name} are remembered only past {up.known_from}"
         return f"{name} was committed at {commit}, but {forgotten}, {distance(commit, up.known_from)} later"
-    change, up = min([(first_after(up.changes, commit), up) for up in ups], key=itemgetter(0), default=(FAR, table))
+    changes = [(first_after(up.changes, commit), up) for up in ups]
+    if due is not None and due <= epoch and due < min(changes, key=itemgetter(0))[0]:
+        behind = f"{distance(commit, epoch)} behind"
+        return f"{name} is committed through {commit}, {behind}, and from {due} on that is not known to be all"
+    change, up = min(changes, key=itemgetter(0), default=(FAR, table))
     if change > epoch:
         return ""
     later = first_after(table.commits, epoch)

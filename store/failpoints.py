@@ -44,6 +44,16 @@ FAILPOINTS: dict[str, str] = {
     "compact:range-recorded": "the progress of a compaction is in the catalog",
     "compact:before-finish": "all parts of a compaction are written and none is in place",
     "compact:after-finish": "a compaction has taken effect, its inputs are still there",
+    # job_pieces.py
+    "piece:recorded": "a piece of a job's snapshot is recorded, its runner does not know",
+    # commit.py
+    "job:before-commit": "the files of a job's commit are durable, the catalog does not know of them",
+    "job:after-commit": "a job's commit has landed, its runner does not know",
+    # job.py
+    "rebuild:before-commit": "what a rebuild changes is written, the catalog does not know of it",
+    "rebuild:after-commit": "a rebuild has landed, the files that its difference was taken of are there",
+    # parking.py
+    "job:parked": "a job is put as parked, the transaction of retention has not ended",
     # vacuum
     "vacuum:marked": "unreachable files are noted as gone",
     "vacuum:before-delete": "a file's grace is over, the file is there",

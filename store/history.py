@@ -124,6 +124,7 @@ def _table_epochs(view: View, memory: EpochMemory, table: TableDef, job: JobReco
         commits=seen.commits,
         changes=seen.changes,
         known_from=version.known_from,
+        due=job.due if job else None,
     )
 
 

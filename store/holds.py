@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from .catalog import Txn, View
-from .definitions import Counters, all_jobs
+from .definitions import Counters, JobRecord, all_jobs
 from .records import Record, after_prefix, hold_key
 
 NO_PLAN = 1 << 62
@@ -57,14 +57,30 @@ def holds_of(view: View, table_id: int, now_ms: int, alive: Collection[str] = ()
     found = [Hold(**record) for _, record in view.scan(prefix, after_prefix(prefix))]
     live = [hold for hold in found if hold.expires_ms is None or hold.expires_ms > now_ms or hold.holder in alive]
     for job in all_jobs(view):
-        if job.state in ("parked", "finished"):
-            continue
-        if table_id in job.outputs or table_id in job.upstreams:
-            at = job.position if job.position or job.backfill == "log" else job.barrier[1] if job.barrier else None
-            if at is not None:
-                version = job.planned_version if job.barrier else NO_PLAN
-                live.append(Hold(f"job:{job.name}", table_id, at, at, now_ms, None, version))
+        at = held_from(job, table_id)
+        if at is not None:
+            version = job.planned_version if job.barrier else NO_PLAN
+            live.append(Hold(job_holder(job), table_id, at, at, now_ms, None, version))
     return live
+
+
+def job_holder(job: JobRecord) -> str:
+    """Under which name a job holds."""
+    return f"job:{job.name}"
+
+
+def held_from(job: JobRecord, table_id: int) -> int | None:
+    """The epoch at which a job needs this table's rows and after which it needs its log; None: it needs neither.
+
+    It goes on from its position. One that takes in the upstreams' rows, at first or once more, needs them at its
+    barrier, and nothing while it has none.
+    """
+    reads = table_id in job.upstreams
+    if job.state in ("parked", "finished") or not (reads or table_id in job.outputs):
+        return None
+    if job.anew and (reads or not job.position):
+        return job.barrier[1] if job.barrier else None
+    return job.position
 
 
 def all_holds(view: View) -> Iterator[tuple[bytes, Hold]]:

@@ -31,7 +31,9 @@ def first_in(view: EpochView, table: TableEpochs, commit: int) -> int:
     if table.ended and commit == table.position:  # its data has ended: what came later is not its input
         return oldest
     for up in (view.tables[up] for up in table.upstreams):
-        if up.known_from > commit:  # something may be missing since then: say so rather than 0
+        if up.known_from > commit and (due := table.due_past(commit)) is not None:
+            oldest = min(oldest, due)
+        elif up.known_from > commit:  # something may be missing since then: say so rather than 0
             oldest = min(oldest, up.known_from)
         elif (change := first_after(up.changes, commit)) != FAR:
             oldest = min(oldest, _origin(view, up, change))

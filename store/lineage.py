@@ -52,7 +52,8 @@ class TableEpochs:
 
     commits: every commit, empty ones and the end-of-data entry too. changes: the epochs with rows, non-checkpoint
     labels too, and the end of data; an entry without rows is no change. known_from: changes at or below it may have
-    been forgotten.
+    been forgotten. due: of a table whose job is to end, to be made anew or parked, the epoch from which on
+    its newest commit may not be all, whatever its upstreams tell (which may have forgotten what they changed since).
     """
 
     table_id: int
@@ -64,6 +65,7 @@ class TableEpochs:
     commits: Ints = field(default_factory=lambda: ints(()))
     changes: Ints = field(default_factory=lambda: ints(()))
     known_from: int = 0
+    due: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "commits", ints(self.commits))
@@ -78,6 +80,10 @@ class TableEpochs:
     def ended(self) -> bool:
         """Whether its job has written its end: its newest commit is its last."""
         return self.derived and self.state == "finished"
+
+    def due_past(self, commit: int) -> int | None:
+        """`due`, if that is the newest commit and not past it."""
+        return self.due if commit and commit == self.position and self.due is not None and self.due > commit else None
 
     def first_change(self, after: int) -> int:
         """The first change past `after`; FAR: none; `after + 1` when the memory does not reach back so far."""
@@ -153,9 +159,16 @@ class EpochView:
             elif not position:
                 out[table.table_id] = 0
             else:
-                ups = [min(out[up], self.tables[up].first_change(position) - 1) for up in table.upstreams]
+                ups = [min(out[up], self._first_unread(table, self.tables[up]) - 1) for up in table.upstreams]
                 out[table.table_id] = max(position, min(ups, default=self.last_epoch))
         return out
+
+    def _first_unread(self, table: TableEpochs, up: TableEpochs) -> int:
+        """The first epoch past the table's newest commit at which that may not be all, as far as an upstream tells."""
+        due = table.due_past(table.position)
+        if due is None:
+            return up.first_change(table.position)
+        return due if up.known_from > table.position else min(due, up.first_change(table.position))
 
     def complete_through(self, ref: TableRef) -> int:
         """The largest epoch the table is complete through; 0 for a derived table without a commit."""
@@ -230,9 +243,10 @@ class EpochView:
         if table.ended and commit == table.position:
             return epoch
         ups = [self.tables[up] for up in table.upstreams]
-        if not commit or any(up.known_from > commit for up in ups):
+        due = table.due_past(commit)
+        if not commit or (due is None and any(up.known_from > commit for up in ups)):
             return -1
-        return min(epoch, *[first_after(up.changes, commit) - 1 for up in ups])
+        return min(epoch, epoch if due is None else due - 1, *[first_after(up.changes, commit) - 1 for up in ups])
 
     def _local(self, table: TableEpochs, lo: int, hi: int) -> Intervals:
         """The epochs round [lo, hi] at which a derived table passes its own test, whatever its upstreams' validity."""
@@ -243,7 +257,8 @@ class EpochView:
             return single(1, 0)
         begin = int(starts.searchsorted(max((self.tables[up].known_from for up in table.upstreams), default=0)))
         last = table.ended and int(starts[-1]) == table.position
-        starts = starts[min(begin, len(starts) - 1) if last else begin :]
+        due = table.due_past(int(starts[-1]))
+        starts = starts[min(begin, len(starts) - 1) if last or due is not None else begin :]
         if not len(starts):
             return single(1, 0)
         ends = np.append(starts[1:] - 1, self.last_epoch)
@@ -251,6 +266,8 @@ class EpochView:
             ends = np.minimum(ends, next_after(self.tables[up].changes, starts) - 1)
         if last:
             ends[-1] = self.last_epoch
+        elif due is not None:
+            ends[-1] = min(int(ends[-1]), due - 1)
         return starts, ends
 
     # ---- lag and reasons -----------------------------------------------------------------------------------------

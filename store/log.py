@@ -155,12 +155,12 @@ class LogPlan:
         )
         return feed.net() if mode == "net" else feed.epochs()
 
-    def splits(self, files: Files, count: int) -> list[KeyRange]:
-        """At most `count` key ranges that tile the keys, with like numbers of rows to give out."""
+    def splits(self, files: Files, count: int, within: KeyRange = EVERYTHING) -> list[KeyRange]:
+        """At most `count` key ranges that tile `within`, with like numbers of rows to give out."""
         if self.backfill and self.before is not None:
-            return self.before.splits(count)
+            return self.before.splits(count, within)
         segments = [segment for group in self.groups for segment in group.segments]
-        return key_pieces(files, self.table, segments, count, EVERYTHING)
+        return key_pieces(files, self.table, segments, count, within)
 
 
 # ---- planning ----------------------------------------------------------------------------------------------------

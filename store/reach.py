@@ -12,19 +12,21 @@ from .version import LogEntry, runs_from_record
 
 
 def files_of(view: View, table_id: int) -> dict[str, int]:
-    """The paths and bytes of all files of a table: its log's, its runs', and those done of a compaction under way."""
+    """The paths and bytes of all files of a table: its log's, its runs', those done of a compaction under way, and
+    those made in pieces that no commit has taken yet.
+    """
     suffix = b"%08x/" % table_id
-    return dict(_found(view, b"log/" + suffix, runs_key(table_id), compact_key(table_id) + b"/"))
+    return dict(_found(view, b"log/" + suffix, runs_key(table_id), compact_key(table_id) + b"/", b"made/" + suffix))
 
 
 def all_files(view: View) -> dict[str, int]:
     """The same of the whole store, by the records that name files alone: a table whose own record was lost keeps its
     files.
     """
-    return dict(_found(view, b"log/", b"runs/", b"compact/"))
+    return dict(_found(view, b"log/", b"runs/", b"compact/", b"made/"))
 
 
-def _found(view: View, log: bytes, runs: bytes, compact: bytes) -> Iterator[tuple[str, int]]:
+def _found(view: View, log: bytes, runs: bytes, compact: bytes, made: bytes) -> Iterator[tuple[str, int]]:
     for _, record in view.scan(log, after_prefix(log)):
         yield from ((file.path, file.bytes) for file in LogEntry.from_record(record).files)
     for _, record in view.scan(runs, after_prefix(runs)):
@@ -32,6 +34,8 @@ def _found(view: View, log: bytes, runs: bytes, compact: bytes) -> Iterator[tupl
             yield from ((part.path, part.bytes) for part in (*run.parts, *run.history))
     for _, record in view.scan(compact, after_prefix(compact)):
         yield from ((part.path, part.bytes) for part in _done(record))
+    for _, record in view.scan(made, after_prefix(made)):
+        yield from ((segment["path"], segment["bytes"]) for segment in record["segments"])
 
 
 def _done(record: dict[str, Any]) -> Iterator[Part]:

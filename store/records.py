@@ -8,6 +8,7 @@ LMDB does not checksum its pages, so every record carries its own CRC-32. Key la
     log/<id>/<epoch>, hist/<id>/<epoch>     log entries with segments; what is remembered of a commit for good
     job/<id>                                a job: lineage, position, incarnation, recorded barrier
     load/<load>, load/<load>/<n>            a load: its tables, incarnation and checkpoint; the state of its n-th part
+    made/<id>/<n>                           what a job has made of an output in the n-th piece of a snapshot
     bound/<epoch>                           forced boundaries
     hold/<id>/<holder>                      what must be kept, and for whom
     used/<id>/<file>                        sealed segments that have been committed: they land once
@@ -90,6 +91,10 @@ def load_key(load: str) -> bytes:
 
 def load_part_key(load: str, index: int) -> bytes:
     return b"load/" + load.encode() + b"/%08x" % index
+
+
+def made_key(table_id: int, number: int) -> bytes:
+    return b"made/%08x/%08x" % (table_id, number)
 
 
 def bound_key(epoch: int) -> bytes:

@@ -16,7 +16,8 @@ from .catalog import Txn, View
 from .definitions import Counters, TableDef, TableOptions, all_jobs, get_runs, get_version, move_counters
 from .epoch import from_unix_ms
 from .garbage import let_go
-from .holds import Hold, holds_of
+from .holds import Hold, holds_of, job_holder
+from .parking import Late, late_jobs, park
 from .records import after_prefix, compact_key, head_key, hist_key, key_epoch, log_key, runs_key
 from .run import Part
 from .version import (
@@ -66,7 +67,8 @@ def limits(options: TableOptions, holds: Sequence[Hold], now_ms: int) -> Limits:
 @dataclass(frozen=True, slots=True)
 class Released:
     """What one transaction lets go of: the table's version after it, its runs if they change, log entries to delete
-    with their files, parts, and the epochs of commits to forget. more: there is more to let go of, in another one.
+    with their files, parts, and the epochs of commits to forget. parked: jobs that needed something of it. more: there
+    is more to let go of, in another one.
     """
 
     version: TableVersion
@@ -74,6 +76,7 @@ class Released:
     entries: tuple[LogEntry, ...] = ()
     parts: tuple[Part, ...] = ()
     commits: tuple[int, ...] = ()
+    parked: tuple[Late, ...] = ()
     more: bool = False
 
 
@@ -83,6 +86,8 @@ def apply_retention(handle: Handle, table: TableDef) -> None:
     def body(tx: Txn) -> bool:
         found = look(handle, tx, table)
         if found is not None:
+            for late in found.parked:
+                park(handle, tx, table, late, handle.catalog.now_ms())
             _write(tx, table.id, found, handle.catalog.now_ms())
         return found is not None and found.more
 
@@ -95,8 +100,9 @@ def raise_safe_epoch(handle: Handle, table: TableDef) -> None:
     """The part of it that a compaction needs: let go of states, so that their versions are not written again."""
 
     def raised(view: View) -> TableVersion | None:
-        version = get_version(view, table.id, table.name)
-        after = apply_safe_epoch(version, _limits(handle, view, table).states)
+        version, now_ms = get_version(view, table.id, table.name), handle.catalog.now_ms()
+        holds = holds_of(view, table.id, now_ms, handle.leases.live)
+        after = apply_safe_epoch(version, limits(table.options, holds, now_ms).states)
         return after if after != version else None
 
     def body(tx: Txn) -> None:
@@ -110,16 +116,27 @@ def raise_safe_epoch(handle: Handle, table: TableDef) -> None:
 
 def look(handle: Handle, view: View, table: TableDef) -> Released | None:
     """What a table can let go of in one transaction; None: nothing."""
-    may, before = _limits(handle, view, table), get_version(view, table.id, table.name)
+    (may, parked), before = _limits(handle, view, table), get_version(view, table.id, table.name)
     found = truncated(view, table.id, apply_safe_epoch(before, may.states), _mark(view, table.id, before, may.log))
-    found = _without_past(view, table.id, found, handle.catalog.now_ms())
+    found = _without_past(view, table.id, replace(found, parked=parked), handle.catalog.now_ms())
     found = _forgetting(view, table, found, may.memory)
     return found if found != Released(before) else None
 
 
-def _limits(handle: Handle, view: View, table: TableDef) -> Limits:
+def _limits(handle: Handle, view: View, table: TableDef) -> tuple[Limits, tuple[Late, ...]]:
+    """How far the table may let go, and the late jobs that it parks by that. Those that lose nothing hold on."""
     now_ms = handle.catalog.now_ms()
-    return limits(table.options, holds_of(view, table.id, now_ms, handle.leases.live), now_ms)
+    holds = holds_of(view, table.id, now_ms, handle.leases.live)
+    late = tuple(late_jobs(handle, view, table, now_ms))
+    if late:
+        may = limits(table.options, _without(holds, late), now_ms)
+        late = tuple(one for one in late if one.change <= max(may.states, may.log))
+    return limits(table.options, _without(holds, late), now_ms), late
+
+
+def _without(holds: Sequence[Hold], late: Sequence[Late]) -> list[Hold]:
+    holders = {job_holder(one.job) for one in late}
+    return [hold for hold in holds if hold.holder not in holders]
 
 
 def _write(tx: Txn, table_id: int, found: Released, now_ms: int) -> None:
@@ -224,7 +241,10 @@ def _remembering(view: View, table: TableDef, found: Released) -> Iterable[int]:
     yield found.version.log_start
     gone = {entry.epoch for entry in found.entries}
     yield from islice((epoch for epoch in _epochs(view, b"log/%08x/" % table.id) if epoch not in gone), 1)
+    parked = {late.job.id for late in found.parked}
     for job in all_jobs(view):
+        if job.state == "parked" or job.id in parked:  # what it is valid at is asked no more, and might take for ever
+            continue
         if table.id in job.outputs or table.id in job.upstreams:
             yield job.position or (job.barrier[1] if job.barrier else found.version.max_committed_epoch)
         if table.id in job.upstreams:  # its outputs are valid by what this table did since the oldest commit of theirs

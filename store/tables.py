@@ -86,7 +86,7 @@ def remove_table(tx: Txn, table_id: int, now_ms: int) -> None:
         return
     let_go(tx, table_id, files_of(tx, table_id).items(), now_ms)
     move_counters(tx, Counters.read(tx))
-    for kind in (b"log", b"hist", b"hold", b"used", b"compact", b"trace"):
+    for kind in (b"log", b"hist", b"hold", b"used", b"compact", b"trace", b"made"):
         prefix = kind + b"/%08x/" % table_id
         for key, found in list(tx.scan(prefix, after_prefix(prefix))):
             if kind != b"hold" or found["expires_ms"] is None:

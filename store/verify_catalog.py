@@ -10,6 +10,7 @@ from .catalog import View
 from .compaction import read_work
 from .definitions import Counters, JobRecord, TableDef, all_jobs, all_tables, get_runs, get_version
 from .loads import all_loads, broken_load
+from .made import made_of
 from .records import Record, after_prefix, hist_key, key_epoch, txn_app_key, txn_key
 from .segment import Segment
 from .version import Commit, LogEntry, Runs, TableVersion, broken_invariants, broken_runs
@@ -19,9 +20,9 @@ Finding = tuple[str, str]
 
 KINDS = (
     *("meta", "name", "jobname", "table", "head", "runs", "log", "hist", "job", "load", "bound", "hold", "used"),
-    *("intent", "gone", "compact", "trace", "trouble", "txn", "txnapp"),
+    *("intent", "gone", "compact", "trace", "trouble", "txn", "txnapp", "made"),
 )
-OF_TABLES = ("head", "runs", "log", "hist", "hold", "used", "compact", "trace", "trouble")
+OF_TABLES = ("head", "runs", "log", "hist", "hold", "used", "compact", "trace", "trouble", "made")
 """Records that go with their table. (Those in gone/ stay until vacuum has deleted the files, leases until they end.)"""
 
 
@@ -164,7 +165,9 @@ def _outcomes(view: View, tables: set[int]) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class TableFiles:
-    """Everything that a table reaches: the files of its log (segments, images) and its runs."""
+    """Everything that a table reaches: the files of its log (segments, images) and its runs, and what its job has made
+    in pieces.
+    """
 
     segments: tuple[Segment, ...]
     runs: Runs
@@ -192,7 +195,8 @@ def check_table(view: View, table: TableDef, folder: str) -> TableFiles:
     found += _counts(version, entries)
     found += _labels(entries)
     found += _commits(view, table, version, entries)
-    files = TableFiles(tuple(file for entry in entries for file in entry.files), runs)
+    made = made_of(view, table.id)
+    files = TableFiles((*(file for entry in entries for file in entry.files), *made), runs)
     found += [f"reaches {path}, which is not its own" for path in files.sizes if not path.startswith(folder + "/")]
     found += [f"reaches {s.path} of table {s.table_id}" for s in files.segments if s.table_id != table.id]
     return TableFiles(files.segments, runs, tuple((f"table {table.name}", what) for what in found))

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 import epochlog as el
+from faults.jobs import SCHEMA, check_jobs
 
-SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("n", pa.int64()), pa.field("s", pa.string())])
 APPLICATION = "story"
 
 State = dict[int, int]
@@ -105,7 +105,7 @@ class Ledger:
         """AssertionError, or the library's own error, where the store is not what it must be."""
         report = store.verify()
         assert report.ok, report.problems
-        names = {info.name for info in store.tables()}
+        names = {info.name for info in store.tables() if info.job is None}
         assert self.tables <= names <= self.tables | self.maybe_tables, (names, self.tables)
         landed = self._landed(store, names)
         due = {n: epoch for n, epoch in self.epochs.items() if names & set(self.commits[n].tables)}
@@ -116,6 +116,7 @@ class Ledger:
         assert order == sorted(landed), f"later commits lie below earlier ones: {landed}"
         for name in names:
             self._check_table(store.table(name), [(landed[number], self.commits[number]) for number in order])
+        check_jobs(store)
 
     def _landed(self, store: el.Store, names: set[str]) -> dict[int, int]:
         """The epochs of the commits that are there, each in all of its tables."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import epochlog as el
 from epochlog.store.intents import file_name
+from faults.jobs import go_on_with_jobs, tell_jobs
 from faults.ledger import APPLICATION, SCHEMA, Commit, Group, Ledger, keys, rows
 
 Clock = Callable[[], int]
@@ -110,6 +111,10 @@ def tell(
         attempt(lambda: leave_behind(store))
         do.clear_away()
         do.commit({"a": [{8: 9}]})
+        do.make("d", log_retention=timedelta(0))
+        do.commit({"d": [{1: 10, 2: 10}]})
+        tell_jobs(store, do.commit, attempt)
+        do.clear_away()
 
 
 def go_on(root: Path, ledger: Ledger, clock: Clock | None = None, durability: str = "disk") -> None:
@@ -123,6 +128,7 @@ def go_on(root: Path, ledger: Ledger, clock: Clock | None = None, durability: st
             if set(ledger.commits[number].tables) <= ledger.tables:
                 ledger.done(number, perform(store, ledger.commits[number]))
         do.commit({"a": [{7: 1, 8: None, 200: 1}]})
+        go_on_with_jobs(store)
         store.compact("a", full=True)
         do.clear_away()
 

@@ -24,6 +24,7 @@ class Lineage:
 
     log: dict[str, list[Entry]] = field(default_factory=dict)
     upstreams: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    due: dict[str, int] = field(default_factory=dict)  # from where on a job will commit whatever its upstreams do
 
     def add_table(self, name: str, upstreams: tuple[str, ...] = ()) -> None:
         self.log[name] = []
@@ -65,10 +66,11 @@ class Moment:
         return self._valid[table, epoch]
 
     def largest_valid(self, tables: Iterable[str], until: int, floor: int) -> int | None:
-        """The largest epoch of [floor, until] valid for all: `until`, or one just before something was committed."""
+        """The largest epoch of [floor, until] valid for all: `until`, or one just before something came or is due."""
         tables = list(tables)
         marks = {min(until, self.last_epoch)}
         marks |= {entry.epoch - 1 for log in self.lineage.log.values() for entry in log}
+        marks |= {epoch - 1 for epoch in self.lineage.due.values()}
         wanted = sorted((mark for mark in marks if floor <= mark <= until), reverse=True)
         return next((mark for mark in wanted if all(self.valid(table, mark) for table in tables)), None)
 
@@ -78,8 +80,10 @@ class Moment:
         ups, position = self.lineage.upstreams[table], self.lineage.position(table)
         if not ups or epoch <= position or self.lineage.ended(table):
             return True
-        return position > 0 and all(
-            self.complete(up, epoch) and not self.lineage.changed(up, position, epoch) for up in ups
+        return (
+            position > 0
+            and epoch < self.lineage.due.get(table, epoch + 1)
+            and all(self.complete(up, epoch) and not self.lineage.changed(up, position, epoch) for up in ups)
         )
 
     def _is_valid(self, table: str, epoch: int) -> bool:
@@ -89,6 +93,8 @@ class Moment:
         commit = max((entry.epoch for entry in self.lineage.log[table] if entry.epoch <= epoch), default=0)
         if ups and self.lineage.ended(table) and commit == self.lineage.position(table):
             return True  # what its upstreams do later is not its input
+        if ups and commit == self.lineage.position(table) and epoch >= self.lineage.due.get(table, epoch + 1):
+            return False
         return not ups or (
             commit > 0 and all(self.valid(up, epoch) and not self.lineage.changed(up, commit, epoch) for up in ups)
         )

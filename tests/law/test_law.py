@@ -50,6 +50,7 @@ def test_the_load_has_everything_in_it(tmp_path: Path) -> None:
         seen += run(seed, tmp_path / str(seed)).seen
     reads = ["aligned", "global", "as_of", "everything", "exact", "no epoch"]
     load = ["empty", "labels", "finished", "drained", "truncated", "failed", "fenced", "fenced in flight", "reopened"]
+    load += ["pieces", "rebuilt", "parked"]
     missing = {what: seen[what] for what in [*reads, *load] if not seen[what]}
     assert not missing, (missing, seen)
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +15,7 @@ import pytest
 
 import epochlog as el
 from epochlog.store.epoch import boundary, boundary_index, from_unix_ms
-from lab import INTERVAL_MS, START_MS, Lab, commits, mirror, refuse, state_of, sums
+from lab import INTERVAL_MS, START_MS, Lab, commits, mirror, refuse, state_of, sums, table_of
 
 
 @pytest.fixture
@@ -107,6 +113,150 @@ def test_b6_from_the_snapshot_to_the_log_to_live(lab: Lab) -> None:
     assert lab.rows("j_out") == lab.rows("r")
 
 
+def write(lab: Lab, dice: random.Random, writers: int) -> None:
+    """One commit that so many writers have sealed together, each its own keys; with one, a plain upsert."""
+    rows = {dice.randrange(12): (dice.randrange(3), dice.randrange(100)) for _ in range(4)}
+    if writers == 1:
+        lab.put(rows)
+        return
+    segments = []
+    for number in range(writers):
+        writer = lab.store.table("r").writer()
+        writer.upsert(table_of({k: row for k, row in rows.items() if k % writers == number}))
+        segments += writer.seal(lab.store.last_epoch + 1)
+    lab.store.commit({"r": segments})
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
+def test_b7_two_views_at_once_each_with_a_view_on_top(lab: Lab, seed: int) -> None:
+    """Created together under write load, one piece at a time, by runners that die at random; the writers become four.
+    Each equals its query at the end, and whenever it can be read aligned.
+    """
+    dice = random.Random(seed)
+    for _ in range(6):
+        write(lab, dice, writers=1)
+    graph = {"low": "r", "sum": "r", "lower": "low_out", "total": "sum_out"}
+    query = {
+        "low": mirror("r", "low_out", keep=lambda v: v < 50),
+        "sum": sums("r", "sum_out"),
+        "lower": mirror("low_out", "lower_out", keep=lambda v: v < 20),
+        "total": sums("sum_out", "total_out"),
+    }
+    for name, upstream in graph.items():
+        lab.job(name, [upstream], snapshot_rows=dice.choice([1, 3, None]), max_lag=2)
+    for number in range(60):
+        write(lab, dice, writers=1 if number < 30 else 4)
+        lab.tick(dice.choice([0, 0.5, 1]))
+        for name in dice.sample(list(graph), dice.randrange(5)):
+            dies(lab, name, query[name], dice)
+        law(lab, "aligned")
+    lab.tick()
+    commits({name: lambda name=name: lab.store.job(name).step_local(query[name]) for name in graph})
+    assert {info.state for info in lab.store.jobs()} == {"running"}
+    law(lab, "global")
+    report = lab.store.verify()
+    assert report.ok, report
+
+
+def dies(lab: Lab, name: str, refresh: Any, dice: random.Random) -> None:
+    """A step of the job by a runner of its own, which may die before or after it has written; others notice nothing."""
+    died = dice.choice([False, False, "before", "after"])
+
+    def run(ctx: Any) -> None:
+        if died == "before":
+            raise ZeroDivisionError
+        refresh(ctx)
+        if died:
+            raise ZeroDivisionError
+
+    with suppress(ZeroDivisionError):
+        lab.store.job(name).step_local(run)
+    if dice.random() < 0.1:
+        lab.reopen()
+
+
+def law(lab: Lab, consistency: str) -> None:
+    """Of all views that can be read together now, each is its query over the rows of that moment."""
+    views = ["r", *(info.outputs[0] for info in lab.store.jobs() if info.committed_epoch)]
+    try:
+        snapshot = lab.store.snapshot(views, consistency=consistency)
+    except el.NoConsistentEpoch:
+        assert consistency == "aligned"
+        return
+    with snapshot:
+        rows = {view: state_of(snapshot[view].to_arrow()) for view in views}
+    r = rows["r"]
+    total = (len(r), sum(v for _, v in r.values()))
+    wanted = {
+        "r": r,
+        "low_out": {k: row for k, row in r.items() if row[1] < 50},
+        "lower_out": {k: row for k, row in r.items() if row[1] < 20},
+        "sum_out": {0: total},
+        "total_out": {0: (1, total[1])},
+    }
+    assert rows == {view: wanted[view] for view in views}
+
+
+def test_b8_cancelled_while_it_takes_one_row_a_step_of_ten_thousand(lab: Lab) -> None:
+    """At once: its tables are gone, the upstream's log is released, and what it had made is vacuum's."""
+    lab.put({k: (0, k) for k in range(10_000)})
+    lab.tick()
+    job = lab.job("j", ["r"], snapshot_rows=1)
+    for number in range(5):
+        assert job.step_local(mirror("r", "j_out")) == 0
+        assert job.info.snapshot_rows == number + 1
+    newest = lab.put({0: (0, 1)})
+    with pytest.raises(el.LogHeld, match="job:j"):
+        lab.store.table("r").truncate_log(newest)
+    lab.store.job("j").cancel()
+    assert lab.store.jobs() == [] and [info.name for info in lab.store.tables()] == ["r"]
+    lab.store.table("r").truncate_log(newest)
+    with pytest.raises(el.JobNotFound):
+        job.step_local(refuse)
+    assert len([file for file in lab.store.vacuum(grace=0).deleted if "/t00000002/" in file.path]) == 5
+    report = lab.store.verify()
+    assert report.ok and not report.unreachable
+
+
+TAKER = """
+import sys
+import epochlog as el
+from lab import START_MS, mirror
+with el.open(sys.argv[1], durability="os", clock=lambda: START_MS + 1000) as store:
+    while store.job("j").step_local(mirror("r", "j_out")) == 0:
+        pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.local_only
+def test_b9_killed_in_mid_snapshot(lab: Lab) -> None:
+    """By SIGKILL, in a process of its own: the snapshot goes on where it was. Another view is created meanwhile."""
+    lab.put({k: (0, k) for k in range(10)})
+    lab.tick()
+    lab.job("j", ["r"], snapshot_rows=2)
+    environment = {**os.environ, "EPOCHLOG_KILL_AT": "piece:recorded:3", "PYTHONPATH": os.pathsep.join(sys.path)}
+    taker = subprocess.run([sys.executable, "-c", TAKER, str(lab.root)], env=environment, check=False)
+    assert taker.returncode == -signal.SIGKILL
+    assert lab.store.job("j").info.snapshot_rows == 6
+    other = lab.job("k", ["r"])
+    assert other.step_local(mirror("r", "k_out")) is not None
+    assert lab.rows("k_out") == lab.rows("r")
+    lab.store.vacuum(grace=0)
+    seen: list[int] = []
+
+    def go_on(ctx: Any) -> None:
+        seen.extend(ctx.changes("r").column("k").to_pylist())
+        mirror("r", "j_out")(ctx)
+
+    job = lab.store.job("j")
+    while job.step_local(go_on) == 0:
+        pass
+    assert seen == [6, 7, 8, 9]
+    assert lab.rows("j_out") == lab.rows("r") and lab.state("j") == "running"
+    assert lab.store.verify().ok
+
+
 def test_b10_a_downstream_never_commits_before_its_upstreams_snapshot(lab: Lab) -> None:
     """Whatever crashes: the upstream's first barrier is decided and fails, the downstream asks again and again."""
     lab.put({1: (0, 1)})
@@ -136,6 +286,46 @@ def test_b10_a_downstream_never_commits_before_its_upstreams_snapshot(lab: Lab) 
     assert lab.rows("down_out") == lab.rows("r")
     with pytest.raises(el.NoConsistentEpoch, match="down_out|up_out"):
         lab.store.snapshot(["down_out"], consistency="as_of", epoch=first - 1)
+
+
+def test_b11_down_for_longer_than_the_log_is_kept(lab: Lab) -> None:
+    """Parked, visible, not looping, its old state readable, and so is what is above it; `rebuild` works for it, and
+    what is above takes in just the difference.
+    """
+    lab.put({1: (0, 1), 2: (0, 2)})
+    lab.tick()
+    job, above = lab.job("j", ["r"]), lab.job("above", ["j_out"])
+    assert job.step_local(mirror("r", "j_out")) is not None
+    assert above.step_local(mirror("j_out", "above_out")) is not None
+    lab.put({2: (0, 20), 3: (0, 3)})
+    lab.tick()
+    with pytest.raises(ZeroDivisionError):
+        job.step_local(lambda ctx: 1 // 0)
+    lab.tick(2 * 86_400)
+    lab.store.compact("r", full=True)
+    assert (job.info.state, lab.store.table("j_out").info.state) == ("parked", "parked")
+    for _ in range(3):
+        with pytest.raises(el.JobParked, match="rebuild"):
+            job.step_local(refuse)
+    before = lab.txn_id()
+    assert above.step_local(refuse) is None and lab.txn_id() == before
+    assert lab.rows("j_out") == lab.rows("above_out") == {1: (0, 1), 2: (0, 2)}
+    with pytest.raises(el.TableNotReadable, match="above_out.*j_out.*parked"):
+        lab.store.snapshot(["above_out"])
+
+    job.rebuild()
+    assert job.step_local(mirror("r", "j_out")) is not None
+    seen: list[tuple[int, str]] = []
+
+    def replay(ctx: Any) -> None:
+        seen.extend((row["k"], row["_change_type"]) for row in ctx.changes("j_out").to_pylist())
+        mirror("j_out", "above_out")(ctx)
+
+    assert above.step_local(replay) is not None
+    assert seen == [(2, "upsert"), (3, "upsert")]
+    with lab.store.snapshot() as snapshot:
+        rows = [state_of(snapshot[name].to_arrow()) for name in ("r", "j_out", "above_out")]
+    assert rows == [{1: (0, 1), 2: (0, 20), 3: (0, 3)}] * 3
 
 
 def test_b12_a_job_that_fails_changes_nothing_for_another(tmp_path: Path) -> None:

@@ -1,0 +1,105 @@
+"""Making a job's outputs anew: from the upstreams' rows at one epoch, with one entry that is the difference to before.
+
+Until that commit the old rows stay readable, and downstream views take in no more than what differs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from ..errors import TableFinished
+from ..store.catalog import Txn
+from ..store.commit import check_incarnation
+from ..store.definitions import Counters, JobRecord, get_job, get_table, get_version
+from ..store.distinct import same_rows
+from ..store.made import discard_made
+from ..store.merge import lookup
+from ..store.records import job_key
+from ..store.scan import BATCH_ROWS, KeyRange, ScanPlan
+from ..store.sealing import force_within
+from ..store.segment import Segment
+from ..store.writer import SegmentWriter, WriteTarget
+
+if TYPE_CHECKING:
+    from ..store.handle import Handle
+
+
+def ask_for_rebuild(handle: Handle, job_id: int, name: str, incarnation: int | None) -> int:
+    """Note that the job's next barrier makes its outputs anew; the incarnation that may run it, which fences others.
+
+    A boundary is forced for it. Whatever was under way is dropped. Raises Fenced, TableFinished.
+    """
+
+    def body(tx: Txn) -> int:
+        job = get_job(tx, job_id, name)
+        if incarnation is not None:
+            check_incarnation(job, incarnation)
+        _refuse_ended(tx, job)
+        discard_made(tx, job.outputs, handle.catalog.now_ms())
+        at = force_within(
+            tx, handle, above=Counters.read(tx).last_epoch
+        )  # nobody has read the outputs as complete there
+        after = replace(
+            job,
+            state="creating" if job.state == "parked" else job.state,
+            barrier=None,
+            cursor=None,
+            rebuild=at,
+            incarnation=job.incarnation + 1 if incarnation is None else incarnation,
+            progress_ms=handle.catalog.now_ms(),
+            lost=None,
+            last_error=None,
+            failed_ms=None,
+        )
+        tx.put(job_key(job.id), after.to_record())
+        return after.incarnation
+
+    return handle.catalog.transact(body)
+
+
+def _refuse_ended(tx: Txn, job: JobRecord) -> None:
+    for table_id in job.outputs:
+        table = get_table(tx, table_id, f"output of {job.name}")
+        end = get_version(tx, table_id, table.name).end_epoch
+        if end is not None:
+            raise TableFinished(
+                f"job {job.name!r} is finished: the data of its output {table.name!r} ended at {end}, and nothing can "
+                "land in it any more; make another job with other outputs"
+            )
+
+
+# ---- the difference ------------------------------------------------------------------------------------------------
+
+
+def difference(target: WriteTarget, old: ScanPlan, new: ScanPlan) -> list[Segment]:
+    """What turns the rows of `old` into those of `new`: deletes, new rows, and rows that differ in any column.
+
+    A bounded number of rows is in memory at a time.
+    """
+    writer = SegmentWriter(target)
+    both = old.extended(new.segments)
+    try:
+        for part in both.splits(max(1, both.rows_at_most // BATCH_ROWS)):
+            _differ(writer, target, old, new, part)
+        return writer.finish()
+    except BaseException:
+        writer.discard()
+        raise
+
+
+def _differ(writer: SegmentWriter, target: WriteTarget, old: ScanPlan, new: ScanPlan, part: KeyRange) -> None:
+    names, files = target.schema.schema.names, target.files
+    before, after = old.rows(files, names, key_range=part), new.rows(files, names, key_range=part)
+    gone = lookup(after, before.keys) < 0
+    writer.delete(before.data.filter(pa.array(gone)).select(list(target.schema.primary_key)))
+    at = lookup(before, after.keys)
+    known = np.flatnonzero(at >= 0)
+    fresh = np.ones(len(after), np.bool_)
+    left = before.data.take(pa.array(at[known])).select(names).combine_chunks()
+    right = after.data.take(pa.array(known)).select(names).combine_chunks()
+    fresh[known] = ~same_rows(left, right)
+    writer.upsert(after.data.filter(pa.array(fresh)).select(names))
