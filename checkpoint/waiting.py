@@ -115,9 +115,9 @@ def _wait(view: EpochView, job: JobRecord, clockwork: Clockwork) -> Wait:
         job_interval=job.interval,
         forced=forced,
         max_lag=job.max_lag,
-        first=job.position == 0,
-        snapshot=job.backfill == "snapshot",
-        logs_from=max((starts.get(up, 0) for up in job.upstreams), default=0),
+        first=job.anew or job.position == 0,
+        snapshot=job.anew,
+        logs_from=max(job.rebuild or 0, *(starts.get(up, 0) for up in job.upstreams)),
         drain=job.drain,
     )
     if due is not None:
@@ -148,6 +148,8 @@ def _nothing_due(view: EpochView, job: JobRecord, interval_ms: int, forced: Sequ
 
 def _wanted(view: EpochView, job: JobRecord) -> int | None:
     """The least epoch at which the job's next commit would tell something new; None: there is nothing to tell."""
+    if job.rebuild is not None:
+        return max(job.rebuild, job.position + 1)
     change = min(view.table(up).first_change(job.position) for up in job.upstreams)
     if change != FAR:
         return change

@@ -35,7 +35,7 @@ def _own(job: JobLook, now_ms: int) -> str:
             since = "" if record.failed_ms is None else f" for {span_text(max(0, now_ms - record.failed_ms))}"
             return f"a runner to try again, failing{since} with {one_line(record.last_error or '')}"
         case "rebuild":
-            return "job.rebuild(): the logs it needs are gone"
+            return f"job.rebuild(): {one_line(record.lost or 'the logs it needs are gone')}"
         case "over":
             return "nothing more: its data has ended"
         case _:

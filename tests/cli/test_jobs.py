@@ -138,7 +138,8 @@ def test_a_failure_is_told_since_its_first_attempt_and_until_a_commit(lab: Lab) 
 def test_json_tells_what_the_page_tells(run: Any, lab: Lab) -> None:
     names = {
         "name", "upstreams", "outputs", "state", "committed_epoch", "lag_ms", "incarnation", "last_error", "draining",
-        "committed_at", "interval_ms", "max_lag", "failed_since", "barrier", "waits_for",
+        "lost", "snapshot_rows", "rebuilding", "committed_at", "interval_ms", "max_lag", "failed_since", "barrier",
+        "waits_for",
     }  # fmt: skip
     lab.store.close()
     for command in ("jobs", "status"):
