@@ -22,7 +22,7 @@ from ..store.failpoints import reached
 from ..store.handle import Handle
 from ..store.history import forced_boundaries, read_epoch_view
 from ..store.intervals import FAR
-from ..store.job_pieces import JobPiece, discard_refused, record_piece
+from ..store.job_pieces import JobPiece, discard_refused, forget_pieces, record_piece
 from ..store.lineage import EpochView
 from ..store.log import LogPlan, plan_backfill, plan_changes
 from ..store.made import made_of
@@ -118,9 +118,10 @@ class JobRunner:
         """The job as the catalog has it now; JobNotFound when it was dropped."""
         return self.handle.catalog.read(lambda view: get_job(view, self.job_id, self.name))
 
-    def begin(self) -> BarrierRun | None:
+    def begin(self, *, whole: bool = False) -> BarrierRun | None:
         """The job's next barrier, decided and recorded; None when there is nothing to do or the job is finished.
 
+        whole: take a snapshot at once, even where the job was made to take it in pieces; pieces so far are dropped.
         Raises Fenced when another runner took over, JobParked when the job let go of its logs.
         """
         incarnation = self._claim()
@@ -132,8 +133,11 @@ class JobRunner:
             if decided is None:
                 return None
             job = decided
+        if whole and job.cursor is not None:
+            job = forget_pieces(self.handle, job, incarnation)
         self.handle.intents.own()  # registered before the look at the catalog that its writers are planned in
-        return plan_piece(self.handle, self.handle.catalog.read(lambda view: plan_barrier(view, self.handle, job)))
+        run = self.handle.catalog.read(lambda view: plan_barrier(view, self.handle, job))
+        return run if whole else plan_piece(self.handle, run)
 
     def commit(self, run: BarrierRun, outputs: Mapping[str, Sequence[Segment]]) -> int:
         """Commit all outputs at the barrier, those without segments as empty entries; returns the epoch.
@@ -379,12 +383,17 @@ def inputs_of(view: View, handle: Handle, job: JobRecord) -> EpochView:
     return read_epoch_view(view, handle.memory, handle.catalog.now_ms(), above=job.upstreams)
 
 
+def barrier_of(job: JobRecord) -> Barrier:
+    """The barrier recorded for a job, as its refresh sees it: one that makes the outputs anew begins at nothing."""
+    assert job.barrier is not None
+    prev = 0 if job.anew else job.position
+    return Barrier(prev, job.barrier[1], "checkpoint" if prev else "initial")
+
+
 def plan_barrier(view: View, handle: Handle, job: JobRecord) -> BarrierRun:
     """What a refresh of the job's recorded barrier reads and writes, from one state of the catalog."""
-    assert job.barrier is not None
-    curr = job.barrier[1]
-    prev = 0 if job.anew else job.position
-    barrier = Barrier(prev, curr, "checkpoint" if prev else "initial")
+    barrier = barrier_of(job)
+    prev, curr = barrier.prev, barrier.curr
     upstreams: dict[str, Upstream] = {}
     for table_id in job.upstreams:
         table = get_table(view, table_id, f"upstream of {job.name}")

@@ -15,7 +15,7 @@ from ..store.segment import Segment
 from ..store.writer import SegmentWriter, write_target
 from . import control as wire
 from .control import Part as PartName
-from .job import plan_barrier
+from .job import barrier_of, plan_barrier
 from .outbox import Outbox
 from .shares import PartContext
 
@@ -356,7 +356,8 @@ class JobPart(Part):
         handle = self._worker.handle
         handle.intents.own()  # registered before the look at the catalog that its writers are planned in
         job = handle.catalog.read(lambda view: find_job(view, self.name.name))
-        if job.barrier is None or tuple(job.barrier[:2]) != (inject.prev, inject.curr):
+        found = None if job.barrier is None else barrier_of(job)
+        if found is None or (found.prev, found.curr) != (inject.prev, inject.curr):
             self._decline(inject, f"the job stands at {job.position} with barrier {job.barrier}")
             return None
         run = handle.catalog.read(lambda view: plan_barrier(view, handle, job))

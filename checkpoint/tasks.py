@@ -202,7 +202,7 @@ class JobTask:
     def decide(self, *, news: bool, drain: bool) -> Barrier | None:
         if drain:
             record_drain(self._runner)
-        self._run = self._runner.begin()
+        self._run = self._runner.begin(whole=True)
         return None if self._run is None else self._run.barrier
 
     def commit(self, commit: Commit) -> tuple[int, bool]:

@@ -18,10 +18,10 @@ from ..errors import (
     UpstreamIncomplete,
 )
 from .catalog import Txn, View
-from .commit import REFUSALS, TableEdit, check_runner, check_segments, use_up
-from .definitions import Counters, Cursor, get_job, move_counters
+from .commit import REFUSALS, TableEdit, check_incarnation, check_runner, check_segments, use_up
+from .definitions import Counters, Cursor, JobRecord, get_job, move_counters
 from .failpoints import reached
-from .made import put_made
+from .made import discard_made, put_made
 from .reach import files_of
 from .records import gone_key, job_key
 from .segment import Segment
@@ -82,6 +82,21 @@ def record_piece(handle: Handle, piece: JobPiece, edits: Sequence[TableEdit]) ->
 
     handle.intents.checked(lambda: handle.catalog.transact(body))
     reached("piece:recorded")
+
+
+def forget_pieces(handle: Handle, job: JobRecord, incarnation: int) -> JobRecord:
+    """Drop what pieces have made so far; the job as it is then, at the beginning of its barrier. Raises Fenced."""
+
+    def body(tx: Txn) -> JobRecord:
+        found = get_job(tx, job.id, job.name)
+        check_incarnation(found, incarnation)
+        discard_made(tx, found.outputs, handle.catalog.now_ms())
+        after = replace(found, cursor=None)
+        tx.put(job_key(job.id), after.to_record())
+        move_counters(tx, Counters.read(tx))
+        return after
+
+    return handle.catalog.transact(body)
 
 
 def discard_refused(handle: Handle, error: EpochlogError, edits: Sequence[TableEdit]) -> None:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 import epochlog as el
+from epochlog.checkpoint.job import LocalContext
 from lab import Lab, State, keys_of, mirror, refuse, state_of, table_of
 
 
@@ -235,6 +236,19 @@ def test_abandoned_in_mid_snapshot(lab: Lab) -> None:
     assert job.info.state == "creating"
     assert until_committed(lambda: job.step_local(mirror("r", "j_out"))) == 4
     assert lab.rows("j_out") == lab.rows("r") and job.info.state == "running"
+
+
+def test_several_parts_take_it_whole(lab: Lab) -> None:
+    """Pieces are for one runner; one that lets parts refresh side by side drops them and begins at the beginning."""
+    state = filled(lab, 6)
+    job = lab.job("j", ["r"], snapshot_rows=2)
+    assert job.step_local(mirror("r", "j_out")) == 0
+    run = lab.store.job("j")._runner.begin(whole=True)
+    assert run is not None and run.ended is None and not run.taken_in
+    assert run.outputs["j_out"].previous.segments == () and lab.store.job("j").info.snapshot_rows == 0
+    context = LocalContext(lab.store._handle, run)
+    assert sorted(state_of(context.changes("r"))) == sorted(state)
+    assert not lab.store.verify().problems
 
 
 def job_output(lab: Lab, name: str = "j_out") -> int:

@@ -143,6 +143,9 @@ class World:
             self.vacuum()
             self.drain()
             if self.endings.random() < 0.03:
+                self.now_ms += 30 * HOUR_MS
+                self.store.compact()
+            if self.endings.random() < 0.03:
                 self.rebuild(self.endings.choice(list(self.queries)))
             for name in self.rng.sample(list(self.queries), len(self.queries)):
                 if self.rng.random() < (0.07 if name == self.slow else 0.45):
