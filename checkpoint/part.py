@@ -14,8 +14,8 @@ from ..store.definitions import TableDef, find_job, find_table
 from ..store.segment import Segment
 from ..store.writer import SegmentWriter, write_target
 from . import control as wire
+from .barrier_run import barrier_of, plan_barrier
 from .control import Part as PartName
-from .job import barrier_of, plan_barrier
 from .outbox import Outbox
 from .shares import PartContext
 

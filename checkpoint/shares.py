@@ -12,7 +12,8 @@ from pandas.util import hash_array
 
 from ..errors import InvalidInput
 from ..store.handle import Handle
-from .job import BarrierRun, LocalContext
+from .barrier_run import BarrierRun
+from .job import LocalContext
 
 _T = pa.types
 

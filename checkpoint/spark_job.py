@@ -28,7 +28,8 @@ from ..store.scan import EVERYTHING, KeyRange, ScanPlan
 from ..store.segment import Segment
 from ..store.writer import remove_segments
 from .barrier import Barrier
-from .job import BarrierRun, JobRunner
+from .barrier_run import BarrierRun
+from .job import JobRunner
 from .live import live
 from .spark_doorbell import DOORBELL, Doorbell
 

@@ -27,10 +27,11 @@ from ..store.outcomes import has_outcome, resolve
 from ..store.records import job_key
 from ..store.segment import Segment
 from .barrier import Barrier
+from .barrier_run import BarrierRun
 from .control import Attach
 from .decisions import Commit, JobSettings
 from .drain import record_drain
-from .job import BarrierRun, JobRunner
+from .job import JobRunner
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import epochlog as el
+from epochlog.checkpoint import barrier_run
 from epochlog.checkpoint import job as job_module
 from epochlog.store import commit as commit_module
 from epochlog.store.lineage import EpochView, TableEpochs, TableRef
@@ -68,12 +69,12 @@ def incarnation_ignored_by_commits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def log_range(after_by: int, until_by: int) -> Plant:
     """The log that a job reads begins or ends one epoch off."""
-    plan_changes = job_module.plan_changes
+    plan_changes = barrier_run.plan_changes
 
     def off(view: Any, table: Any, after: int, until: int, **options: Any) -> Any:
         return plan_changes(view, table, max(after + after_by, 0), until + until_by, **options)
 
-    return lambda monkeypatch: monkeypatch.setattr(job_module, "plan_changes", off)
+    return lambda monkeypatch: monkeypatch.setattr(barrier_run, "plan_changes", off)
 
 
 def barrier_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
