@@ -26,6 +26,7 @@ KINDS = (
     "coordinator",
     "stops",
     "recovers",
+    "claims",
     "drains",
     "forces",
 )
@@ -201,6 +202,7 @@ def _events(rng: random.Random, shape: JobShape) -> list[Event]:
     out += [Event(at(), "forces", shape.name) for _ in range(rng.choice(many))]
     out += [Event(at(), "stops", shape.name) for _ in range(rng.choice([0, 0, 0, 1]))]
     out += [Event(at(), "recovers", shape.name) for _ in range(rng.choice([0, 0, 0, 1, 2]))]
+    out += [Event(at(), "claims", shape.name) for _ in range(rng.choice([0, 0, 0, 0, 1]))]
     if not shape.derived and rng.random() < 0.2:
         out.append(Event(at(), "drains", shape.name))
     return out

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import random
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -30,8 +29,9 @@ from epochlog.checkpoint.decisions import (
     Start,
     Stopped,
 )
-from epochlog.errors import EpochlogError
+from epochlog.errors import EpochlogError, Fenced, SegmentUnknown
 from simulation.actors import Passed, Process
+from simulation.books import Books, check_decision
 from simulation.catalog import Catalog, Piece
 from simulation.shapes import (
     FAULTS_END_MS,
@@ -49,33 +49,6 @@ LAW_EVERY = 5
 """After every so many commits the law is checked for all tables at once; at each commit it is for its own table."""
 MESSAGE, TICK = 0, 1
 """What happens in one ms: ticks come last, so that their place does not depend on other jobs."""
-
-
-class Books:
-    """What the world knows of one job, by its own account."""
-
-    def __init__(self, shape: JobShape, seed: int) -> None:
-        self.shape = shape
-        self.rng = random.Random(f"{seed} {shape.name}")
-        self.current: dict[Actor, int] = {}  # incarnations that have not ended
-        self.begun: dict[Actor, int] = {}  # and those that have started
-        self.left: set[Actor] = set()  # said that they go
-        self.finished: frozenset[Actor] = frozenset()  # by commits whose outcome is known
-        self.newest = 0  # the newest barrier that was decided
-        self.in_flight: Inject | None = None
-        self.at_catalog: Commit | None = None
-        self.sent: dict[tuple[int, Actor, int], Report] = {}  # by barrier, actor, incarnation
-        self.dropped: set[int] = set()
-        self.asks = 0  # forced checkpoints not served
-        self.asks_at: dict[int, int] = {}  # when that barrier was decided
-        self.drains = False
-        self.state = "running"
-        self.failures = 0  # attempts in a row that count
-
-    @property
-    def tolerates(self) -> float:
-        most = self.shape.settings.tolerable_failures
-        return float("inf") if most is None else most
 
 
 UNCOUNTED = ("killed", "another attached in its place", "has finished")
@@ -294,6 +267,8 @@ class World:
         elif event.kind == "stops" and books.state == "running" and not books.drains:
             books.in_flight = None
             self.carry(self.core.stop(name, drain=False))
+        elif event.kind == "claims":
+            self.catalog.claim(name)  # another coordinator, which then does nothing
         elif event.kind == "recovers" and books.state == "running":
             self.renew(name)
         elif event.kind == "crashes":
@@ -346,6 +321,7 @@ class World:
         for decision in decisions:
             books = self.books[decision.job]
             self.note(decision.job, type(decision).__name__, getattr(decision, "barrier_id", None))
+            check_decision(books, self.catalog, decision)
             CARRIED[type(decision)](self, books, decision)
         self.plan_tick()
 
@@ -362,8 +338,6 @@ class World:
                 self.carry(self.core.tick())
 
     def _decide(self, books: Books, decision: Decide) -> None:
-        if books.at_catalog is not None or books.in_flight is not None:
-            raise Violation(f"{decision.job}: a barrier is decided while another is in flight")
         books.asks_at[decision.barrier_id], books.newest = books.asks, decision.barrier_id
 
         def answer(core: CheckpointManager) -> list[Decision]:
@@ -379,37 +353,24 @@ class World:
         self.later(books.shape, 2, answer)
 
     def _inject(self, books: Books, decision: Inject) -> None:
-        name = decision.job
-        if books.at_catalog is not None or books.in_flight is not None:
-            raise Violation(f"{name}: two barriers are in flight")
-        if books.state != "running" or books.failures > books.tolerates:
-            raise Violation(f"{name}: a barrier of a job that is {books.state}, after {books.failures} failures")
-        actors, finished = set(books.shape.actors), books.finished
-        if not actors - finished - books.left <= decision.waits <= actors - finished:
-            raise Violation(f"{name}: waits for {sorted(decision.waits)}, finished are {sorted(finished)}")
-        if not decision.targets.keys() <= decision.waits or not decision.targets:
-            raise Violation(f"{name}: triggers {sorted(decision.targets)} of {sorted(decision.waits)}")
         for actor, incarnation in decision.targets.items():
-            if books.begun.get(actor) != incarnation:
-                raise Violation(f"{name}: {actor} is triggered as {incarnation}, it is {books.begun.get(actor)}")
             self.to_actor(books.shape, actor, incarnation, lambda process: process.inject(decision))
-            zombie = self.zombies.get((name, actor))
+            zombie = self.zombies.get((decision.job, actor))
             if zombie is not None and zombie.lives:  # it hears what is meant for another, and answers
                 self.at(self.now + 1, lambda zombie=zombie: zombie.inject(decision))
         books.in_flight = decision
 
     def _commit(self, books: Books, decision: Commit) -> None:
-        self._check_commit(books, decision)
         books.in_flight, books.at_catalog = None, decision
         shape, number = books.shape, decision.barrier_id
         wait = 3 + self.delay_ms(shape) // 8
         if self.happens(shape, "catalog"):
-            fate = books.rng.choice(["landed", "lost", "late", "refused"])
+            fate = books.rng.choice(["landed", "lost", "late", "refused", "gone"])
             lands_in = {"landed": wait, "late": wait + books.rng.randrange(1, 400)}.get(fate)
             if lands_in is not None:
                 self.at(self.now + lands_in, lambda: self.land(decision))
-            if fate == "refused":
-                error = EpochlogError("no room")
+            if fate in ("refused", "gone"):
+                error = EpochlogError("no room") if fate == "refused" else SegmentUnknown("vacuumed")
                 self.later(shape, wait, lambda core: self.refuse(core, books, decision, error))
             else:
                 silence = books.rng.choice([1, 300, 1_500])
@@ -428,6 +389,10 @@ class World:
         self.later(shape, wait, answer)
 
     def refuse(self, core: CheckpointManager, books: Books, decision: Commit, error: EpochlogError) -> list[Decision]:
+        if books.at_catalog is decision and isinstance(error, SegmentUnknown):  # what is gone is to be made again
+            for actor in list(books.current):
+                self.ends(books.shape, actor, {actor})
+        books.fenced = books.at_catalog is decision and isinstance(error, Fenced)
         self.known(books, decision, landed=False)
         self.note(decision.job, "refused", decision.barrier_id, type(error).__name__)
         return core.refused(decision.job, decision.barrier_id, error)
@@ -460,33 +425,6 @@ class World:
         books.asks -= asked
         books.asks_at = {number: max(0, at - asked) for number, at in books.asks_at.items()}
 
-    def _check_commit(self, books: Books, decision: Commit) -> None:
-        """Only with all reports of that attempt; only pieces of incarnations that have not ended, none twice."""
-        name, number = decision.job, decision.barrier_id
-        inject, finished = books.in_flight, books.finished
-        gone = set(books.shape.actors) - finished <= books.left
-        if books.at_catalog is not None or (inject is None and not gone):
-            raise Violation(f"{name}: a commit of {number} out of turn")
-        if inject is not None and inject.barrier_id != number:
-            raise Violation(f"{name}: a commit of {number} while {inject.barrier_id} is in flight")
-        for actor in inject.waits if inject is not None else ():
-            report = books.sent.get((number, actor, books.current.get(actor, 0)))
-            if report is None:
-                raise Violation(f"{name}: a commit of {number} without a report of {actor}")
-            if decision.states.get(actor) != report.state:
-                raise Violation(f"{name}: the state of {actor} is not the one reported")
-        sent = (books.sent.get((number, actor, incarnation)) for actor, incarnation in books.current.items())
-        ended = {report.actor for report in sent if report is not None and report.ended}
-        if not decision.finished <= finished | books.left | ended:
-            raise Violation(f"{name}: {sorted(decision.finished)} are said to have finished")
-        seen: set[int] = set()
-        for piece in (piece for pieces in decision.segments.values() for piece in pieces):
-            if piece.number in seen or piece.number in books.dropped:
-                raise Violation(f"{name}: piece {piece.number} is committed twice, or after it was dropped")
-            if books.current.get(piece.actor) != piece.incarnation and piece.actor not in finished:
-                raise Violation(f"{name}: a piece of {piece.actor}, whose incarnation {piece.incarnation} has ended")
-            seen.add(piece.number)
-
     def _resolve(self, books: Books, decision: Resolve) -> None:
         order = books.at_catalog
 
@@ -500,8 +438,6 @@ class World:
         self.later(books.shape, 3 + self.delay_ms(books.shape) // 8, answer)
 
     def _announce(self, books: Books, decision: Announce) -> None:
-        if self.catalog.records[decision.job].outcomes.get(decision.barrier_id) != decision.epoch:
-            raise Violation(f"{decision.job}: {decision.barrier_id} is announced and was not committed")
         for actor in decision.finished:
             incarnation = decision.actors[actor]
             self.to_actor(books.shape, actor, incarnation, lambda process: setattr(process, "over", True))
@@ -512,46 +448,26 @@ class World:
         books.failures += not decision.reason.endswith(UNCOUNTED)
 
     def _drop(self, books: Books, decision: Drop) -> None:
-        at_catalog = books.at_catalog.segments.values() if books.at_catalog is not None else ()
-        kept = {piece.number for pieces in at_catalog for piece in pieces} | self.catalog.landed
-        for piece in (piece for pieces in decision.segments.values() for piece in pieces):
-            if piece.number in kept:
-                raise Violation(f"{decision.job}: piece {piece.number} is dropped and is, or may be, committed")
-            books.dropped.add(piece.number)
+        books.dropped |= {piece.number for pieces in decision.segments.values() for piece in pieces}
 
     def _restart(self, books: Books, decision: Restart) -> None:
         for actor, ended in decision.actors.items():
-            if ended and books.current.get(actor) == ended:
-                raise Violation(f"{decision.job}: {actor} is restarted, and nothing has happened to {ended}")
             process = self.processes.get((decision.job, actor))
             if process is not None and process.incarnation <= ended and process.lives:
                 self.respawn(books.shape, actor, zombie=books.rng.random() < 0.5)
 
     def _start(self, books: Books, decision: Start) -> None:
-        record = self.catalog.records[decision.job]
-        if books.at_catalog is not None:
-            raise Violation(f"{decision.job}: {decision.actor} starts while a commit is on its way")
-        if decision.finished != (decision.actor in record.finished):
-            raise Violation(f"{decision.job}: {decision.actor} starts as finished: {decision.finished}")
-        if books.current.get(decision.actor) != decision.incarnation:
-            raise Violation(f"{decision.job}: {decision.actor} starts as {decision.incarnation}")
         books.begun[decision.actor] = decision.incarnation
-        state = record.states.get(decision.actor, b"")
+        state = self.catalog.records[decision.job].states.get(decision.actor, b"")
         process = self.processes[decision.job, decision.actor]
         if process.incarnation in (0, decision.incarnation):  # 0: it is just about to learn its incarnation
             self.at(self.now + self.delay_ms(books.shape), lambda: process.start(decision, state))
 
     def _finished(self, books: Books, decision: Finished) -> None:
         books.state = "finished"
-        if set(books.shape.actors) != self.catalog.records[decision.job].finished:
-            raise Violation(f"{decision.job}: finished, and the catalog does not know")
 
     def _ended(self, books: Books, decision: Failed | Stopped) -> None:
-        if isinstance(decision, Stopped) and books.at_catalog is not None:
-            raise Violation(f"{decision.job}: stopped while a commit is on its way")
-        if isinstance(decision, Failed) and books.failures <= books.tolerates:
-            raise Violation(f"{decision.job}: failed after {books.failures} failures in a row")
-        books.state, books.in_flight, books.failures = "ended", None, 0
+        books.state, books.in_flight, books.failures, books.fenced = "ended", None, 0, False
         books.current, books.begun, books.left = {}, {}, set()
         self.later(books.shape, 300, lambda _: self.renew(decision.job))
 
