@@ -106,7 +106,8 @@ class Roster:
         hit = {
             actor: self.tasks[actor].incarnation
             for actor in connected
-            if self.tasks[actor].at_work or (actor in lost and self.tasks[actor].waiting)
+            if self.tasks[actor].at_work
+            or (actor in lost and self.tasks[actor].waiting and not self.tasks[actor].flagged)
         }
         self.tasks.update({actor: Task(ended=number) for actor, number in hit.items()})
         return hit

@@ -391,3 +391,19 @@ def test_segments_that_are_gone_roll_the_job_back(desk: Desk) -> None:
     assert tuple(desk.of(Restart, "j")[-1].actors) == (A, B)
     assert desk.manager.status("j").carried == 0
     assert desk.of(Drop, "j") == []
+
+
+def test_a_finished_actor_stays_so_when_the_job_rolls_back(desk: Desk) -> None:
+    """Found by the simulation, seed 22662: it came back while the commit was on its way, and was to be run again."""
+    desk.job("j", {"v": 2})
+    desk.to(1_000)
+    desk.report("j", A, ended=True)
+    desk.report("j", B)
+    desk.to(2_000)
+    desk.answers = False
+    desk.report("j", B, "b1")
+    desk.attach("j", A)
+    desk.do(desk.manager.refused("j", desk.current("j").barrier_id, SegmentUnknown("vacuumed")))
+    assert tuple(desk.of(Restart, "j")[-1].actors) == (B,)
+    assert desk.manager.status("j").actors[A] == "FINISHED"
+    assert [start.finished for start in desk.of(Start, "j") if start.actor == A] == [False, True]
