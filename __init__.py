@@ -81,10 +81,12 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .batch.policy import Aligned, AsOf, AtLeast, Bounded, Exact, Global, Latest
     from .batch.snapshot import Snapshot
     from .batch.spark_write import sink
+    from .checkpoint.barrier import Barrier
     from .checkpoint.graph import JobInfo
     from .checkpoint.part import JobPart, LoadPart
     from .checkpoint.pipeline import JobStatus, Pipeline
     from .checkpoint.running import CoordinatorSettings
+    from .checkpoint.upstream import Chunk, EndOfData, UpstreamLog
     from .checkpoint.worker import Worker
     from .serving import StoreServer, serve
     from .spark import register, spark
@@ -124,6 +126,12 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Pipeline",
         "JobStatus",
     ),
+    "checkpoint.upstream": (
+        "UpstreamLog",
+        "Chunk",
+        "EndOfData",
+    ),
+    "checkpoint.barrier": ("Barrier",),
     "batch.snapshot": ("Snapshot",),
     "batch.policy": (
         "Global",
@@ -163,6 +171,10 @@ __all__ = [
     "JobInfo",
     "Pipeline",
     "JobStatus",
+    "UpstreamLog",
+    "Chunk",
+    "Barrier",
+    "EndOfData",
     "Snapshot",
     "Global",
     "Aligned",

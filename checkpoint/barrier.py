@@ -100,17 +100,20 @@ def next_barrier(
     snapshot: bool,
     logs_from: int = 0,
     drain: int | None = None,
+    states: bool = True,
 ) -> Barrier | None:
     """The next barrier of a job whose newest commit is `after` (0: none); None when there is nothing to do yet.
 
     interval_ms is the store's, job_interval the job's in store boundaries, max_lag in the job's own boundaries;
     `forced` are the forced boundaries, ascending. With `first` the barrier comes even without a change, then at the
     newest stop; with `snapshot` too, it is the newest stop whatever changed. No stop lies below an upstream's first
-    commit or safe epoch, nor below `logs_from`, where the upstreams' logs begin: the job goes on by the logs.
+    commit or safe epoch, nor below `logs_from`, where the upstreams' logs begin: the job goes on by the logs. Without
+    `states`, who asks reads the logs alone, and may stop below safe epochs.
     `drain`: everything through that epoch is to be taken in, and the barrier that does it is the last one.
     """
     kind: BarrierKind = "initial" if first else "checkpoint"
-    clean = _stops(view, upstreams, after, interval_ms * job_interval, forced, logs_from)
+    floor = max(logs_from, view.floor(upstreams) if states else 0)
+    clean = _stops(view, upstreams, after, interval_ms * job_interval, forced, floor)
     last = None if drain is None else clean.within(drain, int(FAR)).first()
     if last is not None:
         clean = clean.within(0, last)
@@ -139,17 +142,17 @@ def lag_in_boundaries(
     forced: Sequence[int] = (),
 ) -> int:
     """How many of its own boundaries a job at `after` is behind: those sealed past its first usable one."""
-    clean = _stops(view, upstreams, after, interval_ms * job_interval, forced)
+    clean = _stops(view, upstreams, after, interval_ms * job_interval, forced, view.floor(upstreams))
     first = _past_first_change(view, upstreams, after, clean).first()
     return 0 if first is None else clean.lag(first, view.last_epoch)
 
 
 def _stops(
-    view: EpochView, upstreams: Sequence[int], after: int, interval_ms: int, forced: Sequence[int], least: int = 0
+    view: EpochView, upstreams: Sequence[int], after: int, interval_ms: int, forced: Sequence[int], floor: int
 ) -> Stops:
-    """All stops past `after`: every upstream is complete, valid and still readable there."""
+    """All stops past `after`, none below `floor`: every upstream is complete and valid there."""
     complete = min((view.complete_through(up) for up in upstreams), default=view.last_epoch)
-    where = view.common_valid(upstreams, max(after + 1, least, view.floor(upstreams)), complete)
+    where = view.common_valid(upstreams, max(after + 1, floor), complete)
     return Stops(where, ints(forced), interval_ms)
 
 

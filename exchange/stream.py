@@ -14,15 +14,15 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from ..errors import LogTruncated
 from ..store.catalog import Txn, View
 from ..store.changes import CHANGE_FIELDS
 from ..store.definitions import TableDef, get_table, get_version
 from ..store.handle import Handle
 from ..store.holds import Hold, put_holds
 from ..store.log import LogPlan, plan_backfill, plan_changes
-from ..store.records import after_prefix, hist_key, hold_key, log_key
+from ..store.records import after_prefix, hold_key, log_key
 from ..store.version import LogEntry
+from .follow import reach
 from .offsets import LATEST, SNAPSHOT, Limits, LogEpoch, Offset, parse_start, plan_until
 from .pieces import Piece, cut
 from .spark_options import Options, Place, text, truth, whole
@@ -179,24 +179,15 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _reachable(self, view: View, table: TableDef, after: int) -> int:
         """`after`, or the log's truncation mark above it if no change lies between (or if loss is to be let pass)."""
-        version = get_version(view, table.id, table.name)
-        mark = version.log_start
-        if after >= mark:
-            return after
-        lost = sum(
-            record["changed"] for _, record in view.scan(hist_key(table.id, after + 1), hist_key(table.id, mark + 1))
-        ) + (after < version.known_from)  # the commits up to there are forgotten: there was one at least
-        if lost and self._read.fail_on_data_loss:
-            raise LogTruncated(
-                f"the log of {table.name!r} begins after epoch {mark}, and {lost} commits or more after epoch "
-                f"{after} were truncated unread. "
-                "Start anew with startingVersion=snapshot and a new checkpoint, or set failOnDataLoss=false to "
-                "go on without them; "
-                "a consumerId would have held them"
+        found = reach(view, table, after)
+        if found.lost and self._read.fail_on_data_loss:
+            raise found.truncated(
+                "Start anew with startingVersion=snapshot and a new checkpoint, or set failOnDataLoss=false to go on "
+                "without them; a consumerId would have held them"
             )
-        if lost:
-            _log.warning("table %s: %d commits or more after %d were truncated unread", table.name, lost, after)
-        return mark
+        if found.lost:
+            _log.warning("table %s: %d commits or more after %d were truncated unread", table.name, found.lost, after)
+        return found.after
 
     def _hold(self, offset: Offset, *, first: bool = False, state: bool = False) -> None:
         """Keep the log after this offset for the named consumer; and the state there, if it is still to be read or old

@@ -14,6 +14,7 @@ import pytest
 
 import epochlog
 import epochlog.checkpoint
+import epochlog.exchange
 from epochlog import errors
 
 ERRORS = {
@@ -29,7 +30,7 @@ def modules_after(program: str) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("package", [epochlog, epochlog.checkpoint])
+@pytest.mark.parametrize("package", [epochlog, epochlog.checkpoint, epochlog.exchange])
 def test_every_public_name_loads(package: ModuleType) -> None:
     assert len(set(package.__all__)) == len(package.__all__)
     for name in package.__all__:
@@ -45,7 +46,7 @@ def test_every_error_is_exported_and_says_what_it_is() -> None:
         assert error.__doc__
 
 
-@pytest.mark.parametrize("package", [epochlog, epochlog.checkpoint])
+@pytest.mark.parametrize("package", [epochlog, epochlog.checkpoint, epochlog.exchange])
 def test_type_checkers_see_the_same_names(package: ModuleType) -> None:
     """The lazy table and the imports that only type checkers read name the same things from the same modules."""
     tree = ast.parse(Path(str(package.__file__)).read_text("utf-8"))

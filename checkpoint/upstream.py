@@ -1,0 +1,388 @@
+"""The source executor: the logs of one or several tables as chunks of changes with barriers between them.
+
+The log is the only truth: barriers are made from it as they pass, so a reader that was away replays exactly the
+barriers it missed, and one that keeps up reads the newest entries the same way. Nothing is handed over from a replay
+to a live feed, so nothing can be doubled or lost between the two. Rules: docs/SEMANTICS.md, 5.
+
+It is in this package, above `exchange`, because a barrier is decided here; how far a log can be followed is shared with
+the Spark stream source.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from heapq import merge
+from itertools import pairwise
+from types import TracebackType
+from typing import Protocol, Self
+
+import numpy as np
+import pyarrow as pa
+
+from ..errors import InvalidInput, JobParked, LogTruncated
+from ..exchange.follow import reach
+from ..exchange.offsets import SNAPSHOT
+from ..store.catalog import Txn, View
+from ..store.changes import COMMIT_VERSION
+from ..store.clock import Deadline
+from ..store.definitions import JobRecord, TableDef, find_job, find_table, get_job, get_table
+from ..store.epoch import as_epoch
+from ..store.expiry import told_each
+from ..store.handle import Handle
+from ..store.history import forced_boundaries, read_epoch_view
+from ..store.holds import Hold, put_holds
+from ..store.intervals import FAR, first_after
+from ..store.leases import LEASE_MS
+from ..store.lineage import EpochView
+from ..store.log import LogPlan, plan_backfill, plan_changes
+from ..store.sealing import seal
+from .barrier import Barrier, BarrierKind, next_barrier
+
+CHUNK_ROWS = 1 << 16
+"""Rows of one chunk at most."""
+MOVE_HOLD_EVERY = 64
+"""Barriers of a replay after which the log behind them is let go of; a reader that has caught up does so at once."""
+NEVER_MERGE = 1 << 62
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.005, 0.1
+
+
+class HasHandle(Protocol):
+    """A store, as far as it is asked here."""
+
+    _handle: Handle
+
+
+class HasName(Protocol):
+    """A job, as far as it is asked here."""
+
+    @property
+    def name(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Changes of one table at one log epoch, in key order: its columns, then `_change_type` (upsert, delete; insert for
+    the rows of a snapshot), `_commit_version` and `_commit_timestamp`. A large epoch comes in several chunks.
+    """
+
+    table: str
+    epoch: int
+    data: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfData:
+    """Nothing more will come of any of the tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """What is read up to one barrier, planned from one state of the catalog."""
+
+    barrier: Barrier
+    plans: tuple[LogPlan, ...]
+
+
+class UpstreamLog:
+    """Iterates `Chunk`s and `Barrier`s of these tables, and at last one `EndOfData`; waits where nothing is new yet.
+
+    Barrier(prev, curr, kind) says: all changes of all these tables in (prev, curr] came since Barrier(…, prev), and
+    nothing later. A consumer that has made its state durable at a barrier resumes with after=curr. Chunks between two
+    barriers come by epoch, tables of one epoch in the given order.
+
+    after: the epoch of the last barrier that is done with, 0 for the beginning of the logs; or "snapshot", which begins
+    with the tables' rows at the newest sealed boundary S, as inserts, then Barrier(0, S, "initial"), then the logs.
+    job: None makes a barrier of every sealed boundary by which a table has changed; the name of a job (or the job)
+    repeats that job's barriers, past ones and the one decided now, over upstreams of it. It only follows the job:
+    whoever runs it decides the next one. A job that reads a snapshot first gives it here too.
+
+    While it is open it holds what it has yet to read, by a lease. A consumer that may be away for longer than log
+    retention keeps a hold of its own. Memory is bounded by some hundred thousand changes a table, whatever lies between
+    two barriers. Close it, or use it in a `with` block; `close` may come from another thread, and ends the iteration.
+
+    Raises TableNotFound, JobNotFound, InvalidInput and LogTruncated at once; LogTruncated, TableDropped, JobParked and
+    StoreClosed while iterating.
+    """
+
+    def __init__(
+        self, store: HasHandle, tables: Sequence[str], job: str | HasName | None = None, after: int | str = 0
+    ) -> None:
+        handle = store._handle
+        found = handle.catalog.read(lambda view: _tables(view, tables))
+        self._handle = handle
+        self._tables = [(table.id, table.name) for table in found]
+        record = None if job is None else handle.catalog.read(lambda view: _job(view, job, found))
+        self._job = None if record is None else (record.id, record.name)
+        self._position = 0 if after == SNAPSHOT else as_epoch("after", after)
+        # whether the first round reads the tables' rows, not their logs
+        self._snapshot = after == SNAPSHOT if record is None else record.backfill == "snapshot" and not self._position
+        self._holder = handle.new_holder("upstream")
+        self._lock = threading.Lock()  # of the lease: nothing is held again once it is closed
+        self._closed = threading.Event()
+        self._round: Iterator[Chunk | Barrier] | None = None
+        self._held: int | None = None
+        self._unmoved = 0
+        self._broken = False
+        if not self._snapshot:
+            self._hold(self._position)
+
+    @property
+    def position(self) -> int:
+        """The epoch of the newest barrier given out; before the first one, `after`."""
+        return self._position
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Chunk | Barrier | EndOfData:
+        item = self.poll(None)
+        if item is None:
+            raise StopIteration
+        return item
+
+    def poll(self, timeout: float | timedelta | None = 0) -> Chunk | Barrier | EndOfData | None:
+        """The next item; None when none has come in time, or after EndOfData or `close`.
+
+        timeout: seconds or a timedelta; None waits for as long as it takes.
+        """
+        deadline = None if timeout is None else Deadline.after(timeout)
+        wait_s = _FIRST_WAIT_S
+        while not self._closed.is_set():
+            item = self._next()
+            if item is not None:
+                return item
+            if deadline is not None and deadline.passed:
+                return None
+            # the catalog has no way to call back: ask again, less and less often
+            self._closed.wait(wait_s if deadline is None else min(wait_s, deadline.left_s))
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        return None
+
+    def close(self) -> None:
+        """End the iteration, in whatever thread it waits, and let go of what is held; a second call does nothing."""
+        with self._lock:
+            first, _ = not self._closed.is_set(), self._closed.set()
+        if first:
+            self._handle.leases.release(self._holder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed.is_set() else "open"
+        return f"<epochlog.UpstreamLog {state}, {', '.join(name for _, name in self._tables)} after {self._position}>"
+
+    # ---- rounds --------------------------------------------------------------------------------------------------
+
+    def _next(self) -> Chunk | Barrier | EndOfData | None:
+        """The next item if it is there already."""
+        if self._broken:
+            raise InvalidInput(f"an error ended this reading; open another one with after={self._position}")
+        if self._round is None:
+            found = self._begin()
+            if not isinstance(found, _Round):
+                if found is not None:
+                    self.close()
+                return found
+            self._round = self._items(found)
+        try:
+            item = next(self._round)
+        except BaseException:  # part of the round is out: to go on here would leave a gap or repeat it
+            self._broken = True
+            raise
+        if isinstance(item, Barrier):
+            self._round, self._position, self._snapshot = None, item.curr, False
+            self._unmoved += 1
+        return item
+
+    def _begin(self) -> _Round | EndOfData | None:
+        """The next round; None while there is none."""
+        if self._job is None and not self._seal():
+            found = self._handle.catalog.read(self._ended)
+        elif self._snapshot:
+            found = self._pinned()
+        else:
+            found = self._handle.catalog.read(self._plan)
+        moved = self._held is not None and self._held < self._position
+        if moved and (found is None or self._unmoved >= MOVE_HOLD_EVERY):
+            self._hold(self._position)
+        return found
+
+    def _items(self, found: _Round) -> Iterator[Chunk | Barrier]:
+        chunks = [
+            self._chunks(place, name, plan)
+            for place, ((_, name), plan) in enumerate(zip(self._tables, found.plans, strict=True))
+        ]
+        for _, _, chunk in merge(*chunks, key=lambda given: given[:2]):
+            yield chunk
+        yield found.barrier
+
+    def _chunks(self, place: int, name: str, plan: LogPlan) -> Iterator[tuple[int, int, Chunk]]:
+        """(epoch, place, chunk) of one table, by epoch."""
+        for batch in told_each(self._handle, plan.batches(self._handle.files)):
+            epochs = batch.column(COMMIT_VERSION).to_numpy()
+            cuts = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist(), len(epochs)]
+            for start, stop in pairwise(cuts):
+                for at in range(start, stop, CHUNK_ROWS):
+                    rows = batch.slice(at, min(CHUNK_ROWS, stop - at))
+                    yield int(epochs[at]), place, Chunk(name, int(epochs[at]), rows)
+
+    # ---- what the catalog says -----------------------------------------------------------------------------------
+
+    def _seal(self) -> bool:
+        """Seal what the clock has passed if there is anything new to read; whether there is."""
+
+        def news(view: View) -> bool:
+            epochs = self._epochs(view)
+            first = min(epochs.table(table_id).first_change(self._position) for table_id, _ in self._tables)
+            return self._snapshot or first < FAR
+
+        found = self._handle.catalog.read(news)
+        if found:
+            seal(self._handle)
+        return found
+
+    def _epochs(self, view: View) -> EpochView:
+        for table_id, name in self._tables:
+            get_table(view, table_id, name)
+        return read_epoch_view(view, self._handle.memory, self._handle.catalog.now_ms())
+
+    def _plan(self, view: View) -> _Round | EndOfData | None:
+        """The next round as of this state of the catalog."""
+        barrier = self._barrier(view) if self._job is None else self._barrier_of_job(view, self._job)
+        if not isinstance(barrier, Barrier):
+            return barrier
+        plans: list[LogPlan] = []
+        for table in (get_table(view, table_id, name) for table_id, name in self._tables):
+            if self._snapshot:
+                plans.append(plan_backfill(view, table, barrier.curr))
+            else:
+                after = min(_reachable(view, table, self._position), barrier.curr)
+                plans.append(plan_changes(view, table, after, barrier.curr, by_commit=True))
+        return _Round(barrier, tuple(plans))
+
+    def _barrier(self, view: View) -> Barrier | EndOfData | None:
+        epochs, after = self._epochs(view), self._position
+        found = next_barrier(
+            epochs,
+            [table_id for table_id, _ in self._tables],
+            after,
+            interval_ms=self._handle.interval_ms,
+            forced=forced_boundaries(view, after, epochs.last_epoch),
+            max_lag=NEVER_MERGE,
+            first=self._snapshot,
+            snapshot=self._snapshot,
+            states=self._snapshot,
+        )
+        if found is None:
+            return self._ended(view)
+        return Barrier(found.prev, found.curr, _kind(after))
+
+    def _ended(self, view: View) -> EndOfData | None:
+        """Whether all tables have ended, at or below the position."""
+        epochs = self._epochs(view)
+        tables = [epochs.table(table_id) for table_id, _ in self._tables]
+        over = all(table.state == "finished" and table.position <= self._position for table in tables)
+        return EndOfData() if over and not self._snapshot else None
+
+    def _barrier_of_job(self, view: View, following: tuple[int, str]) -> Barrier | EndOfData | None:
+        """The job's first commit past the position; else the barrier that is recorded for it."""
+        job, epochs, after = get_job(view, *following), self._epochs(view), self._position
+        output, kind = epochs.table(job.outputs[0]), _kind(after)
+        if job.position > after:
+            if output.known_from > after:
+                raise LogTruncated(
+                    f"the barriers of job {job.name!r} are remembered only past epoch {output.known_from}; those after "
+                    f"{after} are forgotten. Start anew with after={job.position}"
+                )
+            return Barrier(after, int(first_after(output.commits, after)), kind)
+        if job.state == "parked":
+            raise JobParked(
+                f"job {job.name!r} was parked at epoch {job.position} and has no barriers; rebuild it first"
+            )
+        if job.state == "finished":
+            return EndOfData()
+        if job.barrier is not None and job.barrier[0] == after:
+            return Barrier(after, job.barrier[1], kind)
+        return None
+
+    # ---- holding -------------------------------------------------------------------------------------------------
+
+    def _pinned(self) -> _Round | EndOfData | None:
+        """The next round, with the files of the states it reads held in the same transaction."""
+
+        def body(tx: Txn) -> tuple[_Round | EndOfData | None, list[bytes]]:
+            found = self._plan(tx)
+            if not isinstance(found, _Round):
+                return found, []
+            return found, self._put(tx, found.barrier.curr)
+
+        looked = self._handle.catalog.read(self._plan)
+        if not isinstance(looked, _Round):
+            return looked
+        with self._lock:
+            if self._closed.is_set():
+                return None
+            found, keys = self._handle.catalog.transact(body)
+            if keys:
+                self._handle.leases.keep(self._holder, keys)
+                self._held = 0
+        return found
+
+    def _hold(self, after: int) -> None:
+        """Hold the logs after an epoch, and nothing else; LogTruncated when they do not reach back to it."""
+
+        def body(tx: Txn) -> list[bytes]:
+            for table_id, name in self._tables:
+                _reachable(tx, get_table(tx, table_id, name), after)
+            return self._put(tx, after)
+
+        with self._lock:
+            if not self._closed.is_set():
+                self._handle.leases.keep(self._holder, self._handle.catalog.transact(body))
+                self._held, self._unmoved = after, 0
+
+    def _put(self, tx: Txn, after: int) -> list[bytes]:
+        """A lease of the logs after an epoch, and of the files that can be reached now."""
+        now_ms = self._handle.catalog.now_ms()
+        holds = [Hold(self._holder, table_id, after, None, now_ms, now_ms + LEASE_MS) for table_id, _ in self._tables]
+        return put_holds(tx, holds)
+
+
+def _reachable(view: View, table: TableDef, after: int) -> int:
+    """Where the table's log is to be read from; LogTruncated when changes after `after` are gone."""
+    found = reach(view, table, after)
+    if found.lost:
+        raise found.truncated('Read a snapshot and go on from there: after="snapshot"')
+    return found.after
+
+
+def _kind(after: int) -> BarrierKind:
+    return "checkpoint" if after else "initial"
+
+
+def _tables(view: View, names: Sequence[str]) -> list[TableDef]:
+    if isinstance(names, str) or not isinstance(names, Sequence) or not names:
+        raise InvalidInput(f"tables is a list of at least one table name, not {names!r}")
+    found = [find_table(view, name) for name in names]
+    if len({table.id for table in found}) < len(found):
+        raise InvalidInput(f"a table is there twice: {', '.join(names)}")
+    return found
+
+
+def _job(view: View, job: str | HasName, tables: Sequence[TableDef]) -> JobRecord:
+    record = find_job(view, job if isinstance(job, str) else job.name)
+    for table in tables:
+        if table.id not in record.upstreams:
+            raise InvalidInput(
+                f"job {record.name!r} does not read table {table.name!r}: its barriers say nothing of it"
+            )
+    return record
