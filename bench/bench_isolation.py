@@ -19,7 +19,7 @@ from pairs import ReplayClock, Samples, turned
 from report import Book, Figure, Target
 
 JOBS, OTHERS = 50, 10
-BASE_ROWS, FLOOD_ROWS = 2_000_000, 400_000
+BASE_ROWS, PIECE_ROWS, FLOOD_ROWS = 2_000_000, 100_000, 400_000
 ROUNDS = 6
 BOUNDARIES = 5  # in a window
 STALLED = ("one stalled", "without it")
@@ -97,12 +97,12 @@ def created(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) 
     base = crowd.store.create_table("base", SCHEMA, primary_key=["id"])
     base.upsert(rows(np.arange(size) * 64, chance))
     crowd.store.compact("base", full=True)
-    numbers = count()
+    numbers, pieces = count(), max(50, round(PIECE_ROWS * scale))
 
     def create(end: float) -> None:
         """New views of all rows, one after the other, each from nothing to its first commit."""
         while time() < end:
-            job = crowd.add(f"view{next(numbers)}", ["base"], copy("base"))
+            job = crowd.add(f"view{next(numbers)}", ["base"], copy("base"), snapshot_rows=pieces)
             while not job.info.committed_epoch:
                 job.step_local(copy("base"))
             assert crowd.store.table(f"{job.name}_out").count() == size

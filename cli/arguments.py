@@ -128,7 +128,8 @@ def _jobs(commands: argparse._SubParsersAction) -> None:
         "jobs",
         "draw the graph of tables and jobs: how far each job is, and what it waits for",
         "JSON: of each job the names of JobInfo; committed_at, failed_since (ISO 8601 or null), interval_ms, max_lag "
-        "(in intervals); barrier: prev, curr, kind, age_ms, or null when none is decided; waits_for: text, and kind, "
+        "(in intervals); barrier: prev, curr, kind, age_ms, or null when none is decided; snapshot: the rows that its "
+        "pieces have taken in, of_at_most so many, or null when none is under way; waits_for: text, and kind, "
         "which is nothing, boundary (at epoch), runner (for a barrier at epoch), failed, rebuild, over (its data has "
         "ended) or upstream, of which it tells upstream, its job (writer), the epoch it is complete through, the epoch "
         "it is to reach, and the job at the head of the line (cause). Other kinds and names may be added.",

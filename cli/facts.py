@@ -18,6 +18,7 @@ from ..store.definitions import (
     all_jobs,
     all_tables,
     find_table,
+    get_entries,
     get_job,
     get_runs,
     get_version,
@@ -61,6 +62,8 @@ class JobLook:
     info: JobInfo
     record: JobRecord
     wait: Wait
+    rows_above: int | None = None
+    """Of a job whose snapshot has begun in pieces: the most rows that it can be of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,10 @@ def look(handle: Handle) -> StoreLook:
             now_ms,
             handle.interval_ms,
             sorted(tables, key=lambda one: one.table.name),
-            [JobLook(job_info(job, epochs), job, waits[job.name]) for job in sorted(jobs, key=lambda job: job.name)],
+            [
+                JobLook(job_info(job, epochs), job, waits[job.name], _rows_above(view, job))
+                for job in sorted(jobs, key=lambda job: job.name)
+            ],
         )
 
     return handle.catalog.read(body)
@@ -178,8 +184,22 @@ def job_facts(one: JobLook, look: StoreLook, waits_for: str) -> Facts:
         "max_lag": record.max_lag,
         "failed_since": None if record.failed_ms is None else iso(record.failed_ms),
         "barrier": _barrier_facts(record, look.now_ms),
+        "snapshot": None if one.rows_above is None else {"rows": info.snapshot_rows, "of_at_most": one.rows_above},
         "waits_for": {**asdict(one.wait), "text": waits_for},
     }
+
+
+def _rows_above(view: View, job: JobRecord) -> int | None:
+    """How many rows the upstreams of a snapshot under way hold at most: replaced and deleted ones are counted too."""
+    if job.cursor is None or job.barrier is None:
+        return None
+    count = 0
+    for table_id in job.upstreams:
+        compacted = get_version(view, table_id, f"upstream of {job.name}").compacted_epoch
+        count += sum(part.rows for run in get_runs(view, table_id) for part in run.parts)
+        fresh = get_entries(view, table_id, compacted, job.barrier[1])
+        count += sum(segment.rows for entry in fresh for segment in entry.segments)
+    return count
 
 
 def _barrier_facts(job: JobRecord, now_ms: int) -> Facts | None:

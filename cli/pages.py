@@ -120,6 +120,10 @@ def jobs(found: Sequence[Facts]) -> list[Table | str]:
 def _progress(job: Facts) -> tuple[Text | str, ...]:
     """A job's state, position and lag, and what it waits for."""
     shown = state(job["state"])
+    if job["snapshot"]:
+        shown.append(f", {job['snapshot']['rows']:,} of at most {job['snapshot']['of_at_most']:,} rows in", "yellow")
+    if job["rebuilding"]:
+        shown.append(", rebuilding", "yellow")
     if job["draining"]:
         shown.append(", draining", "yellow")
     failed = job["waits_for"]["kind"] == "failed"

@@ -30,7 +30,8 @@ def _own(job: JobLook, now_ms: int) -> str:
             return f"its next boundary, {at}, in {span_text(max(0, to_unix_ms(wait.epoch or 0) + 1 - now_ms))}"
         case "runner":
             late = span_text(max(0, now_ms - to_unix_ms(wait.epoch or 0)))
-            return f"a runner to {'commit' if record.barrier else 'begin'} its barrier at {at}, due for {late}"
+            act = "go on with its snapshot" if record.cursor else "commit its barrier" if record.barrier else None
+            return f"a runner to {act or 'begin its barrier'} at {at}, due for {late}"
         case "failed":
             since = "" if record.failed_ms is None else f" for {span_text(max(0, now_ms - record.failed_ms))}"
             return f"a runner to try again, failing{since} with {one_line(record.last_error or '')}"

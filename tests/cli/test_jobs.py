@@ -135,11 +135,34 @@ def test_a_failure_is_told_since_its_first_attempt_and_until_a_commit(lab: Lab) 
     assert facts_of(lab)["broken"]["failed_since"] is None
 
 
+def test_a_snapshot_in_pieces_tells_how_far_it_is(lab: Lab) -> None:
+    lab.root_table("big")
+    lab.put({k: (k, k) for k in range(10)}, "big")
+    lab.put({0: (1, 1)}, "big")
+    lab.tick()
+    job = lab.job("pieces", ["big"], snapshot_rows=4)
+    assert facts_of(lab)["pieces"]["snapshot"] is None
+    assert job.step_local(mirror("big", "pieces_out")) == 0
+    assert facts_of(lab)["pieces"]["snapshot"] == {"rows": 4, "of_at_most": 11}
+    lab.store.compact("big", full=True)
+    assert facts_of(lab)["pieces"]["snapshot"] == {"rows": 4, "of_at_most": 10}
+    page = text(*pages.jobs(list(facts_of(lab).values())))
+    assert re.search(r"job pieces +creating, 4 of at most 10 rows in .* a runner to go on with its snapshot at", page)
+    while not job.step_local(mirror("big", "pieces_out")):
+        pass
+    assert facts_of(lab)["pieces"]["snapshot"] is None
+
+
+def test_a_rebuild_is_told(lab: Lab) -> None:
+    lab.store.job("slow").rebuild()
+    assert re.search(r"job slow +running, rebuilding .* a runner to", text(*pages.jobs(list(facts_of(lab).values()))))
+
+
 def test_json_tells_what_the_page_tells(run: Any, lab: Lab) -> None:
     names = {
         "name", "upstreams", "outputs", "state", "committed_epoch", "lag_ms", "incarnation", "last_error", "draining",
         "lost", "snapshot_rows", "rebuilding", "committed_at", "interval_ms", "max_lag", "failed_since", "barrier",
-        "waits_for",
+        "snapshot", "waits_for",
     }  # fmt: skip
     lab.store.close()
     for command in ("jobs", "status"):

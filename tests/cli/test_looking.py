@@ -18,7 +18,8 @@ TABLE_KEYS = {
 }  # fmt: skip
 JOB_KEYS = {
     "name", "upstreams", "outputs", "state", "committed_epoch", "committed_at", "lag_ms", "incarnation", "last_error",
-    "draining", "lost", "snapshot_rows", "rebuilding", "interval_ms", "max_lag", "failed_since", "barrier", "waits_for",
+    "draining", "lost", "snapshot_rows", "rebuilding", "interval_ms", "max_lag", "failed_since", "barrier", "snapshot",
+    "waits_for",
 }  # fmt: skip
 
 
