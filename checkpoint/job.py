@@ -27,6 +27,7 @@ from ..store.lineage import EpochView
 from ..store.records import job_key
 from ..store.sealing import seal
 from ..store.segment import Segment
+from ..store.standing import require_standing
 from ..store.writer import SegmentWriter, remove_segments
 from .barrier import Barrier, lag_in_boundaries, next_barrier
 from .barrier_run import BarrierRun, plan_barrier, plan_piece
@@ -188,9 +189,10 @@ class JobRunner:
     def _claim(self) -> int:
         """This runner's incarnation, claimed at the first call.
 
-        A fenced runner keeps its old one and never claims again.
+        A fenced runner keeps its old one and never claims again. RestoreRejected when the catalog contradicts itself.
         """
         if self.incarnation is None:
+            self.handle.catalog.read(self._check_standing)
 
             def body(tx: Txn) -> int:
                 job = get_job(tx, self.job_id, self.name)
@@ -199,6 +201,10 @@ class JobRunner:
 
             self.incarnation = self.handle.catalog.transact(body)
         return self.incarnation
+
+    def _check_standing(self, view: View) -> None:
+        job = get_job(view, self.job_id, self.name)
+        require_standing(view, job, inputs_of(view, self.handle, job))
 
     def _checked(self, job: JobRecord, incarnation: int) -> JobRecord:
         check_incarnation(job, incarnation)

@@ -6,13 +6,16 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..errors import EpochlogError
 from .catalog import View
 from .compaction import read_work
 from .definitions import Counters, JobRecord, TableDef, all_jobs, all_tables, get_runs, get_version
+from .history import EpochMemory, read_epoch_view
 from .loads import all_loads, broken_load
 from .made import made_of
 from .records import Record, after_prefix, hist_key, key_epoch, txn_app_key, txn_key
 from .segment import Segment
+from .standing import standing_findings
 from .version import Commit, LogEntry, Runs, TableVersion, broken_invariants, broken_runs
 
 Finding = tuple[str, str]
@@ -43,6 +46,7 @@ def check_records(view: View) -> Contents:
     problems += _names(view, tables, jobs, counters)
     for job in jobs:
         problems += _job(view, job, {table.id: table for table in tables})
+    problems += _standing(view, jobs)
     problems += _loads(view, {table.id: table for table in tables})
     problems += _outcomes(view, {table.id for table in tables})
     gone = frozenset(record["path"] for _, record in view.scan(b"gone/", after_prefix(b"gone/")))
@@ -123,6 +127,16 @@ def _job(view: View, job: JobRecord, tables: dict[int, TableDef]) -> Iterator[Fi
     foreign = [table.name for table in tables.values() if table.job_id == job.id and table.id not in job.outputs]
     if foreign:
         yield where, f"does not know that it writes {foreign}"
+
+
+def _standing(view: View, jobs: tuple[JobRecord, ...]) -> Iterator[Finding]:
+    """What keeps jobs from going on; where records are missing, that is said already."""
+    try:
+        epochs = read_epoch_view(view, EpochMemory(), 0)
+        for job in jobs:
+            yield from ((f"job {job.name}", what) for what in standing_findings(view, job, epochs))
+    except (EpochlogError, KeyError):
+        return
 
 
 def _loads(view: View, tables: dict[int, TableDef]) -> Iterator[Finding]:
