@@ -229,6 +229,8 @@ class Pipeline:
                     member.wake.clear()
                     member.now = woken(member.now, now_ms)
                 if self._stopping or member.now.ended:
+                    if member.now.state == "running":  # it would go on, and does so in the next run
+                        member.now = replace(member.now, state="idle")
                     self._news.set()
                     return
                 wait_ms = member.now.due_ms - now_ms

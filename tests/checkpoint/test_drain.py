@@ -131,6 +131,43 @@ def test_a_creating_job_takes_its_snapshot_and_ends(lab: Lab, backfill: str, emp
     assert lab.rows("j_out") == ({} if empty else {1: (0, 10), 2: (0, 20)})
 
 
+@pytest.mark.parametrize("when", ["before", "in the middle", "by somebody else"])
+def test_a_snapshot_in_pieces_is_finished_first(lab: Lab, when: str) -> None:
+    """It is taken at the end itself where that is known before; else at its own epoch, and then the log to the end."""
+    lab.put({k: (0, k) for k in range(10)})
+    job, done = lab.job("j", ["r"], snapshot_rows=3), []
+    lab.tick()
+    if when == "before":
+        job.stop(drain=True)
+    else:
+        done.append(job.step_local(mirror("r", "j_out")))
+    lab.put({20: (0, 20)})
+    if when == "in the middle":
+        job.stop(drain=True)
+    elif when == "by somebody else":
+        lab.store.job("j").stop(drain=True)
+    lab.put({30: (0, 30)})
+    lab.tick()
+    while job.info.state != "finished":
+        done.append(job.step_local(mirror("r", "j_out")))
+    assert sorted(lab.rows("j_out")) == [*range(10), *([] if when == "before" else [20])]
+    assert when == "in the middle" or done[:4] == [0, 0, 0, 0]
+    assert len(lab.entries("j_out")) == (1 if when == "before" else 2)
+
+
+def test_a_job_that_is_made_anew_ends_where_it_was_told_to(lab: Lab) -> None:
+    lab.put({1: (0, 10)})
+    ran(lab)
+    lab.put({2: (0, 20)})
+    job = lab.store.job("j")
+    job.stop(drain=True)
+    job.rebuild()
+    lab.put({3: (0, 30)})
+    lab.tick()
+    commits({"j": lambda: job.step_local(mirror("r", "j_out"))})
+    assert states(lab)["j"] == "finished" and sorted(lab.rows("j_out")) == [1, 2]
+
+
 def test_a_job_that_lags_far_does_not_merge_past_its_end(lab: Lab) -> None:
     lab.put({0: (0, 0)})
     job = ran(lab, max_lag=1)

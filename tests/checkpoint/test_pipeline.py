@@ -65,7 +65,7 @@ def test_views_on_views_take_in_all_that_was_committed_before(lab: Lab) -> None:
         pipe.run(until="idle")
         rows = {row.name: row for row in pipe.status()}
         assert list(rows) == ["c", "a", "b"]
-        assert all(row.state in ("idle", "running") and row.committed_epoch >= last for row in rows.values())
+        assert all(row.state == "idle" and row.committed_epoch >= last for row in rows.values())
         assert {(row.restarts, row.last_error, row.next_try_ms, row.lag_ms) for row in rows.values()} == {
             (0, None, None, 0)
         }
@@ -139,6 +139,18 @@ def test_jobs_of_own_intervals_come_to_rest_too(lab: Lab) -> None:
         assert lab.rows("b_out") == lab.rows("r")
 
 
+def test_snapshots_in_pieces_are_taken_side_by_side(lab: Lab) -> None:
+    pipe = el.Pipeline(lab.store)
+    first = lab.job("a", ["r"], snapshot_rows=3)
+    pipe.add(lab.job("b", ["a_out"], snapshot_rows=2), mirror("a_out", "b_out"))
+    pipe.add(first, mirror("r", "a_out"))
+    pipe.add(lab.job("c", ["r"]), mirror("r", "c_out"))
+    lab.put({k: (0, k) for k in range(20)})
+    pipe.run(until="idle")
+    assert lab.rows("a_out") == lab.rows("b_out") == lab.rows("c_out") == lab.rows("r")
+    assert {lab.state(name) for name in "abc"} == {"running"} and set(states(pipe).values()) == {"idle"}
+
+
 def test_without_jobs_or_anything_new_it_returns(lab: Lab) -> None:
     pipe = el.Pipeline(lab.store)
     pipe.run(until="idle")
@@ -195,6 +207,23 @@ def test_dropped_jobs_end(lab: Lab) -> None:
     lab.put({1: (0, 10)})
     pipe.run(until="idle")
     assert states(pipe) == {"a": "dropped", "b": "idle"} and pipe.status()[0].lag_ms is None
+
+
+def test_a_job_that_is_cancelled_in_its_snapshot_ends(lab: Lab) -> None:
+    pipe, calls = el.Pipeline(lab.store), []
+
+    def refresh(ctx: Any) -> None:
+        mirror("r", "a_out")(ctx)
+        calls.append(ctx.barrier)
+        if len(calls) == 3:
+            lab.store.job("a").cancel()
+
+    pipe.add(lab.job("a", ["r"], snapshot_rows=1), refresh)
+    pipe.add(lab.job("b", ["r"]), mirror("r", "b_out"))
+    lab.put({k: (0, k) for k in range(20)})
+    pipe.run(until="idle")
+    assert states(pipe) == {"a": "dropped", "b": "idle"} and len(calls) == 3
+    assert [info.name for info in lab.store.tables()] == ["b_out", "r"]
 
 
 def test_a_closed_store_ends_all(lab: Lab) -> None:
