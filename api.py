@@ -32,6 +32,7 @@ from .store.definitions import (
 )
 from .store.dump import Header
 from .store.handle import Handle, open_handle
+from .store.loads import drop_load
 from .store.maintenance import Maintenance
 from .store.outcomes import TxnPair, check_pair, resolve
 from .store.retention import apply_retention
@@ -296,6 +297,10 @@ class Store:
     def drop_job(self, name: str) -> None:
         """Remove a job and its output tables; TableInUse while another job reads one of them."""
         drop_job(self._handle, name)
+
+    def drop_load(self, name: str) -> None:
+        """Forget a load and the states of its parts, or LoadNotFound. The rows that it committed stay."""
+        drop_load(self._handle, name)
 
 
 class Transaction:
