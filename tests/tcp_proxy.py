@@ -2,7 +2,8 @@
 
 `cut_answer(word)`: the next request with the word is delivered, its answer is thrown away, and the client is cut off.
 `hold(word)`: the next request with the word is kept, its client is cut off; `deliver()` sends it on and returns the
-answer. `refuse(True)`: nobody is let in any more.
+answer. `refuse(True)`: nobody is let in any more. `swallow(word)`: from the next request with the word on, that
+connection stays open and nothing passes it, in either direction. `slow(seconds)`: every piece of a request waits so long.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class TcpProxy:
         self._kept = b""
         self._open: set[socket.socket] = set()
         self._refusing = False
+        self._pause_s = 0.0
         self.fired = threading.Event()
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
@@ -35,6 +37,12 @@ class TcpProxy:
 
     def hold(self, word: bytes) -> None:
         self._arm("hold", word)
+
+    def swallow(self, word: bytes) -> None:
+        self._arm("swallow", word)
+
+    def slow(self, seconds: float) -> None:
+        self._pause_s = seconds
 
     def refuse(self, wanted: bool) -> None:
         """While it refuses, connections end at once, those that are open too."""
@@ -90,9 +98,9 @@ class TcpProxy:
             server = socket.create_connection(self._target)
             with self._lock:
                 self._open |= {client, server}
-            silent = threading.Event()
-            threading.Thread(target=self._answers, args=(server, client, silent), daemon=True).start()
-            self._requests(client, server, silent)
+            silent, lost = threading.Event(), threading.Event()
+            threading.Thread(target=self._answers, args=(server, client, silent, lost), daemon=True).start()
+            self._requests(client, server, silent, lost)
         except OSError:
             pass  # either end has gone
         finally:
@@ -102,9 +110,18 @@ class TcpProxy:
                     with self._lock:
                         self._open.discard(end)
 
-    def _requests(self, client: socket.socket, server: socket.socket, silent: threading.Event) -> None:
+    def _requests(
+        self, client: socket.socket, server: socket.socket, silent: threading.Event, lost: threading.Event
+    ) -> None:
         while data := client.recv(1 << 16):
+            if self._pause_s:
+                threading.Event().wait(self._pause_s)
             what = self._fires(data)
+            if what == "swallow":
+                lost.set()
+                self.fired.set()
+            if lost.is_set():
+                continue
             if what == "hold":
                 self._kept = data
                 self.fired.set()
@@ -113,13 +130,16 @@ class TcpProxy:
                 silent.set()
             server.sendall(data)
 
-    def _answers(self, server: socket.socket, client: socket.socket, silent: threading.Event) -> None:
+    def _answers(
+        self, server: socket.socket, client: socket.socket, silent: threading.Event, lost: threading.Event
+    ) -> None:
         try:
             while data := server.recv(1 << 16):
                 if silent.is_set():
                     self.fired.set()
                     break
-                client.sendall(data)
+                if not lost.is_set():
+                    client.sendall(data)
         except OSError:
             pass  # either end has gone
         _close(client)

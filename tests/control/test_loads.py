@@ -6,13 +6,16 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import epochlog as el
 from control.world import PATIENCE_S, SCHEMA, TOKEN, attach, ids, rows, served, settings, until, worker
+from epochlog.checkpoint import tasks
 from epochlog.errors import Cancelled, Fenced, InvalidInput, RolledBack, ServerUnavailable, TableFinished, TableInUse
 from epochlog.store.clock import Deadline
+from epochlog.store.commit import commit_root
 from epochlog.store.loads import get_load, load_parts
 from tcp_proxy import TcpProxy
 
@@ -194,6 +197,68 @@ def test_a_cut_line_costs_nothing(tmp_path: Path) -> None:
         (status,) = server.coordinator.status()
         assert status.incarnation == 1 and status.state == "finished"
         proxy.stop()
+
+
+@pytest.mark.parametrize("trouble", ["cut after delivery", "cut before", "black hole", "slow"])
+def test_a_report_in_a_bad_network(tmp_path: Path, trouble: str) -> None:
+    """Whatever becomes of the bytes of a report, its rows are committed once."""
+    with served(tmp_path, settings(timeout_ms=400)) as (store, server):
+        proxy = proxied(server)
+        arm = {"cut after delivery": proxy.cut_answer, "cut before": proxy.hold, "black hole": proxy.swallow}
+        with worker(f"grpc://127.0.0.1:{proxy.port}", store) as one:
+            part, begun_again = attach(one), 0
+            for number in range(3):
+                part.writer("clicks").upsert(rows(number, v=number))
+                if trouble == "slow":
+                    proxy.slow(0.05)
+                else:
+                    arm[trouble](b".arrow")
+                begun_again += wait_out(store, part, number)
+                assert trouble == "slow" or proxy.fired.is_set()
+            part.finish(timeout=PATIENCE_S)
+        assert ids(store) == [0, 1, 2]
+        written = sum(store.table("clicks").history()["rows_upserted"].to_pylist())
+        assert 3 <= written <= 3 + begun_again
+        proxy.stop()
+
+
+def wait_out(store: el.Store, part: el.LoadPart, number: int) -> int:
+    """Until the row is committed; a part that was away for too long begins again, and writes it again. How often."""
+    again = 0
+    while number not in ids(store):
+        try:
+            until(lambda: number in ids(store), part)
+        except RolledBack:
+            again += 1
+            part.writer("clicks").upsert(rows(number, v=number))
+    return again
+
+
+@pytest.mark.parametrize("landed", [False, True])
+def test_a_commit_of_unknown_outcome_is_resolved(tmp_path: Path, landed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in once, whether it had landed or not; the number of the one that had not is never used again."""
+    left = [2]
+
+    def lose_answer(*given: Any, **named: Any) -> int:
+        if not left[0]:
+            return commit_root(*given, **named)
+        left[0] -= 1
+        if landed:
+            commit_root(*given, **named)
+        raise el.OutcomeUnknown("the server went away")
+
+    monkeypatch.setattr(tasks, "commit_root", lose_answer)
+    with served(tmp_path) as (store, server), worker(server, store) as one:
+        part = attach(one)
+        for number in range(3):
+            part.writer("clicks").upsert(rows(number))
+            until(lambda number=number: number in ids(store), part)
+        part.finish(b"end", timeout=PATIENCE_S)
+        assert ids(store) == [0, 1, 2] and left == [0] and parts_of(store) == {0: (b"end", True)}
+        numbers = [txn["id"] for txn in store.table("clicks").history()["txn"].to_pylist()]
+        assert len(set(numbers)) == len(numbers) == 3
+        if not landed:
+            assert min(numbers) == 3
 
 
 def once(worker: el.Worker, kind: str, act: Callable[[], None]) -> None:

@@ -95,6 +95,36 @@ def test_the_example_runs_as_printed() -> None:
     assert "every row is there exactly once" in done.stdout and "was killed when" in done.stdout
 
 
+def serving(store: el.Store, folder: Path, bind: str) -> tuple[subprocess.Popen[str], str]:
+    (folder / "token").write_text(TOKEN)
+    options = ["--bind", bind, "--token-file", str(folder / "token"), "--json"]
+    child = run(["-m", "epochlog", "serve", store.root, *options])
+    assert child.stdout is not None
+    return child, json.loads(child.stdout.readline())["location"]
+
+
+def test_a_coordinator_that_is_killed_and_comes_back_on_its_port(tmp_path: Path) -> None:
+    with el.open(tmp_path / "store", durability="os") as store:
+        store.create_table("clicks", SCHEMA, ["id"])
+        killed, location = serving(store, tmp_path, "127.0.0.1:0")
+        with worker(location, store) as one:
+            part = attach(one)
+            part.writer("clicks").upsert(rows(1))
+            part.poll(state=b"1")
+            until(lambda: part.epoch, part)
+            end(killed)
+            part.writer("clicks").upsert(rows(2))
+            part.poll(state=b"2")
+            again, _ = serving(store, tmp_path, location.removeprefix("grpc://"))
+            with pytest.raises(el.RolledBack):
+                until(lambda: False, part)
+            assert part.state == b"1"
+            part.writer("clicks").upsert(rows(3))
+            part.finish(timeout=PATIENCE_S)
+        assert ids(store) == [1, 3]
+        end(again)
+
+
 def test_epochlog_serve(tmp_path: Path) -> None:
     with el.open(tmp_path / "store", durability="os") as store:
         store.create_table("clicks", SCHEMA, ["id"])
