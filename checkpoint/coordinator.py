@@ -32,7 +32,7 @@ from . import decisions as to
 from .control import Part
 from .manager import CheckpointManager
 from .metrics import Metrics
-from .running import CoordinatorSettings, Owner, Running, actor_of, key_of
+from .running import CoordinatorSettings, Owner, Running, actor_of, injected, key_of, logged
 from .session import Session
 from .tasks import make_task
 
@@ -42,6 +42,7 @@ CATALOG_THREADS = 4
 WATCH_S = 0.25
 """How often the timer looks for silent workers at the least."""
 MAX_RETRY_S = 5.0
+OVER = ("failed", "stopped")
 
 
 class Coordinator:
@@ -211,20 +212,24 @@ class Coordinator:
         """Go on as the same incarnation over another line, or be told that it has ended."""
         part, owner, running = asked.part, self._owners.get(asked.part), self._running.get(key_of(asked.part))
         mine = owner is not None and (owner.worker, owner.incarnation) == (session.worker, asked.incarnation)
+        if running is not None and self._manager.status(key_of(part)).state in OVER:
+            session.send(wire.Stopped(part, "it was stopped, or has failed"))
+            return
         if owner is None or running is None or not mine:
             taken = owner is not None and owner.worker != session.worker
             session.send(wire.Restarted(part, asked.incarnation, taken, "it was lost, and its place given up or taken"))
             return
         owner.session, owner.lost_s = session, None
-        if owner.started is not None:
-            session.send(owner.started)
+        for message in (owner.started, owner.committed, owner.aborted):
+            if message is not None:
+                session.send(message)
         self._inject_again(actor_of(part), running)
 
     def _open(self, key: str, asked: wire.Attach) -> None:
         """Have the manager know the load or job: claimed in the catalog first."""
         with self._lock:
             found = self._running.get(key)
-            over = found is not None and self._manager.status(key).state in ("failed", "stopped")
+            over = found is not None and self._manager.status(key).state in OVER
             again = over or (found is not None and self._idle(key) and found.parts != asked.parts)
             if found is not None and not again:
                 return
@@ -286,21 +291,7 @@ class Coordinator:
             self._inject_one(inject, actor, running)
 
     def _inject_one(self, inject: to.Inject, actor: to.Actor, running: Running) -> None:
-        barrier, taken, part = inject.barrier, inject.taken.get(actor, 0), running.part(actor)
-        self._tell(
-            part,
-            inject.targets[actor],
-            wire.Injected(
-                part,
-                inject.targets[actor],
-                inject.barrier_id,
-                barrier.prev,
-                barrier.curr,
-                barrier.kind,
-                taken,
-                inject.drain,
-            ),
-        )
+        self._tell(running.part(actor), inject.targets[actor], injected(inject, actor, running.part(actor)))
 
     def _inject_again(self, actor: to.Actor, running: Running) -> None:
         """Tell an actor that has begun since, or has come back, of the attempt in flight."""
@@ -352,13 +343,19 @@ class Coordinator:
         running.inject = None
         for actor, incarnation in announce.actors.items():
             part, gone = running.part(actor), actor in announce.finished
-            self._tell(part, incarnation, wire.Committed(part, incarnation, announce.barrier_id, announce.epoch, gone))
+            told = wire.Committed(part, incarnation, announce.barrier_id, announce.epoch, gone)
+            owner = self._tell(part, incarnation, told)
+            if owner is not None:
+                owner.committed = told
 
     def _abort(self, abort: to.Abort, running: Running) -> None:
         running.inject, running.news = None, True
         for actor, incarnation in abort.actors.items():
-            part, reason = running.part(actor), abort.reason[: wire.MAX_TEXT]
-            self._tell(part, incarnation, wire.Aborted(part, incarnation, abort.barrier_id, reason))
+            part = running.part(actor)
+            told = wire.Aborted(part, incarnation, abort.barrier_id, abort.reason[: wire.MAX_TEXT])
+            owner = self._tell(part, incarnation, told)
+            if owner is not None:
+                owner.aborted = told
 
     def _drop(self, drop: to.Drop, running: Running) -> None:
         segments = [segment for found in drop.segments.values() for segment in found]
@@ -476,11 +473,14 @@ class Coordinator:
 
     # ---- helpers -------------------------------------------------------------------------------------------------
 
-    def _tell(self, part: Part, incarnation: int, message: wire.Message) -> None:
+    def _tell(self, part: Part, incarnation: int, message: wire.Message) -> Owner | None:
         """To whoever is the part under that incarnation; when it is not connected, it is told as it comes back."""
         owner = self._owners.get(part)
-        if owner is not None and owner.incarnation == incarnation and owner.session is not None:
+        if owner is None or owner.incarnation != incarnation:
+            return None
+        if owner.session is not None:
             owner.session.send(message)
+        return owner
 
     def _known(self, key: str) -> Running:
         running = self._running.get(key)
@@ -490,11 +490,4 @@ class Coordinator:
 
     def _submit(self, work: Callable[..., Any], *given: Any) -> None:
         if not self._closed.is_set():
-            self._pool.submit(_logged, work, *given)
-
-
-def _logged(work: Callable[..., Any], *given: Any) -> None:
-    try:
-        work(*given)
-    except Exception:  # noqa: BLE001 (a defect; the thread goes on)
-        _log.exception("the coordinator failed at %s", getattr(work, "__name__", work))
+            self._pool.submit(logged, work, *given)

@@ -117,7 +117,7 @@ class Part:
             else:
                 self._inject = message
         elif isinstance(message, wire.Committed):
-            self._committed = (message.barrier_id, message.epoch)
+            self._committed = max(self._committed, (message.barrier_id, message.epoch))
             self.finished = self.finished or message.finished
             self._settled(message.barrier_id)
         elif isinstance(message, wire.Aborted):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from . import control as wire
 from . import decisions as to
 from .control import Part
 from .session import Session
 from .tasks import Task
+
+_log = logging.getLogger("epochlog")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +29,18 @@ class CoordinatorSettings:
 
 @dataclass(slots=True)
 class Owner:
-    """Who is a part: a worker, under an incarnation. lost_s: since when it has no line, None while it has one."""
+    """Who is a part: a worker, under an incarnation. lost_s: since when it has no line, None while it has one.
+
+    started, committed, aborted: the newest of each that it was to be told; a line that was cut may have lost them.
+    """
 
     worker: str
     incarnation: int
     session: Session | None
     lost_s: float | None = None
     started: wire.Started | None = None
+    committed: wire.Committed | None = None
+    aborted: wire.Aborted | None = None
 
 
 @dataclass(slots=True)
@@ -56,3 +66,19 @@ def key_of(part: Part) -> str:
 
 def actor_of(part: Part) -> to.Actor:
     return (part.name, part.number)
+
+
+def injected(inject: to.Inject, actor: to.Actor, part: Part) -> wire.Injected:
+    """What one of its targets is told of a barrier."""
+    barrier, incarnation, taken = inject.barrier, inject.targets[actor], inject.taken.get(actor, 0)
+    return wire.Injected(
+        part, incarnation, inject.barrier_id, barrier.prev, barrier.curr, barrier.kind, taken, inject.drain
+    )
+
+
+def logged(work: Callable[..., Any], *given: Any) -> None:
+    """Do it; what it raises is a defect, and goes to the log: the thread has more to do."""
+    try:
+        work(*given)
+    except Exception:  # noqa: BLE001 (a defect; the thread goes on)
+        _log.exception("the coordinator failed at %s", getattr(work, "__name__", work))

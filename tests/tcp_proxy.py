@@ -3,7 +3,7 @@
 `cut_answer(word)`: the next request with the word is delivered, its answer is thrown away, and the client is cut off.
 `hold(word)`: the next request with the word is kept, its client is cut off; `deliver()` sends it on and returns the
 answer. `refuse(True)`: nobody is let in any more. `swallow(word)`: from the next request with the word on, that
-connection stays open and nothing passes it, in either direction. `slow(seconds)`: every piece of a request waits so long.
+connection stays open and nothing passes it, in either direction. `slow(seconds)`: each piece of a request waits.
 """
 
 from __future__ import annotations

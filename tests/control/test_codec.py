@@ -7,7 +7,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epochlog.checkpoint import control as wire
@@ -98,6 +98,7 @@ MESSAGE = st.tuples(st.integers(0, 30), st.lists(PLAIN, max_size=8)).map(lambda 
 
 
 @given(st.lists(MESSAGE, max_size=3))
+@settings(max_examples=40)
 def test_random_messages(messages: list[Any]) -> None:
     with contextlib.suppress(BadMessage):
         wire.decode(packed(*messages))

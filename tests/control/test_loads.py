@@ -199,6 +199,7 @@ def test_a_cut_line_costs_nothing(tmp_path: Path) -> None:
         proxy.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", ["cut after delivery", "cut before", "black hole", "slow"])
 def test_a_report_in_a_bad_network(tmp_path: Path, trouble: str) -> None:
     """Whatever becomes of the bytes of a report, its rows are committed once."""
@@ -299,6 +300,24 @@ def test_a_report_that_is_lost_or_whose_commit_is_not_heard(tmp_path: Path, deli
         assert ids(store) == [1, 2]
         history = store.table("clicks").history()
         assert history["rows_upserted"].to_pylist() == [1, 1]
+
+
+def test_what_was_said_while_the_line_was_cut(tmp_path: Path) -> None:
+    """The last commit, and the end of a load, are told when the worker comes back."""
+    with served(tmp_path) as (store, server):
+        proxy = proxied(server)
+        with worker(f"grpc://127.0.0.1:{proxy.port}", store) as one:
+            part, other = attach(one), attach(one, name="other")
+            part.writer("clicks").upsert(rows(1))
+            proxy.cut_answer(b".arrow")
+            assert part.finish(timeout=PATIENCE_S) == store.table("clicks").info.max_committed_epoch
+            proxy.refuse(True)
+            until(lambda: not one.connected)
+            server.coordinator.stop("load", "other", drain=False)
+            proxy.refuse(False)
+            with pytest.raises(Cancelled):
+                until(lambda: False, other)
+        proxy.stop()
 
 
 def test_repeated_and_stale_reports_change_nothing(tmp_path: Path) -> None:
