@@ -4,6 +4,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check campaign format bench clean
 
+# where it is set, every test process would compile every test anew: a seventh of `make check`
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := .venv/bin
 WORKERS ?= 2
 # how many seeds of the checkpoint manager's simulation a campaign runs

@@ -120,7 +120,8 @@ def test_a1_net_changes_are_the_difference_of_two_states(store: el.Store, flushe
     for compacted in (False, True):
         if compacted:
             store.compact("t", full=True)
-        for i, j in combinations_with_replacement(range(len(labels)), 2):
+        ranges = list(combinations_with_replacement(range(len(labels)), 2))
+        for i, j in ranges if flushed or not compacted else dice.sample(ranges, 20):
             for low, high in ((0, A1_KEYS), (middle[0], middle[1])):
                 found, wanted = net(table, labels[i], labels[j], low, high), difference(states[i], states[j], low, high)
                 assert found == wanted, (i, j, low, high, compacted)

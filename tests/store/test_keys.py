@@ -83,7 +83,6 @@ def keyed_rows(draw: st.DrawFn) -> tuple[list[pa.DataType], list[tuple[Any, ...]
     return [KINDS[name][0] for name in names], rows
 
 
-@settings(max_examples=100, deadline=None, print_blob=True)
 @given(keyed_rows())
 def test_encoding_keeps_order_and_identity(drawn: tuple[list[pa.DataType], list[tuple[Any, ...]]]) -> None:
     kinds, rows = drawn
