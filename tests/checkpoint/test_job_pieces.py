@@ -271,3 +271,29 @@ def test_a_downstream_waits_for_the_whole_snapshot(lab: Lab) -> None:
 def test_what_is_no_number_of_rows(lab: Lab, bad: Any) -> None:
     with pytest.raises(el.InvalidInput, match="snapshot_rows"):
         lab.job("j", ["r"], snapshot_rows=bad)
+
+
+def test_it_holds_nobody_back(tmp_path: Path) -> None:
+    """Another job's barriers, and what `global` chooses, are the same with a job that is being created and without."""
+
+    def ticks(folder: str, creating: bool) -> list[tuple[int | None, int]]:
+        lab, found = Lab(tmp_path / folder), []
+        lab.root_table()
+        other = lab.job("other", ["r"])
+        lab.put({k: (0, k) for k in range(40)})
+        lab.tick()
+        job = lab.job("j", ["r"], snapshot_rows=1) if creating else None
+        above = lab.job("above", ["j_out"]) if creating else None
+        for number in range(20):
+            lab.put({number: (1, number)})
+            lab.tick()
+            if job is not None and above is not None:
+                assert job.step_local(mirror("r", "j_out")) == 0 and above.step_local(refuse) is None
+            epoch = other.step_local(mirror("r", "other_out"))
+            with lab.store.snapshot() as snapshot:
+                assert sorted(snapshot) == ["other_out", "r"]
+                found.append((epoch, snapshot.epochs["other_out"]))
+        lab.store.close()
+        return found
+
+    assert ticks("with", creating=True) == ticks("without", creating=False)
