@@ -77,10 +77,11 @@ class JobRunner:
         run = self.handle.catalog.read(lambda view: plan_barrier(view, self.handle, job))
         return run if whole else plan_piece(self.handle, run)
 
-    def commit(self, run: BarrierRun, outputs: Mapping[str, Sequence[Segment]]) -> int:
+    def commit(self, run: BarrierRun, outputs: Mapping[str, Sequence[Segment]], *, keep: bool = False) -> int:
         """Commit all outputs at the barrier, those without segments as empty entries; returns the epoch.
 
-        Of a piece of a snapshot: record what it has made, and return 0. What is refused leaves no file behind.
+        Of a piece of a snapshot: record what it has made, and return 0. What is refused leaves no file behind, unless
+        the caller will try to commit it again (`keep`).
         """
         written = {name: [*outputs.get(name, ())] for name in run.outputs}
         try:
@@ -90,7 +91,8 @@ class JobRunner:
                 return self._replace(run, written)
             return self._commit(run, written, "refresh")
         except EpochlogError as error:
-            discard_refused(self.handle, error, self._edits(run, written))
+            if not keep:
+                discard_refused(self.handle, error, self._edits(run, written))
             raise
 
     def _edits(

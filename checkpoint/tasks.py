@@ -209,7 +209,7 @@ class JobTask:
     def commit(self, commit: Commit) -> tuple[int, bool]:
         assert self._run is not None and self._run.barrier == commit.barrier
         outputs: Mapping[str, tuple[Segment, ...]] = commit.segments
-        epoch = self._runner.commit(self._run, outputs)
+        epoch = self._runner.commit(self._run, outputs, keep=True)  # what is refused is in the next attempt
         return epoch, self._runner.record().state == "finished"
 
     def resolve(self) -> int | None:

@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 
 import epochlog as el
 from control.world import PATIENCE_S, TOKEN, settings, until, worker
+from epochlog.checkpoint import job as jobs
 from epochlog.checkpoint.shares import split
 from epochlog.errors import Fenced, InvalidInput
+from epochlog.store.commit import commit_job
 
 ORDERS = pa.schema([("id", pa.int64()), ("day", pa.string()), ("cents", pa.int64())])
 REVENUE = pa.schema([("day", pa.string()), ("cents", pa.int64())])
@@ -165,6 +167,24 @@ def test_an_attempt_that_fails_keeps_what_the_others_reported(tmp_path: Path) ->
             assert epoch == store.job("revenue").info.committed_epoch
             assert sorted(calls) == [0, 1, 1]
             check(store)
+
+
+def test_a_refused_commit_is_tried_again_with_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left, calls = [2], []
+
+    def refuse(*given: Any) -> int:
+        if left[0]:
+            left[0] -= 1
+            raise el.CatalogUnavailable("not now")
+        return commit_job(*given)
+
+    monkeypatch.setattr(jobs, "commit_job", refuse)
+    with world(tmp_path) as (store, server), worker(server, store) as one:
+        write(store, random.Random(1))
+        part = one.attach(job="revenue", index=0, of=1, timeout=PATIENCE_S)
+        until(lambda: part.step(lambda ctx: (calls.append(1), refresh(ctx))[1], 0.05) is not None)
+        assert left == [0] and calls == [1]
+        check(store)
 
 
 def test_a_runner_of_its_own_fences_the_parts(tmp_path: Path) -> None:
