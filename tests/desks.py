@@ -94,7 +94,8 @@ class Desk:
         until = START_MS + ms
         while (due := self.manager.next_due()) is not None and due <= until:
             self.now = max(self.now, due)
-            self.do(self.manager.tick())
+            done = self.do(self.manager.tick())
+            assert done or self.manager.next_due() != due, "a tick is due and does nothing"
         self.now = until
 
     def current(self, job: str) -> Inject:
