@@ -40,9 +40,8 @@ def ask_for_rebuild(handle: Handle, job_id: int, name: str, incarnation: int | N
             check_incarnation(job, incarnation)
         _refuse_ended(tx, job)
         discard_made(tx, job.outputs, handle.catalog.now_ms())
-        at = force_within(
-            tx, handle, above=Counters.read(tx).last_epoch
-        )  # nobody has read the outputs as complete there
+        read = Counters.read(tx).last_epoch  # through which somebody may have read the outputs as complete
+        at = force_within(tx, handle, above=read)
         after = replace(
             job,
             state="creating" if job.state == "parked" else job.state,

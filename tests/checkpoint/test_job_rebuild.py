@@ -299,3 +299,21 @@ def test_a_large_table_is_compared_key_range_by_key_range(lab: Lab, monkeypatch:
     wanted |= dict.fromkeys(range(40, 60), "delete")
     assert changed(lab, "j_out", before) == wanted
     assert lab.rows("j_out") == lab.rows("r")
+
+
+def test_what_was_read_before_reads_the_same_after(lab: Lab) -> None:
+    """Found by the law: the outputs of an idle job are complete through last_epoch, and the new rows landed there."""
+    lab.put({k: (0, k) for k in range(6)})
+    job = running(lab)
+    lab.root_table("other")
+    lab.put({1: (1, 1)}, "other")
+    with lab.store.snapshot(["j_out", "r"], consistency="aligned") as before:
+        token, old, at = before.token, before["j_out"].to_arrow(), before.epochs["j_out"]
+    assert at == lab.store.last_epoch > job.info.committed_epoch
+    job.rebuild()
+    lab.put({2: (1, 1)}, "other")
+    with lab.store.snapshot(["j_out", "r"], consistency="aligned") as during:
+        assert during.epochs["j_out"] < lab.store.last_epoch and during["j_out"].to_arrow().equals(old)
+    assert commit(lambda: job.step_local(doubled("r", "j_out"))) > at
+    with lab.store.snapshot(consistency=el.Exact(token)) as again:
+        assert again["j_out"].to_arrow().equals(old) and again.epochs["j_out"] == at
