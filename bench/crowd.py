@@ -106,8 +106,8 @@ class Crowd:
         runner = job._runner
         commit = runner.commit
 
-        def timed(run: Any, outputs: Any) -> int:
-            epoch = commit(run, outputs)
+        def timed(run: Any, outputs: Any, *, keep: bool = False) -> int:
+            epoch = commit(run, outputs, keep=keep)
             if run.barrier.prev:
                 self.took.append(Took(runner.name, epoch, time() * 1000 - to_unix_ms(epoch) - 1))
             return epoch

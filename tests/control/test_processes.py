@@ -17,6 +17,7 @@ import pytest
 import epochlog as el
 from control.world import PATIENCE_S, SCHEMA, TOKEN, attach, ids, rows, served, settings, until, worker
 from epochlog.checkpoint import JobSettings
+from epochlog.store.clock import SystemClock
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -69,8 +70,8 @@ def test_a_frozen_worker_is_replaced_and_has_no_effect_when_it_goes_on(tmp_path:
 
 def test_what_a_killed_worker_left_is_garbage(tmp_path: Path) -> None:
     """Its sealed segments that no commit took go with vacuum, once its lease has run out."""
-    now = [1_790_000_000_000]
-    with el.open(tmp_path / "store", durability="os", clock=lambda: now[0]) as store:
+    machine, ahead_ms = SystemClock(), [0]
+    with el.open(tmp_path / "store", durability="os", clock=lambda: machine() + ahead_ms[0]) as store:
         store.create_table("clicks", SCHEMA, ["id"])
         times = el.CoordinatorSettings(50, 30_000, JobSettings(interval_ms=None))
         with el.serve(store, token=TOKEN, coordinator=times) as server, worker(server, store) as one:
@@ -83,7 +84,7 @@ def test_what_a_killed_worker_left_is_garbage(tmp_path: Path) -> None:
             again.writer("clicks").upsert(rows(3))
             until(lambda: 3 in ids(store), again, part)
             assert ids(store) == [3]
-            now[0] += 3_600_000
+            ahead_ms[0] = 3_600_000
             store.vacuum(grace=timedelta(0))
             store.vacuum(grace=timedelta(0))
             assert len(list((tmp_path / "store").rglob("*.arrow"))) == 1 and ids(store) == [3]
