@@ -6,9 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-import msgpack
-
-from .checkpoint.control import Kind
+from .checkpoint.control import decode_request
 from .checkpoint.coordinator import Coordinator
 from .checkpoint.running import CoordinatorSettings
 from .checkpoint.worker import CONTROL
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 
 Pem = bytes | str | Path
 """PEM, or the path of a file with it."""
-MAX_REQUEST = 1_024
 
 
 def serve(
@@ -41,6 +38,8 @@ def serve(
     and checkpoints. metrics: "127.0.0.1:0" serves Prometheus text over HTTP at /metrics there; this machine alone can
     reach it. Raises InsecureServer, InvalidInput, WriteFailed (the port is taken).
     """
+    if coordinator is not None and not isinstance(coordinator, CoordinatorSettings):
+        raise InvalidInput(f"coordinator takes epochlog.CoordinatorSettings, not {coordinator!r}")
     certificate = None if tls is None else Certificate(_pem(tls[0]), _pem(tls[1]))
     return StoreServer(store, location, token, certificate, coordinator, metrics)
 
@@ -111,26 +110,14 @@ class StoreServer:
         return f"<epochlog server of {self._handle.files.place} at {self.location}>"
 
     def _checkpoint(self, body: bytes) -> bytes:
-        kind, name, _ = _request(body)
+        kind, name, _ = decode_request(body)
         self.coordinator.checkpoint(kind, name)
         return b""
 
     def _stop(self, body: bytes) -> bytes:
-        kind, name, drain = _request(body)
+        kind, name, drain = decode_request(body)
         self.coordinator.stop(kind, name, drain=drain)
         return b""
-
-
-def _request(body: bytes) -> tuple[Kind, str, bool]:
-    """[kind, name, drain] of an action."""
-    if len(body) <= MAX_REQUEST:
-        try:
-            found = msgpack.unpackb(body, raw=False)
-        except Exception:  # noqa: BLE001 (whatever a decoder makes of a stranger's bytes)
-            found = None
-        if type(found) is list and [type(each) for each in found] == [str, str, bool] and found[0] in ("load", "job"):
-            return found[0], found[1], found[2]
-    raise InvalidInput("the action takes a msgpack list [kind, name, drain]")
 
 
 def _pem(given: Pem) -> bytes:

@@ -30,6 +30,8 @@ MAX_PARTS = 1_024
 MAX_SEGMENTS = 10_000
 """Segments of one report."""
 MAX_TABLES = 256
+MAX_REQUEST = 1_024
+"""Bytes of an action's body."""
 MAX_NUMBER = (1 << 63) - 1
 
 Kind = Literal["load", "job"]
@@ -370,3 +372,25 @@ def _made(plain: Any) -> Message:
 
 
 _NAMES = {tag: tuple(field.name for field in fields(cls)) for tag, (cls, _) in _KINDS.items()}
+
+
+# ---- what is asked of a coordinator in one call ----------------------------------------------------------------------
+
+
+def encode_request(kind: Kind, name: str, *, drain: bool = False) -> bytes:
+    """The body of the actions `checkpoint` and `stop`."""
+    body = msgpack.packb([kind, name, drain])
+    assert isinstance(body, bytes)
+    return body
+
+
+def decode_request(body: bytes) -> tuple[Kind, str, bool]:
+    """Kind, name and drain of a body from a stranger. Raises BadMessage, and nothing else."""
+    if len(body) <= MAX_REQUEST:
+        try:
+            found = msgpack.unpackb(body, raw=False)
+        except Exception:  # noqa: BLE001 (whatever a decoder makes of a stranger's bytes)
+            found = None
+        if type(found) is list and [type(each) for each in found] == [str, str, bool] and found[0] in ("load", "job"):
+            return found[0], found[1], found[2]
+    raise BadMessage("the action takes a msgpack list [kind, name, drain]")

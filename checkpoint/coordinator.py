@@ -34,7 +34,7 @@ from .manager import CheckpointManager
 from .metrics import Metrics
 from .running import CoordinatorSettings, Owner, Running, actor_of, injected, key_of, logged
 from .session import Session
-from .tasks import make_task
+from .tasks import HOPELESS, make_task
 
 _log = logging.getLogger("epochlog")
 
@@ -308,6 +308,10 @@ class Coordinator:
             epoch, over = running.task.commit(commit)
         except OutcomeUnknown:
             answer = partial(self._manager.unknown, key, barrier_id)
+        except HOPELESS as error:
+            with self._lock:
+                self._give_up(key, running, error)
+            return
         except REFUSALS as error:
             answer = partial(self._manager.refused, key, barrier_id, error)
         except Exception as error:  # noqa: BLE001 (a sync that failed, a defect: whether it has landed is not known)
@@ -417,7 +421,7 @@ class Coordinator:
         self._running.pop(key, None)
 
     def _give_up(self, key: str, running: Running, error: EpochlogError) -> None:
-        """It is somebody else's now, gone or parked: its parts end here."""
+        """It is somebody else's now, gone or parked, or can never commit again: its parts end here."""
         self._send_off(running, f"{type(error).__name__}: {error}")
         self._carry(self._manager.unregister(key))
         self._running.pop(key, None)

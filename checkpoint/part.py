@@ -47,6 +47,7 @@ class Part:
         self._ended = False
         self._news = False
         self._restarted: wire.Restarted | None = None
+        self._rolled_back: str | None = None  # why, until the user has been told so
         self._final: EpochlogError | None = None
         self.finished = False
 
@@ -73,9 +74,12 @@ class Part:
         with self._worker.changed:
             self._reset()
             self._worker.send(self._asked)
-            self._worker.wait(lambda: self._started or self._final, deadline, f"attach of {self!r}")
-            if self._final is not None:
-                raise self._final
+            self._await_start(deadline)
+
+    def _await_start(self, deadline: Deadline | None) -> None:
+        self._worker.wait(lambda: self._started or self._final, deadline, f"attach of {self!r}")
+        if self._final is not None:
+            raise self._final
 
     # ---- messages, under `changed` -------------------------------------------------------------------------------
 
@@ -159,11 +163,15 @@ class Part:
                 )
             else:
                 self._forget()
-                self.begin(Deadline.after(AGAIN_S))
-                if not self.finished:
-                    raise RolledBack(
-                        f"{self!r} went back to its last commit: {restarted.reason}. Go on from part.state"
-                    )
+                self._rolled_back = restarted.reason
+                self._reset()
+                self._worker.send(self._asked)
+        if self._rolled_back is not None:  # also when an earlier call has waited in vain
+            self._forget()
+            self._await_start(Deadline.after(AGAIN_S))
+            reason, self._rolled_back = self._rolled_back, None
+            if not self.finished:
+                raise RolledBack(f"{self!r} went back to its last commit: {reason}. Go on from part.state")
         if self._final is not None:
             raise self._final
 
@@ -222,7 +230,7 @@ class LoadPart(Part):
             inject = self._inject
         if inject is not None:
             self._seal(inject)
-        return not self._ended
+        return not (self._ended or self.finished)
 
     def finish(self, state: bytes | None = None, timeout: float | None = None) -> int:
         """End this part's data; returns the epoch of its last commit once that has landed.
@@ -269,6 +277,14 @@ class LoadPart(Part):
         for writer in self._writers.values():
             writer.discard()
 
+    def require_open(self) -> None:
+        """Refuse rows that nothing would ever commit."""
+        if self.finished:
+            raise InvalidInput(
+                f"{self!r} has finished, and takes no rows any more; load under another name, or drop the load with "
+                f"store.drop_load({self.name.name!r}) and attach again"
+            )
+
     def note_rows(self) -> None:
         """Its first rows since the last report: there is something to commit."""
         if not self._news:
@@ -289,12 +305,14 @@ class PartWriter:
         self._writer = writer
 
     def upsert(self, data: object) -> None:
-        """Take rows (anything Arrow-shaped, all columns); raises SchemaMismatch."""
+        """Take rows (anything Arrow-shaped, all columns); raises SchemaMismatch, and InvalidInput once all is over."""
+        self._part.require_open()
         self._writer.upsert(data)
         self._part.note_rows()
 
     def delete(self, keys: object) -> None:
         """Take keys to delete (exactly the primary-key columns); unknown keys are fine."""
+        self._part.require_open()
         self._writer.delete(keys)
         self._part.note_rows()
 

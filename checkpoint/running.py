@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..errors import InvalidInput
 from . import control as wire
 from . import decisions as to
 from .control import Part
@@ -25,6 +26,14 @@ class CoordinatorSettings:
     heartbeat_ms: int = 1_000
     timeout_ms: int = 10_000
     checkpoints: to.JobSettings = field(default_factory=to.JobSettings)
+
+    def __post_init__(self) -> None:
+        times = (self.heartbeat_ms, self.timeout_ms)
+        if not all(type(time) is int for time in times) or not 1 <= self.heartbeat_ms <= self.timeout_ms:
+            raise InvalidInput(
+                "heartbeat_ms and timeout_ms are whole numbers, 1 <= heartbeat_ms <= timeout_ms, not "
+                f"{self.heartbeat_ms!r} and {self.timeout_ms!r}"
+            )
 
 
 @dataclass(slots=True)

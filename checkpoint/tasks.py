@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ..errors import InvalidInput
+from ..errors import InvalidInput, LoadNotFound, NotWritable, TableDropped, TableFinished
 from ..store.catalog import Txn, View
 from ..store.commit import TableEdit, commit_root
 from ..store.definitions import find_job, get_job, get_table
@@ -32,6 +32,9 @@ from .control import Attach
 from .decisions import Commit, JobSettings
 from .drain import record_drain
 from .job import JobRunner
+
+HOPELESS = (TableFinished, TableDropped, NotWritable, LoadNotFound)
+"""Refusals of a commit that no later one can escape."""
 
 
 @dataclass(frozen=True, slots=True)

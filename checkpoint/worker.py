@@ -11,14 +11,16 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from ..errors import AccessDenied, BadMessage, EpochlogError, InvalidInput, ServerUnavailable
-from ..exchange.line import ClientLine
+from ..exchange.line import ClientLine, ask, check_token, connect, parsed
 from ..store.clock import Deadline, monotonic_s
 from ..store.handle import Handle
+from ..store.schema import check_name
 from . import control as wire
 from .control import Part as PartName
 from .part import JobPart, LoadPart, Part
@@ -51,7 +53,12 @@ class Worker:
     def __init__(
         self, location: str, store: Any, *, token: str | None = None, tls_roots: bytes | str | Path | None = None
     ) -> None:
-        """store: the same store as the coordinator's, opened in this process. tls_roots: PEM, or where it lies."""
+        """store: the same store as the coordinator's, opened in this process. tls_roots: PEM, or where it lies.
+
+        Raises InvalidInput for what is no location or token; whether the coordinator answers is told by `attach`.
+        """
+        parsed(location)
+        check_token(token)
         self.handle: Handle = store if isinstance(store, Handle) else store._handle
         self.location = location
         self._token = token
@@ -102,15 +109,15 @@ class Worker:
         fenced. Returns when the part may begin, a LoadPart or JobPart. timeout: seconds. Raises ServerUnavailable,
         AccessDenied, InvalidInput, TableNotFound, JobNotFound.
         """
-        if (load is None) == (job is None):
-            raise InvalidInput("attach takes the name of a load, or job=, and not both")
-        if not isinstance(of, int) or not isinstance(index, int) or not 0 <= index < of <= wire.MAX_PARTS:
+        kind, name = named(load, job)
+        whole = type(of) is int and type(index) is int
+        if not whole or not 0 <= index < of <= wire.MAX_PARTS:
             raise InvalidInput(f"index and of are whole numbers, 0 <= index < of <= {wire.MAX_PARTS}")
-        if job is not None:
-            part: Part = JobPart(self, PartName("job", job, index), of)
+        given = PartName(kind, name, index)
+        if kind == "job":
+            part: Part = JobPart(self, given, of)
         else:
-            assert load is not None
-            part = LoadPart(self, PartName("load", load, index), of, tuple(tables), finish_tables=finish_tables)
+            part = LoadPart(self, given, of, tuple(tables), finish_tables=finish_tables)
         with self.changed:
             if part.name in self._parts and not self._parts[part.name].over:
                 raise InvalidInput(f"this worker is part {index} of {part.name.name!r} already")
@@ -122,6 +129,23 @@ class Worker:
                 self._parts.pop(part.name, None)
             raise
         return part
+
+    def checkpoint(self, load: str | None = None, *, job: str | None = None, timeout: float = ATTACH_S) -> None:
+        """Have the coordinator take a checkpoint of a load or job as soon as it can, whoever its parts are.
+
+        Raises JobNotFound when it does not run there, ServerUnavailable, AccessDenied, InvalidInput.
+        """
+        self._ask("checkpoint", load, job, False, timeout)
+
+    def stop(
+        self, load: str | None = None, *, job: str | None = None, drain: bool = False, timeout: float = ATTACH_S
+    ) -> None:
+        """Have the coordinator end a load or job, whoever its parts are; returns once that is on its way.
+
+        Without drain its parts raise Cancelled, and what is not committed is dropped. With drain they are told to end
+        their data (`poll` returns False), and the commit of that is the last. Raises what `checkpoint` raises.
+        """
+        self._ask("stop", load, job, drain, timeout)
 
     @property
     def connected(self) -> bool:
@@ -145,6 +169,12 @@ class Worker:
             line.finish(PARTING_S)
             line.close()
         self._reading.join(self._timeout_s)
+
+    def _ask(self, action: str, load: str | None, job: str | None, drain: bool, timeout: float) -> None:
+        kind, name = named(load, job)
+        with closing(connect(self.location, self._roots)) as client:
+            body = wire.encode_request(kind, name, drain=drain)
+            ask(client, self.location, action, body, token=self._token, timeout_s=timeout)
 
     # ---- for parts, under `changed` ------------------------------------------------------------------------------
 
@@ -183,9 +213,14 @@ class Worker:
     def _serve(self, line: ClientLine) -> bool:
         """Read the line until it ends; whether the coordinator had welcomed this worker on it."""
         with self.changed:
-            self._line, self._run_before, self._run = line, self._run, None
-            self._heard_s = monotonic_s()
-            self._out.clear()
+            closed = self._closed.is_set()  # while the line was opened: `close` has not seen it
+            if not closed:
+                self._line, self._run_before, self._run = line, self._run, None
+                self._heard_s = monotonic_s()
+                self._out.clear()
+        if closed:
+            line.close()
+            return False
         welcomed = False
         try:
             line.send(wire.encode([wire.Hello(wire.VERSION, self._name)]))
@@ -246,3 +281,10 @@ class Worker:
             elif frame or welcomed:
                 self._pings += 1
                 line.send(wire.encode(frame or [wire.Ping(self._pings)]))
+
+
+def named(load: str | None, job: str | None) -> tuple[wire.Kind, str]:
+    """Which of the two is meant; InvalidInput for both or none, InvalidName."""
+    if (load is None) == (job is None):
+        raise InvalidInput("give the name of a load, or job=, and not both")
+    return ("job", check_name("job", job)) if load is None else ("load", check_name("load", load))

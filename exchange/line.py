@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 from pyarrow import flight
 
@@ -108,6 +109,18 @@ class _Told:
         except CALL_ERRORS as error:
             self._line.reason = as_epochlog_error(error, self._line.peer)
             raise
+
+
+def parsed(location: object) -> tuple[str, str, int]:
+    """Scheme, host and port of grpc://host:port, grpc+tcp:// or grpc+tls://; else InvalidInput."""
+    try:
+        parts = urlsplit(location) if isinstance(location, str) else urlsplit("")
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        host, port, parts = "", None, urlsplit("")
+    if parts.scheme not in ("grpc", "grpc+tcp", "grpc+tls") or not host or port is None or parts.path not in ("", "/"):
+        raise InvalidInput(f"location must be like grpc://127.0.0.1:5005, not {location!r}")
+    return parts.scheme, host, port
 
 
 def connect(location: str, tls_roots: bytes | None = None) -> flight.FlightClient:

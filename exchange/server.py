@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyarrow import flight
@@ -22,7 +21,7 @@ from pyarrow import flight
 from ..errors import InsecureServer, InvalidInput, WriteFailed
 from ..store.clock import Deadline
 from .flight_errors import as_flight_errors
-from .line import MAX_MESSAGE, Line, check_token
+from .line import MAX_MESSAGE, Line, check_token, parsed
 from .sockets import hang_up, peer_address
 
 MAX_ACTION = 1 << 20
@@ -69,7 +68,7 @@ class Server:
             self._door = _Door(
                 f"{scheme}://{shown}:{port}", self, dict(exchanges or {}), dict(actions or {}), middleware=guard, **tls
             )
-        except (OSError, flight.FlightError, ValueError) as error:
+        except (OSError, pa.ArrowException, ValueError) as error:
             raise WriteFailed(f"no server can listen at {location}: {error}; choose another port") from None
         self.location = f"{scheme}://{shown}:{self._door.port}"
 
@@ -199,16 +198,8 @@ def _bytes(value: str | bytes) -> bytes:
 
 def checked_address(location: str, token: str | None, certificate: Certificate | None) -> tuple[str, int]:
     """Host and port of grpc://host:port (port 0: any free one), if a server may be bound there."""
-    if not isinstance(location, str):
-        raise InvalidInput(f"location must be like grpc://127.0.0.1:0, not {location!r}")
-    try:
-        parts = urlsplit(location)
-        host, port = parts.hostname or "", parts.port
-    except ValueError:
-        host, port, parts = "", None, urlsplit("")
-    if parts.scheme not in ("grpc", "grpc+tcp", "grpc+tls") or not host or port is None or parts.path not in ("", "/"):
-        raise InvalidInput(f"location must be like grpc://127.0.0.1:0, not {location!r}")
-    if parts.scheme == "grpc+tls" and certificate is None:
+    scheme, host, port = parsed(location)
+    if scheme == "grpc+tls" and certificate is None:
         raise InvalidInput(f"{location} needs tls=(certificate, key)")
     check_token(token)
     if not is_loopback(host) and (token is None or certificate is None):

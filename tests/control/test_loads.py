@@ -13,7 +13,16 @@ import pytest
 import epochlog as el
 from control.world import PATIENCE_S, SCHEMA, TOKEN, attach, ids, rows, served, settings, until, worker
 from epochlog.checkpoint import tasks
-from epochlog.errors import Cancelled, Fenced, InvalidInput, RolledBack, ServerUnavailable, TableFinished, TableInUse
+from epochlog.errors import (
+    Cancelled,
+    Fenced,
+    InvalidInput,
+    JobNotFound,
+    RolledBack,
+    ServerUnavailable,
+    TableFinished,
+    TableInUse,
+)
 from epochlog.store.clock import Deadline
 from epochlog.store.commit import commit_root
 from epochlog.store.loads import get_load, load_parts
@@ -420,3 +429,78 @@ def test_a_shutdown_is_bounded_with_parts_at_work(tmp_path: Path) -> None:
         ended.join(PATIENCE_S)
         assert not ended.is_alive()
         until(lambda: not one.connected)
+
+
+def test_a_roll_back_that_found_no_coordinator_is_still_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of before are dropped: whoever went on without hearing so would lose them."""
+    monkeypatch.setattr("epochlog.checkpoint.part.AGAIN_S", 0.1)
+    with served(tmp_path) as (store, server), worker(server, store) as one:
+        part = attach(one)
+        part.writer("clicks").upsert(rows(1))
+        part.poll(state=b"one")
+        until(lambda: part.epoch, part)
+        server.shutdown()
+        part.writer("clicks").upsert(rows(2))
+        with el.serve(store, server.location, token=TOKEN, coordinator=settings()) as second:
+            until(lambda: part._restarted)
+            second.shutdown()
+        with pytest.raises(ServerUnavailable):
+            part.poll(state=b"two")
+        with el.serve(store, server.location, token=TOKEN, coordinator=settings()):
+            monkeypatch.setattr("epochlog.checkpoint.part.AGAIN_S", PATIENCE_S)
+            part.writer("clicks").upsert(rows(3))
+            with pytest.raises(RolledBack):
+                part.poll(state=b"three")
+            assert part.state == b"one"
+            part.writer("clicks").upsert(rows(4))
+            part.finish(b"four", timeout=PATIENCE_S)
+        assert ids(store) == [1, 4]
+
+
+def test_a_load_that_can_never_commit_again_ends(tmp_path: Path) -> None:
+    with served(tmp_path) as (store, server), worker(server, store) as one:
+        part = attach(one)
+        writer = part.writer("clicks")
+        writer.upsert(rows(1))
+        store.table("clicks").finish()
+        with pytest.raises(Cancelled, match="TableFinished"):
+            until(lambda: False, part)
+        with pytest.raises(Cancelled):
+            part.finish(timeout=PATIENCE_S)
+    assert not store_is_left_with_files(tmp_path)
+
+
+def store_is_left_with_files(folder: Path) -> list[Path]:
+    with el.open(folder / "store") as store:
+        store.vacuum(grace=0)
+    return list((folder / "store").rglob("*.arrow"))
+
+
+def test_a_worker_has_a_load_checkpointed_drained_and_stopped(tmp_path: Path) -> None:
+    """By name, whoever its parts are; nothing here waits for the load's own interval."""
+    with served(tmp_path, settings(interval_ms=3_600_000)) as (store, server), worker(server, store) as one:
+        part = attach(one)
+        part.writer("clicks").upsert(rows(1))
+        one.checkpoint("ld")
+        until(lambda: part.epoch, part)
+        part.writer("clicks").upsert(rows(2))
+        one.stop("ld", drain=True)
+        while part.poll(state=b"on"):
+            pass
+        part.finish(timeout=PATIENCE_S)
+        assert ids(store) == [1, 2]
+        with pytest.raises(InvalidInput, match="has finished"):
+            part.writer("clicks").upsert(rows(3))
+        again = attach(one)
+        assert again.finished and not again.poll()
+        with pytest.raises(InvalidInput, match="drop_load"):
+            again.writer("clicks").upsert(rows(3))
+        other = attach(one, name="other")
+        one.stop("other")
+        with pytest.raises(Cancelled):
+            until(lambda: False, other)
+        with pytest.raises(JobNotFound):
+            one.checkpoint("nothing")
+        for wrong in ({}, {"load": "ld", "job": "ld"}, {"load": "No name"}):
+            with pytest.raises(InvalidInput):
+                one.stop(**wrong)

@@ -7,12 +7,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyarrow import flight
 
+import epochlog as el
 from epochlog.errors import AccessDenied, BadMessage, EpochlogError, InsecureServer, InvalidInput, JobNotFound
 from epochlog.exchange.line import ClientLine, Line, ask, call_options, connect
 from epochlog.exchange.server import Certificate, Server
@@ -209,3 +211,28 @@ def test_a_shutdown_waits_for_no_frozen_client() -> None:
     child.send_signal(signal.SIGCONT)
     assert child.stdout.readline() == "cut\n"
     assert child.wait(10) == 0
+
+
+def test_a_port_that_is_taken_and_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    with el.open(tmp_path / "s", durability="os") as store, el.serve(store) as server:
+        with pytest.raises(el.WriteFailed, match="choose another port"):
+            el.serve(store, server.location)
+        for wrong in ("redis://127.0.0.1:6379", 5, {"heartbeat_ms": 1}):
+            with pytest.raises(el.InvalidInput, match="CoordinatorSettings"):
+                el.serve(store, coordinator=wrong)  # pyright: ignore[reportArgumentType]
+        for heartbeat, timeout in ((0, 10), (-1, 10), (20, 10), (True, 10), (1, "x")):
+            with pytest.raises(el.InvalidInput, match="heartbeat_ms"):
+                el.CoordinatorSettings(heartbeat_ms=heartbeat, timeout_ms=timeout)  # pyright: ignore[reportArgumentType]
+
+
+def test_what_a_worker_is_given_is_checked_before_it_waits(tmp_path: Path) -> None:
+    with el.open(tmp_path / "s", durability="os") as store, el.serve(store) as server:
+        for wrong in ("nowhere", "http://127.0.0.1:5", "grpc://:5", "grpc://127.0.0.1", "grpc://127.0.0.1:x", None):
+            with pytest.raises(el.InvalidInput, match="location"):
+                el.Worker(wrong, store)  # pyright: ignore[reportArgumentType]
+        with el.Worker(server.location, store) as worker:
+            with pytest.raises(el.InvalidInput, match="load name"):
+                worker.attach("Not a name", index=0, of=1, tables=["t"])
+            for index, of in ((True, 2), (0, True), (2, 2), (-1, 2), (0, 0)):
+                with pytest.raises(el.InvalidInput, match="index"):
+                    worker.attach("ld", index=index, of=of, tables=["t"])
