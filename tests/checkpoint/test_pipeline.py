@@ -286,6 +286,15 @@ def test_stop_ends_it_after_the_barriers_at_hand(lab: Lab) -> None:
     assert lab.rows("a_out") == lab.rows("r")
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell has its background processes ignore SIGINT, and they hand that on."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_it_after_the_barriers_at_hand(lab: Lab) -> None:
     pipe = el.Pipeline(lab.store)
     lab.put({1: (0, 10)})
