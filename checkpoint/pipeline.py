@@ -124,7 +124,8 @@ class Pipeline:
         return f"<epochlog.Pipeline of {self._handle.files.place}: {rows or 'no jobs'}>"
 
     def add(self, job: HasRunner, refresh: Callable[[Any], Any]) -> None:
-        """Let the pipeline run this job with `refresh(ctx)`; at once, where it is running already.
+        """Let the pipeline run this job with `refresh(ctx)`; at once, where it is running already. A job that has ended
+        there, as one that was parked and is rebuilt now, is run again when it is added again.
 
         Raises InvalidInput for a job that is in it already or of another store, JobNotFound for one that was dropped.
         """
@@ -137,7 +138,8 @@ class Pipeline:
         member = _Member(runner, refresh, frozenset(record.upstreams), frozenset(record.outputs))
         member.committed_epoch = record.position
         with self._lock:
-            if runner.job_id in self._members:
+            there = self._members.get(runner.job_id)
+            if there is not None and not (there.now.ended and self._running):
                 raise InvalidInput(f"job {runner.name!r} is in this pipeline already")
             if self._running and not self._stopping:
                 self._start(member)

@@ -312,6 +312,32 @@ def test_an_interrupt_ends_it_after_the_barriers_at_hand(lab: Lab) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("epochlog ")]
 
 
+def test_a_parked_job_that_is_rebuilt_goes_on_when_it_is_added_again(lab: Lab) -> None:
+    job, other = lab.job("a", ["r"]), lab.job("b", ["r"])
+    lab.put({1: (0, 10)})
+    lab.tick()
+    for one in (job, other):
+        one.step_local(mirror("r", f"{one.name}_out"))
+    lab.put({2: (0, 20)})
+    lab.tick()
+    other.step_local(mirror("r", "b_out"))
+    lab.tick(3 * 86_400)
+    lab.put({3: (0, 30)})
+    lab.store.compact("r", full=True)
+    pipe = el.Pipeline(lab.store)
+    pipe.add(job, mirror("r", "a_out"))
+    pipe.add(other, mirror("r", "b_out"))
+    with running(pipe):
+        until(lambda: states(pipe)["a"] == "parked")
+        with pytest.raises(el.InvalidInput, match="already"):
+            pipe.add(other, refuse)
+        job.rebuild()
+        pipe.add(job, mirror("r", "a_out"))
+        lab.store.checkpoint()
+        until(lambda: lab.rows("a_out") == lab.rows("r") == lab.rows("b_out"))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("epochlog ")]
+
+
 def test_jobs_may_come_while_it_runs(lab: Lab) -> None:
     pipe = el.Pipeline(lab.store)
     first = lab.job("a", ["r"])
