@@ -14,14 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ClassVar
 
-from ..errors import (
-    BadMessage,
-    EpochlogError,
-    Fenced,
-    JobNotFound,
-    JobParked,
-    OutcomeUnknown,
-)
+from ..errors import BadMessage, EpochlogError, Fenced, JobNotFound, JobParked, LoadNotFound, OutcomeUnknown
 from ..exchange.line import Line
 from ..store.clock import Clock, SystemClock, monotonic_s
 from ..store.commit import REFUSALS
@@ -33,7 +26,7 @@ from .control import Part
 from .manager import CheckpointManager
 from .metrics import Metrics
 from .running import CoordinatorSettings, Owner, Running, actor_of, injected, key_of, logged
-from .session import Session
+from .session import Session, greeted
 from .tasks import HOPELESS, make_task
 
 _log = logging.getLogger("epochlog")
@@ -61,6 +54,7 @@ class Coordinator:
         self._lock = threading.RLock()
         self._wake = threading.Condition(self._lock)
         self._opening = threading.Lock()
+        self._checked_s = monotonic_s()
         self._running: dict[str, Running] = {}
         self._owners: dict[Part, Owner] = {}
         self._sessions: set[Session] = set()
@@ -111,13 +105,9 @@ class Coordinator:
 
     def serve(self, line: Line, rest: bytes) -> None:
         """Serve a worker's line until it ends."""
-        first = line.read()
-        if first is None:
+        session = greeted(line)
+        if session is None:
             return
-        hello = next(iter(wire.decode(first)), None)
-        if not isinstance(hello, wire.Hello) or hello.version != wire.VERSION:
-            raise BadMessage(f"a worker begins with Hello of version {wire.VERSION}; use one version everywhere")
-        session = Session(line, hello.worker)
         try:
             with self._lock:
                 self._sessions.add(session)
@@ -467,6 +457,19 @@ class Coordinator:
         for part, owner in list(self._owners.items()):
             if owner.lost_s is not None and now_s - owner.lost_s > timeout_s:
                 self._lose(part, owner, "its worker was lost")
+        if now_s - self._checked_s > timeout_s:
+            self._checked_s = now_s
+            for key, running in self._running.items():
+                self._submit(self._check, key, running)
+
+    def _check(self, key: str, running: Running) -> None:
+        """Another coordinator may have taken it over while parts are missing here, and no commit was tried."""
+        try:
+            running.task.check()
+        except (Fenced, JobNotFound, LoadNotFound) as error:
+            with self._lock:
+                if self._running.get(key) is running:
+                    self._give_up(key, running, error)
 
     def _lose(self, part: Part, owner: Owner, reason: str) -> None:
         running = self._running.get(key_of(part))

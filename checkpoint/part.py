@@ -162,6 +162,7 @@ class Part:
                     f"{self!r} is run by another worker now and has no effect any more: {restarted.reason}"
                 )
             else:
+                self._worker.handle.leases.renew()  # vacuum may have revoked the intent it wrote under
                 self._forget()
                 self._rolled_back = restarted.reason
                 self._reset()
@@ -210,7 +211,7 @@ class LoadPart(Part):
                 return found
 
             found = handle.catalog.read(find)
-            self._writers[table] = PartWriter(self, SegmentWriter(write_target(handle, found)))
+            self._writers[table] = PartWriter(self, lambda: SegmentWriter(write_target(handle, found)))
         return self._writers[table]
 
     def poll(self, state: bytes | None = None) -> bool:
@@ -300,9 +301,10 @@ class LoadPart(Part):
 class PartWriter:
     """Writes rows of one table for a part. Nothing is visible before the checkpoint that the part reports them for."""
 
-    def __init__(self, part: LoadPart, writer: SegmentWriter) -> None:
+    def __init__(self, part: LoadPart, make: Callable[[], SegmentWriter]) -> None:
         self._part = part
-        self._writer = writer
+        self._make = make
+        self._writer = make()
 
     def upsert(self, data: object) -> None:
         """Take rows (anything Arrow-shaped, all columns); raises SchemaMismatch, and InvalidInput once all is over."""
@@ -321,7 +323,9 @@ class PartWriter:
         return self._writer.finish()
 
     def discard(self) -> None:
+        """Drop what was taken; what comes next is written under the intent that this process has by then."""
         self._writer.discard()
+        self._writer = self._make()
 
 
 class JobPart(Part):

@@ -7,9 +7,10 @@ from __future__ import annotations
 import threading
 from collections import deque
 
+from ..errors import BadMessage
 from ..exchange.line import Line
 from ..store.clock import monotonic_s
-from .control import MAX_FRAME, Message, encode
+from .control import MAX_FRAME, VERSION, Hello, Message, decode, encode
 
 MOST_WAITING = 100_000
 """Messages that may wait for a worker; one that leaves more unread is cut off."""
@@ -74,3 +75,14 @@ class Session:
             if not self._line.send(encode(frame)):
                 break
         self._line.hang_up()
+
+
+def greeted(line: Line) -> Session | None:
+    """The session of a worker that has said Hello; None when it has left again. Raises BadMessage."""
+    first = line.read()
+    if first is None:
+        return None
+    hello = next(iter(decode(first)), None)
+    if not isinstance(hello, Hello) or hello.version != VERSION:
+        raise BadMessage(f"a worker begins with Hello of version {VERSION}; use one version everywhere")
+    return Session(line, hello.worker)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ..errors import InvalidInput, LoadNotFound, NotWritable, TableDropped, TableFinished
 from ..store.catalog import Txn, View
-from ..store.commit import TableEdit, commit_root
+from ..store.commit import TableEdit, check_incarnation, commit_root
 from ..store.definitions import find_job, get_job, get_table
 from ..store.handle import Handle
 from ..store.loads import (
@@ -20,8 +20,10 @@ from ..store.loads import (
     PartRecord,
     claim_load,
     declare_load,
+    get_load,
     load_parts,
     load_txn,
+    require_incarnation,
 )
 from ..store.outcomes import has_outcome, resolve
 from ..store.records import job_key
@@ -61,6 +63,10 @@ class Task(Protocol):
 
     def open(self) -> Opened:
         """Claim it: every earlier coordinator or runner is fenced."""
+        ...
+
+    def check(self) -> None:
+        """Raises Fenced when another has claimed it since, JobNotFound or LoadNotFound when it has gone."""
         ...
 
     def decide(self, *, news: bool, drain: bool) -> Barrier | None:
@@ -112,6 +118,11 @@ class LoadTask:
         parts = self._handle.catalog.read(lambda view: load_parts(view, name))
         finished = frozenset(index for index, part in parts if part.finished)
         return Opened(load.incarnation, load.parts, finished, self._settings)
+
+    def check(self) -> None:
+        assert self._load is not None
+        mine, name = self._load.incarnation, self._load.name
+        require_incarnation(self._handle.catalog.read(lambda view: get_load(view, name)), mine)
 
     def decide(self, *, news: bool, drain: bool) -> Barrier | None:
         assert self._load is not None
@@ -202,6 +213,10 @@ class JobTask:
         incarnation = self._runner._claim()
         over = self._runner.record().state == "finished"
         return Opened(incarnation, self._parts, frozenset(range(self._parts) if over else ()), self._settings)
+
+    def check(self) -> None:
+        assert self._runner.incarnation is not None
+        check_incarnation(self._runner.record(), self._runner.incarnation)
 
     def decide(self, *, news: bool, drain: bool) -> Barrier | None:
         if drain:

@@ -11,7 +11,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -172,7 +171,7 @@ class Worker:
 
     def _ask(self, action: str, load: str | None, job: str | None, drain: bool, timeout: float) -> None:
         kind, name = named(load, job)
-        with closing(connect(self.location, self._roots)) as client:
+        with connect(self.location, self._roots) as client:
             body = wire.encode_request(kind, name, drain=drain)
             ask(client, self.location, action, body, token=self._token, timeout_s=timeout)
 

@@ -136,6 +136,15 @@ def get_load(view: View, name: str) -> LoadRecord:
     return LoadRecord.from_record(record)
 
 
+def require_incarnation(load: LoadRecord, incarnation: int) -> None:
+    """Raises Fenced unless the coordinator of that incarnation is the newest."""
+    if load.incarnation != incarnation:
+        raise Fenced(
+            f"load {load.name!r} was taken over by the coordinator of incarnation {load.incarnation}; this one is "
+            f"{incarnation} and has no effect any more. Have all workers of a load connect to one coordinator"
+        )
+
+
 def all_loads(view: View) -> Iterator[LoadRecord]:
     for key, record in view.scan(b"load/", after_prefix(b"load/")):
         if key.count(b"/") == 1:
@@ -153,11 +162,7 @@ def load_parts(view: View, name: str) -> list[tuple[int, PartRecord]]:
 def advance_load(tx: Txn, commit: LoadCommit) -> None:
     """The load's share of a commit. Raises Fenced, BarrierChanged, LoadNotFound: then nothing lands."""
     load = get_load(tx, commit.name)
-    if load.incarnation != commit.incarnation:
-        raise Fenced(
-            f"load {load.name!r} was taken over by the coordinator of incarnation {load.incarnation}; this one is "
-            f"{commit.incarnation} and has no effect any more"
-        )
+    require_incarnation(load, commit.incarnation)
     if load.checkpoint != commit.before or commit.checkpoint <= commit.before or load.state == "finished":
         raise BarrierChanged(
             f"load {load.name!r} is {load.state} at checkpoint {load.checkpoint}; {commit.checkpoint} after "

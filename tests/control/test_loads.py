@@ -26,6 +26,7 @@ from epochlog.errors import (
 from epochlog.store.clock import Deadline
 from epochlog.store.commit import commit_root
 from epochlog.store.loads import get_load, load_parts
+from epochlog.store.records import intent_key
 from tcp_proxy import TcpProxy
 
 
@@ -504,3 +505,39 @@ def test_a_worker_has_a_load_checkpointed_drained_and_stopped(tmp_path: Path) ->
         for wrong in ({}, {"load": "ld", "job": "ld"}, {"load": "No name"}):
             with pytest.raises(InvalidInput):
                 one.stop(**wrong)
+
+
+def test_parts_of_one_load_at_two_coordinators_are_told(tmp_path: Path) -> None:
+    """Each waits for the other's part and tries no commit, so the fenced one would never hear of it."""
+    times = settings(timeout_ms=200)
+    with (
+        served(tmp_path, times) as (store, first),
+        el.serve(store, token=TOKEN, coordinator=times) as second,
+        worker(first, store) as one,
+        worker(second, store) as two,
+    ):
+        part, other = attach(one, 0, 2), attach(two, 1, 2)
+        part.writer("clicks").upsert(rows(1))
+        other.writer("clicks").upsert(rows(2))
+        with pytest.raises(Cancelled, match="one coordinator"):
+            until(lambda: False, part)
+        with worker(second, store) as third:
+            moved = attach(third, 0, 2)
+            moved.writer("clicks").upsert(rows(1))
+            until(lambda: moved.epoch and other.epoch, moved, other)
+        assert ids(store) == [1, 2]
+
+
+def test_a_part_whose_intent_was_revoked_goes_on_under_a_new_one(tmp_path: Path) -> None:
+    """As after a long suspension: what it had sealed is gone, and it is told to write that again."""
+    with served(tmp_path) as (store, server), el.open(store.root, durability="os") as mine, worker(server, mine) as one:
+        part = attach(one)
+        writer = part.writer("clicks")
+        handle = mine._handle
+        handle.catalog.transact(lambda tx: tx.delete(intent_key(handle.intents.own())))  # as another's vacuum does
+        writer.upsert(rows(1))
+        with pytest.raises(RolledBack):
+            until(lambda: part.epoch, part)
+        writer.upsert(rows(1))
+        part.finish(timeout=PATIENCE_S)
+        assert ids(store) == [1]
