@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
 
@@ -138,11 +139,8 @@ class Coordinator:
         """A message of a part counts while its worker owns it under that incarnation; else it changes nothing."""
         part, key, actor = message.part, key_of(message.part), actor_of(message.part)
         owner, running = self._owners.get(part), self._running.get(key)
-        if (
-            owner is None
-            or running is None
-            or (owner.worker, owner.incarnation) != (session.worker, message.incarnation)
-        ):
+        mine = (session.worker, message.incarnation)
+        if owner is None or running is None or (owner.worker, owner.incarnation) != mine:
             self.metrics.ignored(key)
             session.send(wire.Restarted(part, message.incarnation, owner is not None, "another has taken its place"))
             return
@@ -497,4 +495,5 @@ class Coordinator:
 
     def _submit(self, work: Callable[..., Any], *given: Any) -> None:
         if not self._closed.is_set():
-            self._pool.submit(logged, work, *given)
+            with suppress(RuntimeError):  # the interpreter is going down
+                self._pool.submit(logged, work, *given)

@@ -42,6 +42,8 @@ def drain(runner: JobRunner, timeout: float | timedelta | None) -> None:
         if live.running(runner):
             ran_here = True
             pause.wait(LOOK_S)
+        elif runner.refreshing is not None:  # another thread is at a barrier
+            pause.wait(LOOK_S)
         elif runner.again is not None:
             if runner.again() is None:
                 pause.wait(LOOK_S)

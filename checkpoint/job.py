@@ -14,7 +14,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import EpochlogError, Fenced, JobNotFound, JobParked, UpstreamIncomplete
+from ..errors import EpochlogError, Fenced, JobNotFound, JobParked, JobRunning, UpstreamIncomplete
 from ..store.catalog import Txn, View
 from ..store.commit import JobCommit, TableEdit, check_incarnation, commit_job, require_unparked
 from ..store.definitions import Counters, Cursor, JobRecord, get_job, get_version
@@ -60,8 +60,14 @@ class JobRunner:
         """The job's next barrier, decided and recorded; None when there is nothing to do or the job is finished.
 
         whole: take a snapshot at once, even where the job was made to take it in pieces; pieces so far are dropped.
-        Raises Fenced when another runner took over, JobParked when the job let go of its logs.
+        Raises Fenced when another runner took over, JobParked when the job let go of its logs, JobRunning when this
+        runner is refreshing it already: in the refresh that asks, or in another thread.
         """
+        if self.refreshing is not None:
+            raise JobRunning(
+                f"job {self.name!r} is being refreshed by this runner, and has one barrier at a time; step it again "
+                "when that has returned"
+            )
         incarnation = self._claim()
         job = self._checked(self.record(), incarnation)
         if job.state == "finished":

@@ -112,6 +112,8 @@ class Worker:
         whole = type(of) is int and type(index) is int
         if not whole or not 0 <= index < of <= wire.MAX_PARTS:
             raise InvalidInput(f"index and of are whole numbers, 0 <= index < of <= {wire.MAX_PARTS}")
+        if isinstance(tables, str):
+            raise InvalidInput(f"tables is a list of table names, not {tables!r}")
         given = PartName(kind, name, index)
         if kind == "job":
             part: Part = JobPart(self, given, of)

@@ -72,6 +72,11 @@ class Victim:
         return self.state != before
 
     @property
+    def to_come(self) -> bool:
+        """It has not been killed yet."""
+        return self.state in ("starting", "alive", "told")
+
+    @property
     def mourned(self) -> bool:
         """It is dead, and every other view has gone on long enough to show it."""
         return self.state == "dead" and min(self.commits_while_dead.values(), default=0) >= COMMITS_WHILE_DEAD

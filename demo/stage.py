@@ -37,6 +37,7 @@ class Plan:
     slow_from: float = 0.12
     slow_until: float = 0.35
     kill_from: float = 0.45
+    kill_until: float = 0.7
     compact_segments: int = 48
     ahead_days: int = 6
 
@@ -127,11 +128,15 @@ class Stage:
 
     def _feed(self) -> None:
         """Release days: none before every view has made its first commit, over tables that are still empty; and while
-        the killed view comes back, only a few for each commit of another, so that days are left for after it."""
+        the killed view comes back, only a few for each commit of another, so that days are left for after it. Some are
+        kept back until it is killed, however late that is; one told to hold with nothing to do gets a day more."""
         commits = [self.commits[name] for name in VIEWS]
         if not all(commits):
             return
         days = self.plan.allowed_days(len(self.moments), self.days_in)
+        if self.victim.to_come:
+            at_rest = self.victim.state == "told" and self.days_in >= self.feed.released
+            days = min(days, max(int(self.plan.days * self.plan.kill_until), self.feed.released + at_rest))
         if self.victim.state == "restarted":
             fresh = max(commits) > self._fed_at
             days = min(days, self.feed.released + 2 * self.plan.files_per_batch * fresh)
@@ -247,7 +252,7 @@ class Stage:
     def _take_moment(self) -> None:
         number = len(self.moments)
         dead = self.victim.mourned and not self._taken_while_dead()
-        if number < self.plan.moments and (dead or self.days_in >= self.plan.due_day(number)):
+        if number < self.plan.moments - 2 * self.victim.to_come and (dead or self.days_in >= self.plan.due_day(number)):
             moment = self.look(fresh_only=not dead)
             if moment:
                 self.moments.append(moment)

@@ -70,7 +70,10 @@ def drop_table(handle: Handle, name: str) -> None:
                 raise TableInUse(f"table {name!r} is read by job {job.name!r}; drop that job first")
         for load in all_loads(tx):
             if table.id in load.tables and load.state != "finished":
-                raise TableInUse(f"table {name!r} is written by load {load.name!r}; drop_load that one first")
+                raise TableInUse(
+                    f"table {name!r} is written by load {load.name!r}; drop that one first with "
+                    f"store.drop_load({load.name!r})"
+                )
         remove_table(tx, table.id, handle.catalog.now_ms())
 
     handle.catalog.transact(body)

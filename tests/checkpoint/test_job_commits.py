@@ -359,3 +359,21 @@ def test_a_barrier_past_what_an_upstream_is_complete_through_is_refused(lab: Lab
         runner.commit(ahead, {})
     assert lab.store.table("j_out").info.max_committed_epoch == 0
     assert runner.commit(run, {}) == run.barrier.curr
+
+
+def test_a_step_within_its_own_refresh_is_refused(lab: Lab) -> None:
+    """It would commit the barrier, and what the refresh writes after it would be lost without a word."""
+    lab.put({1: (0, 10)})
+    job = lab.job("m", ["r"])
+    lab.tick()
+
+    def nested(ctx: Any) -> None:
+        with pytest.raises(el.JobRunning, match="one barrier at a time"):
+            job.step_local(mirror("r", "m_out"))
+        mirror("r", "m_out")(ctx)
+
+    assert job.step_local(nested) is not None
+    assert lab.rows("m_out") == {1: (0, 10)}
+    lab.put({2: (0, 20)})
+    lab.tick()
+    assert job.step_local(mirror("r", "m_out")) is not None
