@@ -132,7 +132,8 @@ def _jobs(commands: argparse._SubParsersAction) -> None:
         "pieces have taken in, of_at_most so many, or null when none is under way; waits_for: text, and kind, "
         "which is nothing, boundary (at epoch), runner (for a barrier at epoch), failed, rebuild, over (its data has "
         "ended) or upstream, of which it tells upstream, its job (writer), the epoch it is complete through, the epoch "
-        "it is to reach, and the job at the head of the line (cause). Other kinds and names may be added.",
+        "it is to reach, and the job at the head of the line (cause). loads: the groups of workers that write root "
+        "tables. Other kinds and names may be added.",
     )
 
 

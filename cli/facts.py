@@ -28,6 +28,7 @@ from ..store.handle import Handle
 from ..store.history import read_epoch_view, table_state
 from ..store.holds import holds_of
 from ..store.lineage import EpochView
+from ..store.loads import LoadRecord, all_loads, load_parts
 from ..store.maintenance import Trouble, all_troubles
 from ..store.pressure import pressure
 from ..store.records import after_prefix, log_key
@@ -68,13 +69,14 @@ class JobLook:
 
 @dataclass(frozen=True, slots=True)
 class StoreLook:
-    """All tables and jobs, by name, as of one state of the catalog."""
+    """All tables, jobs and loads, by name, as of one state of the catalog. A load comes with its finished parts."""
 
     last_epoch: int
     now_ms: int
     interval_ms: int
     tables: list[TableLook]
     jobs: list[JobLook]
+    loads: list[tuple[LoadRecord, int]]
 
 
 def look(handle: Handle) -> StoreLook:
@@ -99,6 +101,7 @@ def look(handle: Handle) -> StoreLook:
                 JobLook(job_info(job, epochs), job, waits[job.name], _rows_above(view, job))
                 for job in sorted(jobs, key=lambda job: job.name)
             ],
+            [(load, sum(part.finished for _, part in load_parts(view, load.name))) for load in all_loads(view)],
         )
 
     return handle.catalog.read(body)
@@ -170,6 +173,23 @@ def jobs_facts(look: StoreLook) -> list[Facts]:
     """All jobs in lists."""
     texts = wait_texts(look.jobs, look.now_ms)
     return [job_facts(job, look, texts[job.info.name]) for job in look.jobs]
+
+
+def loads_facts(look: StoreLook) -> list[Facts]:
+    """All loads in lists. checkpoint: the number of its newest commit, 0 for none; incarnation: its coordinator's."""
+    names = {one.table.id: one.table.name for one in look.tables}
+    return [
+        {
+            "name": load.name,
+            "state": load.state,
+            "tables": [names[table] for table in load.tables if table in names],
+            "parts": load.parts,
+            "finished_parts": finished,
+            "checkpoint": load.checkpoint,
+            "incarnation": load.incarnation,
+        }
+        for load, finished in sorted(look.loads, key=lambda found: found[0].name)
+    ]
 
 
 def job_facts(one: JobLook, look: StoreLook, waits_for: str) -> Facts:

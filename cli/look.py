@@ -10,7 +10,17 @@ from ..store.catalog import View
 from ..store.compaction import read_traces
 from ..store.definitions import find_table
 from .arguments import limit_of
-from .facts import Facts, RowCounter, TableLook, describe_table, jobs_facts, look, table_facts, upkeep_facts
+from .facts import (
+    Facts,
+    RowCounter,
+    TableLook,
+    describe_table,
+    jobs_facts,
+    loads_facts,
+    look,
+    table_facts,
+    upkeep_facts,
+)
 from .holding import trace_facts
 from .output import people_console
 from .plain import plain_rows
@@ -87,15 +97,16 @@ def status(session: Session) -> None:
 
 
 def jobs(session: Session) -> None:
-    """All jobs."""
-    found = jobs_facts(look(session.handle))
+    """All jobs, and the loads beside them."""
+    looked = look(session.handle)
+    found, loads = jobs_facts(looked), loads_facts(looked)
     if session.out.as_json:
-        session.out.document({"root": session.handle.files.place, "jobs": found})
+        session.out.document({"root": session.handle.files.place, "jobs": found, "loads": loads})
     else:
         from . import pages
 
-        nothing = f"{session.handle.files.place} has no job yet"
-        session.out.show(*(pages.jobs(found) if found else [nothing]))
+        nothing = [] if loads else [f"{session.handle.files.place} has no job yet"]
+        session.out.show(*(pages.jobs(found) if found else nothing), *pages.loads(loads))
 
 
 def _tables(session: Session, found: Sequence[TableLook], counter: RowCounter) -> list[Facts]:
@@ -117,6 +128,7 @@ def _status_facts(session: Session, counter: RowCounter) -> Facts:
             for facts, one in zip(_tables(session, found.tables, counter), found.tables, strict=True)
         ],
         "jobs": jobs_facts(found),
+        "loads": loads_facts(found),
     }
 
 

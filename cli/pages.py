@@ -84,7 +84,19 @@ def status(facts: Facts) -> list[Table | str]:
     if facts["jobs"]:
         headers = ("job", "state", "committed epoch", ">lag", "waits for")
         shown.append(grid(headers, ((job["name"], *_progress(job)) for job in facts["jobs"])))
-    return shown
+    return [*shown, *loads(facts["loads"])]
+
+
+def loads(found: Sequence[Facts]) -> Iterable[Table]:
+    """The loads, where there are any."""
+    if found:
+        headers = ("load", "state", "writes", ">parts", ">finished", ">checkpoint", ">incarnation")
+        yield grid(headers, (_load(load) for load in found))
+
+
+def _load(load: Facts) -> tuple[Text | str, ...]:
+    counts = (load[name] for name in ("parts", "finished_parts", "checkpoint", "incarnation"))
+    return load["name"], state(load["state"]), ", ".join(load["tables"]), *(f"{count:,}" for count in counts)
 
 
 def _upkeep(found: Sequence[Facts]) -> Iterable[Table]:

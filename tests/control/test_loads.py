@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 
 import epochlog as el
 from control.world import PATIENCE_S, SCHEMA, TOKEN, attach, ids, rows, served, settings, until, worker
+from epochlog.__main__ import main
 from epochlog.checkpoint import tasks
 from epochlog.errors import (
     Cancelled,
@@ -541,3 +543,26 @@ def test_a_part_whose_intent_was_revoked_goes_on_under_a_new_one(tmp_path: Path)
         writer.upsert(rows(1))
         part.finish(timeout=PATIENCE_S)
         assert ids(store) == [1]
+
+
+def test_jobs_and_status_show_the_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with served(tmp_path) as (store, server), worker(server, store) as one:
+        part = attach(one, 0, 1)
+        part.writer("clicks").upsert(rows(1))
+        part.finish(timeout=PATIENCE_S)
+        root = store.root
+    assert main(["jobs", root, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["loads"] == [
+        {
+            "name": "ld",
+            "state": "finished",
+            "tables": ["clicks"],
+            "parts": 1,
+            "finished_parts": 1,
+            "checkpoint": 1,
+            "incarnation": 1,
+        }
+    ]
+    for command in ("jobs", "status"):
+        assert main([command, root]) == 0
+        assert "finished" in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("ld "))
