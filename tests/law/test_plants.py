@@ -20,7 +20,7 @@ from law.world import run
 pytestmark = [pytest.mark.local_only, pytest.mark.slow]
 
 SEEDS = 40
-FIRST_SEED = {"not-transitive": 30}  # it shows at 1 seed in 20 only: begin where one is near
+FIRST_SEED = {"not-transitive": 130}  # it shows at 1 seed in 20 only: begin where one is near
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -148,7 +148,7 @@ PLANTS: dict[str, tuple[Plant, str]] = {
     "log-begins-late": (log_range(1, 0), "the law"),
     "log-ends-early": (log_range(0, -1), "the law"),
     "log-ends-late": (log_range(0, 1), "the law"),
-    "barrier-not-recorded": (barrier_not_recorded, "decided anew"),
+    "barrier-not-recorded": (barrier_not_recorded, "decided anew|is not the barrier"),
     "second-output-lost": (outputs_one_by_one, "the law"),
     "ends-forgotten": (ends_forgotten, "aligned|global|as_of|everything|caught up"),
     "failed-refresh-committed": (rows_of_a_failed_refresh, "moved by a failure"),
