@@ -11,6 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -173,7 +174,8 @@ class Worker:
 
     def _ask(self, action: str, load: str | None, job: str | None, drain: bool, timeout: float) -> None:
         kind, name = named(load, job)
-        with connect(self.location, self._roots) as client:
+        client: Any = connect(self.location, self._roots)
+        with closing(client):
             body = wire.encode_request(kind, name, drain=drain)
             ask(client, self.location, action, body, token=self._token, timeout_s=timeout)
 

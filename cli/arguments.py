@@ -180,6 +180,17 @@ def _serve(commands: argparse._SubParsersAction) -> None:
     one.add_argument("--tls-cert", metavar="FILE", help="the server's certificate chain, PEM")
     one.add_argument("--tls-key", metavar="FILE", help="its key, PEM")
     one.add_argument("--metrics", metavar="HOST:PORT", help="serve Prometheus text over HTTP there, on this machine")
+    when = one.add_argument_group("checkpoints of loads and jobs")
+    when.add_argument("--interval", type=seconds, metavar="S", help="of a load: from one to the next (default: 1)")
+    when.add_argument(
+        "--timeout", type=seconds, metavar="S", help="how long one may take before it is tried again (default: 60)"
+    )
+    when.add_argument(
+        "--tolerable-failures",
+        type=positive,
+        metavar="N",
+        help="so many in a row may fail; one more ends that load or job here (default: any number)",
+    )
 
 
 # ---- shared parts --------------------------------------------------------------------------------------------------

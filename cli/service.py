@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import signal
 import threading
 from pathlib import Path
 
+from ..checkpoint.decisions import JobSettings
+from ..checkpoint.running import CoordinatorSettings
 from ..errors import InvalidInput, ReadFailed
 from ..serving import serve as serve_store
 from .session import Session
@@ -21,9 +24,11 @@ def serve(session: Session) -> None:
     token = None if options.token_file is None else _read(options.token_file).decode("ascii", "replace").strip()
     tls = None if options.tls_cert is None else (_read(options.tls_cert), _read(options.tls_key))
     scheme = "grpc" if tls is None else "grpc+tls"
+    times = _times(options)
     told = threading.Event()
     before = {number: signal.signal(number, lambda *_: told.set()) for number in (signal.SIGINT, signal.SIGTERM)}
-    server = serve_store(session.store, f"{scheme}://{options.bind}", token=token, tls=tls, metrics=options.metrics)
+    place = f"{scheme}://{options.bind}"
+    server = serve_store(session.store, place, token=token, tls=tls, coordinator=times, metrics=options.metrics)
     try:
         place = session.handle.files.place
         if session.out.as_json:
@@ -39,6 +44,17 @@ def serve(session: Session) -> None:
         server.shutdown(SHUTDOWN_S)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _times(options: argparse.Namespace) -> CoordinatorSettings:
+    """What the options say of checkpoints, the rest as it is by default. Raises InvalidInput."""
+    given = {
+        "interval_ms": None if options.interval is None else round(options.interval * 1000),
+        "timeout_ms": None if options.timeout is None else round(options.timeout * 1000),
+        "tolerable_failures": options.tolerable_failures,
+    }
+    known = {name: value for name, value in given.items() if value is not None}
+    return CoordinatorSettings(checkpoints=JobSettings(**known))
 
 
 def _read(path: str) -> bytes:

@@ -218,6 +218,23 @@ def test_a_job_whose_data_ends_finishes_all_parts(tmp_path: Path) -> None:
         check(store)
 
 
+def test_a_job_is_drained_through_its_coordinator(tmp_path: Path) -> None:
+    """Its parts take in what is there, and the commit of that is the last; what comes later is not its input."""
+    with world(tmp_path) as (store, server), worker(server, store) as one:
+        write(store, random.Random(1))
+        part = one.attach(job="revenue", index=0, of=1, timeout=PATIENCE_S)
+        until(lambda: part.step(refresh, 0.05) is not None)
+        write(store, random.Random(2))
+        one.stop(job="revenue", drain=True)
+        until(lambda: part.finished or part.step(refresh, 0.05) == 0)
+        assert store.job("revenue").info.state == "finished" and store.table("revenue").info.state == "finished"
+        check(store)
+        last = store.table("revenue").to_arrow()
+        write(store, random.Random(3))
+        with store.snapshot(["revenue", "orders"], consistency="aligned") as found:
+            assert found["revenue"].to_arrow() == last and found.lag_ms["revenue"] == 0
+
+
 # ---- shares ----------------------------------------------------------------------------------------------------------
 
 COLUMNS = {

@@ -566,3 +566,26 @@ def test_jobs_and_status_show_the_loads(tmp_path: Path, capsys: pytest.CaptureFi
     for command in ("jobs", "status"):
         assert main([command, root]) == 0
         assert "finished" in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("ld "))
+
+
+def test_b4_a_stuck_barrier_is_timed_out_and_what_was_reported_is_in_the_next(tmp_path: Path) -> None:
+    """On real files: only that load waits, and no row is lost or there twice."""
+    with (
+        served(tmp_path, settings(attempt_ms=100)) as (store, server),
+        worker(server, store) as one,
+        worker(server, store) as two,
+    ):
+        first, second, other = attach(one, 0, 2), attach(two, 1, 2), attach(one, name="other")
+        first.writer("clicks").upsert(rows(1))
+        second.writer("clicks").upsert(rows(2))
+        until(lambda: aborts(server) >= 2, first)  # the second does not poll
+        other.writer("clicks").upsert(rows(9))
+        until(lambda: other.epoch, first, other)
+        assert ids(store) == [9]
+        until(lambda: first.epoch and second.epoch, first, second)
+        assert ids(store) == [1, 2, 9]
+        assert sum(store.table("clicks").history()["rows_upserted"].to_pylist()) == 3
+
+
+def aborts(server: el.StoreServer, job: str = "load:ld") -> int:
+    return next(status.aborts for status in server.coordinator.status() if status.job == job)

@@ -35,6 +35,27 @@ def end(desk: Desk, job: str, actor: tuple[str, int]) -> None:
     desk.do(desk.manager.ended(job, actor, desk.incarnations[job, actor]))
 
 
+def test_c6_nothing_is_pending_while_a_task_does_not_run(desk: Desk) -> None:
+    desk.job("j", {"v": 2})
+    desk.attaches = False
+    desk.fail("j", A)
+    before = len(desk.of(Inject, "j"))
+    desk.to(10_000)
+    status = desk.manager.status("j")
+    assert (len(desk.of(Inject, "j")), status.barrier_id, status.failures) == (before, None, 0)
+    desk.attach("j", A)
+    desk.to(12_000)
+    assert desk.current("j").waits == {A, B} and len(desk.of(Inject, "j")) > before
+
+
+def test_c6_nothing_is_pending_while_finished_tasks_are_not_allowed(desk: Desk) -> None:
+    desk.job("j", {"v": 2}, finished=[A], allow_finished=False)
+    desk.job("k", {"v": 2}, finished=[A])
+    desk.to(10_000)
+    assert not desk.of(Inject, "j") and desk.manager.status("j").barrier_id is None
+    assert desk.current("k").waits == {B}
+
+
 def test_c8_a_task_that_finishes_while_being_triggered(desk: Desk) -> None:
     """That attempt fails at once, uncounted; the others get an abort notice; the next plan leaves the task out."""
     desk.job("j", {"v": 3}, tolerable_failures=0)
