@@ -281,7 +281,7 @@ def test_files_let_go_of_before_a_snapshot_are_not_held_by_it(lab: Lab) -> None:
 
 
 def test_a_recorded_barrier_keeps_what_its_job_has_planned_to_read(lab: Lab) -> None:
-    table = lab.root_table(options=NO_LOG)
+    table = lab.root_table(options=replace(NO_LOG, log_retention=timedelta(days=9)))  # else j is parked
     job = lab.job("j", ["r"])
     lab.put({1: (1, 1)})
     lab.store.compact("r", full=True)
