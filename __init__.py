@@ -6,7 +6,6 @@ The public names, loaded when they are first used: `import epochlog` starts neit
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +74,7 @@ from .errors import (
     UpstreamIncomplete,
     WriteFailed,
 )
+from .lazy import lazily
 
 if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .api import Job, Store, Transaction, open
@@ -152,7 +152,6 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "batch.spark_write": ("sink",),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "open",
@@ -258,18 +257,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(f".{home}", __name__)
-    for public in _HOMES[home]:
-        globals()[public] = getattr(module, public)
-    return globals()[name]
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME_OF})
+__getattr__, __dir__ = lazily(globals(), _HOMES)
 
 
 class _Package(ModuleType):
@@ -279,7 +267,7 @@ class _Package(ModuleType):
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, ModuleType) and _HOME_OF.get(name) == name:
+        if isinstance(value, ModuleType) and name in _HOMES.get(name, ()):
             value = getattr(value, name)
         super().__setattr__(name, value)
 

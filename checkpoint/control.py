@@ -16,17 +16,14 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgpack
 
 from ..errors import BadMessage
+from ..store.loads import MAX_STATE, MOST_PARTS
 from ..store.schema import is_name
 from ..store.segment import Segment
 
 VERSION = 1
-MAX_STATE = 64 << 10
-"""Bytes of an actor's state."""
 MAX_TEXT = 4_000
 MAX_FRAME = 4_096
 """Messages of a frame."""
-MAX_PARTS = 1_024
-"""Actors of one load or job."""
 MAX_SEGMENTS = 10_000
 """Segments of one report."""
 MAX_TABLES = 256
@@ -80,7 +77,7 @@ def _maybe_state(value: Any) -> bytes | None:
 
 def _part(value: Any) -> Part:
     kind, name, index = _list(value, 3)
-    if kind not in ("load", "job") or not _is_table(name) or _number(index) >= MAX_PARTS:
+    if kind not in ("load", "job") or not _is_table(name) or _number(index) >= MOST_PARTS:
         raise BadMessage("a part is none of a load or job")
     return Part(kind, name, index)
 

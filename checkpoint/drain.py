@@ -67,10 +67,8 @@ def record_drain(runner: JobRunner) -> None:
                 "after that are gone. Rebuild it and then drain it, or drop it"
             )
         if job.state != "finished" and job.drain is None:
-            read = (
-                Counters.read(tx).last_epoch if job.position else 0
-            )  # its outputs may have been read as complete there
-            at = force_within(tx, runner.handle, above=read)
+            # its outputs may have been read as complete through the newest epoch
+            at = force_within(tx, runner.handle, above=Counters.read(tx).last_epoch if job.position else 0)
             tx.put(job_key(job.id), replace(job, drain=at).to_record())
 
     runner.handle.catalog.transact(body)

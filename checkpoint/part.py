@@ -11,6 +11,7 @@ from ..store.catalog import View
 from ..store.clock import Deadline
 from ..store.commit import refuse_unwritable
 from ..store.definitions import TableDef, find_job, find_table
+from ..store.loads import MAX_STATE
 from ..store.segment import Segment
 from ..store.writer import SegmentWriter, write_target
 from . import control as wire
@@ -72,9 +73,12 @@ class Part:
     def begin(self, deadline: Deadline | None = None) -> None:
         """Attach, for the first time or again, and wait until the part may begin."""
         with self._worker.changed:
-            self._reset()
-            self._worker.send(self._asked)
+            self._ask_anew()
             self._await_start(deadline)
+
+    def _ask_anew(self) -> None:
+        self._reset()
+        self._worker.send(self._asked)
 
     def _await_start(self, deadline: Deadline | None) -> None:
         self._worker.wait(lambda: self._started or self._final, deadline, f"attach of {self!r}")
@@ -163,10 +167,8 @@ class Part:
                 )
             else:
                 self._worker.handle.leases.renew()  # vacuum may have revoked the intent it wrote under
-                self._forget()
                 self._rolled_back = restarted.reason
-                self._reset()
-                self._worker.send(self._asked)
+                self._ask_anew()
         if self._rolled_back is not None:  # also when an earlier call has waited in vain
             self._forget()
             self._await_start(Deadline.after(AGAIN_S))
@@ -193,8 +195,10 @@ class Part:
 class LoadPart(Part):
     """A part of a load: writes rows of root tables, which become visible at the load's next checkpoint."""
 
-    def __init__(self, *given: object, **options: object) -> None:
-        super().__init__(*given, **options)  # pyright: ignore[reportArgumentType]
+    def __init__(
+        self, worker: Worker, name: PartName, parts: int, tables: tuple[str, ...], *, finish_tables: bool
+    ) -> None:
+        super().__init__(worker, name, parts, tables, finish_tables=finish_tables)
         self._writers: dict[str, PartWriter] = {}
         self._given: bytes | None = None
 
@@ -399,8 +403,7 @@ class JobPart(Part):
 
     def _wait(self, until: Callable[[], object], deadline: Deadline | None) -> bool:
         """Wait under `changed`; False after the deadline. Whatever ends the part is raised."""
-        ends = lambda: until() or self.finished or self._restarted or self._final  # noqa: E731
-        while not ends():
+        while not (until() or self.finished or self._restarted or self._final):
             if deadline is not None and deadline.passed:
                 return False
             self._worker.changed.wait(None if deadline is None else deadline.left_s)
@@ -414,8 +417,8 @@ class JobPart(Part):
 
 def checked_state(state: object) -> bytes:
     """InvalidInput unless it can be kept with a commit."""
-    if not isinstance(state, bytes) or len(state) > wire.MAX_STATE:
-        raise InvalidInput(f"a part's state is bytes, at most {wire.MAX_STATE} of them")
+    if not isinstance(state, bytes) or len(state) > MAX_STATE:
+        raise InvalidInput(f"a part's state is bytes, at most {MAX_STATE} of them")
     return state
 
 

@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from ..errors import AccessDenied, BadMessage, EpochlogError, InvalidInput, ServerUnavailable
 from ..exchange.line import ClientLine, ask, check_token, connect, parsed
 from ..store.clock import Deadline, monotonic_s
 from ..store.handle import Handle
+from ..store.loads import MOST_PARTS
 from ..store.schema import check_name
 from . import control as wire
 from .control import Part as PartName
@@ -34,7 +35,6 @@ ATTACH_S = 30.0
 PARTING_S = 1.0
 """How long a worker that is closed waits until its last words are read."""
 FRAME = 64
-T = TypeVar("T", bound=Part)
 
 
 class Worker:
@@ -111,8 +111,8 @@ class Worker:
         """
         kind, name = named(load, job)
         whole = type(of) is int and type(index) is int
-        if not whole or not 0 <= index < of <= wire.MAX_PARTS:
-            raise InvalidInput(f"index and of are whole numbers, 0 <= index < of <= {wire.MAX_PARTS}")
+        if not whole or not 0 <= index < of <= MOST_PARTS:
+            raise InvalidInput(f"index and of are whole numbers, 0 <= index < of <= {MOST_PARTS}")
         if isinstance(tables, str):
             raise InvalidInput(f"tables is a list of table names, not {tables!r}")
         given = PartName(kind, name, index)

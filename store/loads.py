@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .handle import Handle
 
 MOST_PARTS = 1_024
+"""Parts of one load or job."""
 MAX_STATE = 64 << 10
 """Bytes of the state that a part gives with a commit."""
 

@@ -26,6 +26,7 @@ class Lab:
         self.root = root
         self.options = {"durability": "os", **options}
         self.now_ms = START_MS
+        self.pieces: int | None = None  # rows of a snapshot's piece, for tests that run with pieces and without
         self.store = self.open()
 
     def open(self) -> el.Store:

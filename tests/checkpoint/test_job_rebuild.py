@@ -19,13 +19,13 @@ DAY_MS = 86_400_000
 def lab(tmp_path: Path, request: pytest.FixtureRequest) -> Lab:
     lab = Lab(tmp_path / "store")
     lab.root_table()
-    lab.pieces = request.param  # pyright: ignore[reportAttributeAccessIssue]
+    lab.pieces = request.param
     return lab
 
 
 def running(lab: Lab, name: str = "j", upstream: str = "r") -> el.Job:
     """A job that copies, with its first commit."""
-    job = lab.job(name, [upstream], snapshot_rows=lab.pieces)  # pyright: ignore[reportAttributeAccessIssue]
+    job = lab.job(name, [upstream], snapshot_rows=lab.pieces)
     lab.tick()
     commit(lambda: job.step_local(mirror(upstream, f"{name}_out")))
     return job
@@ -182,7 +182,7 @@ def test_asked_for_twice_it_starts_over(lab: Lab) -> None:
     job = running(lab)
     lab.tick()
     job.rebuild()
-    if lab.pieces:  # pyright: ignore[reportAttributeAccessIssue]
+    if lab.pieces:
         assert job.step_local(mirror("r", "j_out")) == 0
     job.rebuild()
     assert job.info.snapshot_rows == 0
@@ -200,7 +200,7 @@ def test_failures_and_new_runners_in_the_middle(lab: Lab) -> None:
         lab.reopen()
         job = lab.store.job("j")
         assert lab.rows("j_out") == old and job.info.rebuilding
-        if lab.pieces:  # pyright: ignore[reportAttributeAccessIssue]
+        if lab.pieces:
             assert job.step_local(mirror("r", "j_out")) == 0
     commit(lambda: job.step_local(mirror("r", "j_out")))
     assert lab.rows("j_out") == lab.rows("r")
@@ -209,7 +209,7 @@ def test_failures_and_new_runners_in_the_middle(lab: Lab) -> None:
 def test_a_creating_one_starts_over(lab: Lab) -> None:
     lab.put({k: (0, k) for k in range(5)})
     lab.tick()
-    job = lab.job("j", ["r"], snapshot_rows=lab.pieces)  # pyright: ignore[reportAttributeAccessIssue]
+    job = lab.job("j", ["r"], snapshot_rows=lab.pieces)
     with pytest.raises(ZeroDivisionError):
         job.step_local(lambda ctx: 1 // 0)
     job.rebuild()
@@ -268,7 +268,7 @@ def test_every_kind_of_column_is_compared(lab: Lab) -> None:
     columns = dict(zip(schema.names, zip(*rows, strict=True), strict=True))
     lab.store.create_table("w", schema, ["k"]).upsert(pa.table(columns, schema=schema))
     lab.tick()
-    job = lab.store.create_job("j", ["w"], {"out": (schema, ["k"])}, snapshot_rows=lab.pieces)  # pyright: ignore[reportAttributeAccessIssue]
+    job = lab.store.create_job("j", ["w"], {"out": (schema, ["k"])}, snapshot_rows=lab.pieces)
 
     def copy(ctx: Any) -> None:
         ctx.upsert("out", ctx.changes("w").select(schema.names))
@@ -286,7 +286,7 @@ def test_a_large_table_is_compared_key_range_by_key_range(lab: Lab, monkeypatch:
 
     monkeypatch.setattr(rebuild, "BATCH_ROWS", 7)
     lab.put({k: (0, k) for k in range(100)})
-    job = lab.job("j", ["r"], snapshot_rows=lab.pieces and 9)  # pyright: ignore[reportAttributeAccessIssue]
+    job = lab.job("j", ["r"], snapshot_rows=lab.pieces and 9)
     lab.tick()
     commit(lambda: job.step_local(mirror("r", "j_out")))
     lab.put({k: (1, k) for k in range(0, 130, 10)})
