@@ -259,19 +259,19 @@ class Coordinator:
     def _ask(self, decision: to.Decide, running: Running, news: bool) -> None:
         key = decision.job
         try:
-            barrier = running.task.decide(news=news or decision.drain, drain=decision.drain)
+            barrier, last = running.task.decide(news=news or decision.drain, drain=decision.drain)
         except (Fenced, JobNotFound, JobParked) as error:
             with self._lock:
                 self._give_up(key, running, error)
             return
         except EpochlogError as error:
             _log.warning("%s: its next barrier could not be decided: %s", key, error)
-            barrier = None
+            barrier, last = None, False
             with self._lock:
                 running.news = running.news or news
         with self._lock:
             settled = barrier is None and not running.news
-            self._carry(self._manager.decided(key, decision.barrier_id, barrier, settled=settled))
+            self._carry(self._manager.decided(key, decision.barrier_id, barrier, settled=settled, last=last))
 
     def _inject(self, inject: to.Inject, running: Running) -> None:
         running.inject = inject

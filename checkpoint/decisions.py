@@ -77,7 +77,7 @@ def _require(name: str, value: object, least: int, *, optional: bool = False) ->
 class Decide:
     """Ask the catalog for the job's next barrier and answer with `decided`; the attempt has its id already.
 
-    drain: the job is to end; seal a boundary first, so that the barrier takes in all that is there.
+    drain: the job is to end; seal a boundary first, and answer with `last` when the barrier takes in all below that.
     """
 
     job: str

@@ -140,12 +140,15 @@ class CheckpointManager:
 
     # ---- answers -------------------------------------------------------------------------------------------------
 
-    def decided(self, job: str, barrier_id: int, barrier: Barrier | None, *, settled: bool = False) -> list[Decision]:
+    def decided(
+        self, job: str, barrier_id: int, barrier: Barrier | None, *, settled: bool = False, last: bool = True
+    ) -> list[Decision]:
         """Answers Decide: the next barrier (of a load: of its checkpoint numbers), or None: nothing to commit now.
 
         settled, with None: nothing at or below the newest boundary is left to commit, so a forced checkpoint is served.
+        last: a drain ends with this barrier; False when it stops short of the end, so that others have to follow.
         """
-        return self._told(job, lambda to, now: to.decided(now, barrier_id, barrier, settled))
+        return self._told(job, lambda to, now: to.decided(now, barrier_id, barrier, settled, last))
 
     def committed(self, job: str, barrier_id: int, epoch: int) -> list[Decision]:
         """Answers Commit: it has landed, at that epoch."""

@@ -157,7 +157,7 @@ class JobProtocol:
 
     # ---- answers -------------------------------------------------------------------------------------------------
 
-    def decided(self, now: int, barrier_id: int, barrier: Barrier | None, settled: bool) -> list[Decision]:
+    def decided(self, now: int, barrier_id: int, barrier: Barrier | None, settled: bool, last: bool) -> list[Decision]:
         attempt = self._attempt
         if attempt is None or attempt.barrier_id != barrier_id or attempt.phase != "deciding":
             return self._ignore()
@@ -166,6 +166,7 @@ class JobProtocol:
             self._served = attempt.serves if settled else self._served
             self._not_before_ms = next_multiple(now, self._retry_ms)
             return []
+        attempt.drain = attempt.drain and last
         self._reason = self._roster.hindrance()
         if self._reason is not None:
             self._attempt = None

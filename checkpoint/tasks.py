@@ -69,8 +69,11 @@ class Task(Protocol):
         """Raises Fenced when another has claimed it since, JobNotFound or LoadNotFound when it has gone."""
         ...
 
-    def decide(self, *, news: bool, drain: bool) -> Barrier | None:
-        """Its next barrier, or None when there is nothing to do. news: its parts have something to commit."""
+    def decide(self, *, news: bool, drain: bool) -> tuple[Barrier | None, bool]:
+        """Its next barrier, or None when there is nothing to do, and whether a drain ends with that barrier.
+
+        news: its parts have something to commit.
+        """
         ...
 
     def commit(self, commit: Commit) -> tuple[int, bool]:
@@ -124,12 +127,12 @@ class LoadTask:
         mine, name = self._load.incarnation, self._load.name
         require_incarnation(self._handle.catalog.read(lambda view: get_load(view, name)), mine)
 
-    def decide(self, *, news: bool, drain: bool) -> Barrier | None:
+    def decide(self, *, news: bool, drain: bool) -> tuple[Barrier | None, bool]:
         assert self._load is not None
         if not news and not drain:
-            return None
+            return None, False
         before = self._load.checkpoint
-        return Barrier(before, self._number + 1, "checkpoint" if before else "initial")
+        return Barrier(before, self._number + 1, "checkpoint" if before else "initial"), drain
 
     def commit(self, commit: Commit) -> tuple[int, bool]:
         assert self._load is not None
@@ -218,11 +221,14 @@ class JobTask:
         assert self._runner.incarnation is not None
         check_incarnation(self._runner.record(), self._runner.incarnation)
 
-    def decide(self, *, news: bool, drain: bool) -> Barrier | None:
+    def decide(self, *, news: bool, drain: bool) -> tuple[Barrier | None, bool]:
         if drain:
             record_drain(self._runner)
         self._run = self._runner.begin(whole=True)
-        return None if self._run is None else self._run.barrier
+        if self._run is None:
+            return None, False
+        end = self._runner.record().drain  # barriers of earlier boundaries come before the one that ends it
+        return self._run.barrier, drain and end is not None and self._run.barrier.curr >= end
 
     def commit(self, commit: Commit) -> tuple[int, bool]:
         assert self._run is not None and self._run.barrier == commit.barrier

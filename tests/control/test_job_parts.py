@@ -224,7 +224,9 @@ def test_a_job_is_drained_through_its_coordinator(tmp_path: Path) -> None:
         write(store, random.Random(1))
         part = one.attach(job="revenue", index=0, of=1, timeout=PATIENCE_S)
         until(lambda: part.step(refresh, 0.05) is not None)
-        write(store, random.Random(2))
+        for seed in range(2, 5):  # boundaries of their own: the barriers before the last one do not end the data
+            write(store, random.Random(seed))
+            store.checkpoint()
         one.stop(job="revenue", drain=True)
         until(lambda: part.finished or part.step(refresh, 0.05) == 0)
         assert store.job("revenue").info.state == "finished" and store.table("revenue").info.state == "finished"

@@ -10,6 +10,7 @@ from epochlog.checkpoint.decisions import (
     Abort,
     Announce,
     Commit,
+    Decide,
     Drop,
     Failed,
     Finished,
@@ -196,6 +197,22 @@ def test_c13_stop_with_drain_asks_the_actors_to_end(desk: Desk) -> None:
     desk.report("j", B, "b1", ended=True)
     assert desk.manager.status("j").state == "finished"
     assert desk.rows("j") == ["b1"]
+
+
+def test_c13_barriers_short_of_the_end_do_not_end_the_data(desk: Desk) -> None:
+    """The next stop of a job that is drained may lie below the end: what is past it is still its input."""
+    desk.answers = False
+    actors = desk.job("j", {"a": 1})
+    desk.do(desk.manager.stop("j", drain=True))
+    first = desk.of(Decide, "j")[-1]
+    desk.do(desk.manager.decided("j", first.barrier_id, desk.barrier("j"), last=False))
+    assert first.drain and not desk.current("j").drain
+    desk.report("j", actors[0])
+    desk.do(desk.manager.committed("j", first.barrier_id, 1))
+    second = desk.of(Decide, "j")[-1]
+    assert second.drain and second.barrier_id > first.barrier_id
+    desk.do(desk.manager.decided("j", second.barrier_id, desk.barrier("j"), last=True))
+    assert desk.current("j").drain
 
 
 @pytest.mark.parametrize("state", ["failed", "stopped"])
