@@ -54,9 +54,9 @@ class Watched:
     def open(self) -> Opened:
         return Opened(1, self._parts, frozenset(), SETTINGS.checkpoints)
 
-    def decide(self, *, news: bool, drain: bool) -> Barrier:
+    def decide(self, *, news: bool, drain: bool) -> tuple[Barrier, bool]:
         self.injected_s = perf_counter()
-        return Barrier(self._epoch, self._epoch + 1, "checkpoint" if self._epoch else "initial")
+        return Barrier(self._epoch, self._epoch + 1, "checkpoint" if self._epoch else "initial"), drain
 
     def commit(self, commit: Any) -> tuple[int, bool]:
         assert len(commit.segments["t"]) == self._parts
@@ -80,15 +80,16 @@ class Calling(Coordinator):
         self._clients = [connect(location) for location in locations]
         self._callers = ThreadPoolExecutor(CALLS_AT_ONCE)
         super().__init__(handle, SETTINGS)
+        self._carrier._inject_one = self._call_each  # pyright: ignore[reportAttributeAccessIssue]
 
     def attach(self, part: wire.Part) -> None:
         self._open(key_of(part), wire.Attach(part, ACTORS, (), False, 0))
-        with self._lock:
-            incarnation, decided = self._manager.attach(key_of(part), (part.name, part.number))
-            self._owners[part] = Owner("", incarnation, None)
-            self._carry(decided)
+        with self._carrier.lock:
+            incarnation, decided = self._carrier.manager.attach(key_of(part), (part.name, part.number))
+            self._carrier.owners[part] = Owner("", incarnation, None)
+            self._carrier.carry(decided)
 
-    def _inject_one(self, inject: Any, actor: Any, running: Any) -> None:
+    def _call_each(self, inject: Any, actor: Any, running: Any) -> None:
         self._callers.submit(self._call, inject, actor, running)
 
     def _call(self, inject: Any, actor: Any, running: Any) -> None:
@@ -101,7 +102,7 @@ class Calling(Coordinator):
         ask(self._clients[place], self._locations[place], "inject", wire.encode([message]), **given)
         wanted = wire.encode([wire.Progress(part, incarnation)])
         answer = ask(self._clients[place], self._locations[place], "collect", wanted, **given)
-        with self._lock:
+        with self._carrier.lock:
             for report in wire.decode(answer):
                 assert isinstance(report, wire.Reported)
                 self._from_part(mock.Mock(worker=""), report)
@@ -130,7 +131,7 @@ class Crowd:
             if len(found) == self._jobs and all(set(one.actors.values()) == {"RUNNING"} for one in found):
                 break
             pause.wait(0.01)
-        self._tasks = [running.task for running in self._coordinator._running.values()]
+        self._tasks = [running.task for running in self._coordinator._carrier.running.values()]
 
     def round(self) -> tuple[float, float]:
         """A barrier of every job at once: the median of their latencies, and the CPU time of all processes; in ms."""

@@ -132,7 +132,7 @@ def test_a_lost_worker_ends_its_parts_and_no_others(tmp_path: Path) -> None:
         attach(lost, 0, 1, "gone")
         mine = attach(one)
         cut(lost)
-        until(lambda: server.coordinator._owners.keys() == {mine.name}, mine)
+        until(lambda: server.coordinator._carrier.owners.keys() == {mine.name}, mine)
         mine.writer("clicks").upsert(rows(1))
         until(lambda: mine.epoch, mine)
         assert {one.job: dict(one.actors) for one in server.coordinator.status()}["load:gone"] == {
@@ -395,7 +395,7 @@ def test_a_silent_coordinator_is_left(tmp_path: Path) -> None:
     """A black hole: the line stands, and nothing comes. The worker opens another one by itself."""
     with served(tmp_path, settings(timeout_ms=400)) as (store, server), worker(server, store) as one:
         part = attach(one)
-        with server.coordinator._lock:
+        with server.coordinator._carrier.lock:
             (session,) = server.coordinator._sessions
         first = one._line
         session._line.send = lambda message: True  # pyright: ignore[reportAttributeAccessIssue]

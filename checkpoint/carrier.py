@@ -1,0 +1,261 @@
+"""Carries out what the checkpoint manager decides: tells the parts, and works at the catalog.
+
+Messages to workers are queued under the lock, in the order of the decisions; catalog work goes to a few threads, one
+piece at a time for each load or job, because the manager waits for its answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any, ClassVar
+
+from ..errors import EpochlogError, Fenced, JobNotFound, JobParked, OutcomeUnknown
+from ..store.clock import Clock
+from ..store.commit import REFUSALS
+from ..store.handle import Handle
+from ..store.writer import remove_segments
+from . import control as wire
+from . import decisions as to
+from .control import Part
+from .manager import CheckpointManager
+from .metrics import Metrics
+from .running import Owner, Running, injected, key_of, logged
+from .tasks import HOPELESS
+
+_log = logging.getLogger("epochlog")
+
+CATALOG_THREADS = 4
+MAX_RETRY_S = 5.0
+
+
+class Carrier:
+    """The manager, what runs under it and who is a part of that. `lock` guards all of them; nothing waits under it."""
+
+    def __init__(self, handle: Handle, clock: Clock) -> None:
+        self._handle = handle
+        self._clock = clock
+        self._pool = ThreadPoolExecutor(CATALOG_THREADS, thread_name_prefix="epochlog-coordinator")
+        self.lock = threading.RLock()
+        self.wake = threading.Condition(self.lock)
+        self.closed = threading.Event()
+        self.manager = CheckpointManager(clock=clock)
+        self.metrics = Metrics()
+        self.running: dict[str, Running] = {}
+        self.owners: dict[Part, Owner] = {}
+
+    def close(self) -> None:
+        """Wait for the threads; `closed` has been set."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def carry(self, decisions: Iterable[to.Decision]) -> None:
+        """Carry out what the manager has decided, under the lock."""
+        for decision in decisions:
+            self.metrics.note(decision, self._clock())
+            running = self.running.get(decision.job)
+            if running is None:
+                continue
+            act = self._ACTS.get(type(decision))
+            if act is not None:
+                act(self, decision, running)
+        self.wake.notify_all()
+
+    def _decide(self, decision: to.Decide, running: Running) -> None:
+        news, running.news = running.news or bool(self.manager.status(decision.job).carried), False
+        self.submit(self._ask, decision, running, news)
+
+    def _ask(self, decision: to.Decide, running: Running, news: bool) -> None:
+        key = decision.job
+        try:
+            barrier, last = running.task.decide(news=news or decision.drain, drain=decision.drain)
+        except (Fenced, JobNotFound, JobParked) as error:
+            with self.lock:
+                self.give_up(key, running, error)
+            return
+        except EpochlogError as error:
+            _log.warning("%s: its next barrier could not be decided: %s", key, error)
+            barrier, last = None, False
+            with self.lock:
+                running.news = running.news or news
+        with self.lock:
+            settled = barrier is None and not running.news
+            self.carry(self.manager.decided(key, decision.barrier_id, barrier, settled=settled, last=last))
+
+    def _inject(self, inject: to.Inject, running: Running) -> None:
+        running.inject = inject
+        for actor in inject.targets:
+            self._inject_one(inject, actor, running)
+
+    def _inject_one(self, inject: to.Inject, actor: to.Actor, running: Running) -> None:
+        self.tell(running.part(actor), inject.targets[actor], injected(inject, actor, running.part(actor)))
+
+    def inject_again(self, actor: to.Actor, running: Running) -> None:
+        """Tell an actor that has begun since, or has come back, of the attempt in flight."""
+        owner, inject = self.owners.get(running.part(actor)), running.inject
+        if owner is not None and inject is not None and inject.targets.get(actor) == owner.incarnation:
+            self._inject_one(inject, actor, running)
+
+    def _commit(self, commit: to.Commit, running: Running) -> None:
+        self.submit(self._try_commit, commit, running)
+
+    def _try_commit(self, commit: to.Commit, running: Running) -> None:
+        key, barrier_id = commit.job, commit.barrier_id
+        try:
+            epoch, over = running.task.commit(commit)
+        except OutcomeUnknown:
+            answer = partial(self.manager.unknown, key, barrier_id)
+        except HOPELESS as error:
+            with self.lock:
+                self.give_up(key, running, error)
+            return
+        except REFUSALS as error:
+            answer = partial(self.manager.refused, key, barrier_id, error)
+        except Exception as error:  # noqa: BLE001 (a sync that failed, a defect: whether it has landed is not known)
+            _log.warning("%s: whether its commit has landed is not known: %s", key, error)
+            answer = partial(self.manager.unknown, key, barrier_id)
+        else:
+            with self.lock:
+                running.retry_s = 0.1
+                self.carry(self.manager.committed(key, barrier_id, epoch))
+                if over:
+                    self._over(key, running, epoch)
+            return
+        with self.lock:
+            self.carry(answer())
+
+    def _resolve(self, resolve: to.Resolve, running: Running) -> None:
+        self.submit(self._try_resolve, resolve, running)
+
+    def _try_resolve(self, resolve: to.Resolve, running: Running) -> None:
+        while not self.closed.is_set():
+            try:
+                epoch = running.task.resolve()
+            except EpochlogError as error:
+                _log.warning("%s: the outcome of its commit cannot be found out yet: %s", resolve.job, error)
+                self.closed.wait(running.retry_s)
+                running.retry_s = min(running.retry_s * 2, MAX_RETRY_S)
+                continue
+            with self.lock:
+                self.carry(self.manager.resolved(resolve.job, resolve.barrier_id, epoch))
+            return
+
+    def _announce(self, announce: to.Announce, running: Running) -> None:
+        running.inject = None
+        for actor, incarnation in announce.actors.items():
+            part, gone = running.part(actor), actor in announce.finished
+            told = wire.Committed(part, incarnation, announce.barrier_id, announce.epoch, gone)
+            owner = self.tell(part, incarnation, told)
+            if owner is not None:
+                owner.committed = told
+
+    def _abort(self, abort: to.Abort, running: Running) -> None:
+        running.inject, running.news = None, True
+        for actor, incarnation in abort.actors.items():
+            part = running.part(actor)
+            told = wire.Aborted(part, incarnation, abort.barrier_id, abort.reason[: wire.MAX_TEXT])
+            owner = self.tell(part, incarnation, told)
+            if owner is not None:
+                owner.aborted = told
+
+    def _drop(self, drop: to.Drop, running: Running) -> None:
+        segments = [segment for found in drop.segments.values() for segment in found]
+        self.submit(remove_segments, self._handle.files, segments)
+
+    def _restart(self, restart: to.Restart, running: Running) -> None:
+        running.news = True
+        for actor, incarnation in restart.actors.items():
+            part = running.part(actor)
+            owner = self.owners.get(part)
+            if owner is None or owner.incarnation != incarnation:
+                continue
+            del self.owners[part]
+            if owner.session is not None:
+                reason = restart.reason[: wire.MAX_TEXT]
+                owner.session.send(wire.Restarted(part, owner.incarnation, False, reason))
+
+    def _start(self, start: to.Start, running: Running) -> None:
+        self.submit(self._read_state, start, running)
+
+    def _read_state(self, start: to.Start, running: Running) -> None:
+        part = running.part(start.actor)
+        try:
+            found = running.task.state(part.number)
+        except EpochlogError as error:
+            with self.lock:
+                self.tell(part, start.incarnation, wire.Refused(part, type(error).__name__, str(error)))
+            return
+        started = wire.Started(part, start.incarnation, found.state, start.finished or found.finished)
+        with self.lock:
+            owner = self.owners.get(part)
+            if owner is not None and owner.incarnation == start.incarnation:
+                owner.started = started
+            self.tell(part, start.incarnation, started)
+            self.inject_again(start.actor, running)
+
+    def _failed(self, failed: to.Failed, running: Running) -> None:
+        self._send_off(running, failed.reason)
+
+    def _stopped(self, stopped: to.Stopped, running: Running) -> None:
+        self._send_off(running, "it was stopped")
+
+    def _send_off(self, running: Running, reason: str) -> None:
+        running.inject = None
+        for part in [part for part in self.owners if (part.kind, part.name) == (running.kind, running.name)]:
+            owner = self.owners.pop(part)
+            if owner.session is not None:
+                owner.session.send(wire.Stopped(part, reason[: wire.MAX_TEXT]))
+
+    def _over(self, key: str, running: Running, epoch: int) -> None:
+        """The job's data has ended with this commit, whatever its parts have said: tell all of them."""
+        if running.kind != "job":
+            return
+        for part, owner in list(self.owners.items()):
+            if key_of(part) == key:
+                self.tell(part, owner.incarnation, wire.Committed(part, owner.incarnation, 0, epoch, True))
+                del self.owners[part]
+        self.carry(self.manager.unregister(key))
+        self.running.pop(key, None)
+
+    def give_up(self, key: str, running: Running, error: EpochlogError) -> None:
+        """It is somebody else's now, gone or parked, or can never commit again: its parts end here."""
+        self._send_off(running, f"{type(error).__name__}: {error}")
+        self.carry(self.manager.unregister(key))
+        self.running.pop(key, None)
+
+    def tell(self, part: Part, incarnation: int, message: wire.Message) -> Owner | None:
+        """To whoever is the part under that incarnation; when it is not connected, it is told as it comes back."""
+        owner = self.owners.get(part)
+        if owner is None or owner.incarnation != incarnation:
+            return None
+        if owner.session is not None:
+            owner.session.send(message)
+        return owner
+
+    def known(self, key: str) -> Running:
+        running = self.running.get(key)
+        if running is None:
+            raise JobNotFound(f"{key} does not run here; its workers attach to it first")
+        return running
+
+    def submit(self, work: Callable[..., Any], *given: Any) -> None:
+        if not self.closed.is_set():
+            with suppress(RuntimeError):  # the interpreter is going down
+                self._pool.submit(logged, work, *given)
+
+    _ACTS: ClassVar[dict[type, Callable[..., None]]] = {
+        to.Decide: _decide,
+        to.Inject: _inject,
+        to.Commit: _commit,
+        to.Resolve: _resolve,
+        to.Announce: _announce,
+        to.Abort: _abort,
+        to.Drop: _drop,
+        to.Restart: _restart,
+        to.Start: _start,
+        to.Failed: _failed,
+        to.Stopped: _stopped,
+    }
