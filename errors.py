@@ -240,7 +240,7 @@ class InsecureServer(InvalidInput):
 
 
 class AccessDenied(EpochlogError):
-    """The server does not know this token."""
+    """The server does not know this token, or the token may only read."""
 
 
 class ServerUnavailable(EpochlogError):

@@ -12,7 +12,7 @@ from .checkpoint.running import CoordinatorSettings
 from .checkpoint.worker import CONTROL
 from .errors import InvalidInput
 from .exchange.metrics_port import MetricsPort
-from .exchange.server import SHUTDOWN_S, Certificate, Server
+from .exchange.server import SHUTDOWN_S, Action, Certificate, Exchange, Server
 from .store.clock import Deadline, SystemClock
 
 if TYPE_CHECKING:
@@ -27,21 +27,26 @@ def serve(
     location: str = "grpc://127.0.0.1:0",
     *,
     token: str | None = None,
+    read_token: str | None = None,
     tls: tuple[Pem, Pem] | None = None,
-    coordinator: CoordinatorSettings | None = None,
+    coordinator: str | None = None,
+    control: CoordinatorSettings | None = None,
     metrics: str | None = None,
 ) -> StoreServer:
     """Serve a store to other processes, until `shutdown`, or the end of a `with` block. The store stays open meanwhile.
 
     location: grpc://host:port, port 0 for a free one. Where others than this machine can reach it, tls=(certificate
-    chain, key) and a token are needed. token: what clients must send with every call. coordinator: times of heartbeats
-    and checkpoints. metrics: "127.0.0.1:0" serves Prometheus text over HTTP at /metrics there; this machine alone can
-    reach it. Raises InsecureServer, InvalidInput, WriteFailed (the port is taken).
+    chain, key) and a token are needed. token: what clients must send with every call; with read_token, another one, a
+    client may only read. control: times of heartbeats and checkpoints. metrics: "127.0.0.1:0" serves Prometheus text
+    over HTTP at /metrics there; this machine alone can reach it. Raises InsecureServer, InvalidInput, WriteFailed (the
+    port is taken).
     """
-    if coordinator is not None and not isinstance(coordinator, CoordinatorSettings):
-        raise InvalidInput(f"coordinator takes epochlog.CoordinatorSettings, not {coordinator!r}")
+    if control is not None and not isinstance(control, CoordinatorSettings):
+        raise InvalidInput(f"control takes epochlog.CoordinatorSettings, not {control!r}")
+    if coordinator is not None:
+        raise InvalidInput("coordinator takes nothing yet; times of heartbeats and checkpoints are given as control=")
     certificate = None if tls is None else Certificate(_pem(tls[0]), _pem(tls[1]))
-    return StoreServer(store, location, token, certificate, coordinator, metrics)
+    return StoreServer(store, location, token, read_token, certificate, control, metrics)
 
 
 class StoreServer:
@@ -52,6 +57,7 @@ class StoreServer:
         store: Store,
         location: str,
         token: str | None,
+        read_token: str | None,
         certificate: Certificate | None,
         settings: CoordinatorSettings | None,
         metrics: str | None,
@@ -65,9 +71,13 @@ class StoreServer:
             self._server = Server(
                 location,
                 token=token,
+                read_token=read_token,
                 certificate=certificate,
-                exchanges={CONTROL: self.coordinator.serve},
-                actions={"checkpoint": self._checkpoint, "stop": self._stop},
+                exchanges={CONTROL: Exchange(self.coordinator.serve)},
+                actions={
+                    "checkpoint": Action(self._checkpoint, about="a barrier of a load or a job, now"),
+                    "stop": Action(self._stop, about="end a load or a job"),
+                },
             )
         except BaseException:
             self.coordinator.close()

@@ -28,7 +28,7 @@ from epochlog.checkpoint.coordinator import Coordinator
 from epochlog.checkpoint.running import Owner, key_of
 from epochlog.checkpoint.tasks import Opened
 from epochlog.exchange.line import ask, connect
-from epochlog.exchange.server import Server
+from epochlog.exchange.server import Exchange, Server
 from epochlog.store.loads import PartRecord
 
 JOBS, ACTORS, WORKERS, CALLS_AT_ONCE = 50, 8, 4, 16
@@ -164,7 +164,7 @@ def said(child: subprocess.Popen[str]) -> str:
 @contextmanager
 def streaming(handle: Any, jobs: int) -> Iterator[Crowd]:
     found = Coordinator(handle, SETTINGS)
-    server = Server("grpc://127.0.0.1:0", token=None, exchanges={b"control": found.serve})
+    server = Server("grpc://127.0.0.1:0", token=None, exchanges={b"control": Exchange(found.serve)})
     children = [start("line", server.location, worker, jobs, ACTORS, WORKERS) for worker in range(WORKERS)]
     try:
         assert [said(child) for child in children] == ["ready"] * WORKERS

@@ -7,7 +7,7 @@ import threading
 
 from epochlog.checkpoint import control as wire
 from epochlog.exchange.line import ClientLine
-from epochlog.exchange.server import Server
+from epochlog.exchange.server import Action, Server
 from epochlog.store.segment import Segment
 
 SEGMENT = Segment(
@@ -57,7 +57,7 @@ def answering_calls() -> None:
         assert isinstance(message, wire.Progress)
         return wire.encode([noted[message.part]])
 
-    server = Server("grpc://127.0.0.1:0", token=None, actions={"inject": inject, "collect": collect})
+    server = Server("grpc://127.0.0.1:0", token=None, actions={"inject": Action(inject), "collect": Action(collect)})
     print(server.location, flush=True)
     sys.stdin.read()
     server.shutdown()

@@ -80,7 +80,7 @@ def main(count: int) -> int:
     settings = el.CoordinatorSettings(checkpoints=JobSettings(interval_ms=200))
     with tempfile.TemporaryDirectory() as folder, el.open(f"{folder}/lake", durability="os") as store:
         clicks = store.create_table("clicks", SCHEMA, ["id"])
-        with el.serve(store, token=token, coordinator=settings) as server:
+        with el.serve(store, token=token, control=settings) as server:
             workers = [
                 start(server.location, store.root, index, count, *(["--stop-half-way"] if index == VICTIM else []))
                 for index in range(PARTS)

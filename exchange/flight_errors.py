@@ -33,6 +33,30 @@ def as_flight_errors() -> Iterator[None]:
         raise flight.FlightInternalError("the server failed at this call; its own log says why") from None
 
 
+@contextmanager
+def untraced() -> Iterator[None]:
+    """Inside of `get_schema`, whose errors pyarrow tells with their tracebacks, whatever their type: it leaves the
+    traceback out of those that it cannot format.
+    """
+    try:
+        yield
+    except flight.FlightError as error:
+        raise _unformatted(str(error)) from None
+
+
+def _unformatted(text: str) -> Exception:
+    """An error that says this, and resists being formatted with a traceback."""
+
+    def resist(_: BaseException) -> bool:
+        raise AttributeError("no traceback")
+
+    def take(_: BaseException, value: bool) -> None:  # `raise … from None` sets it
+        pass
+
+    kind = type("FlightError", (Exception,), {"__suppress_context__": property(resist, take)})
+    return kind(text)
+
+
 def as_epochlog_error(error: Exception, location: str) -> EpochlogError:
     """At the client: what an error of a call says, with its own type where it is one of ours."""
     if isinstance(error, flight.FlightUnauthenticatedError):

@@ -1,4 +1,4 @@
-"""A line: one long-lived exchange that carries messages of bytes both ways, seen from its client and from its server.
+"""A line: one long-lived exchange that carries messages both ways, of bytes or with rows, seen from client and server.
 
 One thread may read while another sends. A read that waits ends when the line is cut, by either side: `hang_up`.
 """
@@ -8,9 +8,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 from pyarrow import flight
 
 from ..errors import BadMessage, InvalidInput
@@ -20,6 +22,14 @@ MAX_MESSAGE = 32 << 20
 """Bytes of one message; larger ones are refused undecoded, and not sent."""
 CONNECT_MS = 2_000
 """How long a client waits for a server that does not answer the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """What one message of a line that carries rows holds: rows, bytes, or both."""
+
+    rows: pa.RecordBatch | None
+    message: bytes | None
 
 
 class Line:
@@ -36,24 +46,47 @@ class Line:
 
     def read(self) -> bytes | None:
         """The next message; None when the other side has ended the line, or it was cut. Raises BadMessage."""
+        parcel = self.receive()
+        if parcel is None:
+            return None
+        if parcel.rows is not None or parcel.message is None:
+            raise BadMessage("a line carries messages, and no record batches")
+        return parcel.message
+
+    def receive(self) -> Parcel | None:
+        """As `read`, of a line whose other side may send rows too, which are given as they came, unchecked."""
         try:
             chunk = self._reader.read_chunk()
         except (StopIteration, *CALL_ERRORS):
             self.closed.set()
             return None
-        if chunk.data is not None or chunk.app_metadata is None:
-            raise BadMessage("a line carries messages, and no record batches")
-        if chunk.app_metadata.size > self._limit:
-            raise BadMessage(f"a message has {chunk.app_metadata.size} bytes; at most {self._limit} are taken")
-        return chunk.app_metadata.to_pybytes()
+        size = 0 if chunk.app_metadata is None else chunk.app_metadata.size
+        if size > self._limit:
+            raise BadMessage(f"a message has {size} bytes; at most {self._limit} are taken")
+        return Parcel(chunk.data, None if chunk.app_metadata is None else chunk.app_metadata.to_pybytes())
+
+    def begin(self, schema: pa.Schema) -> bool:
+        """Say which columns the rows have that this side will send; once, before the first of them."""
+        return self._told(lambda: self._writer.begin(schema))
+
+    def send_rows(self, rows: pa.RecordBatch, message: bytes = b"") -> bool:
+        """As `send`, with rows of the columns that `begin` told."""
+        self._check_size(message)
+        return self._told(lambda: self._writer.write_with_metadata(rows, message))
 
     def send(self, message: bytes) -> bool:
         """Send a message; False when the line has ended. Waits while the other side does not read what came before."""
+        self._check_size(message)
+        return self._told(lambda: self._writer.write_metadata(message))
+
+    def _check_size(self, message: bytes) -> None:
         if len(message) > self._limit:
             raise BadMessage(f"a message has {len(message)} bytes; at most {self._limit} are sent")
+
+    def _told(self, write: Callable[[], None]) -> bool:
         try:
             with self._sending:
-                self._writer.write_metadata(message)
+                write()
         except (StopIteration, *CALL_ERRORS):
             return False
         return True

@@ -1,8 +1,9 @@
 """The one Flight server of a store: who may call, which services there are, and how it ends in bounded time.
 
 A service is a function under a name: of an exchange (named by the first bytes of the descriptor's command, up to a
-colon), or of an action (named by its type). Every call carries the token; it is compared in constant time and appears
-in no log. Whatever a service raises reaches the client as a Flight error without a traceback.
+colon), or of an action (named by its type); `Flights` serves the other calls of Flight. Each asks for a role, and every
+call carries a token, which gives one; tokens are compared in constant time and appear in no log. Whatever a service
+raises reaches the client as a Flight error without a traceback.
 """
 
 from __future__ import annotations
@@ -10,29 +11,69 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from enum import IntEnum
+from typing import Any, Protocol
 
 import pyarrow as pa
 from pyarrow import flight
 
-from ..errors import InsecureServer, InvalidInput, WriteFailed
+from ..errors import AccessDenied, InsecureServer, InvalidInput, WriteFailed
 from ..store.clock import Deadline
-from .flight_errors import as_flight_errors
+from .flight_errors import as_flight_errors, untraced
 from .line import MAX_MESSAGE, Line, check_token, parsed
 from .sockets import hang_up, peer_address
 
 MAX_ACTION = 1 << 20
 """Bytes of an action's body."""
-MAX_COMMAND = 1024
+MAX_COMMAND = 1 << 16
 """Bytes of a descriptor's command."""
 SHUTDOWN_S = 5.0
 
-Exchange = Callable[[Line, bytes], None]
-"""Serves one line until it ends; given what follows the service's name in the command."""
-Action = Callable[[bytes], bytes]
+
+class Role(IntEnum):
+    """What a token allows; the greater includes the lesser."""
+
+    READ = 1
+    WRITE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Serves one line until it ends; given what follows the service's name in the command."""
+
+    serve: Callable[[Line, bytes], None]
+    role: Role = Role.WRITE
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Answers an action's body with bytes. `about` is what `list_actions` says of it."""
+
+    serve: Callable[[bytes], bytes]
+    role: Role = Role.WRITE
+    about: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call in progress: whether its client has gone (or its deadline passed), and how to cut the client off."""
+
+    peer: str
+    cancelled: Callable[[], bool]
+    hang_up: Callable[[], None]
+
+
+class Flights(Protocol):
+    """Serves what a plain Flight client asks for. All but `put` need to read only."""
+
+    def listed(self, criteria: bytes) -> Iterable[flight.FlightInfo]: ...
+    def info(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo: ...
+    def schema(self, descriptor: flight.FlightDescriptor) -> pa.Schema: ...
+    def get(self, ticket: bytes, call: Call) -> flight.FlightDataStream: ...
+    def put(self, descriptor: flight.FlightDescriptor, reader: Any, writer: Any, call: Call) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,29 +85,39 @@ class Certificate:
 
 
 class Server:
-    """A running server. `exchanges` and `actions` are fixed when it starts."""
+    """A running server. What it serves is fixed when it starts."""
 
     def __init__(
         self,
         location: str,
         *,
         token: str | None,
+        read_token: str | None = None,
         certificate: Certificate | None = None,
         exchanges: Mapping[bytes, Exchange] | None = None,
         actions: Mapping[str, Action] | None = None,
+        flights: Flights | None = None,
     ) -> None:
         """Raises InsecureServer for an address others can reach without TLS and a token, InvalidInput, WriteFailed."""
         host, port = checked_address(location, token, certificate)
+        guard = {} if token is None else {"token": _Guards(token, read_token)}
+        if read_token is not None and token in (None, read_token):
+            raise InvalidInput("a read_token needs a token beside it, another one: without, anybody may write")
         scheme = "grpc" if certificate is None else "grpc+tls"
         shown = f"[{host}]" if ":" in host else host
         self._lines: set[Line] = set()
         self._lock = threading.Lock()
         self._ending = False
         tls = {} if certificate is None else {"tls_certificates": [(certificate.chain, certificate.key)]}
-        guard = {} if token is None else {"token": _Guards(token)}
         try:
             self._door = _Door(
-                f"{scheme}://{shown}:{port}", self, dict(exchanges or {}), dict(actions or {}), middleware=guard, **tls
+                f"{scheme}://{shown}:{port}",
+                self,
+                dict(exchanges or {}),
+                dict(actions or {}),
+                flights,
+                middleware=guard,
+                **tls,
             )
         except (OSError, pa.ArrowException, ValueError) as error:
             raise WriteFailed(f"no server can listen at {location}: {error}; choose another port") from None
@@ -114,82 +165,117 @@ class _Door(flight.FlightServerBase):
         server: Server,
         exchanges: Mapping[bytes, Exchange],
         actions: Mapping[str, Action],
+        flights: Flights | None,
         **options: Any,
     ) -> None:
         self._server = server
         self._exchanges = exchanges
         self._actions = actions
+        self._flights = flights
         super().__init__(location, **options)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with as_flight_errors():
             command = descriptor.command or b""
             name, _, rest = command[:MAX_COMMAND].partition(b":")
-            serve = self._exchanges.get(name)
-            if serve is None or len(command) > MAX_COMMAND:
+            service = self._exchanges.get(name)
+            if service is None or len(command) > MAX_COMMAND:
                 raise InvalidInput(f"this server has no exchange {name[:40]!r}")
-            peer = peer_address(context.peer())
-            line = Line(reader, writer, lambda: self._hang_up(peer), peer, MAX_MESSAGE)
+            _require(context, service.role)
+            call = self._call(context)
+            line = Line(reader, writer, call.hang_up, call.peer, MAX_MESSAGE)
             self._server.open_line(line)
             try:
-                serve(line, rest)
+                service.serve(line, rest)
             finally:
                 line.closed.set()
                 self._server.close_line(line)
 
     def do_action(self, context: Any, action: Any) -> Iterator[Any]:
         with as_flight_errors():
-            serve = self._actions.get(action.type)
-            if serve is None:
+            service = self._actions.get(action.type)
+            if service is None:
                 raise InvalidInput(f"this server has no action {action.type[:40]!r}")
+            _require(context, service.role)
             if action.body is not None and action.body.size > MAX_ACTION:
                 raise InvalidInput(f"an action takes at most {MAX_ACTION} bytes")
-            answer = serve(action.body.to_pybytes() if action.body is not None else b"")
+            answer = service.serve(action.body.to_pybytes() if action.body is not None else b"")
         yield flight.Result(answer)
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
-        return [(name, "") for name in sorted(self._actions)]
+        return [(name, self._actions[name].about) for name in sorted(self._actions)]
 
     def list_flights(self, context: Any, criteria: Any) -> Iterator[Any]:
-        return _none()
+        with as_flight_errors():
+            found = [] if self._flights is None else list(self._flights.listed(criteria or b""))
+        return iter(found)
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         with as_flight_errors():
-            raise InvalidInput("this server gives no data by ticket")
+            if self._flights is None:
+                raise InvalidInput("this server gives no data by ticket")
+            return self._flights.get(ticket.ticket, self._call(context))
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with as_flight_errors():
-            raise InvalidInput("this server takes no data by put")
+            _require(context, Role.WRITE)
+            if self._flights is None:
+                raise InvalidInput("this server takes no data by put")
+            self._flights.put(descriptor, reader, writer, self._call(context))
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
         with as_flight_errors():
-            raise InvalidInput("this server has no flight of that name")
+            if self._flights is None:
+                raise InvalidInput("this server has no flight of that name")
+            return self._flights.info(descriptor)
 
     def get_schema(self, context: Any, descriptor: Any) -> Any:
-        """No schema: pyarrow gives the traceback of any error raised here to the client."""
-        return flight.SchemaResult(pa.schema([]))
+        with untraced(), as_flight_errors():
+            if self._flights is None:
+                raise InvalidInput("this server has no flight of that name")
+            return flight.SchemaResult(self._flights.schema(descriptor))
 
-    def _hang_up(self, peer: str) -> None:
-        with suppress(OSError):
-            hang_up(self.port, peer)
+    def _call(self, context: Any) -> Call:
+        peer = peer_address(context.peer())
+
+        def cut() -> None:
+            with suppress(OSError):
+                hang_up(self.port, peer)
+
+        return Call(peer, context.is_cancelled, cut)
 
 
-def _none() -> Iterator[Any]:
-    yield from ()
+class _Caller(flight.ServerMiddleware):
+    """Of one call: what its token allows."""
+
+    def __init__(self, role: Role) -> None:
+        self.role = role
 
 
 class _Guards(flight.ServerMiddlewareFactory):
-    """Lets in the calls that carry the token."""
+    """Lets in the calls that carry a token."""
 
-    def __init__(self, token: str) -> None:
-        self._wanted = f"Bearer {token}".encode()
+    def __init__(self, token: str, read_token: str | None) -> None:
+        check_token(read_token)
+        known = {Role.WRITE: token, Role.READ: read_token}
+        self._wanted = {role: f"Bearer {text}".encode() for role, text in known.items() if text is not None}
 
-    def start_call(self, info: Any, headers: Any) -> None:
+    def start_call(self, info: Any, headers: Any) -> _Caller:
         given = [
             _bytes(value) for name, values in headers.items() if name.lower() == "authorization" for value in values
         ]
-        if len(given) != 1 or not hmac.compare_digest(given[0], self._wanted):
-            raise flight.FlightUnauthenticatedError("a token that this server knows is needed")
+        if len(given) == 1:
+            roles = [role for role, wanted in self._wanted.items() if hmac.compare_digest(given[0], wanted)]
+            if roles:
+                return _Caller(max(roles))
+        raise flight.FlightUnauthenticatedError("a token that this server knows is needed")
+
+
+def _require(context: Any, role: Role) -> None:
+    """AccessDenied when the call's token allows less."""
+    caller = context.get_middleware("token")  # None: a server without tokens
+    if caller is not None and caller.role < role:
+        raise AccessDenied("this needs the token that may write; the one given may only read")
 
 
 def _bytes(value: str | bytes) -> bytes:

@@ -54,7 +54,7 @@ def world(folder: Path) -> Iterator[tuple[el.Store, el.StoreServer]]:
     with el.open(folder / "store", durability="os", checkpoint_interval_ms=20) as store:
         store.create_table("orders", ORDERS, ["id"])
         store.create_job("revenue", ["orders"], {"revenue": (REVENUE, ["day"])})
-        with el.serve(store, token=TOKEN, coordinator=settings(attempt_ms=30_000)) as server:
+        with el.serve(store, token=TOKEN, control=settings(attempt_ms=30_000)) as server:
             yield store, server
 
 

@@ -355,7 +355,7 @@ def test_repeated_and_stale_reports_change_nothing(tmp_path: Path) -> None:
 def test_a_server_that_comes_back_on_its_port_rolls_its_parts_back(tmp_path: Path) -> None:
     with el.open(tmp_path / "store", durability="os") as store:
         store.create_table("clicks", SCHEMA, ["id"])
-        server = el.serve(store, token=TOKEN, coordinator=settings())
+        server = el.serve(store, token=TOKEN, control=settings())
         location = server.location
         with worker(server, store) as one:
             part = attach(one)
@@ -365,7 +365,7 @@ def test_a_server_that_comes_back_on_its_port_rolls_its_parts_back(tmp_path: Pat
             server.shutdown()
             part.writer("clicks").upsert(rows(2))
             part.poll(state=b"2")  # nobody hears it: no error
-            with el.serve(store, location, token=TOKEN, coordinator=settings()):
+            with el.serve(store, location, token=TOKEN, control=settings()):
                 with pytest.raises(RolledBack):
                     until(lambda: False, part)
                 assert part.state == b"1"
@@ -381,7 +381,7 @@ def test_an_old_coordinator_commits_nothing_any_more(tmp_path: Path) -> None:
         part = attach(one)
         part.writer("clicks").upsert(rows(1))
         until(lambda: part.epoch, part)
-        with el.serve(store, token=TOKEN, coordinator=settings()) as new, worker(new, store) as two:
+        with el.serve(store, token=TOKEN, control=settings()) as new, worker(new, store) as two:
             again = attach(two)
             part.writer("clicks").upsert(rows(2))
             with pytest.raises(Cancelled):
@@ -444,12 +444,12 @@ def test_a_roll_back_that_found_no_coordinator_is_still_told(tmp_path: Path, mon
         until(lambda: part.epoch, part)
         server.shutdown()
         part.writer("clicks").upsert(rows(2))
-        with el.serve(store, server.location, token=TOKEN, coordinator=settings()) as second:
+        with el.serve(store, server.location, token=TOKEN, control=settings()) as second:
             until(lambda: part._restarted)
             second.shutdown()
         with pytest.raises(ServerUnavailable):
             part.poll(state=b"two")
-        with el.serve(store, server.location, token=TOKEN, coordinator=settings()):
+        with el.serve(store, server.location, token=TOKEN, control=settings()):
             monkeypatch.setattr("epochlog.checkpoint.part.AGAIN_S", PATIENCE_S)
             part.writer("clicks").upsert(rows(3))
             with pytest.raises(RolledBack):
@@ -514,7 +514,7 @@ def test_parts_of_one_load_at_two_coordinators_are_told(tmp_path: Path) -> None:
     times = settings(timeout_ms=200)
     with (
         served(tmp_path, times) as (store, first),
-        el.serve(store, token=TOKEN, coordinator=times) as second,
+        el.serve(store, token=TOKEN, control=times) as second,
         worker(first, store) as one,
         worker(second, store) as two,
     ):

@@ -74,7 +74,7 @@ def test_what_a_killed_worker_left_is_garbage(tmp_path: Path) -> None:
     with el.open(tmp_path / "store", durability="os", clock=lambda: machine() + ahead_ms[0]) as store:
         store.create_table("clicks", SCHEMA, ["id"])
         times = el.CoordinatorSettings(50, 30_000, JobSettings(interval_ms=None))
-        with el.serve(store, token=TOKEN, coordinator=times) as server, worker(server, store) as one:
+        with el.serve(store, token=TOKEN, control=times) as server, worker(server, store) as one:
             killed, part = loader(store, server, 0, 2), attach(one, 1, 2)
             assert tell(killed, 1) == "polled"
             server.coordinator.checkpoint("load", "ld")  # waits for the other part

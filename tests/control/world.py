@@ -46,7 +46,7 @@ def served(folder: Path, times: el.CoordinatorSettings | None = None) -> Iterato
     """A new store with the table `clicks`, and its server."""
     with el.open(folder / "store", durability="os") as store:
         store.create_table("clicks", SCHEMA, ["id"])
-        with el.serve(store, token=TOKEN, coordinator=times or settings()) as server:
+        with el.serve(store, token=TOKEN, control=times or settings()) as server:
             yield store, server
 
 
