@@ -50,9 +50,11 @@ class Cut(Exception):
 class RedisServer:
     """The server that a URL names. Safe for several threads; a forked child makes connections of its own."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, role: str = "catalog", timeout_s: float | None = None) -> None:
+        """role: what messages call it. timeout_s: of connecting and of each answer, where the URL says nothing else."""
         self._url = url
-        self._options = _checked(url)
+        self._role = role
+        self._options = _checked(url, role, timeout_s)
         self._closed = threading.Event()
         self._pid = os.getpid()
         self._pool = self._connect()
@@ -76,8 +78,8 @@ class RedisServer:
             except (NotSent, Cut) as error:
                 if deadline.passed:
                     raise CatalogUnavailable(
-                        f"the catalog server {self.name} has not answered for {RECONNECT_S:.0f} s ({error}); nothing "
-                        "was written by this call. Bring the server back, then try again"
+                        f"the {self._role} server {self.name} has not answered for {RECONNECT_S:.0f} s ({error}); "
+                        "nothing was written by this call. Bring the server back, then try again"
                     ) from error
                 self.pause(min(pause, deadline.left_s))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
@@ -85,7 +87,7 @@ class RedisServer:
     def pause(self, seconds: float) -> None:
         """Waits; ended by `close`."""
         if self._closed.wait(seconds):
-            raise StoreClosed("this store was closed while it waited for its catalog server; open it again")
+            raise StoreClosed(f"this store was closed while it waited for its {self._role} server; open it again")
 
     def once(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Argument]) -> list[Any]:
         """One attempt to run a script. Raises NotSent or Cut, or the typed error that the reply stands for."""
@@ -114,19 +116,19 @@ class RedisServer:
                 if "may not" not in str(error):
                     raise
                 raise InvalidInput(
-                    f"the user of the catalog server {self.name} may not read its settings, so nobody knows whether "
-                    "commits would survive a crash; permit +config|get, or pass volatile=True to go without"
+                    f"the user of the {self._role} server {self.name} may not read its settings, so nobody knows "
+                    "whether commits would survive a crash; permit +config|get, or pass volatile=True to go without"
                 ) from error
             found = reply[1] if isinstance(reply, list) and len(reply) == 2 else b""
             if found != needed.encode():
                 shown = found.decode(errors="replace") if isinstance(found, bytes) else ""
                 raise InvalidInput(
-                    f"the catalog server {self.name} has {name} {shown or '(unknown)'}, and commits need "
+                    f"the {self._role} server {self.name} has {name} {shown or '(unknown)'}, and commits need "
                     f"{name} {needed} to be durable; set it, or pass volatile=True if they may be lost"
                 )
 
     def damaged(self, what: str) -> Corrupt:
-        return Corrupt(f"catalog server {self.name}", what)
+        return Corrupt(f"{self._role} server {self.name}", what)
 
     def close(self) -> None:
         """Ends the waiting of all threads; connections in use are closed by those who use them."""
@@ -142,7 +144,8 @@ class RedisServer:
             return redis.ConnectionPool.from_url(self._url, **{"protocol": 2, "retry": retry, **self._options})
         except (ValueError, TypeError) as error:
             reason = without_secrets(error, self._url) if "Port" not in str(error) else "its port is no number"
-        raise InvalidInput(f"the catalog URL cannot be used: {reason}")  # without its cause, which may quote the URL
+        # without its cause, which may quote the URL
+        raise InvalidInput(f"the {self._role} URL cannot be used: {reason}")
 
     def _command(self, *command: Argument) -> Any:
         if self._closed.is_set():
@@ -184,20 +187,20 @@ class RedisServer:
             raise NotSent(self._shown(error)) from error
         except (ValueError, TypeError) as error:
             reason = without_secrets(error, self._url)
-        raise InvalidInput(f"the catalog URL cannot be used: {reason}")
+        raise InvalidInput(f"the {self._role} URL cannot be used: {reason}")
 
     def _shown(self, error: Exception) -> str:
         return without_secrets(error, self._url)
 
     def _refused(self, error: Exception) -> EpochlogError:
         """What an error reply means; the server has done nothing."""
-        text, server = self._shown(error), f"the catalog server {self.name}"
+        text, server = self._shown(error), f"the {self._role} server {self.name}"
         login = said.AuthenticationError, said.AuthenticationWrongNumberOfArgsError
         if isinstance(error, login) or any(code in text for code in ("NOAUTH", "WRONGPASS", "invalid username")):
-            return CatalogUnavailable(f"{server} refuses the login; check user and password in the catalog URL")
+            return CatalogUnavailable(f"{server} refuses the login; check user and password in its URL")
         if any(code in text for code in ("NOPERM", "has no permissions", "can't run this command", "can't access")):
-            return CatalogUnavailable(f"the user of {server} may not do what a catalog needs; give it the rights that "
-                                      f"docs/GUARANTEES.md lists ({text})")  # fmt: skip
+            return CatalogUnavailable(f"the user of {server} may not do what a {self._role} needs; give it the rights "
+                                      f"that docs/GUARANTEES.md lists ({text})")  # fmt: skip
         if isinstance(error, said.OutOfMemoryError) or "OOM" in text:
             return CatalogFull(f"{server} has reached its maxmemory; nothing was committed. Raise it, then retry")
         if "MISCONF" in text or "NOREPLICAS" in text:
@@ -221,21 +224,21 @@ def _exchange(connection: Any, command: Sequence[Argument]) -> Any:
         raise
 
 
-def _checked(url: str) -> dict[str, Any]:
+def _checked(url: str, role: str, timeout_s: float | None) -> dict[str, Any]:
     """Options beside the URL; InvalidInput, which never quotes the URL, where it is not as it should be."""
     shape = "redis://[user:password@]host:port/db, rediss://… for TLS, or unix://path"
     if not isinstance(url, str) or "://" not in url or url.split("://", 1)[0].lower() not in SCHEMES:
-        raise InvalidInput(f"catalog must be a URL like {shape}; leave it out for the embedded catalog")
+        raise InvalidInput(f"{role} must be a URL like {shape}; leave it out for the embedded catalog")
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise InvalidInput(f"catalog must be a URL like {shape}") from None
+        raise InvalidInput(f"{role} must be a URL like {shape}") from None
     if "@" not in parts.netloc and "@" in parts.path + parts.fragment:
-        raise InvalidInput("a / or # in the password of a catalog URL is written %2F or %23")
+        raise InvalidInput(f"a / or # in the password of a {role} URL is written %2F or %23")
     given = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
     for name in given:
         if name not in _PARAMETERS and not name.startswith("ssl_"):
             raise InvalidInput(
-                f"the catalog URL has the unknown parameter {name!r}; known: {sorted(_PARAMETERS)}, ssl_…"
+                f"the {role} URL has the unknown parameter {name!r}; known: {sorted(_PARAMETERS)}, ssl_…"
             )
-    return {name: value for name, value in _TIMEOUTS.items() if name not in given}
+    return {name: timeout_s or value for name, value in _TIMEOUTS.items() if name not in given}

@@ -1,0 +1,284 @@
+"""Where a query's end marks and stage counter are kept: in the catalog, and in a coordinating Redis server beside it.
+
+The catalog's end marks are the truth, and every producer's end is there before anything here hears of it. The counter
+is a function of them: it says who may start, and is advice, so it may lag and must never be ahead. What Redis holds is
+a copy for those who ask it: each answer of it is compared with what was written last, and a copy that is gone, went
+back, or was changed is made again from the catalog, never from nothing. While Redis is away the catalog answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgpack
+
+from ...errors import EpochlogError, InvalidInput
+from ...store.catalog import Catalog, Txn, View
+from ...store.clock import Deadline
+from ...store.redis_client import Cut, NotSent, RedisServer
+from ...store.redis_marks import CHANGED, EARLIER, KEPT, LATE, LOST, MISCOUNTED, NEWER, Writing, keep
+from ..gate import stage_counter
+
+_log = logging.getLogger("epochlog")
+
+SERVER_KEY = b"meta/exchange"
+"""The catalog's record of the newest server that keeps marks in a coordinator."""
+ANSWER_S = 2.0
+"""How long one call waits for Redis, unless the URL says otherwise."""
+_FIRST_REST_S, _LONGEST_REST_S = 0.5, 10.0
+_MOST_CUTS = 8
+_NOTICED = {
+    LOST: "it holds nothing",
+    EARLIER: "it went back to what was written before",
+    CHANGED: "it holds other marks than were written last",
+    MISCOUNTED: "its counter is not what its marks give",
+    LATE: "it holds what was never written",
+    NEWER: "it names a newer server, and there is none",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EndMark:
+    """A producer has ended: with which attempt, after which sequence (-1: it had none), and after how many rows."""
+
+    attempt: int
+    last: int
+    rows: int | None = None
+
+    def packed(self) -> list[int]:
+        return [1, self.attempt, self.last, -1 if self.rows is None else self.rows]
+
+
+_OPEN = [0, -1, -1, -1]
+
+
+@dataclass(frozen=True, slots=True)
+class EndMarks:
+    """What the catalog knows of one query at one moment: the channels of each stage, and which of them have ended."""
+
+    stages: Mapping[int, tuple[str, ...]]
+    ended: Mapping[str, EndMark] = field(default_factory=dict)
+
+    @property
+    def stage(self) -> int:
+        """The stage counter. Raises InvalidInput when no channel is declared."""
+        return stage_counter(self.stages, self.ended)
+
+    def packed(self) -> bytes:
+        """The same bytes for the same marks; b"" when no channel is declared."""
+        marks = [
+            [stage, *(self.ended[channel].packed() if channel in self.ended else _OPEN), channel]
+            for stage in sorted(self.stages)
+            for channel in sorted(self.stages[stage])
+        ]
+        packed = msgpack.packb(marks, use_bin_type=False) if marks else b""
+        assert isinstance(packed, bytes)
+        return packed
+
+
+Truth = Callable[[str], EndMarks | None]
+"""Reads a query's end marks from the catalog; None when there is no such query."""
+
+
+class Marks(Protocol):
+    """Told of a query's stages and end marks after the catalog has them. Only `stage` may raise."""
+
+    def declare(self, query: str, stages: Mapping[int, tuple[str, ...]]) -> None: ...
+
+    def end(self, query: str, channel: str, attempt: int, last: int, rows: int | None) -> None: ...
+
+    def drop(self, query: str) -> None: ...
+
+    def stage(self, query: str) -> int:
+        """The lowest stage that lacks an end mark; one past the highest when none does."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class CatalogMarks:
+    """Without a coordinator: the counter is computed from the catalog's end marks each time."""
+
+    def __init__(self, truth: Truth) -> None:
+        self._truth = truth
+
+    def declare(self, query: str, stages: Mapping[int, tuple[str, ...]]) -> None:
+        pass
+
+    def end(self, query: str, channel: str, attempt: int, last: int, rows: int | None) -> None:
+        pass
+
+    def drop(self, query: str) -> None:
+        pass
+
+    def stage(self, query: str) -> int:
+        return _known(self._truth, query).stage
+
+    def close(self) -> None:
+        pass
+
+
+class RedisMarks:
+    """Keeps a copy of the marks on a Redis server, and has the counter computed there.
+
+    Nobody waits for Redis but who asks for the stage, and that one for `ANSWER_S` at the most: the rest is the work of
+    one thread, which comes back to what it could not write.
+    """
+
+    def __init__(self, url: str, store_id: str, catalog: Catalog, truth: Truth) -> None:
+        """Raises InvalidInput for what is no URL of a Redis server. Whether it answers shows later."""
+        self._server = RedisServer(url, role="coordinator", timeout_s=ANSWER_S)
+        self._store_id = store_id
+        self._catalog = catalog
+        self._truth = truth
+        self._incarnation = catalog.transact(_next_incarnation)
+        self._generation, self._turn, self._anew, self._fenced = 0, 0, True, False
+        self._held: dict[str, tuple[str, ...]] = {}  # query -> SHA-1 of each of the marks that Redis may hold of it
+        self._rest, self._rest_s = Deadline.after(0), 0.0
+        self._turns = threading.Lock()
+        self._changed = threading.Condition()
+        self._owed: dict[str, None] = {}
+        self._closing = False
+        self.losses = 0
+        """How often something was noticed to be lost or changed, and made again."""
+        self._thread = threading.Thread(target=self._keep_up, name="epochlog-marks", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"<RedisMarks {self._server.name} incarnation {self._incarnation}, {self.losses} losses>"
+
+    def declare(self, query: str, stages: Mapping[int, tuple[str, ...]]) -> None:
+        self._owe([query])
+
+    def end(self, query: str, channel: str, attempt: int, last: int, rows: int | None) -> None:
+        self._owe([query])
+
+    def drop(self, query: str) -> None:
+        self._owe([query])
+
+    def stage(self, query: str) -> int:
+        with self._turns:
+            known = _known(self._truth, query)
+            counted = self._settle(query, known) if self._rest.passed else None
+        if counted is not None and counted != known.stage:
+            _log.error("coordinator %s counted %d where the marks give %d", self._server.name, counted, known.stage)
+        return known.stage
+
+    def close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._server.close()
+        self._thread.join(2 * ANSWER_S)
+
+    # ---- the thread --------------------------------------------------------------------------------------------------
+
+    def _owe(self, queries: list[str]) -> None:
+        if self._fenced:  # a newer server keeps them
+            return
+        with self._changed:
+            self._owed.update(dict.fromkeys(queries))
+            self._changed.notify()
+
+    def _keep_up(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closing and (not self._owed or not self._rest.passed):
+                    self._changed.wait(self._rest.left_s if self._owed else None)
+                if self._closing:
+                    return
+                owed, self._owed = list(self._owed), {}
+            for query in owed:
+                self._pay(query)
+
+    def _pay(self, query: str) -> None:
+        """Write what the catalog has of a query; what cannot be written now is owed on."""
+        try:
+            with self._turns:
+                paid = self._settle(query, self._truth(query)) if self._rest.passed else None
+        except EpochlogError as error:  # of the catalog: it may be better later
+            if not self._closing:
+                _log.warning("the marks of query %s were not read: %s", query, error)
+            self._put_off()
+            paid = None
+        if paid is None:
+            self._owe([query])
+
+    # ---- one writing, under `_turns` ---------------------------------------------------------------------------------
+
+    def _settle(self, query: str, known: EndMarks | None) -> int | None:
+        """Have Redis hold these marks; the counter that it computed, or None where it could not be asked, or where a
+        newer server keeps the marks.
+        """
+        marks = b"" if known is None else known.packed()
+        try:
+            found, counted = self._write(query, marks)
+            newest = self._incarnation if found == KEPT else self._catalog.read(_newest_incarnation)
+            if found != KEPT and newest == self._incarnation:
+                self._notice(found)
+                found, counted = self._write(query, marks, force=found in (NEWER, LATE))
+        except (NotSent, Cut, EpochlogError) as error:
+            self._away(error)
+            return None
+        if found != KEPT:
+            self._fenced = newest != self._incarnation
+            self._put_off()
+            return None
+        self._rest_s = 0.0
+        return counted
+
+    def _write(self, query: str, marks: bytes, *, force: bool = False) -> tuple[int, int]:
+        """One script. After a cut nobody knows whether it ran: Redis then holds these marks, or what it held before."""
+        self._turn += 1
+        before = self._held.get(query, ("",))
+        wanted = hashlib.sha1(marks, usedforsecurity=False).hexdigest() if marks else ""
+        writing = Writing(self._incarnation, self._generation, self._turn, query, marks, before, self._anew, force)
+        self._held[query] = tuple(dict.fromkeys((*before[-_MOST_CUTS:], wanted)))
+        found, counted = keep(self._server, self._store_id, writing)
+        if found == KEPT:
+            self._held[query], self._anew = (wanted,), False
+            if not marks:
+                del self._held[query]
+        return found, counted
+
+    def _notice(self, found: int) -> None:
+        """What is there is not what was written last: begin a new generation, and write every query again."""
+        self.losses += 1
+        _log.warning(
+            "coordinator %s: %s; its marks are made again from the catalog", self._server.name, _NOTICED[found]
+        )
+        self._owe(list(self._held))
+        self._held.clear()
+        self._generation, self._anew = self._generation + 1, True
+
+    def _away(self, error: Exception) -> None:
+        if not self._rest_s and not self._closing:
+            _log.warning("coordinator %s is away, the catalog answers: %s", self._server.name, error)
+        self._put_off()
+
+    def _put_off(self) -> None:
+        self._rest_s = min(max(2 * self._rest_s, _FIRST_REST_S), _LONGEST_REST_S)
+        self._rest = Deadline.after(self._rest_s)
+
+
+def _known(truth: Truth, query: str) -> EndMarks:
+    known = truth(query)
+    if known is None:
+        raise InvalidInput(f"there is no query {query!r}; declare its consumers first")
+    return known
+
+
+def _newest_incarnation(view: View) -> int:
+    record = view.get(SERVER_KEY)
+    return 0 if record is None else record["incarnation"]
+
+
+def _next_incarnation(tx: Txn) -> int:
+    found = _newest_incarnation(tx) + 1
+    tx.put(SERVER_KEY, {"incarnation": found})
+    return found
