@@ -1,0 +1,328 @@
+"""End marks on a coordinating Redis server: whatever becomes of them, the stage is never ahead of the catalog's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import redis
+
+import epochlog as el
+from epochlog.exchange.staged import marks as module
+from epochlog.exchange.staged.marks import CatalogMarks, EndMark, EndMarks, Marks, RedisMarks
+from epochlog.store.clock import SystemClock
+from epochlog.store.lmdb_catalog import LmdbCatalog
+from epochlog.store.redis_marks import marks_key
+from redis_server import PASSWORD, RedisServer
+from tcp_proxy import TcpProxy
+
+pytestmark = pytest.mark.local_only
+
+STORE_ID = "5" * 32
+KEY = marks_key(STORE_ID)
+PLAN = {-2: ("a",), -1: ("b", "c"), 0: ("d",)}
+Books = dict[str, EndMarks]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def client(shared: RedisServer) -> Iterator[redis.Redis]:
+    with shared.client() as found:
+        found.flushall()
+        yield found
+
+
+@pytest.fixture
+def books() -> Books:
+    """What the catalog knows."""
+    return {"q": EndMarks(PLAN)}
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[LmdbCatalog]:
+    found = LmdbCatalog(tmp_path / "catalog", SystemClock(), durability="os", create=True)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def serve(catalog: LmdbCatalog, books: Books, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], RedisMarks]]:
+    """Marks as another server of the store has them each time."""
+    monkeypatch.setattr(module, "_FIRST_REST_S", 0.01)
+    monkeypatch.setattr(module, "_LONGEST_REST_S", 0.05)
+    monkeypatch.setattr(module, "ANSWER_S", 0.3)
+    made: list[RedisMarks] = []
+
+    def make(url: str) -> RedisMarks:
+        made.append(RedisMarks(url, STORE_ID, catalog, books.get))
+        return made[-1]
+
+    yield make
+    for marks in made:
+        marks.close()
+
+
+@pytest.fixture
+def marks(serve: Callable[[str], RedisMarks], shared: RedisServer, client: redis.Redis) -> RedisMarks:
+    return serve(shared.url())
+
+
+def end(books: Books, marks: Marks | None, channel: str, query: str = "q", last: int = 3) -> None:
+    """A producer's end, as the exchange does it: first the catalog."""
+    known = books[query]
+    books[query] = replace(known, ended={**known.ended, channel: EndMark(1, last)})
+    if marks is not None:
+        marks.end(query, channel, 1, last, None)
+
+
+def held(client: redis.Redis, query: str = "q") -> int | None:
+    """The counter that Redis holds, for those who ask it."""
+    found = client.hget(KEY, f"s:{query}")
+    return None if found is None else int(found)  # pyright: ignore[reportArgumentType]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what other threads do."""
+    while not condition():
+        threading.Event().wait(0.002)
+
+
+def walk(books: Books, marks: Marks) -> list[int]:
+    """The counter after each end mark."""
+    found = [marks.stage("q")]
+    for channel in "abcd":
+        end(books, marks, channel)
+        found.append(marks.stage("q"))
+    return found
+
+
+def test_the_counter_follows_the_end_marks(books: Books, marks: RedisMarks, client: redis.Redis) -> None:
+    assert walk(books, marks) == [-2, -1, -1, 0, 1]
+    until(lambda: held(client) == 1)
+    assert marks.losses == 0
+    books["q"] = EndMarks(PLAN)
+    assert walk(books, CatalogMarks(books.get)) == [-2, -1, -1, 0, 1]
+
+
+def test_redis_hears_of_marks_that_nobody_asks_for(books: Books, marks: RedisMarks, client: redis.Redis) -> None:
+    marks.declare("q", PLAN)
+    until(lambda: held(client) == -2)
+    end(books, marks, "a")
+    until(lambda: held(client) == -1)
+    del books["q"]
+    marks.drop("q")
+    until(lambda: held(client) is None and not client.hexists(KEY, "m:q"))
+
+
+@pytest.mark.parametrize("kind", [CatalogMarks, RedisMarks])
+def test_a_query_that_is_unknown_or_empty_has_no_stage(books: Books, marks: RedisMarks, kind: type) -> None:
+    asked = marks if kind is RedisMarks else CatalogMarks(books.get)
+    with pytest.raises(el.InvalidInput, match="there is no query 'p'"):
+        asked.stage("p")
+    books["p"] = EndMarks({})
+    with pytest.raises(el.InvalidInput, match="no channels are declared"):
+        asked.stage("p")
+
+
+Damage = Callable[[redis.Redis, RedisServer], object]
+DAMAGES: dict[str, Damage] = {
+    "everything is flushed": lambda client, _: client.flushall(),
+    "the key is gone": lambda client, _: client.delete(KEY),
+    "the query's marks are gone": lambda client, _: client.hdel(KEY, "m:q"),
+    "the counter is gone": lambda client, _: client.hdel(KEY, "s:q"),
+    "the counter is ahead": lambda client, _: client.hset(KEY, "s:q", 1),
+    "the counter is no number": lambda client, _: client.hset(KEY, "s:q", b"\xff"),
+    "a mark is flipped": lambda client, _: client.hset(KEY, "m:q", _flipped(client.hget(KEY, "m:q"))),
+    "the marks are rubbish": lambda client, _: client.hset(KEY, "m:q", b"\xc1"),
+    "the generation is another": lambda client, _: client.hset(KEY, "generation", 10**9),
+    "the generation is gone": lambda client, _: client.hdel(KEY, "generation"),
+    "a newer server is named": lambda client, _: client.hset(KEY, "incarnation", 10**9),
+    "the turn is ahead": lambda client, _: client.hset(KEY, "t:q", 10**9),
+}
+
+
+def _flipped(marks: object) -> bytes:
+    """The second channel is said to have ended."""
+    assert isinstance(marks, bytes)
+    at = marks.index(b"\x00", 4)
+    return marks[:at] + b"\x01" + marks[at + 1 :]
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_a_loss_is_noticed_and_mended(
+    books: Books, marks: RedisMarks, client: redis.Redis, shared: RedisServer, what: str
+) -> None:
+    books["other"] = EndMarks({0: ("x",), 1: ("y",)}, {"x": EndMark(0, -1)})
+    end(books, None, "a")
+    assert (marks.stage("q"), marks.stage("other"), marks.losses) == (-1, 1, 0)
+    DAMAGES[what](client, shared)
+    assert (marks.stage("q"), held(client), marks.losses) == (-1, -1, 1)
+    until(lambda: held(client, "other") == 1)  # what else was lost is made again unasked
+    end(books, None, "b")
+    end(books, None, "c")
+    assert (marks.stage("q"), held(client), marks.losses) == (0, 0, 1)
+
+
+def test_a_key_of_another_type_keeps_nobody_from_the_catalog(
+    books: Books, marks: RedisMarks, client: redis.Redis
+) -> None:
+    assert marks.stage("q") == -2
+    client.delete(KEY)
+    client.set(KEY, b"x")
+    assert walk(books, marks) == [-2, -1, -1, 0, 1]
+
+
+def test_a_later_server_fences_the_earlier_one(
+    books: Books, serve: Callable[[str], RedisMarks], shared: RedisServer, client: redis.Redis
+) -> None:
+    one = serve(shared.url())
+    assert one.stage("q") == -2
+    two = serve(shared.url())
+    end(books, None, "a")
+    assert two.stage("q") == -1
+    before = client.hgetall(KEY)
+    end(books, one, "b")
+    end(books, one, "c")
+    assert one.stage("q") == 0  # by the catalog
+    assert client.hgetall(KEY) == before and one.losses == 0
+    assert two.stage("q") == held(client) == 0
+
+
+def test_a_server_that_takes_over_believes_nothing_of_what_it_finds(
+    books: Books, serve: Callable[[str], RedisMarks], shared: RedisServer, client: redis.Redis
+) -> None:
+    serve(shared.url()).stage("q")
+    client.hset(KEY, "s:q", 1)
+    client.hset(KEY, "s:gone", 1)
+    assert serve(shared.url()).stage("q") == held(client) == -2
+    assert not client.hexists(KEY, "s:gone")
+
+
+def test_a_query_made_again_under_its_name_begins_anew(books: Books, marks: RedisMarks, client: redis.Redis) -> None:
+    for channel in "abcd":
+        end(books, None, channel)
+    assert marks.stage("q") == 1
+    books["q"] = EndMarks({-5: ("a",), 0: ("z",)})
+    assert marks.stage("q") == held(client) == -5 and marks.losses == 0
+
+
+def test_a_wrong_url_is_refused_and_a_wrong_password_is_not_shown(
+    serve: Callable[[str], RedisMarks], shared: RedisServer, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(el.InvalidInput, match="coordinator must be a URL"):
+        serve("http://127.0.0.1/0")
+    client.execute_command("ACL", "SETUSER", "planner", "on", f">{PASSWORD}", "~epochlog:*", "+@all")
+    assert serve(shared.url("planner", "geheim")).stage("q") == -2
+    assert "refuses the login" in caplog.text and "geheim" not in caplog.text
+
+
+# ---- a server that goes away, and a bad connection ---------------------------------------------------------------
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path / "redis")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def proxy(shared: RedisServer, client: redis.Redis) -> Iterator[TcpProxy]:
+    found = TcpProxy(shared.port)
+    yield found
+    found.stop()
+
+
+def test_killed_and_started_again_with_its_data(
+    books: Books, serve: Callable[[str], RedisMarks], own: RedisServer
+) -> None:
+    marks = serve(own.url())
+    end(books, None, "a")
+    assert marks.stage("q") == -1
+    own.kill()
+    end(books, marks, "b")
+    assert marks.stage("q") == -1
+    end(books, marks, "c")
+    assert marks.stage("q") == 0  # the catalog answers
+    own.start()
+    with own.client() as client:
+        until(lambda: held(client) == 0)  # unasked
+    assert marks.stage("q") == 0 and marks.losses == 0
+
+
+def test_killed_and_started_empty(books: Books, serve: Callable[[str], RedisMarks], own: RedisServer) -> None:
+    marks = serve(own.url())
+    end(books, None, "a")
+    assert marks.stage("q") == -1
+    own.kill()
+    for file in (own.folder / "appendonlydir").iterdir():
+        file.unlink()
+    own.start()
+    with own.client() as client:
+        until(lambda: marks.stage("q") == -1 and held(client) == -1)
+    assert marks.losses == 1
+
+
+def test_a_connection_that_is_cut_delayed_or_swallowed(
+    books: Books, serve: Callable[[str], RedisMarks], proxy: TcpProxy, client: redis.Redis
+) -> None:
+    marks = serve(f"redis://127.0.0.1:{proxy.port}/0")
+    assert marks.stage("q") == -2
+    end(books, None, "a")
+    proxy.cut_answer(b"EVALSHA")  # the writing lands, its answer does not
+    assert marks.stage("q") == -1 and proxy.fired.is_set() and held(client) == -1
+    end(books, None, "b")
+    end(books, None, "c")
+    until(lambda: marks.stage("q") == 0 and held(client) == 0)
+    proxy.swallow(b"EVALSHA")
+    end(books, None, "d")
+    assert marks.stage("q") == 1 and proxy.fired.is_set()
+    until(lambda: marks.stage("q") == 1 and held(client) == 1)
+    proxy.refuse(True)
+    books["q"] = EndMarks(PLAN)
+    assert marks.stage("q") == -2 and held(client) == 1
+    proxy.refuse(False)
+    proxy.slow(0.02)
+    until(lambda: marks.stage("q") == -2 and held(client) == -2)
+    assert marks.losses == 0  # nothing was: each of these was its own doing
+
+
+def test_a_writing_that_arrives_late_changes_nothing(
+    books: Books, serve: Callable[[str], RedisMarks], proxy: TcpProxy, client: redis.Redis
+) -> None:
+    """It was held on its way while the query was made again, with other channels: it would put the counter ahead."""
+    marks = serve(f"redis://127.0.0.1:{proxy.port}/0")
+    assert marks.stage("q") == -2
+    for channel in "abcd":
+        end(books, None, channel)
+    proxy.hold(b"EVALSHA")
+    assert marks.stage("q") == 1 and proxy.fired.is_set() and held(client) == -2
+    books["q"] = EndMarks(PLAN)
+    until(lambda: marks.stage("q") == -2 and client.hget(KEY, "t:q") != b"1")
+    proxy.deliver()
+    assert held(client) == -2
+    assert marks.stage("q") == -2 and marks.losses == 0
+
+
+def test_an_earlier_servers_claim_that_arrives_late_is_refused(
+    books: Books, serve: Callable[[str], RedisMarks], proxy: TcpProxy, shared: RedisServer, client: redis.Redis
+) -> None:
+    one = serve(f"redis://127.0.0.1:{proxy.port}/0")
+    proxy.hold(b"EVALSHA")
+    assert one.stage("q") == -2 and proxy.fired.is_set() and held(client) is None
+    end(books, None, "a")
+    two = serve(shared.url())
+    assert two.stage("q") == -1
+    before = client.hgetall(KEY)
+    proxy.deliver()
+    assert client.hgetall(KEY) == before
+    assert two.stage("q") == -1 and two.losses == 0
