@@ -1,1 +1,1 @@
-"""The staged exchange: batches of a query, kept until they are acknowledged, and given out in stage order."""
+"""The staged exchange: batches pushed durably to channels, and given to each consumer incarnation in stage order."""

@@ -11,8 +11,8 @@ import pytest
 import redis
 
 import epochlog as el
-from epochlog.exchange.staged import marks as module
-from epochlog.exchange.staged.marks import CatalogMarks, EndMark, EndMarks, Marks, RedisMarks
+from epochlog.exchange.staged import redis_marks as module
+from epochlog.exchange.staged.redis_marks import EndMark, EndMarks, RedisMarks
 from epochlog.store.clock import SystemClock
 from epochlog.store.lmdb_catalog import LmdbCatalog
 from epochlog.store.redis_marks import marks_key
@@ -76,7 +76,7 @@ def marks(serve: Callable[[str], RedisMarks], shared: RedisServer, client: redis
     return serve(shared.url())
 
 
-def end(books: Books, marks: Marks | None, channel: str, query: str = "q", last: int = 3) -> None:
+def end(books: Books, marks: RedisMarks | None, channel: str, query: str = "q", last: int = 3) -> None:
     """A producer's end, as the exchange does it: first the catalog."""
     known = books[query]
     books[query] = replace(known, ended={**known.ended, channel: EndMark(1, last)})
@@ -96,7 +96,7 @@ def until(condition: Callable[[], bool]) -> None:
         threading.Event().wait(0.002)
 
 
-def walk(books: Books, marks: Marks) -> list[int]:
+def walk(books: Books, marks: RedisMarks) -> list[int]:
     """The counter after each end mark."""
     found = [marks.stage("q")]
     for channel in "abcd":
@@ -109,8 +109,6 @@ def test_the_counter_follows_the_end_marks(books: Books, marks: RedisMarks, clie
     assert walk(books, marks) == [-2, -1, -1, 0, 1]
     until(lambda: held(client) == 1)
     assert marks.losses == 0
-    books["q"] = EndMarks(PLAN)
-    assert walk(books, CatalogMarks(books.get)) == [-2, -1, -1, 0, 1]
 
 
 def test_redis_hears_of_marks_that_nobody_asks_for(books: Books, marks: RedisMarks, client: redis.Redis) -> None:
@@ -123,14 +121,12 @@ def test_redis_hears_of_marks_that_nobody_asks_for(books: Books, marks: RedisMar
     until(lambda: held(client) is None and not client.hexists(KEY, "m:q"))
 
 
-@pytest.mark.parametrize("kind", [CatalogMarks, RedisMarks])
-def test_a_query_that_is_unknown_or_empty_has_no_stage(books: Books, marks: RedisMarks, kind: type) -> None:
-    asked = marks if kind is RedisMarks else CatalogMarks(books.get)
+def test_a_query_that_is_unknown_or_empty_has_no_stage(books: Books, marks: RedisMarks) -> None:
     with pytest.raises(el.InvalidInput, match="there is no query 'p'"):
-        asked.stage("p")
+        marks.stage("p")
     books["p"] = EndMarks({})
     with pytest.raises(el.InvalidInput, match="no channels are declared"):
-        asked.stage("p")
+        marks.stage("p")
 
 
 Damage = Callable[[redis.Redis, RedisServer], object]

@@ -1,4 +1,4 @@
-"""Where a query's end marks and stage counter are kept: in the catalog, and in a coordinating Redis server beside it.
+"""End marks and stage counter in a coordinating Redis server: a copy of the catalog's, counted by a script there.
 
 The catalog's end marks are the truth, and every producer's end is there before anything here hears of it. The counter
 is a function of them: it says who may start, and is advice, so it may lag and must never be ahead. What Redis holds is
@@ -13,7 +13,6 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import msgpack
 
@@ -83,44 +82,6 @@ class EndMarks:
 
 Truth = Callable[[str], EndMarks | None]
 """Reads a query's end marks from the catalog; None when there is no such query."""
-
-
-class Marks(Protocol):
-    """Told of a query's stages and end marks after the catalog has them. Only `stage` may raise."""
-
-    def declare(self, query: str, stages: Mapping[int, tuple[str, ...]]) -> None: ...
-
-    def end(self, query: str, channel: str, attempt: int, last: int, rows: int | None) -> None: ...
-
-    def drop(self, query: str) -> None: ...
-
-    def stage(self, query: str) -> int:
-        """The lowest stage that lacks an end mark; one past the highest when none does."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class CatalogMarks:
-    """Without a coordinator: the counter is computed from the catalog's end marks each time."""
-
-    def __init__(self, truth: Truth) -> None:
-        self._truth = truth
-
-    def declare(self, query: str, stages: Mapping[int, tuple[str, ...]]) -> None:
-        pass
-
-    def end(self, query: str, channel: str, attempt: int, last: int, rows: int | None) -> None:
-        pass
-
-    def drop(self, query: str) -> None:
-        pass
-
-    def stage(self, query: str) -> int:
-        return _known(self._truth, query).stage
-
-    def close(self) -> None:
-        pass
 
 
 class RedisMarks:
