@@ -22,6 +22,7 @@ from .errors import (
     ChannelUnknown,
     CheckpointRejected,
     ClockSkew,
+    ConsumerNotFound,
     ContentMismatch,
     Corrupt,
     DrainPending,
@@ -90,6 +91,7 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .checkpoint.worker import Worker
     from .serving import StoreServer, serve
     from .spark import register, spark
+    from .store.consumers import ConsumerInfo
     from .store.definitions import TableOptions
     from .store.restore import RestoreReport, restore_catalog
     from .store.segment import Segment
@@ -112,6 +114,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "TableWriter",
     ),
     "store.definitions": ("TableOptions",),
+    "store.consumers": ("ConsumerInfo",),
     "store.segment": ("Segment",),
     "store.vacuum": (
         "VacuumReport",
@@ -164,6 +167,7 @@ __all__ = [
     "TableInfo",
     "TableWriter",
     "TableOptions",
+    "ConsumerInfo",
     "Segment",
     "VacuumReport",
     "VacuumedFile",
@@ -254,6 +258,7 @@ __all__ = [
     "RolledBack",
     "Cancelled",
     "LoadNotFound",
+    "ConsumerNotFound",
 ]
 
 

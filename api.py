@@ -22,6 +22,7 @@ from .store.catalog import View
 from .store.clock import Clock
 from .store.commit import TableEdit, commit_own, commit_root
 from .store.compaction import compact_table
+from .store.consumers import ConsumerInfo, drop_consumer, list_consumers, reset_consumer
 from .store.definitions import (
     Counters,
     TableDef,
@@ -297,6 +298,29 @@ class Store:
     def drop_job(self, name: str) -> None:
         """Remove a job and its output tables; TableInUse while another job reads one of them."""
         drop_job(self._handle, name)
+
+    # ---- consumers ----------------------------------------------------------------------------------------------
+
+    def consumers(self) -> list[ConsumerInfo]:
+        """All named consumers, by name: where each stands, how far behind, and whether it still holds its log.
+
+        `UpstreamLog(…, consumer=name)`, a subscription or Spark's option consumerId makes one.
+        """
+        return list_consumers(self._handle)
+
+    def reset_consumer(self, name: str, to: str | int) -> None:
+        """Move a consumer: to "snapshot" (it begins anew with the tables' rows), "earliest" (what the logs still have),
+        "latest" (only what is new from now on), or an epoch. Whoever has it open is fenced.
+
+        Raises ConsumerNotFound, TableDropped, InvalidInput, and LogTruncated for an epoch that the logs do not reach.
+        """
+        reset_consumer(self._handle, name, to)
+
+    def drop_consumer(self, name: str) -> None:
+        """Forget a consumer and let go of what it holds, or ConsumerNotFound. Whoever has it open is told so."""
+        drop_consumer(self._handle, name)
+
+    # ---- loads --------------------------------------------------------------------------------------------------
 
     def drop_load(self, name: str) -> None:
         """Forget a load and the states of its parts, or LoadNotFound. The rows that it committed stay."""

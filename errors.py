@@ -15,7 +15,7 @@ class InvalidInput(EpochlogError, ValueError):
 
 
 class InvalidName(InvalidInput):
-    """A table, job or column name breaks the naming rule."""
+    """A table, job, column or consumer name breaks the naming rule."""
 
 
 class SchemaMismatch(InvalidInput):
@@ -62,6 +62,12 @@ class JobExists(InvalidInput):
 
 class JobNotFound(EpochlogError, KeyError):
     """No job of that name."""
+
+    __str__ = Exception.__str__
+
+
+class ConsumerNotFound(EpochlogError, KeyError):
+    """No consumer of that name."""
 
     __str__ = Exception.__str__
 

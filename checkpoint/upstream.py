@@ -23,7 +23,6 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import InvalidInput, JobParked, LogTruncated
-from ..exchange.follow import reach
 from ..exchange.offsets import SNAPSHOT
 from ..store.catalog import Txn, View
 from ..store.changes import COMMIT_VERSION
@@ -31,6 +30,7 @@ from ..store.clock import Deadline
 from ..store.definitions import JobRecord, TableDef, find_job, find_table, get_job, get_table
 from ..store.epoch import as_epoch
 from ..store.expiry import told_each
+from ..store.follow import reach
 from ..store.handle import Handle
 from ..store.history import forced_boundaries, read_epoch_view
 from ..store.holds import Hold, put_holds

@@ -17,12 +17,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from ..store.catalog import Txn, View
 from ..store.changes import CHANGE_FIELDS
 from ..store.definitions import TableDef, get_table, get_version
+from ..store.follow import reach
 from ..store.handle import Handle
 from ..store.holds import Hold, put_holds
 from ..store.log import LogPlan, plan_backfill, plan_changes
 from ..store.records import after_prefix, hold_key, log_key
 from ..store.version import LogEntry
-from .follow import reach
 from .offsets import LATEST, SNAPSHOT, Limits, LogEpoch, Offset, parse_start, plan_until
 from .pieces import Piece, cut
 from .spark_options import Options, Place, text, truth, whole

@@ -33,6 +33,9 @@ FAILPOINTS: dict[str, str] = {
     "commit:segments-written": "all files of a commit are durable, the catalog does not know of them",
     "commit:before-transaction": "the commit's records are put, the catalog's transaction has not ended",
     "commit:after-transaction": "a commit has landed, whoever asked for it does not know",
+    # consumers.py
+    "consumer:opened": "a consumer's new incarnation is claimed, whoever asked for it does not know",
+    "consumer:acked": "an acknowledgement is durable, whoever gave it does not know",
     # sealing.py
     "seal:after": "a boundary is sealed, whoever asked for it does not know",
     # tables.py

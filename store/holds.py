@@ -1,4 +1,4 @@
-"""Holds: who keeps what. One kind of record for snapshots, consumers, reads and replays; jobs hold by their position.
+"""Holds: who keeps what. A record for snapshots, reads and replays; jobs and consumers hold by their position.
 
 A hold of a table keeps its log after `log_epoch` and its states at and above `read_epoch` until `expires_ms` (None:
 for good), and the files that its holder may have planned to read.
@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from .catalog import Txn, View
+from .cursors import all_consumers
 from .definitions import Counters, JobRecord, all_jobs
 from .records import Record, after_prefix, hold_key
 
@@ -49,7 +50,7 @@ def release_holds(txn: Txn, holder: str, table_ids: Iterable[int]) -> None:
 
 
 def holds_of(view: View, table_id: int, now_ms: int, alive: Collection[str] = ()) -> list[Hold]:
-    """All that holds a table back now, the holds that jobs imply among them.
+    """All that holds a table back now, the holds that jobs and consumers imply among them.
 
     Leases that have run out are left out, but for those of `live` holders.
     """
@@ -61,6 +62,10 @@ def holds_of(view: View, table_id: int, now_ms: int, alive: Collection[str] = ()
         if at is not None:
             version = job.planned_version if job.barrier else NO_PLAN
             live.append(Hold(job_holder(job), table_id, at, at, now_ms, None, version))
+    for one in all_consumers(view):
+        if table_id in one.tables and one.holds(now_ms, alive):
+            states = one.position if table_id in one.states else None
+            live.append(Hold(f"consumer:{one.name}", table_id, one.position, states, one.last_ms, one.until_ms))
     return live
 
 
@@ -84,6 +89,6 @@ def held_from(job: JobRecord, table_id: int) -> int | None:
 
 
 def all_holds(view: View) -> Iterator[tuple[bytes, Hold]]:
-    """Every record of a hold, with its key; those that have run out too, but not what jobs imply."""
+    """Every record of a hold, with its key; those that have run out too, but not what jobs and consumers imply."""
     for key, record in view.scan(b"hold/", after_prefix(b"hold/")):
         yield key, Hold(**record)

@@ -105,7 +105,8 @@ class Intents:
         record = Intent(intent, kind, now_ms, now_ms + length_ms, by).to_record()
         self._catalog.transact(lambda tx: tx.put(intent_key(intent), record))
         reached("intent:registered")
-        self._leases.keep(intent, [intent_key(intent)], length_ms, lasting=length_ms > LEASE_MS)
+        at_end = "leave" if length_ms > LEASE_MS else "remove"
+        self._leases.keep(intent, [intent_key(intent)], length_ms, at_end=at_end)
         return intent
 
     def release(self, intent: str) -> None:

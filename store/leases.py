@@ -1,5 +1,5 @@
 """Keeps the leases of this process alive: renewed while their holders live, so that they end only by a close or a
-crash. A lease is a catalog record with `expires_ms`: a hold, or a writer's intent.
+crash. A lease is a catalog record with `expires_ms`: a hold, a writer's intent, or a consumer.
 """
 
 from __future__ import annotations
@@ -7,11 +7,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ..errors import EpochlogError
-from .catalog import Catalog, Txn
+from .catalog import Catalog, Txn, View
+from .records import Record
 
 LEASE_MS = 600_000
 _RENEW_S = LEASE_MS / 1000 / 3
@@ -22,13 +24,25 @@ _alive: set[str] = set()
 os.register_at_fork(after_in_child=_alive.clear)
 
 
+AtEnd = Literal["remove", "leave", "mark"]
+"""What becomes of a lease when its holder goes: it is removed, left to run out, or its end is set to that moment."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """Records of one holder. `lasting` ones are left to run out when the holder goes, the others are removed."""
+    """Records of one holder. A record that names another `holder` was taken over, and is left alone."""
 
+    holder: str
     keys: tuple[bytes, ...]
     length_ms: int
-    lasting: bool
+    at_end: AtEnd
+
+    def records(self, view: View) -> Iterator[tuple[bytes, Record]]:
+        """Those that are still the holder's."""
+        for key in self.keys:
+            record = view.get(key)
+            if record is not None and record.get("holder", self.holder) == self.holder:
+                yield key, record
 
 
 class Leases:
@@ -61,11 +75,11 @@ class Leases:
         """Whether the store is being closed, or has been."""
         return self._closed.is_set()
 
-    def keep(self, holder: str, keys: Sequence[bytes], length_ms: int = LEASE_MS, *, lasting: bool = False) -> None:
+    def keep(self, holder: str, keys: Sequence[bytes], length_ms: int = LEASE_MS, *, at_end: AtEnd = "remove") -> None:
         """Renew these records (just written, with their `expires_ms`) from now on, until `release`."""
         self._leave_to_parent()
         with self._lock:
-            self._held[holder] = _Kept(tuple(keys), length_ms, lasting)
+            self._held[holder] = _Kept(holder, tuple(keys), length_ms, at_end)
             _alive.add(holder)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="epochlog-leases", daemon=True)
@@ -77,11 +91,15 @@ class Leases:
         with self._lock:
             kept = self._held.pop(holder, None)
             _alive.discard(holder)
-        if kept is not None and not kept.lasting:
+        if kept is not None and kept.at_end != "leave":
 
             def body(tx: Txn) -> None:
-                for key in kept.keys:
-                    tx.delete(key)
+                if kept.at_end == "remove":
+                    for key in kept.keys:
+                        tx.delete(key)
+                else:
+                    for key, record in list(kept.records(tx)):
+                        tx.put(key, {**record, "expires_ms": self._catalog.now_ms()})
 
             self._catalog.transact(body)
 
@@ -99,11 +117,10 @@ class Leases:
         def body(tx: Txn) -> list[str]:
             now_ms, lost = self._catalog.now_ms(), []
             for holder, kept in held.items():
-                records = {key: tx.get(key) for key in kept.keys}
-                for key, record in records.items():
-                    if record is not None:
-                        tx.put(key, {**record, "expires_ms": now_ms + kept.length_ms})
-                if all(record is None for record in records.values()):
+                records = list(kept.records(tx))
+                for key, record in records:
+                    tx.put(key, {**record, "expires_ms": now_ms + kept.length_ms})
+                if not records:
                     lost.append(holder)
             return lost
 
@@ -116,7 +133,7 @@ class Leases:
         self._leave_to_parent()
         self._closed.set()
         try:
-            if any(kept.lasting for kept in self._held.values()):
+            if any(kept.at_end == "leave" for kept in self._held.values()):
                 self.renew()
             for holder in list(self._held):
                 self.release(holder)

@@ -11,6 +11,7 @@ LMDB does not checksum its pages, so every record carries its own CRC-32. Key la
     made/<id>/<n>                           what a job has made of an output in the n-th piece of a snapshot
     bound/<epoch>                           forced boundaries
     hold/<id>/<holder>                      what must be kept, and for whom
+    consumer/<name>                         a consumer: its tables, position, incarnation and policies
     used/<id>/<file>                        sealed segments that have been committed: they land once
     intent/<intent>                         who may be writing files that are named for it
     gone/<id>/<file>                        files that nothing reaches any more, until vacuum deletes them
@@ -103,6 +104,10 @@ def bound_key(epoch: int) -> bytes:
 
 def hold_key(table_id: int, holder: str) -> bytes:
     return b"hold/%08x/" % table_id + holder.encode()
+
+
+def consumer_key(name: str) -> bytes:
+    return b"consumer/" + name.encode()
 
 
 def used_key(table_id: int, path: str) -> bytes:

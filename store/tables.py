@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ..errors import InvalidInput, LogHeld, TableExists, TableInUse
 from .catalog import Txn
+from .cursors import table_goes
 from .definitions import (
     Counters,
     TableDef,
@@ -82,11 +83,12 @@ def drop_table(handle: Handle, name: str) -> None:
 
 def remove_table(tx: Txn, table_id: int, now_ms: int) -> None:
     """Part of a transaction: all records of a table, but the leases of those who still read it; its files go in
-    vacuum, when nobody does.
+    vacuum, when nobody does. Consumers of it hold nothing any more.
     """
     record = tx.get(table_key(table_id))
     if record is None:
         return
+    table_goes(tx, table_id, now_ms)
     let_go(tx, table_id, files_of(tx, table_id).items(), now_ms)
     move_counters(tx, Counters.read(tx))
     for kind in (b"log", b"hist", b"hold", b"used", b"compact", b"trace", b"made"):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..errors import EpochlogError
 from .catalog import View
 from .compaction import read_work
+from .cursors import broken_consumers
 from .definitions import Counters, JobRecord, TableDef, all_jobs, all_tables, get_runs, get_version
 from .history import EpochMemory, read_epoch_view
 from .loads import all_loads, broken_load
@@ -23,7 +24,7 @@ Finding = tuple[str, str]
 
 KINDS = (
     *("meta", "name", "jobname", "table", "head", "runs", "log", "hist", "job", "load", "bound", "hold", "used"),
-    *("intent", "gone", "compact", "trace", "trouble", "txn", "txnapp", "made"),
+    *("intent", "gone", "compact", "trace", "trouble", "txn", "txnapp", "made", "consumer"),
 )
 OF_TABLES = ("head", "runs", "log", "hist", "hold", "used", "compact", "trace", "trouble", "made")
 """Records that go with their table. (Those in gone/ stay until vacuum has deleted the files, leases until they end.)"""
@@ -48,6 +49,7 @@ def check_records(view: View) -> Contents:
         problems += _job(view, job, {table.id: table for table in tables})
     problems += _standing(view, jobs)
     problems += _loads(view, {table.id: table for table in tables})
+    problems += broken_consumers(view, {table.id: table for table in tables})
     problems += _outcomes(view, {table.id for table in tables})
     gone = frozenset(record["path"] for _, record in view.scan(b"gone/", after_prefix(b"gone/")))
     works = [work for table in tables if (work := read_work(view, table.id)) is not None]

@@ -57,6 +57,8 @@ class Ledger:
     tables: set[str] = field(default_factory=set)
     maybe_tables: set[str] = field(default_factory=set)
     truncated: dict[str, int] = field(default_factory=dict)  # marks that were acknowledged
+    acknowledged: int | None = None  # what the consumer has acknowledged
+    acknowledging: int | None = None  # and what it was about to
     exists: bool = False  # whether the creation of the store was acknowledged
 
     # ---- the story tells ----------------------------------------------------------------------------------------
@@ -93,6 +95,12 @@ class Ledger:
     def truncated_before(self, table: str, epoch: int) -> None:
         self.truncated[table] = epoch
 
+    def acking(self, epoch: int) -> None:
+        self.acknowledging = epoch
+
+    def acked(self, epoch: int) -> None:
+        self.acknowledged = epoch
+
     def founded(self) -> None:
         self.exists = True
 
@@ -116,6 +124,8 @@ class Ledger:
         assert order == sorted(landed), f"later commits lie below earlier ones: {landed}"
         for name in names:
             self._check_table(store.table(name), [(landed[number], self.commits[number]) for number in order])
+        consumers = {info.position for info in store.consumers()} or {None}
+        assert consumers <= {self.acknowledged, self.acknowledging}, (consumers, self.acknowledged)
         check_jobs(store)
 
     def _landed(self, store: el.Store, names: set[str]) -> dict[int, int]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import epochlog as el
+from epochlog.store.consumers import open_consumer
 from epochlog.store.intents import file_name
 from faults.jobs import go_on_with_jobs, tell_jobs
 from faults.ledger import APPLICATION, SCHEMA, Commit, Group, Ledger, keys, rows
@@ -48,7 +49,10 @@ class Telling(Ledger):
 
 
 TOLD = frozenset(
-    ["begin", "done", "refused", "creating", "created", "dropping", "dropped", "truncated_before", "founded"]
+    [
+        *("begin", "done", "refused", "creating", "created", "dropping", "dropped", "truncated_before", "founded"),
+        *("acking", "acked"),
+    ]
 )
 
 
@@ -104,6 +108,7 @@ def tell(
         mark = do.commit({"a": [{0: 6, 1: None}], "b": [{1: 6}]})
         do.commit({"a": [{0: 7}]})
         do.truncate("a", mark)
+        do.consume("a")
         attempt(lambda: store.compact("a", full=True))
         do.make("c")
         do.commit({"c": [{1: 8}], "a": [{2: 8}]})
@@ -111,6 +116,7 @@ def tell(
         attempt(lambda: leave_behind(store))
         do.clear_away()
         do.commit({"a": [{8: 9}]})
+        do.consume("a")
         do.make("d", log_retention=timedelta(0))
         do.commit({"d": [{1: 10, 2: 10}]})
         tell_jobs(store, do.commit, attempt)
@@ -128,6 +134,7 @@ def go_on(root: Path, ledger: Ledger, clock: Clock | None = None, durability: st
             if set(ledger.commits[number].tables) <= ledger.tables:
                 ledger.done(number, perform(store, ledger.commits[number]))
         do.commit({"a": [{7: 1, 8: None, 200: 1}]})
+        do.consume("a")
         go_on_with_jobs(store)
         store.compact("a", full=True)
         do.clear_away()
@@ -171,6 +178,15 @@ class Doing:
     def truncate(self, name: str, before: int) -> None:
         self._attempt(lambda: self._store.table(name).truncate_log(before))
         self._ledger.truncated_before(name, before)
+
+    def consume(self, table: str) -> None:
+        """A consumer comes, acknowledges all there is, and goes."""
+        epoch = self._store.last_epoch
+        consumer = self._attempt(lambda: open_consumer(self._store._handle, "story", [table]))
+        self._ledger.acking(epoch)
+        self._attempt(lambda: consumer.ack(epoch))
+        self._ledger.acked(epoch)
+        self._attempt(consumer.close)
 
     def clear_away(self) -> None:
         """Vacuum what nothing reaches."""

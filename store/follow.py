@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import LogTruncated
-from ..store.catalog import View
-from ..store.definitions import TableDef, get_version
-from ..store.records import hist_key
+from .catalog import View
+from .definitions import TableDef, get_version
+from .records import hist_key
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,119 @@
+"""What the catalog keeps of consumers: one record for each, which is all there is of it.
+
+Its position holds the logs behind it (store/holds.py) as long as somebody has it open, and for `keep_ms` after that. So
+one that is dropped, or was away for longer, holds nothing from that moment on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+
+from ..errors import ConsumerNotFound, InvalidName, TableDropped
+from .catalog import Txn, View
+from .definitions import Counters, TableDef
+from .records import Record, after_prefix, consumer_key, table_key
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerRecord:
+    """position: all changes of its tables through that epoch are acknowledged; None: nothing is, it begins with the
+    tables' rows. states: the tables whose states at the position are held too, for old images to be looked up.
+    keep_ms: how long it may be away and still hold; None: for good. holder: the lease of whoever has it open, which
+    ends at expires_ms; from then on it is away. acked_ms: of the newest acknowledgement, 0 before the first.
+    dropped: the name of a table of it that was dropped.
+    """
+
+    name: str
+    tables: tuple[int, ...]
+    too_old: str
+    keep_ms: int | None
+    position: int | None = None
+    incarnation: int = 0
+    states: tuple[int, ...] = ()
+    holder: str = ""
+    expires_ms: int = 0
+    last_ms: int = 0
+    acked_ms: int = 0
+    dropped: str | None = None
+
+    def to_record(self) -> Record:
+        return {**asdict(self), "tables": list(self.tables), "states": list(self.states)}
+
+    @classmethod
+    def from_record(cls, record: Record) -> ConsumerRecord:
+        return cls(**{**record, "tables": tuple(record["tables"]), "states": tuple(record["states"])})
+
+    @property
+    def until_ms(self) -> int | None:
+        """When it ceases to hold unless somebody comes back to it; None: never."""
+        return None if self.keep_ms is None else self.expires_ms + self.keep_ms
+
+    def open(self, now_ms: int, alive: Collection[str] = ()) -> bool:
+        return bool(self.holder) and (self.expires_ms > now_ms or self.holder in alive)
+
+    def holds(self, now_ms: int, alive: Collection[str] = ()) -> bool:
+        """Whether it keeps its tables' logs after its position."""
+        if self.position is None or self.dropped is not None:
+            return False
+        return self.until_ms is None or now_ms < self.until_ms or self.open(now_ms, alive)
+
+
+def all_consumers(view: View) -> Iterator[ConsumerRecord]:
+    for _, record in view.scan(b"consumer/", after_prefix(b"consumer/")):
+        yield ConsumerRecord.from_record(record)
+
+
+def get_consumer(view: View, name: str) -> ConsumerRecord:
+    """The consumer of that name, or ConsumerNotFound."""
+    check_consumer_name(name)
+    record = view.get(consumer_key(name))
+    if record is None:
+        known = ", ".join(one.name for one in all_consumers(view)) or "none"
+        raise ConsumerNotFound(f"there is no consumer {name!r}; the store's consumers: {known}")
+    return ConsumerRecord.from_record(record)
+
+
+def table_goes(tx: Txn, table_id: int, now_ms: int) -> None:
+    """Part of the transaction that drops a table: its consumers cannot go on, hold nothing, and learn why."""
+    for record in list(all_consumers(tx)):
+        if table_id in record.tables and record.dropped is None:
+            found = tx.get(table_key(table_id))
+            name = TableDef.from_record(found).name if found is not None else f"{table_id}"
+            tx.put(consumer_key(record.name), replace(record, dropped=name, last_ms=now_ms).to_record())
+
+
+def broken_consumers(view: View, tables: Mapping[int, TableDef]) -> Iterator[tuple[str, str]]:
+    """(where, what is wrong) of consumers' records, for verify."""
+    last = Counters.read(view).last_epoch
+    for key, found in view.scan(b"consumer/", after_prefix(b"consumer/")):
+        record = ConsumerRecord.from_record(found)
+        where = f"consumer {record.name}"
+        if key != consumer_key(record.name):
+            yield where, f"lies under another name, {key!r}"
+        missing = [table for table in record.tables if table not in tables]
+        if not record.tables or (missing and record.dropped is None):
+            yield where, f"refers to tables that are not there: {missing}"
+        if record.position is not None and record.position > last:
+            yield where, f"has acknowledged epoch {record.position}, above last_epoch {last}"
+        if not set(record.states) <= set(record.tables):
+            yield where, "holds states of tables that it does not read"
+
+
+def require_tables(record: ConsumerRecord) -> None:
+    if record.dropped is not None:
+        raise TableDropped(
+            f"table {record.dropped!r} was dropped, and consumer {record.name!r} cannot go on without it; forget it "
+            f"with store.drop_consumer({record.name!r})"
+        )
+
+
+def check_consumer_name(name: object) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidName(
+            f"consumer name {name!r} cannot be used: take 1 to 128 of a-z, A-Z, 0-9, _, . and -, beginning with "
+            "a letter, a digit or _"
+        )
