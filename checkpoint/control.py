@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgpack
 
-from ..errors import BadMessage
+from ..errors import BadMessage, Corrupt
 from ..store.loads import MAX_STATE, MOST_PARTS
 from ..store.schema import is_name
 from ..store.segment import Segment
@@ -106,7 +106,7 @@ def _segment(record: Any) -> Segment:
     """A descriptor whose file lies in a table's own folder under a name that a writer gives."""
     try:
         found = Segment.from_record(record)
-    except (TypeError, ValueError, KeyError, AttributeError):
+    except Corrupt:
         raise BadMessage("a segment lacks a field, or has one that none has") from None
     numbers = (found.table_id, found.rows, found.deletes, found.bytes, found.crc32)
     if type(found.path) is not str or not _SEGMENT_PATH.fullmatch(found.path):

@@ -13,7 +13,19 @@ from functools import lru_cache
 from ..errors import Corrupt, EpochlogError, InvalidInput, JobNotFound, TableDropped, TableNotFound
 from .catalog import Txn, View
 from .keys import Key
-from .records import HEAD, Record, after_prefix, head_key, job_key, job_name_key, log_key, name_key, runs_key, table_key
+from .records import (
+    HEAD,
+    Record,
+    after_prefix,
+    checked,
+    head_key,
+    job_key,
+    job_name_key,
+    log_key,
+    name_key,
+    runs_key,
+    table_key,
+)
 from .schema import TableSchema, is_name
 from .version import LogEntry, Runs, TableVersion, runs_from_record
 
@@ -96,6 +108,7 @@ class TableOptions:
         }
 
     @classmethod
+    @checked
     def from_record(cls, record: Record) -> TableOptions:
         return cls(
             timedelta(milliseconds=record["history_ms"]),
@@ -137,6 +150,7 @@ class TableDef:
         }
 
     @classmethod
+    @checked
     def from_record(cls, record: Record) -> TableDef:
         schema, options = _schema(record["schema"]), TableOptions.from_record(record["options"])
         return cls(record["id"], schema, record["changelog"], options, record["job_id"])
@@ -220,6 +234,7 @@ class JobRecord:
         return asdict(self)
 
     @classmethod
+    @checked
     def from_record(cls, record: Record) -> JobRecord:
         fixed = {"upstreams": tuple(record["upstreams"]), "outputs": tuple(record["outputs"])}
         barrier = tuple(record["barrier"]) if record["barrier"] else None

@@ -106,7 +106,7 @@ def open_files(root: str | Path, durability: str = "disk") -> Files:
     return ArrowFiles(filesystem, base.rstrip("/"), masked(text))
 
 
-def _checked(path: str) -> str:
+def inside_root(path: str) -> str:
     """`path` itself if it stays inside the root."""
     if not path or path.startswith("/") or "\0" in path or "\\" in path or "//" in path or path.endswith("/"):
         raise InvalidInput(f"{path!r} is no path inside the store")
@@ -262,7 +262,7 @@ class LocalFiles:
         reached("delete:done")
 
     def _full(self, path: str) -> str:
-        return os.path.join(self.root, _checked(path))
+        return os.path.join(self.root, inside_root(path))
 
     def _make_folders(self, full: str) -> None:
         """The root and every folder down to the file."""
@@ -367,7 +367,7 @@ class ArrowFiles:
             raise WriteFailed(f"{full} was not deleted: {error}") from error
 
     def _full(self, path: str) -> str:
-        return f"{self.base}/{_checked(path)}" if self.base else _checked(path)
+        return f"{self.base}/{inside_root(path)}" if self.base else inside_root(path)
 
     def _info(self, path: str) -> pafs.FileInfo:
         full = self._full(path)

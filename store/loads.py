@@ -15,7 +15,7 @@ from ..errors import BarrierChanged, Fenced, InvalidInput, LoadNotFound
 from .catalog import Txn, View
 from .definitions import TableDef, find_table
 from .outcomes import TxnPair
-from .records import Record, after_prefix, load_key, load_part_key
+from .records import Record, after_prefix, checked, load_key, load_part_key
 from .schema import check_name
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class LoadRecord:
         return {**asdict(self), "tables": list(self.tables)}
 
     @classmethod
+    @checked
     def from_record(cls, record: Record) -> LoadRecord:
         return cls(**{**record, "tables": tuple(record["tables"])})
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 from .keys import Key, KeyCodec
-from .records import Record
+from .records import Record, checked
 from .run import Part, Run
 from .version import LogEntry, Runs, TableVersion
 
@@ -67,6 +67,7 @@ class Task:
         return asdict(self)
 
     @classmethod
+    @checked
     def from_record(cls, record: Record) -> Task:
         return cls(**{**record, "rewritten": tuple(record["rewritten"])})
 

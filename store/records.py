@@ -27,7 +27,10 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import Any
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgpack
 
@@ -38,6 +41,9 @@ Record = dict[str, Any]
 STORE = b"meta/store"
 HEAD = b"meta/head"
 _CRC = struct.Struct("<I")
+_PLAIN = {int, float, str, bytes, bool, NoneType}
+
+T = TypeVar("T")
 
 
 def pack(key: bytes, record: Record) -> bytes:
@@ -52,10 +58,43 @@ def unpack(key: bytes, value: bytes) -> Record:
     where = f"catalog record {key!r}"
     if len(value) < _CRC.size or _CRC.unpack_from(value)[0] != zlib.crc32(value[_CRC.size :], zlib.crc32(key)):
         raise Corrupt(where, "its checksum does not match")
-    record = msgpack.unpackb(value[_CRC.size :], raw=False, strict_map_key=False)
+    try:
+        record = msgpack.unpackb(value[_CRC.size :], raw=False, strict_map_key=False)
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+        raise Corrupt(where, f"it is no msgpack ({error})") from None
     if not isinstance(record, dict):
         raise Corrupt(where, "it is not a map")
     return record
+
+
+def checked(make: Callable[[type[T], Record], T]) -> Callable[[type[T], Record], T]:
+    """For `from_record`: a record whose checksum is right, and that says what this library never wrote, is Corrupt.
+
+    Who can write to the catalog's server can make such ones. Plain fields must have the types that they are declared
+    with; what is inside of others is checked where it is made.
+    """
+
+    @wraps(make)
+    def from_record(cls: type[T], record: Record) -> T:
+        try:
+            found = make(cls, record)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+            raise Corrupt(f"a catalog record of {cls.__name__}", f"{type(error).__name__}: {error}") from None
+        for name, kinds in _plain_fields(cls):
+            value = getattr(found, name)
+            if type(value) not in kinds:
+                raise Corrupt(f"a catalog record of {cls.__name__}", f"its {name} is {value!r:.100}")
+        return found
+
+    return from_record
+
+
+@lru_cache(maxsize=100)
+def _plain_fields(cls: type) -> tuple[tuple[str, frozenset[type]], ...]:
+    """Fields that hold nothing but numbers, text, bytes, truth or None, with their types."""
+    hints = get_type_hints(cls).items()
+    found = [(name, frozenset(get_args(kind) if isinstance(kind, UnionType) else (kind,))) for name, kind in hints]
+    return tuple((name, kinds) for name, kinds in found if kinds <= _PLAIN)
 
 
 def name_key(table: str) -> bytes:

@@ -27,9 +27,10 @@ from .datafile import (
     row_span,
     verified,
 )
-from .files import Files
+from .files import Files, inside_root
 from .keys import Key, KeyCodec
 from .merge import Rows
+from .records import checked
 from .schema import TableSchema
 from .threads import each
 
@@ -69,9 +70,10 @@ class Part:
         return asdict(self)
 
     @classmethod
+    @checked
     def from_record(cls, record: dict[str, Any]) -> Part:
         stats = {name: tuple(bounds) for name, bounds in record["stats"].items()}
-        return cls(**{**record, "stats": stats, "blocks": tuple(record["blocks"])})
+        return cls(**{**record, "path": inside_root(record["path"]), "stats": stats, "blocks": tuple(record["blocks"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class Run:
         return {"lo": self.lo, "hi": self.hi, "parts": parts, "history": history}
 
     @classmethod
+    @checked
     def from_record(cls, record: dict[str, Any]) -> Run:
         parts, history = (tuple(Part.from_record(part) for part in record[name]) for name in ("parts", "history"))
         return cls(record["lo"], record["hi"], parts, history)

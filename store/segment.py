@@ -24,9 +24,10 @@ from .datafile import (
     row_span,
     verified,
 )
-from .files import Files
+from .files import Files, inside_root
 from .keys import Key, KeyCodec
 from .merge import Rows
+from .records import checked
 from .schema import TableSchema
 from .threads import each
 
@@ -63,9 +64,10 @@ class Segment:
         return asdict(self)
 
     @classmethod
+    @checked
     def from_record(cls, record: dict[str, Any]) -> Segment:
         stats = {name: tuple(bounds) for name, bounds in record["stats"].items()}
-        return cls(**{**record, "stats": stats, "blocks": tuple(record["blocks"])})
+        return cls(**{**record, "path": inside_root(record["path"]), "stats": stats, "blocks": tuple(record["blocks"])})
 
 
 def write_segment(

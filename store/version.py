@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import EpochlogError, EpochRegressed, TableFinished
-from .records import Record
+from .records import Record, checked
 from .run import Run
 from .segment import Segment
 
@@ -63,6 +63,7 @@ class LogEntry:
         return {"epoch": self.epoch, "groups": groups, "end": self.end}
 
     @classmethod
+    @checked
     def from_record(cls, record: Record) -> LogEntry:
         groups = tuple(
             LabelGroup(label, tuple(map(Segment.from_record, segments)), tuple(map(Segment.from_record, images)))
@@ -92,6 +93,7 @@ class Commit:
         return {**record, "txn": list(self.txn) if self.txn else None, "labels": list(self.labels)}
 
     @classmethod
+    @checked
     def from_record(cls, record: Record) -> Commit:
         txn = (record["txn"][0], record["txn"][1]) if record["txn"] else None
         return cls(**{**record, "txn": txn, "labels": tuple(record["labels"])})
@@ -122,6 +124,7 @@ class TableVersion:
         return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
+    @checked
     def from_record(cls, record: Record) -> TableVersion:
         return cls(**record)
 

@@ -1,0 +1,162 @@
+"""Catalog records that no version has written, under a right checksum too: Corrupt, and never half a value."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import zlib
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgpack
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import epochlog as el
+from epochlog.errors import Corrupt, InvalidInput
+from epochlog.store.definitions import JobRecord, TableDef, TableOptions
+from epochlog.store.loads import LoadRecord
+from epochlog.store.picking import Task
+from epochlog.store.records import Record, pack, unpack
+from epochlog.store.run import Part, Run
+from epochlog.store.schema import TableSchema
+from epochlog.store.segment import Segment
+from epochlog.store.version import Commit, LabelGroup, LogEntry, TableVersion
+
+pytestmark = pytest.mark.local_only
+
+KEY = b"log/00000001/0000000000000001"
+SEGMENT = Segment("a/t/b.arrow", 1, 10, 2, 400, 7, b"a", b"z", {"id": (b"a", b"z")}, None, (b"a", b"m"))
+PART = Part("a/t/b.parquet", 10, 400, 7, 1, 9, {"id": (1, 9)}, True, (1, 5), 0, 8)
+SCHEMA = TableSchema("t", pa.schema([pa.field("id", pa.int64(), nullable=False)]), ("id",))
+VALUES: list[Any] = [
+    SEGMENT,
+    PART,
+    Run(0, 9, (PART,), (PART,)),
+    LogEntry(9, (LabelGroup(8, (SEGMENT,), (SEGMENT,)),), end=True),
+    Commit(9, 1, "upsert", ("app", 4), None, 1, 0, 1, 400, True, (8,)),
+    TableVersion(9, 5, 1, None, 0, 0, 1, 400, 1, 400),
+    TableOptions(),
+    TableDef(1, SCHEMA, "upsert", TableOptions(), None),
+    JobRecord(1, "job", (1,), (2,), "snapshot", 1, 1000, barrier=(1, 2, "checkpoint")),
+    LoadRecord("load", (1, 2), 4, finish_tables=True),
+    Task("many", 0, 9, 1, 9, 5, ("x",)),
+]
+DECODERS = {type(value): value.to_record() for value in VALUES}
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.sampled_from(["", "x", b"x"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["", "path", 1]), inner, max_size=3),
+    max_leaves=4,
+)  # fmt: skip
+
+
+def through(record: Record) -> Record:
+    return unpack(KEY, pack(KEY, record))
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_every_record_comes_back_as_it_was_written(value: Any) -> None:
+    assert type(value).from_record(through(value.to_record())) == value
+
+
+def test_none_is_forgotten() -> None:
+    """Every class of the store that is made of a record stands above."""
+    from epochlog.store import definitions, loads, picking, run, segment, version
+
+    made = [vars(module).values() for module in (definitions, loads, picking, run, segment, version)]
+    assert {found for names in made for found in names if hasattr(found, "from_record")} == set(DECODERS)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where something can be put in the place of something else."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    return [path, *(found for name, inner in inside for found in places(inner, (*path, name)))]
+
+
+def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    if not path:
+        return new
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = replaced(copy[path[0]], path[1:], new)
+    return copy
+
+
+def made_or_told(kind: Any, record: Any) -> None:
+    """What is made has plain fields of the declared types."""
+    try:
+        found = kind.from_record(record)
+    except (Corrupt, InvalidInput):
+        return
+    for name, hint in get_type_hints(kind).items():
+        if hint in (int, str, bytes, bool):
+            assert type(getattr(found, name)) is hint, f"{kind.__name__}.{name} is {getattr(found, name)!r}"
+
+
+@given(st.sampled_from(list(DECODERS)), st.data())
+def test_one_field_spoilt_anywhere(kind: Any, data: st.DataObject) -> None:
+    record = through(DECODERS[kind])
+    path = data.draw(st.sampled_from(places(record)[1:]))
+    with contextlib.suppress(Corrupt):
+        made_or_told(kind, through(replaced(record, path, data.draw(PLAIN))))
+
+
+@pytest.mark.parametrize("kind", DECODERS, ids=lambda kind: kind.__name__)
+def test_a_field_too_many_or_too_few(kind: Any) -> None:
+    record = DECODERS[kind]
+    for name in record:
+        made_or_told(kind, {key: value for key, value in record.items() if key != name})
+    made_or_told(kind, {**record, "more": 1})
+    for wrong in (None, [], "x", {"nothing of it": {}}):
+        with pytest.raises(Corrupt):
+            kind.from_record(wrong)
+
+
+@pytest.mark.parametrize("value", [SEGMENT, PART], ids=["segment", "part"])
+def test_a_file_lies_inside_the_root(value: Any) -> None:
+    for path in ("../x", "/x", "a/../b", "", "a//b", "a\\b", "a\0b", 5):
+        with pytest.raises(Corrupt):
+            type(value).from_record({**value.to_record(), "path": path})
+
+
+@given(st.sampled_from(list(DECODERS)), st.dictionaries(st.sampled_from(["path", "id", "epoch", "rows"]), PLAIN))
+def test_random_records(kind: Any, record: Record) -> None:
+    made_or_told(kind, record)
+
+
+@given(st.binary(max_size=60))
+def test_random_bytes_under_a_right_checksum(body: bytes) -> None:
+    value = struct.pack("<I", zlib.crc32(body, zlib.crc32(KEY))) + body
+    with contextlib.suppress(Corrupt):
+        assert isinstance(unpack(KEY, value), dict)
+
+
+DEEP = [b"\x91" * 5_000, b"\x81\xa1x" * 5_000, b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xc1", b""]
+
+
+@pytest.mark.parametrize("body", [*DEEP, msgpack.packb([1]), msgpack.packb(msgpack.ExtType(1, b"x"))])
+def test_what_is_no_record(body: bytes) -> None:
+    with pytest.raises(Corrupt):
+        unpack(KEY, struct.pack("<I", zlib.crc32(body, zlib.crc32(KEY))) + body)
+
+
+# ---- a whole store whose catalog somebody else has written to ----------------------------------------------------
+
+
+@pytest.mark.damages_store
+@pytest.mark.parametrize("path", ["../../outside", "/etc/passwd", "a/../../b", "", "a\0b", 5, None])
+def test_no_path_in_the_catalog_leaves_the_root(tmp_path: Path, path: Any) -> None:
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"of somebody else")
+    with el.open(tmp_path / "s", durability="os") as store:
+        table = store.create_table("t", pa.schema([pa.field("id", pa.int64())]), ["id"])
+        epoch = table.upsert(pa.table({"id": [1]}))
+        catalog, key = store._handle.catalog, b"log/%08x/%016x" % (1, epoch)
+        entry = catalog.read(lambda view: LogEntry.from_record(view.get(key) or {}).to_record())
+        entry["groups"][0][1][0]["path"] = path
+        catalog.transact(lambda tx: tx.put(key, entry))
+        with pytest.raises((Corrupt, InvalidInput, el.ReadFailed)):
+            table.to_arrow()
+        assert not store.verify().ok
+    assert outside.read_bytes() == b"of somebody else"
