@@ -50,6 +50,7 @@ from .errors import (
     NotWritable,
     OutcomeUnknown,
     OutputOwned,
+    ReaderTooSlow,
     ReadFailed,
     RefreshFailed,
     RestoreRejected,
@@ -89,6 +90,8 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .checkpoint.running import CoordinatorSettings
     from .checkpoint.upstream import Chunk, EndOfData, UpstreamLog
     from .checkpoint.worker import Worker
+    from .exchange.client import Client, connect
+    from .exchange.subscriber import Subscription
     from .serving import StoreServer, serve
     from .spark import register, spark
     from .store.consumers import ConsumerInfo
@@ -146,6 +149,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Exact",
     ),
     "serving": ("serve", "StoreServer"),
+    "exchange.client": ("connect", "Client"),
+    "exchange.subscriber": ("Subscription",),
     "checkpoint.worker": ("Worker",),
     "checkpoint.part": ("LoadPart", "JobPart"),
     "checkpoint.running": ("CoordinatorSettings",),
@@ -188,6 +193,9 @@ __all__ = [
     "Exact",
     "serve",
     "StoreServer",
+    "connect",
+    "Client",
+    "Subscription",
     "CoordinatorSettings",
     "Worker",
     "LoadPart",
@@ -254,6 +262,7 @@ __all__ = [
     "InsecureServer",
     "AccessDenied",
     "ServerUnavailable",
+    "ReaderTooSlow",
     "BadMessage",
     "RolledBack",
     "Cancelled",

@@ -253,6 +253,10 @@ class ServerUnavailable(EpochlogError):
     """The server cannot be reached, or did not answer in time; what was asked of it may be asked again."""
 
 
+class ReaderTooSlow(EpochlogError):
+    """A reader took nothing for too long while something waited for it, and was cut off."""
+
+
 class BadMessage(EpochlogError):
     """A peer sent what is no message of the protocol, or too much of it; nothing of it was taken."""
 

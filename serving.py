@@ -12,7 +12,9 @@ from .checkpoint.running import CoordinatorSettings
 from .checkpoint.worker import CONTROL
 from .errors import InvalidInput
 from .exchange.metrics_port import MetricsPort
-from .exchange.server import SHUTDOWN_S, Action, Certificate, Exchange, Server
+from .exchange.server import SHUTDOWN_S, Action, Certificate, Exchange, Role, Server
+from .exchange.subscription import Subscriptions
+from .exchange.subscription_messages import SUBSCRIBE
 from .store.clock import Deadline, SystemClock
 
 if TYPE_CHECKING:
@@ -73,7 +75,10 @@ class StoreServer:
                 token=token,
                 read_token=read_token,
                 certificate=certificate,
-                exchanges={CONTROL: Exchange(self.coordinator.serve)},
+                exchanges={
+                    CONTROL: Exchange(self.coordinator.serve),
+                    SUBSCRIBE: Exchange(Subscriptions(store._handle).serve, Role.READ),
+                },
                 actions={
                     "checkpoint": Action(self._checkpoint, about="a barrier of a load or a job, now"),
                     "stop": Action(self._stop, about="end a load or a job"),

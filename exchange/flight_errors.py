@@ -63,9 +63,10 @@ def as_epochlog_error(error: Exception, location: str) -> EpochlogError:
         return AccessDenied(f"{location} does not take this token; pass the token that the server was started with")
     if isinstance(error, flight.FlightServerError):
         found = getattr(errors, _name_of(error), None)
-        text = str(error).removesuffix(". Detail: Failed").partition(f"{_name_of(error)}: ")[2]
+        told = str(error).partition(". gRPC client debug context")[0].removesuffix(". Detail: Failed")
+        text = told.partition(f"{_name_of(error)}: ")[2]
         if isinstance(found, type) and issubclass(found, EpochlogError) and "__init__" not in vars(found):
-            return found(text.partition(". gRPC client debug context")[0])
+            return found(text)
     if isinstance(error, (flight.FlightUnavailableError, flight.FlightTimedOutError, flight.FlightCancelledError)):
         return ServerUnavailable(
             f"{location} cannot be reached, or the connection was cut; is `epochlog serve` running?"

@@ -114,10 +114,14 @@ class ClientLine(Line):
             raise as_epochlog_error(error, location) from None
         super().__init__(_Told(reader, self), writer, reader.cancel, location, limit)
 
-    def finish(self, timeout_s: float) -> None:
-        """Say that nothing more will be sent, and wait until the server has read all and ended the line, if it does."""
+    def end(self) -> None:
+        """Say that nothing more will be sent."""
         with suppress(*CALL_ERRORS), self._sending:
             self._writer.done_writing()
+
+    def finish(self, timeout_s: float) -> None:
+        """The same, and wait until the server has read all and ended the line, if it does."""
+        self.end()
         self.closed.wait(timeout_s)
 
     def close(self) -> None:

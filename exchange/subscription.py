@@ -1,0 +1,246 @@
+"""The server's side of a subscription: a table's rows, then its changes, then what is new, at the reader's own pace.
+
+One exchange for each subscriber. The thread of the call reads what the subscriber says; another gives out. Nothing is
+sent beyond a window of bytes that the subscriber's takings open again, so a slow reader costs one slice and no more;
+one that takes nothing for too long is cut off. All who wait for news share one look at the catalog.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from ..errors import InvalidInput, LimitExceeded, ReaderTooSlow, TableDropped
+from ..store.catalog import View
+from ..store.clock import monotonic_s
+from ..store.definitions import TableDef
+from ..store.handle import Handle
+from ..store.history import read_epoch_view
+from ..store.records import head_key
+from ..store.scan import require_complete
+from .line import Line
+from .subscription_messages import (
+    CHANGES,
+    SNAPSHOT,
+    Answer,
+    Mark,
+    Notice,
+    Place,
+    Request,
+    Welcome,
+    decode_answer,
+    decode_request,
+    encode,
+)
+from .table_feed import Passed, Slice, TableFeed, table_of
+from .watch import Watch
+
+ADVICE = "Subscribe without `after`: that begins with the table's rows, and goes on from there"
+PARTING_S = 2.0
+"""How long a subscriber may take to end its side once it was told that all is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """window: bytes sent and not taken. slow_s: how long a reader may take nothing while something waits for it, or not
+    be heard at all. beat_s: how often the server is heard at least. most: subscriptions at a time.
+    """
+
+    window: int = 8 << 20
+    slow_s: float = 60.0
+    beat_s: float = 2.0
+    most: int = 1_000
+
+
+class Subscriptions:
+    """Serves subscriptions to the tables of one open store."""
+
+    def __init__(self, handle: Handle, bounds: Bounds | None = None) -> None:
+        self._handle = handle
+        self._bounds = bounds or Bounds()
+        self._watch = Watch(handle)
+        self._lock = threading.Lock()
+        self._open = 0
+
+    def serve(self, line: Line, rest: bytes) -> None:
+        """One subscription, until its client ends it or it is cut. Raises what the client is to be told."""
+        request = decode_request(rest)
+        if request.consumer is not None:
+            raise InvalidInput("this server keeps no consumers yet; subscribe without consumer=")
+        with self._lock:
+            if self._open >= self._bounds.most:
+                raise LimitExceeded(
+                    f"this server has {self._open} subscriptions already; close some, or try again later"
+                )
+            self._open += 1
+        try:
+            _Subscription(self._handle, self._watch, self._bounds, line, request).run()
+        finally:
+            with self._lock:
+                self._open -= 1
+
+
+class _Subscription:
+    """One subscriber: what it was given, and what it has taken."""
+
+    def __init__(self, handle: Handle, watch: Watch, bounds: Bounds, line: Line, request: Request) -> None:
+        self._watch = watch
+        self._bounds = bounds
+        self._line = line
+        resume = request.resume
+        if resume is not None and resume.store != handle.store_id:
+            raise TableDropped(f"{request.table!r} is served from another store than this subscription began with")
+        known = None if resume is None else resume.table
+        table = handle.catalog.read(lambda view: table_of(view, request.table, known))
+        self.watched = head_key(table.id)
+        self._name = table.name
+        self._feed = TableFeed(handle, table, request.columns, _start(handle, table, request), ADVICE)
+        snapshot, changes = (0, 0) if resume is None else resume.seqs
+        self._seqs = {SNAPSHOT: snapshot, CHANGES: changes}
+        self._welcome = Welcome(handle.store_id, table.id, self._feed.at, bounds.beat_s, bounds.slow_s)
+        self._changed = threading.Condition()
+        self._outstanding = 0 if resume is None else resume.held
+        self._news = self._closed = False
+        self._heard_s = self._took_s = monotonic_s()
+        self._writing_s: float | None = None
+        self._error: Exception | None = None
+
+    def run(self) -> None:
+        giving = threading.Thread(target=self._give, name="epochlog-subscription", daemon=True)
+        self._watch.add(self)
+        giving.start()
+        try:
+            while (message := self._line.read()) is not None:
+                self._take(decode_answer(message))
+        finally:
+            self._close()
+            giving.join()
+            self._watch.remove(self)
+            self._feed.close()
+        if self._error is not None:
+            raise self._error
+
+    # ---- the watching thread -------------------------------------------------------------------------------------
+
+    def news(self) -> None:
+        with self._changed:
+            self._news = True
+            self._changed.notify_all()
+
+    def check(self, now_s: float) -> None:
+        """A client that does not read its connection at all is cut off: nothing can be told to it."""
+        writing_s = self._writing_s
+        stuck = writing_s is not None and now_s - writing_s > self._bounds.slow_s
+        if stuck or now_s - self._heard_s > 2 * self._bounds.slow_s:
+            self._close()
+            self._line.hang_up()
+
+    # ---- what the subscriber says --------------------------------------------------------------------------------
+
+    def _take(self, answer: Answer) -> None:
+        with self._changed:
+            self._heard_s = monotonic_s()
+            if answer.kind == "took":
+                self._outstanding = max(0, self._outstanding - answer.number)
+                self._took_s = self._heard_s
+                self._changed.notify_all()
+        if answer.kind == "ack":
+            raise InvalidInput("only the subscription of a consumer acknowledges: give it a name with consumer=")
+
+    def _close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    # ---- giving out ----------------------------------------------------------------------------------------------
+
+    def _give(self) -> None:
+        try:
+            self._line.begin(self._feed.schema)
+            self._send(encode(self._welcome))
+            if self._feed.at.snapshot is None:
+                self._end(SNAPSHOT)
+            while not self._closed:
+                self._news = False
+                for item in self._feed.new():
+                    self._given(item)
+                    if self._closed:
+                        return
+                if self._feed.ended:
+                    self._end(CHANGES)
+                self._wait(lambda: self._news and not self._feed.ended)
+        except Exception as error:  # noqa: BLE001 (the call's own thread raises it, and the client is told)
+            self._error = error
+            self._send(encode(Notice("over")))
+            with self._changed:
+                ended = self._changed.wait_for(lambda: self._closed, PARTING_S)
+            if not ended:
+                self._line.hang_up()
+
+    def _given(self, item: Slice | Passed) -> None:
+        """Send it, as soon as there is room."""
+        if isinstance(item, Slice):
+            self._rows(item)
+            return
+        channel = SNAPSHOT if item.snapshot else CHANGES
+        self._send(encode(Mark("passed", channel, self._next(channel), item.epoch, last=True)))
+        if item.snapshot:
+            self._end(SNAPSHOT)
+
+    def _rows(self, item: Slice) -> None:
+        self._wait(lambda: self._outstanding < self._bounds.window, room=True)
+        size, channel = item.data.nbytes, SNAPSHOT if item.snapshot else CHANGES
+        with self._changed:
+            if self._closed:
+                return
+            self._outstanding += size
+        mark = Mark("rows", channel, self._next(channel), item.epoch, item.last, size)
+        self._send(encode(mark), item.data)
+
+    def _end(self, channel: str) -> None:
+        self._send(encode(Mark("end", channel, self._seqs[channel])))
+
+    def _next(self, channel: str) -> int:
+        seq, self._seqs[channel] = self._seqs[channel], self._seqs[channel] + 1
+        return seq
+
+    def _send(self, message: bytes, rows: pa.RecordBatch | None = None) -> None:
+        self._writing_s = monotonic_s()
+        sent = self._line.send(message) if rows is None else self._line.send_rows(rows, message)
+        self._writing_s = None
+        if not sent:
+            self._close()
+
+    def _wait(self, until: Callable[[], bool], *, room: bool = False) -> None:
+        """Until that is so, or the subscriber is gone; heard meanwhile. room: it waits for the subscriber to take."""
+        since_s = monotonic_s()
+        while True:
+            with self._changed:
+                if self._changed.wait_for(lambda: self._closed or until(), self._bounds.beat_s):
+                    return
+                idle_s = monotonic_s() - max(since_s, self._took_s)
+            if room and idle_s > self._bounds.slow_s:
+                raise ReaderTooSlow(
+                    f"nothing was taken of {self._name!r} for {self._bounds.slow_s:g} s while {self._outstanding} "
+                    "bytes waited; subscribe anew, after the epoch that is done with, and take what comes in time"
+                )
+            self._send(encode(Notice("beat")))
+
+
+def _start(handle: Handle, table: TableDef, request: Request) -> Place | None:
+    """Where to begin; None: with the table's rows."""
+    if request.resume is not None:
+        return request.resume.place
+    if request.after is None:
+        return None
+    after = request.after
+
+    def check(view: View) -> None:
+        epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms(), above=[table.id])
+        require_complete(table.name, after, epochs.complete_through(table.id))
+
+    handle.catalog.read(check)
+    return Place(after=after)

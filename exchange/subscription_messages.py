@@ -1,0 +1,227 @@
+"""What a subscriber and its server tell each other: small JSON objects, every field checked before it is used (pure).
+
+The command of the exchange is a Request. The server answers with a Welcome, then sends record batches of the table's
+columns and the change columns, each with a Mark in its metadata, and Marks alone where no rows are. A client answers
+with what it took, and with acknowledgements.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
+
+from ..errors import BadMessage, InvalidInput
+from ..store.epoch import MAX_EPOCH
+
+SUBSCRIBE = b"subscribe"
+"""The name of the exchange."""
+SNAPSHOT, CHANGES = "snapshot", "changes"
+STAGES = {-1: [SNAPSHOT], 0: [CHANGES]}
+"""A table's log as channels of a staged exchange: its rows come whole before the first change."""
+MAX_REQUEST = 1 << 16
+"""Bytes of a request."""
+MAX_ANSWER = 4_096
+"""Bytes of any other message."""
+MAX_NUMBER = (1 << 63) - 1
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far a table was given out: in its rows at epoch `snapshot`, or, when that is None, in its log, all of which
+    through epoch `after` was; and so many rows of what follows that.
+    """
+
+    snapshot: int | None = None
+    after: int = 0
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """What a subscriber goes on with over a new connection. seqs: the next sequence of each channel, in the order of
+    the stages. held: bytes that it has yet to take of what came before.
+    """
+
+    store: str
+    table: int
+    place: Place
+    seqs: tuple[int, int]
+    held: int = 0
+    incarnation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """consumer: the durable name; after: an epoch, or None for the rows first; columns: None for all."""
+
+    table: str
+    consumer: str | None = None
+    after: int | None = None
+    columns: tuple[str, ...] | None = None
+    too_old: str = "error"
+    resume: Resume | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """What the server has begun. beat_s, slow_s: how often it is heard at least, and how long a reader may take nothing
+    while something waits for it.
+    """
+
+    store: str
+    table: int
+    place: Place
+    beat_s: float
+    slow_s: float
+    incarnation: int | None = None
+    acked: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """kind "rows": a batch of one epoch, `last` when no more of it comes; "passed": nothing through that epoch is left
+    out, and no rows come with it; "end": the channel ends before sequence `seq`. size: the batch's bytes, as the window
+    counts them.
+    """
+
+    kind: str
+    channel: str = CHANGES
+    seq: int = 0
+    epoch: int = 0
+    last: bool = False
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """kind "beat": the server lives; "acked": through `epoch`, durably; "over": an error ends the exchange, which the
+    client learns when it has ended its own side.
+    """
+
+    kind: str
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """kind "took": so many bytes more; "ack": all through that epoch; "here": the answer to a beat."""
+
+    kind: str
+    number: int = 0
+
+
+def encode(message: Request | Welcome | Mark | Notice | Answer) -> bytes:
+    return json.dumps(asdict(message), separators=(",", ":")).encode()
+
+
+def decode_request(data: bytes) -> Request:
+    """Raises InvalidInput: what is wrong with a request is told to who made it."""
+    try:
+        given = _object(data, MAX_REQUEST, Request)
+        resume = given.get("resume")
+        if resume is not None:
+            given["resume"] = _resume(resume)
+        found = Request(**given)
+    except BadMessage as error:
+        raise InvalidInput(f"a subscription's request is wrong: {error}") from None
+    columns: Any = found.columns
+    names = columns is None or (type(columns) is list and all(type(name) is str for name in columns))
+    if type(found.table) is not str or not names or type(found.too_old) is not str:
+        raise InvalidInput('a subscription\'s request names a "table", and its "columns" as a list of names')
+    if found.consumer is not None and type(found.consumer) is not str:
+        raise InvalidInput('a subscription\'s "consumer" is a name')
+    if found.after is not None and not _is_number(found.after, MAX_EPOCH):
+        raise InvalidInput(f'a subscription\'s "after" is an epoch, not {str(found.after)[:40]}')
+    return Request(**{**_flat(found), "columns": None if columns is None else tuple(columns)})
+
+
+def decode_answer(data: bytes) -> Answer:
+    """Raises BadMessage."""
+    found = Answer(**_object(data, MAX_ANSWER, Answer))
+    if found.kind not in ("took", "ack", "here") or not _is_number(found.number):
+        raise BadMessage("a subscriber's answer is of no kind, or without its number")
+    return found
+
+
+def decode_news(data: bytes) -> Welcome | Mark | Notice:
+    """What the server says. Raises BadMessage."""
+    given = _object(data, MAX_ANSWER, None)
+    if "place" in given:
+        return _welcome(_checked(given, Welcome))
+    if "channel" in given:
+        mark = Mark(**_checked(given, Mark))
+        numbers = all(_is_number(number) for number in (mark.seq, mark.epoch, mark.size))
+        if mark.kind not in ("rows", "passed", "end") or mark.channel not in (SNAPSHOT, CHANGES) or not numbers:
+            raise BadMessage("a mark is of no kind, channel or number")
+        return mark
+    notice = Notice(**_checked(given, Notice))
+    if notice.kind not in ("beat", "acked", "over") or not _is_number(notice.epoch):
+        raise BadMessage("a notice is of no kind")
+    return notice
+
+
+def _welcome(given: dict[str, Any]) -> Welcome:
+    found = Welcome(**{**given, "place": _place(given["place"])})
+    times = (found.beat_s, found.slow_s)
+    if type(found.store) is not str or not _is_number(found.table) or not all(type(s) in (int, float) for s in times):
+        raise BadMessage("a welcome lacks its store, table or times")
+    if not all(number is None or _is_number(number) for number in (found.incarnation, found.acked)):
+        raise BadMessage("a welcome's numbers are none")
+    return found
+
+
+def _resume(given: Any) -> Resume:
+    found = Resume(**_checked(given, Resume))
+    seqs: Any = found.seqs
+    own = found.incarnation
+    if type(seqs) is not list or len(seqs) != 2 or not all(_is_number(seq) for seq in seqs):
+        raise BadMessage("it resumes at no sequences")
+    numbers = _is_number(found.table) and _is_number(found.held) and (own is None or _is_number(own))
+    if type(found.store) is not str or not numbers:
+        raise BadMessage("it resumes nothing that this server gave")
+    return Resume(**{**_flat(found), "place": _place(found.place), "seqs": tuple(seqs)})
+
+
+def _place(given: Any) -> Place:
+    found = Place(**_checked(given, Place))
+    epochs = (found.after, found.after if found.snapshot is None else found.snapshot)
+    if not _is_number(found.rows) or not all(_is_number(epoch, MAX_EPOCH) for epoch in epochs):
+        raise BadMessage("a place is none in a table")
+    return found
+
+
+def _object(data: bytes, most: int, kind: type | None) -> dict[str, Any]:
+    if len(data) > most:
+        raise BadMessage(f"{len(data)} bytes are more than {most}")
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        raise BadMessage("it is no JSON") from None
+    if type(found) is not dict:
+        raise BadMessage("it is no JSON object")
+    return found if kind is None else _checked(found, kind)
+
+
+def _checked(given: Any, kind: type) -> dict[str, Any]:
+    """The fields of a value of that kind: none unknown, none missing that has no default."""
+    if type(given) is not dict:
+        raise BadMessage("a JSON object is missing")
+    known: Any = fields(kind)
+    unknown = sorted(given.keys() - {one.name for one in known})
+    if unknown:
+        raise BadMessage(f"nothing is known of {unknown[0][:40]!r}; known are {', '.join(one.name for one in known)}")
+    missing = [one.name for one in known if one.default is field().default and one.name not in given]
+    if missing:
+        raise BadMessage(f"{missing[0]!r} is missing")
+    return given
+
+
+def _flat(value: Any) -> dict[str, Any]:
+    return {one.name: getattr(value, one.name) for one in fields(value)}
+
+
+def _is_number(value: object, most: int = MAX_NUMBER) -> bool:
+    return type(value) is int and 0 <= value <= most
