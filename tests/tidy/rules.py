@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
+from functools import lru_cache
 from pathlib import PurePosixPath
 
 MAX_FUNCTION_LINES = 60
@@ -184,13 +185,19 @@ def layer(path: str) -> str | None:
     return top if rest else PurePosixPath(path).stem
 
 
+@lru_cache(maxsize=1)
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """All of a tree; each rule goes over all of it, and walking is what takes the time."""
+    return tuple(ast.walk(tree))
+
+
 def imports(path: str, tree: ast.AST) -> Iterator[tuple[int, str | None, str]]:
     """Every import as (line, layer of the project it reaches or None, dotted name as written or resolved).
 
     An import of the root package itself (`from .. import open`) reaches the layer `__init__`.
     """
     folder = PurePosixPath(path).parts[:-1]
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, None, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -244,7 +251,7 @@ def banned_names(path: str, tree: ast.Module) -> Iterator[str]:
 def used_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of each name that is used, seen through `import a as b` and `from a import b as c`."""
     known = dict(BUILTINS)
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 top = alias.name.split(".")[0]
@@ -256,7 +263,7 @@ def used_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{node.module}.{alias.name}"
         elif isinstance(node, ast.FunctionDef | ast.ClassDef) and node in tree.body:
             known.pop(node.name, None)
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Attribute | ast.Name) and (name := dotted(node, known)):
             yield node.lineno, name
 
@@ -277,7 +284,7 @@ def lengths(path: str, text: str, tree: ast.Module) -> Iterator[str]:
     count = text.count("\n")
     if count > MAX_MODULE_LINES:
         yield f"{path}: {count} lines; above {MAX_MODULE_LINES} a module is two"
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             size = (node.end_lineno or node.lineno) - node.lineno + 1
             if size > MAX_FUNCTION_LINES:
