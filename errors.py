@@ -234,8 +234,20 @@ class ContentMismatch(InvalidInput):
     """A sequence came again with other content than before."""
 
 
+class QueryNotFound(ChannelUnknown):
+    """No query of that name: none was declared, or it was dropped, or its lease has ended."""
+
+
 class EndMarkMismatch(InvalidInput):
     """A second, different end mark of a channel, or a sequence past its end mark."""
+
+
+class SequenceReleased(EpochlogError):
+    """Every consumer has acknowledged that batch of the exchange, and it was let go of."""
+
+
+class BudgetExceeded(EpochlogError):
+    """The query's batches fill its disk budget, and its consumers have not acknowledged enough of them in time."""
 
 
 # ---- server ------------------------------------------------------------------------------------------------------

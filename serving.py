@@ -13,6 +13,7 @@ from .checkpoint.worker import CONTROL
 from .errors import InvalidInput
 from .exchange.metrics_port import MetricsPort
 from .exchange.server import SHUTDOWN_S, Action, Certificate, Exchange, Role, Server
+from .exchange.staged.service import StagedExchange
 from .exchange.subscription import Subscriptions
 from .exchange.subscription_messages import SUBSCRIBE
 from .store.clock import Deadline, SystemClock
@@ -65,6 +66,7 @@ class StoreServer:
         metrics: str | None,
     ) -> None:
         self.coordinator = Coordinator(store._handle, settings)
+        self._staged = StagedExchange(store._handle)
         self._handle = store._handle
         self._metrics: MetricsPort | None = None
         try:
@@ -78,14 +80,17 @@ class StoreServer:
                 exchanges={
                     CONTROL: Exchange(self.coordinator.serve),
                     SUBSCRIBE: Exchange(Subscriptions(store._handle).serve, Role.READ),
+                    **self._staged.exchanges,
                 },
                 actions={
                     "checkpoint": Action(self._checkpoint, about="a barrier of a load or a job, now"),
                     "stop": Action(self._stop, about="end a load or a job"),
+                    **self._staged.actions,
                 },
             )
         except BaseException:
             self.coordinator.close()
+            self._staged.close()
             if self._metrics is not None:
                 self._metrics.close()
             raise
@@ -109,7 +114,9 @@ class StoreServer:
         """End all calls and threads within about `timeout` seconds, open lines at once; a second call does nothing."""
         deadline = Deadline.after(timeout)
         self.coordinator.close(timeout)
+        self._staged.stop()
         self._server.shutdown(max(deadline.left_s, 0.1))
+        self._staged.close()
         if self._metrics is not None:
             self._metrics.close()
 

@@ -11,9 +11,13 @@ from ..lazy import lazily
 
 if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .gate import StageGate, stage_counter
+    from .staged.client import ExchangeClient
 
-_HOMES: dict[str, tuple[str, ...]] = {"gate": ("StageGate", "stage_counter")}
+_HOMES: dict[str, tuple[str, ...]] = {
+    "gate": ("StageGate", "stage_counter"),
+    "staged.client": ("ExchangeClient",),
+}
 
-__all__ = ["StageGate", "stage_counter"]
+__all__ = ["StageGate", "stage_counter", "ExchangeClient"]
 
 __getattr__, __dir__ = lazily(globals(), _HOMES)

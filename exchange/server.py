@@ -42,10 +42,14 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Serves one line until it ends; given what follows the service's name in the command."""
+    """Serves one line until it ends; given what follows the service's name in the command.
+
+    limit: bytes of a message.
+    """
 
     serve: Callable[[Line, bytes], None]
     role: Role = Role.WRITE
+    limit: int = MAX_MESSAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +187,7 @@ class _Door(flight.FlightServerBase):
                 raise InvalidInput(f"this server has no exchange {name[:40]!r}")
             _require(context, service.role)
             call = self._call(context)
-            line = Line(reader, writer, call.hang_up, call.peer, MAX_MESSAGE)
+            line = Line(reader, writer, call.hang_up, call.peer, service.limit)
             self._server.open_line(line)
             try:
                 service.serve(line, rest)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .catalog import View
+from .exchanges import exchange_files
 from .records import after_prefix, compact_key, runs_key
 from .run import Part
 from .version import LogEntry, runs_from_record
@@ -20,10 +21,12 @@ def files_of(view: View, table_id: int) -> dict[str, int]:
 
 
 def all_files(view: View) -> dict[str, int]:
-    """The same of the whole store, by the records that name files alone: a table whose own record was lost keeps its
-    files.
+    """The same of the whole store, staged exchanges too, by the records that name files alone: a table whose own record
+    was lost keeps its files.
     """
-    return dict(_found(view, b"log/", b"runs/", b"compact/", b"made/"))
+    found = dict(_found(view, b"log/", b"runs/", b"compact/", b"made/"))
+    found.update(exchange_files(view))
+    return found
 
 
 def _found(view: View, log: bytes, runs: bytes, compact: bytes, made: bytes) -> Iterator[tuple[str, int]]:

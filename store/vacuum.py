@@ -21,6 +21,7 @@ from ..errors import ReadFailed, WriteFailed
 from .catalog import Txn, View
 from .clock import seconds
 from .definitions import Counters, move_counters
+from .exchanges import end_expired
 from .failpoints import reached
 from .files import FileInfo
 from .garbage import all_gone, let_go
@@ -99,6 +100,8 @@ def vacuum(
 ) -> VacuumReport:
     """Delete what nothing has reached for `grace`. `dry_run` writes nothing at all. `stop`: asked between batches."""
     grace_ms = round(seconds(grace, "grace") * 1000)
+    if not dry_run:
+        end_expired(handle)
     listed = handle.files.list(handle.store_id)
     dead = handle.catalog.read(lambda view: _dead(handle, view))
     if dead and not dry_run:

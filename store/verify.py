@@ -17,6 +17,7 @@ from .definitions import TableDef, get_table
 from .dump import ship_folder
 from .keys import KeyCodec
 from .verify_catalog import Contents, TableFiles, check_records, check_table
+from .verify_exchanges import check_exchange_files, check_exchanges
 from .verify_files import check_ends, check_part, check_segment
 
 if TYPE_CHECKING:
@@ -64,6 +65,10 @@ def verify_store(handle: Handle, progress: Progress | None = None) -> VerifyRepo
     reached: dict[str, int] = {}
     for table in contents.tables:
         problems += _check_table(handle, table, contents, reached, progress)
+    problems += [Problem(where, what) for where, what in handle.catalog.read(check_exchanges)]
+    files, found = check_exchange_files(handle)
+    reached.update(files)
+    problems += [Problem(where, what) for where, what in found]
     return VerifyReport(
         tables=len(contents.tables),
         files=len(reached),

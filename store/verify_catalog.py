@@ -25,6 +25,7 @@ Finding = tuple[str, str]
 KINDS = (
     *("meta", "name", "jobname", "table", "head", "runs", "log", "hist", "job", "load", "bound", "hold", "used"),
     *("intent", "gone", "compact", "trace", "trouble", "txn", "txnapp", "made", "consumer"),
+    *("xq", "xu", "xc", "xp", "xd", "xk"),
 )
 OF_TABLES = ("head", "runs", "log", "hist", "hold", "used", "compact", "trace", "trouble", "made")
 """Records that go with their table. (Those in gone/ stay until vacuum has deleted the files, leases until they end.)"""
@@ -68,7 +69,7 @@ def _each_record(view: View, tables: set[int], counters: Counters) -> Iterator[F
             yield where, "is of no kind that this version knows"
         elif kind in OF_TABLES and _table_id(rest) not in tables and not _is_lease(kind, record):
             orphans[kind, _table_id(rest)] += 1
-        elif kind == "gone" and not 0 < _table_id(rest) < counters.next_table:
+        elif kind == "gone" and not 0 <= _table_id(rest) < counters.next_table:
             yield where, "belongs to a table that there never was"
         elif kind == "bound" and key_epoch(key) > counters.last_epoch:
             yield where, f"is a boundary above last_epoch {counters.last_epoch}"

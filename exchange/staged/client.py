@@ -1,0 +1,275 @@
+"""`ExchangeClient`: what producers and consumers of a staged exchange use."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ...errors import EpochlogError, InvalidInput
+from ...store.clock import Deadline, seconds
+from ..line import ClientLine, ask, check_token, connect, parsed
+from . import wire
+from .content import as_batch, encoded
+from .mail import WINDOW, Mail
+from .pusher import FIRST_PAUSE_S, MAX_PAUSE_S, RETRIED, Pusher
+from .state import Cursor, check_name
+
+TIMEOUT_S = 60.0
+ATTEMPT_S = 10.0
+"""How long one call may take before it is made again on a new connection."""
+
+
+class ExchangeClient:
+    """Pushes batches to the channels of a query, and consumes them in stage order. Several clients may attach to one
+    query; threads may share one. Close it, or use it in a `with` block.
+
+        with ExchangeClient(location, token=token, query="q1") as ex:
+            ex.declare(consumer="join-0", stages={-1: ["build"], 0: ["probe"]})
+            ex.push("build", -1, 0, batch)
+            ex.end("build", 0)
+            for channel, seq, batch in ex.consume("join-0", incarnation=0):
+                ...
+
+    A server that was killed and has come back, and an answer that was lost, are none of the caller's business: what was
+    asked is asked again, until the timeout. Query, channels and consumers are named by 1 to 63 letters, digits,
+    _ . : or -. Sequences of a channel rise from 0 without a gap; attempts and incarnations are ints from 0.
+    """
+
+    def __init__(
+        self,
+        location: str,
+        *,
+        query: str,
+        token: str | None = None,
+        tls_roots: bytes | str | Path | None = None,
+        timeout: float | timedelta = TIMEOUT_S,
+    ) -> None:
+        """tls_roots: PEM, or where it lies. timeout: of every call that names none, and how long a consumer waits for a
+        server that is away. Raises InvalidInput; whether the server answers is told by the first call.
+        """
+        parsed(location)
+        check_token(token)
+        self.location = location
+        self.query = check_name("a query", query)
+        self._token = token
+        self._roots = tls_roots if tls_roots is None or isinstance(tls_roots, bytes) else Path(tls_roots).read_bytes()
+        self._timeout_s = seconds(timeout, "timeout")
+        self._lock = threading.Lock()
+        self._client: Any = None
+        self._pushers: dict[str, Pusher] = {}
+        self._mails: list[Mail] = []
+        self._closed = threading.Event()
+
+    # ---- declaring -----------------------------------------------------------------------------------------------
+
+    def declare(
+        self,
+        consumer: str,
+        stages: Mapping[int, Iterable[str]],
+        *,
+        lease: float | timedelta | None = None,
+        budget: int | None = None,
+        timeout: float | timedelta | None = None,
+    ) -> None:
+        """Say which channels a consumer needs: {stage: channels}. Declare all consumers of a query before anything is
+        pushed to them; the same again is fine.
+
+        lease: how long the query stays when nobody uses it, a day by default; budget: bytes of its batches on disk,
+        64 GiB by default. Both count in the query's first declaration. Raises InvalidInput when the consumer has other
+        channels already, or a channel another stage; SequenceReleased when batches of a channel are gone already.
+        """
+        given = wire.stages_of(stages)
+        lease_ms = None if lease is None else max(1, round(seconds(lease, "lease") * 1000))
+        if budget is not None and (type(budget) is not int or budget < 1):
+            raise InvalidInput(f"budget is bytes, an int from 1, not {budget!r}")
+        body = wire.pack(
+            query=self.query,
+            consumer=check_name("a consumer", consumer),
+            stages=given,
+            lease_ms=lease_ms,
+            budget=budget,
+        )
+        self._ask("staged.declare", body, timeout)
+
+    def drop(self, *, timeout: float | timedelta | None = None) -> None:
+        """End the query, for all its clients; its batches are let go of. QueryNotFound is what they are told."""
+        self._ask("staged.drop", wire.pack(query=self.query), timeout)
+
+    # ---- producers -----------------------------------------------------------------------------------------------
+
+    def push(
+        self,
+        channel: str,
+        stage: int,
+        seq: int,
+        batch: Any,
+        attempt: int = 0,
+        *,
+        wait: bool = True,
+        timeout: float | timedelta | None = None,
+    ) -> None:
+        """Push a batch (a RecordBatch, or what Arrow can read as one) as a sequence of a channel.
+
+        Durable on return; with wait=False it is on its way on return, and `flush` waits until it is durable: so many
+        small ones share a sync. The same content again changes nothing. Raises ChannelUnknown, Fenced (a higher attempt
+        has pushed), ContentMismatch, EndMarkMismatch, InvalidInput, LimitExceeded (more than 64 MiB), BudgetExceeded,
+        ServerUnavailable. A refusal of a push that nobody waits for is raised by the next push or flush of the channel.
+        """
+        data = encoded(as_batch(batch))
+        timeout_s = self._seconds(timeout)
+        fields = {
+            "channel": check_name("a channel", channel),
+            "stage": _checked("stage", stage, -wire.MAX_STAGE),
+            "seq": _checked("seq", seq, 0),
+            "attempt": _checked("attempt", attempt, 0),
+            "crc32": zlib.crc32(data),
+            "wait_ms": round(timeout_s * 800),  # its refusal is to arrive before the timeout
+        }
+        pusher = self._pusher(channel)
+        pusher.push(
+            lambda number: wire.parcel_head(id=number, **fields), memoryview(data), Deadline.after(timeout_s), wait=wait
+        )
+
+    def flush(self, channel: str | None = None, *, timeout: float | timedelta | None = None) -> None:
+        """Wait until all that was pushed here, to one channel or all, is durable. Raises what `push` raises."""
+        deadline = Deadline.after(self._seconds(timeout))
+        with self._lock:
+            pushers = [pusher for name, pusher in self._pushers.items() if channel in (None, name)]
+        for pusher in pushers:
+            pusher.flush(deadline)
+
+    def end(
+        self,
+        channel: str,
+        last_seq: int,
+        attempt: int = 0,
+        rows: int | None = None,
+        *,
+        timeout: float | timedelta | None = None,
+    ) -> None:
+        """Set the end mark of a channel: its last sequence, -1 for none, and how many rows it has in all.
+
+        Durable on return. What was pushed here without waiting is waited for first; others may still push what is
+        missing. Raises as `push`, and EndMarkMismatch when another end mark was set, a later sequence was pushed or the
+        rows are not as many.
+        """
+        self.flush(channel, timeout=timeout)
+        body = wire.pack(
+            query=self.query,
+            channel=check_name("a channel", channel),
+            last=_checked("last_seq", last_seq, -1),
+            attempt=_checked("attempt", attempt, 0),
+            rows=None if rows is None else _checked("rows", rows, 0),
+        )
+        self._ask("staged.end", body, timeout)
+
+    @property
+    def stage(self) -> int:
+        """The lowest stage that lacks an end mark; one past the highest when none does. It says who may start."""
+        return wire.unpack(self._ask("staged.stage", wire.pack(query=self.query), None), wire.STAGE)["stage"]
+
+    # ---- consumers -----------------------------------------------------------------------------------------------
+
+    def consume(
+        self, consumer: str, incarnation: int, cursor: Cursor | None = None, *, timeout: float | timedelta | None = None
+    ) -> Mail:
+        """Begin, or go on, as an incarnation of a consumer; a higher one than before fences those before.
+
+        cursor: {channel: next sequence}, what its durable state covers; None begins at the acknowledged one. Raises
+        Fenced for a lower incarnation, InvalidInput for a consumer that was not declared, QueryNotFound,
+        ChannelUnknown, SequenceReleased when what it needs was acknowledged by all and let go of, ServerUnavailable.
+        """
+        name, number = check_name("a consumer", consumer), _checked("incarnation", incarnation, 0)
+        if cursor is not None:
+            cursor = {check_name("a channel", key): _checked("cursor", seq, 0) for key, seq in cursor.items()}
+
+        def acknowledge(covered: Cursor) -> None:
+            given = {check_name("a channel", key): _checked("cursor", seq, 0) for key, seq in covered.items()}
+            body = wire.pack(query=self.query, consumer=name, incarnation=number, cursor=given)
+            self._ask("staged.ack", body, None)
+
+        hello = {"query": self.query, "consumer": name, "incarnation": number, "cursor": cursor, "window": WINDOW}
+        mail = Mail(lambda: self._line(wire.MAIL), acknowledge, hello, self._seconds(timeout))
+        try:
+            mail.begin()
+        except BaseException:
+            mail.close()
+            raise
+        with self._lock:
+            self._mails.append(mail)
+        return mail
+
+    # ---- this object ---------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End its lines, and the iterations of its consumers; a second call does nothing."""
+        self._closed.set()
+        with self._lock:
+            pushers, mails = list(self._pushers.values()), list(self._mails)
+            client, self._client = self._client, None
+        for part in (*mails, *pushers):
+            part.close()
+        if client is not None:
+            client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<epochlog.ExchangeClient of query {self.query!r} at {self.location}>"
+
+    def _seconds(self, timeout: float | timedelta | None) -> float:
+        return self._timeout_s if timeout is None else seconds(timeout, "timeout")
+
+    def _line(self, name: bytes) -> ClientLine:
+        return ClientLine(self.location, name, token=self._token, tls_roots=self._roots, limit=wire.MAX_PARCEL)
+
+    def _pusher(self, channel: str) -> Pusher:
+        with self._lock:
+            if self._closed.is_set():
+                raise InvalidInput("this client was closed; make another")
+            found = self._pushers.get(channel)
+            if found is None:
+                found = self._pushers[channel] = Pusher(lambda: self._line(wire.PUSH), self.query, self.location)
+            return found
+
+    def _ask(self, action: str, body: bytes, timeout: float | timedelta | None) -> bytes:
+        """One call, made again while the server is away. All of them may be made twice."""
+        deadline, pause_s = Deadline.after(self._seconds(timeout)), FIRST_PAUSE_S
+        while True:
+            if self._closed.is_set():
+                raise InvalidInput("this client was closed; make another")
+            with self._lock:
+                if self._client is None:
+                    self._client = connect(self.location, self._roots)
+                client = self._client
+            try:
+                timeout_s = max(0.001, min(ATTEMPT_S, deadline.left_s))
+                return ask(client, self.location, action, body, token=self._token, timeout_s=timeout_s)
+            except EpochlogError as error:
+                if type(error).__name__ not in RETRIED or deadline.passed:
+                    raise
+                with self._lock:
+                    if self._client is client:
+                        self._client = None
+                with suppress(Exception):
+                    client.close()
+            self._closed.wait(min(pause_s, deadline.left_s))
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+
+def _checked(what: str, value: object, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= wire.MAX_NUMBER:
+        raise InvalidInput(f"{what} is an int from {least}, not {value!r}")
+    return value

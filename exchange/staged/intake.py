@@ -1,0 +1,181 @@
+"""What one producer's line brings: batches are checked, made durable and answered, many of them on their way at once.
+
+The line's thread checks the bytes, a few threads write and sync files, and one commits what is ready together; the
+answer goes out after that. A batch for which the disk budget has no room waits, as a file, until there is some.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import zlib
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ...errors import BadMessage, BudgetExceeded, InvalidInput
+from ...store.clock import Deadline
+from ..line import Line
+from ..untrusted import check_file, read_file
+from . import keeping, wire
+from .commits import REFUSALS
+from .keeping import Push, Taken
+
+if TYPE_CHECKING:
+    from .service import StagedExchange
+
+LINE_BYTES = 128 << 20
+"""Bytes that one line may have pushed without an answer: then it is read no further."""
+ALIVE_S = 1.0
+PARTING_S = 2.0
+LONGEST_WAIT_MS = 600_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A push on its way. number: the producer's, for the answer. until: how long it may wait for room."""
+
+    number: int
+    push: Push
+    until: Deadline
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """A push for which there was no room when the query's counter of it stood at `room`."""
+
+    query: str
+    room: int
+    until: Deadline
+    over: Callable[[], bool]
+    again: Callable[[], None]
+    give_up: Callable[[], None]
+
+
+class Intake:
+    """Serves one line of pushes until it ends."""
+
+    def __init__(self, service: StagedExchange, line: Line, query: str) -> None:
+        self._service = service
+        self._line = line
+        self._query = query
+        self._changed = threading.Condition()
+        self._bytes = 0  # of pushes without an answer
+        self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+
+    def serve(self) -> None:
+        answering = threading.Thread(target=self._answer_all, name="epochlog-exchange-answers", daemon=True)
+        answering.start()
+        try:
+            while (parcel := self._line.read()) is not None:
+                self._take_in(parcel)
+        finally:
+            with self._service.changed:
+                self._service.changed.notify_all()  # who waits for room gives up
+            with self._changed:  # what is on its way needs no answer, but it is not to be left half done
+                self._changed.wait_for(lambda: not self._bytes or self._service.closing.is_set())
+            self._answers.put(None)
+            answering.join(PARTING_S)
+            self._line.hang_up()  # for a producer that reads no answers
+            answering.join()
+
+    def _take_in(self, parcel: bytes) -> None:
+        head, data = wire.open_parcel(parcel)
+        asked = wire.unpack(head, wire.PUSHED)
+        if zlib.crc32(data) != asked["crc32"]:
+            raise BadMessage("a batch is not what its checksum says")
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not self._bytes or self._bytes + data.size <= LINE_BYTES or self._line.closed.is_set(),
+            )
+            self._bytes += data.size
+        push = Push(
+            asked["channel"], asked["stage"], asked["seq"], asked["attempt"], None, data.size, asked["crc32"], 0
+        )
+        job = _Job(asked["id"], push, Deadline.after(min(asked["wait_ms"], LONGEST_WAIT_MS) / 1000))
+        self._service.work(lambda: self._write(job, data))
+
+    # ---- on the way ----------------------------------------------------------------------------------------------
+
+    def _write(self, job: _Job, data: pa.Buffer) -> None:
+        """Check the batch and make its file, unless its sequence is there already; then have it committed."""
+        try:
+            push = replace(job.push, rows=_rows(data))
+            if not self._is_known(push):
+                push = replace(push, path=self._service.write(data))
+        except Exception as error:  # noqa: BLE001 (whatever it is, the producer is told)
+            self._answer(job, error)
+            return
+        self._commit(replace(job, push=push))
+
+    def _is_known(self, push: Push) -> bool:
+        def look(view: Any) -> bool:
+            query = keeping.find_query(view, self._query)
+            self._service.uses.touch(query)
+            return keeping.find_channel(view, query, push.channel).has(push.seq)
+
+        return self._service.handle.catalog.read(look)
+
+    def _commit(self, job: _Job) -> None:
+        room = self._service.room(self._query)
+        done = self._service.submit(lambda tx: keeping.push(tx, self._query, job.push))
+        done.add_done_callback(lambda found: self._committed(job, room, found))
+
+    def _committed(self, job: _Job, room: int, found: Future[Taken]) -> None:
+        error = found.exception()
+        path = [] if job.push.path is None else [job.push.path]
+        if error is not None:
+            if isinstance(error, REFUSALS):  # else it may have landed
+                self._service.free(path)
+            self._answer(job, error)
+            return
+        taken = found.result()
+        if taken.full:
+            over = self._line.closed.is_set
+            self._service.hold(
+                Held(self._query, room, job.until, over, lambda: self._commit(job), lambda: self._give_up(job))
+            )
+            return
+        if not taken.kept:
+            self._service.free(path)
+        self._service.tell(self._query)
+        self._answer(job, None)
+
+    def _give_up(self, job: _Job) -> None:
+        self._service.free([job.push.path] if job.push.path else [])
+        self._answer(
+            job,
+            BudgetExceeded(
+                f"query {self._query!r}: its batches fill its disk budget, and channel {job.push.channel!r} waited in "
+                "vain for room; have the consumers acknowledge, or declare the query with a greater budget"
+            ),
+        )
+
+    # ---- answers -------------------------------------------------------------------------------------------------
+
+    def _answer(self, job: _Job, error: BaseException | None) -> None:
+        with self._changed:
+            self._bytes -= job.push.bytes
+            self._changed.notify_all()
+        name, text = wire.as_fields(error)
+        self._answers.put(wire.pack(id=job.number, error=name, text=text))
+
+    def _answer_all(self) -> None:
+        """Answers as they come, by a thread of its own: a producer that reads none keeps nobody else waiting."""
+        while True:
+            try:
+                answer = self._answers.get(timeout=ALIVE_S)
+            except queue.Empty:
+                answer = wire.pack(id=0, error=None, text=None)
+            if answer is None or not self._line.send(answer):
+                return
+
+
+def _rows(data: pa.Buffer) -> int:
+    """Rows of a batch from a stranger. Raises InvalidInput for a file of none or several, else as `read_file`."""
+    if check_file(data).batches != 1:
+        raise InvalidInput("a file of the exchange has one record batch")
+    return read_file(data).num_rows

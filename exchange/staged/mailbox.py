@@ -1,0 +1,159 @@
+"""What one consumer incarnation is sent: batches as its gate lets them out, and no more than it has room for.
+
+What is there is read from the catalog, a few batches of a channel at a time and only of stages that are open, so a
+replay holds no more in memory than a live run. The files go out as they lie on disk; the consumer compares checksums.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from ...errors import Fenced
+from ..gate import StageGate
+from ..line import Line
+from . import keeping, wire
+from .state import Pushed
+
+if TYPE_CHECKING:
+    from .service import StagedExchange
+
+MOST = 16
+"""Batches of a channel that are looked up at a time."""
+ALIVE_S = 1.0
+"""How often a consumer that gets nothing hears that the server is alive."""
+PARTING_S = 5.0
+"""How long a consumer that was told all may take to end its line."""
+
+
+class Mailbox:
+    """Serves one line of a consumer until all was given out, or the line ends."""
+
+    def __init__(self, service: StagedExchange, line: Line, hello: wire.Fields) -> None:
+        """Claims the incarnation. Raises what `claim` raises."""
+        self._service = service
+        self._line = line
+        self._query, self._consumer, self._incarnation = hello["query"], hello["consumer"], hello["incarnation"]
+        self.key = (self._query, self._consumer)
+        consumer = service.transact(
+            self._query,
+            lambda tx: keeping.claim(tx, self._query, self._consumer, self._incarnation, hello["cursor"]),
+        )
+        self._stages = consumer.stages
+        start = {name: consumer.start.get(name, 0) for name in consumer.channels}
+        self._gate = StageGate(consumer.stages, start)
+        self._ends: dict[str, int] = {}
+        self._credit = hello["window"]
+        self._replaced = False
+
+    def replaced(self) -> None:
+        """Another line has come for this consumer."""
+        with self._service.changed:
+            self._replaced = True
+            self._service.changed.notify_all()
+
+    def serve(self) -> None:
+        """Reads here, and sends from another thread: a handler must not end while a line of its is read."""
+        query = self._service.handle.catalog.read(lambda view: keeping.find_query(view, self._query))
+        with self._service.uses.open(query):
+            self._serve()
+
+    def _serve(self) -> None:
+        giving = threading.Thread(target=self._give_all, name="epochlog-exchange-mail", daemon=True)
+        giving.start()
+        try:
+            while (message := self._line.read()) is not None:
+                taken = wire.unpack(message, wire.TAKEN)["bytes"]
+                with self._service.changed:
+                    self._credit += taken
+                    self._service.changed.notify_all()
+        finally:
+            self._line.hang_up()
+            with self._service.changed:
+                self._service.changed.notify_all()
+            giving.join()
+
+    def _give_all(self) -> None:
+        """Send until all was given out, something ends it, or the line does; then the consumer ends the line."""
+        try:
+            self._begin()
+            while not self._gate.done and not self._over:
+                news = self._service.news(self._query)
+                if not self._give() and not self._gate.done:
+                    self._wait(lambda news=news: self._service.news(self._query) != news)
+            if self._replaced:
+                raise Fenced(
+                    f"consumer {self._consumer!r}: incarnation {self._incarnation} or a higher one has come on another "
+                    "line; end this one"
+                )
+        except Exception as error:  # noqa: BLE001 (the consumer is told)
+            name, text = wire.as_fields(error)
+            self._send(wire.parcel_head(kind="refused", error=name, text=text))
+        if not self._line.closed.wait(PARTING_S):
+            self._line.hang_up()
+
+    def _begin(self) -> None:
+        stages = [[stage, list(names)] for stage, names in self._stages.items()]
+        self._send(wire.parcel_head(kind="started", cursor=self._gate.cursor, stages=stages))
+
+    @property
+    def _over(self) -> bool:
+        return self._replaced or self._line.closed.is_set() or self._service.closing.is_set()
+
+    def _give(self) -> bool:
+        """Send what has become deliverable; whether there was anything."""
+        found = self._service.handle.catalog.read(
+            lambda view: keeping.look(view, self._query, self._consumer, self._gate.cursor, self._open(), MOST)
+        )
+        if found.incarnation != self._incarnation:
+            raise Fenced(
+                f"consumer {self._consumer!r}: incarnation {self._incarnation} was replaced by {found.incarnation}"
+            )
+        fresh = {name: last for name, last in found.ends.items() if name not in self._ends}
+        for name, last in fresh.items():
+            self._gate.end(name, last)
+            self._ends[name] = last
+            self._send(wire.parcel_head(kind="ended", channel=name, last=last))
+        for name, seq, pushed in found.pushed:
+            self._gate.offer(name, seq, pushed, digest=pushed.crc32)
+        taken = self._gate.take()
+        for name, seq, pushed in taken:
+            if not self._send_batch(name, seq, pushed):
+                break
+        return bool(fresh or taken)
+
+    def _open(self) -> list[str]:
+        """Channels of the lowest stage that this incarnation has not passed."""
+        cursor = self._gate.cursor
+        for names in self._stages.values():
+            wanted = [name for name in names if not (name in self._ends and cursor[name] > self._ends[name])]
+            if wanted:
+                return wanted
+        return []
+
+    def _send_batch(self, name: str, seq: int, pushed: Pushed) -> bool:
+        """One batch, when the consumer has room for it; False when the line is over."""
+        self._wait(lambda: self._credit > 0, for_ever=True)
+        if self._over:
+            return False
+        try:
+            data = self._service.handle.files.read(pushed.path)
+        except FileNotFoundError:
+            return self._send(wire.parcel_head(kind="damaged", path=pushed.path, what="the file is gone"))
+        head = wire.parcel_head(kind="item", channel=name, seq=seq, crc32=pushed.crc32, path=pushed.path)
+        with self._service.changed:
+            self._credit -= data.size
+        return self._send(b"".join((head, memoryview(data))))
+
+    def _send(self, message: bytes) -> bool:
+        return self._line.send(message)
+
+    def _wait(self, until: Any, *, for_ever: bool = False) -> None:
+        """Wait for a condition, or the end; the consumer hears meanwhile that the server is alive."""
+        while True:
+            with self._service.changed:
+                if self._service.changed.wait_for(lambda: self._over or until(), ALIVE_S):
+                    return
+            self._send(wire.parcel_head(kind="alive"))
+            if not for_ever:
+                return  # look again: another server of the store may have committed something

@@ -1,0 +1,224 @@
+"""A producer's side of one channel: batches on their way to the server, sent again until each has its answer.
+
+Two threads keep the line: one sends, one reads answers and opens the line again when it was cut. What has no answer is
+sent again then, in order; the server knows what it has. So an answer that is lost doubles nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ...errors import BadMessage, EpochlogError, ServerUnavailable
+from ...store.clock import Deadline, monotonic_s
+from ..line import ClientLine
+from . import wire
+
+WINDOW = 48 << 20
+"""Bytes on their way: then a push waits for answers."""
+SILENT_S = 10.0
+"""After so long without a word of the server, while it owes one, its line is given up."""
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.02, 1.0
+RETRIED = ("CatalogUnavailable", "OutcomeUnknown", "StoreClosed", "ServerUnavailable")
+"""Answers after which the same may be asked again."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """One batch on its way. error: why it was refused; sent_on: the number of the line that it was sent on last."""
+
+    parcel: bytes
+    deadline: Deadline
+    awaited: bool
+    done: bool = False
+    error: EpochlogError | None = None
+    sent_on: int = 0
+    again_s: float = field(default=0.0)
+
+
+class Pusher:
+    """The pushes of one channel. Any number of threads may push; they are sent in the order of the calls."""
+
+    def __init__(self, open_line: Callable[[], ClientLine], query: str, location: str) -> None:
+        self._open_line = open_line
+        self._query = query
+        self._location = location
+        self._changed = threading.Condition()
+        self._waiting: dict[int, Sent] = {}  # by number, in order
+        self._bytes = 0
+        self._numbers = 0
+        self._line: ClientLine | None = None
+        self._line_number = 0
+        self._heard_s = 0.0
+        self._trouble: EpochlogError | None = None
+        self._failed: EpochlogError | None = None  # of a push that nobody waits for
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._read_all, name="epochlog-push-reads", daemon=True),
+            threading.Thread(target=self._send_all, name="epochlog-push-sends", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def push(self, head: Callable[[int], bytes], data: memoryview, deadline: Deadline, *, wait: bool) -> None:
+        """Send a batch, with the head that a number gives it. Raises what the server refuses, ServerUnavailable."""
+        with self._changed:
+            self._raise_failed()
+            self._wait(lambda: not self._waiting or self._bytes + len(data) <= WINDOW, deadline)
+            self._numbers += 1
+            number = self._numbers
+            sent = Sent(b"".join((head(number), data)), deadline, wait)
+            self._waiting[number] = sent
+            self._bytes += len(sent.parcel)
+            self._changed.notify_all()
+            if not wait:
+                return
+            try:
+                self._wait(lambda: sent.done, deadline)
+            finally:
+                self._forget(number)
+            if sent.error is not None:
+                raise sent.error
+
+    def flush(self, deadline: Deadline) -> None:
+        """Wait until all has its answer; raises the first refusal."""
+        with self._changed:
+            self._wait(lambda: not self._waiting, deadline)
+            self._raise_failed()
+
+    def close(self) -> None:
+        """Give up what has no answer."""
+        with self._changed:
+            self._closed = True
+            line = self._line
+            self._changed.notify_all()
+        if line is not None:
+            line.hang_up()
+        for thread in self._threads:
+            thread.join()
+
+    # ---- under the lock ------------------------------------------------------------------------------------------
+
+    def _wait(self, until: Callable[[], bool], deadline: Deadline) -> None:
+        while not until():
+            if self._closed:
+                raise ServerUnavailable("this client was closed; make another")
+            if deadline.passed:
+                raise self._trouble or ServerUnavailable(
+                    f"{self._location} did not answer in time; the batch may have been kept, and may be pushed again"
+                )
+            if self._line is not None and monotonic_s() - self._heard_s > SILENT_S:
+                self._line.hang_up()
+            self._changed.wait(min(deadline.left_s, 1.0))
+
+    def _raise_failed(self) -> None:
+        error, self._failed = self._failed, None
+        if error is not None:
+            raise error
+
+    def _refuse(self, sent: Sent, error: EpochlogError) -> None:
+        """Whoever waits for the push raises it; else whoever pushes or flushes next."""
+        sent.error = error
+        if not sent.awaited:
+            self._failed = self._failed or error
+
+    def _forget(self, number: int) -> Sent | None:
+        sent = self._waiting.pop(number, None)
+        if sent is not None:
+            self._bytes -= len(sent.parcel)
+            self._changed.notify_all()
+        return sent
+
+    def _unsent(self) -> Sent | None:
+        if self._line is None:
+            return None
+        now_s = monotonic_s()
+        return next((s for s in self._waiting.values() if s.sent_on != self._line_number and s.again_s <= now_s), None)
+
+    # ---- threads -------------------------------------------------------------------------------------------------
+
+    def _send_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._unsent() is not None, 0.2)
+                sent, line = self._unsent(), self._line
+                if self._closed:
+                    return
+                if sent is None or line is None:
+                    continue
+                sent.sent_on = self._line_number
+            line.send(sent.parcel)
+
+    def _read_all(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._waiting)
+                if self._closed:
+                    return
+            try:
+                line = self._open_line()
+            except EpochlogError as error:
+                self._in_trouble(error)
+            else:
+                if self._keep(line):
+                    pause_s = FIRST_PAUSE_S
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed, pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    def _keep(self, line: ClientLine) -> bool:
+        """Read answers until the line ends; whether there was any."""
+        heard = False
+        line.send(wire.pack(query=self._query))
+        with self._changed:
+            self._line, self._heard_s = line, monotonic_s()
+            self._line_number += 1
+            if self._closed:
+                line.hang_up()
+            self._changed.notify_all()
+        try:
+            while (message := line.read()) is not None:
+                self._take(wire.unpack(message, wire.ANSWER))
+                heard = True
+        except BadMessage as error:
+            line.reason = error
+        with self._changed:
+            self._line = None
+        if isinstance(line.reason, EpochlogError):
+            self._in_trouble(line.reason)
+        line.close()
+        return heard
+
+    def _take(self, answer: wire.Fields) -> None:
+        with self._changed:
+            self._heard_s = monotonic_s()
+            self._trouble = None
+            sent = self._waiting.get(answer["id"])
+            if sent is None:
+                return
+            if answer["error"] in RETRIED and not sent.deadline.passed:
+                sent.sent_on, sent.again_s = 0, monotonic_s() + 0.1
+                self._trouble = wire.as_error(answer["error"], answer["text"] or "")
+                return
+            self._forget(answer["id"])
+            sent.done = True
+            if answer["error"] is not None:
+                self._refuse(sent, wire.as_error(answer["error"], answer["text"] or ""))
+            self._changed.notify_all()
+
+    def _in_trouble(self, error: EpochlogError) -> None:
+        """What refuses the line for good ends all that waits; else it is opened again, as long as anyone waits."""
+        with self._changed:
+            self._trouble = error
+            for number, sent in list(self._waiting.items()):
+                if type(error).__name__ not in RETRIED and type(error) is not EpochlogError:
+                    self._refuse(sent, error)
+                elif sent.deadline.passed:
+                    self._refuse(sent, ServerUnavailable(f"{self._location} did not answer in time"))
+                else:
+                    continue
+                self._forget(number)
+                sent.done = True
+            self._changed.notify_all()

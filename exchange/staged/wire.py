@@ -1,0 +1,258 @@
+"""The messages of the staged exchange, and the codec between them and bytes from a stranger.
+
+A message is a msgpack map with exactly the fields of its kind; every field is checked before it is used. A *parcel* is
+a message with a batch behind it: its length, the map, zeros up to a multiple of 64 bytes, then the bytes of the batch's
+file. docs/formats/flight.md has the fields.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgpack
+import pyarrow as pa
+
+from ... import errors
+from ...errors import BadMessage, EpochlogError, InvalidInput
+from .state import MAX_SEQ, MOST_CHANNELS, is_name
+
+MAX_BATCH = 64 << 20
+"""Bytes of a batch's file."""
+MAX_FIELDS = 1 << 20
+"""Bytes of a message, or of the map of a parcel."""
+MAX_PARCEL = MAX_BATCH + MAX_FIELDS + 128
+PUSH, MAIL = b"staged.push", b"staged.mail"
+"""The names of the exchanges."""
+MAX_NUMBER = (1 << 63) - 1
+MAX_STAGE = 1 << 31
+_ALIGN = 64
+MAX_TEXT = 4_000
+_LENGTH = struct.Struct("<I")
+_log = logging.getLogger("epochlog")
+
+Check = Callable[[Any], Any]
+Fields = dict[str, Any]
+
+
+# ---- checks of one field -------------------------------------------------------------------------------------------
+
+
+def name(value: Any) -> str:
+    if not is_name(value):
+        raise BadMessage("a name is none")
+    return value
+
+
+def number(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_NUMBER:
+        raise BadMessage("a number is no whole number from 0")
+    return value
+
+
+def seq(value: Any) -> int:
+    if number(value) > MAX_SEQ:
+        raise BadMessage(f"a sequence is above {MAX_SEQ}")
+    return value
+
+
+def last(value: Any) -> int:
+    return -1 if type(value) is int and value == -1 else seq(value)
+
+
+def stage(value: Any) -> int:
+    if type(value) is not int or not -MAX_STAGE <= value <= MAX_STAGE:
+        raise BadMessage("a stage is no whole number")
+    return value
+
+
+def flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise BadMessage("a flag is neither true nor false")
+    return value
+
+
+def text(value: Any) -> str:
+    if type(value) is not str or len(value) > MAX_TEXT:
+        raise BadMessage("a text is none, or too long")
+    return value
+
+
+def maybe(check: Check) -> Check:
+    """The same, or None."""
+    return lambda value: None if value is None else check(value)
+
+
+def cursor(value: Any) -> dict[str, int]:
+    if type(value) is not dict or len(value) > MOST_CHANNELS:
+        raise BadMessage("a cursor is no map of channels")
+    return {name(channel): seq(at) for channel, at in value.items()}
+
+
+def stages(value: Any) -> dict[int, tuple[str, ...]]:
+    """A list of [stage, channels], each channel once."""
+    if type(value) is not list or not 0 < len(value) <= MOST_CHANNELS:
+        raise BadMessage("stages are no list, or an empty one")
+    found: dict[int, tuple[str, ...]] = {}
+    for each in value:
+        if type(each) is not list or len(each) != 2 or type(each[1]) is not list or len(each[1]) > MOST_CHANNELS:
+            raise BadMessage("a stage is no pair of a number and channels")
+        found[stage(each[0])] = tuple(map(name, each[1]))
+    names = [channel for channels in found.values() for channel in channels]
+    if len(found) != len(value) or len(set(names)) != len(names) or not 0 < len(names) <= MOST_CHANNELS:
+        raise BadMessage("a stage or a channel is named twice, or there is none")
+    return {at: found[at] for at in sorted(found)}
+
+
+# ---- messages ------------------------------------------------------------------------------------------------------
+
+DECLARE: Mapping[str, Check] = {
+    "query": name,
+    "consumer": name,
+    "stages": stages,
+    "lease_ms": maybe(number),
+    "budget": maybe(number),
+}
+END: Mapping[str, Check] = {"query": name, "channel": name, "last": last, "attempt": number, "rows": maybe(number)}
+ACK: Mapping[str, Check] = {"query": name, "consumer": name, "incarnation": number, "cursor": cursor}
+QUERY: Mapping[str, Check] = {"query": name}
+"""Of the actions that ask for the stage, or drop a query."""
+STAGE: Mapping[str, Check] = {"stage": stage}
+PUSH_HELLO: Mapping[str, Check] = {"query": name}
+PUSHED: Mapping[str, Check] = {
+    "id": number,
+    "channel": name,
+    "stage": stage,
+    "seq": seq,
+    "attempt": number,
+    "crc32": number,
+    "wait_ms": number,
+}
+ANSWER: Mapping[str, Check] = {"id": number, "error": maybe(text), "text": maybe(text)}
+"""Of a push; without an error it is durable. id 0 is no push's: the server is alive."""
+MAIL_HELLO: Mapping[str, Check] = {
+    "query": name,
+    "consumer": name,
+    "incarnation": number,
+    "cursor": maybe(cursor),
+    "window": number,
+}
+TAKEN: Mapping[str, Check] = {"bytes": number}
+"""What the consumer's own process has taken off the window."""
+STARTED: Mapping[str, Check] = {"kind": text, "cursor": cursor, "stages": stages}
+ENDED: Mapping[str, Check] = {"kind": text, "channel": name, "last": last}
+ALIVE: Mapping[str, Check] = {"kind": text}
+ITEM: Mapping[str, Check] = {
+    "kind": text,
+    "channel": name,
+    "seq": seq,
+    "crc32": number,
+    "path": text,
+}
+DAMAGED: Mapping[str, Check] = {"kind": text, "path": text, "what": text}
+REFUSED: Mapping[str, Check] = {"kind": text, "error": text, "text": text}
+LETTERS: Mapping[str, Mapping[str, Check]] = {
+    "started": STARTED,
+    "item": ITEM,
+    "ended": ENDED,
+    "alive": ALIVE,
+    "damaged": DAMAGED,
+    "refused": REFUSED,
+}
+"""What a consumer is sent, by kind; all of them are parcels, and only an item has bytes behind it."""
+
+
+def pack(**fields: Any) -> bytes:
+    """A message."""
+    packed = msgpack.packb(fields, use_bin_type=True)
+    assert isinstance(packed, bytes)
+    return packed
+
+
+def unpack(message: bytes | memoryview, checks: Mapping[str, Check]) -> Fields:
+    """The checked fields of a message from a stranger. Raises BadMessage, and nothing else."""
+    return _checked(_map(message), checks)
+
+
+def unpack_letter(message: bytes | memoryview) -> Fields:
+    """The same of what a consumer is sent, of whichever kind it says."""
+    found = _map(message)
+    kind = found.get("kind")
+    checks = LETTERS.get(kind) if isinstance(kind, str) else None
+    if checks is None:
+        raise BadMessage("a message is of no kind that this version knows")
+    return _checked(found, checks)
+
+
+def _map(message: bytes | memoryview) -> Fields:
+    if len(message) > MAX_FIELDS:
+        raise BadMessage(f"a message has {len(message)} bytes; at most {MAX_FIELDS} are taken")
+    try:
+        found = msgpack.unpackb(message, raw=False, strict_map_key=True, max_ext_len=0)
+    except Exception:  # noqa: BLE001 (whatever a decoder makes of a stranger's bytes)
+        raise BadMessage("a message is no msgpack map") from None
+    if type(found) is not dict:
+        raise BadMessage("a message is no msgpack map")
+    return found
+
+
+def _checked(found: Fields, checks: Mapping[str, Check]) -> Fields:
+    if found.keys() != checks.keys():
+        raise BadMessage("a message lacks a field, or has one that none has")
+    return {field: check(found[field]) for field, check in checks.items()}
+
+
+# ---- parcels -------------------------------------------------------------------------------------------------------
+
+
+def parcel_head(**fields: Any) -> bytes:
+    """What stands before the bytes of a batch."""
+    packed = pack(**fields)
+    length = _LENGTH.size + len(packed)
+    return _LENGTH.pack(len(packed)) + packed + bytes(-length % _ALIGN)
+
+
+def open_parcel(parcel: bytes) -> tuple[memoryview, pa.Buffer]:
+    """The message and the batch of a parcel; nothing is copied. Raises BadMessage."""
+    if len(parcel) < _LENGTH.size:
+        raise BadMessage("a parcel is cut off")
+    (length,) = _LENGTH.unpack_from(parcel)
+    end = _LENGTH.size + length
+    end += -end % _ALIGN
+    if length > MAX_FIELDS or end > len(parcel):
+        raise BadMessage("a parcel is cut off")
+    return memoryview(parcel)[_LENGTH.size : _LENGTH.size + length], pa.py_buffer(parcel).slice(end)
+
+
+def as_fields(error: BaseException | None) -> tuple[str | None, str | None]:
+    """An error of a push for its answer: the name and text of a typed one; of others the server's log says more."""
+    if error is None:
+        return None, None
+    if isinstance(error, EpochlogError):
+        return type(error).__name__, str(error)[:MAX_TEXT]
+    _log.error("a push failed", exc_info=error)
+    return EpochlogError.__name__, "the server failed at this push; its own log says why"
+
+
+def as_error(name: str, text: str) -> EpochlogError:
+    """The error that an answer tells."""
+    found = getattr(errors, name, None)
+    if isinstance(found, type) and issubclass(found, EpochlogError) and "__init__" not in vars(found):
+        return found(text)
+    return EpochlogError(text)
+
+
+def stages_of(given: object) -> list[list[Any]]:
+    """Stages as a user gives them, {stage: channels}, as a field. Raises InvalidInput."""
+    if not isinstance(given, Mapping):
+        raise InvalidInput(f"stages is a dict of stages to channels, such as {{-1: ['build']}}, not {given!r}")
+    if any(isinstance(channels, str) or not isinstance(channels, Iterable) for channels in given.values()):
+        raise InvalidInput(f"stages gives each stage a list of channels, not {given!r}")
+    found = [[at, list(channels)] for at, channels in given.items()]
+    try:
+        stages(found)
+    except BadMessage as error:
+        raise InvalidInput(f"stages {given!r} cannot be declared: {error}") from None
+    return found
