@@ -90,8 +90,9 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .checkpoint.graph import JobInfo
     from .checkpoint.part import JobPart, LoadPart
     from .checkpoint.pipeline import JobStatus, Pipeline
+    from .checkpoint.replay import EndOfData
     from .checkpoint.running import CoordinatorSettings
-    from .checkpoint.upstream import Chunk, EndOfData, UpstreamLog
+    from .checkpoint.upstream import Chunk, UpstreamLog
     from .checkpoint.worker import Worker
     from .exchange.client import Client, connect
     from .exchange.subscriber import Subscription
@@ -138,8 +139,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "checkpoint.upstream": (
         "UpstreamLog",
         "Chunk",
-        "EndOfData",
     ),
+    "checkpoint.replay": ("EndOfData",),
     "checkpoint.barrier": ("Barrier",),
     "batch.snapshot": ("Snapshot",),
     "batch.policy": (

@@ -11,7 +11,7 @@ the Spark stream source.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from heapq import merge
@@ -22,30 +22,29 @@ from typing import Protocol, Self
 import numpy as np
 import pyarrow as pa
 
-from ..errors import InvalidInput, JobParked, LogTruncated
+from ..errors import InvalidInput
 from ..exchange.offsets import SNAPSHOT
 from ..store.catalog import Txn, View
 from ..store.changes import COMMIT_VERSION
 from ..store.clock import Deadline
-from ..store.definitions import JobRecord, TableDef, find_job, find_table, get_job, get_table
+from ..store.consumers import KEEP, open_consumer
+from ..store.definitions import JobRecord, TableDef, find_job, find_table, get_table
 from ..store.epoch import as_epoch
 from ..store.expiry import told_each
-from ..store.follow import reach
+from ..store.follow import reach, require_states
 from ..store.handle import Handle
-from ..store.history import forced_boundaries, read_epoch_view
 from ..store.holds import Hold, put_holds
-from ..store.intervals import FAR, first_after
+from ..store.intervals import FAR
 from ..store.leases import LEASE_MS
-from ..store.lineage import EpochView
 from ..store.log import LogPlan, plan_backfill, plan_changes
 from ..store.sealing import seal
-from .barrier import Barrier, BarrierKind, next_barrier
+from .barrier import Barrier
+from .replay import EndOfData, Stand, barrier_of_job, barrier_of_log, ended
 
 CHUNK_ROWS = 1 << 16
 """Rows of one chunk at most."""
 MOVE_HOLD_EVERY = 64
 """Barriers of a replay after which the log behind them is let go of; a reader that has caught up does so at once."""
-NEVER_MERGE = 1 << 62
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.005, 0.1
 
 
@@ -74,11 +73,6 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class EndOfData:
-    """Nothing more will come of any of the tables."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Round:
     """What is read up to one barrier, planned from one state of the catalog."""
 
@@ -95,30 +89,49 @@ class UpstreamLog:
 
     after: the epoch of the last barrier that is done with, 0 for the beginning of the logs; or "snapshot", which begins
     with the tables' rows at the newest sealed boundary S, as inserts, then Barrier(0, S, "initial"), then the logs.
+    Default: 0, or what the consumer says.
     job: None makes a barrier of every sealed boundary by which a table has changed; the name of a job (or the job)
     repeats that job's barriers, past ones and the one decided now, over upstreams of it. It only follows the job:
     whoever runs it decides the next one. A job that reads a snapshot first gives it here too.
+    consumer: the name of a durable cursor (`store.consumers()`). Reading goes on past what was last acknowledged with
+    `ack`; one that has acknowledged nothing begins at `after`, by default with the snapshot. Opening it fences whoever
+    had it open. keep, too_old: how long (seconds or a timedelta; None: for good) it holds the logs while it is away,
+    and whether one that was away for too long gets LogTruncated ("error") or begins anew ("snapshot").
+    columns: {table: columns} of the tables that are not wanted whole. pre_images: as in `table.changes`: inserts, both
+    sides of updates, deletes with the old row, instead of upserts and deletes by key; a large epoch may come in chunks
+    that part the two sides.
 
-    While it is open it holds what it has yet to read, by a lease. A consumer that may be away for longer than log
-    retention keeps a hold of its own. Memory is bounded by some hundred thousand changes a table, whatever lies between
-    two barriers. Close it, or use it in a `with` block; `close` may come from another thread, and ends the iteration.
+    While it is open it holds what it has yet to read, by a lease; a consumer is held for longer. Memory is bounded by
+    some hundred thousand changes a table, whatever lies between two barriers. Close it, or use it in a `with` block;
+    `close` may come from another thread, and ends the iteration.
 
-    Raises TableNotFound, JobNotFound, InvalidInput and LogTruncated at once; LogTruncated, TableDropped, JobParked and
-    StoreClosed while iterating.
+    Raises TableNotFound, JobNotFound, InvalidInput, LogTruncated, TableDropped and EpochExpired (for old rows that are
+    gone) at once; LogTruncated, TableDropped, JobParked, Fenced, ConsumerNotFound and StoreClosed while iterating.
     """
 
     def __init__(
-        self, store: HasHandle, tables: Sequence[str], job: str | HasName | None = None, after: int | str = 0
+        self,
+        store: HasHandle,
+        tables: Sequence[str],
+        job: str | HasName | None = None,
+        after: int | str | None = None,
+        *,
+        consumer: str | None = None,
+        too_old: str = "error",
+        keep: float | timedelta | None = KEEP,
+        columns: Mapping[str, Sequence[str]] | None = None,
+        pre_images: bool = False,
     ) -> None:
         handle = store._handle
         found = handle.catalog.read(lambda view: _tables(view, tables))
+        record = None if job is None else handle.catalog.read(lambda view: _job(view, job, found))
+        begin = after if after is None or after == SNAPSHOT else as_epoch("after", after)
         self._handle = handle
         self._tables = [(table.id, table.name) for table in found]
-        record = None if job is None else handle.catalog.read(lambda view: _job(view, job, found))
+        self._columns = _columns(found, columns)
+        self._pre_images = pre_images
+        self._looked_up = {table.id for table in found if pre_images and table.changelog != "full"}
         self._job = None if record is None else (record.id, record.name)
-        self._position = 0 if after == SNAPSHOT else as_epoch("after", after)
-        # whether the first round reads the tables' rows, not their logs
-        self._snapshot = after == SNAPSHOT if record is None else record.backfill == "snapshot" and not self._position
         self._holder = handle.new_holder("upstream")
         self._lock = threading.Lock()  # of the lease: nothing is held again once it is closed
         self._closed = threading.Event()
@@ -126,8 +139,22 @@ class UpstreamLog:
         self._held: int | None = None
         self._unmoved = 0
         self._broken = False
-        if not self._snapshot:
-            self._hold(self._position)
+        self._consumer = None
+        if consumer is not None:
+            self._consumer = open_consumer(handle, consumer, tables, too_old=too_old, keep=keep, states=pre_images)
+            begin = begin if self._consumer.position is None else self._consumer.position
+            begin = SNAPSHOT if begin is None else begin
+        self._position = begin if isinstance(begin, int) else 0
+        # whether the first round reads the tables' rows, not their logs
+        self._snapshot = begin == SNAPSHOT if record is None else record.backfill == "snapshot" and not self._position
+        try:
+            if not self._snapshot:
+                self._hold(self._position)
+            if self._consumer is not None and begin == self._position != self._consumer.position:
+                self._consumer.ack(self._position)  # so that it is held from now on
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def position(self) -> int:
@@ -161,8 +188,28 @@ class UpstreamLog:
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
         return None
 
+    def ack(self, barrier: Barrier | int | None = None) -> None:
+        """The consumer has made all through this barrier (or its epoch; None: the newest one given out) durable.
+
+        From then on a reader of that name begins there, whatever happens; durable when it returns. An earlier barrier
+        than the acknowledged one changes nothing. Raises Fenced, ConsumerNotFound, TableDropped, and InvalidInput
+        without a consumer, after `close`, or for what was not given out yet.
+        """
+        if self._consumer is None:
+            raise InvalidInput("there is no consumer to acknowledge for; name one: UpstreamLog(…, consumer=name)")
+        epoch = barrier.curr if isinstance(barrier, Barrier) else self._position if barrier is None else barrier
+        if as_epoch("barrier", epoch) > self._position:
+            raise InvalidInput(f"epoch {epoch} was not given out yet; the newest barrier is at {self._position}")
+        if self._position:
+            self._consumer.ack(epoch)
+
     def close(self) -> None:
         """End the iteration, in whatever thread it waits, and let go of what is held; a second call does nothing."""
+        self._end()
+        if self._consumer is not None:
+            self._consumer.close()
+
+    def _end(self) -> None:
         with self._lock:
             first, _ = not self._closed.is_set(), self._closed.set()
         if first:
@@ -190,7 +237,7 @@ class UpstreamLog:
             found = self._begin()
             if not isinstance(found, _Round):
                 if found is not None:
-                    self.close()
+                    self._end()  # the consumer stays open: it may still have to acknowledge the last barrier
                 return found
             self._round = self._items(found)
         try:
@@ -205,8 +252,10 @@ class UpstreamLog:
 
     def _begin(self) -> _Round | EndOfData | None:
         """The next round; None while there is none."""
+        if self._consumer is not None:
+            self._consumer.check()
         if self._job is None and not self._seal():
-            found = self._handle.catalog.read(self._ended)
+            found = self._handle.catalog.read(lambda view: ended(view, self._stand()))
         elif self._snapshot:
             found = self._pinned()
         else:
@@ -227,7 +276,9 @@ class UpstreamLog:
 
     def _chunks(self, place: int, name: str, plan: LogPlan) -> Iterator[tuple[int, int, Chunk]]:
         """(epoch, place, chunk) of one table, by epoch."""
-        for batch in told_each(self._handle, plan.batches(self._handle.files)):
+        columns = self._columns.get(name)
+        batches = plan.batches(self._handle.files, pre_images=self._pre_images and not plan.backfill, columns=columns)
+        for batch in told_each(self._handle, batches):
             epochs = batch.column(COMMIT_VERSION).to_numpy()
             cuts = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist(), len(epochs)]
             for start, stop in pairwise(cuts):
@@ -241,7 +292,7 @@ class UpstreamLog:
         """Seal what the clock has passed if there is anything new to read; whether there is."""
 
         def news(view: View) -> bool:
-            epochs = self._epochs(view)
+            epochs = self._stand().epochs(view)
             first = min(epochs.table(table_id).first_change(self._position) for table_id, _ in self._tables)
             return self._snapshot or first < FAR
 
@@ -250,14 +301,13 @@ class UpstreamLog:
             seal(self._handle)
         return found
 
-    def _epochs(self, view: View) -> EpochView:
-        for table_id, name in self._tables:
-            get_table(view, table_id, name)
-        return read_epoch_view(view, self._handle.memory, self._handle.catalog.now_ms())
+    def _stand(self) -> Stand:
+        return Stand(self._handle, self._tables, self._position, self._snapshot)
 
     def _plan(self, view: View) -> _Round | EndOfData | None:
         """The next round as of this state of the catalog."""
-        barrier = self._barrier(view) if self._job is None else self._barrier_of_job(view, self._job)
+        stand = self._stand()
+        barrier = barrier_of_log(view, stand) if self._job is None else barrier_of_job(view, stand, *self._job)
         if not isinstance(barrier, Barrier):
             return barrier
         plans: list[LogPlan] = []
@@ -268,51 +318,6 @@ class UpstreamLog:
                 after = min(_reachable(view, table, self._position), barrier.curr)
                 plans.append(plan_changes(view, table, after, barrier.curr, by_commit=True))
         return _Round(barrier, tuple(plans))
-
-    def _barrier(self, view: View) -> Barrier | EndOfData | None:
-        epochs, after = self._epochs(view), self._position
-        found = next_barrier(
-            epochs,
-            [table_id for table_id, _ in self._tables],
-            after,
-            interval_ms=self._handle.interval_ms,
-            forced=forced_boundaries(view, after, epochs.last_epoch),
-            max_lag=NEVER_MERGE,
-            first=self._snapshot,
-            snapshot=self._snapshot,
-            states=self._snapshot,
-        )
-        if found is None:
-            return self._ended(view)
-        return Barrier(found.prev, found.curr, _kind(after))
-
-    def _ended(self, view: View) -> EndOfData | None:
-        """Whether all tables have ended, at or below the position."""
-        epochs = self._epochs(view)
-        tables = [epochs.table(table_id) for table_id, _ in self._tables]
-        over = all(table.state == "finished" and table.position <= self._position for table in tables)
-        return EndOfData() if over and not self._snapshot else None
-
-    def _barrier_of_job(self, view: View, following: tuple[int, str]) -> Barrier | EndOfData | None:
-        """The job's first commit past the position; else the barrier that is recorded for it."""
-        job, epochs, after = get_job(view, *following), self._epochs(view), self._position
-        output, kind = epochs.table(job.outputs[0]), _kind(after)
-        if job.position > after:
-            if output.known_from > after:
-                raise LogTruncated(
-                    f"the barriers of job {job.name!r} are remembered only past epoch {output.known_from}; those after "
-                    f"{after} are forgotten. Start anew with after={job.position}"
-                )
-            return Barrier(after, int(first_after(output.commits, after)), kind)
-        if job.state == "parked":
-            raise JobParked(
-                f"job {job.name!r} was parked at epoch {job.position} and has no barriers; rebuild it first"
-            )
-        if job.state == "finished":
-            return EndOfData()
-        if job.barrier is not None and job.barrier[0] == after:
-            return Barrier(after, job.barrier[1], kind)
-        return None
 
     # ---- holding -------------------------------------------------------------------------------------------------
 
@@ -338,11 +343,15 @@ class UpstreamLog:
         return found
 
     def _hold(self, after: int) -> None:
-        """Hold the logs after an epoch, and nothing else; LogTruncated when they do not reach back to it."""
+        """Hold the logs after an epoch, and the states that old rows are looked up in; LogTruncated or EpochExpired
+        when they do not reach back to it.
+        """
 
         def body(tx: Txn) -> list[bytes]:
             for table_id, name in self._tables:
                 _reachable(tx, get_table(tx, table_id, name), after)
+                if table_id in self._looked_up:
+                    require_states(tx, table_id, name, after, 'after="snapshot"')
             return self._put(tx, after)
 
         with self._lock:
@@ -353,7 +362,10 @@ class UpstreamLog:
     def _put(self, tx: Txn, after: int) -> list[bytes]:
         """A lease of the logs after an epoch, and of the files that can be reached now."""
         now_ms = self._handle.catalog.now_ms()
-        holds = [Hold(self._holder, table_id, after, None, now_ms, now_ms + LEASE_MS) for table_id, _ in self._tables]
+        holds = [
+            Hold(self._holder, table, after, after if table in self._looked_up else None, now_ms, now_ms + LEASE_MS)
+            for table, _ in self._tables
+        ]
         return put_holds(tx, holds)
 
 
@@ -365,8 +377,15 @@ def _reachable(view: View, table: TableDef, after: int) -> int:
     return found.after
 
 
-def _kind(after: int) -> BarrierKind:
-    return "checkpoint" if after else "initial"
+def _columns(tables: Sequence[TableDef], wanted: Mapping[str, Sequence[str]] | None) -> Mapping[str, Sequence[str]]:
+    known = {table.name: table for table in tables}
+    if not isinstance(wanted or {}, Mapping):
+        raise InvalidInput(f"columns is a dict {{table: columns}}, not {wanted!r}")
+    for name, columns in (wanted or {}).items():
+        if name not in known:
+            raise InvalidInput(f"columns names table {name!r}, which is not read here: {', '.join(known)}")
+        LogPlan(known[name].schema, None).schema(columns)
+    return dict(wanted or {})
 
 
 def _tables(view: View, names: Sequence[str]) -> list[TableDef]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import LogTruncated
+from ..errors import EpochExpired, LogTruncated
 from .catalog import View
 from .definitions import TableDef, get_version
 from .records import hist_key
@@ -39,3 +39,13 @@ def reach(view: View, table: TableDef, after: int) -> Reach:
     between = view.scan(hist_key(table.id, after + 1), hist_key(table.id, mark + 1))
     forgotten = after < version.known_from  # the commits up to there are forgotten: there was one at least
     return Reach(table, after, mark, sum(bool(record["changed"]) for _, record in between) + forgotten)
+
+
+def require_states(view: View, table_id: int, name: str, after: int, instead: str) -> None:
+    """EpochExpired when old rows cannot be looked up for changes past `after`; `instead`: how else to begin."""
+    safe = get_version(view, table_id, name).safe_epoch
+    if after < safe:
+        raise EpochExpired(
+            f"table {name!r}: its states before epoch {safe} have been let go, so there are no old rows for changes "
+            f'past {after}. Read without them, or begin with {instead}; a table of changelog="full" stores them'
+        )

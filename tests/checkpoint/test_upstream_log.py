@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,11 @@ import epochlog as el
 from epochlog.checkpoint import upstream as upstream_module
 from epochlog.store import feed as feed_module
 from epochlog.store import images as images_module
-from epochlog.store.epoch import to_unix_ms
 from epochlog.store.log import LogPlan
-from lab import Lab, commits, keys_of, mirror, table_of
+from lab import Lab, commits, mirror, table_of
+from replays import LONG, Ear, History, Item, barriers, read, shown, there
 
-Item = el.Chunk | el.Barrier | el.EndOfData
-Shown = tuple[Any, ...]
 PATIENCE_S = 60
-LONG = 5_000_000  # epochs: longer than the distance of two boundaries
 
 
 @pytest.fixture
@@ -32,49 +28,6 @@ def lab(tmp_path: Path) -> Lab:
     lab.root_table()
     lab.root_table("q")
     return lab
-
-
-def there(log: el.UpstreamLog) -> list[Item]:
-    """All that has come so far."""
-    return list(iter(log.poll, None))
-
-
-def read(lab: Lab, tables: Sequence[str] = ("r",), **options: Any) -> list[Item]:
-    with el.UpstreamLog(lab.store, tables, **options) as log:
-        return there(log)
-
-
-def shown(items: Iterable[Item]) -> list[Shown]:
-    """Each change, and each barrier, as a tuple."""
-    found: list[Shown] = []
-    for item in items:
-        if isinstance(item, el.Chunk):
-            for row in item.data.to_pylist():
-                assert row["_commit_version"] == item.epoch
-                found.append((item.table, item.epoch, row["_change_type"], row["k"], row["v"]))
-        else:
-            found.append((item.prev, item.curr, item.kind) if isinstance(item, el.Barrier) else ("end",))
-    return found
-
-
-def barriers(items: Iterable[Item]) -> list[tuple[int, int]]:
-    return [(item.prev, item.curr) for item in items if isinstance(item, el.Barrier)]
-
-
-class Ear:
-    """A refresh that writes down what it is given, in the form of `shown`."""
-
-    def __init__(self, tables: Sequence[str], output: str) -> None:
-        self.tables, self.output, self.heard = tables, output, []
-
-    def __call__(self, ctx: Any) -> None:
-        rows: list[Shown] = []
-        for name in self.tables:
-            changes = ctx.changes(name, mode="epochs").to_pylist()
-            rows += [(name, row["_commit_version"], row["_change_type"], row["k"], row["v"]) for row in changes]
-        barrier = ctx.barrier
-        self.heard += sorted(rows, key=lambda row: (row[1], self.tables.index(row[0]), row[3]))
-        self.heard.append((barrier.prev, barrier.curr, barrier.kind))
 
 
 # ---- order -------------------------------------------------------------------------------------------------------
@@ -216,52 +169,6 @@ def test_the_data_ends_when_all_tables_have_ended(lab: Lab) -> None:
 
 
 # ---- against what a job sees -------------------------------------------------------------------------------------
-
-
-class History:
-    """Random commits of two root tables and of a job's output, of every kind there is."""
-
-    def __init__(self, lab: Lab, seed: int) -> None:
-        self.lab, self.rng = lab, random.Random(seed)
-        self.tables = ["r", "q", "view"]
-        self.view = lab.job("deriving", ["r"], ["view"], interval=self.rng.choice((1, 2)), backfill="log")
-
-    def turn(self) -> None:
-        rng, lab = self.rng, self.lab
-        table = rng.choice(("r", "r", "q"))
-        rows = {rng.randrange(9): (0, rng.randrange(100)) for _ in range(rng.randint(1, 4))}
-        kind = rng.choice(("put", "put", "delete", "empty", "both", "labels", "checkpoint", "step", "tick", "tick"))
-        if kind == "put":
-            lab.put(rows, table)
-        elif kind == "delete":
-            lab.store.table(table).delete(keys_of(rows))
-        elif kind == "empty":
-            lab.put({}, table)
-        elif kind == "both":
-            with lab.store.transaction() as tx:
-                tx.upsert("r", table_of(rows))
-                tx.upsert("q", table_of(rows))
-        elif kind == "labels":
-            self.labels(table)
-        elif kind == "checkpoint":
-            lab.store.checkpoint()
-        elif kind == "step":
-            self.view.step_local(mirror("r", "view"))
-        else:
-            lab.tick(rng.choice((0.3, 1, 1, 2.5)))
-
-    def labels(self, table: str) -> None:
-        writer, at, segments = self.lab.store.table(table).writer(), self.lab.store.last_epoch, []
-        for number in range(1, self.rng.randint(2, 4)):
-            writer.upsert(table_of({self.rng.randrange(9): (0, number)}))
-            at += 10 if self.rng.random() < 0.7 else LONG
-            segments += writer.seal(at)
-        self.lab.store.commit({table: segments}, epoch=at)
-        self.lab.now_ms = max(self.lab.now_ms, to_unix_ms(at))
-
-    def settle(self) -> None:
-        self.lab.tick(2)
-        commits({"view": lambda: self.view.step_local(mirror("r", "view"))})
 
 
 def against_a_job(lab: Lab, seed: int, turns: int) -> None:
@@ -425,9 +332,9 @@ def test_nothing_is_held_again_once_it_is_closed(lab: Lab, monkeypatch: pytest.M
     """Another thread closes it just before the hold moves."""
     lab.put({1: (0, 1)})
     lab.tick()
-    log, real = el.UpstreamLog(lab.store, ["r"]), el.UpstreamLog._ended
+    log, real = el.UpstreamLog(lab.store, ["r"]), upstream_module.ended
     assert len([log.poll(), log.poll()]) == 2 and log.position
-    monkeypatch.setattr(el.UpstreamLog, "_ended", lambda log, view: log.close() or real(log, view))
+    monkeypatch.setattr(upstream_module, "ended", lambda *given: log.close() or real(*given))
     assert log.poll() is None
     lab.store.table("r").truncate_log(lab.put({2: (0, 2)}))
 
@@ -571,7 +478,8 @@ def test_bad_input_is_named(lab: Lab) -> None:
     lab.job("j", ["r"])
     for tables, options in (
         ("r", {}), ([], {}), (["r", "r"], {}), (["r"], {"after": -1}), (["r"], {"after": "latest"}),
-        (["q"], {"job": "j"}), (["r"], {"after": None}),
+        (["q"], {"job": "j"}), (["r"], {"after": True}),
+        (["r"], {"columns": {"q": ["k"]}}), (["r"], {"columns": {"r": ["x"]}}), (["r"], {"columns": ["k"]}),
     ):  # fmt: skip
         with pytest.raises(el.InvalidInput):
             el.UpstreamLog(lab.store, tables, **options)
