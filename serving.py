@@ -13,6 +13,7 @@ from .checkpoint.worker import CONTROL
 from .errors import InvalidInput
 from .exchange.metrics_port import MetricsPort
 from .exchange.server import SHUTDOWN_S, Action, Certificate, Exchange, Role, Server
+from .exchange.staged.redis_marks import coordinated
 from .exchange.staged.service import StagedExchange
 from .exchange.subscription import Subscriptions
 from .exchange.subscription_messages import SUBSCRIBE
@@ -40,16 +41,17 @@ def serve(
 
     location: grpc://host:port, port 0 for a free one. Where others than this machine can reach it, tls=(certificate
     chain, key) and a token are needed. token: what clients must send with every call; with read_token, another one, a
-    client may only read. control: times of heartbeats and checkpoints. metrics: "127.0.0.1:0" serves Prometheus text
-    over HTTP at /metrics there; this machine alone can reach it. Raises InsecureServer, InvalidInput, WriteFailed (the
-    port is taken).
+    client may only read. coordinator: "redis://…" keeps a copy of the end marks of staged queries, and their stage
+    counters, on that server; it may be away, or lose them. control: times of heartbeats and checkpoints. metrics:
+    "127.0.0.1:0" serves Prometheus text over HTTP at /metrics there; this machine alone can reach it. Raises
+    InsecureServer, InvalidInput, WriteFailed (the port is taken).
     """
     if control is not None and not isinstance(control, CoordinatorSettings):
         raise InvalidInput(f"control takes epochlog.CoordinatorSettings, not {control!r}")
-    if coordinator is not None:
-        raise InvalidInput("coordinator takes nothing yet; times of heartbeats and checkpoints are given as control=")
+    if isinstance(coordinator, CoordinatorSettings):
+        raise InvalidInput("coordinator takes a URL; times of heartbeats and checkpoints are given as control=")
     certificate = None if tls is None else Certificate(_pem(tls[0]), _pem(tls[1]))
-    return StoreServer(store, location, token, read_token, certificate, control, metrics)
+    return StoreServer(store, location, token, read_token, certificate, coordinator, control, metrics)
 
 
 class StoreServer:
@@ -62,11 +64,13 @@ class StoreServer:
         token: str | None,
         read_token: str | None,
         certificate: Certificate | None,
+        coordinator: str | None,
         settings: CoordinatorSettings | None,
         metrics: str | None,
     ) -> None:
+        marks = None if coordinator is None else coordinated(coordinator, store._handle)
         self.coordinator = Coordinator(store._handle, settings)
-        self._staged = StagedExchange(store._handle)
+        self._staged = StagedExchange(store._handle, marks)
         self._handle = store._handle
         self._metrics: MetricsPort | None = None
         try:

@@ -180,6 +180,11 @@ def _serve(commands: argparse._SubParsersAction) -> None:
     one.add_argument("--tls-cert", metavar="FILE", help="the server's certificate chain, PEM")
     one.add_argument("--tls-key", metavar="FILE", help="its key, PEM")
     one.add_argument("--metrics", metavar="HOST:PORT", help="serve Prometheus text over HTTP there, on this machine")
+    one.add_argument(
+        "--coordinator",
+        metavar="URL",
+        help="redis://…: keep the end marks and stage counters of staged queries there too",
+    )
     when = one.add_argument_group("checkpoints of loads and jobs")
     when.add_argument("--interval", type=seconds, metavar="S", help="of a load: from one to the next (default: 1)")
     when.add_argument(

@@ -28,7 +28,8 @@ def serve(session: Session) -> None:
     told = threading.Event()
     before = {number: signal.signal(number, lambda *_: told.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     place = f"{scheme}://{options.bind}"
-    server = serve_store(session.store, place, token=token, tls=tls, control=times, metrics=options.metrics)
+    given = {"coordinator": options.coordinator, "control": times, "metrics": options.metrics}
+    server = serve_store(session.store, place, token=token, tls=tls, **given)
     try:
         place = session.handle.files.place
         if session.out.as_json:

@@ -3,6 +3,7 @@
 LMDB does not checksum its pages, so every record carries its own CRC-32. Key layout (docs/formats/catalog.md):
 
     meta/store, meta/head                   one store record; the counters that every commit moves
+    meta/exchange                           the newest server that keeps end marks in a coordinator
     name/<table>, jobname/<job>             names to ids
     table/<id>, head/<id>, runs/<id>        a table's definition; its TableVersion; its sorted runs
     log/<id>/<epoch>, hist/<id>/<epoch>     log entries with segments; what is remembered of a commit for good

@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 
 import msgpack
 
-from ...errors import EpochlogError, InvalidInput
+from ...errors import EpochlogError, QueryNotFound
 from ...store.catalog import Catalog, Txn, View
 from ...store.clock import Deadline
+from ...store.handle import Handle
 from ...store.redis_client import Cut, NotSent, RedisServer
 from ...store.redis_marks import CHANGED, EARLIER, KEPT, LATE, LOST, MISCOUNTED, NEWER, Writing, keep
 from ..gate import stage_counter
+from .keeping import find_channel, find_query
 
 _log = logging.getLogger("epochlog")
 
@@ -29,7 +31,7 @@ SERVER_KEY = b"meta/exchange"
 """The catalog's record of the newest server that keeps marks in a coordinator."""
 ANSWER_S = 2.0
 """How long one call waits for Redis, unless the URL says otherwise."""
-_FIRST_REST_S, _LONGEST_REST_S = 0.5, 10.0
+FIRST_REST_S, LONGEST_REST_S = 0.5, 10.0
 _MOST_CUTS = 8
 _NOTICED = {
     LOST: "it holds nothing",
@@ -80,8 +82,22 @@ class EndMarks:
         return packed
 
 
-Truth = Callable[[str], EndMarks | None]
-"""Reads a query's end marks from the catalog; None when there is no such query."""
+Truth = Callable[[str], EndMarks]
+"""Reads a query's end marks from the catalog, or raises QueryNotFound."""
+
+
+def end_marks(view: View, name: str) -> EndMarks:
+    """The end marks of a query in the catalog. Raises QueryNotFound."""
+    query = find_query(view, name)
+    ended = [find_channel(view, query, channel) for channel in query.ended]
+    marks = {one.name: EndMark(one.attempt, one.last, one.rows_told) for one in ended if one.last is not None}
+    return EndMarks(query.stages, marks)
+
+
+def coordinated(url: str, handle: Handle) -> RedisMarks:
+    """The marks of a store's queries, kept at that URL too. Raises InvalidInput."""
+    catalog = handle.catalog
+    return RedisMarks(url, handle.store_id, catalog, lambda query: catalog.read(lambda view: end_marks(view, query)))
 
 
 class RedisMarks:
@@ -124,7 +140,7 @@ class RedisMarks:
 
     def stage(self, query: str) -> int:
         with self._turns:
-            known = _known(self._truth, query)
+            known = self._truth(query)
             counted = self._settle(query, known) if self._rest.passed else None
         if counted is not None and counted != known.stage:
             _log.error("coordinator %s counted %d where the marks give %d", self._server.name, counted, known.stage)
@@ -161,7 +177,7 @@ class RedisMarks:
         """Write what the catalog has of a query; what cannot be written now is owed on."""
         try:
             with self._turns:
-                paid = self._settle(query, self._truth(query)) if self._rest.passed else None
+                paid = self._settle(query, self._known(query)) if self._rest.passed else None
         except EpochlogError as error:  # of the catalog: it may be better later
             if not self._closing:
                 _log.warning("the marks of query %s were not read: %s", query, error)
@@ -169,6 +185,13 @@ class RedisMarks:
             paid = None
         if paid is None:
             self._owe([query])
+
+    def _known(self, query: str) -> EndMarks | None:
+        """None once it was dropped, or its lease has ended."""
+        try:
+            return self._truth(query)
+        except QueryNotFound:
+            return None
 
     # ---- one writing, under `_turns` ---------------------------------------------------------------------------------
 
@@ -223,15 +246,8 @@ class RedisMarks:
         self._put_off()
 
     def _put_off(self) -> None:
-        self._rest_s = min(max(2 * self._rest_s, _FIRST_REST_S), _LONGEST_REST_S)
+        self._rest_s = min(max(2 * self._rest_s, FIRST_REST_S), LONGEST_REST_S)
         self._rest = Deadline.after(self._rest_s)
-
-
-def _known(truth: Truth, query: str) -> EndMarks:
-    known = truth(query)
-    if known is None:
-        raise InvalidInput(f"there is no query {query!r}; declare its consumers first")
-    return known
 
 
 def _newest_incarnation(view: View) -> int:

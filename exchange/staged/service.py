@@ -92,6 +92,8 @@ class StagedExchange:
         self._commits.close()
         self._upkeep.join()
         self.uses.close()
+        if self._marks is not None:
+            self._marks.close()
 
     # ---- for lines -----------------------------------------------------------------------------------------------
 

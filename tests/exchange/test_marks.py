@@ -57,13 +57,18 @@ def catalog(tmp_path: Path) -> Iterator[LmdbCatalog]:
 @pytest.fixture
 def serve(catalog: LmdbCatalog, books: Books, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], RedisMarks]]:
     """Marks as another server of the store has them each time."""
-    monkeypatch.setattr(module, "_FIRST_REST_S", 0.01)
-    monkeypatch.setattr(module, "_LONGEST_REST_S", 0.05)
+    monkeypatch.setattr(module, "FIRST_REST_S", 0.01)
+    monkeypatch.setattr(module, "LONGEST_REST_S", 0.05)
     monkeypatch.setattr(module, "ANSWER_S", 0.3)
     made: list[RedisMarks] = []
 
+    def truth(query: str) -> EndMarks:
+        if query not in books:
+            raise el.QueryNotFound(f"there is no query {query!r}")
+        return books[query]
+
     def make(url: str) -> RedisMarks:
-        made.append(RedisMarks(url, STORE_ID, catalog, books.get))
+        made.append(RedisMarks(url, STORE_ID, catalog, truth))
         return made[-1]
 
     yield make
@@ -122,7 +127,7 @@ def test_redis_hears_of_marks_that_nobody_asks_for(books: Books, marks: RedisMar
 
 
 def test_a_query_that_is_unknown_or_empty_has_no_stage(books: Books, marks: RedisMarks) -> None:
-    with pytest.raises(el.InvalidInput, match="there is no query 'p'"):
+    with pytest.raises(el.QueryNotFound):
         marks.stage("p")
     books["p"] = EndMarks({})
     with pytest.raises(el.InvalidInput, match="no channels are declared"):

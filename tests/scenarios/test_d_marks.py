@@ -1,0 +1,249 @@
+"""D8: the Redis that keeps the stage counter goes away, comes back empty or old, or is tampered with."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import epochlog as el
+from epochlog.exchange import ExchangeClient
+from epochlog.exchange.staged import redis_marks
+from epochlog.store.redis_marks import marks_key
+from redis_server import RedisServer
+from tcp_proxy import TcpProxy
+
+pytestmark = pytest.mark.local_only
+
+STAGES = {-2: ["seed"], -1: ["left", "right"], 0: ["probe"]}
+STAGE_OF = {name: stage for stage, names in STAGES.items() for name in names}
+BATCH = pa.record_batch({"n": [1, 2, 3]})
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    found = RedisServer(tmp_path / "redis")
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[el.Store]:
+    with el.open(tmp_path / "s", durability="os") as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis is given up sooner, and asked again sooner."""
+    monkeypatch.setattr(redis_marks, "ANSWER_S", 0.3)
+    monkeypatch.setattr(redis_marks, "FIRST_REST_S", 0.01)
+    monkeypatch.setattr(redis_marks, "LONGEST_REST_S", 0.05)
+
+
+@pytest.fixture
+def ex(store: el.Store, server: RedisServer) -> Iterator[ExchangeClient]:
+    with el.serve(store, coordinator=server.url()) as served, client_of(served) as found:
+        declare(found)
+        yield found
+
+
+def client_of(served: el.StoreServer, query: str = "q") -> ExchangeClient:
+    return ExchangeClient(served.location, query=query)
+
+
+def declare(ex: ExchangeClient) -> None:
+    ex.declare("join", stages=STAGES)
+
+
+def produce(ex: ExchangeClient, *channels: str) -> None:
+    """A batch and the end, durable on return."""
+    for channel in channels:
+        ex.push(channel, STAGE_OF[channel], 0, BATCH)
+        ex.end(channel, 0)
+
+
+def consumed(ex: ExchangeClient, incarnation: int) -> list[str]:
+    with ex.consume("join", incarnation=incarnation) as mail:
+        return [channel for channel, _, _ in mail]
+
+
+def held(server: RedisServer, store: el.Store, query: str = "q") -> int | None:
+    """The counter that Redis holds, for those who ask it and not the server."""
+    with server.client() as client:
+        found = client.hget(key(store), f"s:{query}")
+    return None if found is None else int(found)  # pyright: ignore[reportArgumentType]
+
+
+def key(store: el.Store) -> bytes:
+    return marks_key(store._handle.store_id)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        threading.Event().wait(0.005)
+
+
+def test_d8_the_counter_is_kept_in_redis(ex: ExchangeClient, server: RedisServer, store: el.Store) -> None:
+    assert (ex.stage, held(server, store)) == (-2, -2)
+    produce(ex, "seed", "right")
+    assert (ex.stage, held(server, store)) == (-1, -1)
+    produce(ex, "left")
+    until(lambda: held(server, store) == 0)  # unasked
+    produce(ex, "probe")
+    assert (ex.stage, held(server, store)) == (1, 1)
+    assert consumed(ex, 0) == ["seed", "left", "right", "probe"]
+    ex.drop()
+    until(lambda: held(server, store) is None)
+
+
+def test_d8_redis_is_killed_and_comes_back_empty(ex: ExchangeClient, server: RedisServer, store: el.Store) -> None:
+    """Rebuilt from the end marks, not from stage -2."""
+    produce(ex, "seed", "left", "right")
+    assert ex.stage == 0
+    server.kill()
+    shutil.rmtree(server.folder / "appendonlydir")
+    server.start()
+    until(lambda: ex.stage == 0 and held(server, store) == 0)
+
+
+def test_d8_redis_comes_back_with_an_old_counter(ex: ExchangeClient, server: RedisServer, store: el.Store) -> None:
+    """An append-only file from before the newest end marks: it is behind, and is noticed."""
+    old = server.folder.parent / "old"
+    produce(ex, "seed")
+    assert ex.stage == -1
+    server.kill()
+    shutil.copytree(server.folder / "appendonlydir", old)
+    server.start()
+    produce(ex, "left", "right")
+    until(lambda: ex.stage == 0 and held(server, store) == 0)
+    server.kill()
+    shutil.rmtree(server.folder / "appendonlydir")
+    shutil.copytree(old, server.folder / "appendonlydir")
+    server.start()
+    assert held(server, store) in (-1, 0)  # 0 only if it was mended at once
+    until(lambda: ex.stage == 0 and held(server, store) == 0)
+
+
+def test_d8_an_old_counter_of_a_query_that_was_made_again_is_not_ahead(
+    ex: ExchangeClient, server: RedisServer, store: el.Store
+) -> None:
+    """All had ended, then the query was dropped and declared anew. The old file says: start everything."""
+    produce(ex, "seed", "left", "right", "probe")
+    assert ex.stage == 1
+    server.kill()
+    old = server.folder.parent / "old"
+    shutil.copytree(server.folder / "appendonlydir", old)
+    server.start()
+    ex.drop()
+    declare(ex)
+    assert ex.stage == -2
+    server.kill()
+    shutil.rmtree(server.folder / "appendonlydir")
+    shutil.copytree(old, server.folder / "appendonlydir")
+    server.start()
+    assert held(server, store) in (1, -2)  # -2 only if it was mended at once
+    for _ in range(3):
+        assert ex.stage == -2
+    until(lambda: ex.stage == -2 and held(server, store) == -2)
+
+
+def test_d8_what_is_flushed_deleted_or_flipped_is_noticed(
+    ex: ExchangeClient, server: RedisServer, store: el.Store
+) -> None:
+    produce(ex, "seed")
+    with server.client() as client:
+        for damage in (
+            client.flushall,
+            lambda: client.hset(key(store), "s:q", 1),
+            lambda: client.hdel(key(store), "s:q"),
+            lambda: client.hdel(key(store), "m:q"),
+            lambda: client.delete(key(store)),
+            lambda: client.hset(key(store), "generation", 99),
+        ):
+            assert (ex.stage, held(server, store)) == (-1, -1)
+            damage()
+            assert (ex.stage, held(server, store)) == (-1, -1)
+    produce(ex, "left", "right")
+    assert (ex.stage, held(server, store)) == (0, 0)
+
+
+def test_d8_pushes_and_consumption_go_on_while_redis_is_away(
+    ex: ExchangeClient, server: RedisServer, store: el.Store
+) -> None:
+    """Even the stage is told: the catalog has every end mark, and Redis hears of them when it is back."""
+    server.kill()
+    seen = [ex.stage]
+    for name in STAGE_OF:
+        produce(ex, name)
+        seen.append(ex.stage)
+    assert seen == [-2, -1, -1, 0, 1]
+    assert consumed(ex, 0) == ["seed", "left", "right", "probe"]
+    server.start()
+    until(lambda: held(server, store) == 1)
+
+
+def test_d8_a_restarted_server_takes_the_marks_over(store: el.Store, server: RedisServer) -> None:
+    with el.serve(store, coordinator=server.url()) as first, client_of(first) as one:
+        declare(one)
+        produce(one, "seed")
+        assert one.stage == -1
+        with server.client() as client:
+            client.hset(key(store), "s:q", 1)
+        with el.serve(store, coordinator=server.url()) as second, client_of(second) as two:
+            assert (two.stage, held(server, store)) == (-1, -1)
+            produce(two, "left", "right")
+            assert (two.stage, held(server, store)) == (0, 0)
+            assert one.stage == 0  # by the catalog
+            produce(one, "probe")  # an end through the one that was fenced
+            assert (one.stage, two.stage, held(server, store)) == (1, 1, 1)
+
+
+def test_d8_without_a_coordinator_the_catalog_counts(store: el.Store) -> None:
+    with el.serve(store) as served, client_of(served) as ex:
+        declare(ex)
+        seen = [ex.stage]
+        for name in STAGE_OF:
+            produce(ex, name)
+            seen.append(ex.stage)
+    with el.serve(store) as served, client_of(served) as ex:
+        assert [*seen, ex.stage] == [-2, -1, -1, 0, 1, 1]
+
+
+def test_d8_a_bad_connection_between_server_and_redis(store: el.Store, server: RedisServer) -> None:
+    """Cut after delivery, cut before, a black hole, a delay: every answer is that of the end marks."""
+    proxy = TcpProxy(server.port)
+    try:
+        with el.serve(store, coordinator=f"redis://127.0.0.1:{proxy.port}/0") as served, client_of(served) as ex:
+            declare(ex)
+            until(lambda: held(server, store) == -2)
+            proxy.cut_answer(b"EVALSHA")
+            produce(ex, "seed")
+            assert ex.stage == -1
+            assert proxy.fired.wait(10)
+            until(lambda: held(server, store) == -1)
+            proxy.refuse(True)
+            produce(ex, "left")
+            assert (ex.stage, held(server, store)) == (-1, -1)
+            proxy.refuse(False)
+            proxy.swallow(b"EVALSHA")
+            produce(ex, "right")
+            assert ex.stage == 0
+            assert proxy.fired.wait(10)
+            proxy.slow(0.03)
+            until(lambda: held(server, store) == 0)
+            produce(ex, "probe")
+            assert ex.stage == 1
+            assert consumed(ex, 0) == ["seed", "left", "right", "probe"]
+            until(lambda: held(server, store) == 1)
+    finally:
+        proxy.stop()
+
+
+def test_d8_a_url_that_is_none_is_refused(store: el.Store) -> None:
+    with pytest.raises(el.InvalidInput, match="coordinator"):
+        el.serve(store, coordinator="localhost:6379")
