@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import msgpack
 
-from ...errors import EpochlogError, QueryNotFound
+from ...errors import Corrupt, EpochlogError, QueryNotFound
 from ...store.catalog import Catalog, Txn, View
 from ...store.clock import Deadline
 from ...store.handle import Handle
@@ -252,7 +252,10 @@ class RedisMarks:
 
 def _newest_incarnation(view: View) -> int:
     record = view.get(SERVER_KEY)
-    return 0 if record is None else record["incarnation"]
+    found = 0 if record is None else record.get("incarnation")
+    if type(found) is not int or not 0 <= found < 1 << 52:
+        raise Corrupt(f"catalog record {SERVER_KEY!r}", f"its incarnation is {found!r:.100}")
+    return found
 
 
 def _next_incarnation(tx: Txn) -> int:
