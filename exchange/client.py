@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from ..errors import InvalidInput, StoreClosed
 from ..store.clock import seconds
+from ..store.consumers import KEEP
 from .line import ClientLine, check_token, parsed
 from .subscriber import Subscription
 from .subscription_messages import MAX_REQUEST, Request, encode
@@ -55,16 +56,26 @@ class Client:
         after: int | None = None,
         *,
         columns: Sequence[str] | None = None,
+        too_old: str = "error",
+        keep: float | timedelta | None = KEEP,
         reconnect: float | timedelta = RECONNECT_S,
     ) -> Subscription:
         """Follow a table live: its rows first, then every change.
 
-        after: an epoch, to begin with the changes past it instead of the rows. columns: of the table, None for all.
-        reconnect: for how long (seconds or a timedelta) a server that has gone is waited for. Raises TableNotFound,
-        InvalidInput, LogTruncated, EpochNotCommitted (`after` is not there yet), AccessDenied, ServerUnavailable.
+        consumer: a durable name under which `ack` remembers what is done with: a subscription that begins under it
+        later goes on there, and fences this one. Without, nothing outlasts the subscription. after: an epoch, to begin
+        with the changes past it instead of the rows. columns: of the table, None for all. too_old: what a consumer
+        whose log was truncated does: "error" raises LogTruncated, "snapshot" begins with the rows again. keep: how long
+        (seconds or a timedelta) a consumer that is away holds the log, None for good. reconnect: for how long (seconds
+        or a timedelta) a server that has gone is waited for.
+
+        Raises TableNotFound, InvalidInput, LogTruncated, EpochNotCommitted (`after` is not there yet), AccessDenied,
+        ServerUnavailable.
         """
         self._require_open()
-        request = Request(table, consumer, after, None if columns is None else tuple(_names(columns)))
+        keep_s = None if keep is None else seconds(keep, "keep")
+        names = None if columns is None else tuple(_names(columns))
+        request = Request(table, consumer, after, names, too_old, keep_s)
         if len(encode(request)) > MAX_REQUEST // 2:
             raise InvalidInput("these names are too long to be those of a table and its columns")
         dial: Any = partial(_dial, self._location, self._token, self._roots)

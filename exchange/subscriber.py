@@ -19,10 +19,12 @@ import pyarrow as pa
 from ..errors import (
     CatalogUnavailable,
     EpochlogError,
+    InvalidInput,
     OutcomeUnknown,
     ServerUnavailable,
 )
 from ..store.clock import Deadline, monotonic_s
+from ..store.epoch import as_epoch
 from .gate import StageGate
 from .line import ClientLine
 from .subscription_messages import (
@@ -65,9 +67,10 @@ class _Item:
 class Subscription:
     """Iterates record batches of a table: its columns, then `_change_type`, `_commit_version` and `_commit_timestamp`.
 
-    First come the table's rows as of one epoch, as inserts; then each later epoch's changes (upsert, delete), in key
-    order; then what is new, as it is committed. A batch is of one epoch; a large epoch comes in several. `epoch` tells
-    through which epoch all was given out. The iteration ends when the table's data has ended, or with `close`.
+    First come the table's rows as of one epoch, as inserts; a subscription that begins with them has no `epoch` yet, and
+    its user begins with an empty state. Then come each later epoch's changes (upsert, delete) in key order, then what is
+    new, as it is committed. A batch is of one epoch; a large epoch comes in several. `epoch` tells through which epoch
+    all was given out. The iteration ends when the table's data has ended, or with `close`.
 
     After a cut it goes on by itself; each change is given out once. Raises ServerUnavailable when the server has not
     come back in `reconnect` seconds, ReaderTooSlow, LogTruncated, SnapshotExpired, TableDropped, AccessDenied; an error
@@ -91,6 +94,7 @@ class Subscription:
         self._welcome: Welcome | None = None
         self._place = Place()  # through where all was received
         self._epoch: int | None = None
+        self._wanted = self._acked = -1
         self._line: ClientLine | None = None
         self._heard_s = monotonic_s()
         self._lost_s: float | None = self._heard_s  # since when there is no connection that works
@@ -136,6 +140,34 @@ class Subscription:
                 self._epoch = item.epoch
             if item.rows is not None:
                 return item.rows
+
+    def ack(self, epoch: int, *, timeout: float | timedelta | None = None) -> None:
+        """All through `epoch` is covered by durable state of yours: what comes next under this consumer's name, after a
+        crash too, is past it. Durable when it returns; an epoch at or below an earlier one changes nothing.
+
+        timeout: seconds or a timedelta to wait for the answer, None for the client's. Raises InvalidInput for an epoch
+        that was not given out whole, Fenced when another has come under the name, and ServerUnavailable when no answer
+        came: then it may be acknowledged or not, and the same may be said again.
+        """
+        epoch = as_epoch("epoch", epoch)
+        if self._request.consumer is None:
+            raise InvalidInput("a subscription acknowledges under the name of a consumer: subscribe with consumer=")
+        if self._epoch is None or epoch > self._epoch:
+            raise InvalidInput(
+                f"epoch {epoch} of {self._request.table!r} was not given out whole yet; `epoch` ({self._epoch}) says "
+                "through which all was"
+            )
+        deadline = Deadline.after(self._timeout_s if timeout is None else timeout)
+        with self._changed:
+            self._wanted = max(self._wanted, epoch)
+            line = self._line
+        if line is not None and self._acked < epoch:
+            line.send(encode(Answer("ack", epoch)))
+        done = self._wait(lambda: self._acked >= epoch or self._closed, deadline)
+        if not done or self._acked < epoch:
+            raise ServerUnavailable(
+                f"{self._location} has not answered whether {epoch} is acknowledged; acknowledge it again"
+            )
 
     @property
     def ended(self) -> bool:
@@ -233,9 +265,14 @@ class Subscription:
             if line is not None:
                 line.close()
             with self._changed:
-                if self._changed.wait_for(lambda: self._closed or self._error, pause_s):
+                if self._changed.wait_for(self._over, pause_s):
                     return
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    def _over(self) -> bool:
+        """Whether no other connection is needed; a consumer may acknowledge after the end of the data."""
+        ended = self._gate.done and self._request.consumer is None
+        return self._closed or self._error is not None or ended
 
     def _connection(self) -> EpochlogError:
         """Read one connection until it ends; why it did."""
@@ -290,13 +327,16 @@ class Subscription:
         if isinstance(news, Welcome):
             self._begin(news)
             told, self._untold = self._untold, 0  # what was taken while there was no connection
-            return [Answer("took", told)] if told else []
+            again = [Answer("ack", self._wanted)] if self._wanted > self._acked else []
+            return again + ([Answer("took", told)] if told else [])
         if isinstance(news, Mark):
             self._marked(news, rows)
         elif news.kind == "over":
             line.end()
         else:
             self._lost_s = None
+            if news.kind == "acked":
+                self._acked = max(self._acked, news.epoch)
         return [Answer("here")] if isinstance(news, Notice) and news.kind == "beat" else []
 
     def _begin(self, welcome: Welcome) -> None:
@@ -305,6 +345,7 @@ class Subscription:
             if welcome.place.snapshot is None:
                 self._epoch = welcome.place.after
         self._welcome = welcome
+        self._acked = max(self._acked, -1 if welcome.acked is None else welcome.acked)
 
     def _marked(self, mark: Mark, rows: pa.RecordBatch | None) -> None:
         """Put it through the gate, and what that lets out into the box."""

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from ..errors import InvalidInput, LimitExceeded, ReaderTooSlow, TableDropped
+from ..errors import EpochlogError, InvalidInput, LimitExceeded, ReaderTooSlow, TableDropped
 from ..store.catalog import View
 from ..store.clock import monotonic_s
+from ..store.consumers import Consumer, open_consumer
 from ..store.definitions import TableDef
 from ..store.handle import Handle
 from ..store.history import read_epoch_view
@@ -68,8 +70,6 @@ class Subscriptions:
     def serve(self, line: Line, rest: bytes) -> None:
         """One subscription, until its client ends it or it is cut. Raises what the client is to be told."""
         request = decode_request(rest)
-        if request.consumer is not None:
-            raise InvalidInput("this server keeps no consumers yet; subscribe without consumer=")
         with self._lock:
             if self._open >= self._bounds.most:
                 raise LimitExceeded(
@@ -97,10 +97,19 @@ class _Subscription:
         table = handle.catalog.read(lambda view: table_of(view, request.table, known))
         self.watched = head_key(table.id)
         self._name = table.name
-        self._feed = TableFeed(handle, table, request.columns, _start(handle, table, request), ADVICE)
+        self._consumer = None if request.consumer is None else _opened(handle, request, request.consumer)
+        place = _start(handle, table, request, self._consumer)
+        try:
+            self._feed = TableFeed(handle, table, request.columns, place, ADVICE)
+        except BaseException:
+            self._let_go()
+            raise
+        self._through = self._feed.at.after  # of what was sent, all of it
         snapshot, changes = (0, 0) if resume is None else resume.seqs
         self._seqs = {SNAPSHOT: snapshot, CHANGES: changes}
-        self._welcome = Welcome(handle.store_id, table.id, self._feed.at, bounds.beat_s, bounds.slow_s)
+        own = self._consumer
+        known = (own.incarnation, own.position) if own else (None, None)
+        self._welcome = Welcome(handle.store_id, table.id, self._feed.at, bounds.beat_s, bounds.slow_s, *known)
         self._changed = threading.Condition()
         self._outstanding = 0 if resume is None else resume.held
         self._news = self._closed = False
@@ -119,6 +128,7 @@ class _Subscription:
             self._close()
             giving.join()
             self._watch.remove(self)
+            self._let_go()
             self._feed.close()
         if self._error is not None:
             raise self._error
@@ -148,7 +158,22 @@ class _Subscription:
                 self._took_s = self._heard_s
                 self._changed.notify_all()
         if answer.kind == "ack":
+            self._acknowledged(answer.number)
+
+    def _acknowledged(self, epoch: int) -> None:
+        if self._consumer is None:
             raise InvalidInput("only the subscription of a consumer acknowledges: give it a name with consumer=")
+        if epoch > self._through:
+            raise InvalidInput(
+                f"epoch {epoch} of {self._name!r} was not given out whole: acknowledge through {self._through} at most"
+            )
+        self._consumer.ack(epoch)
+        self._send(encode(Notice("acked", epoch)))
+
+    def _let_go(self) -> None:
+        if self._consumer is not None:
+            with suppress(EpochlogError):  # its lease runs out by itself
+                self._consumer.close()
 
     def _close(self) -> None:
         with self._changed:
@@ -165,6 +190,7 @@ class _Subscription:
                 self._end(SNAPSHOT)
             while not self._closed:
                 self._news = False
+                self._check()
                 for item in self._feed.new():
                     self._given(item)
                     if self._closed:
@@ -180,11 +206,17 @@ class _Subscription:
             if not ended:
                 self._line.hang_up()
 
+    def _check(self) -> None:
+        """Fenced when another has come under the consumer's name, at whatever server of the store."""
+        if self._consumer is not None:
+            self._consumer.check()
+
     def _given(self, item: Slice | Passed) -> None:
         """Send it, as soon as there is room."""
         if isinstance(item, Slice):
             self._rows(item)
             return
+        self._through = item.epoch
         channel = SNAPSHOT if item.snapshot else CHANGES
         self._send(encode(Mark("passed", channel, self._next(channel), item.epoch, last=True)))
         if item.snapshot:
@@ -197,6 +229,8 @@ class _Subscription:
             if self._closed:
                 return
             self._outstanding += size
+            if item.last:
+                self._through = item.epoch
         mark = Mark("rows", channel, self._next(channel), item.epoch, item.last, size)
         self._send(encode(mark), item.data)
 
@@ -228,12 +262,22 @@ class _Subscription:
                     "bytes waited; subscribe anew, after the epoch that is done with, and take what comes in time"
                 )
             self._send(encode(Notice("beat")))
+            self._check()
 
 
-def _start(handle: Handle, table: TableDef, request: Request) -> Place | None:
+def _opened(handle: Handle, request: Request, name: str) -> Consumer:
+    resumed = None if request.resume is None else request.resume.incarnation
+    return open_consumer(
+        handle, name, [request.table], too_old=request.too_old, keep=request.keep_s, incarnation=resumed
+    )
+
+
+def _start(handle: Handle, table: TableDef, request: Request, consumer: Consumer | None) -> Place | None:
     """Where to begin; None: with the table's rows."""
     if request.resume is not None:
         return request.resume.place
+    if consumer is not None:
+        return None if consumer.position is None else Place(after=consumer.position)
     if request.after is None:
         return None
     after = request.after

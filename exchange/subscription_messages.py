@@ -8,10 +8,12 @@ with what it took, and with acknowledgements.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
 from ..errors import BadMessage, InvalidInput
+from ..store.consumers import KEEP
 from ..store.epoch import MAX_EPOCH
 
 SUBSCRIBE = b"subscribe"
@@ -55,13 +57,16 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """consumer: the durable name; after: an epoch, or None for the rows first; columns: None for all."""
+    """consumer: the durable name; after: an epoch, or None for the rows first; columns: None for all. too_old, keep_s:
+    the consumer's policies; keep_s None keeps it for good.
+    """
 
     table: str
     consumer: str | None = None
     after: int | None = None
     columns: tuple[str, ...] | None = None
     too_old: str = "error"
+    keep_s: float | None = KEEP.total_seconds()
     resume: Resume | None = None
 
 
@@ -133,6 +138,13 @@ def decode_request(data: bytes) -> Request:
         raise InvalidInput('a subscription\'s request names a "table", and its "columns" as a list of names')
     if found.consumer is not None and type(found.consumer) is not str:
         raise InvalidInput('a subscription\'s "consumer" is a name')
+    if found.keep_s is not None and (type(found.keep_s) not in (int, float) or not 0 <= found.keep_s < math.inf):
+        raise InvalidInput('a subscription\'s "keep_s" is a number of seconds, or null')
+    if found.after is not None and found.consumer is not None:
+        raise InvalidInput(
+            "a consumer goes on after what it acknowledged and takes no `after`; store.reset_consumer(name, to) moves "
+            "it"
+        )
     if found.after is not None and not _is_number(found.after, MAX_EPOCH):
         raise InvalidInput(f'a subscription\'s "after" is an epoch, not {str(found.after)[:40]}')
     return Request(**{**_flat(found), "columns": None if columns is None else tuple(columns)})

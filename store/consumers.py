@@ -92,10 +92,7 @@ class Consumer:
         record = get_consumer(view, self.name)
         require_tables(record)
         if record.holder != self._record.holder:
-            raise Fenced(
-                f"consumer {self.name!r} was reset or taken over: it is at incarnation {record.incarnation}, this one "
-                f"is {self.incarnation} and has no effect any more"
-            )
+            raise _fenced(record, self.incarnation)
         return record
 
     def ack(self, epoch: int) -> None:
@@ -151,6 +148,7 @@ def open_consumer(
     too_old: str = "error",
     keep: float | timedelta | None = KEEP,
     states: bool = False,
+    incarnation: int | None = None,
 ) -> Consumer:
     """The consumer of that name, made if there is none, under a new incarnation: an earlier one is fenced.
 
@@ -169,6 +167,8 @@ def open_consumer(
 
     def body(tx: Txn) -> ConsumerRecord:
         now_ms, known = handle.catalog.now_ms(), tx.get(consumer_key(name))
+        if incarnation is not None:
+            _require_newest(get_consumer(tx, name), incarnation)
         if known is None:
             record, found = _founded(tx, name, tables, too_old)
         else:
@@ -184,7 +184,7 @@ def open_consumer(
             too_old=too_old,
             keep_ms=keep_ms,
             states=looks_up,
-            incarnation=record.incarnation + 1,
+            incarnation=record.incarnation + 1 if incarnation is None else incarnation,
             holder=holder,
             expires_ms=now_ms + LEASE_MS,
             last_ms=now_ms,
@@ -238,6 +238,18 @@ def drop_consumer(handle: Handle, name: str) -> None:
 def list_consumers(handle: Handle) -> list[ConsumerInfo]:
     """All consumers, by name."""
     return handle.catalog.read(lambda view: [_info(handle, view, record) for record in all_consumers(view)])
+
+
+def _require_newest(record: ConsumerRecord, incarnation: int) -> None:
+    if record.incarnation != incarnation:
+        raise _fenced(record, incarnation)
+
+
+def _fenced(record: ConsumerRecord, incarnation: int) -> Fenced:
+    return Fenced(
+        f"consumer {record.name!r} was reset or taken over: it is at incarnation {record.incarnation}, this one is "
+        f"{incarnation} and has no effect any more"
+    )
 
 
 # ---- what it comes to --------------------------------------------------------------------------------------------
