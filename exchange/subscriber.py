@@ -67,10 +67,10 @@ class _Item:
 class Subscription:
     """Iterates record batches of a table: its columns, then `_change_type`, `_commit_version` and `_commit_timestamp`.
 
-    First come the table's rows as of one epoch, as inserts; a subscription that begins with them has no `epoch` yet, and
-    its user begins with an empty state. Then come each later epoch's changes (upsert, delete) in key order, then what is
-    new, as it is committed. A batch is of one epoch; a large epoch comes in several. `epoch` tells through which epoch
-    all was given out. The iteration ends when the table's data has ended, or with `close`.
+    First come the table's rows as of one epoch, as inserts; a subscription that begins with them has no `epoch` yet,
+    and its user begins with an empty state. Then come each later epoch's changes (upsert, delete) in key order, then
+    what is new, as it is committed. A batch is of one epoch; a large epoch comes in several. `epoch` tells through
+    which epoch all was given out. The iteration ends when the table's data has ended, or with `close`.
 
     After a cut it goes on by itself; each change is given out once. Raises ServerUnavailable when the server has not
     come back in `reconnect` seconds, ReaderTooSlow, LogTruncated, SnapshotExpired, TableDropped, AccessDenied; an error
@@ -232,10 +232,11 @@ class Subscription:
                     raise self._error
                 if deadline is not None and deadline.passed:
                     return False
-                if self._line is not None and self._silent_s() <= 0:
-                    self._heard_s = monotonic_s()
+                wait_s = MAX_PAUSE_S if self._line is None else self._silent_s()
+                if self._line is not None and wait_s <= 0:
+                    self._heard_s, wait_s = monotonic_s(), MAX_PAUSE_S
                     self._line.hang_up()
-                self._changed.wait(min(MAX_PAUSE_S, MAX_PAUSE_S if deadline is None else deadline.left_s))
+                self._changed.wait(min(wait_s, wait_s if deadline is None else deadline.left_s))
             return True
 
     def _silent_s(self) -> float:

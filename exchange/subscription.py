@@ -108,8 +108,15 @@ class _Subscription:
         snapshot, changes = (0, 0) if resume is None else resume.seqs
         self._seqs = {SNAPSHOT: snapshot, CHANGES: changes}
         own = self._consumer
-        known = (own.incarnation, own.position) if own else (None, None)
-        self._welcome = Welcome(handle.store_id, table.id, self._feed.at, bounds.beat_s, bounds.slow_s, *known)
+        self._welcome = Welcome(
+            handle.store_id,
+            table.id,
+            self._feed.at,
+            bounds.beat_s,
+            bounds.slow_s,
+            own.incarnation if own else None,
+            own.position if own else None,
+        )
         self._changed = threading.Condition()
         self._outstanding = 0 if resume is None else resume.held
         self._news = self._closed = False
