@@ -357,8 +357,8 @@ class Subscription:
             self._lost_s = None
             item = _Item(rows if mark.kind == "rows" else None, mark.epoch, mark.last, mark.size)
             self._gate.offer(mark.channel, mark.seq, item, digest=(mark.epoch, mark.last, mark.size))
-        for channel, _, item in self._gate.take():
-            self._place = _moved(self._place, channel, item)
+        for _, _, item in self._gate.take():
+            self._place = _moved(self._place, item)
             self._box.append(item)
             self._held += item.size
             self._given += 1
@@ -368,8 +368,8 @@ class Subscription:
                 self._gate.end(channel, last)
 
 
-def _moved(place: Place, channel: str, item: _Item) -> Place:
+def _moved(place: Place, item: _Item) -> Place:
     """Through where all has come once the item has."""
-    if item.rows is None or (item.last and channel == CHANGES):
+    if item.rows is None or item.last:
         return Place(after=item.epoch)
     return replace(place, rows=place.rows + item.rows.num_rows)

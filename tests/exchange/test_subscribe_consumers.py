@@ -142,6 +142,17 @@ def test_an_acknowledgement_waits_for_a_server_that_comes_back(tmp_path: Path) -
             assert info.position == epoch
 
 
+def test_rows_are_acknowledged_over_another_connection_than_brought_them(tmp_path: Path) -> None:
+    """It was cut after the last of the rows, before the word that they are the last."""
+    with served(tmp_path) as (_, table, serving):
+        epoch = table.upsert(rows(1))
+        with Breaking(serving, [2]).subscribe(consumer="dash") as sub:
+            next(sub)
+            sub.ack(epoch)
+            (info,) = list_consumers(serving.store._handle)
+            assert info.position == epoch
+
+
 def test_one_that_is_too_old_is_told_or_begins_anew(tmp_path: Path) -> None:
     with served(tmp_path) as (_, table, serving):
         first = table.upsert(rows(1))
