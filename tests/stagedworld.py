@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 import epochlog as el
 from epochlog.exchange import ExchangeClient
 from epochlog.exchange.staged.mail import Mail
+from epochlog.store.clock import Deadline
 
 TOKEN = "the-token"
 PATIENCE_S = 30.0
@@ -63,3 +65,17 @@ def taken(mail: Mail, count: int | None = None) -> list[Given]:
 
 def run_of(channel: str, seqs: Iterable[int]) -> list[Given]:
     return [(channel, seq) for seq in seqs]
+
+
+def files_of(store: el.Store) -> set[str]:
+    """The files of exchanges that lie in the store, relative to its root."""
+    handle = store._handle
+    return {info.path for info in handle.files.list(handle.table_folder(0))}
+
+
+def until(what: Callable[[], object]) -> None:
+    """Wait for a condition."""
+    deadline, pause = Deadline.after(PATIENCE_S), threading.Event()
+    while not what():
+        assert not deadline.passed, "it has not come true"
+        pause.wait(0.005)

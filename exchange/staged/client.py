@@ -189,13 +189,13 @@ class ExchangeClient:
         if cursor is not None:
             cursor = {check_name("a channel", key): _checked("cursor", seq, 0) for key, seq in cursor.items()}
 
-        def acknowledge(covered: Cursor) -> None:
-            given = {check_name("a channel", key): _checked("cursor", seq, 0) for key, seq in covered.items()}
-            body = wire.pack(query=self.query, consumer=name, incarnation=number, cursor=given)
-            self._ask("staged.ack", body, None)
-
         hello = {"query": self.query, "consumer": name, "incarnation": number, "cursor": cursor, "window": WINDOW}
-        mail = Mail(lambda: self._line(wire.MAIL), acknowledge, hello, self._seconds(timeout))
+        mail = Mail(
+            lambda: self._line(wire.MAIL),
+            lambda covered: self.acknowledge(name, number, covered),
+            hello,
+            self._seconds(timeout),
+        )
         try:
             mail.begin()
         except BaseException:
@@ -204,6 +204,21 @@ class ExchangeClient:
         with self._lock:
             self._mails.append(mail)
         return mail
+
+    def acknowledge(
+        self, consumer: str, incarnation: int, cursor: Cursor, *, timeout: float | timedelta | None = None
+    ) -> None:
+        """As `ack` of what `consume` gives: for a consumer that has made its state durable elsewhere, or later.
+
+        cursor: {channel: next sequence}. Raises Fenced unless this incarnation is the one that asked last.
+        """
+        body = wire.pack(
+            query=self.query,
+            consumer=check_name("a consumer", consumer),
+            incarnation=_checked("incarnation", incarnation, 0),
+            cursor={check_name("a channel", key): _checked("cursor", seq, 0) for key, seq in cursor.items()},
+        )
+        self._ask("staged.ack", body, timeout)
 
     # ---- this object ---------------------------------------------------------------------------------------------
 

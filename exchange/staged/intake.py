@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ...errors import BadMessage, BudgetExceeded, InvalidInput
+from ...errors import BadMessage, BudgetExceeded, InvalidInput, SegmentUnknown
 from ...store.clock import Deadline
 from ..line import Line
 from ..untrusted import check_file, read_file
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 LINE_BYTES = 128 << 20
 """Bytes that one line may have pushed without an answer: then it is read no further."""
+MEMORY_BYTES = 256 << 20
+"""Bytes of all lines that are in memory at once, waiting to be written; a line may hold one message more."""
 ALIVE_S = 1.0
 PARTING_S = 2.0
 LONGEST_WAIT_MS = 600_000
@@ -55,6 +57,26 @@ class Held:
     give_up: Callable[[], None]
 
 
+class Memory:
+    """How many bytes wait to be written."""
+
+    def __init__(self, most: int = MEMORY_BYTES) -> None:
+        self._most = most
+        self._used = 0
+        self._changed = threading.Condition()
+
+    def take(self, size: int) -> None:
+        """Wait until there is room; one that is larger than all of it is let in alone. Writers give it back."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._used or self._used + size <= self._most)
+            self._used += size
+
+    def give(self, size: int) -> None:
+        with self._changed:
+            self._used -= size
+            self._changed.notify_all()
+
+
 class Intake:
     """Serves one line of pushes until it ends."""
 
@@ -75,8 +97,7 @@ class Intake:
         finally:
             with self._service.changed:
                 self._service.changed.notify_all()  # who waits for room gives up
-            with self._changed:  # what is on its way needs no answer, but it is not to be left half done
-                self._changed.wait_for(lambda: not self._bytes or self._service.closing.is_set())
+            self._wait(lambda: not self._bytes)  # what is on its way is not to be left half done
             self._answers.put(None)
             answering.join(PARTING_S)
             self._line.hang_up()  # for a producer that reads no answers
@@ -87,16 +108,20 @@ class Intake:
         asked = wire.unpack(head, wire.PUSHED)
         if zlib.crc32(data) != asked["crc32"]:
             raise BadMessage("a batch is not what its checksum says")
+        self._wait(lambda: not self._bytes or self._bytes + data.size <= LINE_BYTES)
         with self._changed:
-            self._changed.wait_for(
-                lambda: not self._bytes or self._bytes + data.size <= LINE_BYTES or self._line.closed.is_set(),
-            )
             self._bytes += data.size
+        self._service.memory.take(data.size)
         push = Push(
             asked["channel"], asked["stage"], asked["seq"], asked["attempt"], None, data.size, asked["crc32"], 0
         )
         job = _Job(asked["id"], push, Deadline.after(min(asked["wait_ms"], LONGEST_WAIT_MS) / 1000))
         self._service.work(lambda: self._write(job, data))
+
+    def _wait(self, until: Callable[[], bool]) -> None:
+        with self._changed:
+            while not until() and not self._service.closing.is_set():
+                self._changed.wait(0.5)
 
     # ---- on the way ----------------------------------------------------------------------------------------------
 
@@ -109,6 +134,8 @@ class Intake:
         except Exception as error:  # noqa: BLE001 (whatever it is, the producer is told)
             self._answer(job, error)
             return
+        finally:
+            self._service.memory.give(data.size)
         self._commit(replace(job, push=push))
 
     def _is_known(self, push: Push) -> bool:
@@ -128,7 +155,9 @@ class Intake:
         error = found.exception()
         path = [] if job.push.path is None else [job.push.path]
         if error is not None:
-            if isinstance(error, REFUSALS):  # else it may have landed
+            if isinstance(error, SegmentUnknown):  # vacuum took this process for dead: it writes under a new intent now
+                self._service.handle.leases.renew()
+            elif isinstance(error, REFUSALS):  # else it may have landed
                 self._service.free(path)
             self._answer(job, error)
             return

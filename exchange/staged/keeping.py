@@ -7,7 +7,7 @@ them may share a transaction. Nothing else writes the records of an exchange.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ...errors import Corrupt, InvalidInput, LimitExceeded, SegmentUnknown, SequenceReleased
@@ -183,6 +183,8 @@ def push(tx: Txn, query_name: str, given: Push) -> Taken:
     after = with_push(channel, given.seq, given.rows, given.attempt)
     used = used_bytes(tx, query.name)
     if not has_room(query, used, channel, given.seq, given.bytes):
+        if given.attempt > channel.attempt:
+            tx.put(channel_key(query.name, channel.name), replace(channel, attempt=given.attempt).to_record())
         return Taken(kept=False, full=True)
     if given.path is None or revoked(tx, [given.path]):
         raise SegmentUnknown(f"channel {given.channel!r}: the file of sequence {given.seq} is gone; push it again")
@@ -254,8 +256,7 @@ def _release(tx: Txn, query: str, channel: Channel, below: int) -> list[Pushed]:
     """Let go of a channel's batches below a sequence; their digests stay."""
     freed: list[Pushed] = []
     blocks: dict[int, bytes] = {}
-    for seq in range(channel.released, below):
-        found = must_be(query, channel, seq, find_pushed(tx, query, channel.name, seq))
+    for seq, found in list(_pushed(tx, query, channel, channel.released, below)):
         number = seq // BLOCK
         if number not in blocks:
             record = tx.get(digests_key(query, channel.name, number))
@@ -270,10 +271,20 @@ def _release(tx: Txn, query: str, channel: Channel, below: int) -> list[Pushed]:
     return freed
 
 
-def must_be(query: str, channel: Channel, seq: int, found: Pushed | None) -> Pushed:
-    """A batch that was pushed: SequenceReleased when it was let go of since, Corrupt when its record is missing."""
-    if found is not None:
-        return found
+def _pushed(view: View, query: str, channel: Channel, first: int, stop: int) -> Iterator[tuple[int, Pushed]]:
+    """Batches that were pushed, in sequence, none left out: SequenceReleased when one was let go of since, Corrupt when
+    a record is missing.
+    """
+    if first >= stop:
+        return
+    seq = first
+    for key, record in view.scan(pushed_key(query, channel.name, first), pushed_key(query, channel.name, stop)):
+        if int(key[-16:], 16) != seq:
+            break
+        yield seq, Pushed(**record)
+        seq += 1
+    if seq == stop:
+        return
     if seq < channel.released:
         raise SequenceReleased(
             f"channel {channel.name!r}: sequence {seq} was acknowledged by all consumers and let go of; begin at the "
@@ -305,7 +316,5 @@ def look(view: View, query_name: str, consumer_name: str, cursor: Cursor, wanted
             ends[name] = channel.last
     for name in wanted:
         first, stop = cursor[name], min(channels[name].next, cursor[name] + most)
-        for seq in range(first, stop):
-            found = find_pushed(view, query.name, name, seq)
-            pushed.append((name, seq, must_be(query.name, channels[name], seq, found)))
+        pushed += ((name, seq, found) for seq, found in _pushed(view, query.name, channels[name], first, stop))
     return Mail(consumer.incarnation, ends, tuple(pushed))

@@ -199,7 +199,6 @@ class Mail:
         try:
             while (parcel := line.read()) is not None:
                 taken = self._take(parcel) or taken
-                self._down = Deadline.after(self._patience_s)
                 if self._gate is not None and self._gate.done:
                     break
         except EpochlogError as error:  # a message that is none, or damage
@@ -223,6 +222,8 @@ class Mail:
             batch, size = _checked(data, letter), data.size
         with self._changed:
             self._heard_s = monotonic_s()
+            if kind != "started":
+                self._down = Deadline.after(self._patience_s)
             if kind == "started" and self._gate is None:
                 self._gate = StageGate(letter["stages"], letter["cursor"])
                 self._given = dict(letter["cursor"])

@@ -20,7 +20,7 @@ WINDOW = 48 << 20
 SILENT_S = 10.0
 """After so long without a word of the server, while it owes one, its line is given up."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.02, 1.0
-RETRIED = ("CatalogUnavailable", "OutcomeUnknown", "StoreClosed", "ServerUnavailable")
+RETRIED = ("CatalogUnavailable", "OutcomeUnknown", "StoreClosed", "ServerUnavailable", "SegmentUnknown", "ReadFailed")
 """Answers after which the same may be asked again."""
 
 

@@ -26,7 +26,7 @@ from ..line import Line
 from ..server import Action, Exchange, Role
 from . import keeping, wire
 from .commits import GroupCommit
-from .intake import Held, Intake
+from .intake import Held, Intake, Memory
 from .mailbox import Mailbox
 from .marks import Marks
 from .state import Consumer, Cursor, Query
@@ -58,6 +58,7 @@ class StagedExchange:
         self._held: list[Held] = []
         self._room: dict[str, int] = {}
         self.uses = Uses(handle)
+        self.memory = Memory()
         self._upkeep = threading.Thread(target=self._look_after, name="epochlog-exchange-upkeep", daemon=True)
         self._upkeep.start()
 
@@ -88,7 +89,7 @@ class StagedExchange:
     def close(self) -> None:
         """End the threads. What was pushed and has no answer may be durable or not."""
         self.stop()
-        self._writers.shutdown(wait=True, cancel_futures=True)
+        self._writers.shutdown(wait=True)
         self._commits.close()
         self._upkeep.join()
         self.uses.close()
