@@ -155,8 +155,8 @@ def _produced(world: World, catalog: Catalog, event: Event) -> Truth:
             path = f"{INTENT}-{channel}-{event.seq}-{event.attempt}.arrow"
             given = keeping.Push(channel, world.plan.stage_of[channel], event.seq, event.attempt, path, SIZE, crc32, 1)
             if keeping.push(catalog, QUERY, given).full:
-                assert catalog.records == dict(world.records), "what has no room changes nothing"
-                return truth
+                assert catalog.records.keys() == dict(world.records).keys(), "what has no room is not kept"
+                return truth.with_attempt(channel, event.attempt)  # and it fences who was before it
         else:
             keeping.end(catalog, QUERY, channel, last + wrong[1], event.attempt, None)
     except el.Fenced:
