@@ -166,7 +166,8 @@ def decode_news(data: bytes) -> Welcome | Mark | Notice:
     if "channel" in given:
         mark = Mark(**_checked(given, Mark))
         numbers = all(_is_number(number) for number in (mark.seq, mark.epoch, mark.size))
-        if mark.kind not in ("rows", "passed", "end") or mark.channel not in (SNAPSHOT, CHANGES) or not numbers:
+        known = mark.kind in ("rows", "passed", "end") and mark.channel in (SNAPSHOT, CHANGES)
+        if not known or not numbers or type(mark.last) is not bool:
             raise BadMessage("a mark is of no kind, channel or number")
         return mark
     notice = Notice(**_checked(given, Notice))

@@ -1,0 +1,210 @@
+"""Messages of subscriptions and staged exchanges with one thing spoilt anywhere: what their codecs let through has the
+declared types, and all else is one typed error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epochlog.errors import BadMessage, InvalidInput
+from epochlog.exchange import subscription_messages as live
+from epochlog.exchange.staged import wire
+
+pytestmark = pytest.mark.local_only
+
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 65), 1 << 65)
+    | st.floats()
+    | st.sampled_from(["", "x", "..", "é\0"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["", "table", "x"]), inner, max_size=3),
+    max_leaves=4,
+)  # fmt: skip
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where something can be put in the place of something else."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    return [path, *(found for name, inner in inside for found in places(inner, (*path, name)))]
+
+
+def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    if not path:
+        return new
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = replaced(copy[path[0]], path[1:], new)
+    return copy
+
+
+def has_type(value: Any, kind: Any) -> bool:
+    if isinstance(kind, UnionType):
+        return any(has_type(value, each) for each in get_args(kind))
+    if get_origin(kind) is tuple:
+        return type(value) is tuple and all(has_type(each, get_args(kind)[0]) for each in value)
+    if is_dataclass(kind):
+        return type(value) is kind and not wrong_fields(value)
+    return type(value) in {NoneType: {NoneType}, None: {NoneType}, float: {int, float}}.get(kind, {kind})
+
+
+def wrong_fields(message: Any) -> list[str]:
+    hints = get_type_hints(type(message))
+    return [field.name for field in fields(message) if not has_type(getattr(message, field.name), hints[field.name])]
+
+
+# ---- subscriptions -----------------------------------------------------------------------------------------------
+
+PLACE = live.Place(7, 5, 3)
+LIVE: list[tuple[Any, Callable[[bytes], Any], type[Exception]]] = [
+    (live.Request("orders"), live.decode_request, InvalidInput),
+    (live.Request("orders", "dash", 5, ("id", "v"), "snapshot"), live.decode_request, InvalidInput),
+    (live.Request("orders", resume=live.Resume("s", 1, PLACE, (2, 3), 4, 5)), live.decode_request, InvalidInput),
+    (live.Answer("took", 5), live.decode_answer, BadMessage),
+    (live.Welcome("s", 1, PLACE, 2.0, 60.0, 3, 4), live.decode_news, BadMessage),
+    (live.Mark("rows", live.CHANGES, 3, 4, last=True, size=5), live.decode_news, BadMessage),
+    (live.Notice("acked", 5), live.decode_news, BadMessage),
+]
+
+
+def test_what_is_sent_arrives() -> None:
+    for message, decode, _ in LIVE:
+        assert decode(live.encode(message)) == message
+
+
+def test_every_message_of_a_subscription_is_spoilt_here() -> None:
+    own = {kind for kind in vars(live).values() if is_dataclass(kind)}
+    assert own - {live.Place, live.Resume} == {type(message) for message, _, _ in LIVE}
+
+
+@given(st.sampled_from(LIVE), st.data())
+def test_a_field_of_a_subscription_spoilt(case: Any, data: st.DataObject) -> None:
+    message, decode, error = case
+    plain = json.loads(live.encode(message))
+    spoilt = replaced(plain, data.draw(st.sampled_from(places(plain))), data.draw(PLAIN))
+    try:
+        found = decode(json.dumps(spoilt).encode())
+    except error:
+        return
+    assert not wrong_fields(found), found
+
+
+@given(st.sampled_from(LIVE), st.integers(0, 1 << 30), st.binary(max_size=6))
+def test_bytes_of_a_subscription_spoilt(case: Any, place: int, new: bytes) -> None:
+    message, decode, error = case
+    data = live.encode(message)
+    place %= len(data)
+    with contextlib.suppress(error):
+        assert not wrong_fields(decode(data[:place] + new + data[place + len(new) :]))
+
+
+@given(st.binary(max_size=100))
+def test_random_bytes_for_a_subscription(data: bytes) -> None:
+    for _, decode, error in LIVE:
+        with contextlib.suppress(error):
+            decode(data)
+
+
+# ---- staged exchanges --------------------------------------------------------------------------------------------
+
+VALUES: dict[str, Any] = {
+    "query": "q",
+    "consumer": "c",
+    "channel": "build",
+    "stages": [[-1, ["build"]], [0, ["probe"]]],
+    "lease_ms": 5,
+    "budget": None,
+    "last": -1,
+    "attempt": 0,
+    "rows": 5,
+    "incarnation": 2,
+    "cursor": {"build": 3},
+    "stage": -1,
+    "id": 1,
+    "seq": 0,
+    "crc32": 5,
+    "wait_ms": 1000,
+    "error": "Fenced",
+    "text": "t",
+    "window": 1 << 20,
+    "bytes": 5,
+    "kind": "item",
+    "path": "x/y",
+    "what": "gone",
+}
+STAGED = {
+    name: checks
+    for name, checks in vars(wire).items()
+    if name.isupper() and isinstance(checks, Mapping) and checks and name != "LETTERS"
+}
+"""What each message may hold, by name: whatever the codec knows."""
+
+
+def message_of(checks: Mapping[str, Any]) -> dict[str, Any]:
+    return {field: VALUES[field] for field in checks}
+
+
+def test_every_message_of_a_staged_exchange_is_spoilt_here() -> None:
+    assert len(STAGED) >= 14
+    assert all(checks in STAGED.values() for checks in wire.LETTERS.values())
+    for checks in STAGED.values():
+        assert wire.unpack(wire.pack(**message_of(checks)), checks).keys() == checks.keys()
+
+
+def sound(field: str, value: Any) -> bool:
+    """Whether a checked field is of the kind that it must have."""
+    kinds: dict[str, Any] = {"stages": dict, "cursor": dict | None}
+    texts = {"query", "consumer", "channel", "kind", "path", "what"}
+    kind = kinds.get(field, str if field in texts else (str | None) if field in ("error", "text") else (int | None))
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+@given(st.sampled_from(sorted(STAGED)), st.data())
+def test_a_field_of_a_staged_exchange_spoilt(name: str, data: st.DataObject) -> None:
+    checks = STAGED[name]
+    plain = message_of(checks)
+    spoilt = replaced(plain, data.draw(st.sampled_from(places(plain))), data.draw(PLAIN))
+    try:
+        packed = msgpack.packb(spoilt)
+    except OverflowError:  # no msgpack
+        return
+    for decode in (lambda: wire.unpack(packed, checks), lambda: wire.unpack_letter(packed)):
+        with contextlib.suppress(BadMessage):
+            found = decode()
+            assert all(sound(field, value) for field, value in found.items()), found
+
+
+@given(st.sampled_from(sorted(STAGED)), st.integers(0, 1 << 30), st.binary(max_size=6))
+def test_bytes_of_a_staged_exchange_spoilt(name: str, place: int, new: bytes) -> None:
+    data = wire.pack(**message_of(STAGED[name]))
+    place %= len(data)
+    with contextlib.suppress(BadMessage):
+        found = wire.unpack(data[:place] + new + data[place + len(new) :], STAGED[name])
+        assert all(sound(field, value) for field, value in found.items()), found
+
+
+@given(st.binary(max_size=200), st.booleans())
+def test_random_parcels(data: bytes, head: bool) -> None:
+    parcel = (wire.parcel_head(**message_of(wire.PUSHED)) if head else b"") + data
+    with contextlib.suppress(BadMessage):
+        message, rest = wire.open_parcel(parcel)
+        wire.unpack(message, wire.PUSHED)
+        assert rest.to_pybytes() == data
+
+
+@pytest.mark.parametrize("parcel", [
+    b"", b"\0\0\0", b"\xff\xff\xff\xff", b"\xff\xff\xff\x7f" + bytes(100), b"\x40\0\0\0" + bytes(20),
+    wire.parcel_head(**message_of(wire.PUSHED))[:-1],
+])  # fmt: skip
+def test_a_parcel_that_is_cut_off(parcel: bytes) -> None:
+    with pytest.raises(BadMessage):
+        wire.open_parcel(parcel)
