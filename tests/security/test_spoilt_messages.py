@@ -67,7 +67,8 @@ def wrong_fields(message: Any) -> list[str]:
 PLACE = live.Place(7, 5, 3)
 LIVE: list[tuple[Any, Callable[[bytes], Any], type[Exception]]] = [
     (live.Request("orders"), live.decode_request, InvalidInput),
-    (live.Request("orders", "dash", 5, ("id", "v"), "snapshot"), live.decode_request, InvalidInput),
+    (live.Request("orders", "dash", None, ("id", "v"), "snapshot"), live.decode_request, InvalidInput),
+    (live.Request("orders", after=5), live.decode_request, InvalidInput),
     (live.Request("orders", resume=live.Resume("s", 1, PLACE, (2, 3), 4, 5)), live.decode_request, InvalidInput),
     (live.Answer("took", 5), live.decode_answer, BadMessage),
     (live.Welcome("s", 1, PLACE, 2.0, 60.0, 3, 4), live.decode_news, BadMessage),
