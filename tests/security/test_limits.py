@@ -1,0 +1,132 @@
+"""The stated limits of what is served, each at its last good value and one past it. Those of tables are tested beside
+their rules (store/test_schema.py, batch/test_snapshot.py), those of one record batch in exchange/test_untrusted.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import epochlog as el
+from epochlog.errors import BadMessage, InvalidInput, LimitExceeded
+from epochlog.exchange.line import MAX_MESSAGE, ClientLine, ask, connect
+from epochlog.exchange.server import MAX_ACTION, MAX_COMMAND
+from epochlog.exchange.staged import state, wire
+from epochlog.exchange.staged.content import encoded
+from epochlog.store.conform import MAX_BATCH_BYTES, conform_table
+
+pytestmark = pytest.mark.local_only
+
+
+@pytest.mark.parametrize("what, longest", [("table", 63), ("query", 63)])
+def test_names(tmp_path: Path, what: str, longest: int) -> None:
+    def make(name: str) -> None:
+        if what == "query":
+            state.check_name("a query", name)
+        else:
+            with el.open(tmp_path / "s", durability="os") as store:
+                store.create_table(name, pa.schema([("id", pa.int64())]), ["id"])
+
+    make("a" * longest)
+    for wrong in ("a" * (longest + 1), "", "a/b", "..", "a\0", "a b", "é"):
+        with pytest.raises(InvalidInput):
+            make(wrong)
+
+
+def stages_of(count: int) -> dict[int, tuple[str, ...]]:
+    return {0: tuple(f"ch{number}" for number in range(count))}
+
+
+def test_channels_of_a_query() -> None:
+    query = state.Query("q", {}, frozenset(), 1, 1, 1)
+    most = state.Consumer("c", stages_of(state.MOST_CHANNELS))
+    full = state.with_consumer(query, None, most, {})
+    with pytest.raises(LimitExceeded):
+        state.with_consumer(full, None, state.Consumer("d", {1: ("one_more",)}), {})
+    assert wire.stages([[0, list(most.stages[0])]]) == most.stages
+    with pytest.raises(BadMessage):
+        wire.stages([[0, [*most.stages[0], "one_more"]]])
+
+
+def test_sequences_behind_a_missing_one() -> None:
+    channel = state.Channel("ch", 0, ahead=tuple(range(2, state.MOST_AHEAD + 1)))
+    full = state.with_push(channel, 1, 1, 0)
+    assert len(full.ahead) == state.MOST_AHEAD
+    with pytest.raises(LimitExceeded, match="push that one first"):
+        state.with_push(full, state.MOST_AHEAD + 1, 1, 0)
+    assert state.with_push(full, 0, 1, 0).next == state.MOST_AHEAD + 1
+
+
+def test_numbers_of_a_staged_exchange() -> None:
+    assert wire.seq(state.MAX_SEQ) == state.MAX_SEQ and wire.number(wire.MAX_NUMBER) and wire.stage(-wire.MAX_STAGE)
+    for check, wrong in (
+        (wire.seq, state.MAX_SEQ + 1),
+        (wire.number, wire.MAX_NUMBER + 1),
+        (wire.stage, -(1 << 31) - 1),
+    ):
+        with pytest.raises(BadMessage):
+            check(wrong)
+
+
+def test_bytes_of_a_pushed_batch() -> None:
+    def batch(size: int) -> pa.RecordBatch:
+        return pa.record_batch({"a": np.zeros(size, np.int8)})
+
+    overhead = encoded(batch(64)).size - 64
+    most = (wire.MAX_BATCH - overhead) // 64 * 64
+    assert encoded(batch(most)).size <= wire.MAX_BATCH
+    with pytest.raises(LimitExceeded, match="several"):
+        encoded(batch(wire.MAX_BATCH - 63))
+
+
+def test_bytes_of_one_upsert() -> None:
+    """Counted before anything is copied; the limit is that of one Arrow array."""
+    assert np.iinfo(np.int32).max == MAX_BATCH_BYTES
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64())])
+    column = pa.chunked_array([pa.array(np.zeros(1 << 20, np.int64))] * 128)  # the same megabytes over and over
+    whole = pa.table([column, column], schema=schema)
+    assert whole.nbytes == MAX_BATCH_BYTES + 1
+    with pytest.raises(LimitExceeded, match="in parts"):
+        conform_table("t", whole, schema, ["id"])
+
+
+def test_bytes_of_actions_commands_and_messages(tmp_path: Path) -> None:
+    with el.open(tmp_path / "s", durability="os") as store, el.serve(store) as server:
+
+        def call(size: int) -> Exception:
+            client = connect(server.location)
+            try:
+                ask(client, server.location, "stop", bytes(size), token=None, timeout_s=10)
+            except el.EpochlogError as error:
+                return error
+            finally:
+                client.close()
+            raise AssertionError
+
+        assert "at most" not in str(call(MAX_ACTION))
+        assert "at most" in str(call(MAX_ACTION + 1))
+        for size, told in ((MAX_COMMAND, "subscription"), (MAX_COMMAND + 1, "no exchange")):
+            line = ClientLine(server.location, b"subscribe:".ljust(size), token=None, tls_roots=None)
+            assert line.read() is None
+            assert told in str(line.reason)
+            line.close()
+        line = ClientLine(server.location, b"control", token=None, tls_roots=None, limit=2 * MAX_MESSAGE)
+        line.send(bytes(MAX_MESSAGE + 1))
+        assert line.read() is None
+        assert isinstance(line.reason, BadMessage), line.reason
+        line.close()
+
+
+def test_open_snapshots(tmp_path: Path) -> None:
+    with el.open(tmp_path / "s", durability="os") as store:
+        store.create_table("t", pa.schema([("id", pa.int64())]), ["id"])
+        taken = [store.snapshot(["t"], consistency="latest") for _ in range(1_000)]
+        with pytest.raises(LimitExceeded, match="1,?000"):
+            store.snapshot(["t"], consistency="latest")
+        taken.pop().close()
+        taken.append(store.snapshot(["t"], consistency="latest"))
+        for snapshot in taken:
+            snapshot.close()
