@@ -269,6 +269,18 @@ class ReaderTooSlow(EpochlogError):
     """A reader took nothing for too long while something waited for it, and was cut off."""
 
 
+class CallTimedOut(EpochlogError):
+    """A call of the server took longer than one may; nothing of a write is left."""
+
+
+class TicketRefused(EpochlogError):
+    """These bytes are no ticket of this server, or of a flight that it has ended; ask for the flight again."""
+
+
+class TicketExpired(TicketRefused):
+    """The ticket's time is over; ask for the flight again."""
+
+
 class BadMessage(EpochlogError):
     """A peer sent what is no message of the protocol, or too much of it; nothing of it was taken."""
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from .batch.registry import resolve_policy
+from .batch.snapshot import take_snapshot
 from .checkpoint.control import decode_request
 from .checkpoint.coordinator import Coordinator
 from .checkpoint.running import CoordinatorSettings
 from .checkpoint.worker import CONTROL
 from .errors import InvalidInput
+from .exchange.flights import FlightDesk
 from .exchange.metrics_port import MetricsPort
+from .exchange.readings import Chosen
 from .exchange.server import SHUTDOWN_S, Action, Certificate, Exchange, Role, Server
 from .exchange.staged.redis_marks import coordinated
 from .exchange.staged.service import StagedExchange
@@ -22,6 +27,8 @@ from .store.clock import Deadline, SystemClock
 if TYPE_CHECKING:
     from .api import Store
 
+MOST_WAIT_S = 30.0
+"""How long a read may wait at the server for the epoch that its policy wants."""
 Pem = bytes | str | Path
 """PEM, or the path of a file with it."""
 
@@ -73,6 +80,7 @@ class StoreServer:
         self._staged = StagedExchange(store._handle, marks)
         self._handle = store._handle
         self._metrics: MetricsPort | None = None
+        self._flights = FlightDesk(store._handle, self._chosen)
         try:
             if metrics is not None:
                 self._metrics = MetricsPort(metrics, self.metrics)
@@ -90,9 +98,12 @@ class StoreServer:
                     "checkpoint": Action(self._checkpoint, about="a barrier of a load or a job, now"),
                     "stop": Action(self._stop, about="end a load or a job"),
                     **self._staged.actions,
+                    **self._flights.actions,
                 },
+                flights=self._flights,
             )
         except BaseException:
+            self._flights.close()
             self.coordinator.close()
             self._staged.close()
             if self._metrics is not None:
@@ -121,6 +132,7 @@ class StoreServer:
         self._staged.stop()
         self._server.shutdown(max(deadline.left_s, 0.1))
         self._staged.close()
+        self._flights.close()
         if self._metrics is not None:
             self._metrics.close()
 
@@ -134,6 +146,13 @@ class StoreServer:
 
     def __repr__(self) -> str:
         return f"<epochlog server of {self._handle.files.place} at {self.location}>"
+
+    def _chosen(self, table: str, consistency: str, options: Mapping[str, Any]) -> Chosen:
+        policy = resolve_policy(consistency, **options)
+        if float(getattr(policy, "timeout", 0) or 0) > MOST_WAIT_S:
+            raise InvalidInput(f"a server waits for an epoch for at most {MOST_WAIT_S:g} s; ask with a shorter timeout")
+        snapshot = take_snapshot(self._handle, policy, [table])
+        return Chosen(snapshot[table].plan, snapshot.close)
 
     def _checkpoint(self, body: bytes) -> bytes:
         kind, name, _ = decode_request(body)

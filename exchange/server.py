@@ -78,6 +78,8 @@ class Flights(Protocol):
     def schema(self, descriptor: flight.FlightDescriptor) -> pa.Schema: ...
     def get(self, ticket: bytes, call: Call) -> flight.FlightDataStream: ...
     def put(self, descriptor: flight.FlightDescriptor, reader: Any, writer: Any, call: Call) -> None: ...
+    def end(self) -> None:
+        """End every call that moves rows: the server is being shut down, and they have had their time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ class Server:
             raise InvalidInput("a read_token needs a token beside it, another one: without, anybody may write")
         scheme = "grpc" if certificate is None else "grpc+tls"
         shown = f"[{host}]" if ":" in host else host
+        self._flights = flights
         self._lines: set[Line] = set()
         self._lock = threading.Lock()
         self._ending = False
@@ -131,7 +134,10 @@ class Server:
         return f"<epochlog server at {self.location}>"
 
     def shutdown(self, timeout: float = SHUTDOWN_S) -> None:
-        """Stop listening and end every call within `timeout` seconds, lines at once; a second call does nothing."""
+        """Stop listening and end every call within `timeout` seconds: lines at once, others at half of it.
+
+        A second call does nothing.
+        """
         with self._lock:
             again, self._ending = self._ending, True
             lines = list(self._lines)
@@ -143,7 +149,9 @@ class Server:
         for line in lines:
             line.hang_up()
         ending.join(deadline.left_s / 2)
-        if ending.is_alive():  # calls that wait for a silent client, or were let in meanwhile
+        if ending.is_alive():  # large gets and puts, calls that wait for a silent client, or were let in meanwhile
+            if self._flights is not None:
+                self._flights.end()
             hang_up(self._door.port)
             ending.join(deadline.left_s)
 

@@ -188,6 +188,15 @@ def change_columns(kinds: np.ndarray | str, labels: np.ndarray) -> list[pa.Array
     if isinstance(kinds, str):
         types = pa.repeat(pa.scalar(kinds, pa.string()), len(labels))
     else:
-        types = pc.take(_TYPES, pa.array(kinds), boundscheck=False)
+        types = _types(kinds)
     times = pa.array(((labels >> SEQUENCE_BITS) + to_unix_ms(0)) * 1000)
     return [types, pa.array(labels), times.view(CHANGE_FIELDS[2].type)]
+
+
+def change_kinds(deleted: np.ndarray) -> pa.Array:
+    """The column CHANGE_TYPE of changes without old images: upsert, or delete where marked."""
+    return _types(np.where(deleted, _DELETE, _UPSERT))
+
+
+def _types(kinds: np.ndarray) -> pa.Array:
+    return pc.take(_TYPES, pa.array(kinds), boundscheck=False)

@@ -114,11 +114,17 @@ class ScanPlan:
             for batch in self.read(files, columns, filter, part).to_batches(max_chunksize=BATCH_ROWS)
         )
 
-    def count(self, files: Files) -> int:
-        """The number of rows; reads keys alone, and nothing where one run tells."""
+    @property
+    def rows_known(self) -> int | None:
+        """The number of rows where one run tells; None where they must be read to be counted."""
         if not self.segments and len(self.runs) == 1 and self.epoch >= self.runs[0].hi:
             return sum(part.rows for part in self.runs[0].parts)
-        return len(self.rows(files, ()).keys)
+        return None if self.segments or self.runs else 0
+
+    def count(self, files: Files) -> int:
+        """The number of rows; reads keys alone, and nothing where they are known."""
+        known = self.rows_known
+        return len(self.rows(files, ()).keys) if known is None else known
 
     def rows(
         self,

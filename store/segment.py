@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -139,14 +139,34 @@ class SegmentReader:
         deleted = marks(table.column(OP).slice(first, end - first)) if OP in table.column_names else None
         return Rows(keys.slice(first, end - first), table.select(names).slice(first, end - first), deleted)
 
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The file's record batches one after another, as they lie there: these columns of the table, in the file's
+        order, and `_op` if there are deletes. Arrow's threads decode the columns. Raises Corrupt.
+        """
+        data = verified(self.files, self.segment.path, self.segment.bytes, self.segment.crc32)
+        try:
+            fields = self._fields(data, {*columns, *([OP] if self.segment.deletes else [])})
+            options = pa.ipc.IpcReadOptions(included_fields=fields)
+            with pa.ipc.open_file(data, options=options) as reader:
+                if reader.num_record_batches != len(self.segment.blocks):
+                    raise pa.ArrowInvalid(f"{reader.num_record_batches} record batches, not {len(self.segment.blocks)}")
+                for place in range(reader.num_record_batches):
+                    yield reader.get_batch(place)
+        except (pa.ArrowException, OSError, KeyError) as error:
+            raise Corrupt(self.segment.path, f"it cannot be decoded ({error})") from error
+
+    @staticmethod
+    def _fields(data: pa.Buffer, needed: set[str]) -> list[int]:
+        """The places of the columns in the file; KeyError for one that is not there."""
+        there = pa.ipc.open_file(data).schema.names
+        if not needed <= set(there):
+            raise KeyError(f"column {min(needed - set(there))!r} is not in it")
+        return [there.index(name) for name in sorted(needed, key=there.index)]
+
     def _decode(self, data: pa.Buffer, names: list[str], key_range: KeyRange, block: int | None) -> pa.Table:
         hidden = [KEY] if self.codec.hidden else list(self.codec.primary_key)
         needed = {*names, *hidden, *([OP] if self.segment.deletes else [])}
-        there = pa.ipc.open_file(data).schema.names
-        fields = [there.index(name) for name in sorted(needed, key=there.index)] if needed <= set(there) else None
-        if fields is None:
-            raise KeyError(f"column {min(needed - set(there))!r} is not in it")
-        options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
+        options = pa.ipc.IpcReadOptions(included_fields=self._fields(data, needed), use_threads=False)
 
         def read(place: int) -> pa.RecordBatch:
             """By a reader of its own: one reader must not be used by two threads."""

@@ -4,6 +4,7 @@
 `hold(word)`: the next request with the word is kept, its client is cut off; `deliver()` sends it on and returns the
 answer. `refuse(True)`: nobody is let in any more. `swallow(word)`: from the next request with the word on, that
 connection stays open and nothing passes it, in either direction. `slow(seconds)`: each piece of a request waits.
+`mute(True)`: requests are delivered, answers are thrown away, and connections stay open: then `refuse(True)` cuts them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class TcpProxy:
         self._open: set[socket.socket] = set()
         self._refusing = False
         self._pause_s = 0.0
+        self._mute = False
         self.fired = threading.Event()
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
@@ -43,6 +45,9 @@ class TcpProxy:
 
     def slow(self, seconds: float) -> None:
         self._pause_s = seconds
+
+    def mute(self, wanted: bool) -> None:
+        self._mute = wanted
 
     def refuse(self, wanted: bool) -> None:
         """While it refuses, connections end at once, those that are open too."""
@@ -138,7 +143,7 @@ class TcpProxy:
                 if silent.is_set():
                     self.fired.set()
                     break
-                if not lost.is_set():
+                if not lost.is_set() and not self._mute:
                     client.sendall(data)
         except OSError:
             pass  # either end has gone

@@ -114,6 +114,7 @@ UNTRUSTED = (
 
 
 CHANCE_HOMES = (
+    "exchange/tickets.py",
     "store/files.py",
     "store/founding.py",
     "store/handle.py",
@@ -146,7 +147,7 @@ BANS = (
         ("store/clock.py", "checkpoint/*.py", "demo/*.py"),
     ),
     Ban("wait for a condition, with a timeout, not for time to pass", ("time.sleep",)),
-    Ban("chance makes names of files and ids of stores, nothing else", CHANCE, CHANCE_HOMES),
+    Ban("chance makes names, ids and keys, nothing else", CHANCE, CHANCE_HOMES),
     Ban(
         "only store/files.py opens, syncs, renames, lists and deletes files",
         FILE_WORK,

@@ -1,0 +1,155 @@
+"""Flights that were asked for: what their endpoints read is held until they are cancelled, expire or the server ends.
+
+A flight whose parts are being read ends when the last reader has; nothing new is read of it then.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from ..errors import LimitExceeded, TicketRefused
+from ..store.clock import Clock
+
+Batches = Callable[[], Iterator[pa.RecordBatch]]
+"""Reads one part from its beginning; what is wrong with its files is raised by the iterator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a flight reads: the columns of all its parts, the parts in order, how its lease is given back, the newest
+    epoch that is in it, and how many rows all parts have together (None: not known before they are read).
+    """
+
+    schema: pa.Schema
+    parts: tuple[Batches, ...]
+    release: Callable[[], None]
+    epoch: int
+    rows: int | None
+
+
+@dataclass(slots=True)
+class _Flight:
+    held: Held
+    ends_ms: int
+    readers: int = 0
+    over: bool = False
+    read: set[int] = field(default_factory=set)  # the parts that somebody has read to their end
+
+    @property
+    def done(self) -> bool:
+        """Whether its client has what it asked for, as far as can be told."""
+        return not self.readers and len(self.read) == len(self.held.parts)
+
+
+class Pins:
+    """At most `limit` flights. `now_ms` gives Unix milliseconds.
+
+    Those that were read to their end stay, for a part may be read again, until they expire or their place is needed.
+    """
+
+    def __init__(self, limit: int, now_ms: Clock) -> None:
+        self._limit = limit
+        self._now_ms = now_ms
+        self._lock = threading.Lock()
+        self._flights: dict[bytes, _Flight] = {}
+        self._coming = 0
+
+    def __len__(self) -> int:
+        """Flights that hold something now."""
+        return len(self._flights)
+
+    def add(self, flight: bytes, hold: Callable[[], Held], lasting_ms: int) -> tuple[Held, int]:
+        """Hold what a new flight reads for so long; until when. LimitExceeded when there are too many flights."""
+        self.sweep()
+        while not self._reserve():
+            with self._lock:
+                spare = next((name for name, found in self._flights.items() if found.done), None)
+            if spare is None:
+                raise LimitExceeded(
+                    f"{self._limit} flights are open at this server, none of them read to its end: cancel those that "
+                    "are not needed (CancelFlightInfo), or wait until they expire"
+                )
+            self.cancel(spare)
+        try:
+            held = hold()
+            with self._lock:
+                ends_ms = self._now_ms() + lasting_ms
+                self._flights[flight] = _Flight(held, ends_ms)
+            return held, ends_ms
+        finally:
+            with self._lock:
+                self._coming -= 1
+
+    def renew(self, flight: bytes, lasting_ms: int) -> int:
+        """Hold a flight for so long from now on, or for as long as it is held already; until when. TicketRefused."""
+        with self._lock:
+            found = self._open(flight)
+            found.ends_ms = max(found.ends_ms, self._now_ms() + lasting_ms)
+            return found.ends_ms
+
+    def _reserve(self) -> bool:
+        with self._lock:
+            free = len(self._flights) + self._coming < self._limit
+            self._coming += free
+            return free
+
+    @contextmanager
+    def reading(self, flight: bytes, part: int) -> Iterator[Batches]:
+        """Reads a part of the flight, held inside of the block whatever becomes of it. Raises TicketRefused."""
+        with self._lock:
+            found = self._open(flight)
+            found.readers += 1
+        try:
+            yield found.held.parts[part]
+            found.read.add(part)
+        finally:
+            with self._lock:
+                found.readers -= 1
+            self._let_go(flight, found)
+
+    def schema(self, flight: bytes) -> pa.Schema:
+        """The columns of the flight's parts. Raises TicketRefused."""
+        with self._lock:
+            return self._open(flight).held.schema
+
+    def cancel(self, flight: bytes) -> bool:
+        """End a flight; False when there is none."""
+        with self._lock:
+            found = self._flights.get(flight)
+            if found is None or found.over:
+                return False
+            found.over = True
+        self._let_go(flight, found)
+        return True
+
+    def sweep(self) -> None:
+        """End what has expired."""
+        with self._lock:
+            now_ms = self._now_ms()
+            late = [flight for flight, found in self._flights.items() if found.ends_ms <= now_ms and not found.over]
+        for flight in late:
+            self.cancel(flight)
+
+    def close(self) -> None:
+        """End all, also what is still being read."""
+        with self._lock:
+            left, self._flights = self._flights, {}
+        for found in left.values():
+            found.held.release()
+
+    def _open(self, flight: bytes) -> _Flight:
+        found = self._flights.get(flight)
+        if found is None or found.over:
+            raise TicketRefused("this flight has been cancelled, or has ended; ask for it again (get_flight_info)")
+        return found
+
+    def _let_go(self, flight: bytes, found: _Flight) -> None:
+        with self._lock:
+            done = found.over and not found.readers and self._flights.pop(flight, None) is not None
+        if done:
+            found.held.release()
