@@ -97,7 +97,7 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .checkpoint.running import CoordinatorSettings
     from .checkpoint.upstream import Chunk, UpstreamLog
     from .checkpoint.worker import Worker
-    from .exchange.client import Client, connect
+    from .exchange.client import Client, ServedTable, connect
     from .exchange.subscriber import Subscription
     from .serving import StoreServer, serve
     from .spark import register, spark
@@ -156,7 +156,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Exact",
     ),
     "serving": ("serve", "StoreServer"),
-    "exchange.client": ("connect", "Client"),
+    "exchange.client": ("connect", "Client", "ServedTable"),
     "exchange.subscriber": ("Subscription",),
     "checkpoint.worker": ("Worker",),
     "checkpoint.part": ("LoadPart", "JobPart"),
@@ -202,6 +202,7 @@ __all__ = [
     "StoreServer",
     "connect",
     "Client",
+    "ServedTable",
     "Subscription",
     "CoordinatorSettings",
     "Worker",

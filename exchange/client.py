@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from datetime import timedelta
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import pyarrow as pa
+
 from ..errors import InvalidInput, StoreClosed
 from ..store.clock import seconds
 from ..store.consumers import KEEP
-from .line import ClientLine, check_token, parsed
+from ..store.epoch import as_epoch
+from .flight_errors import CALL_ERRORS, as_epochlog_error
+from .flight_reader import FlightReader
+from .line import ClientLine, call_options, check_token, parsed
+from .line import connect as dial
 from .subscriber import Subscription
 from .subscription_messages import MAX_REQUEST, Request, encode
 
@@ -39,6 +48,15 @@ def connect(
     return Client(location, token, roots, seconds(timeout, "timeout"))
 
 
+@dataclass(frozen=True, slots=True)
+class ServedTable:
+    """A table as its server lists it. epoch: of its newest commit, 0 before the first."""
+
+    name: str
+    schema: pa.Schema
+    epoch: int
+
+
 class Client:
     """Reads a served store. Safe to use from several threads; close it, or use it in a `with` block."""
 
@@ -48,6 +66,67 @@ class Client:
         self._roots = roots
         self._timeout_s = timeout_s
         self._closed = False
+
+    def tables(self) -> list[ServedTable]:
+        """The tables that are served, by name. Raises AccessDenied, ServerUnavailable."""
+        self._require_open()
+        client: Any = dial(self._location, self._roots)
+        with closing(client):
+            try:
+                listed = list(client.list_flights(b"", call_options(self._token, self._timeout_s)))
+            except CALL_ERRORS as error:
+                raise as_epochlog_error(error, self._location) from None
+        return [
+            ServedTable(info.descriptor.path[0].decode(), info.schema, json.loads(info.app_metadata)["epoch"])
+            for info in listed
+        ]
+
+    def snapshot(
+        self,
+        table: str,
+        *,
+        consistency: str = "latest",
+        epoch: int | None = None,
+        columns: Sequence[str] | None = None,
+        **policy_options: Any,
+    ) -> pa.RecordBatchReader:
+        """The rows of a table at one epoch, in key order, as they arrive: nothing is collected, and the server holds
+        what it reads until the end, or until the reader is let go of.
+
+        consistency: a policy by its name, with its options (seconds or a timedelta for times): "latest", "aligned",
+        "global", "as_of", "at_least", "bounded"; or epoch: exactly that one. Raises what reading a table does at
+        once or while reading: TableNotFound, InvalidInput, EpochExpired, EpochNotCommitted, NoConsistentEpoch;
+        AccessDenied, and ServerUnavailable, which never looks like an end.
+        """
+        wanted: dict[str, Any] = {"read": table, **_columns(columns)}
+        if epoch is not None:
+            if consistency != "latest" or policy_options:
+                raise InvalidInput("epoch= says already where to read; leave out consistency and its options")
+            wanted["epoch"] = as_epoch("epoch", epoch)
+        else:
+            options = {name: _plain(value) for name, value in policy_options.items()}
+            wanted |= {"consistency": consistency, "options": options}
+        waits_s = policy_options.get("timeout", 0)
+        return self._flight(wanted, seconds(waits_s, "timeout"))
+
+    def changes(
+        self,
+        table: str,
+        after: int,
+        until: int | None = None,
+        *,
+        mode: str = "epochs",
+        pre_images: bool = False,
+        columns: Sequence[str] | None = None,
+    ) -> pa.RecordBatchReader:
+        """What changed in (after, until] (None: up to the newest commit), as `Table.changes` gives it, as it arrives.
+
+        Raises LogTruncated, EpochExpired, TableNotFound, InvalidInput, AccessDenied, ServerUnavailable.
+        """
+        wanted: dict[str, Any] = {"changes": table, "after": as_epoch("after", after), **_columns(columns)}
+        if until is not None:
+            wanted["until"] = as_epoch("until", until)
+        return self._flight(wanted | {"mode": mode, "pre_images": pre_images})
 
     def subscribe(
         self,
@@ -78,8 +157,8 @@ class Client:
         request = Request(table, consumer, after, names, too_old, keep_s)
         if len(encode(request)) > MAX_REQUEST // 2:
             raise InvalidInput("these names are too long to be those of a table and its columns")
-        dial: Any = partial(_dial, self._location, self._token, self._roots)
-        return Subscription(dial, self._location, request, self._timeout_s, seconds(reconnect, "reconnect"))
+        opening: Any = partial(_line, self._location, self._token, self._roots)
+        return Subscription(opening, self._location, request, self._timeout_s, seconds(reconnect, "reconnect"))
 
     def close(self) -> None:
         """Give the connection back; subscriptions and readers have their own. A second call does nothing."""
@@ -96,13 +175,41 @@ class Client:
     def __repr__(self) -> str:
         return f"<epochlog client of {self._location}>"
 
+    def _flight(self, wanted: dict[str, Any], waits_s: float = 0.0) -> pa.RecordBatchReader:
+        """What the command gives, as one stream."""
+        self._require_open()
+        try:
+            command = json.dumps(wanted, allow_nan=False).encode()
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(f"this cannot be asked of a server: {error}") from None
+        found = FlightReader(
+            self._location,
+            command,
+            token=self._token,
+            tls_roots=self._roots,
+            timeout_s=self._timeout_s,
+            waits_s=waits_s,
+        )
+        return pa.RecordBatchReader.from_batches(found.schema, found.batches())
+
     def _require_open(self) -> None:
         if self._closed:
             raise StoreClosed("this client was closed; connect again with epochlog.connect")
 
 
-def _dial(location: str, token: str | None, roots: bytes | None, command: bytes) -> ClientLine:
+def _line(location: str, token: str | None, roots: bytes | None, command: bytes) -> ClientLine:
     return ClientLine(location, command, token=token, tls_roots=roots)
+
+
+def _columns(columns: Sequence[str] | None) -> dict[str, Any]:
+    return {} if columns is None else {"columns": list(_names(columns))}
+
+
+def _plain(value: Any) -> Any:
+    """An option of a policy, as JSON has it."""
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return value.isoformat() if isinstance(value, datetime) else value
 
 
 def _names(columns: Sequence[str]) -> Sequence[str]:

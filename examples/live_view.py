@@ -1,0 +1,105 @@
+"""A view on a screen in another process, live while Spark writes it: `python examples/live_view.py`.
+
+This process takes orders, keeps their sums per day as a view that Spark refreshes, and serves the store. The process of
+the screen has neither the store nor Spark: it follows the view over the network and keeps it as a polars DataFrame. It
+gets the rows first, then each change; it ends when the view's data does, and then has what the view has.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+import epochlog as el
+
+ORDERS = pa.schema([("id", pa.int64()), ("day", pa.string()), ("cents", pa.int64())])
+REVENUE = pa.schema([("day", pa.string()), ("cents", pa.int64()), ("orders", pa.int64())])
+
+
+# ---- the process of the screen: no store, no Spark ---------------------------------------------------------------
+
+
+def follow(location: str, leave_at: str) -> None:
+    """Shows the view whenever it changes; at its end leaves what it shows in a file."""
+    with el.connect(location, token=os.environ["LIVE_TOKEN"]) as client, client.subscribe("revenue") as sub:
+        frame = pl.DataFrame(pl.from_arrow(REVENUE.empty_table()))
+        for batch in sub:
+            frame = applied(frame, pl.DataFrame(pl.from_arrow(batch)))
+            kinds = sorted(set(batch["_change_type"].to_pylist()))
+            shown = ", ".join(f"{day} {cents / 100:.2f} ({orders})" for day, cents, orders in frame.rows())
+            print(f"  screen at {sub.epoch}, after {batch.num_rows} x {'/'.join(kinds)}: {shown}", flush=True)
+    frame.write_ipc(leave_at)
+
+
+def applied(frame: pl.DataFrame, changes: pl.DataFrame) -> pl.DataFrame:
+    """The frame with one batch of changes: each key of it is replaced, or deleted."""
+    kept = frame.join(changes, on="day", how="anti")
+    rows = changes.filter(pl.col("_change_type") != "delete").select(frame.columns)
+    return pl.concat([kept, rows]).sort("day")
+
+
+# ---- the process that writes -------------------------------------------------------------------------------------
+
+
+def revenue(ctx: Any) -> None:
+    """The sums of the days whose orders changed, as Spark computes them."""
+    from pyspark.sql import functions as F  # noqa: N812 (here, for the screen does without Spark)
+
+    days = ctx.changes("orders", mode="net", pre_images=True).select("day").distinct()
+    mine = ctx.table("orders").join(days, "day", "left_semi")
+    sums = mine.groupBy("day").agg(F.sum("cents").alias("cents"), F.count("id").alias("orders"))
+    ctx.upsert("revenue", sums)
+    ctx.delete("revenue", days.join(sums, "day", "left_anti"))
+
+
+def orders(first: int, day: str, *cents: int) -> pa.Table:
+    return pa.table({"id": range(first, first + len(cents)), "day": [day] * len(cents), "cents": cents}, schema=ORDERS)
+
+
+def main(folder: str) -> None:
+    token = secrets.token_urlsafe()
+    spark = el.spark("live view")
+    spark.sparkContext.setLogLevel("ERROR")
+    with el.open(f"{folder}/store") as store, el.serve(store, token=token) as server:
+        table = store.create_table("orders", ORDERS, ["id"])
+        job = store.create_job("revenue", ["orders"], {"revenue": (REVENUE, ["day"])})
+
+        def refresh(what: str) -> None:
+            store.checkpoint()  # as soon as can be: else at the next boundary, once a second
+            print(f"spark committed the view at {job.step(spark, revenue)}: {what}", flush=True)
+
+        table.upsert(orders(1, "mon", 500, 700))
+        refresh("two orders on monday")
+        command = [sys.executable, __file__, "follow", server.location, f"{folder}/screen.arrow"]
+        screen = subprocess.Popen(command, env={**os.environ, "LIVE_TOKEN": token})
+        try:
+            table.upsert(orders(3, "tue", 900, 400, 100))
+            refresh("three on tuesday")
+            table.upsert(orders(2, "mon", 1700))
+            refresh("one of monday's was dearer")
+            table.delete(pa.table({"id": [1, 2]}))
+            refresh("both of monday's were cancelled")
+            table.upsert(orders(6, "wed", 2500))
+            table.finish()
+            refresh("one on wednesday, and the end of the data")
+            screen.wait()
+        finally:
+            screen.kill()
+        same = pl.read_ipc(f"{folder}/screen.arrow").equals(store.table("revenue").to_polars())
+        print(f"the screen's frame is the view: {same}")
+    spark.stop()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["follow"]:
+        follow(*sys.argv[2:4])
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            main(folder)
