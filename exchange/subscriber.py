@@ -141,17 +141,20 @@ class Subscription:
             if item.rows is not None:
                 return item.rows
 
-    def ack(self, epoch: int, *, timeout: float | timedelta | None = None) -> None:
+    def ack(self, epoch: int | None = None, *, timeout: float | timedelta | None = None) -> None:
         """All through `epoch` is covered by durable state of yours: what comes next under this consumer's name, after a
-        crash too, is past it. Durable when it returns; an epoch at or below an earlier one changes nothing.
+        crash too, is past it. Durable when it returns; an epoch at or below an earlier one changes nothing. None: all
+        that was given out whole; nothing, while the table's rows are not complete.
 
         timeout: seconds or a timedelta to wait for the answer, None for the client's. Raises InvalidInput for an epoch
         that was not given out whole, Fenced when another has come under the name, and ServerUnavailable when no answer
         came: then it may be acknowledged or not, and the same may be said again.
         """
-        epoch = as_epoch("epoch", epoch)
         if self._request.consumer is None:
             raise InvalidInput("a subscription acknowledges under the name of a consumer: subscribe with consumer=")
+        epoch = self._epoch if epoch is None else as_epoch("epoch", epoch)
+        if epoch is None:
+            return
         if self._epoch is None or epoch > self._epoch:
             raise InvalidInput(
                 f"epoch {epoch} of {self._request.table!r} was not given out whole yet; `epoch` ({self._epoch}) says "
