@@ -95,8 +95,7 @@ class Intake:
             while (parcel := self._line.read()) is not None:
                 self._take_in(parcel)
         finally:
-            with self._service.changed:
-                self._service.changed.notify_all()  # who waits for room gives up
+            self._service.wake()  # what waits for room gives up
             self._wait(lambda: not self._bytes)  # what is on its way is not to be left half done
             self._answers.put(None)
             answering.join(PARTING_S)
@@ -164,6 +163,7 @@ class Intake:
         taken = found.result()
         if taken.full:
             over = self._line.closed.is_set
+            self._answers.put(_packed(job.number, self._no_room(job), final=False))
             self._service.hold(
                 Held(self._query, room, job.until, over, lambda: self._commit(job), lambda: self._give_up(job))
             )
@@ -175,12 +175,12 @@ class Intake:
 
     def _give_up(self, job: _Job) -> None:
         self._service.free([job.push.path] if job.push.path else [])
-        self._answer(
-            job,
-            BudgetExceeded(
-                f"query {self._query!r}: its batches fill its disk budget, and channel {job.push.channel!r} waited in "
-                "vain for room; have the consumers acknowledge, or declare the query with a greater budget"
-            ),
+        self._answer(job, self._no_room(job))
+
+    def _no_room(self, job: _Job) -> BudgetExceeded:
+        return BudgetExceeded(
+            f"query {self._query!r}: its batches fill its disk budget, and channel {job.push.channel!r} waits in vain "
+            "for room; have the consumers acknowledge, or declare the query with a greater budget"
         )
 
     # ---- answers -------------------------------------------------------------------------------------------------
@@ -189,8 +189,7 @@ class Intake:
         with self._changed:
             self._bytes -= job.push.bytes
             self._changed.notify_all()
-        name, text = wire.as_fields(error)
-        self._answers.put(wire.pack(id=job.number, error=name, text=text))
+        self._answers.put(_packed(job.number, error))
 
     def _answer_all(self) -> None:
         """Answers as they come, by a thread of its own: a producer that reads none keeps nobody else waiting."""
@@ -198,9 +197,14 @@ class Intake:
             try:
                 answer = self._answers.get(timeout=ALIVE_S)
             except queue.Empty:
-                answer = wire.pack(id=0, error=None, text=None)
+                answer = _packed(0, None)
             if answer is None or not self._line.send(answer):
                 return
+
+
+def _packed(number: int, error: BaseException | None, *, final: bool = True) -> bytes:
+    name, text = wire.as_fields(error)
+    return wire.pack(id=number, error=name, text=text, final=final)
 
 
 def _rows(data: pa.Buffer) -> int:

@@ -195,8 +195,8 @@ def push(tx: Txn, query_name: str, given: Push) -> Taken:
     return Taken(kept=True)
 
 
-def end(tx: Txn, query_name: str, channel_name: str, last: int, attempt: int, rows: int | None) -> int:
-    """Keep an end mark; the stage counter after it. Raises as `push`."""
+def end(tx: Txn, query_name: str, channel_name: str, last: int, attempt: int, rows: int | None) -> Query:
+    """Keep an end mark; the query with it. Raises as `push`."""
     query = find_query(tx, query_name)
     channel = find_channel(tx, query, channel_name)
     check_producer(channel, None, attempt)
@@ -206,7 +206,7 @@ def end(tx: Txn, query_name: str, channel_name: str, last: int, attempt: int, ro
         tx.put(channel_key(query.name, channel.name), after.to_record())
     if ended != query:
         tx.put(query_key(query.name), ended.to_record())
-    return ended.stage
+    return ended
 
 
 # ---- consumers -----------------------------------------------------------------------------------------------------

@@ -198,6 +198,9 @@ class Pusher:
             sent = self._waiting.get(answer["id"])
             if sent is None:
                 return
+            if not answer["final"]:
+                self._trouble = wire.as_error(answer["error"] or "", answer["text"] or "")
+                return
             if answer["error"] in RETRIED and not sent.deadline.passed:
                 sent.sent_on, sent.again_s = 0, monotonic_s() + 0.1
                 self._trouble = wire.as_error(answer["error"], answer["text"] or "")

@@ -57,6 +57,7 @@ class StagedExchange:
         self._freed: list[str] = []
         self._held: list[Held] = []
         self._room: dict[str, int] = {}
+        self._woken = False  # whether upkeep has something to do
         self.uses = Uses(handle)
         self.memory = Memory()
         self._upkeep = threading.Thread(target=self._look_after, name="epochlog-exchange-upkeep", daemon=True)
@@ -133,6 +134,13 @@ class StagedExchange:
         """Nothing reaches these files any more: they are deleted soon."""
         with self.changed:
             self._freed += paths
+            self._woken = True
+            self.changed.notify_all()
+
+    def wake(self) -> None:
+        """Have upkeep look at once."""
+        with self.changed:
+            self._woken = True
             self.changed.notify_all()
 
     def room(self, query: str) -> int:
@@ -144,11 +152,13 @@ class StagedExchange:
         """Keep a push that found no room until there may be some, or it gives up."""
         with self.changed:
             self._held.append(held)
+            self._woken = True
             self.changed.notify_all()
 
     def _make_room(self, query: str) -> None:
         with self.changed:
             self._room[query] = self._room.get(query, 0) + 1
+            self._woken = True
             self.changed.notify_all()
 
     # ---- actions -------------------------------------------------------------------------------------------------
@@ -169,7 +179,7 @@ class StagedExchange:
         asked = wire.unpack(body, wire.END)
         name, channel, last = asked["query"], asked["channel"], asked["last"]
         attempt, rows = asked["attempt"], asked["rows"]
-        self.transact(name, lambda tx: keeping.end(tx, name, channel, last, attempt, rows))
+        self.uses.touch(self.transact(name, lambda tx: keeping.end(tx, name, channel, last, attempt, rows)))
         self._make_room(name)
         if self._marks is not None:
             self._marks.end(name, channel, attempt, last, rows)
@@ -236,8 +246,9 @@ class StagedExchange:
         look = Deadline.after(LOOK_AGAIN_S)
         while not self.closing.is_set():
             with self.changed:
-                soonest = min([look.left_s, *(held.until.left_s for held in self._held)])
-                self.changed.wait_for(lambda: self._freed or self.closing.is_set() or self._due(), soonest)
+                soonest = min([look.left_s, self.uses.period_s, *(held.until.left_s for held in self._held)])
+                self.changed.wait_for(lambda: self._woken or self.closing.is_set(), soonest)
+                self._woken = False
                 paths, self._freed = self._freed, []
                 due = self._due() if not look.passed else self._held  # another server may have made room
                 self._held = [held for held in self._held if held not in due]
@@ -248,9 +259,9 @@ class StagedExchange:
                     held.again()
             try:
                 self._delete(paths)
+                self.uses.renew()
                 if look.passed:
-                    look = Deadline.after(min(LOOK_AGAIN_S, self.uses.period_s))
-                    self.uses.renew()
+                    look = Deadline.after(LOOK_AGAIN_S)
                     end_expired(self.handle)
             except EpochlogError as error:
                 _log.warning("the upkeep of exchanges failed: %s", error)

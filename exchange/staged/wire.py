@@ -130,8 +130,10 @@ PUSHED: Mapping[str, Check] = {
     "crc32": number,
     "wait_ms": number,
 }
-ANSWER: Mapping[str, Check] = {"id": number, "error": maybe(text), "text": maybe(text)}
-"""Of a push; without an error it is durable. id 0 is no push's: the server is alive."""
+ANSWER: Mapping[str, Check] = {"id": number, "error": maybe(text), "text": maybe(text), "final": flag}
+"""Of a push: without an error it is durable; an error that is not final is why it waits. id 0 is no push's, and says
+that the server is alive.
+"""
 MAIL_HELLO: Mapping[str, Check] = {
     "query": name,
     "consumer": name,
