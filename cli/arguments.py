@@ -177,6 +177,7 @@ def _serve(commands: argparse._SubParsersAction) -> None:
         help="default: 127.0.0.1:5005; port 0 takes a free one. An address that others reach needs TLS and a token",
     )
     one.add_argument("--token-file", metavar="FILE", help="a file with the token that clients must send")
+    one.add_argument("--read-token-file", metavar="FILE", help="a file with another token, whose clients may only read")
     one.add_argument("--tls-cert", metavar="FILE", help="the server's certificate chain, PEM")
     one.add_argument("--tls-key", metavar="FILE", help="its key, PEM")
     one.add_argument("--metrics", metavar="HOST:PORT", help="serve Prometheus text over HTTP there, on this machine")

@@ -21,7 +21,7 @@ def serve(session: Session) -> None:
     options = session.options
     if (options.tls_cert is None) != (options.tls_key is None):
         raise InvalidInput("--tls-cert and --tls-key belong together")
-    token = None if options.token_file is None else _read(options.token_file).decode("ascii", "replace").strip()
+    token, read_token = _token(options.token_file), _token(options.read_token_file)
     tls = None if options.tls_cert is None else (_read(options.tls_cert), _read(options.tls_key))
     scheme = "grpc" if tls is None else "grpc+tls"
     times = _times(options)
@@ -29,7 +29,7 @@ def serve(session: Session) -> None:
     before = {number: signal.signal(number, lambda *_: told.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     place = f"{scheme}://{options.bind}"
     given = {"coordinator": options.coordinator, "control": times, "metrics": options.metrics}
-    server = serve_store(session.store, place, token=token, tls=tls, **given)
+    server = serve_store(session.store, place, token=token, read_token=read_token, tls=tls, **given)
     try:
         place = session.handle.files.place
         if session.out.as_json:
@@ -56,6 +56,10 @@ def _times(options: argparse.Namespace) -> CoordinatorSettings:
     }
     known = {name: value for name, value in given.items() if value is not None}
     return CoordinatorSettings(checkpoints=JobSettings(**known))
+
+
+def _token(path: str | None) -> str | None:
+    return None if path is None else _read(path).decode("ascii", "replace").strip()
 
 
 def _read(path: str) -> bytes:

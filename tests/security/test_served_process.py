@@ -26,7 +26,7 @@ import epochlog as el
 from epochlog.exchange import ExchangeClient
 from epochlog.exchange.staged import wire
 from epochlog.exchange.staged.content import encoded
-from security.doors import ROWS, TOKEN, Stranger, bearer, check_told, error_of
+from security.doors import READ_TOKEN, ROWS, TOKEN, Stranger, bearer, check_told, error_of
 from security.test_hostile import NOISE, random_message
 
 pytestmark = pytest.mark.local_only
@@ -39,14 +39,14 @@ class Served:
     """A server process."""
 
     def __init__(self, root: Path) -> None:
-        secret = root.parent / "secret"
-        secret.write_text(TOKEN)
+        secret, other = root.parent / "secret", root.parent / "other"
+        secret.write_text(TOKEN + "\n")
+        other.write_text(READ_TOKEN)
+        tokens = ["--token-file", str(secret), "--read-token-file", str(other)]
         command = [sys.executable, "-m", "epochlog", "serve", str(root), "--bind", "127.0.0.1:0"]
         self.log = root.parent / "log"
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [*command, "--token-file", str(secret)], stdout=subprocess.PIPE, stderr=log, text=True
-            )
+            self.process = subprocess.Popen([*command, *tokens], stdout=subprocess.PIPE, stderr=log, text=True)
         assert self.process.stdout is not None
         self.location = self.process.stdout.readline().split()[-1].rstrip(",")
 
@@ -79,7 +79,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
         yield found
         assert found.process.poll() is None, "it died"
         said = found.stop()
-        assert "Traceback" not in said and TOKEN not in said, said
+        assert "Traceback" not in said and TOKEN not in said and READ_TOKEN not in said, said
         assert found.process.returncode == 0
     finally:
         found.process.kill()
@@ -90,11 +90,21 @@ def test_a_served_store_shows_no_token_and_its_files_to_nobody_else(served: Serv
         ex.declare("c", {0: ["only"]})
         ex.push("only", 0, 0, pa.record_batch({"a": [1]}))
     for name in ("cmdline", "environ"):
-        assert TOKEN.encode() not in Path(f"/proc/{served.process.pid}/{name}").read_bytes()
+        shown = Path(f"/proc/{served.process.pid}/{name}").read_bytes()
+        assert TOKEN.encode() not in shown and READ_TOKEN.encode() not in shown
     found = list((tmp_path / "s").rglob("*"))
     assert {path.suffix for path in found} >= {".arrow", ".mdb"}
     for path in [tmp_path / "s", *found]:
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_of_two_tokens_one_may_only_read(served: Served) -> None:
+    for token, denied in ((READ_TOKEN, True), (TOKEN, False)):
+        with Stranger(served.location, bearer(token)) as stranger:
+            assert stranger.actions()
+            assert ("AccessDenied" in check_told(error_of(stranger.put))) == denied
+    with Stranger(served.location, bearer("another")) as stranger:
+        assert isinstance(error_of(stranger.actions), flight.FlightUnauthenticatedError)
 
 
 def talk(served: Served, rng: random.Random, rounds: int) -> None:

@@ -38,6 +38,8 @@ ROLES = {
     "action staged.declare": Role.WRITE,
     "action staged.end": Role.WRITE,
     "action staged.drop": Role.WRITE,
+    "action RenewFlightEndpoint": Role.READ,
+    "action CancelFlightInfo": Role.READ,
     "action staged.stage": Role.READ,
     "action staged.ack": Role.READ,
     "do_put": Role.WRITE,
