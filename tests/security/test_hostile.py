@@ -157,6 +157,33 @@ def el_json(value: object) -> bytes:
     return json.dumps(value).encode()
 
 
+POLICIES: list[dict[str, Any]] = [
+    {"consistency": "at_least", "options": {"epoch": 1 << 52, "timeout": 1e9}},
+    {"consistency": "at_least", "options": {"epoch": 1, "timeout": "x"}},
+    {"consistency": "at_least", "options": {"epoch": [], "timeout": -1}},
+    {"consistency": "bounded", "options": {"max_lag": None, "timeout": 1e308}},
+    {"consistency": "bounded", "options": {"max_lag": {}, "timeout": []}},
+    {"consistency": "exact", "options": {"epochs_or_token": "gASVAAAA"}},
+    {"consistency": "exact", "options": {"epochs_or_token": {"orders": -1}}},
+    {"consistency": "exact", "options": {"epochs_or_token": {"../x": 1, "orders": True}}},
+    {"consistency": "as_of", "options": {"timestamp": [1]}},
+    {"consistency": "as_of", "options": {"timestamp": "9999999999-01-01"}},
+    {"consistency": "latest", "options": {"self": 1}},
+    {"consistency": "__class__"},
+    {"consistency": "../policy"},
+    {"consistency": "x" * 60_000},
+]
+
+
+@pytest.mark.parametrize("asked", POLICIES, ids=lambda asked: asked["consistency"][:20])
+def test_options_of_policies(stranger: Stranger, asked: dict[str, Any]) -> None:
+    """They reach code that is meant for the store's own users; nothing of it waits for ever."""
+    about = flight.FlightDescriptor.for_command(el_json({"read": "orders", **asked}))
+    error = error_of(stranger.info, about)
+    assert error is not None
+    check_refused(error, str(asked)[:200])
+
+
 def test_rows_where_none_belong(server: el.StoreServer, stranger: Stranger) -> None:
     exchanges, _ = services(server)
     batch = pa.record_batch({"a": np.zeros(1000)})

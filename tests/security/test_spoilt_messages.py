@@ -1,5 +1,5 @@
-"""Messages of subscriptions and staged exchanges with one thing spoilt anywhere: what their codecs let through has the
-declared types, and all else is one typed error.
+"""Descriptors, and messages of subscriptions and staged exchanges, with one thing spoilt anywhere: what their codecs let
+through has the declared types, and all else is one typed error.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epochlog.errors import BadMessage, InvalidInput
+from epochlog.exchange import commands
 from epochlog.exchange import subscription_messages as live
 from epochlog.exchange.staged import wire
 
@@ -113,6 +114,61 @@ def test_random_bytes_for_a_subscription(data: bytes) -> None:
     for _, decode, error in LIVE:
         with contextlib.suppress(error):
             decode(data)
+
+
+# ---- descriptors -------------------------------------------------------------------------------------------------
+
+COMMANDS: list[tuple[dict[str, Any], Callable[[list[bytes], bytes], Any], Any]] = [
+    (
+        {"read": "orders", "columns": ["id"], "consistency": "exact", "options": {"epochs_or_token": "x"}},
+        commands.parse_reading,
+        commands.Read,
+    ),
+    ({"read": "orders", "epoch": 5}, commands.parse_reading, commands.Read),
+    (
+        {"changes": "orders", "after": 5, "until": 7, "mode": "net", "pre_images": True, "columns": ["id", "v"]},
+        commands.parse_reading,
+        commands.Changes,
+    ),
+    ({"write": "orders", "txn": ["app", 42], "operation": "delete", "rows": 5}, commands.parse_writing, commands.Write),
+]
+
+
+def sound_command(found: Any) -> bool:
+    """Nothing but plain values of the declared types, and names of few characters more than a table has."""
+    hints = get_type_hints(type(found))
+    values = {field.name: getattr(found, field.name) for field in fields(found)}
+    numbers = [value for name, value in values.items() if name in ("epoch", "after", "until", "rows")]
+    assert all(value is None or (type(value) is int and value >= 0) for value in numbers), found
+    assert all(type(values[name]) is kind for name, kind in hints.items() if kind in (str, bool)), found
+    return all(type(name) is str for name in values.get("columns") or ())
+
+
+@given(st.sampled_from(COMMANDS), st.data())
+def test_a_field_of_a_descriptor_spoilt(case: Any, data: st.DataObject) -> None:
+    plain, parse, kind = case
+    assert sound_command(parse([], json.dumps(plain).encode()))
+    spoilt = replaced(plain, data.draw(st.sampled_from(places(plain))), data.draw(PLAIN))
+    with contextlib.suppress(InvalidInput):
+        found = parse([], json.dumps(spoilt).encode())
+        assert isinstance(found, kind)
+        assert sound_command(found)
+
+
+@given(st.sampled_from(COMMANDS), st.integers(0, 1 << 30), st.binary(max_size=6))
+def test_bytes_of_a_descriptor_spoilt(case: Any, place: int, new: bytes) -> None:
+    plain, parse, _ = case
+    data = json.dumps(plain).encode()
+    place %= len(data)
+    with contextlib.suppress(InvalidInput):
+        assert sound_command(parse([], data[:place] + new + data[place + len(new) :]))
+
+
+@given(st.lists(st.binary(max_size=30), max_size=3), st.binary(max_size=60))
+def test_random_descriptors(path: list[bytes], command: bytes) -> None:
+    for parse in (commands.parse_reading, commands.parse_writing):
+        with contextlib.suppress(InvalidInput):
+            assert sound_command(parse(path, command))
 
 
 # ---- staged exchanges --------------------------------------------------------------------------------------------
