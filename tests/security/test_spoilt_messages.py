@@ -1,4 +1,4 @@
-"""Descriptors, and messages of subscriptions and staged exchanges, with one thing spoilt anywhere: what their codecs let
+"""Descriptors, and messages of subscriptions and staged exchanges, with one thing spoilt: what their codecs let
 through has the declared types, and all else is one typed error.
 """
 
@@ -191,6 +191,7 @@ VALUES: dict[str, Any] = {
     "crc32": 5,
     "wait_ms": 1000,
     "error": "Fenced",
+    "final": True,
     "text": "t",
     "window": 1 << 20,
     "bytes": 5,
@@ -219,6 +220,8 @@ def test_every_message_of_a_staged_exchange_is_spoilt_here() -> None:
 
 def sound(field: str, value: Any) -> bool:
     """Whether a checked field is of the kind that it must have."""
+    if field == "final":
+        return type(value) is bool
     kinds: dict[str, Any] = {"stages": dict, "cursor": dict | None}
     texts = {"query", "consumer", "channel", "kind", "path", "what"}
     kind = kinds.get(field, str if field in texts else (str | None) if field in ("error", "text") else (int | None))
