@@ -94,18 +94,18 @@ class Client:
         what it reads until the end, or until the reader is let go of.
 
         consistency: a policy by its name, with its options (seconds or a timedelta for times): "latest", "aligned",
-        "global", "as_of", "at_least", "bounded"; or epoch: exactly that one. Raises what reading a table does at
-        once or while reading: TableNotFound, InvalidInput, EpochExpired, EpochNotCommitted, NoConsistentEpoch;
-        AccessDenied, and ServerUnavailable, which never looks like an end.
+        "global", "as_of", "at_least", "bounded". epoch: exactly that one, unless the policy is one that takes an epoch.
+        Raises at once, or while reading: TableNotFound, InvalidInput, EpochExpired, EpochNotCommitted,
+        NoConsistentEpoch, SnapshotExpired, CallTimedOut for a reader that takes nothing for too long, AccessDenied, and
+        ServerUnavailable: nothing of that looks like an end.
         """
         wanted: dict[str, Any] = {"read": table, **_columns(columns)}
-        if epoch is not None:
-            if consistency != "latest" or policy_options:
-                raise InvalidInput("epoch= says already where to read; leave out consistency and its options")
-            wanted["epoch"] = as_epoch("epoch", epoch)
+        at = {} if epoch is None else {"epoch": as_epoch("epoch", epoch)}
+        if at and consistency == "latest":
+            wanted |= at
         else:
             options = {name: _plain(value) for name, value in policy_options.items()}
-            wanted |= {"consistency": consistency, "options": options}
+            wanted |= {"consistency": consistency, "options": options | at}
         waits_s = policy_options.get("timeout", 0)
         return self._flight(wanted, seconds(waits_s, "timeout"))
 
