@@ -14,14 +14,15 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from ..store.catalog import Txn, View
+from ..store.catalog import View
 from ..store.changes import CHANGE_FIELDS
+from ..store.consumers import Consumer, open_consumer
+from ..store.cursors import check_consumer_name
 from ..store.definitions import TableDef, get_table, get_version
 from ..store.follow import reach
 from ..store.handle import Handle
-from ..store.holds import Hold, put_holds
 from ..store.log import LogPlan, plan_backfill, plan_changes
-from ..store.records import after_prefix, hold_key, log_key
+from ..store.records import after_prefix, consumer_key, log_key
 from ..store.version import LogEntry
 from .offsets import LATEST, SNAPSHOT, Limits, LogEpoch, Offset, parse_start, plan_until
 from .pieces import Piece, cut
@@ -46,13 +47,16 @@ class StreamRead:
 
     @classmethod
     def from_options(cls, options: Options, place: Place, table_id: int) -> StreamRead:
+        consumer = text(options, "consumerId")
+        if consumer is not None:
+            check_consumer_name(consumer)
         limits = Limits(*(whole(options, f"max{what}PerTrigger", 1) for what in ("Epochs", "Rows", "Bytes")))
         return cls(
             place,
             table_id,
             parse_start(text(options, "startingVersion")),
             limits,
-            text(options, "consumerId"),
+            consumer,
             truth(options, "preImages", False),
             truth(options, "failOnDataLoss", True),
         )
@@ -78,9 +82,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._columns = tuple(name for name in wanted.names if name not in _CHANGE_NAMES)
         self._target: int | None = None
         self._opened: Handle | None = None
+        self._claimed: Consumer | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}
+        return {**self.__dict__, "_opened": None, "_claimed": None}
 
     # ---- offsets -------------------------------------------------------------------------------------------------
 
@@ -95,6 +100,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start == "earliest":
             table = self._table(view)
             return Offset(table.id, get_version(view, table.id, table.name).log_start)
+        known = view.get(consumer_key(self._read.consumer)) if self._read.consumer and start is None else None
+        if known is not None and known["position"] is not None:  # a new query under an old name goes on
+            return Offset(self._read.table_id, known["position"])
         return Offset(self._read.table_id, start=start or SNAPSHOT)
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
@@ -114,7 +122,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._handle().catalog.read(body)
         if start is not None and end == begin:
             return start
-        self._hold(end if begin.start is not None else begin, first=True, state=begin.start == SNAPSHOT)
+        self._hold(begin, end)
         return end.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -136,6 +144,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         settle()
         begin, until = self._offset(start), self._offset(end).epoch
+        self._consumer()
         if start == end or begin.start == LATEST:
             return []
 
@@ -157,9 +166,14 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         settle()
-        self._hold(self._offset(end))
+        offset, consumer = self._offset(end), self._consumer()
+        if consumer is not None and offset.start is None:
+            consumer.ack(offset.epoch)
 
     def stop(self) -> None:
+        if self._claimed is not None:
+            self._claimed.close()
+            self._claimed = None
         if self._opened is not None:
             self._opened.close()
             self._opened = None
@@ -189,33 +203,31 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             _log.warning("table %s: %d commits or more after %d were truncated unread", table.name, found.lost, after)
         return found.after
 
-    def _hold(self, offset: Offset, *, first: bool = False, state: bool = False) -> None:
-        """Keep the log after this offset for the named consumer; and the state there, if it is still to be read or old
-        rows are looked up in it.
-
-        At the first look only what no hold of that name keeps already: the offset must not be passed before it is
-        committed.
+    def _hold(self, begin: Offset, end: Offset) -> None:
+        """Keep what a query that goes on from `begin` has yet to read, for the named consumer; where that stands
+        already it stays, for nothing may be let go of before it is committed.
         """
-        if self._read.consumer is None or offset.start is not None:
+        consumer = self._consumer()
+        if consumer is None:
             return
-        handle, holder = self._handle(), f"consumer:{self._read.consumer}"
-        key = hold_key(self._read.table_id, holder)
-        looks_up = self._read.pre_images and handle.catalog.read(self._table).changelog != "full"
-
-        def held(view: View) -> bool:
-            record = view.get(key)
-            return record is not None and record["log_epoch"] <= offset.epoch
-
-        if first and handle.catalog.read(held):
+        consumer.check()
+        if begin.start == SNAPSHOT:
+            consumer.begin(end.epoch, snapshot=True)
             return
-        read_epoch = offset.epoch if state or looks_up else None
-        hold = Hold(holder, self._read.table_id, offset.epoch, read_epoch, handle.catalog.now_ms(), None)
+        at = end.epoch if begin.start is not None else begin.epoch
+        if consumer.position is None or consumer.position > at:
+            consumer.begin(at)
 
-        def body(tx: Txn) -> None:
-            self._table(tx)
-            put_holds(tx, [hold])
-
-        handle.catalog.transact(body)
+    def _consumer(self) -> Consumer | None:
+        """The consumer that the query was given, claimed when this process first needs it: an earlier run of the query
+        that still goes on somewhere is fenced. The query's own checkpoint says where it stands; the record holds.
+        """
+        name, read = self._read.consumer, self._read
+        if self._claimed is None and name is not None:
+            too_old = "error" if read.fail_on_data_loss else "snapshot"
+            tables = [read.place.table]
+            self._claimed = open_consumer(self._handle(), name, tables, too_old=too_old, states=read.pre_images)
+        return self._claimed
 
 
 def _log_epochs(view: View, table: TableDef, after: int) -> Iterator[LogEpoch]:

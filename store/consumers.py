@@ -113,12 +113,25 @@ class Consumer:
             if record.position is not None and epoch <= record.position:
                 return record.position
             now_ms = self._handle.catalog.now_ms()
-            moved = replace(record, position=epoch, last_ms=now_ms, acked_ms=now_ms)
+            moved = replace(record, position=epoch, snapshot=None, last_ms=now_ms, acked_ms=now_ms)
             tx.put(consumer_key(self.name), moved.to_record())
             return epoch
 
         self._position = self._handle.catalog.transact(body)
         reached("consumer:acked")
+
+    def begin(self, epoch: int, *, snapshot: bool = False) -> None:
+        """For a reader that keeps its own position: hold what it needs to go on from `epoch`, even below the position
+        so far. snapshot: it is taking in the tables' rows at that epoch, and has acknowledged nothing.
+        """
+
+        def body(tx: Txn) -> int | None:
+            place = {"position": None, "snapshot": epoch} if snapshot else {"position": epoch, "snapshot": None}
+            moved = replace(self.mine(tx), last_ms=self._handle.catalog.now_ms(), **place)
+            tx.put(consumer_key(self.name), moved.to_record())
+            return moved.position
+
+        self._position = self._handle.catalog.transact(body)
 
     def close(self) -> None:
         """It is away from now on; a second call does nothing."""
@@ -175,7 +188,7 @@ def open_consumer(
             record = ConsumerRecord.from_record(known)
             found = _same_tables(tx, record, tables)
         if too_old == "snapshot" and any(one.lost for one in _reaches(tx, record)):
-            record = replace(record, position=None)
+            record = replace(record, position=None, snapshot=None)
         for lost in (one for one in _reaches(tx, record) if one.lost):
             raise _too_old(record, lost)
         looks_up = tuple(table.id for table in found if states and table.changelog != "full")
@@ -214,6 +227,7 @@ def reset_consumer(handle: Handle, name: str, to: str | int) -> None:
         moved = replace(
             record,
             position=_target(handle, tx, record, to),
+            snapshot=None,
             incarnation=record.incarnation + 1,
             holder="",
             expires_ms=now_ms,
@@ -259,9 +273,12 @@ def _founded(tx: Txn, name: str, tables: Sequence[str], too_old: str) -> tuple[C
     if sum(1 for _ in tx.scan(b"consumer/", after_prefix(b"consumer/"))) >= MOST_CONSUMERS:
         raise LimitExceeded(f"there are {MOST_CONSUMERS:,} consumers already; drop one with store.drop_consumer(name)")
     found = [find_table(tx, table) for table in tables]
+    position = None
     for table in found:  # before there were records of consumers, a hold without an end was all there was of one
-        tx.delete(hold_key(table.id, f"consumer:{name}"))
-    return ConsumerRecord(name, tuple(table.id for table in found), too_old, None), found
+        key = hold_key(table.id, f"consumer:{name}")
+        position = (tx.get(key) or {}).get("log_epoch", position)
+        tx.delete(key)
+    return ConsumerRecord(name, tuple(table.id for table in found), too_old, None, position), found
 
 
 def _same_tables(view: View, record: ConsumerRecord, tables: Sequence[str]) -> list[TableDef]:
@@ -315,7 +332,7 @@ def _info(handle: Handle, view: View, record: ConsumerRecord) -> ConsumerInfo:
         lag_ms, commits = _lag(handle, view, record, record.position, now_ms)
         lost = any(one.lost for one in _reaches(view, record))
     opened = record.open(now_ms, alive)
-    idle = "away" if record.position is None or record.holds(now_ms, alive) else "expired"
+    idle = "away" if record.at is None or record.holds(now_ms, alive) else "expired"
     state = "dropped" if record.dropped is not None else "lost" if lost else "open" if opened else idle
     return ConsumerInfo(
         record.name,

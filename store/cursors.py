@@ -21,7 +21,8 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 @dataclass(frozen=True, slots=True)
 class ConsumerRecord:
     """position: all changes of its tables through that epoch are acknowledged; None: nothing is, it begins with the
-    tables' rows. states: the tables whose states at the position are held too, for old images to be looked up.
+    tables' rows. snapshot: the epoch of the rows that it is taking in, which are held until it has a position; None: it
+    has not said. states: the tables whose states at the position are held too, for old images to be looked up.
     keep_ms: how long it may be away and still hold; None: for good. holder: the lease of whoever has it open, which
     ends at expires_ms; from then on it is away. acked_ms: of the newest acknowledgement, 0 before the first.
     dropped: the name of a table of it that was dropped.
@@ -39,6 +40,7 @@ class ConsumerRecord:
     last_ms: int = 0
     acked_ms: int = 0
     dropped: str | None = None
+    snapshot: int | None = None
 
     def to_record(self) -> Record:
         return {**asdict(self), "tables": list(self.tables), "states": list(self.states)}
@@ -46,6 +48,15 @@ class ConsumerRecord:
     @classmethod
     def from_record(cls, record: Record) -> ConsumerRecord:
         return cls(**{**record, "tables": tuple(record["tables"]), "states": tuple(record["states"])})
+
+    @property
+    def at(self) -> int | None:
+        """The epoch past which it needs the logs; None: it needs nothing yet."""
+        return self.snapshot if self.position is None else self.position
+
+    def state_at(self, table_id: int) -> int | None:
+        """The epoch at which it needs the table's rows, None: it needs none."""
+        return self.at if self.position is None or table_id in self.states else None
 
     @property
     def until_ms(self) -> int | None:
@@ -56,8 +67,8 @@ class ConsumerRecord:
         return bool(self.holder) and (self.expires_ms > now_ms or self.holder in alive)
 
     def holds(self, now_ms: int, alive: Collection[str] = ()) -> bool:
-        """Whether it keeps its tables' logs after its position."""
-        if self.position is None or self.dropped is not None:
+        """Whether it keeps what it has yet to read."""
+        if self.at is None or self.dropped is not None:
             return False
         return self.until_ms is None or now_ms < self.until_ms or self.open(now_ms, alive)
 
@@ -97,8 +108,8 @@ def broken_consumers(view: View, tables: Mapping[int, TableDef]) -> Iterator[tup
         missing = [table for table in record.tables if table not in tables]
         if not record.tables or (missing and record.dropped is None):
             yield where, f"refers to tables that are not there: {missing}"
-        if record.position is not None and record.position > last:
-            yield where, f"has acknowledged epoch {record.position}, above last_epoch {last}"
+        if record.at is not None and record.at > last:
+            yield where, f"stands at epoch {record.at}, above last_epoch {last}"
         if not set(record.states) <= set(record.tables):
             yield where, "holds states of tables that it does not read"
 

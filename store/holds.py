@@ -64,8 +64,8 @@ def holds_of(view: View, table_id: int, now_ms: int, alive: Collection[str] = ()
             live.append(Hold(job_holder(job), table_id, at, at, now_ms, None, version))
     for one in all_consumers(view):
         if table_id in one.tables and one.holds(now_ms, alive):
-            states = one.position if table_id in one.states else None
-            live.append(Hold(f"consumer:{one.name}", table_id, one.position, states, one.last_ms, one.until_ms))
+            states, until_ms = one.state_at(table_id), one.until_ms
+            live.append(Hold(f"consumer:{one.name}", table_id, one.at, states, one.last_ms, until_ms))
     return live
 
 

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql.functions import count
 
 import epochlog as el
+from epochlog.store.consumers import open_consumer
 from lakes import SCHEMA, rows
 
 pytestmark = pytest.mark.spark
@@ -279,3 +280,47 @@ def test_offsets_are_small_json(lake) -> None:
     lake.into(lake.stream(), "copy", "ck")
     text = (lake.scratch / "ck" / "offsets" / "0").read_text().splitlines()[-1]
     assert json.loads(text) == {"table": 1, "epoch": epoch}
+
+
+def test_a_consumer_is_the_same_for_spark_and_for_everybody_else(lake) -> None:
+    """Each run is an incarnation; it is seen, and reset, as any other consumer; a new query under its name goes on."""
+    for name in ("copy", "more"):
+        lake.store.create_table(name, SCHEMA, ["id"])
+    lake.orders.upsert(rows(0, 10))
+    for run in (1, 2):
+        lake.into(lake.stream(consumerId="dash"), "copy", "ck")
+        (info,) = lake.store.consumers()
+        assert (info.name, info.tables, info.incarnation, info.state) == ("dash", ("orders",), run, "away")
+        lake.orders.upsert(rows(10 * run, 10))
+    assert info.position is not None and info.lag_commits
+    lake.store.reset_consumer("dash", "latest")
+    lake.orders.upsert(rows(50, 7))
+    lake.into(lake.stream(consumerId="dash"), "more", "another")
+    assert lake.store.table("more").to_arrow()["id"].to_pylist() == list(range(50, 57))
+    with pytest.raises(Exception, match="InvalidName"):
+        lake.stream(consumerId="a/b")
+
+
+def test_a_query_whose_consumer_was_taken_over_is_fenced_and_can_be_started_again(lake) -> None:
+    copy = lake.store.create_table("copy", SCHEMA, ["id"])
+    lake.orders.upsert(rows(0, 10))
+    lake.into(lake.stream(consumerId="dash"), "copy", "ck")
+    frame = lake.stream(consumerId="dash").writeStream.format("epochlog").options(**lake.options("copy"))
+    query = (
+        frame.option("checkpointLocation", str(lake.scratch / "ck")).trigger(processingTime="50 milliseconds").start()
+    )
+    try:
+        lake.orders.upsert(rows(10, 10))
+        query.processAllAvailable()
+        assert lake.store.consumers()[0].state == "open"
+        taken = open_consumer(lake.store._handle, "dash", ["orders"])
+        lake.orders.upsert(rows(20, 10))
+        with pytest.raises(Exception, match="Fenced"):
+            query.awaitTermination()
+        taken.check()
+    finally:
+        query.stop()
+    lake.into(lake.stream(consumerId="dash"), "copy", "ck")
+    assert copy.to_arrow().equals(lake.orders.to_arrow())
+    with pytest.raises(el.Fenced):
+        taken.check()

@@ -16,7 +16,7 @@ from epochlog.store import cursors
 from epochlog.store.consumers import Consumer, open_consumer
 from epochlog.store.cursors import get_consumer
 from epochlog.store.definitions import find_table
-from epochlog.store.holds import holds_of
+from epochlog.store.holds import Hold, holds_of, put_holds
 from epochlog.store.leases import LEASE_MS
 from epochlog.store.records import consumer_key
 from lab import Lab, mirror
@@ -248,6 +248,41 @@ def test_closing_the_store_closes_it(lab: Lab) -> None:
     opened(lab).ack(*puts(lab, 1))
     lab.reopen()
     assert info(lab).state == "away"
+
+
+def test_rows_that_are_being_taken_in_are_held_until_they_are_acknowledged(lab: Lab) -> None:
+    """For a reader that keeps its own position, as a Spark query does: it reads the same rows again after a crash."""
+    epochs = puts(lab, 3)
+    consumer = opened(lab)
+    consumer.begin(epochs[1], snapshot=True)
+    dies(consumer)
+    lab.tick()
+    retain(lab)
+    assert info(lab).state == "open" and info(lab).position is None and info(lab).lag_ms is None
+    assert lab.store.table("r").to_arrow(epoch=epochs[1]).num_rows == 2
+    with opened(lab) as consumer:
+        assert consumer.position is None
+        consumer.ack(epochs[1])
+        retain(lab)
+        with pytest.raises(el.EpochExpired):
+            lab.store.table("r").to_arrow(epoch=epochs[1])
+        assert log_after(lab, epochs[1]) == epochs[2:]
+        consumer.ack(epochs[2])
+        consumer.begin(epochs[1])  # it was not kept, and may go back all the same
+        assert info(lab).position == epochs[1] == consumer.position
+        lab.store.reset_consumer("dash", "snapshot")
+        with pytest.raises(el.Fenced):
+            consumer.begin(epochs[2])
+
+
+def test_a_hold_from_before_there_were_records_is_taken_over(lab: Lab) -> None:
+    epochs = puts(lab, 2)
+    handle = lab.store._handle
+    handle.catalog.transact(lambda tx: put_holds(tx, [Hold("consumer:dash", 1, epochs[0], None, 0, None)]))
+    with opened(lab) as consumer:
+        assert consumer.position == epochs[0]
+        consumer.ack(epochs[1])
+    lab.store.table("r").truncate_log(epochs[1])
 
 
 def test_states_are_held_where_old_images_are_looked_up(lab: Lab) -> None:
