@@ -15,11 +15,12 @@ examples:
   epochlog status lake                            how far each table and job is, and what went wrong
   epochlog read lake orders --filter "cents > 500" --columns id,cents
   epochlog read lake orders revenue --json        both as of one moment, a JSON object a row
+  epochlog tail lake orders --json                what changes from now on, an object a line
   epochlog changes lake orders --after 243958458736640 --mode net --pre-images
 
 exit codes: 0 done, 1 an error (one line on standard error), 2 wrong usage
 
---json: read, changes and history give one object a line, everything else one document.
+--json: read, changes, tail and history give one object a line, everything else one document.
   epochs                   integers; 0 means none yet
   timestamps, dates, times ISO 8601, in UTC where the column has a zone
   durations                integers in the column's unit
@@ -42,9 +43,9 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    top.add_argument("--version", action="store_true", help="print the version and exit")
+    top.add_argument("-V", "--version", action="store_true", help="print the version and exit")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    for add in (_ls, _describe, _history, _read, _changes, _status, _jobs, _compact, _vacuum, _verify, _serve):
+    for add in (*_LOOKING, _compact, _vacuum, _verify, _serve):
         add(commands)
     commands.add_parser("demo", help="run the flights demo (epochlog demo --help)", add_help=False)
     return top
@@ -114,6 +115,48 @@ def _changes(commands: argparse._SubParsersAction) -> None:
     )
     one.add_argument("--pre-images", action="store_true", help="with the rows as they were before")
     _row_options(one, "as in SQL's WHERE; key columns only")
+
+
+def _tail(commands: argparse._SubParsersAction) -> None:
+    one = _command(
+        commands,
+        "tail",
+        "follow a table: what changes, as it comes, until Ctrl-C",
+        "Each change has the row's columns, and _change_type (upsert or delete; insert for the rows that --from "
+        "snapshot begins with), _commit_version (its epoch) and _commit_timestamp. Exit code 130 after Ctrl-C, 0 when "
+        "the table's data has ended, or with --limit and --until-idle.",
+    )
+    one.add_argument("table", metavar="TABLE")
+    one.add_argument(
+        "--from",
+        dest="begin",
+        type=beginning,
+        metavar="WHERE",
+        help="latest (default: only what is new), earliest (all that the log has), snapshot (the rows, then what "
+        "changes; default of a new consumer), or an epoch: what comes past it",
+    )
+    one.add_argument("--consumer", metavar="NAME", help="go on where this consumer is, and acknowledge what was shown")
+    one.add_argument("--columns", type=names, metavar="A,B", help="only these columns, in this order")
+    one.add_argument("--limit", type=positive, metavar="N", help="end after N changes")
+    one.add_argument("--until-idle", action="store_true", help="end when nothing more is there")
+
+
+def _consumers(commands: argparse._SubParsersAction) -> None:
+    one = _command(
+        commands,
+        "consumers",
+        "list the named consumers, how far behind each is, and whether it holds its log; reset or drop one",
+        "JSON: of each consumer the names of ConsumerInfo, and until, acked (ISO 8601 or null).",
+    )
+    what = one.add_mutually_exclusive_group()
+    what.add_argument(
+        "--reset",
+        nargs=2,
+        metavar=("NAME", "TO"),
+        help="move it to snapshot (it begins anew with the tables' rows), earliest, latest, or an epoch; whoever has "
+        "it open is fenced. A Spark query goes by its own checkpoint: give it a new one too",
+    )
+    what.add_argument("--drop", metavar="NAME", help="forget it; it holds nothing any more")
 
 
 def _status(commands: argparse._SubParsersAction) -> None:
@@ -199,6 +242,8 @@ def _serve(commands: argparse._SubParsersAction) -> None:
     )
 
 
+_LOOKING = (_ls, _describe, _history, _read, _changes, _tail, _status, _jobs, _consumers)
+
 # ---- shared parts --------------------------------------------------------------------------------------------------
 
 
@@ -250,6 +295,13 @@ def epoch(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"an epoch is a whole number as `epochlog ls` shows it, not {text!r}")
     return int(text)
+
+
+def beginning(text: str) -> str:
+    """Where to begin: a word or an epoch."""
+    if text in ("latest", "earliest", "snapshot"):
+        return text
+    return str(epoch(text))
 
 
 def positive(text: str) -> int:

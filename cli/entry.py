@@ -28,6 +28,8 @@ HOMES = {
     "jobs": "look",
     "read": "rows",
     "changes": "rows",
+    "tail": "consumers",
+    "consumers": "consumers",
     "compact": "upkeep",
     "vacuum": "upkeep",
     "verify": "upkeep",

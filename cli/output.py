@@ -97,6 +97,11 @@ class Output:
                 self.flush()
                 self.waiting.step(count)
 
+    def text(self, lines: Iterable[str]) -> None:
+        """Lines for people, as they come."""
+        for line in lines:
+            self._write(line + "\n")
+
     def show(self, *parts: RenderableType) -> None:
         """Text and tables for people, an empty line between them; as wide as it takes where there is no terminal."""
         self.waiting.end()

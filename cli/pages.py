@@ -17,6 +17,11 @@ from .words import NONE, bytes_text, count_text, epoch_text, lag_text, one_line,
 STATE_STYLES = {
     "creating": "yellow",
     "parked": "yellow",
+    "away": "yellow",
+    "expired": "red",
+    "lost": "bold red",
+    "dropped": "red",
+    "open": "green",
     "failed": "bold red",
     "running": "green",
     "finished": "dim",
@@ -247,6 +252,23 @@ def _cell(name: str, value: Any) -> Text:
     if value is None:
         return Text("null", "dim")
     return state(value) if name == "_change_type" else Text(safe(cell(value)))
+
+
+def consumers(found: Sequence[Facts]) -> Table:
+    """`consumers`."""
+    headers = ("consumer", "reads", "state", "position", ">lag", ">commits", "held until", "too old", ">incarnation")
+    return grid(headers, (_consumer(one) for one in found))
+
+
+def _consumer(one: Facts) -> tuple[Text | str, ...]:
+    at = epoch_text(one["position"]) if one["position"] is not None else "the rows first"
+    lag = NONE if one["lag_ms"] is None else lag_text(one["lag_ms"])
+    commits = NONE if one["lag_commits"] is None else f"{one['lag_commits']:,}"
+    held = one["until"] or (NONE if one["state"] in ("expired", "lost", "dropped") else "it is dropped")
+    if one["state"] == "open" or one["position"] is None:
+        held = NONE if one["position"] is None else "closed"
+    tables = ", ".join(one["tables"])
+    return (one["name"], tables, state(one["state"]), at, lag, commits, held, one["too_old"], str(one["incarnation"]))
 
 
 def epochs(facts: Facts) -> list[Table | str]:

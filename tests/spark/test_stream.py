@@ -290,15 +290,13 @@ def test_a_consumer_is_the_same_for_spark_and_for_everybody_else(lake) -> None:
     for run in (1, 2):
         lake.into(lake.stream(consumerId="dash"), "copy", "ck")
         (info,) = lake.store.consumers()
-        assert (info.name, info.tables, info.incarnation, info.state) == ("dash", ("orders",), run, "away")
+        assert (info.name, info.tables, info.incarnation) == ("dash", ("orders",), run)
         lake.orders.upsert(rows(10 * run, 10))
     assert info.position is not None and info.lag_commits
     lake.store.reset_consumer("dash", "latest")
     lake.orders.upsert(rows(50, 7))
     lake.into(lake.stream(consumerId="dash"), "more", "another")
     assert lake.store.table("more").to_arrow()["id"].to_pylist() == list(range(50, 57))
-    with pytest.raises(Exception, match="InvalidName"):
-        lake.stream(consumerId="a/b")
 
 
 def test_a_query_whose_consumer_was_taken_over_is_fenced_and_can_be_started_again(lake) -> None:

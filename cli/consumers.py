@@ -1,0 +1,155 @@
+"""The commands of those who read along: consumers (list, reset, drop) and tail."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict
+
+import pyarrow as pa
+
+from ..exchange.subscription_messages import Place
+from ..exchange.table_feed import Passed, Slice, TableFeed
+from ..store.catalog import View
+from ..store.changes import CHANGE_FIELDS, CHANGE_TYPE, COMMIT_VERSION
+from ..store.consumers import Consumer, ConsumerInfo, open_consumer
+from ..store.definitions import TableDef, find_table, get_version
+from .facts import Facts
+from .plain import cell, plain_rows
+from .session import Session
+from .words import epoch_iso, iso, safe
+
+LOOK_EVERY_S = 0.1
+_OURS = {field.name for field in CHANGE_FIELDS}
+
+
+def consumers(session: Session) -> None:
+    """All named consumers, after one of them was reset or dropped if that was asked for."""
+    options, store = session.options, session.store
+    if options.reset is not None:
+        name, to = options.reset
+        store.reset_consumer(name, _begin(to))
+    if options.drop is not None:
+        store.drop_consumer(options.drop)
+    facts = [_facts(info) for info in store.consumers()]
+    if session.out.as_json:
+        session.out.document({"root": session.handle.files.place, "consumers": facts})
+    else:
+        from . import pages
+
+        session.out.show(pages.consumers(facts) if facts else f"{session.handle.files.place} has no consumer")
+
+
+def _facts(info: ConsumerInfo) -> Facts:
+    times = {"until": info.until_ms, "acked": info.acked_ms}
+    facts = {name: value for name, value in asdict(info).items() if name not in ("until_ms", "acked_ms")}
+    return {**facts, "tables": list(info.tables), **{name: ms and iso(ms) for name, ms in times.items()}}
+
+
+def _begin(text: str) -> str | int:
+    return int(text) if text.isascii() and text.isdigit() else text
+
+
+# ---- tail --------------------------------------------------------------------------------------------------------
+
+
+def tail(session: Session) -> None:
+    """What changes in a table, as it comes, until Ctrl-C, the end of its data, or as much as was asked for."""
+    options = session.options
+    session.out.waiting.end()
+    with ExitStack() as stack:
+        table = session.handle.catalog.read(lambda view: find_table(view, options.table))
+        consumer = None
+        if options.consumer is not None:
+            consumer = stack.enter_context(open_consumer(session.handle, options.consumer, [table.name]))
+        place = _place(session, table, consumer)
+        columns = None if options.columns is None else tuple(options.columns)
+        advice = "Begin with --from snapshot or --from earliest"
+        feed = TableFeed(session.handle, table, columns, place, advice)
+        stack.callback(feed.close)
+        if consumer is not None and consumer.position is None and place is not None:
+            consumer.ack(place.after)  # so that it is held from now on
+        told = _Told(session, consumer)
+        try:
+            _follow(feed, told)
+        except KeyboardInterrupt:
+            told.acknowledge()
+            raise
+        told.acknowledge()
+
+
+class _Told:
+    """What was shown: rows so far, and through which epoch all of them were."""
+
+    def __init__(self, session: Session, consumer: Consumer | None) -> None:
+        self.session = session
+        self._consumer = consumer
+        self._left = session.options.limit
+        self._through: int | None = None
+
+    @property
+    def enough(self) -> bool:
+        return self._left == 0
+
+    def show(self, item: Slice | Passed) -> None:
+        whole = isinstance(item, Passed) or (item.last and not item.snapshot)
+        if isinstance(item, Slice):
+            rows = item.data if self._left is None else item.data.slice(0, self._left)
+            if self._left is not None:
+                self._left -= rows.num_rows
+            whole = whole and rows.num_rows == item.data.num_rows
+            if self.session.out.as_json:
+                self.session.out.lines(plain_rows(rows))
+            else:
+                self.session.out.text(_lines(rows))
+            self.session.out.flush()
+        if whole:
+            self._through = item.epoch
+
+    def acknowledge(self) -> None:
+        """Raises Fenced when somebody else has come under the consumer's name."""
+        if self._consumer is None:
+            return
+        if self._through is None:
+            self._consumer.check()
+        else:
+            self._consumer.ack(self._through)
+            self._through = None
+
+
+def _follow(feed: TableFeed, told: _Told) -> None:
+    pause = threading.Event()
+    while True:
+        for item in feed.new():
+            told.show(item)
+            if told.enough:
+                return
+        told.acknowledge()
+        if feed.ended or told.session.options.until_idle:
+            return
+        pause.wait(LOOK_EVERY_S)
+
+
+def _place(session: Session, table: TableDef, consumer: Consumer | None) -> Place | None:
+    """Where to begin; None: with the table's rows."""
+    if consumer is not None and consumer.position is not None:
+        return Place(after=consumer.position)
+    begin = _begin(session.options.begin or ("latest" if consumer is None else "snapshot"))
+    if isinstance(begin, int):
+        return Place(after=begin)
+
+    def marks(view: View) -> dict[str, int]:
+        version = get_version(view, table.id, table.name)
+        return {"earliest": version.log_start, "latest": version.max_committed_epoch}
+
+    return None if begin == "snapshot" else Place(after=session.handle.catalog.read(marks)[begin])
+
+
+def _lines(rows: pa.RecordBatch) -> Iterator[str]:
+    """A change on a line: when, what, and its columns."""
+    for row in plain_rows(rows):
+        columns = " ".join(
+            f"{name}={'null' if value is None else cell(value)}" for name, value in row.items() if name not in _OURS
+        )
+        yield safe(f"{epoch_iso(row[COMMIT_VERSION])} {row[COMMIT_VERSION]} {row[CHANGE_TYPE]:<7} {columns}")
