@@ -33,14 +33,19 @@ def peer_address(grpc_peer: str) -> str:
 
 
 def _connections(port: int) -> Iterator[socket.socket]:
-    """Copies of the connections accepted at the port, for the caller to close."""
+    """Copies of the connections accepted at the port, for the caller to close.
+
+    Nothing but sockets is copied: to close a copy of a file ends the locks that this process has on the file, and
+    LMDB's readers in other processes, and its writers, would no longer know of those here.
+    """
     for entry in _OPEN_FILES.iterdir():
-        with suppress(OSError, ValueError):  # closed meanwhile, or no socket
+        with suppress(OSError, ValueError):  # closed meanwhile
+            if not os.readlink(entry).startswith("socket:"):
+                continue
             copy = os.dup(int(entry.name))
             try:
                 found = socket.socket(fileno=copy)
-            except OSError:
-                os.close(copy)
+            except OSError:  # a file by now: its copy stays open
                 continue
             try:
                 mine = found.family in (socket.AF_INET, socket.AF_INET6) and found.getsockname()[1] == port

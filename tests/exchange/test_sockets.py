@@ -1,0 +1,32 @@
+"""Cutting connections off touches nothing but connections."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import epochlog as el
+from epochlog.exchange.sockets import hang_up
+
+pytestmark = pytest.mark.local_only
+
+TAKE_OVER = """
+import fcntl, sys
+with open(sys.argv[1], "r+b") as file:
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+"""
+
+
+def test_an_open_store_keeps_its_locks_when_a_server_hangs_up(tmp_path: Path) -> None:
+    """Found by D11: a process that came later took the lock file for that of the dead, and pages were overwritten that
+    were being read.
+    """
+    with el.open(tmp_path / "s") as store, el.serve(store) as server:
+        assert hang_up(int(server.location.rpartition(":")[2])) == 0
+        command = [sys.executable, "-c", TAKE_OVER, str(tmp_path / "s" / "catalog" / "lock.mdb")]
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert "BlockingIOError" in found.stderr, found.stderr or "the lock could be taken"
+    assert subprocess.run(command, check=False).returncode == 0
