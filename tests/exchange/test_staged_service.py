@@ -20,7 +20,7 @@ from epochlog.exchange.staged.content import encoded
 from stagedworld import JOIN, TOKEN, batch, client, files_of, fill, run_of, served, taken, until
 from tcp_proxy import TcpProxy
 
-pytestmark = pytest.mark.local_only
+local = pytest.mark.local_only  # the others run again where a store's catalog is in Redis, and its files on S3
 LAKE_MS = 1_800_000_000_000
 
 
@@ -43,6 +43,7 @@ BIG = encoded(big("probe", 0)).size
 # ---- the disk budget -----------------------------------------------------------------------------------------------
 
 
+@local
 def test_a_push_waits_for_room_and_gives_up_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(tmp_path) as (store, server), client(server) as ex:
         ex.declare("join", {0: ["probe"]}, budget=3 * BIG)
@@ -63,6 +64,7 @@ def test_a_push_waits_for_room_and_gives_up_at_its_deadline(tmp_path: Path, monk
             rest.result()
 
 
+@local
 def test_later_stages_do_not_keep_out_the_lowest_open_one(tmp_path: Path) -> None:
     """The probe fills its half; every build still finds room, and then the probe goes on."""
     with served(tmp_path) as (_, server), client(server) as ex, ThreadPoolExecutor(1) as pool:
@@ -79,6 +81,7 @@ def test_later_stages_do_not_keep_out_the_lowest_open_one(tmp_path: Path) -> Non
         probe.result()
 
 
+@local
 def test_a_channel_of_the_lowest_open_stage_that_has_nothing_may_always_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +156,7 @@ def test_a_query_that_nobody_uses_ends_with_its_lease_and_vacuum_takes_what_it_h
             assert taken(other.consume("join", incarnation=1)) == run_of("build", range(2))
 
 
+@local
 def test_a_query_in_use_outlasts_its_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer that waits is a use; another process's vacuum sees the lease renewed."""
     monkeypatch.setattr(service, "LOOK_AGAIN_S", 0.1)
@@ -172,6 +176,7 @@ def expires_ms(store: el.Store) -> int | None:
     return None if record is None else record["expires_ms"]
 
 
+@local
 def test_files_in_use_survive_vacuum_and_restored_catalogs_and_dead_ones_do_not(tmp_path: Path) -> None:
     clock = Clock()
     root = tmp_path / "store"
@@ -199,6 +204,7 @@ def test_files_in_use_survive_vacuum_and_restored_catalogs_and_dead_ones_do_not(
 # ---- content and ends ----------------------------------------------------------------------------------------------
 
 
+@local
 def test_the_rows_of_an_end_mark_are_counted(tmp_path: Path) -> None:
     with served(tmp_path) as (_, server), client(server) as ex:
         ex.declare("join", {0: ["a", "b"]})
@@ -221,6 +227,7 @@ def test_the_rows_of_an_end_mark_are_counted(tmp_path: Path) -> None:
         assert len(taken(ex.consume("join", incarnation=1))) == 4
 
 
+@local
 def test_what_is_pushed_comes_out_with_its_types(tmp_path: Path) -> None:
     given = pa.table(
         {
@@ -249,6 +256,7 @@ def test_what_is_pushed_comes_out_with_its_types(tmp_path: Path) -> None:
             ex.push("a", 0, 0, given.slice(0, 2))
 
 
+@local
 def test_what_is_no_push_is_refused(tmp_path: Path) -> None:
     with served(tmp_path) as (_, server), client(server) as ex:
         ex.declare("join", JOIN)
@@ -344,6 +352,7 @@ def test_threads_on_several_channels_and_pushes_that_share_a_transaction(tmp_pat
         assert count[0] < 240, "each push had a transaction of its own"
 
 
+@local
 def test_threads_on_one_channel(tmp_path: Path) -> None:
     with served(tmp_path) as (_, server), client(server) as ex, ThreadPoolExecutor(4) as pool:
         ex.declare("join", {0: ["a"]})
@@ -352,6 +361,7 @@ def test_threads_on_one_channel(tmp_path: Path) -> None:
         assert taken(ex.consume("join", incarnation=1)) == run_of("a", range(24))
 
 
+@local
 def test_a_refusal_of_a_push_that_nobody_waits_for_is_told_by_the_next_call(tmp_path: Path) -> None:
     with served(tmp_path) as (_, server), client(server) as ex:
         ex.declare("join", {0: ["a"]})
@@ -365,6 +375,7 @@ def test_a_refusal_of_a_push_that_nobody_waits_for_is_told_by_the_next_call(tmp_
             ex.end("a", 1, attempt=2)
 
 
+@local
 def test_a_consumer_that_takes_nothing_is_sent_no_more_than_its_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,16 +388,16 @@ def test_a_consumer_that_takes_nothing_is_sent_no_more_than_its_window(
             ex.push("a", 0, seq, big("a", seq), wait=False)
         ex.end("a", 29)
         mail = ex.consume("join", incarnation=1)
-        most = 0
-        found = []
+        until(lambda: mail._here > size - BIG)
+        most, found = mail._here, []
         for _ in range(30):
-            until(lambda: mail._ready)
             found += taken(mail, 1)
             most = max(most, mail._here)
         assert found == run_of("a", range(30)) and mail.poll() is None
-        assert 200_000 < most <= size + 150_000, most
+        assert most <= size + BIG, most
 
 
+@local
 def test_a_close_ends_an_iteration_that_waits(tmp_path: Path) -> None:
     with served(tmp_path) as (_, server), client(server) as ex, ThreadPoolExecutor(1) as pool:
         ex.declare("join", JOIN)
@@ -399,6 +410,7 @@ def test_a_close_ends_an_iteration_that_waits(tmp_path: Path) -> None:
 # ---- servers that are silent, or away ------------------------------------------------------------------------------
 
 
+@local
 def test_a_server_that_falls_silent_is_left_for_a_new_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -421,6 +433,7 @@ def test_a_server_that_falls_silent_is_left_for_a_new_connection(
             proxy.stop()
 
 
+@local
 def test_a_server_that_is_away_for_good(tmp_path: Path) -> None:
     with served(tmp_path) as (_, server):
         location = server.location
@@ -440,6 +453,7 @@ def test_a_server_that_is_away_for_good(tmp_path: Path) -> None:
     assert location
 
 
+@local
 def test_the_read_token_consumes_and_does_not_push(tmp_path: Path) -> None:
     with (
         el.open(tmp_path / "store", durability="os") as store,
@@ -462,6 +476,7 @@ def test_the_read_token_consumes_and_does_not_push(tmp_path: Path) -> None:
                 refused()
 
 
+@local
 def test_lines_leave_no_threads_behind(tmp_path: Path) -> None:
     def ours() -> int:
         return sum(thread.name.startswith("epochlog") for thread in threading.enumerate())
