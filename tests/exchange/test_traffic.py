@@ -1,0 +1,262 @@
+"""Rows on their way to clients that are slow, gone or many: memory, time and the end of a server are bounded."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+import epochlog as el
+import plain_flight as plain
+from epochlog.errors import CallTimedOut, ServerUnavailable
+from epochlog.exchange.flights import FlightDesk
+from epochlog.exchange.readings import Chosen
+from epochlog.exchange.server import Call, Server
+from epochlog.exchange.traffic import GUESS_BYTES, MESSAGE_BYTES, MESSAGE_ROWS, Limits, Passage, Traffic, messages
+
+SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.binary(100))])
+ROWS = 400_000  # 43 MB: more than what sockets and gRPC keep between a server and a client that does not read
+CLIENT_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for what other threads do."""
+    pause = threading.Event()
+    while not true():
+        pause.wait(0.005)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[el.Store]:
+    with el.open(tmp_path_factory.mktemp("traffic") / "s", durability="os") as store:
+        table = store.create_table("t", SCHEMA, ["id"])
+        table.upsert(pa.table([np.arange(ROWS), pa.array([b"x" * 100] * ROWS, pa.binary(100))], schema=SCHEMA))
+        yield store
+
+
+class Served:
+    """A server of the store's flights with limits of its own."""
+
+    def __init__(self, store: el.Store, limits: Limits) -> None:
+        def choose(table: str, consistency: str, options: Any) -> Chosen:
+            snapshot = store.snapshot([table], consistency=consistency, **options)
+            return Chosen(snapshot[table].plan, snapshot.close)
+
+        self.desk = FlightDesk(store._handle, choose, limits)
+        self.server = Server("grpc://127.0.0.1:0", token=None, flights=self.desk, actions=self.desk.actions)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.shutdown(5)
+        self.desk.close()
+
+    @property
+    def idle(self) -> bool:
+        traffic = self.desk.traffic
+        return traffic.calls == 0 and traffic.taken_bytes == 0
+
+
+def begin(client: flight.FlightClient, timeout: float | None = None) -> flight.FlightStreamReader:
+    """A get whose first batch was read, and no more."""
+    info = client.get_flight_info(plain.command(changes="t", after=0))
+    reader = client.do_get(info.endpoints[0].ticket, flight.FlightCallOptions(timeout=timeout))
+    assert reader.read_chunk().data.num_rows
+    return reader
+
+
+def rest(reader: flight.FlightStreamReader) -> int:
+    return sum(chunk.data.num_rows for chunk in reader)
+
+
+def test_a_client_that_reads_nothing_is_cut_off(store: el.Store) -> None:
+    with Served(store, Limits(stall_s=0.2)) as served, ExitStack() as stack:
+        client, other = (stack.enter_context(plain.connected(served.server.location))[0] for _ in range(2))
+        reader = begin(client)
+        until(lambda: served.idle)
+        with pytest.raises(CLIENT_ERRORS):
+            rest(reader)
+        assert rest(begin(other)) > ROWS // 2
+
+
+def test_a_client_that_cancels_or_goes_is_noticed(store: el.Store) -> None:
+    with Served(store, Limits()) as served, ExitStack() as stack:
+        client, _ = stack.enter_context(plain.connected(served.server.location))
+        reader = begin(client)
+        assert not served.idle
+        reader.cancel()
+        until(lambda: served.idle)
+        reader = begin(client)
+        del reader
+        stack.close()
+        until(lambda: served.idle)  # it has closed its connection
+
+
+def test_the_clients_deadline_is_kept(store: el.Store) -> None:
+    with Served(store, Limits()) as served, plain.connected(served.server.location) as (client, _):
+        reader = begin(client, timeout=0.2)
+        until(lambda: served.idle)
+        with pytest.raises(flight.FlightTimedOutError):
+            rest(reader)
+
+
+def test_a_call_that_lasts_too_long_ends(store: el.Store) -> None:
+    with Served(store, Limits(call_s=0.2)) as served, plain.connected(served.server.location) as (client, _):
+        reader = begin(client)
+        until(lambda: served.idle)
+        with pytest.raises(CLIENT_ERRORS):
+            rest(reader)
+
+
+@pytest.mark.parametrize("what", ["get", "put"])
+def test_a_shutdown_is_bounded_in_the_middle_of_rows(store: el.Store, what: str) -> None:
+    with Served(store, Limits()) as served, plain.connected(served.server.location) as (client, _):
+        if what == "get":
+            reader = begin(client)
+            go_on: Callable[[], object] = lambda: rest(reader)  # noqa: E731
+        else:
+            writer, _ = client.do_put(plain.path("t"), SCHEMA)
+            writer.write_table(pa.table([[1], pa.array([b"y" * 100], pa.binary(100))], schema=SCHEMA))
+            until(lambda: served.desk.traffic.calls == 1)
+            go_on = writer.close
+        served.server.shutdown(0.4)
+        until(lambda: served.idle)
+        with pytest.raises(CLIENT_ERRORS):
+            go_on()
+    assert store.table("t").history().num_rows == 1
+
+
+def test_a_shutdown_lets_calls_end_that_do_so_in_time(store: el.Store) -> None:
+    with Served(store, Limits()) as served, plain.connected(served.server.location) as (client, _):
+        reader = begin(client)
+        ending = threading.Thread(target=served.server.shutdown, args=(600,))
+        ending.start()
+        assert rest(reader) > ROWS // 2
+        ending.join()
+        assert served.idle
+
+
+def test_many_gets_at_once_stay_within_the_bound(store: el.Store) -> None:
+    bound = 4 * GUESS_BYTES  # enough for three calls whose batches are a little larger than that
+    with Served(store, Limits(in_flight_bytes=bound)) as served:
+        most, over = 0, threading.Event()
+
+        def watch() -> None:
+            nonlocal most
+            while not over.is_set():
+                most = max(most, served.desk.traffic.taken_bytes)
+                over.wait(0.0005)
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        with ExitStack() as stack:
+            connected = [stack.enter_context(plain.connected(served.server.location)) for _ in range(7)]
+            clients = [client for client, _ in connected]
+            slow = [begin(client) for client in clients[:3]]
+            found: list[int] = []
+            others = [threading.Thread(target=lambda c=client: found.append(rest(begin(c)))) for client in clients[3:]]
+            for other in others:
+                other.start()
+            found += [rest(reader) for reader in slow]
+            for other in others:
+                other.join()
+            until(lambda: served.idle)
+        assert len(found) == 7
+        over.set()
+        watcher.join()
+        assert 3 * GUESS_BYTES < most <= bound + GUESS_BYTES
+
+
+# ---- the rules by themselves -----------------------------------------------------------------------------------
+
+
+class Hand:
+    """A clock and a client, both moved by hand."""
+
+    def __init__(self, **limits: float) -> None:
+        self.now_s = 0.0
+        self.gone = False
+        self.cuts = 0
+        self.traffic = Traffic(Limits(**limits), lambda: self.now_s)  # pyright: ignore[reportArgumentType]
+
+    def enter(self) -> Passage:
+        return self.traffic.enter(Call("peer", lambda: self.gone, self.cut))
+
+    def cut(self) -> None:
+        self.cuts += 1
+
+
+def test_room_is_given_in_the_order_of_asking() -> None:
+    hand = Hand(in_flight_bytes=100)
+    order: list[str] = []
+    with hand.enter() as first:
+        first.room(100)
+        with hand.enter() as small, hand.enter() as large:
+            assert not small.room(1, wait=False)
+            asked = []
+            for passage, size, name in ((large, 90, "large"), (small, 5, "small")):
+                asked.append(threading.Thread(target=lambda p=passage, s=size, n=name: (p.room(s), order.append(n))))
+                asked[-1].start()
+                until(lambda: len(hand.traffic._queue) == len(asked))
+            first.free()
+            for thread in asked:
+                thread.join()
+            assert sorted(order) == ["large", "small"]
+            assert hand.traffic.taken_bytes == 95
+    assert hand.traffic.taken_bytes == 0 and hand.traffic.calls == 0
+    hand.traffic.close()
+
+
+def test_what_is_larger_than_the_bound_goes_alone() -> None:
+    hand = Hand(in_flight_bytes=100)
+    with hand.enter() as one, hand.enter() as two:
+        assert one.room(500)
+        assert not two.room(1, wait=False)
+        one.free()
+        assert two.room(1) and not one.room(500, wait=False)
+    hand.traffic.close()
+
+
+@pytest.mark.parametrize("why", ["gone", "late", "ending"])
+def test_who_waits_for_room_is_told_why_it_ends(why: str) -> None:
+    hand = Hand(in_flight_bytes=10, call_s=5.0)
+    told: list[BaseException] = []
+
+    def wait(passage: Passage) -> None:
+        try:
+            passage.room(10)
+        except (CallTimedOut, ServerUnavailable) as error:
+            told.append(error)
+
+    with hand.enter() as holder, hand.enter() as waiting:
+        holder.room(10)
+        thread = threading.Thread(target=wait, args=(waiting,))
+        thread.start()
+        until(lambda: bool(hand.traffic._queue))
+        if why == "gone":
+            hand.gone = True
+        elif why == "late":
+            hand.now_s = 5.0
+        else:
+            hand.traffic.end()
+        thread.join()
+    assert [type(error) for error in told] == [CallTimedOut if why == "late" else ServerUnavailable]
+    assert hand.traffic.taken_bytes == 0
+    hand.traffic.close()
+
+
+def test_messages_are_of_bounded_size_and_hold_all_rows() -> None:
+    wide = pa.record_batch({"a": pa.array([b"x" * (1 << 20)] * 30)})
+    parts = list(messages(wide))
+    assert pa.Table.from_batches(parts).equals(pa.Table.from_batches([wide]))
+    assert len(parts) > 3 and all(part.nbytes <= MESSAGE_BYTES + (1 << 20) for part in parts)
+    long = pa.record_batch({"a": pa.nulls(200_000, pa.int8())})
+    assert [part.num_rows for part in messages(long)] == [MESSAGE_ROWS] * 3 + [200_000 - 3 * MESSAGE_ROWS]
+    assert [part.num_rows for part in messages(long.slice(0, 0))] == [0]
