@@ -29,7 +29,7 @@ def make_workload(scale: float, commits: int = COMMITS, seed: int = 1) -> Worklo
     """`scale` 1 is the full size: 2 M rows and commits of 20,000."""
     chance = np.random.default_rng(seed)
     rows, upserts = max(100, round(BASE_ROWS * scale)), max(10, round(COMMIT_ROWS * scale))
-    base = _table(np.arange(rows) * _KEY_STEP, chance)
+    base = make_rows(np.arange(rows) * _KEY_STEP, chance)
     return Workload(base, tuple(_commit(rows, upserts, place, chance) for place in range(commits)))
 
 
@@ -37,10 +37,10 @@ def _commit(rows: int, upserts: int, place: int, chance: np.random.Generator) ->
     fresh = round(upserts * NEW_KEYS)
     keys = chance.choice(rows, upserts, replace=False) * _KEY_STEP
     keys[:fresh] += 1 + place % (_KEY_STEP - 1)
-    return _table(chance.permutation(keys), chance)
+    return make_rows(chance.permutation(keys), chance)
 
 
-def _table(keys: np.ndarray, chance: np.random.Generator) -> pa.Table:
+def make_rows(keys: np.ndarray, chance: np.random.Generator) -> pa.Table:
     """Keys, random floats, and strings of ten characters, nearly all different."""
     names = pa.array(chance.integers(10**9, 10**10, len(keys))).cast(pa.string())
     return pa.table([pa.array(keys), pa.array(chance.random(len(keys))), names], schema=SCHEMA)

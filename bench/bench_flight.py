@@ -1,0 +1,82 @@
+"""P5: a log of 5 M rows replayed over Flight in one stream, beside raw Flight that has the same batches in memory.
+
+The client is one process and reads both; each of the two servers is in this one.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from data import SCHEMA, make_rows
+from pairs import ReplayClock, Samples, turned
+from pyarrow import flight
+from report import Book, Figure, Target
+
+import epochlog as el
+
+ROWS, COMMITS = 5_000_000, 10
+OURS, RAW = "epochlog", "raw Flight"
+MESSAGE_ROWS = 1 << 16
+DRIVER = Path(__file__).with_name("flight_driver.py")
+
+
+class Raw(flight.FlightServerBase):
+    """Gives one table that it has in memory."""
+
+    def __init__(self, table: pa.Table) -> None:
+        super().__init__("grpc://127.0.0.1:0")
+        self._table = pa.Table.from_batches(table.to_batches(max_chunksize=MESSAGE_ROWS))
+
+    def get_flight_info(self, context: Any, descriptor: Any) -> flight.FlightInfo:
+        return flight.FlightInfo(self._table.schema, descriptor, [flight.FlightEndpoint(b"all", [])])
+
+    def do_get(self, context: Any, ticket: Any) -> flight.RecordBatchStream:
+        return flight.RecordBatchStream(self._table)
+
+
+@pytest.fixture(scope="module")
+def figure(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> Figure:
+    rows = max(10_000, round(ROWS * scale))
+    with el.open(tmp_path_factory.mktemp("flight"), durability="os") as store:
+        table = store.create_table("t", SCHEMA, primary_key=["id"])
+        chance = np.random.default_rng(5)
+        for keys in np.array_split(chance.permutation(rows) * 64, COMMITS):
+            table.upsert(make_rows(keys, chance))
+        log = table.changes(0).read_all()
+        raw = Raw(log)
+        with el.serve(store) as server:
+            places = {OURS: server.location, RAW: f"grpc://127.0.0.1:{raw.port}"}
+            samples = _measured(places, rows, 21 if scale >= 1 else 3)
+        raw.shutdown()
+    what = f"Flight replay of a log of {rows / 1e6:g} M rows ({log.nbytes / 1e6:.0f} MB), one stream"
+    found = Figure("P5", what, samples, (Target(OURS, RAW, 1 / 0.7, "≥ 0.7 of its rate"),))
+    book.add(found)
+    return found
+
+
+def _measured(places: dict[str, str], rows: int, rounds: int) -> Samples:
+    samples: Samples = {OURS: [], RAW: []}
+    command = [sys.executable, str(DRIVER), *places.values()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdin is not None and client.stdout is not None
+        for place in range(-2, rounds):
+            for name in turned([OURS, RAW], place):
+                print(json.dumps([places[name], {"changes": "t", "after": 0}]), file=client.stdin, flush=True)
+                took_ms, found = client.stdout.readline().split()
+                assert int(found) == rows
+                if place >= 0:
+                    samples[name].append(float(took_ms))
+        client.stdin.close()
+    return samples
+
+
+@pytest.mark.parametrize("who", [OURS, RAW])
+def test_p5_replay(who: str, clock: ReplayClock, benchmark: Any, figure: Figure) -> None:
+    clock.play(benchmark, figure.samples[who])
