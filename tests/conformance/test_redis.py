@@ -409,6 +409,28 @@ def test_a_lost_answer_is_asked_for_and_nothing_lands_twice(maker: RedisMaker, p
     assert maker.open().read(lambda view: view.get(b"n")) == {"n": 5}
 
 
+def test_a_commit_that_vanishes_without_a_word_is_made_once(maker: RedisMaker, proxy: TcpProxy) -> None:
+    """The connection stays open, and nothing passes it: the client's own patience ends the wait."""
+    catalog = maker.open(url=f"{maker.server.url(port=proxy.port)}?socket_timeout=0.3")
+    for n in range(1, 4):
+        proxy.swallow(COMMIT)
+        assert catalog.transact(increment) == n
+        assert proxy.fired.is_set()
+    proxy.swallow(b"*")  # any request
+    assert catalog.read(lambda view: view.get(b"n")) == {"n": 3}
+    assert proxy.fired.is_set()
+    assert maker.open().read(lambda view: view.get(b"n")) == {"n": 3}
+
+
+def test_commits_and_reads_pass_a_slow_network(maker: RedisMaker, proxy: TcpProxy) -> None:
+    catalog, other = maker.open(url=maker.server.url(port=proxy.port)), maker.open()
+    proxy.slow(0.02)
+    for n in range(1, 8, 2):  # somebody else, who is quicker, is between
+        assert catalog.transact(increment) == n
+        assert other.transact(increment) == n + 1
+    assert catalog.read(lambda view: view.get(b"n")) == {"n": 8}
+
+
 def test_a_late_script_meets_the_decision_that_it_shall_not_land(maker: RedisMaker, proxy: TcpProxy) -> None:
     catalog, other = maker.open(url=maker.server.url(port=proxy.port)), maker.open()
     assert catalog.transact(increment) == 1
