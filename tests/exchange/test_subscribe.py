@@ -13,6 +13,8 @@ import epochlog as el
 from epochlog.exchange import subscriber, table_feed
 from epochlog.exchange.line import ClientLine
 from epochlog.exchange.subscription import Bounds
+from epochlog.exchange.watch import Watch
+from epochlog.store.records import head_key
 from following import PATIENCE_S, SCHEMA, TOKEN, Breaking, Replica, rows, served, until
 from rowsets import WIDE, wide_rows
 
@@ -360,6 +362,54 @@ def test_fifty_idle_readers_ask_the_catalog_as_often_as_one(tmp_path: Path, monk
             sub.close()
         until(lambda: serving.service._open == 0)
         until(lambda: not any(thread.name == "epochlog-watch" for thread in threading.enumerate()))
+
+
+class Waits:
+    def __init__(self, key: bytes) -> None:
+        self.watched = key
+        self.told = threading.Event()
+
+    def news(self) -> None:
+        self.told.set()
+
+    def check(self, now_s: float) -> None:
+        pass
+
+
+def test_who_comes_late_to_the_watch_is_told_at_once(tmp_path: Path) -> None:
+    """Whatever it has seen before: a commit may lie between its own look and the next of the watch."""
+    with served(tmp_path) as (store, table, _):
+        table.upsert(rows(1))
+        watch, key = Watch(store._handle), head_key(table._table.id)
+        early, late = Waits(key), Waits(key)
+        watch.add(early)
+        assert early.told.wait(PATIENCE_S)
+        early.told.clear()
+        assert not early.told.wait(0.05)
+        watch.add(late)
+        assert late.told.wait(PATIENCE_S)
+        early.told.clear()
+        table.upsert(rows(2))
+        assert early.told.wait(PATIENCE_S)
+        watch.remove(early)
+        watch.remove(late)
+
+
+def test_what_is_taken_while_it_connects_makes_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_feed, "SLICE_ROWS", 10)
+    with served(tmp_path, Bounds(window=1)) as (_, table, serving):
+        last = table.upsert(rows(*range(100)))
+
+        class Taking(Breaking):
+            def __call__(self, command: bytes) -> ClientLine:
+                if self.dials == 1:  # the server has been told already what lies in the box
+                    replica.apply(sub.poll(0))
+                return super().__call__(command)
+
+        replica = Replica()
+        with Taking(serving, [2]).subscribe() as sub:
+            until(lambda: replica.given)
+            assert replica.follow(sub, last).same_as(table)
 
 
 def test_there_is_room_for_so_many_and_no_more(tmp_path: Path) -> None:

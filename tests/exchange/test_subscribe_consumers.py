@@ -15,7 +15,7 @@ from epochlog.exchange.subscription import Bounds
 from epochlog.exchange.subscription_messages import Answer, encode
 from epochlog.store import consumers
 from epochlog.store.consumers import list_consumers, reset_consumer
-from following import TOKEN, Breaking, Replica, rows, served, until
+from following import PATIENCE_S, TOKEN, Breaking, Replica, rows, served, until
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,7 @@ def test_the_newer_of_two_under_one_name_fences_the_older(tmp_path: Path) -> Non
         with serving.subscribe(consumer="dash") as third:
             reset_consumer(serving.store._handle, "dash", "snapshot")
             with pytest.raises(el.Fenced):
-                next(third)  # it learns of it though nothing happens
+                third.poll(PATIENCE_S)  # it learns of it though nothing happens
 
 
 def test_one_that_was_fenced_while_it_was_cut_off_does_not_come_back(tmp_path: Path) -> None:
