@@ -13,6 +13,7 @@ import redis
 import epochlog as el
 from epochlog.exchange.staged import redis_marks as module
 from epochlog.exchange.staged.redis_marks import EndMark, EndMarks, RedisMarks
+from epochlog.store import redis_client
 from epochlog.store.clock import SystemClock
 from epochlog.store.lmdb_catalog import LmdbCatalog
 from epochlog.store.redis_marks import marks_key
@@ -224,6 +225,18 @@ def test_a_wrong_url_is_refused_and_a_wrong_password_is_not_shown(
     client.execute_command("ACL", "SETUSER", "planner", "on", f">{PASSWORD}", "~epochlog:*", "+@all")
     assert serve(shared.url("planner", "geheim")).stage("q") == -2
     assert "refuses the login" in caplog.text and "geheim" not in caplog.text
+
+
+def test_the_rights_that_a_catalog_needs_are_enough(
+    serve: Callable[[str], RedisMarks], books: Books, shared: RedisServer, client: redis.Redis
+) -> None:
+    told = " ".join((redis_client.__doc__ or "").split())
+    rights = told.partition("commands `")[2].partition("`")[0].split()
+    client.execute_command("ACL", "SETUSER", "counter", "on", f">{PASSWORD}", "~epochlog:*", "-@all", *rights)
+    marks = serve(shared.url("counter"))
+    assert (marks.stage("q"), held(client)) == (-2, -2)
+    client.hset(KEY, "s:q", 1)
+    assert (marks.stage("q"), held(client), marks.losses) == (-2, -2, 1)
 
 
 # ---- a server that goes away, and a bad connection ---------------------------------------------------------------

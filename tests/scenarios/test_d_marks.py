@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -247,3 +250,32 @@ def test_d8_a_bad_connection_between_server_and_redis(store: el.Store, server: R
 def test_d8_a_url_that_is_none_is_refused(store: el.Store) -> None:
     with pytest.raises(el.InvalidInput, match="coordinator"):
         el.serve(store, coordinator="localhost:6379")
+
+
+@pytest.mark.slow
+def test_d8_epochlog_serve_and_its_redis_are_killed_together(store: el.Store, server: RedisServer) -> None:
+    command = [sys.executable, "-m", "epochlog", "serve", store.root, "--json", "--coordinator", server.url(), "--bind"]
+
+    def started(bind: str) -> tuple[subprocess.Popen[str], str]:
+        child = subprocess.Popen([*command, bind], stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        return child, json.loads(child.stdout.readline())["location"]
+
+    child, location = started("127.0.0.1:0")
+    try:
+        with ExchangeClient(location, query="q") as ex:
+            declare(ex)
+            produce(ex, "seed")
+            assert (ex.stage, held(server, store)) == (-1, -1)
+            child.kill()
+            server.kill()
+            child.communicate()
+            shutil.rmtree(server.folder / "appendonlydir")
+            child, _ = started(location.removeprefix("grpc://"))
+            assert ex.stage == -1  # Redis is away yet
+            server.start()
+            produce(ex, "left", "right")
+            until(lambda: ex.stage == 0 and held(server, store) == 0)
+    finally:
+        child.kill()
+        child.communicate()
