@@ -19,9 +19,10 @@ import pyarrow as pa
 from ...errors import BadMessage, BudgetExceeded, InvalidInput, SegmentUnknown
 from ...store.clock import Deadline
 from ..line import Line
-from ..untrusted import check_file, read_file
+from ..untrusted import check_batch, check_file, decoding
 from . import keeping, wire
 from .commits import REFUSALS
+from .content import decoded
 from .keeping import Push, Taken
 
 if TYPE_CHECKING:
@@ -208,7 +209,12 @@ def _packed(number: int, error: BaseException | None, *, final: bool = True) -> 
 
 
 def _rows(data: pa.Buffer) -> int:
-    """Rows of a batch from a stranger. Raises InvalidInput for a file of none or several, else as `read_file`."""
+    """Rows of a batch from a stranger. Raises InvalidInput for a file of none or several, and for one that is not sound
+    BadMessage or LimitExceeded.
+    """
     if check_file(data).batches != 1:
         raise InvalidInput("a file of the exchange has one record batch")
-    return read_file(data).num_rows
+    with decoding("a batch"):
+        batch = decoded(data)
+    check_batch(batch)
+    return batch.num_rows
