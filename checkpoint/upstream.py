@@ -38,6 +38,7 @@ from ..store.intervals import FAR
 from ..store.leases import LEASE_MS
 from ..store.log import LogPlan, plan_backfill, plan_changes
 from ..store.sealing import seal
+from ..store.tail import follow
 from .barrier import Barrier
 from .replay import EndOfData, Stand, barrier_of_job, barrier_of_log, ended
 
@@ -276,8 +277,11 @@ class UpstreamLog:
 
     def _chunks(self, place: int, name: str, plan: LogPlan) -> Iterator[tuple[int, int, Chunk]]:
         """(epoch, place, chunk) of one table, by epoch."""
-        columns = self._columns.get(name)
-        batches = plan.batches(self._handle.files, pre_images=self._pre_images and not plan.backfill, columns=columns)
+        columns, files = self._columns.get(name), self._handle.files
+        if plan.backfill or self._pre_images:
+            batches = plan.batches(files, pre_images=not plan.backfill, columns=columns)
+        else:
+            batches = follow(plan, files, columns)
         for batch in told_each(self._handle, batches):
             epochs = batch.column(COMMIT_VERSION).to_numpy()
             cuts = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist(), len(epochs)]

@@ -26,6 +26,7 @@ from ..store.holds import Hold, put_holds
 from ..store.leases import LEASE_MS
 from ..store.log import LogPlan, plan_backfill, plan_changes
 from ..store.records import key_epoch, log_key
+from ..store.tail import follow
 from .subscription_messages import Place
 
 SLICE_ROWS = 1 << 16
@@ -116,7 +117,9 @@ class TableFeed:
     def _given(self, found: _Round) -> Iterator[Slice | Passed]:
         place, snapshot = found.place, found.place.snapshot is not None
         behind = place.after
-        slices = _slices(told_each(self._handle, found.plan.batches(self._handle.files, columns=self._columns)))
+        plan, files = found.plan, self._handle.files
+        batches = plan.batches(files, columns=self._columns) if snapshot else follow(plan, files, self._columns)
+        slices = _slices(told_each(self._handle, batches))
         for epoch, data, last in _without(slices, place.rows):
             self.place = replace(self.at, rows=self.at.rows + data.num_rows)
             if last and not snapshot:

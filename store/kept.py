@@ -40,6 +40,12 @@ class Kept(Generic[T]):
             self._kept.move_to_end(name)
             return found[0]
 
+    def drop(self) -> None:
+        """Let go of everything."""
+        with self._lock:
+            self._kept.clear()
+            self._bytes = 0
+
     def put(self, name: Name, thing: T) -> None:
         """Keep it, and let go of those that were not used for longest; one above the limit is not kept at all."""
         size = self._weigh(thing)

@@ -1,0 +1,44 @@
+"""The live tail: the newest changes of logs as they were decoded last, for all who follow them in this process.
+
+It is a cache of the log and nothing else: whoever follows a log plans from the catalog what to read, and what is not
+here is read from the files. So it may be dropped at any moment, and nobody notices but by the time it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from .files import Files
+from .kept import Kept
+from .log import LogPlan
+from .replay import replay
+from .version import LabelGroup
+
+LIMIT_BYTES = 32 << 20
+NEAR_EPOCHS, NEAR_ROWS = 16, 1 << 18
+"""A reader that lacks more than that replays: its changes are not what others read now."""
+
+tail: Kept[tuple[pa.RecordBatch, ...]] = Kept(LIMIT_BYTES, lambda batches: sum(batch.nbytes for batch in batches))
+
+
+def follow(plan: LogPlan, files: Files, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """The changes of the plan as its `batches` gives them without old images, in batches of another size."""
+    if len(plan.groups) > NEAR_EPOCHS or plan.rows > NEAR_ROWS:
+        yield from replay(plan, files, columns)
+        return
+    for group in plan.groups:
+        name = _name(files, group, columns)
+        batches = tail.get(name)
+        if batches is None:
+            batches = tuple(replay(replace(plan, groups=(group,)), files, columns))
+            tail.put(name, batches)
+        yield from batches
+
+
+def _name(files: Files, group: LabelGroup, columns: Sequence[str] | None) -> tuple[object, ...]:
+    """What the changes of a log epoch are made of: its files, as they were when they were verified."""
+    parts = ((segment.path, segment.bytes, segment.crc32) for segment in group.segments)
+    return (files.place, group.label, None if columns is None else tuple(columns), *parts)
