@@ -38,7 +38,7 @@ def services(server: el.StoreServer) -> tuple[dict[bytes, Any], dict[str, Any]]:
 class Stranger:
     """A plain Flight client."""
 
-    def __init__(self, location: str, headers: Sequence[Header] = (), timeout_s: float = 10) -> None:
+    def __init__(self, location: str, headers: Sequence[Header] = (), timeout_s: float = 300) -> None:
         self.client = flight.connect(location)
         self.options = flight.FlightCallOptions(timeout=timeout_s, headers=list(headers))
 

@@ -99,7 +99,7 @@ def test_bytes_of_actions_commands_and_messages(tmp_path: Path) -> None:
         def call(size: int) -> Exception:
             client = connect(server.location)
             try:
-                ask(client, server.location, "stop", bytes(size), token=None, timeout_s=10)
+                ask(client, server.location, "stop", bytes(size), token=None, timeout_s=300)
             except el.EpochlogError as error:
                 return error
             finally:

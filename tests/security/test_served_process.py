@@ -55,7 +55,7 @@ class Served:
         text = Path(f"/proc/{self.process.pid}/statm").read_text()
         return int(text.split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
 
-    def stranger(self, *, location: str | None = None, timeout_s: float = 10) -> Stranger:
+    def stranger(self, *, location: str | None = None, timeout_s: float = 300) -> Stranger:
         return Stranger(location or self.location, bearer(TOKEN), timeout_s)
 
     def honest(self) -> None:
@@ -66,7 +66,7 @@ class Served:
     def stop(self) -> str:
         """What it has said on standard error."""
         self.process.terminate()
-        self.process.communicate(timeout=60)
+        self.process.communicate(timeout=300)
         return self.log.read_text()
 
 
