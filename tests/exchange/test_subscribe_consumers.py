@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,10 @@ def test_an_epoch_is_acknowledged_when_all_of_it_is_out(tmp_path: Path, monkeypa
 def test_the_newer_of_two_under_one_name_fences_the_older(tmp_path: Path) -> None:
     with served(tmp_path, Bounds(beat_s=0.05)) as (_, table, serving):
         epoch = table.upsert(rows(1))
-        with serving.subscribe(consumer="dash") as older, serving.subscribe(consumer="dash") as newer:
+        with ExitStack() as stack:
+            older = stack.enter_context(serving.subscribe(consumer="dash"))
             assert next(older).num_rows == 1
+            newer = stack.enter_context(serving.subscribe(consumer="dash"))
             with pytest.raises(el.Fenced):
                 older.ack(epoch)
             with pytest.raises(el.Fenced):
