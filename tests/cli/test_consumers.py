@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 
 import pyarrow as pa
 import pytest
@@ -166,6 +167,9 @@ def test_what_comes_is_shown_at_once_until_ctrl_c(lake) -> None:
             epoch = store.table("orders").upsert(orders([key], ["thu"], [1]))
             row = json.loads(process.stdout.readline())
             assert (row["id"], row["_commit_version"]) == (key, epoch)
+        while store.consumers()[0].position != epoch:  # acknowledged once nothing more is there to show
+            assert process.poll() is None
+            threading.Event().wait(0.01)
         process.send_signal(signal.SIGINT)
         assert (process.stderr.read(), process.wait()) == ("", 130)
         (info,) = store.consumers()
