@@ -6,6 +6,8 @@ here is read from the files. So it may be dropped at any moment, and nobody noti
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -18,9 +20,20 @@ from .replay import replay
 from .version import LabelGroup
 
 LIMIT_BYTES = 32 << 20
+DOORS = 16
+"""Log epochs that are decoded side by side at most."""
 NEAR_EPOCHS, NEAR_ROWS = 16, 1 << 18
 """A reader that lacks more than that replays: its changes are not what others read now."""
 
+_doors: list[threading.Lock] = []
+
+
+def _make_doors() -> None:
+    _doors[:] = [threading.Lock() for _ in range(DOORS)]
+
+
+_make_doors()
+os.register_at_fork(after_in_child=_make_doors)  # another thread may have been behind one
 tail: Kept[tuple[pa.RecordBatch, ...]] = Kept(LIMIT_BYTES, lambda batches: sum(batch.nbytes for batch in batches))
 
 
@@ -30,12 +43,18 @@ def follow(plan: LogPlan, files: Files, columns: Sequence[str] | None = None) ->
         yield from replay(plan, files, columns)
         return
     for group in plan.groups:
-        name = _name(files, group, columns)
+        yield from _decoded(replace(plan, groups=(group,)), files, columns)
+
+
+def _decoded(plan: LogPlan, files: Files, columns: Sequence[str] | None) -> tuple[pa.RecordBatch, ...]:
+    """The changes of one log epoch; readers that wake up for it together wait for the one who decodes it."""
+    name = _name(files, plan.groups[0], columns)
+    with _doors[hash(name) % len(_doors)]:
         batches = tail.get(name)
         if batches is None:
-            batches = tuple(replay(replace(plan, groups=(group,)), files, columns))
+            batches = tuple(replay(plan, files, columns))
             tail.put(name, batches)
-        yield from batches
+    return batches
 
 
 def _name(files: Files, group: LabelGroup, columns: Sequence[str] | None) -> tuple[object, ...]:

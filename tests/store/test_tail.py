@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,21 @@ def test_what_one_reader_has_read_the_others_have(lab: Lab, reads: list[str]) ->
     with el.UpstreamLog(lab.store, ["r"]) as again:
         assert len(there(again)) == 6
     assert len(reads) == 9
+
+
+def test_readers_that_wake_up_together_decode_it_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them are at the door before the first has decoded anything."""
+    lab.put({1: (0, 1)})
+    lab.tick()
+    arrived, decoded, real = threading.Barrier(4), [], tail_module.replay
+    name = tail_module._name
+    monkeypatch.setattr(tail_module, "_name", lambda *given: (arrived.wait(60), name(*given))[1])
+    monkeypatch.setattr(tail_module, "replay", lambda *given: decoded.append(1) or real(*given))
+    logs = [el.UpstreamLog(lab.store, ["r"]) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        heard = [shown(items) for items in pool.map(there, logs)]
+    assert heard == [heard[0]] * 4 and len(heard[0]) == 2
+    assert len(decoded) == 1
 
 
 def test_it_is_bounded_and_a_long_replay_leaves_it_alone(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
