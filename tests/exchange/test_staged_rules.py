@@ -66,6 +66,7 @@ class Exchange(RuleBasedStateMachine):
             keeping.declare(self.tx, Query(QUERY, {}, frozenset(), 1, 1, 1 << 40), Consumer(name, stages))
         self.content: dict[tuple[str, int], int] = {}
         self.last: dict[str, int] = {}
+        self.brought: dict[tuple[str, str], int] = {}  # by the present incarnation, perhaps past what is here
         self.attempt = dict.fromkeys(STAGES, 0)
         self.incarnation = dict.fromkeys(CONSUMERS, -1)
         self.acked = {name: dict.fromkeys(self.names(name), 0) for name in CONSUMERS}
@@ -123,6 +124,7 @@ class Exchange(RuleBasedStateMachine):
             return
         found = keeping.claim(self.tx, QUERY, consumer, incarnation, None)
         self.incarnation[consumer] = incarnation
+        self.brought = {key: seq for key, seq in self.brought.items() if key[0] != consumer}
         assert {name: found.start.get(name, 0) for name in self.acked[consumer]} == self.acked[consumer]
 
     @rule(consumer=consumers, newer=near, data=st.data())
@@ -132,13 +134,13 @@ class Exchange(RuleBasedStateMachine):
         cursor = {name: max(0, self.next(name) + beyond - (beyond == 2) * 4) for name, beyond in some.items()}
         if incarnation != self.incarnation[consumer]:
             self.refused(el.Fenced, lambda: keeping.acknowledge(self.tx, QUERY, consumer, incarnation, cursor))
-        elif any(seq > self.next(name) for name, seq in cursor.items()):
+        elif any(seq > max(self.next(name), self.brought.get((consumer, name), 0)) for name, seq in cursor.items()):
             self.refused(el.InvalidInput, lambda: keeping.acknowledge(self.tx, QUERY, consumer, incarnation, cursor))
         else:
             freed = keeping.acknowledge(self.tx, QUERY, consumer, incarnation, cursor)
             before = self.live()
             for name, seq in cursor.items():
-                self.acked[consumer][name] = max(self.acked[consumer][name], seq)
+                self.acked[consumer][name] = max(self.acked[consumer][name], min(seq, self.next(name)))
             assert sorted(freed) == sorted(before - self.live())
 
     @precondition(lambda self: self.incarnation["two"] >= 0)
@@ -150,6 +152,7 @@ class Exchange(RuleBasedStateMachine):
         if seq > self.last.get(name, 9) + 1:
             return
         found = keeping.claim(self.tx, QUERY, "two", self.incarnation["two"], {name: seq})
+        self.brought = {key: at for key, at in self.brought.items() if key[0] != "two"} | {("two", name): seq}
         assert found.start[name] == seq and found.cursor.get(name, 0) == self.acked["two"][name]
         keeping.acknowledge(self.tx, QUERY, "two", self.incarnation["two"], {name: seq})
         self.acked["two"][name] = max(self.acked["two"][name], min(seq, self.next(name)))
