@@ -7,8 +7,9 @@ sent again then, in order; the server knows what it has. So an answer that is lo
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ...errors import BadMessage, EpochlogError, ServerUnavailable
 from ...store.clock import Deadline, monotonic_s
@@ -20,21 +21,20 @@ WINDOW = 48 << 20
 SILENT_S = 10.0
 """After so long without a word of the server, while it owes one, its line is given up."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.02, 1.0
+AGAIN_S = 0.1
 RETRIED = ("CatalogUnavailable", "OutcomeUnknown", "StoreClosed", "ServerUnavailable", "SegmentUnknown", "ReadFailed")
 """Answers after which the same may be asked again."""
 
 
 @dataclass(slots=True)
 class Sent:
-    """One batch on its way. error: why it was refused; sent_on: the number of the line that it was sent on last."""
+    """One batch on its way. awaited: by the caller of its push; error: why it was refused."""
 
     parcel: bytes
     deadline: Deadline
     awaited: bool
     done: bool = False
     error: EpochlogError | None = None
-    sent_on: int = 0
-    again_s: float = field(default=0.0)
 
 
 class Pusher:
@@ -49,7 +49,8 @@ class Pusher:
         self._bytes = 0
         self._numbers = 0
         self._line: ClientLine | None = None
-        self._line_number = 0
+        self._queue: deque[int] = deque()  # numbers, in the order in which they are sent on this line
+        self._later: deque[tuple[float, int]] = deque()  # when they are to be sent again
         self._heard_s = 0.0
         self._trouble: EpochlogError | None = None
         self._failed: EpochlogError | None = None  # of a push that nobody waits for
@@ -70,6 +71,7 @@ class Pusher:
             number = self._numbers
             sent = Sent(b"".join((head(number), data)), deadline, wait)
             self._waiting[number] = sent
+            self._queue.append(number)
             self._bytes += len(sent.parcel)
             self._changed.notify_all()
             if not wait:
@@ -131,10 +133,15 @@ class Pusher:
         return sent
 
     def _unsent(self) -> Sent | None:
-        if self._line is None:
-            return None
-        now_s = monotonic_s()
-        return next((s for s in self._waiting.values() if s.sent_on != self._line_number and s.again_s <= now_s), None)
+        """The next batch for the line, still in its queue."""
+        while self._later and self._later[0][0] <= monotonic_s():
+            self._queue.append(self._later.popleft()[1])
+        while self._line is not None and self._queue:
+            sent = self._waiting.get(self._queue[0])
+            if sent is not None:
+                return sent
+            self._queue.popleft()  # nobody waits for it any more
+        return None
 
     # ---- threads -------------------------------------------------------------------------------------------------
 
@@ -147,7 +154,7 @@ class Pusher:
                     return
                 if sent is None or line is None:
                     continue
-                sent.sent_on = self._line_number
+                self._queue.popleft()
             line.send(sent.parcel)
 
     def _read_all(self) -> None:
@@ -174,7 +181,7 @@ class Pusher:
         line.send(wire.pack(query=self._query))
         with self._changed:
             self._line, self._heard_s = line, monotonic_s()
-            self._line_number += 1
+            self._queue, self._later = deque(self._waiting), deque()
             if self._closed:
                 line.hang_up()
             self._changed.notify_all()
@@ -202,7 +209,7 @@ class Pusher:
                 self._trouble = wire.as_error(answer["error"] or "", answer["text"] or "")
                 return
             if answer["error"] in RETRIED and not sent.deadline.passed:
-                sent.sent_on, sent.again_s = 0, monotonic_s() + 0.1
+                self._later.append((monotonic_s() + AGAIN_S, answer["id"]))
                 self._trouble = wire.as_error(answer["error"], answer["text"] or "")
                 return
             self._forget(answer["id"])
