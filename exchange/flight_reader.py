@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 from pyarrow import flight
@@ -58,25 +58,28 @@ class FlightReader:
         self._renewed_s = monotonic_s()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Raises ServerUnavailable when the server says nothing for too long, and what ended the reading there."""
+        """They are read from now on; once nobody has the iterator any more, it is as after `close`.
+
+        It raises ServerUnavailable when the server says nothing for too long, and what ended the reading there.
+        """
         threading.Thread(target=self._read, name="epochlog-flight", daemon=True).start()
-        try:
-            while True:
-                with self._changed:
-                    told = self._changed.wait_for(lambda: self._ahead or self._ended, self._timeout_s)
-                    if not told:
-                        raise ServerUnavailable(
-                            f"{self._location} has sent nothing for {self._timeout_s:g} s in the middle of a reading"
-                        )
-                    if not self._ahead:
-                        if self._error is not None:
-                            raise self._error
-                        return
-                    batch = self._ahead.popleft()
-                    self._changed.notify_all()
-                yield batch
-        finally:
-            self.close()
+        return _Batches(self)
+
+    def next(self) -> pa.RecordBatch | None:
+        """The next batch; None at the end."""
+        with self._changed:
+            told = self._changed.wait_for(lambda: self._ahead or self._ended, self._timeout_s)
+            if not told:
+                raise ServerUnavailable(
+                    f"{self._location} has sent nothing for {self._timeout_s:g} s in the middle of a reading"
+                )
+            if not self._ahead:
+                if self._error is not None:
+                    raise self._error
+                return None
+            batch = self._ahead.popleft()
+            self._changed.notify_all()
+            return batch
 
     def close(self) -> None:
         """End the reading; the server lets go of what it held for it. A second call does nothing."""
@@ -143,6 +146,30 @@ class FlightReader:
         action = flight.Action(kind, b"\x0a" + _varint(len(message)) + message)
         for _ in self._client.do_action(action, call_options(self._token, self._timeout_s)):
             pass
+
+
+class _Batches:
+    """A generator that was never begun is let go of without a word; this tells the reader."""
+
+    def __init__(self, reader: FlightReader) -> None:
+        self._reader = reader
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        try:
+            batch = self._reader.next()
+        except BaseException:
+            self._reader.close()
+            raise
+        if batch is None:
+            self._reader.close()
+            raise StopIteration
+        return batch
+
+    def __del__(self) -> None:
+        self._reader.close()
 
 
 def _varint(number: int) -> bytes:

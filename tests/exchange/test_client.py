@@ -117,6 +117,25 @@ def test_rows_arrive_before_the_last_is_read(
         until(lambda: not holds(store))
 
 
+@pytest.mark.parametrize("end", ["forgotten", "closed", "left"])
+def test_a_reader_that_was_never_read_holds_nothing(
+    lake: tuple[el.Store, el.Table, str], monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(readings, "PART_ROWS", 50_000)
+    store, table, location = lake
+    table.upsert(many(400_000))
+    with connect(location) as client:
+        reader = client.snapshot("t")
+        assert holds(store)
+        if end == "closed":
+            reader.close()
+        elif end == "left":
+            with reader:
+                pass
+        del reader
+        until(lambda: not holds(store))
+
+
 def test_a_long_reading_is_renewed(lake: tuple[el.Store, el.Table, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readings, "PART_ROWS", 1_000)
     monkeypatch.setattr(flight_reader, "RENEW_S", 0.0)
