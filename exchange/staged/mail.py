@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from ...errors import BadMessage, Corrupt, EpochlogError, ServerUnavailable
+from ...errors import BadMessage, Corrupt, EpochlogError, Fenced, InvalidInput, ServerUnavailable
 from ...store.clock import Deadline, monotonic_s
 from ..gate import StageGate
 from ..line import ClientLine
@@ -127,9 +127,19 @@ class Mail:
         ({channel: next sequence}).
 
         Durable on return; batches that every consumer has acknowledged are let go of. Never goes back. Raises Fenced
-        once another incarnation has come, InvalidInput beyond what was pushed, ServerUnavailable.
+        once another incarnation has come, InvalidInput beyond what was given out, ServerUnavailable.
         """
-        self._acknowledge(self.cursor if cursor is None else cursor)
+        with self._changed:
+            if isinstance(self._error, Fenced):
+                raise self._error
+            given = dict(self._given)
+        for name, seq in (cursor or {}).items():
+            if seq > given.get(name, seq):
+                raise InvalidInput(
+                    f"channel {name!r}: sequences below {given[name]} were given out here, so {seq} cannot be covered; "
+                    "acknowledge what was given out, no more"
+                )
+        self._acknowledge(given if cursor is None else cursor)
 
     def close(self) -> None:
         """End the iteration; a second call does nothing."""

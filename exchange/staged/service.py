@@ -67,7 +67,7 @@ class StagedExchange:
     def exchanges(self) -> dict[bytes, Exchange]:
         return {
             wire.PUSH: Exchange(self._push_line, Role.WRITE, wire.MAX_PARCEL),
-            wire.MAIL: Exchange(self._mail_line, Role.READ, wire.MAX_PARCEL),
+            wire.MAIL: Exchange(self._mail_line, Role.WRITE, wire.MAX_PARCEL),
         }
 
     @property
@@ -78,7 +78,7 @@ class StagedExchange:
             "staged.end": Action(self._end, about=about + "the end mark of a channel"),
             "staged.drop": Action(self._drop, about=about + "drop a query"),
             "staged.stage": Action(self._stage, Role.READ, about=about + "the stage counter"),
-            "staged.ack": Action(self._ack, Role.READ, about=about + "acknowledge what is durable"),
+            "staged.ack": Action(self._ack, about=about + "acknowledge what is durable"),
         }
 
     def stop(self) -> None:

@@ -170,7 +170,7 @@ def with_consumer(query: Query, known: Consumer | None, given: Consumer, channel
     channels, or a channel has another stage; SequenceReleased when a channel's first batches are gone already.
     """
     if known is not None:
-        if dict(known.stages) != dict(given.stages):
+        if _unordered(known.stages) != _unordered(given.stages):
             raise InvalidInput(f"consumer {given.name!r} was declared with other channels: {_shown(known.stages)}")
         return query
     stages = {stage: list(names) for stage, names in query.stages.items()}
@@ -189,6 +189,10 @@ def with_consumer(query: Query, known: Consumer | None, given: Consumer, channel
     if sum(map(len, stages.values())) > MOST_CHANNELS:
         raise LimitExceeded(f"query {query.name!r} would have more than {MOST_CHANNELS} channels")
     return replace(query, stages={stage: tuple(stages[stage]) for stage in sorted(stages)})
+
+
+def _unordered(stages: Stages) -> dict[int, set[str]]:
+    return {stage: set(names) for stage, names in stages.items() if names}
 
 
 def _shown(stages: Stages) -> str:

@@ -299,7 +299,7 @@ def test_what_was_let_go_of_is_said_to_be(tmp_path: Path) -> None:
             ex.consume("join", incarnation=2, cursor={"a": 1})
         with pytest.raises(el.SequenceReleased):
             ex.declare("late", {0: ["a"]})
-        with pytest.raises(el.InvalidInput, match="beyond what was pushed"):
+        with pytest.raises(el.InvalidInput, match="given out"):
             mail.ack({"a": 9})
         mail.ack({"a": 1})  # never backwards
         assert ex.consume("join", incarnation=3).cursor == {"a": 2}
@@ -454,7 +454,45 @@ def test_a_server_that_is_away_for_good(tmp_path: Path) -> None:
 
 
 @local
-def test_the_read_token_consumes_and_does_not_push(tmp_path: Path) -> None:
+def test_what_was_not_given_out_cannot_be_acknowledged(tmp_path: Path) -> None:
+    with served(tmp_path) as (_, server), client(server) as ex:
+        ex.declare("join", {0: ["probe"], -1: ["build"]})
+        ex.declare("join", {-1: ["build"], 0: ["probe"]})  # the same in another order
+        fill(ex, "probe", 0, range(3))
+        ex.push("build", -1, 0, batch("build", 0))
+        with ex.consume("join", incarnation=1) as mail:
+            assert taken(mail, 1) == [("build", 0)]
+            with pytest.raises(el.InvalidInput, match="given out"):
+                mail.ack({"probe": 1})
+            ex.end("build", 0)
+            assert taken(mail) == run_of("probe", range(3))
+            with pytest.raises(el.InvalidInput, match="given out"):
+                mail.ack({"probe": 4})
+            mail.ack()
+
+
+@local
+def test_who_was_replaced_by_his_like_acknowledges_nothing(tmp_path: Path) -> None:
+    """The same incarnation came again on another line."""
+    with served(tmp_path) as (store, server), client(server) as ex:
+        ex.declare("join", {0: ["probe"]})
+        for seq in range(2):
+            ex.push("probe", 0, seq, batch("probe", seq))
+        with ex.consume("join", incarnation=1) as first:
+            assert taken(first, 2) == run_of("probe", range(2))
+            with ex.consume("join", incarnation=1) as second:
+                assert taken(second, 1) == [("probe", 0)]
+                with pytest.raises(el.Fenced):
+                    next(first)
+                with pytest.raises(el.Fenced):
+                    first.ack()
+                assert len(files_of(store)) == 2
+                second.ack()
+                until(lambda: len(files_of(store)) == 1)
+
+
+@local
+def test_the_read_token_asks_for_the_stage_and_does_nothing_else(tmp_path: Path) -> None:
     with (
         el.open(tmp_path / "store", durability="os") as store,
         el.serve(store, token=TOKEN, read_token="reader") as server,
@@ -463,10 +501,10 @@ def test_the_read_token_consumes_and_does_not_push(tmp_path: Path) -> None:
     ):
         ex.declare("join", {0: ["a"]})
         fill(ex, "a", 0, range(2))
-        with reader.consume("join", incarnation=1) as mail:
-            assert taken(mail) == run_of("a", range(2)) and reader.stage == 1
-            mail.ack()
+        assert reader.stage == 1
         for refused in (
+            lambda: next(reader.consume("join", incarnation=1)),
+            lambda: reader.acknowledge("join", 1, {"a": 1}),
             lambda: reader.push("a", 0, 0, batch("a", 0)),
             lambda: reader.end("a", 1),
             lambda: reader.declare("other", {0: ["b"]}),

@@ -32,7 +32,7 @@ ROLES = {
     "exchange control": Role.WRITE,
     "exchange subscribe": Role.READ,
     "exchange staged.push": Role.WRITE,
-    "exchange staged.mail": Role.READ,
+    "exchange staged.mail": Role.WRITE,
     "action checkpoint": Role.WRITE,
     "action stop": Role.WRITE,
     "action staged.declare": Role.WRITE,
@@ -41,7 +41,7 @@ ROLES = {
     "action RenewFlightEndpoint": Role.READ,
     "action CancelFlightInfo": Role.READ,
     "action staged.stage": Role.READ,
-    "action staged.ack": Role.READ,
+    "action staged.ack": Role.WRITE,
     "do_put": Role.WRITE,
 }
 """Of every service that there is, and of the methods that need more than reading."""
