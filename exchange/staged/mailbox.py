@@ -83,8 +83,8 @@ class Mailbox:
                     self._wait(lambda news=news: self._service.news(self._query) != news)
             if self._replaced:
                 raise Fenced(
-                    f"consumer {self._consumer!r}: incarnation {self._incarnation} was replaced: it or a higher one has come on another "
-                    "line; end this one"
+                    f"consumer {self._consumer!r}: incarnation {self._incarnation} was replaced: it or a higher one "
+                    "has come on another line; end this one"
                 )
         except Exception as error:  # noqa: BLE001 (the consumer is told)
             name, text = wire.as_fields(error)
