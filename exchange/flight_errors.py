@@ -69,9 +69,15 @@ def as_epochlog_error(error: Exception, location: str) -> EpochlogError:
             return found(text)
     if isinstance(error, (flight.FlightUnavailableError, flight.FlightTimedOutError, flight.FlightCancelledError)):
         return ServerUnavailable(
-            f"{location} cannot be reached, or the connection was cut; is `epochlog serve` running?"
+            f"{location} cannot be reached, or the connection was cut; is `epochlog serve` running, {_tls(location)}?"
         )
     return EpochlogError(f"the call of {location} failed: {_short(error)}")
+
+
+def _tls(location: str) -> str:
+    """What else gRPC says nothing of."""
+    roots = "with a certificate that tls_roots trusts"
+    return roots if location.startswith("grpc+tls") else "without TLS"
 
 
 CALL_ERRORS = (flight.FlightError, pa.ArrowException, OSError)

@@ -46,15 +46,26 @@ class Line:
 
     def read(self) -> bytes | None:
         """The next message; None when the other side has ended the line, or it was cut. Raises BadMessage."""
-        parcel = self.receive()
-        if parcel is None:
+        message = self.read_buffer()
+        return None if message is None else message.to_pybytes()
+
+    def read_buffer(self) -> pa.Buffer | None:
+        """As `read`, without a copy: the bytes lie wherever they came to lie, aligned to nothing."""
+        chunk = self._chunk()
+        if chunk is None:
             return None
-        if parcel.rows is not None or parcel.message is None:
+        if chunk.data is not None or chunk.app_metadata is None:
             raise BadMessage("a line carries messages, and no record batches")
-        return parcel.message
+        return chunk.app_metadata
 
     def receive(self) -> Parcel | None:
         """As `read`, of a line whose other side may send rows too, which are given as they came, unchecked."""
+        chunk = self._chunk()
+        if chunk is None:
+            return None
+        return Parcel(chunk.data, None if chunk.app_metadata is None else chunk.app_metadata.to_pybytes())
+
+    def _chunk(self) -> Any:
         try:
             chunk = self._reader.read_chunk()
         except (StopIteration, *CALL_ERRORS):
@@ -63,7 +74,7 @@ class Line:
         size = 0 if chunk.app_metadata is None else chunk.app_metadata.size
         if size > self._limit:
             raise BadMessage(f"a message has {size} bytes; at most {self._limit} are taken")
-        return Parcel(chunk.data, None if chunk.app_metadata is None else chunk.app_metadata.to_pybytes())
+        return chunk
 
     def begin(self, schema: pa.Schema) -> bool:
         """Say which columns the rows have that this side will send; once, before the first of them."""

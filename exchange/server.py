@@ -127,7 +127,8 @@ class Server:
                 **tls,
             )
         except (OSError, pa.ArrowException, ValueError) as error:
-            raise WriteFailed(f"no server can listen at {location}: {error}; choose another port") from None
+            pem = "" if certificate is None else ", and see that certificate and key are PEM and belong together"
+            raise WriteFailed(f"no server can listen at {location}: {error}; choose another port{pem}") from None
         self.location = f"{scheme}://{shown}:{self._door.port}"
 
     def __repr__(self) -> str:

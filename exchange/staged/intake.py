@@ -93,7 +93,7 @@ class Intake:
         answering = threading.Thread(target=self._answer_all, name="epochlog-exchange-answers", daemon=True)
         answering.start()
         try:
-            while (parcel := self._line.read()) is not None:
+            while (parcel := self._line.read_buffer()) is not None:
                 self._take_in(parcel)
         finally:
             self._service.wake()  # what waits for room gives up
@@ -103,11 +103,9 @@ class Intake:
             self._line.hang_up()  # for a producer that reads no answers
             answering.join()
 
-    def _take_in(self, parcel: bytes) -> None:
+    def _take_in(self, parcel: pa.Buffer) -> None:
         head, data = wire.open_parcel(parcel)
         asked = wire.unpack(head, wire.PUSHED)
-        if zlib.crc32(data) != asked["crc32"]:
-            raise BadMessage("a batch is not what its checksum says")
         self._wait(lambda: not self._bytes or self._bytes + data.size <= LINE_BYTES)
         with self._changed:
             self._bytes += data.size
@@ -128,6 +126,8 @@ class Intake:
     def _write(self, job: _Job, data: pa.Buffer) -> None:
         """Check the batch and make its file, unless its sequence is there already; then have it committed."""
         try:
+            if zlib.crc32(data) != job.push.crc32:
+                raise BadMessage("a batch is not what its checksum says")
             push = replace(job.push, rows=_rows(data))
             if not self._is_known(push):
                 push = replace(push, path=self._service.write(data))

@@ -216,7 +216,7 @@ def parcel_head(**fields: Any) -> bytes:
     return _LENGTH.pack(len(packed)) + packed + bytes(-length % _ALIGN)
 
 
-def open_parcel(parcel: bytes) -> tuple[memoryview, pa.Buffer]:
+def open_parcel(parcel: bytes | pa.Buffer) -> tuple[memoryview, pa.Buffer]:
     """The message and the batch of a parcel; nothing is copied. Raises BadMessage."""
     if len(parcel) < _LENGTH.size:
         raise BadMessage("a parcel is cut off")

@@ -13,7 +13,7 @@ import pytest
 
 import epochlog as el
 from epochlog.exchange import ExchangeClient
-from epochlog.exchange.staged import intake, service
+from epochlog.exchange.staged import intake, service, wire
 from epochlog.exchange.staged import mail as mails
 from epochlog.exchange.staged import pusher as pushers
 from epochlog.exchange.staged.content import encoded
@@ -38,6 +38,7 @@ def big(channel: str, seq: int) -> pa.RecordBatch:
 
 
 BIG = encoded(big("probe", 0)).size
+head = wire.parcel_head
 
 
 # ---- the disk budget -----------------------------------------------------------------------------------------------
@@ -451,6 +452,23 @@ def test_a_server_that_is_away_for_good(tmp_path: Path) -> None:
             with pytest.raises(el.ServerUnavailable):
                 refused()
     assert location
+
+
+@local
+def test_a_batch_that_is_not_what_its_checksum_says_is_refused_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(tmp_path) as (store, server), client(server) as ex:
+        ex.declare("join", {0: ["probe"]})
+        ex.push("probe", 0, 0, batch("probe", 0))
+        with monkeypatch.context() as patch:
+            patch.setattr(wire, "parcel_head", lambda **fields: head(**{**fields, "crc32": 7}))
+            with pytest.raises(el.BadMessage, match="checksum"):
+                ex.push("probe", 0, 1, batch("probe", 1))
+        assert len(files_of(store)) == 1
+        ex.push("probe", 0, 1, batch("probe", 1))
+        ex.end("probe", 1)
+        assert taken(ex.consume("join", incarnation=1)) == run_of("probe", range(2))
 
 
 @local
