@@ -40,6 +40,10 @@ class LmdbView:
     def __init__(self, txn: lmdb.Transaction) -> None:
         self._txn = txn
 
+    def end(self) -> None:
+        """Let go of the transaction: an error that is kept keeps its frames, and a reader's slot would stay taken."""
+        del self._txn
+
     def get(self, key: bytes) -> Record | None:
         value = cast("bytes | None", self._txn.get(key))  # without `buffers` LMDB gives bytes
         return None if value is None else unpack(key, value)
@@ -192,7 +196,12 @@ class LmdbCatalog:
 
     def read(self, body: Callable[[View], T]) -> T:
         with self._environment() as env, _typed_errors(env, self._folder), env.begin(buffers=False) as txn:
-            return body(LmdbView(txn))
+            view = LmdbView(txn)
+            del txn
+            try:
+                return body(view)
+            finally:
+                view.end()
 
     def transact(self, body: Callable[[Txn], T]) -> T:
         with self._environment() as env, _typed_errors(env, self._folder), env.begin(write=True) as txn:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from conformance.catalogs import KINDS, LmdbMaker, Maker, RedisMaker
-from epochlog.errors import StoreClosed
+from epochlog.errors import InvalidInput, StoreClosed
 from epochlog.store.catalog import Catalog, Txn, View
 from stores import servers
 
@@ -148,6 +148,23 @@ def test_a_body_that_raises_has_no_effect(catalog: Catalog) -> None:
     with pytest.raises(ZeroDivisionError):
         catalog.transact(body)
     assert catalog.read(keys_of) == [b"a"]
+
+
+def test_errors_that_are_kept_hold_nothing(catalog: Catalog) -> None:
+    """As a log does that keeps its records; LMDB has a thousand places for readers."""
+    catalog.transact(lambda tx: tx.put(b"a", {"n": 1}))
+
+    def fails(view: View) -> None:
+        for key, _ in view.scan(b"a", b"b"):
+            raise InvalidInput(str(key))
+
+    kept = []
+    for _ in range(1_100):
+        try:
+            catalog.read(fails)
+        except InvalidInput as error:
+            kept.append(error)
+    assert len(kept) == 1_100 and catalog.read(lambda view: view.get(b"a")) == {"n": 1}
 
 
 def test_a_body_returns_what_it_returns(catalog: Catalog) -> None:
