@@ -78,7 +78,10 @@ def _fixed(array: pa.Array) -> pa.Buffer:
     """The values of a type of whole bytes, zeros where they are null."""
     width, values = array.type.bit_width // 8, array.buffers()[1]
     assert values is not None
-    found = np.frombuffer(values, np.uint8)[array.offset * width : (array.offset + len(array)) * width].copy()
+    exact = values.slice(array.offset * width, len(array) * width)
+    if not array.null_count:
+        return exact
+    found = np.frombuffer(exact, np.uint8).copy()
     found.reshape(len(array), width)[_nulls(array)] = 0
     return pa.py_buffer(found)
 
@@ -89,8 +92,8 @@ def _bytes(array: pa.Array) -> list[pa.Buffer]:
         array = pc.fill_null(array, pa.scalar("" if _is_text(array.type) else b"", array.type))
     offsets, data = _offsets(array), array.buffers()[2]
     first, last = int(offsets[0]), int(offsets[-1])
-    found = b"" if data is None else data.slice(first, last - first).to_pybytes()
-    return [pa.py_buffer(offsets - offsets[0]), pa.py_buffer(found)]
+    found = pa.py_buffer(b"") if data is None else data.slice(first, last - first)
+    return [pa.py_buffer(offsets - offsets[0]), found]
 
 
 def _offsets(array: pa.Array) -> np.ndarray:
