@@ -157,7 +157,8 @@ class Traffic:
                 late = [passage for passage, at in ends if at <= now]
                 if not late:
                     next_s = min((at for _, at in ends), default=None)
-                    self._changed.wait(None if next_s is None else min(next_s - now, self._limits.stall_s / 4))
+                    often_s = min(self._limits.stall_s / 4, self._limits.call_s)  # a call may begin to wait meanwhile
+                    self._changed.wait(None if next_s is None else min(next_s - now, often_s))
             for passage in late:
                 passage.cut()
 
@@ -229,19 +230,17 @@ class Passage:
             batch = next(batches, None)
             if batch is None:
                 return
-            self.free()
             size = batch.nbytes
-            if not self.room(size, wait=False):
-                self._over(size)
+            self._hold(size)
             for message in messages(batch):
                 with self.waiting():
                     yield message
                 self.check()
 
-    def _over(self, size: int) -> None:
-        """It is in memory already, whatever the bound says: count it."""
-        self._held += size
-        self._traffic.give(-size)
+    def _hold(self, size: int) -> None:
+        """So much is in memory, whatever room was asked for; nobody else gets the difference in between."""
+        self._traffic.give(self._held - size)
+        self._held = size
 
 
 def messages(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
