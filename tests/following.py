@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,23 +15,14 @@ from epochlog.exchange.server import Exchange, Role, Server
 from epochlog.exchange.subscriber import Subscription
 from epochlog.exchange.subscription import Bounds, Subscriptions
 from epochlog.exchange.subscription_messages import Request
-from epochlog.store.clock import Deadline
+from patience import PATIENCE_S
 
 TOKEN = "the-token"
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64())])
-PATIENCE_S = 30.0
-"""How long a test waits for what must come; a busy machine is no failure."""
 
 
 def rows(*ids: int, v: int = 0) -> pa.Table:
     return pa.table({"id": pa.array(ids, pa.int64()), "v": pa.array([v] * len(ids), pa.int64())})
-
-
-def until(what: Callable[[], Any]) -> None:
-    deadline, pause = Deadline.after(PATIENCE_S), threading.Event()
-    while not what():
-        assert not deadline.passed, "it has not come true"
-        pause.wait(0.005)
 
 
 class Replica:

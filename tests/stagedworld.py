@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,11 +11,9 @@ import pyarrow as pa
 import epochlog as el
 from epochlog.exchange import ExchangeClient
 from epochlog.exchange.staged.mail import Mail
-from epochlog.store.clock import Deadline
+from patience import PATIENCE_S
 
 TOKEN = "the-token"
-PATIENCE_S = 30.0
-"""How long a test waits for what must come; a busy machine is no failure."""
 JOIN: Mapping[int, list[str]] = {-1: ["build"], 0: ["probe"]}
 Given = tuple[str, int]
 
@@ -71,11 +68,3 @@ def files_of(store: el.Store) -> set[str]:
     """The files of exchanges that lie in the store, relative to its root."""
     handle = store._handle
     return {info.path for info in handle.files.list(handle.table_folder(0))}
-
-
-def until(what: Callable[[], object]) -> None:
-    """Wait for a condition."""
-    deadline, pause = Deadline.after(PATIENCE_S), threading.Event()
-    while not what():
-        assert not deadline.passed, "it has not come true"
-        pause.wait(0.005)

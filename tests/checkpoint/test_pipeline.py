@@ -14,6 +14,7 @@ import pytest
 
 import epochlog as el
 from lab import Lab, mirror, refuse, sums, table_of
+from patience import until
 from virtual_time import VirtualTime
 
 
@@ -43,12 +44,6 @@ def running(pipe: el.Pipeline, let_go: Callable[[], object] = lambda: None) -> I
         pipe.stop()
         let_go()
         thread.join()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    while not condition():
-        pause.wait(0.001)
 
 
 # ---- until="idle" ------------------------------------------------------------------------------------------------

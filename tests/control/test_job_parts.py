@@ -17,11 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import epochlog as el
-from control.world import PATIENCE_S, TOKEN, settings, until, worker
+from control.world import TOKEN, settings, worker
 from epochlog.checkpoint import job as jobs
 from epochlog.checkpoint.shares import split
 from epochlog.errors import Fenced, InvalidInput
 from epochlog.store.commit import commit_job
+from patience import PATIENCE_S, until
 
 ORDERS = pa.schema([("id", pa.int64()), ("day", pa.string()), ("cents", pa.int64())])
 REVENUE = pa.schema([("day", pa.string()), ("cents", pa.int64())])

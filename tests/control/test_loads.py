@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import epochlog as el
-from control.world import PATIENCE_S, SCHEMA, TOKEN, attach, ids, rows, served, settings, until, worker
+from control.world import SCHEMA, TOKEN, attach, ids, rows, served, settings, worker
 from epochlog.__main__ import main
 from epochlog.checkpoint import tasks
 from epochlog.errors import (
@@ -29,6 +29,7 @@ from epochlog.store.clock import Deadline
 from epochlog.store.commit import commit_root
 from epochlog.store.loads import get_load, load_parts
 from epochlog.store.records import intent_key
+from patience import PATIENCE_S, until
 from tcp_proxy import TcpProxy
 
 

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 import epochlog as el
-from control.world import PATIENCE_S, SCHEMA, TOKEN, attach, ids, rows, served, settings, until, worker
+from control.world import SCHEMA, TOKEN, attach, ids, rows, served, settings, worker
 from epochlog.checkpoint import JobSettings
 from epochlog.store.clock import SystemClock
+from patience import PATIENCE_S, until
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,10 @@ import pyarrow as pa
 
 import epochlog as el
 from epochlog.checkpoint import JobSettings
-from epochlog.store.clock import Deadline
+from patience import PATIENCE_S
 
 TOKEN = "the-token"
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64())])
-PATIENCE_S = 20.0
-"""How long a test waits for what must come; a busy machine is no failure."""
 
 
 def settings(
@@ -29,16 +26,6 @@ def settings(
 
 def rows(*ids: int, v: int = 0) -> pa.Table:
     return pa.table({"id": pa.array(ids, pa.int64()), "v": pa.array([v] * len(ids), pa.int64())})
-
-
-def until(what: Callable[[], Any], *polled: Any) -> None:
-    """Wait for a condition, with the given parts polled meanwhile."""
-    deadline, pause = Deadline.after(PATIENCE_S), threading.Event()
-    while not what():
-        assert not deadline.passed, "it has not come true in a minute"
-        for part in polled:
-            part.poll()
-        pause.wait(0.005)
 
 
 @contextmanager

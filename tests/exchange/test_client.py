@@ -16,7 +16,8 @@ import pytest
 import epochlog as el
 from epochlog.exchange import flight_reader, readings
 from epochlog.store.holds import all_holds
-from following import PATIENCE_S, SCHEMA, TOKEN, rows, until
+from following import SCHEMA, TOKEN, rows
+from patience import PATIENCE_S, until
 from tcp_proxy import TcpProxy
 
 TROUBLES = {"cut": TcpProxy.hold, "black hole": TcpProxy.swallow, "cut after delivery": TcpProxy.cut_answer}

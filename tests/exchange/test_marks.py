@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from epochlog.store import redis_client
 from epochlog.store.clock import SystemClock
 from epochlog.store.lmdb_catalog import LmdbCatalog
 from epochlog.store.redis_marks import marks_key
+from patience import until
 from redis_server import PASSWORD, RedisServer
 from tcp_proxy import TcpProxy
 
@@ -94,12 +94,6 @@ def held(client: redis.Redis, query: str = "q") -> int | None:
     """The counter that Redis holds, for those who ask it."""
     found = client.hget(KEY, f"s:{query}")
     return None if found is None else int(found)  # pyright: ignore[reportArgumentType]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what other threads do."""
-    while not condition():
-        threading.Event().wait(0.002)
 
 
 def walk(books: Books, marks: RedisMarks) -> list[int]:

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from pyarrow import flight
 import epochlog as el
 import plain_flight as plain
 from epochlog.exchange import putting
+from patience import until
 from tcp_proxy import TcpProxy
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -54,13 +55,6 @@ def content(store: el.Store) -> list[int]:
 
 def files(store: el.Store) -> list[Path]:
     return list(Path(store.root).rglob("*.arrow"))
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Wait for what other threads or processes do."""
-    pause = threading.Event()
-    while not true():
-        pause.wait(0.005)
 
 
 def idle(server: el.StoreServer) -> bool:

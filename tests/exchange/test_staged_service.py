@@ -17,7 +17,8 @@ from epochlog.exchange.staged import intake, service, wire
 from epochlog.exchange.staged import mail as mails
 from epochlog.exchange.staged import pusher as pushers
 from epochlog.exchange.staged.content import encoded
-from stagedworld import JOIN, TOKEN, batch, client, files_of, fill, run_of, served, taken, until
+from patience import until
+from stagedworld import JOIN, TOKEN, batch, client, files_of, fill, run_of, served, taken
 from tcp_proxy import TcpProxy
 
 local = pytest.mark.local_only  # the others run again where a store's catalog is in Redis, and its files on S3

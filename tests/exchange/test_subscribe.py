@@ -15,7 +15,8 @@ from epochlog.exchange.line import ClientLine
 from epochlog.exchange.subscription import Bounds
 from epochlog.exchange.watch import Watch
 from epochlog.store.records import head_key
-from following import PATIENCE_S, SCHEMA, TOKEN, Breaking, Replica, rows, served, until
+from following import SCHEMA, TOKEN, Breaking, Replica, rows, served
+from patience import PATIENCE_S, until
 from rowsets import WIDE, wide_rows
 
 

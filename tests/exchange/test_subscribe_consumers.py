@@ -16,7 +16,8 @@ from epochlog.exchange.subscription import Bounds
 from epochlog.exchange.subscription_messages import Answer, encode
 from epochlog.store import consumers
 from epochlog.store.consumers import list_consumers, reset_consumer
-from following import PATIENCE_S, TOKEN, Breaking, Replica, rows, served, until
+from following import TOKEN, Breaking, Replica, rows, served
+from patience import PATIENCE_S, until
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import epochlog as el
-from following import SCHEMA, TOKEN, Replica, rows, until
+from following import SCHEMA, TOKEN, Replica, rows
+from patience import until
 from redis_server import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.local_only]

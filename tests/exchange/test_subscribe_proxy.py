@@ -13,7 +13,8 @@ import epochlog as el
 from epochlog.exchange import subscriber, table_feed
 from epochlog.exchange.subscription import Bounds
 from epochlog.store.consumers import list_consumers
-from following import PATIENCE_S, Replica, Serving, rows, served, until
+from following import Replica, Serving, rows, served
+from patience import PATIENCE_S, until
 from tcp_proxy import TcpProxy
 
 QUICK = Bounds(beat_s=0.05)

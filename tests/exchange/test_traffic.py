@@ -19,17 +19,11 @@ from epochlog.exchange.flights import FlightDesk
 from epochlog.exchange.readings import Chosen
 from epochlog.exchange.server import Call, Server
 from epochlog.exchange.traffic import GUESS_BYTES, MESSAGE_BYTES, MESSAGE_ROWS, Limits, Passage, Traffic, messages
+from patience import until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.binary(100))])
 ROWS = 400_000  # 43 MB: more than what sockets and gRPC keep between a server and a client that does not read
 CLIENT_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Wait for what other threads do."""
-    pause = threading.Event()
-    while not true():
-        pause.wait(0.005)
 
 
 @pytest.fixture(scope="module")

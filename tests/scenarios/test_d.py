@@ -9,7 +9,8 @@ import pytest
 
 import epochlog as el
 from exchange_server import ServerProcess
-from stagedworld import JOIN, PATIENCE_S, batch, client, files_of, fill, run_of, served, taken, until
+from patience import PATIENCE_S, until
+from stagedworld import JOIN, batch, client, files_of, fill, run_of, served, taken
 from tcp_proxy import TcpProxy
 
 pytestmark = pytest.mark.local_only

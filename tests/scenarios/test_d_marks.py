@@ -6,8 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +16,7 @@ import epochlog as el
 from epochlog.exchange import ExchangeClient
 from epochlog.exchange.staged import redis_marks
 from epochlog.store.redis_marks import marks_key
+from patience import until
 from redis_server import RedisServer
 from tcp_proxy import TcpProxy
 
@@ -84,11 +84,6 @@ def held(server: RedisServer, store: el.Store, query: str = "q") -> int | None:
 
 def key(store: el.Store) -> bytes:
     return marks_key(store._handle.store_id)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        threading.Event().wait(0.005)
 
 
 def test_d8_the_counter_is_kept_in_redis(ex: ExchangeClient, server: RedisServer, store: el.Store) -> None:

@@ -20,6 +20,7 @@ from epochlog.errors import BadMessage, InvalidInput
 from epochlog.exchange import commands
 from epochlog.exchange import subscription_messages as live
 from epochlog.exchange.staged import wire
+from spoiling import places, replaced
 
 pytestmark = pytest.mark.local_only
 
@@ -32,20 +33,6 @@ PLAIN = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["", "table", "x"]), inner, max_size=3),
     max_leaves=4,
 )  # fmt: skip
-
-
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where something can be put in the place of something else."""
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
-    return [path, *(found for name, inner in inside for found in places(inner, (*path, name)))]
-
-
-def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    if not path:
-        return new
-    copy = dict(value) if isinstance(value, dict) else list(value)
-    copy[path[0]] = replaced(copy[path[0]], path[1:], new)
-    return copy
 
 
 def has_type(value: Any, kind: Any) -> bool:

@@ -24,6 +24,7 @@ from epochlog.store.run import Part, Run
 from epochlog.store.schema import TableSchema
 from epochlog.store.segment import Segment
 from epochlog.store.version import Commit, LabelGroup, LogEntry, TableVersion
+from spoiling import places, replaced
 
 pytestmark = pytest.mark.local_only
 
@@ -67,20 +68,6 @@ def test_none_is_forgotten() -> None:
 
     made = [vars(module).values() for module in (definitions, loads, picking, run, segment, version)]
     assert {found for names in made for found in names if hasattr(found, "from_record")} == set(DECODERS)
-
-
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where something can be put in the place of something else."""
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
-    return [path, *(found for name, inner in inside for found in places(inner, (*path, name)))]
-
-
-def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    if not path:
-        return new
-    copy = dict(value) if isinstance(value, dict) else list(value)
-    copy[path[0]] = replaced(copy[path[0]], path[1:], new)
-    return copy
 
 
 def made_or_told(kind: Any, record: Any) -> None:
