@@ -329,3 +329,11 @@ class RestoreRejected(EpochlogError):
 
 class RefreshFailed(EpochlogError):
     """A job's refresh function raised inside Spark, where the original error survives only as text."""
+
+
+def by_name(name: str, text: str) -> EpochlogError | None:
+    """An error of this module as another process told of it; None when there is none that a text alone makes."""
+    found = globals().get(name)
+    if isinstance(found, type) and issubclass(found, EpochlogError) and "__init__" not in vars(found):
+        return found(text)
+    return None

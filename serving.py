@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,6 +14,7 @@ from .checkpoint.running import CoordinatorSettings
 from .checkpoint.worker import CONTROL
 from .errors import InvalidInput
 from .exchange.flights import FlightDesk
+from .exchange.line import Pem, pem_of
 from .exchange.metrics_port import MetricsPort
 from .exchange.readings import Chosen
 from .exchange.server import SHUTDOWN_S, Action, Certificate, Exchange, Role, Server
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 MOST_WAIT_S = 30.0
 """How long a read may wait at the server for the epoch that its policy wants."""
-Pem = bytes | str | Path
-"""PEM, or the path of a file with it."""
 
 
 def serve(
@@ -57,7 +55,7 @@ def serve(
         raise InvalidInput(f"control takes epochlog.CoordinatorSettings, not {control!r}")
     if isinstance(coordinator, CoordinatorSettings):
         raise InvalidInput("coordinator takes a URL; times of heartbeats and checkpoints are given as control=")
-    certificate = None if tls is None else Certificate(_pem(tls[0]), _pem(tls[1]))
+    certificate = None if tls is None else Certificate(pem_of(tls[0]), pem_of(tls[1]))
     return StoreServer(store, location, token, read_token, certificate, coordinator, control, metrics)
 
 
@@ -163,7 +161,3 @@ class StoreServer:
         kind, name, drain = decode_request(body)
         self.coordinator.stop(kind, name, drain=drain)
         return b""
-
-
-def _pem(given: Pem) -> bytes:
-    return given if isinstance(given, bytes) else Path(given).read_bytes()

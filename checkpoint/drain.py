@@ -54,10 +54,12 @@ def drain(runner: JobRunner, timeout: float | timedelta | None) -> None:
     live.stop(runner)
 
 
-def record_drain(runner: JobRunner) -> None:
-    """Force a boundary and record it as the job's last, unless that has been done. A finished job stays as it is."""
+def record_drain(runner: JobRunner) -> int | None:
+    """Force a boundary and record it as the job's last, unless that has been done; returns it. A finished job stays as
+    it is.
+    """
 
-    def body(tx: Txn) -> None:
+    def body(tx: Txn) -> int | None:
         job = get_job(tx, runner.job_id, runner.name)
         if runner.incarnation is not None:
             check_incarnation(job, runner.incarnation)
@@ -66,12 +68,14 @@ def record_drain(runner: JobRunner) -> None:
                 f"job {job.name!r} cannot be drained: it was parked at epoch {job.position}, and the logs of what came "
                 "after that are gone. Rebuild it and then drain it, or drop it"
             )
-        if job.state != "finished" and job.drain is None:
-            # its outputs may have been read as complete through the newest epoch
-            at = force_within(tx, runner.handle, above=Counters.read(tx).last_epoch if job.position else 0)
-            tx.put(job_key(job.id), replace(job, drain=at).to_record())
+        if job.state == "finished" or job.drain is not None:
+            return job.drain
+        # its outputs may have been read as complete through the newest epoch
+        at = force_within(tx, runner.handle, above=Counters.read(tx).last_epoch if job.position else 0)
+        tx.put(job_key(job.id), replace(job, drain=at).to_record())
+        return at
 
-    runner.handle.catalog.transact(body)
+    return runner.handle.catalog.transact(body)
 
 
 def _finished(runner: JobRunner) -> bool:

@@ -31,6 +31,7 @@ from ..store.standing import require_standing
 from ..store.writer import SegmentWriter, remove_segments
 from .barrier import Barrier, lag_in_boundaries, next_barrier
 from .barrier_run import BarrierRun, plan_barrier, plan_piece
+from .context import RefreshContext
 from .rebuild import ask_for_rebuild, difference
 
 LocalRefresh = Callable[["LocalContext"], None]
@@ -334,20 +335,11 @@ def inputs_of(view: View, handle: Handle, job: JobRecord) -> EpochView:
     return read_epoch_view(view, handle.memory, handle.catalog.now_ms(), above=job.upstreams)
 
 
-class LocalContext:
+class LocalContext(RefreshContext[SegmentWriter]):
     """What a refresh function sees in `step_local`: pyarrow tables in, anything Arrow-shaped out."""
 
     def __init__(self, handle: Handle, run: BarrierRun) -> None:
-        self._files = handle.files
-        self._run = run
-        self._writers: dict[str, SegmentWriter] = {}
-        self._finished: dict[str, list[Segment]] = {}
-        self._over = False
-
-    @property
-    def barrier(self) -> Barrier:
-        """The barrier: .prev .curr .kind."""
-        return self._run.barrier
+        super().__init__(handle.files, run, SegmentWriter)
 
     def changes(
         self,
@@ -392,20 +384,3 @@ class LocalContext:
     def delete(self, output: str, keys: object) -> None:
         """Delete rows of an output by primary key; unknown keys are fine."""
         self._writer(output).delete(keys)
-
-    def _writer(self, output: str) -> SegmentWriter:
-        if self._over:
-            raise self._run.late_write()
-        if output not in self._writers:
-            self._writers[output] = SegmentWriter(self._run.output(output).target)
-        return self._writers[output]
-
-    def _finish(self) -> dict[str, list[Segment]]:
-        for name, writer in self._writers.items():
-            self._finished[name] = writer.finish()
-        return self._finished
-
-    def _discard(self) -> None:
-        for writer in self._writers.values():
-            writer.discard()
-        remove_segments(self._files, (segment for segments in self._finished.values() for segment in segments))

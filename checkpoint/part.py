@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from .. import errors
-from ..errors import Cancelled, EpochlogError, Fenced, InvalidInput, RolledBack
+from ..errors import Cancelled, EpochlogError, Fenced, InvalidInput, RolledBack, by_name
 from ..store.catalog import View
 from ..store.clock import Deadline
 from ..store.commit import refuse_unwritable
@@ -424,7 +423,4 @@ def checked_state(state: object) -> bytes:
 
 def typed(name: str, reason: str) -> EpochlogError:
     """The coordinator's error as one of ours."""
-    found = getattr(errors, name, None)
-    if isinstance(found, type) and issubclass(found, EpochlogError) and "__init__" not in vars(found):
-        return found(reason)
-    return EpochlogError(f"{name}: {reason}")
+    return by_name(name, reason) or EpochlogError(f"{name}: {reason}")

@@ -11,19 +11,13 @@ from ..errors import EpochlogError, InvalidInput
 from ..store.catalog import View
 from ..store.clock import monotonic_s
 from ..store.definitions import get_job, get_table
-from ..store.handle import Handle
+from ..store.handle import HasHandle
 from ..store.history import read_epoch_view
 from ..store.sealing import force_boundary
 from .graph import JobInfo, list_jobs
 from .job import JobRunner
 from .live import live
 from .supervision import TRIES, Supervised, at_rest, begun, failed, succeeded, woken
-
-
-class HasHandle(Protocol):
-    """A store, as far as it is asked here."""
-
-    _handle: Handle
 
 
 class HasRunner(Protocol):

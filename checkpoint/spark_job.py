@@ -25,10 +25,8 @@ from ..exchange.spark_types import arrow_schema, spark_schema
 from ..store.files import Files
 from ..store.log import LogPlan
 from ..store.scan import EVERYTHING, KeyRange, ScanPlan
-from ..store.segment import Segment
-from ..store.writer import remove_segments
-from .barrier import Barrier
 from .barrier_run import BarrierRun
+from .context import RefreshContext
 from .job import JobRunner
 from .live import live
 from .spark_doorbell import DOORBELL, Doorbell
@@ -41,26 +39,17 @@ Refresh = Callable[["SparkJobContext"], Any]
 BROADCAST_BYTES = 8 << 20
 
 
-class SparkJobContext:
+class SparkJobContext(RefreshContext[FrameWriter]):
     """What a refresh function sees: DataFrames of its upstreams and outputs, fixed at the barrier."""
 
     def __init__(self, session: SparkSession, files: Files, run: BarrierRun) -> None:
+        super().__init__(files, run, FrameWriter)
         self._session = session
-        self._files = files
-        self._run = run
-        self._writers: dict[str, FrameWriter] = {}
-        self._finished: dict[str, list[Segment]] = {}
-        self._over = False
 
     @property
     def spark(self) -> SparkSession:
         """The session that the frames belong to."""
         return self._session
-
-    @property
-    def barrier(self) -> Barrier:
-        """The barrier: .prev .curr .kind."""
-        return self._run.barrier
 
     def changes(
         self,
@@ -106,23 +95,6 @@ class SparkJobContext:
     def delete(self, output: str, keys: DataFrame) -> None:
         """Delete rows of an output by primary key (exactly its columns); unknown keys are fine."""
         self._writer(output).write(keys, deletes=True)
-
-    def _writer(self, output: str) -> FrameWriter:
-        if self._over:
-            raise self._run.late_write()
-        if output not in self._writers:
-            self._writers[output] = FrameWriter(self._run.output(output).target)
-        return self._writers[output]
-
-    def _finish(self) -> dict[str, list[Segment]]:
-        for name, writer in self._writers.items():
-            self._finished[name] = writer.finish()
-        return self._finished
-
-    def _discard(self) -> None:
-        for writer in self._writers.values():
-            writer.discard()
-        remove_segments(self._files, (segment for segments in self._finished.values() for segment in segments))
 
     def _frame(
         self,

@@ -222,13 +222,12 @@ class JobTask:
         check_incarnation(self._runner.record(), self._runner.incarnation)
 
     def decide(self, *, news: bool, drain: bool) -> tuple[Barrier | None, bool]:
-        if drain:
-            record_drain(self._runner)
+        end = record_drain(self._runner) if drain else None
         self._run = self._runner.begin(whole=True)
         if self._run is None:
             return None, False
-        end = self._runner.record().drain  # barriers of earlier boundaries come before the one that ends it
-        return self._run.barrier, drain and end is not None and self._run.barrier.curr >= end
+        # barriers of earlier boundaries come before the one that ends it
+        return self._run.barrier, end is not None and self._run.barrier.curr >= end
 
     def commit(self, commit: Commit) -> tuple[int, bool]:
         assert self._run is not None and self._run.barrier == commit.barrier

@@ -15,24 +15,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from heapq import merge
-from itertools import pairwise
 from types import TracebackType
 from typing import Protocol, Self
 
-import numpy as np
 import pyarrow as pa
 
 from ..errors import InvalidInput
 from ..exchange.offsets import SNAPSHOT
 from ..store.catalog import Txn, View
-from ..store.changes import COMMIT_VERSION
+from ..store.changes import each_epoch
 from ..store.clock import Deadline
 from ..store.consumers import KEEP, open_consumer
 from ..store.definitions import JobRecord, TableDef, find_job, find_table, get_table
 from ..store.epoch import as_epoch
 from ..store.expiry import told_each
 from ..store.follow import reach, require_states
-from ..store.handle import Handle
+from ..store.handle import HasHandle
 from ..store.holds import Hold, put_holds
 from ..store.intervals import FAR
 from ..store.leases import LEASE_MS
@@ -47,12 +45,6 @@ CHUNK_ROWS = 1 << 16
 MOVE_HOLD_EVERY = 64
 """Barriers of a replay after which the log behind them is let go of; a reader that has caught up does so at once."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.005, 0.1
-
-
-class HasHandle(Protocol):
-    """A store, as far as it is asked here."""
-
-    _handle: Handle
 
 
 class HasName(Protocol):
@@ -283,12 +275,9 @@ class UpstreamLog:
         else:
             batches = follow(plan, files, columns)
         for batch in told_each(self._handle, batches):
-            epochs = batch.column(COMMIT_VERSION).to_numpy()
-            cuts = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist(), len(epochs)]
-            for start, stop in pairwise(cuts):
-                for at in range(start, stop, CHUNK_ROWS):
-                    rows = batch.slice(at, min(CHUNK_ROWS, stop - at))
-                    yield int(epochs[at]), place, Chunk(name, int(epochs[at]), rows)
+            for epoch, rows in each_epoch(batch):
+                for at in range(0, rows.num_rows, CHUNK_ROWS):
+                    yield epoch, place, Chunk(name, epoch, rows.slice(at, CHUNK_ROWS))
 
     # ---- what the catalog says -----------------------------------------------------------------------------------
 

@@ -12,12 +12,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from ..errors import AccessDenied, BadMessage, EpochlogError, InvalidInput, ServerUnavailable
-from ..exchange.line import ClientLine, ask, check_token, connect, parsed
+from ..exchange.line import ClientLine, Pem, ask, check_token, connect, parsed, pem_of
 from ..store.clock import Deadline, monotonic_s
 from ..store.handle import Handle
 from ..store.loads import MOST_PARTS
@@ -50,9 +49,7 @@ class Worker:
         part.finish()
     """
 
-    def __init__(
-        self, location: str, store: Any, *, token: str | None = None, tls_roots: bytes | str | Path | None = None
-    ) -> None:
+    def __init__(self, location: str, store: Any, *, token: str | None = None, tls_roots: Pem | None = None) -> None:
         """store: the same store as the coordinator's, opened in this process. tls_roots: PEM, or where it lies.
 
         Raises InvalidInput for what is no location or token; whether the coordinator answers is told by `attach`.
@@ -62,7 +59,7 @@ class Worker:
         self.handle: Handle = store if isinstance(store, Handle) else store._handle
         self.location = location
         self._token = token
-        self._roots = tls_roots if tls_roots is None or isinstance(tls_roots, bytes) else Path(tls_roots).read_bytes()
+        self._roots = None if tls_roots is None else pem_of(tls_roots)
         self._name = self.handle.new_holder("worker")
         self.changed = threading.Condition()
         self._parts: dict[PartName, Part] = {}

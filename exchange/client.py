@@ -8,7 +8,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,7 +19,7 @@ from ..store.consumers import KEEP
 from ..store.epoch import as_epoch
 from .flight_errors import CALL_ERRORS, as_epochlog_error
 from .flight_reader import FlightReader
-from .line import ClientLine, call_options, check_token, parsed
+from .line import ClientLine, Pem, call_options, check_token, parsed, pem_of
 from .line import connect as dial
 from .subscriber import Subscription
 from .subscription_messages import MAX_REQUEST, Request, encode
@@ -33,7 +32,7 @@ def connect(
     location: str,
     *,
     token: str | None = None,
-    tls_roots: bytes | str | Path | None = None,
+    tls_roots: Pem | None = None,
     timeout: float | timedelta = TIMEOUT_S,
 ) -> Client:
     """A client of a store that is served at `location`, grpc://host:port or grpc+tls://host:port. It connects when it
@@ -44,7 +43,7 @@ def connect(
     """
     parsed(location)
     check_token(token)
-    roots = tls_roots if tls_roots is None or isinstance(tls_roots, bytes) else Path(tls_roots).read_bytes()
+    roots = None if tls_roots is None else pem_of(tls_roots)
     return Client(location, token, roots, seconds(timeout, "timeout"))
 
 
@@ -161,7 +160,7 @@ class Client:
         return Subscription(opening, self._location, request, self._timeout_s, seconds(reconnect, "reconnect"))
 
     def close(self) -> None:
-        """Give the connection back; subscriptions and readers have their own. A second call does nothing."""
+        """Nothing more is asked by it; subscriptions and readers have connections of their own, and go on."""
         self._closed = True
 
     def __enter__(self) -> Self:

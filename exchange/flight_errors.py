@@ -9,8 +9,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 from pyarrow import flight
 
-from .. import errors
-from ..errors import AccessDenied, EpochlogError, ServerUnavailable
+from ..errors import AccessDenied, EpochlogError, ServerUnavailable, by_name
 
 _log = logging.getLogger("epochlog")
 
@@ -62,11 +61,11 @@ def as_epochlog_error(error: Exception, location: str) -> EpochlogError:
     if isinstance(error, flight.FlightUnauthenticatedError):
         return AccessDenied(f"{location} does not take this token; pass the token that the server was started with")
     if isinstance(error, flight.FlightServerError):
-        found = getattr(errors, _name_of(error), None)
         told = str(error).partition(". gRPC client debug context")[0].removesuffix(". Detail: Failed")
         text = told.partition(f"{_name_of(error)}: ")[2]
-        if isinstance(found, type) and issubclass(found, EpochlogError) and "__init__" not in vars(found):
-            return found(text)
+        found = by_name(_name_of(error), text)
+        if found is not None:
+            return found
     if isinstance(error, (flight.FlightUnavailableError, flight.FlightTimedOutError, flight.FlightCancelledError)):
         return ServerUnavailable(
             f"{location} cannot be reached, or the connection was cut; is `epochlog serve` running, {_tls(location)}?"

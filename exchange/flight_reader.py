@@ -15,6 +15,7 @@ from ..errors import EpochlogError, ServerUnavailable
 from ..store.clock import monotonic_s
 from .flight_errors import CALL_ERRORS, as_epochlog_error
 from .line import call_options, connect
+from .protobuf import as_first_field
 
 AHEAD = 2
 """Batches that are read before they are asked for."""
@@ -143,7 +144,7 @@ class FlightReader:
 
     def _act(self, kind: str, message: bytes) -> None:
         """One of Flight's own actions, whose request has the message as its first field."""
-        action = flight.Action(kind, b"\x0a" + _varint(len(message)) + message)
+        action = flight.Action(kind, as_first_field(message))
         for _ in self._client.do_action(action, call_options(self._token, self._timeout_s)):
             pass
 
@@ -170,13 +171,3 @@ class _Batches:
 
     def __del__(self) -> None:
         self._reader.close()
-
-
-def _varint(number: int) -> bytes:
-    """As protobuf writes it: seven bits a byte, the lowest first."""
-    found = bytearray()
-    while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    found.append(number)
-    return bytes(found)

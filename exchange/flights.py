@@ -27,6 +27,7 @@ from ..store.scan import ScanPlan
 from .commands import Read, parse_reading, parse_writing
 from .flight_errors import CALL_ERRORS, as_flight_errors
 from .pins import Pins
+from .protobuf import first_field
 from .putting import put
 from .readings import Choose, Readings
 from .server import Action, Call, Role
@@ -38,8 +39,6 @@ T = TypeVar("T")
 MAX_CRITERIA = 64
 """Bytes of a table name's beginning, by which flights are listed."""
 _SWEEP_S = 5.0
-_FIRST_FIELD = b"\x0a"
-"""How a protobuf message begins whose first field is a message, before its length."""
 _CANCELLED = b"\x08\x01"
 _NOT_CANCELLABLE = b"\x08\x03"
 
@@ -156,14 +155,14 @@ class FlightDesk:
 
     def _renew(self, body: bytes) -> bytes:
         """RenewFlightEndpointRequest in, FlightEndpoint out: with another ticket, and a later end."""
-        endpoint = _deserialized(flight.FlightEndpoint.deserialize, _first_field(body))
+        endpoint = _deserialized(flight.FlightEndpoint.deserialize, first_field(body))
         asked = self._tickets.read(endpoint.ticket.ticket)
         ends_ms = self.pins.renew(asked.flight, self._lasting_ms)
         return self._endpoint(replace(asked, expires_ms=ends_ms)).serialize()
 
     def _cancel(self, body: bytes) -> bytes:
         """CancelFlightInfoRequest in, CancelFlightInfoResult out."""
-        info = _deserialized(flight.FlightInfo.deserialize, _first_field(body))
+        info = _deserialized(flight.FlightInfo.deserialize, first_field(body))
         if not info.endpoints:
             return _NOT_CANCELLABLE
         asked = self._tickets.read(info.endpoints[0].ticket.ticket)
@@ -181,21 +180,6 @@ class FlightDesk:
 
 def _path(descriptor: flight.FlightDescriptor) -> list[bytes]:
     return list(descriptor.path or ())
-
-
-def _first_field(body: bytes) -> bytes:
-    """The message that is the first field of a protobuf message, whatever comes behind it. Raises BadMessage."""
-    size, place = 0, 1
-    for shift in range(0, 35, 7):  # the length: seven bits a byte, the lowest first
-        if place >= len(body):
-            break
-        size |= (body[place] & 0x7F) << shift
-        place += 1
-        if body[place - 1] < 0x80:
-            if body[:1] == _FIRST_FIELD and place + size <= len(body):
-                return body[place : place + size]
-            break
-    raise BadMessage("this is not the protobuf message that the action takes in Arrow Flight")
 
 
 def _deserialized(kind: Callable[[bytes], T], data: bytes) -> T:

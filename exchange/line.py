@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +19,8 @@ from pyarrow import flight
 from ..errors import BadMessage, InvalidInput
 from .flight_errors import CALL_ERRORS, as_epochlog_error
 
+Pem = bytes | str | Path
+"""PEM, or the path of a file with it."""
 MAX_MESSAGE = 32 << 20
 """Bytes of one message; larger ones are refused undecoded, and not sent."""
 CONNECT_MS = 2_000
@@ -169,6 +172,11 @@ def parsed(location: object) -> tuple[str, str, int]:
     if parts.scheme not in ("grpc", "grpc+tcp", "grpc+tls") or not host or port is None or parts.path not in ("", "/"):
         raise InvalidInput(f"location must be like grpc://127.0.0.1:5005, not {location!r}")
     return parts.scheme, host, port
+
+
+def pem_of(given: Pem) -> bytes:
+    """The PEM, read where a path was given."""
+    return given if isinstance(given, bytes) else Path(given).read_bytes()
 
 
 def connect(location: str, tls_roots: bytes | None = None) -> flight.FlightClient:

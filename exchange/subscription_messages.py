@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from ..errors import BadMessage, InvalidInput
@@ -147,7 +147,7 @@ def decode_request(data: bytes) -> Request:
         )
     if found.after is not None and not _is_number(found.after, MAX_EPOCH):
         raise InvalidInput(f'a subscription\'s "after" is an epoch, not {str(found.after)[:40]}')
-    return Request(**{**_flat(found), "columns": None if columns is None else tuple(columns)})
+    return replace(found, columns=None if columns is None else tuple(columns))
 
 
 def decode_answer(data: bytes) -> Answer:
@@ -195,7 +195,7 @@ def _resume(given: Any) -> Resume:
     numbers = _is_number(found.table) and _is_number(found.held) and (own is None or _is_number(own))
     if type(found.store) is not str or not numbers:
         raise BadMessage("it resumes nothing that this server gave")
-    return Resume(**{**_flat(found), "place": _place(found.place), "seqs": tuple(seqs)})
+    return replace(found, place=_place(found.place), seqs=(seqs[0], seqs[1]))
 
 
 def _place(given: Any) -> Place:
@@ -230,10 +230,6 @@ def _checked(given: Any, kind: type) -> dict[str, Any]:
     if missing:
         raise BadMessage(f"{missing[0]!r} is missing")
     return given
-
-
-def _flat(value: Any) -> dict[str, Any]:
-    return {one.name: getattr(value, one.name) for one in fields(value)}
 
 
 def _is_number(value: object, most: int = MAX_NUMBER) -> bool:

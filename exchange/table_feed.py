@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
-import numpy as np
 import pyarrow as pa
 
 from ..errors import EpochExpired, SnapshotExpired, TableDropped
 from ..store.catalog import Txn, View
-from ..store.changes import COMMIT_VERSION
+from ..store.changes import each_epoch
 from ..store.clock import monotonic_s
 from ..store.definitions import TableDef, find_table, get_table, get_version
 from ..store.expiry import told_each
@@ -202,13 +200,11 @@ def _slices(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordB
     """(epoch, rows, whether they are its last)."""
     waiting: tuple[int, pa.RecordBatch] | None = None
     for batch in batches:
-        epochs = batch.column(batch.schema.get_field_index(COMMIT_VERSION)).to_numpy()
-        cuts = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist(), len(epochs)] if len(epochs) else []
-        for start, stop in pairwise(cuts):
-            for data in _bounded_slices(batch.slice(start, stop - start)):
+        for epoch, rows in each_epoch(batch):
+            for data in _bounded_slices(rows):
                 if waiting is not None:
-                    yield *waiting, waiting[0] != int(epochs[start])
-                waiting = int(epochs[start]), data
+                    yield *waiting, waiting[0] != epoch
+                waiting = epoch, data
     if waiting is not None:
         yield *waiting, True
 

@@ -5,8 +5,9 @@ Pure: no file is read here. Positions are int64 places in a Pool; -1 stands for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -59,6 +60,14 @@ class ByKey:
     def newest(self) -> np.ndarray:
         """The place of each key's last touch, in key order."""
         return self.order[self.last]
+
+
+def each_epoch(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """A batch of changes cut where the log epoch changes: (epoch, its rows), in their order."""
+    epochs = batch.column(COMMIT_VERSION).to_numpy()
+    cuts = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist(), len(epochs)] if len(epochs) else []
+    for start, stop in pairwise(cuts):
+        yield int(epochs[start]), batch.slice(start, stop - start)
 
 
 def end_to_end(epochs: Sequence[tuple[int, Rows]]) -> Touches:

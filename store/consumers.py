@@ -187,10 +187,11 @@ def open_consumer(
         else:
             record = ConsumerRecord.from_record(known)
             found = _same_tables(tx, record, tables)
-        if too_old == "snapshot" and any(one.lost for one in _reaches(tx, record)):
+        lost = next((one for one in _reaches(tx, record) if one.lost), None)
+        if lost is not None:
+            if too_old == "error":
+                raise _too_old(record, lost)
             record = replace(record, position=None, snapshot=None)
-        for lost in (one for one in _reaches(tx, record) if one.lost):
-            raise _too_old(record, lost)
         looks_up = tuple(table.id for table in found if states and table.changelog != "full")
         claimed = replace(
             record,

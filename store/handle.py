@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from ..errors import InvalidInput, StoreNotFound, WriteFailed
@@ -29,6 +30,12 @@ from .leases import Leases
 from .lmdb_catalog import LmdbCatalog
 from .marker import Marker, read_marker, require_kind
 from .urls import masked
+
+
+class HasHandle(Protocol):
+    """An open store as users have it, as far as the packages above ask it."""
+
+    _handle: Handle
 
 
 class Handle:

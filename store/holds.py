@@ -44,11 +44,6 @@ def put_holds(txn: Txn, holds: Iterable[Hold]) -> list[bytes]:
     return keys
 
 
-def release_holds(txn: Txn, holder: str, table_ids: Iterable[int]) -> None:
-    for table_id in table_ids:
-        txn.delete(hold_key(table_id, holder))
-
-
 def holds_of(view: View, table_id: int, now_ms: int, alive: Collection[str] = ()) -> list[Hold]:
     """All that holds a table back now, the holds that jobs and consumers imply among them.
 

@@ -7,13 +7,12 @@ import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from ...errors import EpochlogError, InvalidInput
 from ...store.clock import Deadline, seconds
-from ..line import ClientLine, ask, check_token, connect, parsed
+from ..line import ClientLine, Pem, ask, check_token, connect, parsed, pem_of
 from . import wire
 from .content import as_batch, encoded
 from .mail import WINDOW, Mail
@@ -47,7 +46,7 @@ class ExchangeClient:
         *,
         query: str,
         token: str | None = None,
-        tls_roots: bytes | str | Path | None = None,
+        tls_roots: Pem | None = None,
         timeout: float | timedelta = TIMEOUT_S,
     ) -> None:
         """tls_roots: PEM, or where it lies. timeout: of every call that names none, and how long a consumer waits for a
@@ -58,7 +57,7 @@ class ExchangeClient:
         self.location = location
         self.query = check_name("a query", query)
         self._token = token
-        self._roots = tls_roots if tls_roots is None or isinstance(tls_roots, bytes) else Path(tls_roots).read_bytes()
+        self._roots = None if tls_roots is None else pem_of(tls_roots)
         self._timeout_s = seconds(timeout, "timeout")
         self._lock = threading.Lock()
         self._client: Any = None

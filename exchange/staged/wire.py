@@ -15,8 +15,7 @@ from typing import Any
 import msgpack
 import pyarrow as pa
 
-from ... import errors
-from ...errors import BadMessage, EpochlogError, InvalidInput
+from ...errors import BadMessage, EpochlogError, InvalidInput, by_name
 from .state import MAX_SEQ, MOST_CHANNELS, is_name
 
 MAX_BATCH = 64 << 20
@@ -240,10 +239,7 @@ def as_fields(error: BaseException | None) -> tuple[str | None, str | None]:
 
 def as_error(name: str, text: str) -> EpochlogError:
     """The error that an answer tells."""
-    found = getattr(errors, name, None)
-    if isinstance(found, type) and issubclass(found, EpochlogError) and "__init__" not in vars(found):
-        return found(text)
-    return EpochlogError(text)
+    return by_name(name, text) or EpochlogError(text)
 
 
 def stages_of(given: object) -> list[list[Any]]:
