@@ -63,6 +63,7 @@ from .errors import (
     SequenceReleased,
     ServerUnavailable,
     SnapshotExpired,
+    SnapshotNotFound,
     SparkLost,
     StalenessExceeded,
     StoreClosed,
@@ -86,6 +87,7 @@ from .lazy import lazily
 
 if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .api import Job, Store, Transaction, open
+    from .batch.held import HeldSnapshot
     from .batch.policy import Aligned, AsOf, AtLeast, Bounded, Exact, Global, Latest
     from .batch.snapshot import Snapshot
     from .batch.spark_write import sink
@@ -146,6 +148,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "checkpoint.replay": ("EndOfData",),
     "checkpoint.barrier": ("Barrier",),
     "batch.snapshot": ("Snapshot",),
+    "batch.held": ("HeldSnapshot",),
     "batch.policy": (
         "Global",
         "Aligned",
@@ -191,6 +194,7 @@ __all__ = [
     "Barrier",
     "EndOfData",
     "Snapshot",
+    "HeldSnapshot",
     "Global",
     "Aligned",
     "Latest",
@@ -267,6 +271,7 @@ __all__ = [
     "StalenessExceeded",
     "TableNotReadable",
     "SnapshotExpired",
+    "SnapshotNotFound",
     "CheckpointRejected",
     "RestoreRejected",
     "RefreshFailed",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
+from .batch.held import HeldSnapshot, held_snapshots, release_snapshot
 from .batch.policy import Policy
 from .batch.registry import resolve_policy
 from .batch.snapshot import Snapshot, take_snapshot
@@ -211,6 +212,14 @@ class Store:
         EpochNotCommitted.
         """
         return take_snapshot(self._handle, resolve_policy(consistency, **policy_options), tables)
+
+    def held_snapshots(self) -> list[HeldSnapshot]:
+        """The snapshots that `snapshot.hold(…)` keeps readable now, by name."""
+        return held_snapshots(self._handle)
+
+    def release_snapshot(self, name: str) -> None:
+        """End what `snapshot.hold(…)` began, before its time, or SnapshotNotFound. Who reads it just now reads on."""
+        release_snapshot(self._handle, name)
 
     def compact(self, table: str | None = None, full: bool = False) -> None:
         """Fold the L0 of one table (None: of all) into its sorted run.

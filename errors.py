@@ -78,6 +78,12 @@ class LoadNotFound(EpochlogError, KeyError):
     __str__ = Exception.__str__
 
 
+class SnapshotNotFound(EpochlogError, KeyError):
+    """No snapshot is held under that name."""
+
+    __str__ = Exception.__str__
+
+
 class JobCycle(InvalidInput):
     """A job would read, directly or through others, what it writes."""
 

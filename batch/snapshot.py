@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,8 +22,9 @@ from ..store.holds import Hold, put_holds
 from ..store.leases import LEASE_MS
 from ..store.lineage import EpochView
 from ..store.scan import ScanPlan, plan_scan
+from .held import HeldSnapshot, hold_snapshot
 from .policy import Policy, choose_epochs
-from .token import encode_token
+from .token import decode_token, encode_token
 
 if TYPE_CHECKING:
     import duckdb
@@ -81,6 +83,16 @@ class Snapshot:
             self._open = False
             self._handle.leases.release(self._holder)
 
+    def hold(self, lasting: float | timedelta, name: str | None = None) -> HeldSnapshot:
+        """Keep what the token reads for `lasting` (seconds or a timedelta) from now on, whoever closes or dies.
+
+        `store.held_snapshots()` lists what is held so, by name (None makes one), `store.release_snapshot(name)` ends
+        it. Under the name of the same epochs again it moves their end. Raises InvalidName, LimitExceeded, TableDropped,
+        SnapshotExpired, and InvalidInput when another snapshot has the name.
+        """
+        self._check_open()
+        return hold_snapshot(self._handle, decode_token(self.token), lasting, name)
+
     def spark(self, table: str, spark: SparkSession) -> DataFrame:
         """The table of this snapshot as a Spark DataFrame; keep the snapshot open while Spark reads."""
         self._check(table)
@@ -98,11 +110,14 @@ class Snapshot:
             connection.register(name, self[name].to_arrow())
         return connection
 
-    def _check(self, table: str) -> None:
+    def _check_open(self) -> None:
         if not self._open:
             raise SnapshotExpired(
                 "this snapshot was closed; take a new one, or repeat it: consistency=epochlog.Exact(token)"
             )
+
+    def _check(self, table: str) -> None:
+        self._check_open()
         if table not in self._plans:
             raise InvalidInput(f"this snapshot has no table {table!r}; it has {sorted(self._plans)}")
 

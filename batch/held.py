@@ -1,0 +1,144 @@
+"""Snapshots held under a name: what their tokens read stays readable for a given time, with no process that keeps it.
+
+A held snapshot is one hold of each of its tables, by their states alone: whoever repeats the token plans anew, so no
+file is kept that its epochs do not need. Reading it takes a snapshot with `Exact(token)`, which has a lease of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from ..errors import InvalidInput, InvalidName, LimitExceeded, SnapshotExpired, SnapshotNotFound
+from ..store.catalog import Txn, View
+from ..store.clock import seconds
+from ..store.definitions import all_tables, get_table, get_version
+from ..store.handle import Handle
+from ..store.holds import NO_PLAN, Hold, all_holds
+from ..store.records import hold_key
+from ..store.schema import is_name
+from .token import Token, encode_token
+
+KIND = "snapshot:"
+LONGEST = timedelta(days=366)
+"""How long a snapshot is held at most; holding it again moves its end."""
+MOST_HELD = 1_000
+"""Held snapshots of one store: each keeps history, and thousands are a leak."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSnapshot:
+    """A snapshot held under a name as of now; times are Unix milliseconds.
+
+    epochs: by table; a table that was dropped since is not among them. token: `consistency=epochlog.Exact(token)`
+    repeats it, in any process, until `until_ms`.
+    """
+
+    name: str
+    epochs: Mapping[str, int]
+    token: str = field(repr=False)
+    since_ms: int
+    until_ms: int
+
+
+def hold_snapshot(handle: Handle, token: Token, lasting: float | timedelta, name: str | None = None) -> HeldSnapshot:
+    """Hold what the token reads for `lasting` (seconds or a timedelta) from now on.
+
+    name: None makes one. Under the name of a held snapshot of the same tables and epochs this moves its end. Raises
+    InvalidName, LimitExceeded, TableDropped; InvalidInput when another snapshot has the name; SnapshotExpired when the
+    epochs have been let go of already.
+    """
+    length_ms = round(seconds(lasting, "lasting") * 1000)
+    if not 0 < length_ms <= LONGEST // timedelta(milliseconds=1):
+        raise InvalidInput(f"lasting must be more than 0 and at most {LONGEST.days} days, not {lasting!r}")
+    chosen = name if name is not None else f"held_{handle.new_holder('').strip(':')[:12]}"
+    if not is_name(chosen):
+        raise InvalidName(f"a snapshot cannot be held as {chosen!r}: take 1 to 63 of a-z, 0-9 and _, a letter first")
+    wanted = {entry.table_id: entry.epoch for entry in token.entries.values()}
+    names_held = {one.name for one in held_snapshots(handle)}
+    if chosen not in names_held and len(names_held) >= MOST_HELD:
+        raise LimitExceeded(f"{MOST_HELD:,} snapshots of this store are held; release those that are done with")
+
+    def body(tx: Txn) -> HeldSnapshot:
+        now_ms = handle.catalog.now_ms()
+        names = {table.id: table.name for table in all_tables(tx)}
+        before = {hold.table_id: hold for _, hold in _holds_of(tx, names, chosen, now_ms)}
+        if before and {table_id: hold.read_epoch for table_id, hold in before.items()} != wanted:
+            raise InvalidInput(
+                f"another snapshot is held as {chosen!r}: release it with store.release_snapshot({chosen!r}), or take "
+                "another name"
+            )
+        holds = []
+        for table, entry in token.entries.items():
+            _require_kept(tx, table, entry.table_id, entry.epoch)
+            since_ms = before[entry.table_id].since_ms if before else now_ms
+            holds.append(Hold(KIND + chosen, entry.table_id, None, entry.epoch, since_ms, now_ms + length_ms))
+            tx.put(hold_key(entry.table_id, holds[-1].holder), holds[-1].to_record())
+        return _told(chosen, holds, names, handle.store_id)
+
+    return handle.catalog.transact(body)
+
+
+def held_snapshots(handle: Handle) -> list[HeldSnapshot]:
+    """All that are held now, by name."""
+
+    def body(view: View) -> list[HeldSnapshot]:
+        now_ms = handle.catalog.now_ms()
+        names = {table.id: table.name for table in all_tables(view)}
+        found: dict[str, list[Hold]] = {}
+        for _, hold in all_holds(view):
+            if hold.holder.startswith(KIND) and hold.table_id in names and _is_held(hold, now_ms):
+                found.setdefault(hold.holder.removeprefix(KIND), []).append(hold)
+        return [_told(name, found[name], names, handle.store_id) for name in sorted(found)]
+
+    return handle.catalog.read(body)
+
+
+def release_snapshot(handle: Handle, name: str) -> None:
+    """Hold it no longer; those who read it just now have leases of their own. Raises SnapshotNotFound."""
+
+    def body(tx: Txn) -> bool:
+        found = list(_holds_of(tx, (table.id for table in all_tables(tx)), name, handle.catalog.now_ms()))
+        for key, _ in found:
+            tx.delete(key)
+        return bool(found)
+
+    if not handle.catalog.transact(body):
+        known = ", ".join(one.name for one in held_snapshots(handle)) or "none"
+        raise SnapshotNotFound(f"no snapshot is held as {name!r}; those held: {known}")
+
+
+def _require_kept(view: View, table: str, table_id: int, epoch: int) -> None:
+    """Whoever took the snapshot may have been away for so long that its own lease has ended."""
+    get_table(view, table_id, table)
+    safe = get_version(view, table_id, table).safe_epoch
+    if epoch < safe:
+        raise SnapshotExpired(
+            f"{table} at {epoch}: its history below {safe} has been let go; take a new snapshot and hold that"
+        )
+
+
+def _holds_of(view: View, tables: Iterable[int], name: str, now_ms: int) -> Iterator[tuple[bytes, Hold]]:
+    """The holds of these tables under that name, with their keys; by key, so that leases may come and go meanwhile."""
+    for table_id in tables:
+        key = hold_key(table_id, f"{KIND}{name}")
+        record = view.get(key)
+        if record is not None and _is_held(hold := Hold(**record), now_ms):
+            yield key, hold
+
+
+def _is_held(hold: Hold, now_ms: int) -> bool:
+    """Whether it is a held snapshot's. An open one's is a lease, whose holder may have planned to read files."""
+    return hold.version == NO_PLAN and hold.expires_ms is not None and hold.expires_ms > now_ms
+
+
+def _told(name: str, holds: Sequence[Hold], names: Mapping[int, str], store_id: str) -> HeldSnapshot:
+    epochs = {hold.table_id: hold.read_epoch or 0 for hold in sorted(holds, key=lambda hold: hold.table_id)}
+    return HeldSnapshot(
+        name,
+        {names[table_id]: epoch for table_id, epoch in epochs.items()},
+        encode_token(epochs, names, store_id),
+        min(hold.since_ms for hold in holds),
+        min(hold.expires_ms or 0 for hold in holds),
+    )
