@@ -1,0 +1,124 @@
+"""Following a page finds what is wrong with it; and links of all pages lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import pages
+
+pytestmark = pytest.mark.local_only
+
+ROOT = Path(__file__).parents[2]
+FENCE = "```"
+
+GOOD = f"""# A page
+
+{FENCE}python
+import random
+
+epochs = random.sample(range(10**14, 10**15), 2)
+for epoch in epochs:
+    print(epoch, "took", random.randrange(1000), "ms")
+{FENCE}
+
+{FENCE}text
+244000000000001 took 5 ms
+244000000000002 took 51 ms
+{FENCE}
+
+{FENCE}console
+$ echo read at 244000000000001
+read at 244000000000001
+$ mkdir lake && cd lake && pwd; export WHERE=here
+lake
+$ echo $WHERE $(basename $PWD) \\
+    and on
+here lake and on
+{FENCE}
+
+{FENCE}python
+for epoch in epochs:
+    print(epoch)
+{FENCE}
+
+{FENCE}text
+244000000000001
+244000000000002
+{FENCE}
+"""
+
+
+def followed(tmp_path: Path, text: str, **options: bool) -> str:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    folder = tmp_path / f"followed-{len(list(tmp_path.iterdir()))}"
+    folder.mkdir()
+    return pages.follow(page, folder, **options).strip()
+
+
+def test_a_good_page_is_as_it_says(tmp_path: Path) -> None:
+    assert followed(tmp_path, GOOD) == ""
+
+
+@pytest.mark.parametrize("old, new, complaint", [
+    ("and on\nhere", "and on\nthere", "page.md:21: echo $WHERE $(basename $PWD) "),
+    ("\n244000000000002\n", "\n244000000000001\n", "244000000000001 stands for two things"),
+    ("range(10**14, 10**15), 2", "range(10**14, 10**15), 3", "page.md:3: the python block: it shows another thing"),
+    ("51 ms", "51 MB", "page.md:3: the python block: it shows another thing"),
+    ("$ echo read at", "$ false || echo read at", ""),
+    ("$ echo read at", "$ ! echo read at", "page.md:17: exit code 1"),
+    ("    print(epoch)", "    print(epoch.day)", 'page.py", line 28, in <module>'),
+])  # fmt: skip
+def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, old: str, new: str, complaint: str) -> None:
+    assert old in GOOD
+    told = followed(tmp_path, GOOD.replace(old, new, 1))
+    assert complaint in told if complaint else not told
+
+
+@pytest.mark.parametrize("text, complaint", [
+    (f"{FENCE}python\nx = 1\n", "line 1: this fence has no end"),
+    (f"{FENCE}bash\nls\n{FENCE}\n", "line 1: a fence is one of"),
+    (f"- item\n\n  {FENCE}python\n  x = 1\n  {FENCE}\n", "line 3: a fence is one of"),
+    ("text\n\n    ls -l\n", "line 3: code stands in a fence"),
+    (f"{FENCE}console\nls\n{FENCE}\n", "line 2: a console block begins with a command"),
+    (f"{FENCE}text\nout\n{FENCE}\n", "line 1: a text block shows"),
+])  # fmt: skip
+def test_what_nobody_would_run_is_refused(text: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        pages.things_to_do(text)
+
+
+def test_what_came_out_is_written_into_the_page(tmp_path: Path) -> None:
+    bare = re.sub(rf"{FENCE}text\n.*?{FENCE}\n\n", "", GOOD, count=1, flags=re.DOTALL).replace("here lake and on\n", "")
+    assert "another thing" in followed(tmp_path, bare, write=True)
+    written = (tmp_path / "page.md").read_text()
+    assert pages.plain(written) == pages.plain(GOOD)
+    assert followed(tmp_path, written) == ""
+
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_lead_somewhere() -> None:
+    found = 0
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
+        text = page.read_text("utf-8")
+        for link in LINK.findall(text):
+            if "://" in link:
+                continue
+            found += 1
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            assert target.exists(), f"{page.relative_to(ROOT)} links to {link}"
+            if anchor:
+                assert anchor in anchors(target.read_text("utf-8")), f"{page.relative_to(ROOT)} links to {link}"
+    assert found > 20
