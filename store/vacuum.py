@@ -193,11 +193,12 @@ def _delete(
     """Delete files, then their notes; those deleted, and those that resist or were seen to be in use after all."""
     done: list[Verdict] = []
     kept: list[Verdict] = []
+    if due and handle.catalog_url is None:
+        handle.catalog.check()  # a damaged page must not hide what is reached
+    # Always: a store without maintenance has no other copy. And first: no copy is left that reaches what goes now.
+    ship(handle)
     if not due:
         return done, kept
-    if handle.catalog_url is None:
-        handle.catalog.check()  # a damaged page must not hide what is reached
-    ship(handle)  # so that no copy of the catalog is left that reaches what goes now
     data = handle.catalog.read(all_files)
     for some in _batches(due):
         if stop():

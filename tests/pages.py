@@ -29,8 +29,8 @@ VOLATILE = (
     (re.compile(r"\b\d+ (d|h|min) \d+ (h|min|s)\b|\b\d+(\.\d+)? m?s\b"), "SPAN"),
     (re.compile(r"\b[\d,]+ epochs?\b"), "EPOCHS"),
     (re.compile(r"\b[\d.]+ ([kMGT]?B)\b"), "SIZE"),
-    (re.compile(r"\b[0-9a-f]{8}\b(?=\s)"), "ID"),
-    (re.compile(r"\b[\w.-]+:\d+\b(?= )|\bpid \d+|\b\d+@[\w.-]+|\b[\w.-]+/\d{2,}\b"), "PROCESS"),
+    (re.compile(r"\b[0-9a-f]{8}\b"), "ID"),
+    (re.compile(r"\b[\w.-]+:\d+\b(?= )|\b\d+ on [\w.-]+|\b\d+@[\w.-]+|\b[\w.-]+/\d{2,}\b"), "PROCESS"),
     (re.compile(r"[─-]{3,}"), "---"),
     (re.compile(r"[ \t]+"), " "),
 )

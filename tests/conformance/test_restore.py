@@ -155,6 +155,15 @@ def test_a_lost_marker_comes_back_with_the_catalog(tmp_path: Path) -> None:
 # ---- shipping ----------------------------------------------------------------------------------------------------
 
 
+def test_a_vacuum_that_finds_nothing_to_delete_ships_too(tmp_path: Path, server: RedisServer) -> None:
+    with el.open(tmp_path / "s", catalog=server.url()) as store:
+        epoch = store.create_table("t", SCHEMA, ["id"]).upsert(rows(1))
+        assert store.vacuum(dry_run=True).deleted == () and not dumps(tmp_path / "s")
+        assert store.vacuum().deleted == ()
+    empty(server)
+    assert el.restore_catalog(tmp_path / "s", catalog=server.url()).tables == {"t": epoch}
+
+
 def test_what_was_shipped_comes_back_and_says_up_to_where(tmp_path: Path, server: RedisServer) -> None:
     root = tmp_path / "s"
     with el.open(root, server.url()) as store:
