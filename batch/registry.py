@@ -31,6 +31,11 @@ def resolve_policy(consistency: str | type | Policy = "global", **options: objec
     return made
 
 
+def policy_names() -> list[str]:
+    """The names of all policies there are: the built-in ones, then those that are registered."""
+    return [*BUILT_IN, *sorted(entry_points(group=GROUP).names - BUILT_IN.keys())]
+
+
 def _named(name: str) -> object:
     if name in BUILT_IN:
         return BUILT_IN[name]
@@ -43,8 +48,7 @@ def _named(name: str) -> object:
                 raise InvalidInput(
                     f"the consistency policy {name!r} ({entry.value}) cannot be loaded: {error}"
                 ) from error
-    names = sorted({*BUILT_IN, *registered.names})
-    raise InvalidInput(f"there is no consistency policy {name!r}; there are: {', '.join(names)}")
+    raise InvalidInput(f"there is no consistency policy {name!r}; there are: {', '.join(sorted(policy_names()))}")
 
 
 def _shown(consistency: object) -> str:

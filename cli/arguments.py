@@ -141,6 +141,21 @@ def _tail(commands: argparse._SubParsersAction) -> None:
     one.add_argument("--until-idle", action="store_true", help="end when nothing more is there")
 
 
+def _epochs(commands: argparse._SubParsersAction) -> None:
+    one = _command(
+        commands,
+        "epochs",
+        "draw the timeline of a set of tables: what landed when, at which epochs they can be read together, why not at "
+        "others, and what each policy would choose now",
+        "Epochs between which nothing differs are one stretch. JSON: tables (those asked for and their ancestors), "
+        "stretches (first, last; by table landed: rows, empty or label, and states: none, valid, behind or gone; "
+        "readable; why_not), epoch (of --at, or null) and choices (policy, options, epochs, lag_ms, error).",
+    )
+    one.add_argument("tables", metavar="TABLE", nargs="*", help="default: all that the policy global counts")
+    one.add_argument("--at", type=epoch, metavar="EPOCH", help="explain this epoch, and show the stretches round it")
+    _limits(one, "stretches")
+
+
 def _consumers(commands: argparse._SubParsersAction) -> None:
     one = _command(
         commands,
@@ -242,7 +257,7 @@ def _serve(commands: argparse._SubParsersAction) -> None:
     )
 
 
-_LOOKING = (_ls, _describe, _history, _read, _changes, _tail, _status, _jobs, _consumers)
+_LOOKING = (_ls, _describe, _history, _read, _changes, _tail, _epochs, _status, _jobs, _consumers)
 
 # ---- shared parts --------------------------------------------------------------------------------------------------
 

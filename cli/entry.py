@@ -29,6 +29,7 @@ HOMES = {
     "read": "rows",
     "changes": "rows",
     "tail": "consumers",
+    "epochs": "epochs",
     "consumers": "consumers",
     "compact": "upkeep",
     "vacuum": "upkeep",
@@ -73,8 +74,9 @@ def _command(argv: Sequence[str]) -> int:
 def _with_store(options: Namespace) -> int:
     """Open the store that is there; a command never makes one."""
     from ..store.urls import masked
-    from .output import Output, Waiting
+    from .output import Output, Waiting, spell_out
 
+    spell_out()
     with Waiting(f"{options.command} {masked(options.root)}") as waiting:
         from ..api import Store
         from ..store.handle import open_handle

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import sys
 import threading
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 1.0
 """How long a command may take before it shows that it works."""
 FLUSH_ROWS = 1000
+PAGE_COLUMNS = 120
 
 
 class Waiting:
@@ -85,6 +88,11 @@ class Output:
     def on_terminal(self) -> bool:
         return sys.stdout.isatty()
 
+    @property
+    def width(self) -> int:
+        """Columns of the terminal, or as many as a page has where there is none."""
+        return people_console().width if self.on_terminal else PAGE_COLUMNS
+
     def document(self, value: Any, *, on_one_line: bool = False) -> None:
         """One JSON document."""
         self._write(self._dumped(value, None if on_one_line else 2) + "\n")
@@ -122,6 +130,24 @@ class Output:
         if self.on_terminal:
             self.waiting.end()
         sys.stdout.write(text)
+
+
+DRAWN = dict(zip("●○•─╌░█▲◀├└│→", "*o.-~:#^<|`|>", strict=True))
+"""What pages are drawn with, and what stands for it where only ASCII can be shown: as wide, so that columns stay."""
+
+
+def spell_out() -> None:
+    """What standard output cannot spell is shown by what stands for it, or escaped: it ends no command."""
+    codecs.register_error("epochlog", _spelled_out)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="epochlog")
+
+
+def _spelled_out(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    odd = error.object[error.start : error.end]
+    return "".join(DRAWN.get(c, c.encode("ascii", "backslashreplace").decode()) for c in odd), error.end
 
 
 def people_console() -> Console:

@@ -21,12 +21,17 @@ def distance(low: int, high: int) -> str:
 
 def hindrances(view: EpochView, refs: Sequence[TableRef], epoch: int) -> list[str]:
     """A sentence for each table that by itself keeps these tables from being read at `epoch`; [] when none does."""
+    return [sentence for _, sentence in blamed(view, refs, epoch)]
+
+
+def blamed(view: EpochView, refs: Sequence[TableRef], epoch: int) -> list[tuple[str | None, str]]:
+    """The same, with the name of the table to blame; None: it is nobody's fault, the epoch is not sealed yet."""
     last = view.last_epoch
     if epoch > last:
-        return [f"epoch {epoch} is not sealed yet; the newest is {last}, {distance(last, epoch)} short"]
-    found = [_hindrance(view, table, epoch) for table, until in view.needed(refs) if epoch < until]
-    found += [let_go(table, epoch) for table in dict.fromkeys(view.table(ref) for ref in refs)]
-    return [sentence for sentence in found if sentence]
+        return [(None, f"epoch {epoch} is not sealed yet; the newest is {last}, {distance(last, epoch)} short")]
+    found = [(table, _hindrance(view, table, epoch)) for table, until in view.needed(refs) if epoch < until]
+    found += [(table, let_go(table, epoch)) for table in dict.fromkeys(view.table(ref) for ref in refs)]
+    return [(table.name, sentence) for table, sentence in found if sentence]
 
 
 def let_go(table: TableEpochs, epoch: int) -> str:
