@@ -1,0 +1,84 @@
+"""Five queries of TPC-H kept up to date while orders come, change and go: `python examples/tpch.py`.
+
+TPC-H's tables are loaded once; then refreshes of orders and their lines are committed, one after another, and Spark
+keeps the views of tpch_views.py, each by itself. After each refresh all of them are read as of one moment and compared,
+to the last digit, with what DuckDB answers to the queries over the orders and lines of that moment.
+
+    --scale 0.01    TPC-H's scale factor: 1 is 6 million lines
+    --refreshes 4   how many
+    --seed 1        of the refreshes
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import tpch_data
+from tpch_views import VIEWS, View
+
+import epochlog as el
+
+
+def create_jobs(store: el.Store) -> dict[str, el.Job]:
+    """A job for each view, those that others read first."""
+    return {
+        view.name: store.create_job(view.name, view.upstreams, {view.name: (view.schema, view.key)})
+        for view in VIEWS.values()
+    }
+
+
+def differing(snapshot: el.Snapshot) -> dict[str, int]:
+    """How many rows of each view are not in DuckDB's answer over the snapshot's root tables, or only there."""
+    with snapshot.duckdb() as connection:
+        return {view.name: compare(connection, view) for view in VIEWS.values()}
+
+
+def compare(connection: Any, view: View) -> int:
+    columns = ", ".join(view.schema.names)
+    (count,) = connection.execute(f"""
+        WITH found AS MATERIALIZED (SELECT {columns} FROM {view.name}),
+             wanted AS MATERIALIZED (SELECT {columns} FROM ({view.sql}))
+        SELECT count(*)
+        FROM ((FROM found EXCEPT ALL FROM wanted) UNION ALL (FROM wanted EXCEPT ALL FROM found))
+    """).fetchone()
+    return count
+
+
+def show(what: str, took_s: float, store: el.Store) -> None:
+    with store.snapshot(consistency="aligned") as moment:
+        wrong = differing(moment)
+        rows = ", ".join(f"{name} {moment[name].count()}" for name in VIEWS)
+        equal = "equal to DuckDB's" if not any(wrong.values()) else f"NOT equal to DuckDB's: {wrong}"
+    print(f"{what}: views in {took_s:.1f} s; rows {rows}; {equal}", flush=True)
+
+
+def main(folder: Path, scale: float, refreshes: int, seed: int) -> None:
+    tpch_data.generate(folder / "files", scale)
+    spark = el.spark("TPC-H")
+    spark.sparkContext.setLogLevel("ERROR")
+    with el.open(folder / "store") as store:
+        tpch_data.load(store, folder / "files")
+        pipe = el.Pipeline(store, spark)
+        for name, job in create_jobs(store).items():
+            pipe.add(job, VIEWS[name].refresh)
+        for number in range(refreshes + 1):
+            if number:
+                tpch_data.refresh(store, seed, number)
+            began = time.monotonic()
+            pipe.run(until="idle")
+            show(f"refresh {number} of {refreshes}" if number else "loaded", time.monotonic() - began, store)
+        print(store.table("q3").to_pandas().to_string(index=False))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--scale", type=float, default=0.01)
+    parser.add_argument("--refreshes", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=1)
+    with tempfile.TemporaryDirectory() as folder:
+        main(Path(folder), **vars(parser.parse_args()))

@@ -1,0 +1,337 @@
+"""Five queries of TPC-H as views: for each its columns, its SQL (DuckDB, over whole tables) and its refresh (Spark).
+
+No refresh computes a view anew from the whole tables. There are three ways, and each view says which is its own:
+
+- *by rows* (`q1`, `q6`, of one table): what is gone is taken off the sums and what is new is added, from the changes
+  alone. A count beside the sums tells when a group has no row left.
+- *by keys* (`q3_orders`, `q5`, `q10_customers`, of joins): the orders that a change touches are joined again, as they
+  are now and, where sums are kept, as they were before.
+- *by rank* (`q3`, `q10`): the first ten or twenty of a whole aggregate that is a view itself.
+
+All sums are exact decimals, so that both engines must agree on every digit. A mean is cut after six.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 (Spark's own convention)
+
+VOLUME = "l_extendedprice * (1 - l_discount)"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A job with its one output table, which share the name. `sql` asks the root tables alone."""
+
+    name: str
+    upstreams: tuple[str, ...]
+    schema: pa.Schema
+    sql: str
+    refresh: Callable[[Any], None]
+
+    @property
+    def key(self) -> list[str]:
+        return [field.name for field in self.schema if not field.nullable]
+
+
+def layout(key: dict[str, pa.DataType], values: dict[str, pa.DataType]) -> pa.Schema:
+    """A view's columns; those of its key, which come first, hold no nulls."""
+    return pa.schema([*(pa.field(name, kind, nullable=False) for name, kind in key.items()), *values.items()])
+
+
+INT, TEXT, DAY = pa.int64(), pa.string(), pa.date32()
+SUM2, SUM4, SUM6 = (pa.decimal128(38, scale) for scale in (2, 4, 6))
+
+
+# ---- by rows -------------------------------------------------------------------------------------------------------
+
+
+def signed(changes: DataFrame) -> DataFrame:
+    """Changes with pre-images, with `sign`: 1 for a row that is there now, -1 for one that was there before."""
+    gone = F.col("_change_type").isin("delete", "update_preimage")
+    return changes.withColumn("sign", F.when(gone, -1).otherwise(1))
+
+
+def fold(ctx: Any, view: str, deltas: DataFrame, count: str, means: dict[str, str] | None = None) -> None:
+    """Add the deltas of sums to the view's rows; a group whose count comes to nothing is deleted.
+
+    `means` are columns of the view that follow from its sums.
+    """
+    key = VIEWS[view].key
+    sums = [name for name in deltas.columns if name not in key]
+    before = ctx.output(view).select(*key, *(F.col(name).alias(f"was_{name}") for name in sums))
+    added = [F.expr(f"{name} + coalesce(was_{name}, 0) AS {name}") for name in sums]
+    rows = deltas.join(before, key, "left").select(*key, *added)
+    for name, text in (means or {}).items():
+        rows = rows.withColumn(name, F.when(F.col(count) > 0, F.expr(text)))
+    ctx.upsert(view, rows.withColumn("_change_type", F.when(F.col(count) > 0, "upsert").otherwise("delete")))
+
+
+Q1 = f"""
+    SELECT l_returnflag, l_linestatus,
+           sum(l_quantity) AS sum_qty,
+           sum(l_extendedprice) AS sum_base_price,
+           sum({VOLUME}) AS sum_disc_price,
+           sum({VOLUME} * (1 + l_tax)) AS sum_charge,
+           sum(l_discount) AS sum_disc,
+           (sum(l_quantity) * 1000000)::HUGEINT // count(*) * 0.000001 AS avg_qty,
+           (sum(l_extendedprice) * 1000000)::HUGEINT // count(*) * 0.000001 AS avg_price,
+           (sum(l_discount) * 1000000)::HUGEINT // count(*) * 0.000001 AS avg_disc,
+           count(*) AS count_order
+    FROM lineitem
+    WHERE l_shipdate <= DATE '1998-09-02'
+    GROUP BY l_returnflag, l_linestatus
+"""
+Q1_COLUMNS = ["l_returnflag", "l_linestatus", "l_quantity", "l_extendedprice", "l_discount", "l_tax", "l_shipdate"]
+Q1_MEANS = {
+    "avg_qty": "(sum_qty * 1000000) div count_order * 0.000001",
+    "avg_price": "(sum_base_price * 1000000) div count_order * 0.000001",
+    "avg_disc": "(sum_disc * 1000000) div count_order * 0.000001",
+}
+
+
+def q1(ctx: Any) -> None:
+    lines = signed(ctx.changes("lineitem", pre_images=True, columns=Q1_COLUMNS)).where("l_shipdate <= '1998-09-02'")
+    deltas = lines.groupBy("l_returnflag", "l_linestatus").agg(
+        F.expr("sum(sign * l_quantity) AS sum_qty"),
+        F.expr("sum(sign * l_extendedprice) AS sum_base_price"),
+        F.expr(f"sum(sign * {VOLUME}) AS sum_disc_price"),
+        F.expr(f"sum(sign * {VOLUME} * (1 + l_tax)) AS sum_charge"),
+        F.expr("sum(sign * l_discount) AS sum_disc"),
+        F.expr("sum(sign) AS count_order"),
+    )
+    fold(ctx, "q1", deltas, "count_order", Q1_MEANS)
+
+
+Q6_WHERE = """
+    l_shipdate >= DATE '1994-01-01' AND l_shipdate < DATE '1995-01-01' AND l_discount BETWEEN 0.05 AND 0.07
+    AND l_quantity < 24
+"""
+Q6 = f"""
+    SELECT 1994 AS year, sum(l_extendedprice * l_discount) AS revenue, count(*) AS lines
+    FROM lineitem
+    WHERE {Q6_WHERE}
+    HAVING count(*) > 0
+"""
+
+
+def q6(ctx: Any) -> None:
+    columns = ["l_quantity", "l_extendedprice", "l_discount", "l_shipdate"]
+    lines = signed(ctx.changes("lineitem", pre_images=True, columns=columns)).where(Q6_WHERE)
+    deltas = lines.groupBy(F.lit(1994).cast("long").alias("year")).agg(
+        F.expr("sum(sign * l_extendedprice * l_discount) AS revenue"), F.expr("sum(sign) AS lines")
+    )
+    fold(ctx, "q6", deltas, "lines")
+
+
+# ---- by keys -------------------------------------------------------------------------------------------------------
+
+ORDERS = ["o_orderkey", "o_custkey", "o_orderdate", "o_shippriority"]
+LINES = ["l_orderkey", "l_suppkey", "l_extendedprice", "l_discount", "l_returnflag", "l_shipdate"]
+
+
+def touched(ctx: Any) -> list[int] | None:
+    """The orders that a change of this barrier touches; None for all of them, in the first."""
+    if ctx.barrier.prev == 0:
+        return None
+    orders = ctx.changes("orders", columns=["o_orderkey"]).select("o_orderkey")
+    lines = ctx.changes("lineitem", columns=["l_orderkey"]).select("l_orderkey")
+    return orders.union(lines).toArrow()["o_orderkey"].unique().to_pylist()
+
+
+def among(column: str, keys: Sequence[int] | None) -> pc.Expression | None:
+    """True for the rows of these orders: the store hands on no others."""
+    return None if keys is None else pc.field(column).isin(keys)
+
+
+def sold(
+    read: Callable[..., DataFrame], keys: Sequence[int] | None, *, orders: str = "true", lines: str = "true"
+) -> DataFrame:
+    """The lines of these orders with their orders: as they are now with ctx.table, as they were with ctx.previous."""
+    left = read("lineitem", columns=LINES, filter=among("l_orderkey", keys)).where(lines)
+    right = read("orders", columns=ORDERS, filter=among("o_orderkey", keys)).where(orders)
+    if keys is not None:
+        right = F.broadcast(right)
+    return left.join(right, F.col("l_orderkey") == F.col("o_orderkey"))
+
+
+def resold(ctx: Any, **where: str) -> DataFrame:
+    """The touched orders' lines as they are now, with `sign` 1, and as they were before, with `sign` -1."""
+    keys = touched(ctx)
+    now = sold(ctx.table, keys, **where).withColumn("sign", F.lit(1))
+    before = sold(ctx.previous, keys, **where).withColumn("sign", F.lit(-1))
+    return now.unionByName(before)
+
+
+Q3_ORDERS = f"""
+    SELECT l_orderkey, sum({VOLUME}) AS revenue, o_orderdate, o_shippriority
+    FROM customer JOIN orders ON c_custkey = o_custkey JOIN lineitem ON l_orderkey = o_orderkey
+    WHERE c_mktsegment = 'BUILDING' AND o_orderdate < DATE '1995-03-15' AND l_shipdate > DATE '1995-03-15'
+    GROUP BY l_orderkey, o_orderdate, o_shippriority
+"""
+
+
+def q3_orders(ctx: Any) -> None:
+    keys = touched(ctx)
+    lines = sold(ctx.table, keys, orders="o_orderdate < '1995-03-15'", lines="l_shipdate > '1995-03-15'")
+    builders = ctx.table("customer", columns=["c_custkey", "c_mktsegment"]).where("c_mktsegment = 'BUILDING'")
+    answer = (
+        lines.join(builders, F.col("c_custkey") == F.col("o_custkey"))
+        .groupBy("l_orderkey", "o_orderdate", "o_shippriority")
+        .agg(F.expr(f"sum({VOLUME}) AS revenue"))
+    )
+    replace(ctx, "q3_orders", answer, ctx.output("q3_orders", filter=among("l_orderkey", keys)))
+
+
+def replace(ctx: Any, view: str, answer: DataFrame, before: DataFrame) -> None:
+    """Upsert the answer and delete those keys of `before` that it lacks, in one write."""
+    key = VIEWS[view].key
+    answer = answer.withColumn("_change_type", F.lit("upsert"))
+    rows = before.select(*key).join(answer, key, "full")
+    ctx.upsert(view, rows.fillna("delete", ["_change_type"]))
+
+
+Q5 = f"""
+    SELECT n_name, sum({VOLUME}) AS revenue, count(*) AS lines
+    FROM customer
+    JOIN orders ON c_custkey = o_custkey
+    JOIN lineitem ON l_orderkey = o_orderkey
+    JOIN supplier ON l_suppkey = s_suppkey AND c_nationkey = s_nationkey
+    JOIN nation ON s_nationkey = n_nationkey
+    JOIN region ON n_regionkey = r_regionkey
+    WHERE r_name = 'ASIA' AND o_orderdate >= DATE '1994-01-01' AND o_orderdate < DATE '1995-01-01'
+    GROUP BY n_name
+"""
+
+
+def q5(ctx: Any) -> None:
+    lines = resold(ctx, orders="o_orderdate >= '1994-01-01' AND o_orderdate < '1995-01-01'")
+    nations = ctx.table("nation").join(ctx.table("region"), F.expr("n_regionkey = r_regionkey AND r_name = 'ASIA'"))
+    suppliers = ctx.table("supplier", columns=["s_suppkey", "s_nationkey"])
+    customers = ctx.table("customer", columns=["c_custkey", "c_nationkey"])
+    deltas = (
+        lines.join(suppliers.join(nations, F.expr("s_nationkey = n_nationkey")), F.expr("l_suppkey = s_suppkey"))
+        .join(customers, F.expr("o_custkey = c_custkey AND c_nationkey = s_nationkey"))
+        .groupBy("n_name")
+        .agg(F.expr(f"sum(sign * {VOLUME}) AS revenue"), F.expr("sum(sign) AS lines"))
+    )
+    fold(ctx, "q5", deltas, "lines")
+
+
+Q10_CUSTOMERS = f"""
+    SELECT o_custkey AS c_custkey, sum({VOLUME}) AS revenue, count(*) AS lines
+    FROM orders JOIN lineitem ON l_orderkey = o_orderkey
+    WHERE o_orderdate >= DATE '1993-10-01' AND o_orderdate < DATE '1994-01-01' AND l_returnflag = 'R'
+    GROUP BY o_custkey
+"""
+
+
+def q10_customers(ctx: Any) -> None:
+    lines = resold(ctx, orders="o_orderdate >= '1993-10-01' AND o_orderdate < '1994-01-01'", lines="l_returnflag = 'R'")
+    deltas = lines.groupBy(F.col("o_custkey").alias("c_custkey")).agg(
+        F.expr(f"sum(sign * {VOLUME}) AS revenue"), F.expr("sum(sign) AS lines")
+    )
+    fold(ctx, "q10_customers", deltas, "lines")
+
+
+# ---- by rank -------------------------------------------------------------------------------------------------------
+
+Q3 = f"""
+    SELECT row_number() OVER (ORDER BY revenue DESC, o_orderdate, l_orderkey) AS place, *
+    FROM ({Q3_ORDERS})
+    QUALIFY place <= 10
+"""
+
+
+def q3(ctx: Any) -> None:
+    order = [F.desc("revenue"), "o_orderdate", "l_orderkey"]
+    best = ctx.table("q3_orders").orderBy(*order).limit(10)
+    replace(ctx, "q3", best.withColumn("place", place(order)), ctx.output("q3"))
+
+
+def place(order: Sequence[Any]) -> Any:
+    """1, 2, 3, … in this order; for frames of a few rows, as one task numbers them all."""
+    return F.row_number().over(Window.orderBy(*order)).cast("long")
+
+
+Q10 = f"""
+    SELECT row_number() OVER (ORDER BY revenue DESC, c_custkey) AS place,
+           c_custkey, c_name, revenue, c_acctbal, n_name, c_address, c_phone, c_comment
+    FROM ({Q10_CUSTOMERS}) JOIN customer USING (c_custkey) JOIN nation ON c_nationkey = n_nationkey
+    QUALIFY place <= 20
+"""
+
+
+def q10(ctx: Any) -> None:
+    order = [F.desc("revenue"), "c_custkey"]
+    best = ctx.table("q10_customers").drop("lines").orderBy(*order).limit(20)
+    known = ctx.table("customer").join(ctx.table("nation"), F.expr("c_nationkey = n_nationkey"))
+    answer = best.withColumn("place", place(order)).join(known, "c_custkey")
+    replace(ctx, "q10", answer.select(VIEWS["q10"].schema.names), ctx.output("q10"))
+
+
+VIEWS = {
+    view.name: view
+    for view in (
+        View(
+            "q1",
+            ("lineitem",),
+            layout(
+                {"l_returnflag": TEXT, "l_linestatus": TEXT},
+                {"sum_qty": SUM2, "sum_base_price": SUM2, "sum_disc_price": SUM4, "sum_charge": SUM6, "sum_disc": SUM2}
+                | {"avg_qty": SUM6, "avg_price": SUM6, "avg_disc": SUM6, "count_order": INT},
+            ),
+            Q1,
+            q1,
+        ),
+        View("q6", ("lineitem",), layout({"year": INT}, {"revenue": SUM4, "lines": INT}), Q6, q6),
+        View(
+            "q3_orders",
+            ("customer", "orders", "lineitem"),
+            layout({"l_orderkey": INT}, {"revenue": SUM4, "o_orderdate": DAY, "o_shippriority": pa.int32()}),
+            Q3_ORDERS,
+            q3_orders,
+        ),
+        View(
+            "q3",
+            ("q3_orders",),
+            layout(
+                {"place": INT},
+                {"l_orderkey": INT, "revenue": SUM4, "o_orderdate": DAY, "o_shippriority": pa.int32()},
+            ),
+            Q3,
+            q3,
+        ),
+        View(
+            "q5",
+            ("customer", "orders", "lineitem", "supplier", "nation", "region"),
+            layout({"n_name": TEXT}, {"revenue": SUM4, "lines": INT}),
+            Q5,
+            q5,
+        ),
+        View(
+            "q10_customers",
+            ("orders", "lineitem"),
+            layout({"c_custkey": INT}, {"revenue": SUM4, "lines": INT}),
+            Q10_CUSTOMERS,
+            q10_customers,
+        ),
+        View(
+            "q10",
+            ("q10_customers", "customer", "nation"),
+            layout(
+                {"place": INT},
+                {"c_custkey": INT, "c_name": TEXT, "revenue": SUM4, "c_acctbal": pa.decimal128(15, 2), "n_name": TEXT}
+                | {"c_address": TEXT, "c_phone": TEXT, "c_comment": TEXT},
+            ),
+            Q10,
+            q10,
+        ),
+    )
+}
