@@ -165,15 +165,19 @@ class Coordinator:
     # ---- attaching -----------------------------------------------------------------------------------------------
 
     def _attach(self, session: Session, asked: wire.Attach) -> None:
+        """What was asked over a line that has ended meanwhile is asked again over the next one, and void here."""
         part, key = asked.part, key_of(asked.part)
         if asked.incarnation:
             with self._carrier.lock:
-                self._resume(session, asked)
+                if session in self._sessions:
+                    self._resume(session, asked)
             return
         try:
             with self._opening:
                 self._open(key, asked)
             with self._carrier.lock:
+                if session not in self._sessions:
+                    return
                 self._carrier.known(key).task.same(asked)
                 incarnation, decided = self._carrier.manager.attach(key, actor_of(part))
                 before = self._carrier.owners.get(part)

@@ -8,6 +8,7 @@ window of bytes waits here to be taken.
 from __future__ import annotations
 
 import threading
+import uuid
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -50,7 +51,8 @@ class Mail:
     ) -> None:
         self._open_line = open_line
         self._acknowledge = acknowledge
-        self._hello = dict(hello)
+        self._hello = {**hello, "mail": uuid.uuid4().hex}
+        self._lines = 0
         self._patience_s = patience_s
         self._changed = threading.Condition()
         self._gate: StageGate | None = None
@@ -202,7 +204,9 @@ class Mail:
         with self._changed:
             cursor = self._hello["cursor"] if self._gate is None else self._gate.cursor
             self._owed, self._line, self._heard_s = 0, line, monotonic_s()
-            line.send(wire.pack(**{**self._hello, "cursor": cursor, "window": max(0, WINDOW - self._here)}))
+            self._lines += 1
+            now = {"cursor": cursor, "window": max(0, WINDOW - self._here), "line": self._lines}
+            line.send(wire.pack(**{**self._hello, **now}))
             if self._closed:
                 line.hang_up()
         taken = False

@@ -33,6 +33,7 @@ class Mailbox:
         """Claims the incarnation. Raises what `claim` raises."""
         self._service = service
         self._line = line
+        self._mail, self._number = hello["mail"], hello["line"]
         self._query, self._consumer, self._incarnation = hello["query"], hello["consumer"], hello["incarnation"]
         self.key = (self._query, self._consumer)
         consumer = service.transact(
@@ -45,6 +46,10 @@ class Mailbox:
         self._ends: dict[str, int] = {}
         self._credit = hello["window"]
         self._replaced = False
+
+    def is_late(self, other: Mailbox) -> bool:
+        """Whether `other` serves a later line of the same mail: this one's was given up by its client."""
+        return other._mail == self._mail and other._number > self._number
 
     def replaced(self) -> None:
         """Another line has come for this consumer."""

@@ -227,7 +227,10 @@ class StagedExchange:
             return
         mailbox = Mailbox(self, line, wire.unpack(hello, wire.MAIL_HELLO))
         with self.changed:
-            before, self._mailboxes[mailbox.key] = self._mailboxes.get(mailbox.key), mailbox
+            before = self._mailboxes.get(mailbox.key)
+            if before is not None and mailbox.is_late(before):
+                return
+            self._mailboxes[mailbox.key] = mailbox
         if before is not None:
             before.replaced()
         try:

@@ -139,7 +139,10 @@ MAIL_HELLO: Mapping[str, Check] = {
     "incarnation": number,
     "cursor": maybe(cursor),
     "window": number,
+    "mail": text,
+    "line": number,
 }
+"""`line` counts the lines of one `mail`: one that comes late does not replace a later one."""
 TAKEN: Mapping[str, Check] = {"bytes": number}
 """What the consumer's own process has taken off the window."""
 STARTED: Mapping[str, Check] = {"kind": text, "cursor": cursor, "stages": stages}

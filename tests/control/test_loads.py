@@ -14,7 +14,9 @@ import pytest
 import epochlog as el
 from control.world import SCHEMA, TOKEN, attach, ids, rows, served, settings, worker
 from epochlog.__main__ import main
+from epochlog.checkpoint import control as wire
 from epochlog.checkpoint import tasks
+from epochlog.checkpoint.coordinator import Coordinator
 from epochlog.errors import (
     Cancelled,
     Fenced,
@@ -25,6 +27,7 @@ from epochlog.errors import (
     TableFinished,
     TableInUse,
 )
+from epochlog.exchange.line import ClientLine
 from epochlog.store.clock import Deadline
 from epochlog.store.commit import commit_root
 from epochlog.store.loads import get_load, load_parts
@@ -590,3 +593,39 @@ def test_b4_a_stuck_barrier_is_timed_out_and_what_was_reported_is_in_the_next(tm
 
 def aborts(server: el.StoreServer, job: str = "load:ld") -> int:
     return next(status.aborts for status in server.coordinator.status() if status.job == job)
+
+
+def test_what_was_asked_over_a_line_that_has_ended_is_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a worker that died as it attached would own its part for good, with nobody to be lost."""
+    asked, gone, done = threading.Event(), threading.Event(), threading.Event()
+    here: list[Coordinator] = []
+    true_attach, true_open = Coordinator._attach, Coordinator._open
+
+    def attach_late(self: Coordinator, *given: Any) -> None:
+        true_attach(self, *given)
+        done.set()
+
+    def open_late(self: Coordinator, *given: Any) -> None:
+        true_open(self, *given)
+        here.append(self)
+        asked.set()
+        assert gone.wait(PATIENCE_S)
+
+    monkeypatch.setattr(Coordinator, "_attach", attach_late)
+    monkeypatch.setattr(Coordinator, "_open", open_late)
+    with served(tmp_path) as (store, server):
+        line = ClientLine(server.location, b"control", token=TOKEN, tls_roots=None)
+        part = wire.Part("load", "ld", 0)
+        line.send(wire.encode([wire.Hello(wire.VERSION, "w")]))
+        line.send(wire.encode([wire.Attach(part, 1, ("clicks",), False, 0)]))
+        assert asked.wait(PATIENCE_S)
+        line.close()
+        until(lambda: here[0].workers == 0)
+        gone.set()
+        assert done.wait(PATIENCE_S)
+        assert not here[0]._carrier.owners
+        with worker(server, store) as later:
+            mine = attach(later)
+            mine.writer("clicks").upsert(rows(1))
+            mine.finish()
+        assert ids(store) == [1]

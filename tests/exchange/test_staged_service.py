@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 import epochlog as el
 from epochlog.exchange import ExchangeClient
+from epochlog.exchange.line import ClientLine
 from epochlog.exchange.staged import intake, service, wire
 from epochlog.exchange.staged import mail as mails
 from epochlog.exchange.staged import pusher as pushers
@@ -433,6 +435,37 @@ def test_a_server_that_falls_silent_is_left_for_a_new_connection(
                 assert taken(mail) == [("probe", 1)]
         finally:
             proxy.stop()
+
+
+def test_a_line_that_its_client_gave_up_does_not_replace_the_one_it_opened_instead(tmp_path: Path) -> None:
+    """A line's call can reach its handler late, on a busy machine: after that of the line which came for it."""
+    with served(tmp_path) as (_, server), client(server) as ex:
+        ex.declare("join", {0: ["probe"]})
+
+        def line(number: int, mail: str = "one") -> ClientLine:
+            opened = ClientLine(server.location, wire.MAIL + b":", token=TOKEN, tls_roots=None, limit=wire.MAX_PARCEL)
+            hello = {"query": ex.query, "consumer": "join", "incarnation": 1, "cursor": None, "window": 1 << 20}
+            opened.send(wire.pack(**hello, mail=mail, line=number))
+            return opened
+
+        def kinds(opened: ClientLine) -> Iterator[str]:
+            while (message := opened.read()) is not None:
+                yield wire.unpack_letter(wire.open_parcel(message)[0])["kind"]
+
+        second = line(2)
+        heard = kinds(second)
+        assert next(heard) == "started"
+        first = line(1)
+        assert first.read() is None
+        ex.push("probe", 0, 0, batch("probe", 0))
+        assert next(kind for kind in heard if kind != "alive") == "item"
+        third = line(3)
+        assert next(kinds(third)) == "started"
+        assert "refused" in heard  # replaced
+        another = line(1, mail="another")
+        assert next(kinds(another)) == "started"
+        for opened in (first, second, third, another):
+            opened.close()
 
 
 @local

@@ -61,6 +61,8 @@ FIELDS = [
     "rows",
     "incarnation",
     "window",
+    "mail",
+    "line",
     "bytes",
     "crc32",
     "read",

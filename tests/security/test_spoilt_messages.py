@@ -181,6 +181,8 @@ VALUES: dict[str, Any] = {
     "final": True,
     "text": "t",
     "window": 1 << 20,
+    "mail": "m",
+    "line": 1,
     "bytes": 5,
     "kind": "item",
     "path": "x/y",
@@ -210,7 +212,7 @@ def sound(field: str, value: Any) -> bool:
     if field == "final":
         return type(value) is bool
     kinds: dict[str, Any] = {"stages": dict, "cursor": dict | None}
-    texts = {"query", "consumer", "channel", "kind", "path", "what"}
+    texts = {"query", "consumer", "channel", "kind", "path", "what", "mail"}
     kind = kinds.get(field, str if field in texts else (str | None) if field in ("error", "text") else (int | None))
     return isinstance(value, kind) and not isinstance(value, bool)
 

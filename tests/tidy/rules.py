@@ -114,6 +114,7 @@ UNTRUSTED = (
 
 
 CHANCE_HOMES = (
+    "exchange/staged/mail.py",
     "exchange/tickets.py",
     "store/files.py",
     "store/founding.py",
