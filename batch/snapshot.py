@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -11,20 +12,21 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import InvalidInput, LimitExceeded, NoConsistentEpoch, SnapshotExpired
-from ..store.catalog import Txn
-from ..store.clock import monotonic_s
-from ..store.definitions import find_table
+from ..errors import EpochExpired, InvalidInput, LimitExceeded, SnapshotExpired, TableDropped
+from ..store.catalog import Txn, View
+from ..store.definitions import get_table
 from ..store.expiry import told, told_each
 from ..store.handle import Handle
 from ..store.history import read_epoch_view
 from ..store.holds import Hold, put_holds
 from ..store.leases import LEASE_MS
 from ..store.lineage import EpochView
+from ..store.records import Record, head_key, runs_key
 from ..store.scan import ScanPlan, plan_scan
 from .held import HeldSnapshot, hold_snapshot
 from .policy import Policy, choose_epochs
 from .token import decode_token, encode_token
+from .waiting import until_chosen
 
 if TYPE_CHECKING:
     import duckdb
@@ -34,7 +36,8 @@ if TYPE_CHECKING:
 
 MAX_OPEN_SNAPSHOTS = 1_000
 """Of one open store: each holds history back, and thousands are a leak."""
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.005, 0.1
+_CHOICES = 3
+"""Choices that may be overtaken by retention before one is made inside the transaction that pins it."""
 
 
 class Snapshot:
@@ -177,10 +180,7 @@ class TableSnapshot:
 
 
 def take_snapshot(handle: Handle, policy: Policy, tables: Sequence[str] | None = None) -> Snapshot:
-    """Choose the epochs and pin them, in one transaction.
-
-    A policy with a timeout is asked again until it has passed.
-    """
+    """Choose the epochs and pin them. A policy with a timeout is asked again, at news, until it has passed."""
     if isinstance(tables, str):
         raise InvalidInput(f"tables is a list of table names: write [{tables!r}]")
     if tables is not None and not isinstance(tables, Sequence):
@@ -191,33 +191,68 @@ def take_snapshot(handle: Handle, policy: Policy, tables: Sequence[str] | None =
         raise LimitExceeded(
             f"{MAX_OPEN_SNAPSHOTS} snapshots of this store are open; close those that are done with (or use `with`)"
         )
-    deadline = monotonic_s() + float(getattr(policy, "timeout", 0) or 0)
-    pause, wait_s = threading.Event(), _FIRST_WAIT_S
-    while True:
-        try:
-            return _choose_and_pin(handle, policy, tables)
-        except NoConsistentEpoch:
-            left = deadline - monotonic_s()
-            if left <= 0:
-                raise
-            pause.wait(min(wait_s, left))  # the catalog has no way to call back yet: ask again, less and less often
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+    return until_chosen(handle, policy, lambda: _choose_and_pin(handle, policy, tables))
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Epochs that a policy chose, the files to read, and what the catalog said of each table at that moment."""
+
+    view: EpochView
+    plans: Mapping[str, ScanPlan]
+    standing: Mapping[str, Standing]
+
+
+Standing = tuple[Record | None, Record | None]
+"""A table's own records, which tell what it can be read by: as long as they stay, so does a plan."""
 
 
 def _choose_and_pin(handle: Handle, policy: Policy, tables: Sequence[str] | None) -> Snapshot:
+    """Choosing takes time and keeps nobody from writing; the transaction that pins looks whether the plans hold yet."""
     holder = handle.new_holder("snapshot")
 
-    def body(tx: Txn) -> tuple[dict[str, ScanPlan], EpochView, list[bytes]]:
-        now_ms = handle.catalog.now_ms()
-        view = read_epoch_view(tx, handle.memory, now_ms, handle.store_id)
-        epochs = choose_epochs(policy, view, tables)
-        plans = {name: plan_scan(tx, find_table(tx, name), epoch) for name, epoch in epochs.items()}
-        ends = now_ms + LEASE_MS
-        holds = [Hold(holder, view.ids[name], None, epoch, now_ms, ends) for name, epoch in epochs.items()]
-        return plans, view, put_holds(tx, holds)
+    def choose(view: View) -> _Choice:
+        return _chosen(handle, view, policy, tables)
 
-    plans, view, keys = handle.catalog.transact(body)
-    handle.leases.keep(holder, keys)
-    names = {table_id: name for name, table_id in view.ids.items()}
-    token = encode_token({view.ids[name]: plan.epoch for name, plan in plans.items()}, names, handle.store_id)
-    return Snapshot(handle, holder, plans, token, policy, view)
+    for _ in range(_CHOICES):
+        choice = handle.catalog.read(choose)
+        with suppress(EpochExpired, TableDropped):  # since: choose again
+            plans, keys = handle.catalog.transact(lambda tx, choice=choice: _pinned(handle, tx, choice, holder))
+            break
+    else:
+
+        def choose_and_pin(tx: Txn) -> tuple[_Choice, dict[str, ScanPlan], list[bytes]]:
+            choice = choose(tx)
+            return choice, *_pinned(handle, tx, choice, holder)
+
+        choice, plans, keys = handle.catalog.transact(choose_and_pin)
+    handle.leases.share(holder, keys)
+    names = {table_id: name for name, table_id in choice.view.ids.items()}
+    token = encode_token({choice.view.ids[name]: plan.epoch for name, plan in plans.items()}, names, handle.store_id)
+    return Snapshot(handle, holder, plans, token, policy, choice.view)
+
+
+def _chosen(handle: Handle, view: View, policy: Policy, tables: Sequence[str] | None) -> _Choice:
+    epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms(), handle.store_id)
+    chosen = choose_epochs(policy, epochs, tables)
+    plans = {name: plan_scan(view, get_table(view, epochs.ids[name], name), epoch) for name, epoch in chosen.items()}
+    standing = {name: _standing(view, epochs.ids[name]) for name in chosen}
+    return _Choice(epochs, plans, standing)
+
+
+def _pinned(handle: Handle, tx: Txn, choice: _Choice, holder: str) -> tuple[dict[str, ScanPlan], list[bytes]]:
+    """Part of a transaction: the plans, made again where a table has moved, and the keys of their holds."""
+    now_ms, lease, plans = handle.catalog.now_ms(), handle.leases.own(tx), dict[str, ScanPlan]()
+    holds = []
+    for name, plan in choice.plans.items():
+        table_id = choice.view.ids[name]
+        if _standing(tx, table_id) != choice.standing[name]:
+            plan = plan_scan(tx, get_table(tx, table_id, name), plan.epoch)
+        plans[name] = plan
+        holds.append(Hold(holder, table_id, None, plan.epoch, now_ms, now_ms + LEASE_MS, lease=lease))
+    return plans, put_holds(tx, holds)
+
+
+def _standing(view: View, table_id: int) -> Standing:
+    head = view.get(head_key(table_id))
+    return head, view.get(runs_key(table_id)) if head and head["runs"] else None

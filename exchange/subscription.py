@@ -38,7 +38,6 @@ from .subscription_messages import (
     encode,
 )
 from .table_feed import Passed, Slice, TableFeed, table_of
-from .watch import Watch
 
 ADVICE = "Subscribe without `after`: that begins with the table's rows, and goes on from there"
 PARTING_S = 2.0
@@ -63,7 +62,6 @@ class Subscriptions:
     def __init__(self, handle: Handle, bounds: Bounds | None = None) -> None:
         self._handle = handle
         self._bounds = bounds or Bounds()
-        self._watch = Watch(handle)
         self._lock = threading.Lock()
         self._open = 0
 
@@ -77,7 +75,7 @@ class Subscriptions:
                 )
             self._open += 1
         try:
-            _Subscription(self._handle, self._watch, self._bounds, line, request).run()
+            _Subscription(self._handle, self._bounds, line, request).run()
         finally:
             with self._lock:
                 self._open -= 1
@@ -86,8 +84,8 @@ class Subscriptions:
 class _Subscription:
     """One subscriber: what it was given, and what it has taken."""
 
-    def __init__(self, handle: Handle, watch: Watch, bounds: Bounds, line: Line, request: Request) -> None:
-        self._watch = watch
+    def __init__(self, handle: Handle, bounds: Bounds, line: Line, request: Request) -> None:
+        self._watch = handle.watch
         self._bounds = bounds
         self._line = line
         resume = request.resume

@@ -33,7 +33,12 @@ class Txn(View, Protocol):
 
 
 class Catalog(Protocol):
-    """Where tables, versions, jobs, holds and outcomes are kept. Safe to use from several threads."""
+    """Where tables, versions, jobs, holds and outcomes are kept. Safe to use from several threads.
+
+    landed: called after each transaction of this object that may have written; it must not wait for anything.
+    """
+
+    landed: Callable[[], None]
 
     def read(self, body: Callable[[View], T]) -> T: ...
 

@@ -30,6 +30,7 @@ from .leases import Leases
 from .lmdb_catalog import LmdbCatalog
 from .marker import Marker, read_marker, require_kind
 from .urls import masked
+from .watch import Watch
 
 
 class HasHandle(Protocol):
@@ -65,6 +66,8 @@ class Handle:
         self.memory = EpochMemory()
         self.leases = Leases(catalog)
         self.intents = Intents(catalog, self.leases)
+        self.watch = Watch(catalog)
+        catalog.landed = self.watch.look
         self.wake_maintenance: Callable[[], None] = lambda: None
 
     def table_folder(self, table_id: int) -> str:

@@ -1,7 +1,8 @@
 """Holds: who keeps what. A record for snapshots, reads and replays; jobs and consumers hold by their position.
 
 A hold of a table keeps its log after `log_epoch` and its states at and above `read_epoch` until `expires_ms` (None:
-for good), and the files that its holder may have planned to read.
+for good), and the files that its holder may have planned to read. Many holds of one open store may share a lease: they
+live for as long as that does, and renewing it is one write, however many they are.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from .catalog import Txn, View
 from .cursors import all_consumers
 from .definitions import Counters, JobRecord, all_jobs
-from .records import Record, after_prefix, hold_key
+from .records import Record, after_prefix, hold_key, lease_key
 
 NO_PLAN = 1 << 62
 """The version of a hold whose holder reads no files now."""
@@ -29,6 +30,7 @@ class Hold:
     since_ms: int
     expires_ms: int | None
     version: int = NO_PLAN  # the store's when the hold was taken: files let go of later may be among those it reads
+    lease: str | None = None  # it lives on while this lease does
 
     def to_record(self) -> Record:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -50,7 +52,7 @@ def holds_of(view: View, table_id: int, now_ms: int, alive: Collection[str] = ()
     Leases that have run out are left out, but for those of `live` holders.
     """
     prefix = b"hold/%08x/" % table_id
-    found = [Hold(**record) for _, record in view.scan(prefix, after_prefix(prefix))]
+    found = [hold for _, hold in _read(view, prefix)]
     live = [hold for hold in found if hold.expires_ms is None or hold.expires_ms > now_ms or hold.holder in alive]
     for job in all_jobs(view):
         at = held_from(job, table_id)
@@ -85,5 +87,22 @@ def held_from(job: JobRecord, table_id: int) -> int | None:
 
 def all_holds(view: View) -> Iterator[tuple[bytes, Hold]]:
     """Every record of a hold, with its key; those that have run out too, but not what jobs and consumers imply."""
-    for key, record in view.scan(b"hold/", after_prefix(b"hold/")):
-        yield key, Hold(**record)
+    return _read(view, b"hold/")
+
+
+def all_leases(view: View) -> Iterator[tuple[bytes, int]]:
+    """The keys of the leases that holds share, and when each ends (Unix milliseconds)."""
+    for key, record in view.scan(b"lease/", after_prefix(b"lease/")):
+        yield key, record["expires_ms"]
+
+
+def _read(view: View, prefix: bytes) -> Iterator[tuple[bytes, Hold]]:
+    """Holds as they are recorded, but for their end: that of their lease, where it is later."""
+    ends: dict[str, int] = {}
+    for key, record in view.scan(prefix, after_prefix(prefix)):
+        hold = Hold(**record)
+        if hold.lease is not None and hold.expires_ms is not None:
+            if hold.lease not in ends:
+                ends[hold.lease] = (view.get(lease_key(hold.lease)) or {"expires_ms": 0})["expires_ms"]
+            hold = replace(hold, expires_ms=max(hold.expires_ms, ends[hold.lease]))
+        yield key, hold

@@ -16,7 +16,8 @@ def oldest_unreflected(view: EpochView, table: TableEpochs, epoch: int | None) -
     A root table's newest state reflects everything, and so does that of a table whose data has ended. What an upstream
     itself has not reflected yet counts too.
     """
-    above = [ancestor for ancestor, until in view.needed([table.table_id]) if until == FAR]
+    needed = view.needed([table.table_id]) if table.upstreams else ((table, FAR),)
+    above = [ancestor for ancestor, until in needed if until == FAR]
     found = [int(FAR), *(first_in(view, ancestor, ancestor.position) for ancestor in above)]
     if epoch is not None:
         own = first_after(table.changes, epoch)

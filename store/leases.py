@@ -1,5 +1,6 @@
 """Keeps the leases of this process alive: renewed while their holders live, so that they end only by a close or a
-crash. A lease is a catalog record with `expires_ms`: a hold, a writer's intent, or a consumer.
+crash. A lease is a catalog record with `expires_ms`: a hold, a writer's intent, or a consumer. Holds may share one
+lease of the open store instead, which is renewed once for them all.
 """
 
 from __future__ import annotations
@@ -7,13 +8,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import EpochlogError
 from .catalog import Catalog, Txn, View
-from .records import Record
+from .records import Record, lease_key
 
 LEASE_MS = 600_000
 _RENEW_S = LEASE_MS / 1000 / 3
@@ -36,6 +38,7 @@ class _Kept:
     keys: tuple[bytes, ...]
     length_ms: int
     at_end: AtEnd
+    shared: bool = False  # they live by the open store's own lease
 
     def records(self, view: View) -> Iterator[tuple[bytes, Record]]:
         """Those that are still the holder's."""
@@ -55,6 +58,7 @@ class Leases:
         self._catalog = catalog
         self._lock = threading.Lock()
         self._held: dict[str, _Kept] = {}
+        self._own = uuid.uuid4().hex
         self._pid = os.getpid()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -75,12 +79,31 @@ class Leases:
         """Whether the store is being closed, or has been."""
         return self._closed.is_set()
 
+    def own(self, tx: Txn) -> str:
+        """Part of a transaction: the name of this open store's own lease, by which holds may live; there from now on.
+
+        Whoever takes such holds tells `share` of them then.
+        """
+        self._leave_to_parent()
+        key, now_ms = lease_key(self._own), self._catalog.now_ms()
+        record = tx.get(key)
+        if record is None or record["expires_ms"] < now_ms + LEASE_MS - _RENEW_S * 1000:
+            tx.put(key, {"expires_ms": now_ms + LEASE_MS})
+        return self._own
+
+    def share(self, holder: str, keys: Sequence[bytes]) -> None:
+        """Renew the open store's own lease, by which these holds live, from now on, until `release`."""
+        self._keep(_Kept(holder, tuple(keys), LEASE_MS, "remove", shared=True))
+
     def keep(self, holder: str, keys: Sequence[bytes], length_ms: int = LEASE_MS, *, at_end: AtEnd = "remove") -> None:
         """Renew these records (just written, with their `expires_ms`) from now on, until `release`."""
+        self._keep(_Kept(holder, tuple(keys), length_ms, at_end))
+
+    def _keep(self, kept: _Kept) -> None:
         self._leave_to_parent()
         with self._lock:
-            self._held[holder] = _Kept(holder, tuple(keys), length_ms, at_end)
-            _alive.add(holder)
+            self._held[kept.holder] = kept
+            _alive.add(kept.holder)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="epochlog-leases", daemon=True)
                 self._thread.start()
@@ -91,9 +114,12 @@ class Leases:
         with self._lock:
             kept = self._held.pop(holder, None)
             _alive.discard(holder)
+            last = kept is not None and kept.shared and not self._sharing()
         if kept is not None and kept.at_end != "leave":
 
             def body(tx: Txn) -> None:
+                if last:  # a hold that is being taken just now lives by its own end until the next renewal
+                    tx.delete(lease_key(self._own))
                 if kept.at_end == "remove":
                     for key in kept.keys:
                         tx.delete(key)
@@ -112,10 +138,13 @@ class Leases:
     def renew(self) -> None:
         """Push back the end of every lease of this process. A holder whose records are gone was revoked: it ends."""
         with self._lock:
-            held = dict(self._held)
+            shared = self._sharing()
+            held = {holder: kept for holder, kept in self._held.items() if not kept.shared}
 
         def body(tx: Txn) -> list[str]:
             now_ms, lost = self._catalog.now_ms(), []
+            if shared:
+                tx.put(lease_key(self._own), {"expires_ms": now_ms + LEASE_MS})
             for holder, kept in held.items():
                 records = list(kept.records(tx))
                 for key, record in records:
@@ -124,9 +153,13 @@ class Leases:
                     lost.append(holder)
             return lost
 
-        if held:
+        if held or shared:
             for holder in self._catalog.transact(body):
                 self.forget(holder)
+
+    def _sharing(self) -> bool:
+        """Whether any holder lives by the open store's own lease."""
+        return any(kept.shared for kept in self._held.values())
 
     def close(self) -> None:
         """Give back all leases and end the renewing thread. Those that cannot be given back now run out."""
@@ -149,6 +182,7 @@ class Leases:
         """In a forked child: the leases so far are its parent's to renew and to give back."""
         if self._pid != os.getpid():
             self._pid, self._lock, self._held, self._thread = os.getpid(), threading.Lock(), {}, None
+            self._own = uuid.uuid4().hex
 
     def _run(self) -> None:
         while not self._closed.wait(_RENEW_S):

@@ -187,6 +187,7 @@ class LmdbCatalog:
             raise CatalogLost(
                 f"the catalog {folder} is gone. Restore it from a copy; the data files alone are no store"
             )
+        self.landed: Callable[[], None] = lambda: None
         self._folder = folder
         self._clock = clock
         self._durability = durability
@@ -205,7 +206,9 @@ class LmdbCatalog:
 
     def transact(self, body: Callable[[Txn], T]) -> T:
         with self._environment() as env, _typed_errors(env, self._folder), env.begin(write=True) as txn:
-            return body(LmdbView(txn))
+            result = body(LmdbView(txn))
+        self.landed()
+        return result
 
     def now_ms(self) -> int:
         return self._clock()

@@ -12,6 +12,7 @@ LMDB does not checksum its pages, so every record carries its own CRC-32. Key la
     made/<id>/<n>                           what a job has made of an output in the n-th piece of a snapshot
     bound/<epoch>                           forced boundaries
     hold/<id>/<holder>                      what must be kept, and for whom
+    lease/<lease>                           until when the holds live that one open store keeps
     consumer/<name>                         a consumer: its tables, position, incarnation and policies
     used/<id>/<file>                        sealed segments that have been committed: they land once
     intent/<intent>                         who may be writing files that are named for it
@@ -144,6 +145,10 @@ def bound_key(epoch: int) -> bytes:
 
 def hold_key(table_id: int, holder: str) -> bytes:
     return b"hold/%08x/" % table_id + holder.encode()
+
+
+def lease_key(lease: str) -> bytes:
+    return b"lease/" + lease.encode()
 
 
 def consumer_key(name: str) -> bytes:

@@ -140,6 +140,7 @@ class RedisCatalog:
 
     def __init__(self, server: RedisServer, store_id: str, generation: str, clock: Clock | None = None) -> None:
         self.generation = generation
+        self.landed: Callable[[], None] = lambda: None
         self._server = server
         self._store_id = store_id
         self._keys = store_keys(store_id)
@@ -183,6 +184,7 @@ class RedisCatalog:
                 self._remember(body, run)
                 newer = self._write(run, txn.writes) if txn.writes else None
                 if newer is None:
+                    self.landed()
                     return result
                 run = newer
 

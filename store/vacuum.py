@@ -25,7 +25,7 @@ from .exchanges import end_expired
 from .failpoints import reached
 from .files import FileInfo
 from .garbage import all_gone, let_go
-from .holds import all_holds, holds_of
+from .holds import all_holds, all_leases, holds_of
 from .intents import Intent, all_intents, intent_of
 from .outcomes import forget_unused
 from .reach import all_files
@@ -262,7 +262,7 @@ def _tidy(handle: Handle, listed: set[str], grace_ms: int) -> None:
             key
             for key, hold in all_holds(view)
             if hold.expires_ms is not None and hold.expires_ms + grace_ms <= now_ms and hold.holder not in live
-        ]
+        ] + [key for key, ends_ms in all_leases(view) if ends_ms + grace_ms <= now_ms]
 
     def spent(view: View) -> list[bytes]:
         return [

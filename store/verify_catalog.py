@@ -24,7 +24,7 @@ Finding = tuple[str, str]
 
 KINDS = (
     *("meta", "name", "jobname", "table", "head", "runs", "log", "hist", "job", "load", "bound", "hold", "used"),
-    *("intent", "gone", "compact", "trace", "trouble", "txn", "txnapp", "made", "consumer"),
+    *("intent", "gone", "compact", "trace", "trouble", "txn", "txnapp", "made", "consumer", "lease"),
     *("xq", "xu", "xc", "xp", "xd", "xk"),
 )
 OF_TABLES = ("head", "runs", "log", "hist", "hold", "used", "compact", "trace", "trouble", "made")

@@ -13,7 +13,6 @@ import epochlog as el
 from epochlog.exchange import subscriber, table_feed
 from epochlog.exchange.line import ClientLine
 from epochlog.exchange.subscription import Bounds
-from epochlog.exchange.watch import Watch
 from epochlog.store.records import head_key
 from following import SCHEMA, TOKEN, Breaking, Replica, rows, served
 from patience import PATIENCE_S, until
@@ -381,7 +380,7 @@ def test_who_comes_late_to_the_watch_is_told_at_once(tmp_path: Path) -> None:
     """Whatever it has seen before: a commit may lie between its own look and the next of the watch."""
     with served(tmp_path) as (store, table, _):
         table.upsert(rows(1))
-        watch, key = Watch(store._handle), head_key(table._table.id)
+        watch, key = store._handle.watch, head_key(table._table.id)
         early, late = Waits(key), Waits(key)
         watch.add(early)
         assert early.told.wait(PATIENCE_S)

@@ -119,6 +119,7 @@ CHANCE_HOMES = (
     "store/files.py",
     "store/founding.py",
     "store/handle.py",
+    "store/leases.py",
     "store/intents.py",
     "store/redis_*.py",
     "store/restore.py",

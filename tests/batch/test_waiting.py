@@ -1,0 +1,269 @@
+"""A reader that waits for an epoch writes nothing, looks at one record, and is woken by what it waits for."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+import epochlog as el
+from epochlog.batch import waiting
+from epochlog.store import watch
+from epochlog.store.records import HEAD
+from epochlog.store.watch import AnyNews, Watch
+from lab import Lab, state_of, sums
+from patience import PATIENCE_S, until
+
+NEVER_S = 3600.0
+
+
+class Calls:
+    """What an open store asks of its catalog, counted by the function that asks."""
+
+    def __init__(self, handle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reads: Counter[str] = Counter()
+        self.writes: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        for name, count in (("read", self.reads), ("transact", self.writes)):
+            monkeypatch.setattr(handle.catalog, name, self._counting(getattr(handle.catalog, name), count))
+
+    def _counting(self, call: Callable[[Any], Any], count: Counter[str]) -> Callable[[Any], Any]:
+        def counted(body: Any) -> Any:
+            with self._lock:
+                count[body.__qualname__.split(".")[0]] += 1
+            return call(body)
+
+        return counted
+
+
+class Asked(el.AtLeast):
+    """Counts how often it was asked."""
+
+    __slots__ = ()
+    times: ClassVar[Counter[int]] = Counter()
+
+    def choose(self, view: Any, tables: Sequence[str], /) -> dict[str, int]:
+        self.times[self.epoch] += 1
+        return el.AtLeast.choose(self, view, tables)
+
+
+class Reader:
+    """A thread that takes a snapshot."""
+
+    def __init__(self, store: el.Store, consistency: Any) -> None:
+        self.found: el.Snapshot | BaseException | None = None
+        self._thread = threading.Thread(target=self._take, args=(store, consistency), daemon=True)
+        self._thread.start()
+
+    def _take(self, store: el.Store, consistency: Any) -> None:
+        try:
+            self.found = store.snapshot(["r", "j_out"], consistency=consistency)
+        except BaseException as error:
+            self.found = error
+
+    def done(self) -> el.Snapshot:
+        self._thread.join(PATIENCE_S)
+        assert isinstance(self.found, el.Snapshot), self.found
+        return self.found
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    lab = Lab(tmp_path / "store")
+    lab.root_table()
+    lab.put({1: (0, 10)})
+    lab.tick()
+    lab.job("j", ["r"]).step_local(sums("r", "j_out"))
+    yield lab
+    lab.store.close()
+
+
+@pytest.fixture
+def only_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Policies are asked again because something has changed, for no other reason."""
+    monkeypatch.setattr(waiting, "ASK_ANYWAY_S", NEVER_S)
+
+
+@contextmanager
+def rare_looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nobody looks at the catalog by himself."""
+    with monkeypatch.context() as patch:
+        patch.setattr(watch, "FIRST_WAIT_S", NEVER_S)
+        patch.setattr(watch, "LONGEST_WAIT_S", NEVER_S)
+        yield
+
+
+def step(store: el.Store) -> None:
+    assert store.job("j").step_local(sums("r", "j_out"))
+
+
+@pytest.mark.usefixtures("only_news")
+def test_whoever_waits_writes_nothing_and_looks_at_one_record(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    epoch = lab.put({1: (0, 11)})
+    lab.tick()
+    Asked.times.clear()
+    with lab.open() as reading:
+        calls = Calls(reading._handle, monkeypatch)
+        readers = [Reader(reading, Asked(epoch, timeout=NEVER_S)) for _ in range(5)]
+        until(lambda: calls.reads["Watch"] >= 3 and Asked.times[epoch] >= 2 * len(readers))
+        quiet = settled(calls)
+        looks = calls.reads["Watch"]
+        until(lambda: calls.reads["Watch"] >= looks + 5)
+        assert calls.reads["_choose_and_pin"] == quiet, "asked again, and nothing had changed"
+        assert not calls.writes, "a waiting reader took the right to write from somebody"
+        step(lab.store)
+        for reader in readers:
+            with reader.done() as snapshot:
+                assert min(snapshot.epochs.values()) >= epoch
+                assert state_of(snapshot["j_out"].to_arrow()) == {0: (1, 11)}
+        assert calls.writes["_choose_and_pin"] == len(readers)
+
+
+def settled(calls: Calls) -> int:
+    """How many choices there have been, once there are no more."""
+    before, looks = -1, 0
+    while calls.reads["_choose_and_pin"] != before:
+        before, looks = calls.reads["_choose_and_pin"], calls.reads["Watch"]
+        until(lambda looks=looks: calls.reads["Watch"] >= looks + 3)
+    return before
+
+
+@pytest.mark.usefixtures("only_news")
+def test_a_policy_is_asked_no_oftener_than_something_changed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    epoch = lab.put({1: (0, 11)})
+    lab.tick()
+    Asked.times.clear()
+    with lab.open() as reading:
+        calls = Calls(reading._handle, monkeypatch)
+        reader = Reader(reading, Asked(epoch, timeout=NEVER_S))
+        until(lambda: Asked.times[epoch] == 2)
+        for number in range(10):
+            lab.put({5: (0, number)})
+        step(lab.store)
+        reader.done().close()
+        assert Asked.times[epoch] <= 2 + 10 + 2, "a commit or two of the step, and each of ten before"
+        assert sum(calls.writes.values()) == 2, "one to pin, one to let go"
+
+
+@pytest.mark.usefixtures("only_news")
+def test_what_the_same_store_commits_wakes_at_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    with rare_looks(monkeypatch):
+        epoch = lab.put({1: (0, 11)})
+        lab.tick()
+        Asked.times.clear()
+        reader = Reader(lab.store, Asked(epoch, timeout=NEVER_S))
+        until(lambda: Asked.times[epoch] >= 2)
+        step(lab.store)
+        reader.done().close()
+
+
+def test_a_policy_that_looks_at_the_clock_is_asked_though_nothing_changes(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "ASK_ANYWAY_S", 0.01)
+    wanted_ms, asked = lab.now_ms + 5_000, Counter[str]()
+
+    class NotBefore:
+        timeout = NEVER_S
+
+        def choose(self, view: Any, tables: Sequence[str]) -> dict[str, int]:
+            asked["times"] += 1
+            if view.clock_ms < wanted_ms:
+                raise el.NoConsistentEpoch("it is too early")
+            return el.Latest().choose(view, tables)
+
+    reader = Reader(lab.store, NotBefore())
+    until(lambda: asked["times"] >= 3)  # at first, when it began to wait, and for no reason
+    lab.tick(5)
+    reader.done().close()
+
+
+def test_who_waits_is_told_when_the_store_is_closed(lab: Lab) -> None:
+    reading, epoch = lab.open(), lab.put({1: (0, 11)})
+    Asked.times.clear()
+    reader = Reader(reading, Asked(epoch, timeout=NEVER_S))
+    until(lambda: Asked.times[epoch] >= 2)
+    reading.close()
+    until(lambda: reader.found is not None)
+    assert isinstance(reader.found, el.StoreClosed)
+
+
+def test_the_last_answer_is_what_a_timeout_gives(lab: Lab) -> None:
+    asked = Counter[str]()
+
+    class Refusing:
+        timeout = 0.02
+
+        def choose(self, view: Any, tables: Sequence[str]) -> dict[str, int]:
+            asked["times"] += 1
+            raise el.NoConsistentEpoch(f"answer {asked['times']}.")
+
+    with pytest.raises(el.NoConsistentEpoch) as caught:
+        lab.store.snapshot(["r"], consistency=Refusing())
+    assert str(caught.value) == f"answer {asked['times']}."
+
+
+# ---- the watch itself ------------------------------------------------------------------------------------------------
+
+
+class Still:
+    """A catalog in which nothing changes; its first look lasts until it is let go."""
+
+    def __init__(self) -> None:
+        self.looking, self.go_on, self.looks = threading.Event(), threading.Event(), 0
+        self.landed: Callable[[], None] = lambda: None
+
+    def read(self, body: Callable[[Any], Any]) -> Any:
+        self.looks += 1
+        self.looking.set()
+        assert self.go_on.wait(PATIENCE_S)
+        return body(self)
+
+    def get(self, key: bytes) -> dict[str, int] | None:
+        return {"last_epoch": 7, "version": 7} if key == HEAD else None
+
+
+@pytest.mark.local_only
+def test_who_comes_while_the_watch_looks_is_told_too() -> None:
+    """Two arrivals, the second while the look for the first is under way: both are told once."""
+    catalog: Any = Still()
+    whole = Watch(catalog)
+    first, second = AnyNews(), AnyNews()
+    whole.add(first)
+    assert catalog.looking.wait(PATIENCE_S)
+    whole.add(second)
+    catalog.go_on.set()
+    assert first._came.wait(PATIENCE_S)
+    assert second._came.wait(PATIENCE_S), "it came late, and was never told"
+    first._came.clear()
+    looks = catalog.looks
+    until(lambda: catalog.looks >= looks + 3)
+    assert not first._came.is_set(), "somebody else's arrival is no news"
+    whole.remove(first)
+    whole.remove(second)
+    until(lambda: whole._thread is None)
+
+
+@pytest.mark.local_only
+def test_a_forked_child_waits_with_a_watch_of_its_own(lab: Lab) -> None:
+    epoch = lab.put({1: (0, 11)})
+    Asked.times.clear()
+    reader = Reader(lab.store, Asked(epoch, timeout=NEVER_S))
+    until(lambda: Asked.times[epoch] >= 2)
+    pid = os.fork()
+    if not pid:
+        try:
+            with lab.store._handle.watch.any_news() as news:
+                os._exit(0 if news._came.wait(PATIENCE_S) else 3)
+        finally:
+            os._exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    lab.tick()
+    step(lab.store)
+    reader.done().close()
