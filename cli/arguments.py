@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Sequence
+
+from .typed import beginning, epoch, moment, names, positive, seconds
 
 PEOPLE_ROWS = 40
 """Rows that people are shown of each table when they name no limit."""
@@ -17,6 +17,9 @@ examples:
   epochlog read lake orders revenue --json        both as of one moment, a JSON object a row
   epochlog tail lake orders --json                what changes from now on, an object a line
   epochlog changes lake orders --after 243958458736640 --mode net --pre-images
+  epochlog epochs lake orders revenue             when they agree, and what keeps them from it
+  epochlog snapshot lake orders revenue --hold 12h --name nightly
+  epochlog read lake --token nightly              the same rows again, from anywhere, for 12 hours
 
 exit codes: 0 done, 1 an error (one line on standard error), 2 wrong usage
 
@@ -79,19 +82,7 @@ def _read(commands: argparse._SubParsersAction) -> None:
     )
     one.add_argument("tables", metavar="TABLE", nargs="*", help="default: all that the policy covers")
     _row_options(one, "column = 1 AND other IN ('a', 'b'), as in SQL's WHERE")
-    when = one.add_argument_group("when")
-    when.add_argument(
-        "--consistency",
-        metavar="POLICY",
-        help="aligned (default: one epoch at which the tables named agree), global (at which all tables agree), latest "
-        "(each at its newest commit), as_of, at_least, bounded, exact, or the name of a policy of your own",
-    )
-    when.add_argument("--epoch", type=epoch, help="read at this epoch (exact); or the epoch of as_of and at_least")
-    when.add_argument("--timestamp", metavar="ISO", help="the newest agreed epoch at or before this time (as_of)")
-    when.add_argument("--max-lag", type=seconds, metavar="S", help="refuse to read anything further behind (bounded)")
-    when.add_argument("--timeout", type=seconds, metavar="S", help="how long at_least and bounded wait")
-    when.add_argument("--token", help="repeat an earlier snapshot (exact)")
-    when.add_argument("--include-creating", action="store_true", help="global: count creating and parked tables too")
+    _policy_options(one)
     one.add_argument("--epochs", action="store_true", help="no rows: the epochs chosen, their lag, and the token")
 
 
@@ -105,11 +96,12 @@ def _changes(commands: argparse._SubParsersAction) -> None:
     one.add_argument("table", metavar="TABLE")
     one.add_argument(
         "--after",
-        type=epoch,
+        type=moment,
         metavar="EPOCH",
-        help="changes past this epoch (default: the log's beginning; with --pre-images, the oldest state kept)",
+        help="changes past this epoch, or past what the snapshot of this token or name reads (default: the log's "
+        "beginning; with --pre-images, the oldest state kept)",
     )
-    one.add_argument("--until", type=epoch, metavar="EPOCH", help="and not past this one (default: the newest commit)")
+    one.add_argument("--until", type=moment, metavar="EPOCH", help="and not past this one (default: the newest commit)")
     one.add_argument(
         "--mode", choices=("epochs", "net"), default="epochs", help="each epoch's changes, or one for each key"
     )
@@ -133,7 +125,7 @@ def _tail(commands: argparse._SubParsersAction) -> None:
         type=beginning,
         metavar="WHERE",
         help="latest (default: only what is new), earliest (all that the log has), snapshot (the rows, then what "
-        "changes; default of a new consumer), or an epoch: what comes past it",
+        "changes; default of a new consumer), or an epoch, or a snapshot's token or name: what comes past it",
     )
     one.add_argument("--consumer", metavar="NAME", help="go on where this consumer is, and acknowledge what was shown")
     one.add_argument("--columns", type=names, metavar="A,B", help="only these columns, in this order")
@@ -154,6 +146,38 @@ def _epochs(commands: argparse._SubParsersAction) -> None:
     one.add_argument("tables", metavar="TABLE", nargs="*", help="default: all that the policy global counts")
     one.add_argument("--at", type=epoch, metavar="EPOCH", help="explain this epoch, and show the stretches round it")
     _limits(one, "stretches")
+
+
+def _snapshot(commands: argparse._SubParsersAction) -> None:
+    one = _command(
+        commands,
+        "snapshot",
+        "take a snapshot and hold it for a time; tell what a token reads; list the snapshots that are held; end one",
+        "With --hold it is taken, under a policy as in read, and what its token reads stays readable for that time, "
+        "from any process. Without anything, those held are listed. JSON: name, since, until, left_ms, epochs (by "
+        "table), token, and lag_ms of the one that was taken; of --show token, readable and tables (table, epoch, at, "
+        "lag_ms, kept_until, kept_by, why_not).",
+    )
+    one.add_argument("tables", metavar="TABLE", nargs="*", help="default: all that the policy covers")
+    what = one.add_mutually_exclusive_group()
+    what.add_argument(
+        "--hold", type=seconds, metavar="TIME", help="take one and hold it for so long: 90s, 30m, 12h, 7d"
+    )
+    what.add_argument(
+        "--show", type=moment, metavar="TOKEN", help="what this token reads, or the snapshot held as this"
+    )
+    what.add_argument("--drop", metavar="NAME", help="hold this one no longer")
+    one.add_argument("--name", help="hold it under this name (default: one is made); again, for a later end")
+    _policy_options(one)
+    one.set_defaults(complaint=_snapshot_complaint)
+
+
+def _snapshot_complaint(options: argparse.Namespace) -> str | None:
+    taking = ("name", "consistency", "epoch", "timestamp", "max_lag", "timeout", "token")
+    given = options.tables or options.include_creating or any(getattr(options, name) is not None for name in taking)
+    if options.hold is None and given:
+        return "snapshot: tables, a name and a policy are for taking one: say how long it is to be held, --hold 12h"
+    return None
 
 
 def _consumers(commands: argparse._SubParsersAction) -> None:
@@ -257,7 +281,7 @@ def _serve(commands: argparse._SubParsersAction) -> None:
     )
 
 
-_LOOKING = (_ls, _describe, _history, _read, _changes, _tail, _epochs, _status, _jobs, _consumers)
+_LOOKING = (_ls, _describe, _history, _read, _changes, _tail, _epochs, _snapshot, _status, _jobs, _consumers)
 
 # ---- shared parts --------------------------------------------------------------------------------------------------
 
@@ -277,6 +301,7 @@ def _command(commands: argparse._SubParsersAction, name: str, help: str, more: s
     )
     one.add_argument("--volatile", action="store_true", help="take a Redis that does not keep what it acknowledged")
     one.add_argument("--json", action="store_true", help="for programs (epochlog --help says how values look)")
+    one.set_defaults(complaint=lambda options: None)
     return one
 
 
@@ -288,6 +313,25 @@ def _row_options(one: argparse.ArgumentParser, filter: str) -> None:
     one.add_argument("--columns", type=names, metavar="A,B", help="only these columns, in this order")
     one.add_argument("--filter", metavar="WHERE", help=filter)
     _limits(one, "rows")
+
+
+def _policy_options(one: argparse.ArgumentParser) -> None:
+    when = one.add_argument_group("when")
+    when.add_argument(
+        "--consistency",
+        metavar="POLICY",
+        help="aligned (default: one epoch at which the tables named agree), global (at which all tables of the store "
+        "agree; default where none is named), latest (each at its newest commit), as_of, at_least, bounded, exact, or "
+        "the name of a policy of your own",
+    )
+    when.add_argument("--epoch", type=epoch, help="read at this epoch (exact); or the epoch of as_of and at_least")
+    when.add_argument("--timestamp", metavar="ISO", help="the newest agreed epoch at or before this time (as_of)")
+    when.add_argument("--max-lag", type=seconds, metavar="S", help="refuse to read anything further behind (bounded)")
+    when.add_argument("--timeout", type=seconds, metavar="S", help="how long at_least and bounded wait")
+    when.add_argument(
+        "--token", type=moment, help="repeat the snapshot of this token, or the one held under this name (exact)"
+    )
+    when.add_argument("--include-creating", action="store_true", help="global: count creating and parked tables too")
 
 
 def _limits(one: argparse.ArgumentParser, what: str) -> None:
@@ -303,43 +347,3 @@ def limit_of(options: argparse.Namespace) -> int | None:
     if options.all or (options.json and options.limit is None):
         return None
     return PEOPLE_ROWS if options.limit is None else options.limit
-
-
-def epoch(text: str) -> int:
-    """An epoch as it is typed."""
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"an epoch is a whole number as `epochlog ls` shows it, not {text!r}")
-    return int(text)
-
-
-def beginning(text: str) -> str:
-    """Where to begin: a word or an epoch."""
-    if text in ("latest", "earliest", "snapshot"):
-        return text
-    return str(epoch(text))
-
-
-def positive(text: str) -> int:
-    """A whole number from 1."""
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"a whole number from 1 is needed, not {text!r}")
-    return int(text)
-
-
-def seconds(text: str) -> float:
-    """Seconds from 0, with a fraction or without."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"seconds from 0 are needed, not {text!r}")
-    return value
-
-
-def names(text: str) -> Sequence[str]:
-    """Names between commas."""
-    found = [name.strip() for name in text.split(",")]
-    if not all(found):
-        raise argparse.ArgumentTypeError(f"names between commas are needed, not {text!r}")
-    return found

@@ -16,8 +16,10 @@ from ..store.changes import CHANGE_FIELDS, CHANGE_TYPE, COMMIT_VERSION
 from ..store.consumers import Consumer, ConsumerInfo, open_consumer
 from ..store.definitions import TableDef, find_table, get_version
 from .facts import Facts
+from .moments import epoch_of
 from .plain import cell, plain_rows
 from .session import Session
+from .typed import BEGINNINGS
 from .words import epoch_iso, iso, safe
 
 LOOK_EVERY_S = 0.1
@@ -135,9 +137,9 @@ def _place(session: Session, table: TableDef, consumer: Consumer | None) -> Plac
     """Where to begin; None: with the table's rows."""
     if consumer is not None and consumer.position is not None:
         return Place(after=consumer.position)
-    begin = _begin(session.options.begin or ("latest" if consumer is None else "snapshot"))
-    if isinstance(begin, int):
-        return Place(after=begin)
+    begin = session.options.begin or ("latest" if consumer is None else "snapshot")
+    if begin not in BEGINNINGS:
+        return Place(after=epoch_of(session.handle, begin, table.name) or 0)
 
     def marks(view: View) -> dict[str, int]:
         version = get_version(view, table.id, table.name)

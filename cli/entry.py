@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import EpochlogError
 from .arguments import CATALOG_VARIABLE, parser
+from .typed import joined
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -30,6 +31,7 @@ HOMES = {
     "changes": "rows",
     "tail": "consumers",
     "epochs": "epochs",
+    "snapshot": "snapshots",
     "consumers": "consumers",
     "compact": "upkeep",
     "vacuum": "upkeep",
@@ -58,7 +60,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _command(argv: Sequence[str]) -> int:
     grammar = parser()
-    options = grammar.parse_args(argv)
+    options = grammar.parse_args(joined(argv))
     if options.version:
         from .. import __version__
 
@@ -68,6 +70,8 @@ def _command(argv: Sequence[str]) -> int:
         grammar.print_usage(sys.stderr)
         print("epochlog: name a command; epochlog --help lists them", file=sys.stderr)
         return MISUSED
+    if complaint := options.complaint(options):
+        grammar.error(complaint)
     return _with_store(options)
 
 

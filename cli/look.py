@@ -25,6 +25,7 @@ from .holding import trace_facts
 from .output import people_console
 from .plain import plain_rows
 from .session import Session
+from .snapshots import held_list
 from .words import iso
 
 
@@ -129,6 +130,7 @@ def _status_facts(session: Session, counter: RowCounter) -> Facts:
         ],
         "jobs": jobs_facts(found),
         "loads": loads_facts(found),
+        "snapshots": held_list(session),
     }
 
 

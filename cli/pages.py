@@ -32,6 +32,8 @@ STATE_STYLES = {
 }
 
 
+MOST_NAMES = 5
+"""Tables of a held snapshot that are named in a list."""
 RIGHT = ">"
 """A header that begins so is of a column aligned to the right."""
 
@@ -89,7 +91,7 @@ def status(facts: Facts) -> list[Table | str]:
     if facts["jobs"]:
         headers = ("job", "state", "committed epoch", ">lag", "waits for")
         shown.append(grid(headers, ((job["name"], *_progress(job)) for job in facts["jobs"])))
-    return [*shown, *loads(facts["loads"])]
+    return [*shown, *loads(facts["loads"]), *held(facts["snapshots"])]
 
 
 def loads(found: Sequence[Facts]) -> Iterable[Table]:
@@ -102,6 +104,20 @@ def loads(found: Sequence[Facts]) -> Iterable[Table]:
 def _load(load: Facts) -> tuple[Text | str, ...]:
     counts = (load[name] for name in ("parts", "finished_parts", "checkpoint", "incarnation"))
     return load["name"], state(load["state"]), ", ".join(load["tables"]), *(f"{count:,}" for count in counts)
+
+
+def held(found: Sequence[Facts]) -> Iterable[Table]:
+    """The snapshots that are held by name, where there are any."""
+    if found:
+        headers = ("snapshot held as", "tables", "epochs", "held until", ">left")
+        yield grid(headers, (_held(one) for one in found))
+
+
+def _held(one: Facts) -> tuple[str, ...]:
+    names, epochs = list(one["epochs"]), sorted(set(one["epochs"].values()))
+    more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
+    at = epoch_text(epochs[0]) if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}"
+    return one["name"], ", ".join(names[:MOST_NAMES]) + more, at, one["until"], span_text(one["left_ms"])
 
 
 def _upkeep(found: Sequence[Facts]) -> Iterable[Table]:

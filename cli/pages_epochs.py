@@ -103,3 +103,30 @@ def _asked(options: Facts) -> Iterator[str]:
 def _left_out(facts: Facts) -> str:
     reasons = "; ".join(facts["left_out"].values())
     return reasons and f"not counted, as under global: {reasons}"
+
+
+# ---- held snapshots ----------------------------------------------------------------------------------------------
+
+
+def taken(facts: Facts) -> Iterator[Table | str]:
+    """`snapshot --hold`."""
+    yield f"held as {facts['name']} until {facts['until']}"
+    rows = ((name, epoch_text(epoch), lag_text(facts["lag_ms"][name])) for name, epoch in facts["epochs"].items())
+    yield grid(("table", "epoch", ">lag"), rows)
+    yield f"token {facts['token']}"
+
+
+def shown(facts: Facts) -> Iterator[Table | str]:
+    """`snapshot --show`."""
+    yield grid(("table", "epoch", ">lag", "kept until", "by"), (_kept(one) for one in facts["tables"]))
+    refused = [f"{one['table']}: {safe(one['why_not'])}" for one in facts["tables"] if one["why_not"]]
+    if refused:
+        yield "\n".join(refused)
+    yield f"token {facts['token']}"
+
+
+def _kept(one: Facts) -> tuple[Text | str, ...]:
+    if one["why_not"]:
+        return one["table"], epoch_text(one["epoch"]), NONE, Text("cannot be read", "red"), NONE
+    until = one["kept_until"] or Text("it may go at any time", "yellow")
+    return one["table"], epoch_text(one["epoch"]), lag_text(one["lag_ms"]), until, one["kept_by"] or NONE

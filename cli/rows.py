@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,6 +13,7 @@ from ..batch.predicate import parse_predicate
 from ..errors import InvalidInput
 from .arguments import limit_of
 from .facts import Facts
+from .moments import epoch_of, policy_of
 from .plain import plain_rows
 from .session import Session
 from .words import epoch_text
@@ -28,7 +29,7 @@ PAGE_ROWS = 500
 def read(session: Session) -> None:
     """The rows of tables at the epochs that a policy chooses."""
     options = session.options
-    with session.store.snapshot(options.tables or None, **consistency(options)) as moment:
+    with session.store.snapshot(options.tables or None, **policy_of(session.handle, options)) as moment:
         if options.epochs:
             _show_epochs(session, moment)
             return
@@ -47,9 +48,10 @@ def changes(session: Session) -> None:
     """What changed in a table in a range of epochs."""
     options = session.options
     table = session.store.table(options.table)
+    after, until = (epoch_of(session.handle, text, table.name) for text in (options.after, options.until))
     reader = table.changes(
-        _beginning(table.info, pre_images=options.pre_images) if options.after is None else options.after,
-        options.until,
+        _beginning(table.info, pre_images=options.pre_images) if after is None else after,
+        until,
         mode=options.mode,
         pre_images=options.pre_images,
         columns=options.columns,
@@ -66,39 +68,6 @@ def _beginning(info: TableInfo, *, pre_images: bool) -> int:
     if not pre_images or info.changelog == "full":
         return info.log_start_epoch
     return max(info.log_start_epoch, min(info.safe_epoch, info.max_committed_epoch))
-
-
-def consistency(options: Any) -> dict[str, Any]:
-    """The keyword arguments of `store.snapshot`; a policy that is not named follows from the options given."""
-    given = {
-        "epoch": options.epoch,
-        "timestamp": options.timestamp,
-        "max_lag": options.max_lag,
-        "timeout": options.timeout,
-        "include_creating": options.include_creating or None,
-        "epochs_or_token": options.token,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
-    policy = options.consistency or _implied(given)
-    if policy == "exact" and "epoch" in given:
-        if not options.tables:
-            raise InvalidInput("an exact epoch is of tables: name them, or take --consistency as_of for all")
-        given["epochs_or_token"] = dict.fromkeys(options.tables, given.pop("epoch"))
-    return {"consistency": policy, **given}
-
-
-def _implied(given: dict[str, Any]) -> str:
-    for option, policy in (
-        ("epochs_or_token", "exact"),
-        ("max_lag", "bounded"),
-        ("timestamp", "as_of"),
-        ("include_creating", "global"),
-    ):
-        if option in given:
-            return policy
-    if "epoch" in given:
-        return "at_least" if "timeout" in given else "exact"
-    return "aligned"
 
 
 def _reader(moment: Snapshot, name: str, session: Session) -> pa.RecordBatchReader:

@@ -1,0 +1,72 @@
+"""What is typed on the command line, as values: each function takes a word, or tells argparse what is wrong with it."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Sequence
+
+BEGINNINGS = ("latest", "earliest", "snapshot")
+TOKEN_OPTIONS = ("--token", "--show", "--after", "--until", "--from")
+LONGEST_OPTION = 40
+"""Characters: all options are shorter, all tokens longer."""
+UNITS_S = {"": 1, "ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+
+
+def epoch(text: str) -> int:
+    """An epoch as it is typed."""
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"an epoch is a whole number as `epochlog ls` shows it, not {text!r}")
+    return int(text)
+
+
+def beginning(text: str) -> str:
+    """Where to begin: a word, or as `moment`."""
+    return text if text in BEGINNINGS else moment(text)
+
+
+def moment(text: str) -> str:
+    """An epoch, a snapshot's token, or the name of a held one: which, and whether it is there, is seen later."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", text, re.ASCII) or re.fullmatch(r"-\d+", text):
+        raise argparse.ArgumentTypeError(
+            f"an epoch, a snapshot's token or the name of one that is held is needed, not {text!r}"
+        )
+    return text
+
+
+def joined(argv: Sequence[str]) -> list[str]:
+    """A token may begin with a dash, and argparse would take it for an option: it is joined to the one before it."""
+    out: list[str] = []
+    for word in argv:
+        if out and out[-1] in TOKEN_OPTIONS and word.startswith("-") and len(word) > LONGEST_OPTION:
+            out[-1] += f"={word}"
+        else:
+            out.append(word)
+    return out
+
+
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"a whole number from 1 is needed, not {text!r}")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A length of time from 0 on, in seconds: a number, with a fraction or without, and its unit if that is another."""
+    found = re.fullmatch(r"(\d+\.?\d*)([a-z]*)", text, re.ASCII)
+    value = float(found[1]) * UNITS_S.get(found[2], math.nan) if found else math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(
+            f"a length of time is needed, such as 30 (seconds), 500ms, 30m, 12h or 7d, not {text!r}"
+        )
+    return value
+
+
+def names(text: str) -> Sequence[str]:
+    """Names between commas."""
+    found = [name.strip() for name in text.split(",")]
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"names between commas are needed, not {text!r}")
+    return found

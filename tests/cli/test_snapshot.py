@@ -1,0 +1,248 @@
+"""snapshot: taken at night and read in the morning; and tokens and names wherever an epoch may be given."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import epochlog as el
+from epochlog import api
+from epochlog.batch.token import encode_token
+from epochlog.cli import typed
+
+
+def lines(out: str) -> list[dict]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def hold(run, lake, *argv: object) -> dict[str, Any]:
+    done = run("snapshot", lake.root, *argv, "--json")
+    assert (done.code, done.err) == (0, "")
+    return json.loads(done.out)
+
+
+def held(run, lake) -> list[dict]:
+    return hold(run, lake)["snapshots"]
+
+
+@pytest.fixture
+def nightly(run, lake) -> dict[str, Any]:
+    return hold(run, lake, "orders", "revenue", "--hold", "12h", "--name", "nightly")
+
+
+def test_one_is_taken_and_held(run, lake, nightly) -> None:
+    at = lake.epochs["second"] - 1
+    assert nightly["name"] == "nightly" and nightly["epochs"] == {"orders": at, "revenue": at}
+    assert datetime.fromisoformat(nightly["until"]) - datetime.fromisoformat(nightly["since"]) == timedelta(hours=12)
+    assert nightly["lag_ms"]["revenue"] > 0
+    (one,) = held(run, lake)
+    assert 0 < one.pop("left_ms") <= nightly.pop("left_ms") <= 12 * 3_600_000
+    del nightly["lag_ms"]
+    assert one == nightly
+    with api.open(lake.root, create=False) as store:
+        (there,) = store.held_snapshots()
+        assert (there.name, there.token) == ("nightly", one["token"])
+
+
+def test_people_are_told_until_when_and_the_token(run, lake) -> None:
+    page = run("snapshot", lake.root, "orders", "--hold", "90s", "--name", "short").out
+    assert re.search(r"^held as short until \d{4}-.*Z$", page, re.MULTILINE)
+    (token,) = re.findall(r"^token (\S+)$", page, re.MULTILINE)
+    assert token == held(run, lake)[0]["token"]
+    assert re.search(r"^short +orders +\d+ \(.*Z\) .* 1 min \d+ s$", run("snapshot", lake.root).out, re.MULTILINE)
+    assert "short" in run("status", lake.root).out and "snapshot:short" in run("describe", lake.root, "orders").out
+
+
+def test_no_snapshot_is_held(run, lake) -> None:
+    assert held(run, lake) == []
+    assert run("snapshot", lake.root).out == f"{lake.root} holds no snapshot by name\n"
+    with api.open(lake.root) as store, store.snapshot(["orders"]):
+        assert held(run, lake) == []
+
+
+def test_status_and_describe_show_it(run, lake, nightly) -> None:
+    (told,) = json.loads(run("status", lake.root, "--json").out)["snapshots"]
+    assert told["name"] == "nightly" and told["token"] == nightly["token"]
+    facts = json.loads(run("describe", lake.root, "orders", "--json").out)
+    (mine,) = (hold for hold in facts["holds"] if hold["kind"] == "snapshot")
+    assert (mine["name"], mine["read_epoch"], mine["expires"]) == (
+        "nightly",
+        nightly["epochs"]["orders"],
+        told["until"],
+    )
+
+
+@pytest.mark.parametrize("which", ["name", "token"])
+def test_the_same_rows_are_read_again(run, lake, nightly, which) -> None:
+    with api.open(lake.root) as store:
+        store.table("orders").upsert(pa.table({"id": [1, 9], "day": ["x", "y"], "cents": [0, 0]}))
+        store.compact(full=True)
+    rows = lines(run("read", lake.root, "--token", nightly[which], "--json").out)
+    assert [(row["_table"], row["_epoch"]) for row in rows] == [
+        (table, nightly["epochs"][table]) for table in ("orders", "orders", "revenue", "revenue")
+    ]
+    assert [row["cents"] for row in rows] == [500, 700, 500, 700]
+    only = lines(run("read", lake.root, "revenue", "--token", nightly[which], "--json").out)
+    assert [row["cents"] for row in only] == [500, 700]
+
+
+@pytest.mark.parametrize("which", ["name", "token"])
+def test_what_came_after_it_is_shown(run, lake, nightly, which) -> None:
+    past = run("changes", lake.root, "orders", "--after", nightly["epochs"]["orders"], "--json").out
+    assert len(lines(past)) == 3
+    assert run("changes", lake.root, "orders", "--after", nightly[which], "--json").out == past
+    before = run("changes", lake.root, "orders", "--until", nightly[which], "--json").out
+    assert [row["id"] for row in lines(before)] == [1, 2]
+    assert run("tail", lake.root, "orders", "--from", nightly[which], "--until-idle", "--json").out == past
+
+
+def test_a_token_is_shown(run, lake, nightly) -> None:
+    for text in ("nightly", nightly["token"]):
+        facts = json.loads(run("snapshot", lake.root, "--show", text, "--json").out)
+        assert (facts["token"], facts["readable"]) == (nightly["token"], True)
+        assert [(one["table"], one["epoch"]) for one in facts["tables"]] == list(nightly["epochs"].items())
+        for one in facts["tables"]:
+            assert (one["kept_until"], one["kept_by"]) == (nightly["until"], "snapshot:nightly")
+            assert one["lag_ms"] > 0 and one["why_not"] is None
+    page = run("snapshot", lake.root, "--show", "nightly").out
+    assert "snapshot:nightly" in page and f"token {nightly['token']}" in page
+
+
+def test_a_token_that_nobody_holds_is_kept_by_retention(run, lake, nightly) -> None:
+    """A hold of a later epoch does not keep it."""
+    first = lake.epochs["first"]
+    token = json.loads(run("read", lake.root, "orders", "--epoch", first, "--epochs", "--json").out)["token"]
+    (one,) = json.loads(run("snapshot", lake.root, "--show", token, "--json").out)["tables"]
+    assert one["kept_by"] == "retention"
+    assert datetime.fromisoformat(one["kept_until"]) - datetime.fromisoformat(one["at"]) == timedelta(hours=1)
+
+
+def test_a_token_that_can_be_read_no_more_is_told(run, tmp_path) -> None:
+    options = el.TableOptions(history_retention=timedelta(0))
+    with api.open(tmp_path / "lake") as store:
+        for name in ("kept", "gone"):
+            store.create_table(name, pa.schema([("k", pa.int64())]), ["k"], options=options)
+            store.table(name).upsert(pa.table({"k": [1]}))
+        with store.snapshot() as moment:
+            token = moment.token
+        at_risk = json.loads(run("snapshot", tmp_path / "lake", "--show", token, "--json").out)["tables"]
+        assert {(one["kept_until"], one["kept_by"], one["why_not"]) for one in at_risk} == {(None, None, None)}
+        assert "it may go at any time" in run("snapshot", tmp_path / "lake", "--show", token).out
+        store.drop_table("gone")
+        store.table("kept").upsert(pa.table({"k": [1]}))
+        store.compact(full=True)
+    facts = json.loads(run("snapshot", tmp_path / "lake", "--show", token, "--json").out)
+    assert facts["readable"] is False
+    why = {one["table"]: one["why_not"] for one in facts["tables"]}
+    assert "has been dropped" in why["gone"] and "has been let go" in why["kept"]
+    page = run("snapshot", tmp_path / "lake", "--show", token).out
+    assert "gone: gone has been dropped since the token was made" in page and "cannot be read" in page
+
+
+def test_one_is_dropped(run, lake, nightly) -> None:
+    weekly = hold(run, lake, "--hold", "7d", "--name", "weekly")
+    assert weekly["epochs"].keys() == {"orders", "revenue", "nothing_yet"}  # global, where none is named
+    assert [one["name"] for one in hold(run, lake, "--drop", "nightly")["snapshots"]] == ["weekly"]
+    done = run("snapshot", lake.root, "--drop", "nightly")
+    assert (done.code, done.out) == (1, "")
+    assert done.err == "epochlog: no snapshot is held as 'nightly'; those held: weekly\n"
+
+
+def test_holding_it_again_moves_its_end(run, lake, nightly) -> None:
+    again = hold(run, lake, "--token", "nightly", "--hold", "2d", "--name", "nightly")
+    assert (again["token"], again["since"]) == (nightly["token"], nightly["since"])
+    assert again["until"] > nightly["until"] and len(held(run, lake)) == 1
+
+
+def test_policies_choose_what_is_held(run, lake) -> None:
+    latest = hold(run, lake, "orders", "revenue", "--hold", "1h", "--consistency", "latest")
+    assert latest["epochs"] == {"orders": lake.epochs["delete"], "revenue": lake.epochs["view"]}
+    past = hold(run, lake, "orders", "--hold", "1h", "--epoch", lake.epochs["first"])
+    assert past["epochs"] == {"orders": lake.epochs["first"]}
+    assert all(re.fullmatch("held_[0-9a-f]{12}", one["name"]) for one in (latest, past))
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        (["orders", "--hold", "0"], "lasting must be more than 0"),
+        (["orders", "--hold", "400d"], "at most 366 days"),
+        (["orders", "--hold", "1h", "--name", "Nightly"], "cannot be held as 'Nightly'"),
+        (["seen", "--hold", "1h"], "seen \\(creating\\) has no commit yet"),
+        (["nobody", "--hold", "1h"], "nobody"),
+        (["--show", "nobody"], "neither a snapshot's token nor the name of one that is held; those held: none"),
+        (["--show", "abc-DEF"], "this is no snapshot token"),
+        (["--drop", "nobody"], "no snapshot is held as 'nobody'"),
+    ],
+)
+def test_what_cannot_be_is_an_error_of_one_line(run, lake, options, sentence) -> None:
+    done = run("snapshot", lake.root, *options, "--json")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.count("\n") == 1 and re.search(sentence, done.err)
+    assert held(run, lake) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["orders"],
+        ["--name", "nightly"],
+        ["--consistency", "latest", "--show", "nightly"],
+        ["--epoch", "0", "--drop", "nightly"],
+        ["--hold", "1h", "--drop", "nightly"],
+        ["--hold", "soon", "orders"],
+        ["--show", "a b"],
+        ["--include-creating"],
+    ],
+)
+def test_wrong_usage(run, lake, options) -> None:
+    done = run("snapshot", lake.root, *options)
+    assert (done.code, done.out) == (2, "") and "usage: epochlog" in done.err
+
+
+@pytest.mark.parametrize("argv", [("changes", "orders", "--after"), ("tail", "orders", "--until-idle", "--from")])
+def test_epochs_of_no_table_of_this_store(run, lake, nightly, argv, tmp_path) -> None:
+    with api.open(lake.root) as store:
+        other = encode_token({1: 5}, {1: "orders"}, "0" * 32)
+        dropped = encode_token({77: 5}, {77: "orders"}, store._handle.store_id)
+        without = hold(run, lake, "revenue", "--hold", "1h")["token"]
+    for text, sentence in (
+        (other, "this snapshot token is of another store"),
+        (dropped, "orders has been dropped since the token was made"),
+        (without, "this snapshot does not read orders; it reads revenue"),
+        ("nobody", "neither a snapshot's token nor the name"),
+        (nightly["token"][:-1], "this is no snapshot token"),
+    ):
+        done = run(argv[0], lake.root, *argv[1:], text)
+        assert (done.code, done.out) == (1, "") and sentence in done.err, text
+    assert "is of another store" in run("snapshot", lake.root, "--show", other).err
+
+
+def test_a_token_may_begin_with_a_dash(run, lake) -> None:
+    """argparse takes a word that begins so for an option: one in 64 tokens could not be used."""
+    with api.open(lake.root) as store:
+        store_id, table = store._handle.store_id, store.table("orders")._table.id
+    made = (encode_token({table: lake.epochs["first"] + n}, {table: "orders"}, store_id) for n in range(10_000))
+    token = next(token for token in made if token.startswith("-"))
+    for argv in (("read", "--token"), ("snapshot", "--show"), ("changes", "orders", "--after")):
+        done = run(argv[0], lake.root, *argv[1:], token, "--json")
+        assert (done.code, done.err) == (0, "") and done.out
+
+
+@pytest.mark.parametrize(
+    "text, seconds",
+    [("0", 0), ("1.5", 1.5), ("250ms", 0.25), ("90s", 90), ("2min", 120), ("1.5h", 5400), ("7d", 7 * 86_400)],
+)  # fmt: skip
+def test_lengths_of_time(text, seconds) -> None:
+    assert typed.seconds(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "h", "1 h", "1w", "-1s", "nan", "inf", "infs", "1h30m", "1H", "1\nh"])
+def test_what_is_no_length_of_time(text) -> None:
+    with pytest.raises(typed.argparse.ArgumentTypeError, match="a length of time is needed"):
+        typed.seconds(text)
