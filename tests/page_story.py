@@ -19,6 +19,7 @@ LINES = TEXT.splitlines()
 TODO = pages.things_to_do(TEXT)
 REPLACE = [tuple(pair.split("\t")) for pair in os.environ["PAGE_REPLACE"].splitlines()]
 END = "\x01"
+TELLS_CODE = '; echo "exit code $?"'
 
 names = pages.Names()
 came: dict[int, str] = {}
@@ -49,8 +50,11 @@ def command(place: int) -> None:
     for old, new in REPLACE:
         line = line.replace(old, new)
     line = commands[place] = names.translated(line)
-    simple = line.startswith("epochlog ") and not re.search(r"[|&;<>$`\n*]", line)
-    code, text = _epochlog(line) if simple else _bash(line)
+    bare = line.removesuffix(TELLS_CODE)
+    simple = bare.startswith("epochlog ") and not re.search(r"[|&;<>$`\n*]", bare)
+    code, text = _epochlog(bare) if simple else _bash(line)
+    if simple and bare != line:
+        code, text = 0, f"{text}exit code {code}\n"
     if code:
         wrong.append(f"{PATH.name}:{TODO[place].line}: exit code {code} of {line!r}:\n{text}")
     _compare(place, text)

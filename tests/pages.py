@@ -30,7 +30,7 @@ VOLATILE = (
     (re.compile(r"\b[\d,]+ epochs?\b"), "EPOCHS"),
     (re.compile(r"\b[\d.]+ ([kMGT]?B)\b"), "SIZE"),
     (re.compile(r"\b[0-9a-f]{8}\b"), "ID"),
-    (re.compile(r"\b[\w.-]+:\d+\b(?= )|\b\d+ on [\w.-]+|\b\d+@[\w.-]+|\b[\w.-]+/\d{2,}\b"), "PROCESS"),
+    (re.compile(r"\b[\w.-]+:\d{4,5}\b|\b\d+ on [\w.-]+|\b\d+@[\w.-]+|\b[\w.-]+/\d{2,}\b"), "PROCESS"),
     (re.compile(r"[─-]{3,}"), "---"),
     (re.compile(r"[ \t]+"), " "),
 )
@@ -135,7 +135,7 @@ def script(text: str, replace: Mapping[str, str]) -> str:
 
 def plain(text: str) -> str:
     """What is compared: without what is another thing each time."""
-    text = NAMED.sub("NAMED", text)
+    text = "\n".join(line.rstrip() for line in NAMED.sub("NAMED", text).splitlines())
     for pattern, word in VOLATILE:
         text = pattern.sub(word, text)
     return "\n".join(line.strip() for line in text.strip().splitlines())
