@@ -33,7 +33,7 @@ from pyspark.sql.types import StructType
 from ..errors import InvalidInput, SchemaMismatch
 from ..exchange.offsets import parse_start
 from ..exchange.pieces import Piece, cut
-from ..exchange.spark_options import FEED, STREAM, Options, Place, given, names, place_of, text, truth, whole
+from ..exchange.spark_options import FEED, STREAM, WRITE, Options, Place, given, names, place_of, text, truth, whole
 from ..exchange.spark_types import accepts, arrow_schema, spark_schema
 from ..exchange.stream import PiecePartition
 from ..exchange.worker import settle
@@ -124,6 +124,12 @@ def resolve_load(options: Options) -> Load:
             "CREATE TABLE … USING epochlog gives the reader no options, so it cannot work; write CREATE "
             "TEMPORARY VIEW … USING epochlog "
             "OPTIONS (path '…', table '…')"
+        )
+    writing = given(options, WRITE)
+    if writing:
+        raise InvalidInput(
+            f"option {writing[0]} is for writing; every INSERT INTO a view made with it would be the same transaction, "
+            "and land once. Give it to df.write"
         )
     place = place_of(options)
     handle = place.open()

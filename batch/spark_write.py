@@ -6,25 +6,28 @@ tables.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from ..errors import InvalidInput
+from ..errors import EpochlogError, InvalidInput
 from ..exchange.frames import FrameWriter, check_frame
 from ..exchange.spark_options import READ, Options, Place, given, place_of, text, truth, whole
 from ..exchange.task_writer import write_batches
 from ..exchange.worker import settle
 from ..store.catalog import View
-from ..store.commit import TableEdit, commit_root, refuse_unwritable
+from ..store.commit import TableEdit, commit_own, commit_root, refuse_unwritable
 from ..store.definitions import TableDef, find_table
 from ..store.handle import Handle, open_handle
 from ..store.intents import SEALED_MS
-from ..store.outcomes import TxnPair, check_pair, landed
+from ..store.outcomes import TxnPair, check_pair, landed, outcome_of
 from ..store.segment import Segment
 from ..store.writer import WriteTarget, write_target
 from .overwrite import commit_overwrite
@@ -32,101 +35,162 @@ from .overwrite import commit_overwrite
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_log = logging.getLogger("epochlog")
+
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """What a write means, found out once on the driver: the table, where its segments go, and the transaction it is."""
+    """What a write means, found out once on the driver: the table, and the transaction it is. landed: that has been
+    committed before, so there is nothing left to write.
+    """
 
     place: Place
-    target: WriteTarget
+    table: TableDef
     overwrite: bool
     app_id: str | None
     version: int | None
+    landed: bool = False
 
-    def edit(self, segments: Sequence[Segment]) -> TableEdit:
-        return TableEdit(self.target.table_id, self.target.schema.name, tuple(segments), operation="upsert")
+    def target(self) -> WriteTarget:
+        """Where the tasks write, under an intent of their own: no store stays open that could keep it alive."""
+        with closing(self.place.open()) as handle:
+            return write_target(handle, self.table, handle.intents.register("spark", SEALED_MS))
 
 
 def resolve_save(options: Options, schema: StructType, overwrite: bool) -> Save:
-    """Raises typed errors, before any task runs, when the options or the frame's columns cannot be written."""
+    """Raises typed errors, before any task runs, when the options or the frame's columns cannot be written, or the
+    transaction can land no more.
+    """
     settle()
+    _refuse_options(options)
+    app_id, version = text(options, "txnAppId"), whole(options, "txnVersion")
+    check_pair(None if app_id is None else (app_id, version or 0))
+    txn = None if app_id is None or version is None else (app_id, version)
+    place = place_of(options)
+
+    def look(view: View) -> tuple[TableDef, bool]:
+        table = find_table(view, place.table)
+        landed = outcome_of(view, txn, [table.id]) is not None
+        if not landed:
+            refuse_unwritable(view, table)
+        return table, landed
+
+    with closing(place.open()) as handle:
+        table, landed = handle.catalog.read(look)
+    check_frame(table.schema, schema)
+    return Save(place, table, overwrite, app_id, version, landed)
+
+
+def _refuse_options(options: Options) -> None:
+    """InvalidInput for options under which this sink would do something else than they say."""
     reading = given(options, READ)
     if reading:
         raise InvalidInput(
-            f"option {reading[0]} is for reading; a write through a view made with it would not do what it "
-            "says. Write to a path and table "
-            "without read options"
+            f"option {reading[0]} is for reading; a write through a view made with it would not do what it says. Write "
+            "to a path and table without read options"
         )
     if truth(options, "asyncProgressTrackingEnabled", False):
         raise InvalidInput(
             "asyncProgressTrackingEnabled skips commits of micro-batches, so nothing would be exactly once; "
             "leave it out"
         )
-    app_id, version = text(options, "txnAppId"), whole(options, "txnVersion")
-    place = place_of(options)
-    handle = place.open()
-    try:
-        table = handle.catalog.read(lambda view: _writable(view, place.table))
-        target = write_target(handle, table, handle.intents.register("spark", SEALED_MS))
-    finally:
-        handle.close()
-    check_frame(table.schema, schema)
-    return Save(place, target, overwrite, app_id, version)
-
-
-def _writable(view: View, name: str) -> TableDef:
-    table = find_table(view, name)
-    refuse_unwritable(view, table)
-    return table
+    if text(options, "replaceWhere") or (text(options, "partitionOverwriteMode") or "").lower() == "dynamic":
+        raise InvalidInput(
+            "overwrite replaces all that the table holds, never a part of it, so replaceWhere and dynamic "
+            "partitionOverwriteMode are refused; append the new rows, with a column _change_type that is 'delete' for "
+            "those to go"
+        )
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What one task wrote, in the order in which later wins; and which stream's batch it was, as the task saw it."""
+    """What one task wrote, in the order in which later wins, and under which intent; and which stream's batch it was,
+    as the task saw it.
+    """
 
     segments: tuple[Segment, ...]
+    intent: str | None = None
     query_id: str | None = None
 
 
-def _segments(messages: Sequence[WriterCommitMessage | None]) -> list[Segment]:
+Messages = list[WriterCommitMessage | None]
+
+
+class _Sink:
+    """What both sinks share. Spark pickles the one that plans, for its tasks; then the intent is registered under
+    which they write. The committing process unpickles it for a batch, and makes one of its own for a micro-batch.
+    """
+
+    def __init__(self, save: Save) -> None:
+        self._save = save
+        self._target: WriteTarget | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._target is None and not self._save.landed:
+            self._target = self._save.target()
+        return dict(self.__dict__)
+
+    def _write(self, batches: Iterator[pa.RecordBatch], query_id: str | None = None) -> Written:
+        if self._target is None:  # landed before
+            for _ in batches:  # Spark gives up a worker that has not taken all
+                pass
+            return Written(())
+        return Written(tuple(write_batches(self._target, batches)), self._target.intent, query_id)
+
+    def _commit(self, messages: Sequence[Written], txn: TxnPair | None) -> None:
+        """Commit what the tasks wrote, if it is anything; their intents have ended either way."""
+        segments = tuple(segment for message in messages for segment in message.segments)
+        edit, ending = TableEdit(self._save.table.id, self._save.table.name, segments), self._intents(messages)
+        with closing(self._save.place.open()) as handle:
+            if self._save.overwrite:
+                commit_overwrite(handle, self._save.table, edit, txn=txn, ending=ending)
+            elif segments or txn is not None:
+                commit_root(handle, [edit], txn=txn, ending=ending)
+            else:
+                handle.intents.end(ending)
+
+    def _abort(self, messages: Messages) -> None:
+        """End the intents: what was written under them can be committed no more, and is vacuum's. No file is deleted,
+        for an attempt of a task may write still. An intent that cannot be ended now runs out.
+        """
+        settle()
+        try:
+            with closing(self._save.place.open()) as handle:
+                handle.intents.end(self._intents(_known(messages)))
+        except EpochlogError as error:
+            _log.warning("what a given up write has left is kept until its intent runs out: %s", error)
+
+    def _intents(self, messages: Sequence[Written]) -> set[str]:
+        own = () if self._target is None else (self._target.intent,)
+        return {*own, *(message.intent for message in messages if message.intent is not None)}
+
+
+def _known(messages: Messages) -> list[Written]:
     """In the order of the tasks' partitions. A task without a message has failed, and Spark does not commit then."""
-    return [segment for message in messages if isinstance(message, Written) for segment in message.segments]
+    return [message for message in messages if isinstance(message, Written)]
 
 
-class BatchSink(DataSourceArrowWriter):
+class BatchSink(_Sink, DataSourceArrowWriter):
     """`df.write`: append upserts, overwrite replaces the table's content, both in one commit."""
 
     def __init__(self, save: Save) -> None:
         if (save.app_id is None) != (save.version is None):
             raise InvalidInput("txnAppId and txnVersion go together: the application, and its number for this write")
-        self._save = save
-        check_pair(self._txn)
-
-    @property
-    def _txn(self) -> TxnPair | None:
-        app_id, version = self._save.app_id, self._save.version
-        return None if app_id is None or version is None else (app_id, version)
+        super().__init__(save)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        return Written(tuple(write_batches(self._save.target, iterator)))
+        return self._write(iterator)
 
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+    def commit(self, messages: Messages) -> None:
         settle()
-        handle = self._save.place.open()
-        try:
-            edit = self._save.edit(_segments(messages))
-            if self._save.overwrite:
-                commit_overwrite(handle, self._save.target, edit, self._txn)
-            elif edit.segments or self._txn is not None:
-                commit_root(handle, [edit], txn=self._txn, ending=self._save.target.intent)
-        finally:
-            handle.close()
+        app_id, version = self._save.app_id, self._save.version
+        self._commit(_known(messages), None if app_id is None or version is None else (app_id, version))
 
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing to undo: nothing points to what was written. A retry may write still, so only vacuum deletes."""
+    def abort(self, messages: Messages) -> None:
+        self._abort(messages)
 
 
-class StreamSink(DataSourceStreamArrowWriter):
+class StreamSink(_Sink, DataSourceStreamArrowWriter):
     """`df.writeStream`: each micro-batch is one commit under (query id, batch id), so a replay finds it done.
 
     The query id lives in the checkpoint's `metadata`. A checkpoint is deleted whole or not at all: with its offsets
@@ -137,35 +201,28 @@ class StreamSink(DataSourceStreamArrowWriter):
     def __init__(self, save: Save) -> None:
         if save.version is not None:
             raise InvalidInput("txnVersion is for batch writes; a stream numbers its own batches")
-        self._save = save
+        super().__init__(save)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         from pyspark import TaskContext
 
         context = TaskContext.get()
         query_id = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
-        return Written(tuple(write_batches(self._save.target, iterator)), query_id)
+        return self._write(iterator, query_id)
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+    def commit(self, messages: Messages, batchId: int) -> None:
         settle()
-        edit = self._save.edit(_segments(messages))
-        queries = {message.query_id for message in messages if isinstance(message, Written) and message.query_id}
-        app_id = self._save.app_id or next(iter(queries), None)
-        if not edit.segments and not self._save.overwrite:
-            return  # an empty micro-batch leaves no trace; replayed, it is empty again
+        known = _known(messages)
+        if not self._save.overwrite and not any(message.segments for message in known):
+            self._commit(known, None)  # an empty micro-batch leaves no trace; replayed, it is empty again
+            return
+        app_id = self._save.app_id or next((message.query_id for message in known if message.query_id), None)
         if app_id is None:
             raise InvalidInput("Spark did not say which query this micro-batch belongs to; set .option('txnAppId', …)")
-        handle = self._save.place.open()
-        try:
-            if self._save.overwrite:  # output mode complete: the whole answer anew
-                commit_overwrite(handle, self._save.target, edit, (app_id, batchId))
-            else:
-                commit_root(handle, [edit], txn=(app_id, batchId), ending=self._save.target.intent)
-        finally:
-            handle.close()
+        self._commit(known, (app_id, batchId))
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing to undo: nothing points to what was written. A retry may write still, so only vacuum deletes."""
+    def abort(self, messages: Messages, batchId: int) -> None:
+        self._abort(messages)
 
 
 # ---- foreachBatch --------------------------------------------------------------------------------------------------
@@ -187,20 +244,21 @@ def sink(
     if not isinstance(tables, Mapping) or not tables:
         raise InvalidInput("sink takes a dict {table: function} with at least one table")
     check_pair((app_id, 0))
-    handle = open_handle(path, catalog, create=False, volatile=volatile)
-    try:
+    place = partial(open_handle, path, catalog, create=False, volatile=volatile)
+    with closing(place()) as handle:
         found = {name: handle.catalog.read(lambda view, name=name: _writable(view, name)) for name in tables}
-    finally:
-        handle.close()
 
     def write(frame: DataFrame, batch_id: int) -> None:
-        opened = open_handle(path, catalog, create=False, volatile=volatile)
-        try:
-            _write_batch(opened, frame, (app_id, batch_id), [(found[name], shape) for name, shape in tables.items()])
-        finally:
-            opened.close()
+        with closing(place()) as handle:
+            _write_batch(handle, frame, (app_id, batch_id), [(found[name], shape) for name, shape in tables.items()])
 
     return write
+
+
+def _writable(view: View, name: str) -> TableDef:
+    table = find_table(view, name)
+    refuse_unwritable(view, table)
+    return table
 
 
 def _write_batch(
@@ -212,14 +270,20 @@ def _write_batch(
     shared = len(tables) > 1
     if shared:
         frame.persist()
+    writers = [FrameWriter(write_target(handle, table)) for table, _ in tables]
     try:
-        edits = []
-        for table, shape in tables:
-            writer = FrameWriter(write_target(handle, table))
+        for writer, (_, shape) in zip(writers, tables, strict=True):
             writer.write(frame if shape is None else shape(frame))
-            edits.append(TableEdit(table.id, table.name, tuple(writer.finish()), operation="upsert"))
-        if any(edit.segments for edit in edits):
-            commit_root(handle, edits, txn=txn)
+        edits = [
+            TableEdit(table.id, table.name, tuple(writer.finish()))
+            for writer, (table, _) in zip(writers, tables, strict=True)
+        ]
+    except BaseException:
+        for writer in writers:
+            writer.discard()
+        raise
     finally:
         if shared:
             frame.unpersist()
+    if any(edit.segments for edit in edits):
+        commit_own(handle, edits, txn=txn)

@@ -7,7 +7,7 @@ and 5.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -36,12 +36,12 @@ from .epoch import as_epoch, from_unix_ms
 from .expiry import planned_anew
 from .failpoints import reached
 from .images import Images, write_images
-from .intents import require_intents
+from .intents import end_intents, require_intents
 from .loads import LoadCommit, advance_load
 from .made import discard_made, forget_made, made_of
 from .outcomes import TxnPair, check_pair, landed, outcome_of, record_outcome
 from .pressure import relieve
-from .records import gone_key, head_key, hist_key, intent_key, job_key, log_key, used_key
+from .records import gone_key, head_key, hist_key, job_key, log_key, used_key
 from .scan import ScanPlan, plan_scan
 from .sealing import check_skew
 from .segment import Segment
@@ -117,13 +117,14 @@ def commit_root(
     *,
     epoch: int | None = None,
     txn: TxnPair | None = None,
-    ending: str | None = None,
+    ending: Collection[str] = (),
     load: LoadCommit | None = None,
 ) -> int:
     """Commit to root tables at one epoch (given, or the catalog's next).
 
-    The same `txn` again returns the first outcome. `ending`: a writer intent that ends with this commit. `load`: a
-    load whose checkpoint this is; its fence is checked and its parts' states are written in the same transaction.
+    The same `txn` again returns the first outcome. `ending`: writer intents that end with this commit, also when it
+    had landed before. `load`: a load whose checkpoint this is; its fence is checked and its parts' states are written
+    in the same transaction.
     """
     return _commit_root(handle, edits, epoch, txn, ending, load)[0]
 
@@ -148,7 +149,7 @@ def _commit_root(
     edits: Sequence[TableEdit],
     epoch: int | None,
     txn: TxnPair | None,
-    ending: str | None = None,
+    ending: Collection[str] = (),
     load: LoadCommit | None = None,
 ) -> tuple[int, bool]:
     """The commit's epoch, and whether it landed now (else earlier, under the same `txn`)."""
@@ -158,6 +159,7 @@ def _commit_root(
     tables = sorted(edit.table_id for edit in edits)
     done = landed(handle, txn, tables)
     if done is not None:
+        handle.intents.end(ending)
         return done, False
     for edit in edits:
         check_segments(handle, edit)
@@ -183,7 +185,7 @@ def _land(
     edits: Sequence[TableEdit],
     epoch: int | None,
     txn: TxnPair | None,
-    ending: str | None,
+    ending: Collection[str],
     load: LoadCommit | None,
 ) -> tuple[int, bool]:
     """The transaction of a root commit: its epoch, and whether it landed now."""
@@ -193,6 +195,7 @@ def _land(
     def body(tx: Txn) -> tuple[int, bool]:
         done = outcome_of(tx, txn, tables)
         if done is not None:
+            end_intents(tx, ending)
             return done, False
         if load is not None:
             advance_load(tx, load)
@@ -207,8 +210,7 @@ def _land(
         move_counters(tx, counters, at)
         if txn is not None:
             record_outcome(tx, txn, tables, at, now_ms)
-        if ending is not None:
-            tx.delete(intent_key(ending))
+        end_intents(tx, ending)
         return at, True
 
     reached("commit:segments-written")

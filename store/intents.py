@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 from ..errors import SegmentUnknown, StoreClosed
-from .catalog import Catalog, View
+from .catalog import Catalog, Txn, View
 from .failpoints import reached
 from .leases import LEASE_MS, Leases
 from .records import Record, after_prefix, intent_key
@@ -74,6 +74,12 @@ def require_intents(view: View, table: str, paths: Iterable[str]) -> None:
         )
 
 
+def end_intents(tx: Txn, intents: Iterable[str]) -> None:
+    """No commit takes what was written under them any more; vacuum does."""
+    for intent in intents:
+        tx.delete(intent_key(intent))
+
+
 class Intents:
     """The intents of one open store: one that all its own writers share, and one for each batch of Spark."""
 
@@ -112,6 +118,11 @@ class Intents:
     def release(self, intent: str) -> None:
         """Its writers have ended: what they wrote and nobody committed is vacuum's."""
         self._leases.release(intent)
+
+    def end(self, intents: Collection[str]) -> None:
+        """Writers that another process registered have ended."""
+        if intents:
+            self._catalog.transact(lambda tx: end_intents(tx, intents))
 
     def checked(self, commit: Callable[[], T]) -> T:
         """What `commit` gives. When it is refused because an intent was revoked, as after a long suspension, those who

@@ -49,7 +49,7 @@ def write_as_spark(store: el.Store, table: el.Table, number: int, name: str) -> 
     writer = SegmentWriter(write_target(handle, found, intent))
     writer.upsert(rows_of(number))
     edit = TableEdit(found.id, found.name, tuple(writer.finish()))
-    commit_root(handle, [edit], txn=(name, number), ending=intent)
+    commit_root(handle, [edit], txn=(name, number), ending=[intent])
     handle.intents.release(intent)
 
 

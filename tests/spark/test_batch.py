@@ -202,6 +202,7 @@ def test_an_empty_table_reads_as_empty(lake) -> None:
         ({"timestampAsOf": "yesterday"}, "InvalidInput: option timestampAsOf"),
         ({"table": "missing"}, "TableNotFound: there is no table 'missing'"),
         ({"table": ""}, "InvalidInput: .*needs .option"),
+        ({"txnAppId": "a", "txnVersion": 1}, "InvalidInput: option txnAppId is for writing"),
     ],
 )
 def test_bad_read_options_are_refused_at_load(lake, options: dict[str, object], told: str) -> None:

@@ -143,10 +143,9 @@ def test_labels_of_several_tables_in_one_commit(store: el.Store, table: el.Table
 def overwrite(store: el.Store, name: str, data: pa.Table, txn: tuple[str, int] | None = None) -> int:
     handle = store._handle
     table = handle.catalog.read(lambda view: find_table(view, name))
-    target = write_target(handle, table, handle.intents.register("spark"))
-    writer = SegmentWriter(target)
+    writer = SegmentWriter(write_target(handle, table))
     writer.upsert(data)
-    return commit_overwrite(handle, target, TableEdit(table.id, name, tuple(writer.finish())), txn)
+    return commit_overwrite(handle, table, TableEdit(table.id, name, tuple(writer.finish())), txn=txn)
 
 
 def test_overwrite(store: el.Store, table: el.Table) -> None:
