@@ -186,7 +186,7 @@ class Bounded:
         at = view.largest_valid_at_most(tables)
         if at is None:
             raise StalenessExceeded(str(_no_epoch(self.name, view, tables, tables, view.last_epoch)))
-        max_lag_ms = seconds(self.max_lag, "max_lag") * 1000
+        max_lag_ms = round(seconds(self.max_lag, "max_lag") * 1000, 3)  # 1.005 * 1000 lies below 1005
         late = {name: lag_ms for name in tables if (lag_ms := view.lag_ms(name, at)) > max_lag_ms}
         if late:
             lags = _listed([f"{name} lags {lag_ms:,} ms" for name, lag_ms in late.items()])

@@ -196,6 +196,16 @@ def test_bounded_measures_what_the_snapshot_lacks() -> None:
         Bounded(max_lag=9).choose(view(ORDERS, table(5, "fresh", [1], [])), ["fresh"])
 
 
+def test_a_lag_as_large_as_the_bound_is_within_it() -> None:
+    """1.005 s times 1000 is a little less than 1005, and a lag of 1,005 ms was refused."""
+    for lag_ms in (1005, 1001, 4099):
+        late = replace(STORE, clock_ms=EPOCH_ORIGIN_MS + 50 + lag_ms)
+        assert late.lag_ms("daily", at(50) - 1) == lag_ms
+        assert Bounded(max_lag=lag_ms / 1000).choose(late, ["daily"]) == {"daily": at(50) - 1}
+        with pytest.raises(StalenessExceeded):
+            Bounded(max_lag=(lag_ms - 0.1) / 1000).choose(late, ["daily"])
+
+
 def test_timeouts_are_seconds_or_timedeltas() -> None:
     assert AtLeast(5, timeout=timedelta(seconds=2)).timeout == Bounded(1, timeout=2).timeout == 2.0
     assert AtLeast(5).timeout == Bounded(1).timeout == 10.0

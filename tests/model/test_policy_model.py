@@ -1,0 +1,182 @@
+"""On random graphs every policy chooses what its definition says, or raises what it says; planted bugs are caught.
+
+EPOCHLOG_MODEL_SEEDS=5000 makes a long campaign of it; EPOCHLOG_MODEL_FIRST_SEED=1234 begins there.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from epochlog.batch import policy
+from epochlog.batch.policy import Aligned, AsOf, AtLeast, Bounded, Exact, Global, Latest, choose_epochs
+from epochlog.batch.token import encode_token
+from epochlog.errors import EpochlogError
+from epochlog.store.epoch import EPOCH_ORIGIN_MS, last_of_unix_ms, to_unix_ms
+from epochlog.store.lineage import EpochView
+from model import policies
+from model.policies import Answer, Question
+from model.test_lineage_model import batches, forget, runs
+
+pytestmark = pytest.mark.local_only
+
+Case = tuple[str, Any, Answer]
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def at_moments(seeds: range) -> Iterator[tuple[int, random.Random, Question, EpochView]]:
+    """Queries of random tables in random histories, with some tables away, and some that have forgotten."""
+    for seed, rng, history in runs(seeds):
+        if rng.random() < 0.5:
+            forget(history, rng)
+        view = history.view()
+        away = frozenset(
+            table for table in history.jobs if rng.random() < 0.15 and view.table(table).state == "created"
+        )
+        tables = {
+            number: replace(one, state=rng.choice(["creating", "parked"])) if one.name in away else one
+            for number, one in view.tables.items()
+        }
+        view = EpochView(view.last_epoch, view.clock_ms, tables, "s")
+        query = rng.sample(history.names, rng.randint(1, len(history.names)))
+        yield seed, rng, Question(history, query, away, view.clock_ms), view
+        history.known_from.clear()
+        history.safe_epoch.clear()
+
+
+def cases(rng: random.Random, question: Question, view: EpochView) -> Iterator[Case]:
+    """Each policy with options that tell right from wrong: at, just below and just above where the answer turns."""
+    history = question.history
+    near = [*history.marks(), history.last_epoch + rng.randint(1, 9)]
+    yield "global", Global(), policies.global_(question, include_creating=False)
+    yield "global, naive", Global(include_creating=True), policies.global_(question, include_creating=True)
+    yield "aligned", Aligned(), policies.aligned(question)
+    yield "latest", Latest(), policies.latest(question)
+    newest = question.largest(question.tables, history.last_epoch)
+    for until in [rng.choice(near), *([] if newest is None else [newest - 1, newest])]:
+        if until >= 0:
+            yield "as_of", AsOf(epoch=until), policies.as_of(question, until)
+    moment_ms = to_unix_ms(rng.choice(near))
+    end = last_of_unix_ms(moment_ms)
+    assert to_unix_ms(end) == moment_ms == to_unix_ms(end + 1) - 1 >= EPOCH_ORIGIN_MS
+    yield "as_of, by time", AsOf(timestamp=moment_ms), policies.as_of(question, end)
+    for epoch in [rng.choice(near), *([] if newest is None else [newest, newest + 1])]:
+        yield "at_least", AtLeast(epoch, timeout=0), policies.at_least(question, epoch)
+    if newest is not None and not history.known_from:
+        lags = {policies.lag_ms(question, table, newest) for table in question.tables}
+        for bound in {max(lags), max(0, max(lags) - 1), min(lags)}:
+            yield "bounded", Bounded(bound / 1000, timeout=0), policies.bounded(question, bound)
+    given = {table: rng.choice([*near, history.position(table)]) for table in question.tables}
+    given = given if rng.random() < 0.5 or newest is None else dict.fromkeys(given, newest)
+    yield "exact", Exact(given), policies.exact(question, given)
+    ids = {view.ids[table]: epoch for table, epoch in given.items()}
+    token = encode_token(ids, {number: one.name for number, one in view.tables.items()}, "s")
+    yield "exact, by token", Exact(token), policies.exact(question, given)
+
+
+def answer_of(chosen: Any, view: EpochView, tables: list[str]) -> Answer:
+    try:
+        return choose_epochs(chosen, view, tables)
+    except EpochlogError as error:
+        return type(error)
+
+
+def campaign(seeds: range) -> Counter[tuple[str, str]]:
+    """Raises AssertionError at the first difference; else how often each policy chose, or raised what."""
+    seen: Counter[tuple[str, str]] = Counter()
+    for seed, rng, question, view in at_moments(seeds):
+        for name, chosen, wanted in cases(rng, question, view):
+            got = answer_of(chosen, view, question.tables)
+            assert got == wanted, ("differs", f"seed {seed}", name, chosen, question.tables, got, wanted)
+            seen[name, "chose" if isinstance(got, dict) else got.__name__] += 1
+    return seen
+
+
+@pytest.mark.parametrize("seeds", batches(), ids=lambda seeds: f"seeds-{seeds[0]}-{seeds[-1]}")
+def test_every_policy_chooses_what_its_definition_says(seeds: range) -> None:
+    campaign(seeds)
+
+
+def test_the_campaign_has_every_outcome_in_it() -> None:
+    seen = campaign(range(50))
+    wanted = {
+        "global": ["chose", "TableNotReadable", "NoConsistentEpoch"],
+        "global, naive": ["chose", "NoConsistentEpoch"],
+        "aligned": ["chose", "NoConsistentEpoch"],
+        "latest": ["chose"],
+        "as_of": ["chose", "NoConsistentEpoch", "EpochExpired"],
+        "as_of, by time": ["chose", "NoConsistentEpoch", "EpochExpired"],
+        "at_least": ["chose", "NoConsistentEpoch"],
+        "bounded": ["chose", "StalenessExceeded"],
+        "exact": ["chose", "EpochExpired", "EpochNotCommitted"],
+        "exact, by token": ["chose", "EpochExpired", "EpochNotCommitted"],
+    }
+    rare = {(name, what) for name, outcomes in wanted.items() for what in outcomes if seen[name, what] < 5}
+    assert not rare and len(seen) == sum(map(len, wanted.values())), seen
+
+
+# ---- plants --------------------------------------------------------------------------------------------------------
+
+
+def descendants_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    def left_out(view: EpochView) -> dict[str, str]:
+        return {one.name: "away" for one in view.tables.values() if one.state in ("creating", "parked")}
+
+    monkeypatch.setattr(Global, "left_out", staticmethod(left_out))
+
+
+def global_is_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = EpochView.largest_valid_at_most
+
+    def largest(view: EpochView, refs: Any, epoch: int | None = None, *, read: Any = None) -> int | None:
+        return whole(view, refs if read is None else read, epoch)
+
+    monkeypatch.setattr(EpochView, "largest_valid_at_most", largest)
+
+
+def lag_of_the_newest_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = EpochView.lag_ms
+    monkeypatch.setattr(EpochView, "lag_ms", lambda view, ref, epoch=None: whole(view, ref))
+
+
+def lag_of_direct_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epochlog.store.lag._origin", lambda view, table, change: change)
+
+
+def expired_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "_readable", lambda view, name, epoch: epoch)
+
+
+def at_least_is_more_than(monkeypatch: pytest.MonkeyPatch) -> None:
+    choose = AtLeast.choose
+    monkeypatch.setattr(
+        AtLeast, "choose", lambda self, view, tables: choose(replace(self, epoch=self.epoch + 1), view, tables)
+    )
+
+
+def as_of_is_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    until = AsOf.until
+    monkeypatch.setattr(AsOf, "until", lambda self: until(self) - 1)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        descendants_take_part,
+        global_is_aligned,
+        lag_of_the_newest_state,
+        lag_of_direct_changes,
+        expired_is_not_asked,
+        at_least_is_more_than,
+        as_of_is_before,
+    ],
+)
+def test_plants_differ_from_the_definitions(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError, match="differs"):
+        campaign(range(200))
