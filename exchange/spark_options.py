@@ -18,6 +18,23 @@ STREAM = ("maxEpochsPerTrigger", "maxRowsPerTrigger", "maxBytesPerTrigger", "con
 WRITE = ("txnAppId", "txnVersion")
 READ = ("columns", *STATE, *FEED, *STREAM)
 _KNOWN = {name.lower(): name for name in (*PLACE, *READ, *WRITE)}
+_SINCE = "an epoch has its time in it: take the snapshot as of that time and give startingVersion its epoch + 1"
+_CHANGES = "a stream gives every change with its _change_type; filter by that"
+_WHOLE = "an overwrite replaces the whole content; append upserts rows, and deletes those whose _change_type is delete"
+_SCHEMA = "a table keeps its schema; make another table, and fill it by a job"
+# What other table formats have, and what to do here: passed over in silence, each would mean other rows.
+_ELSEWHERE = {
+    "startingtimestamp": _SINCE,
+    "endingtimestamp": "an epoch has its time in it: give endingVersion the epoch of the snapshot as of that time",
+    "maxfilespertrigger": "give maxEpochsPerTrigger, maxRowsPerTrigger or maxBytesPerTrigger",
+    "ignoredeletes": _CHANGES,
+    "ignorechanges": _CHANGES,
+    "skipchangecommits": _CHANGES,
+    "replacewhere": _WHOLE,
+    "partitionoverwritemode": _WHOLE,
+    "mergeschema": _SCHEMA,
+    "overwriteschema": _SCHEMA,
+}
 
 Options = Mapping[str, str]
 """As Spark gives them: names without regard to case."""
@@ -53,10 +70,14 @@ def place_of(options: Options) -> Place:
 
 
 def refuse_slips(options: Options) -> None:
-    """Other options, Spark's own among them, are let pass; `versionAsOff` would silently read the newest version."""
+    """Other options, Spark's own among them, are let pass; `versionAsOff` would silently read the newest version, and
+    `startingTimestamp` all there is.
+    """
     for given in options:
         if given.lower() in _KNOWN:
             continue
+        if given.lower() in _ELSEWHERE:
+            raise InvalidInput(f"there is no option {given!r} here: {_ELSEWHERE[given.lower()]}")
         near = difflib.get_close_matches(given.lower(), _KNOWN, n=1, cutoff=0.85)
         if near:
             raise InvalidInput(f"there is no option {given!r}; {_KNOWN[near[0]]!r} is near")

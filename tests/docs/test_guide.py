@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 import pages
+from epochlog.exchange import spark_options
 from redis_server import RedisServer
 
 pytestmark = pytest.mark.local_only
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide"
 ALL = sorted(GUIDE.glob("*.md"))
-SERVED = {"operating"}
-"""Pages that want a Redis server, and processes of their own."""
+LONGER = {"operating", "from-delta-change-feeds"}
+"""Pages that start servers and processes, or load another library."""
 PLAIN = [
-    pytest.param(page, marks=[pytest.mark.slow] if page.stem in SERVED else [], id=page.stem)
+    pytest.param(page, marks=[pytest.mark.slow] if page.stem in LONGER else [], id=page.stem)
     for page in ALL
     if not pages.needs_spark(page)
 ]
@@ -28,7 +30,7 @@ REDIS = "cache:6379/0"
 
 
 def follow(page: Path, folder: Path) -> str:
-    if page.stem not in SERVED:
+    if REDIS not in page.read_text("utf-8"):
         return pages.follow(page, folder)
     server = RedisServer(folder / "redis")
     try:
@@ -48,3 +50,18 @@ def test_a_page_is_as_it_says(page: Path, tmp_path: Path) -> None:
 def test_a_page_on_spark_is_as_it_says(page: Path, tmp_path: Path) -> None:
     wrong = follow(page, tmp_path)
     assert not wrong, wrong
+
+
+def test_the_options_side_by_side_are_those_that_there_are() -> None:
+    """What the page says is the same, or refused, is so in the code."""
+    rows = [line for line in (GUIDE / "from-delta-change-feeds.md").read_text("utf-8").splitlines() if line[:2] == "| "]
+    known = {name.lower() for name in (*spark_options.PLACE, *spark_options.READ, *spark_options.WRITE)}
+    theirs, ours = set(), set()
+    for row in rows:
+        delta, here = row.split("|")[1:3]
+        theirs |= set(re.findall(r"\b[a-z]+[A-Z]\w+\b", re.sub(r"`delta\.\w+`", "", delta)))
+        ours |= set(re.findall(r"`([a-z]+[A-Z]\w+)(?:=\w+)?`", here))
+        assert delta.strip() and here.strip()
+    assert {name.lower() for name in ours} <= known
+    theirs -= {"foreachBatch", "readStream"}  # calls, not options
+    assert len(theirs) > 10 and {name.lower() for name in theirs} <= known | set(spark_options._ELSEWHERE)

@@ -1,0 +1,44 @@
+"""Options of `format("epochlog")` that are none: slips, and what other formats have, are told, never passed over."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import epochlog as el
+from epochlog.exchange import spark_options
+
+pytestmark = pytest.mark.local_only
+
+PLACE = {"path": "lake", "table": "orders"}
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize("option, told", [
+    ("versionAsOff", "'versionAsOf' is near"),
+    ("startingTimestamp", "give startingVersion"),
+    ("endingTimestamp", "give endingVersion"),
+    ("maxFilesPerTrigger", "maxEpochsPerTrigger"),
+    ("ignoreDeletes", "filter"),
+    ("ignoreChanges", "filter"),
+    ("skipChangeCommits", "filter"),
+    ("replaceWhere", "replaces the whole content"),
+    ("PartitionOverwriteMode", "replaces the whole content"),
+    ("mergeSchema", "another table"),
+    ("overwriteSchema", "another table"),
+])  # fmt: skip
+def test_what_would_silently_mean_other_rows_is_refused(option: str, told: str) -> None:
+    with pytest.raises(el.InvalidInput, match=told):
+        spark_options.place_of({**PLACE, option: "x"})
+
+
+def test_options_of_spark_itself_are_let_pass() -> None:
+    assert spark_options.place_of({**PLACE, "checkpointLocation": "c", "queryName": "q"}).table == "orders"
+
+
+def test_every_option_is_in_the_reference() -> None:
+    known = {*spark_options.PLACE, *spark_options.READ, *spark_options.WRITE}
+    text = (DOCS / "SPARK.md").read_text("utf-8")
+    assert not {name for name in known - {"volatile"} if not re.search(rf"\b{name}\b", text)}
