@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from .typed import beginning, epoch, moment, names, positive, seconds
 
@@ -84,6 +85,11 @@ def _read(commands: argparse._SubParsersAction) -> None:
     _row_options(one, "column = 1 AND other IN ('a', 'b'), as in SQL's WHERE")
     _policy_options(one)
     one.add_argument("--epochs", action="store_true", help="no rows: the epochs chosen, their lag, and the token")
+    one.set_defaults(complaint=_read_complaint)
+
+
+def _read_complaint(options: argparse.Namespace) -> str | None:
+    return "read: --epochs shows no rows that --out could write" if options.epochs and options.out else None
 
 
 def _changes(commands: argparse._SubParsersAction) -> None:
@@ -312,6 +318,12 @@ def _rows_flag(one: argparse.ArgumentParser) -> None:
 def _row_options(one: argparse.ArgumentParser, filter: str) -> None:
     one.add_argument("--columns", type=names, metavar="A,B", help="only these columns, in this order")
     one.add_argument("--filter", metavar="WHERE", help=filter)
+    one.add_argument(
+        "--out",
+        metavar="FILE",
+        type=Path,
+        help="write the rows to this new .parquet, .arrow or .csv file instead: all, of one table",
+    )
     _limits(one, "rows")
 
 
@@ -344,6 +356,6 @@ def _limits(one: argparse.ArgumentParser, what: str) -> None:
 
 def limit_of(options: argparse.Namespace) -> int | None:
     """How many rows to show at most; None: all."""
-    if options.all or (options.json and options.limit is None):
+    if options.all or ((options.json or getattr(options, "out", None)) and options.limit is None):
         return None
     return PEOPLE_ROWS if options.limit is None else options.limit

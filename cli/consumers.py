@@ -59,7 +59,6 @@ def _begin(text: str) -> str | int:
 def tail(session: Session) -> None:
     """What changes in a table, as it comes, until Ctrl-C, the end of its data, or as much as was asked for."""
     options = session.options
-    session.out.waiting.end()
     with ExitStack() as stack:
         table = session.handle.catalog.read(lambda view: find_table(view, options.table))
         consumer = None
@@ -72,7 +71,7 @@ def tail(session: Session) -> None:
         stack.callback(feed.close)
         if consumer is not None and consumer.position is None and place is not None:
             consumer.ack(place.after)  # so that it is held from now on
-        told = _Told(session, consumer)
+        told = _Told(session, consumer, feed.snapshot_rows)
         try:
             _follow(feed, told)
         except KeyboardInterrupt:
@@ -84,8 +83,12 @@ def tail(session: Session) -> None:
 class _Told:
     """What was shown: rows so far, and through which epoch all of them were."""
 
-    def __init__(self, session: Session, consumer: Consumer | None) -> None:
+    def __init__(self, session: Session, consumer: Consumer | None, expected: int | None) -> None:
+        """expected: the most rows that come before the first change; None: none do."""
         self.session = session
+        self._rows, self._expected = 0, expected
+        if expected is None:
+            session.out.waiting.end()
         self._consumer = consumer
         self._left = session.options.limit
         self._through: int | None = None
@@ -106,6 +109,11 @@ class _Told:
             else:
                 self.session.out.text(_lines(rows))
             self.session.out.flush()
+        if isinstance(item, Slice) and item.snapshot:
+            self._rows += item.data.num_rows
+            self.session.out.waiting.step(self._rows, self._expected)
+        else:
+            self.session.out.waiting.end()
         if whole:
             self._through = item.epoch
 

@@ -81,7 +81,7 @@ def _with_store(options: Namespace) -> int:
     from .output import Output, Waiting, spell_out
 
     spell_out()
-    with Waiting(f"{options.command} {masked(options.root)}") as waiting:
+    with Waiting(f"{options.command} {masked(options.root)}", quiet=options.json) as waiting:
         from ..api import Store
         from ..store.handle import open_handle
         from .session import Session

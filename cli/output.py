@@ -22,19 +22,23 @@ PAGE_COLUMNS = 120
 
 
 class Waiting:
-    """A spinner, or a bar once the end is known, while a command takes long; none where no terminal shows it."""
+    """A spinner, or a bar once the end is known, while a command takes long; none where no terminal shows it.
 
-    def __init__(self, what: str) -> None:
+    quiet: never: the command's output is for a program.
+    """
+
+    def __init__(self, what: str, *, quiet: bool = False) -> None:
         self._what = what
+        self._quiet = quiet
         self._lock = threading.Lock()
-        self._done, self._total = 0, None
+        self._done, self._total, self._of = 0, None, ""
         self._ended = False
         self._bar: Progress | None = None
         self._timer = threading.Timer(PATIENCE_S, self._show)
         self._timer.daemon = True
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not self._quiet:
             self._timer.start()
         return self
 
@@ -43,12 +47,16 @@ class Waiting:
     ) -> None:
         self.end()
 
-    def step(self, done: int, total: int | None = None) -> None:
-        """So much is done, of so much if that is known."""
+    def step(self, done: int, total: int | None = None, *, of: str = "") -> None:
+        """So much is done, of so much if that is known; `of`: what is being worked on now."""
         with self._lock:
-            self._done, self._total = done, total
+            self._done, self._total, self._of = done, total, of
             if self._bar:
-                self._bar.update(self._bar.task_ids[0], completed=done, total=total)
+                self._bar.update(self._bar.task_ids[0], completed=done, total=total, description=self._text)
+
+    @property
+    def _text(self) -> str:
+        return f"{self._what}: {self._of}" if self._of else self._what
 
     def end(self) -> None:
         """Take it off the screen; a second call does nothing."""
@@ -73,7 +81,7 @@ class Waiting:
         with self._lock:
             if not self._ended:
                 self._bar = bar = Progress(*columns, console=Console(stderr=True), transient=True)
-                bar.add_task(self._what, completed=self._done, total=self._total)
+                bar.add_task(self._text, completed=self._done, total=self._total)
                 bar.start()
 
 
@@ -103,7 +111,6 @@ class Output:
             self._write(self._dumped(value, None) + "\n")
             if count % FLUSH_ROWS == 0:
                 self.flush()
-                self.waiting.step(count)
 
     def text(self, lines: Iterable[str]) -> None:
         """Lines for people, as they come."""

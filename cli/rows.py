@@ -14,9 +14,10 @@ from ..errors import InvalidInput
 from .arguments import limit_of
 from .facts import Facts
 from .moments import epoch_of, policy_of
+from .outfile import OutFile
 from .plain import plain_rows
 from .session import Session
-from .words import epoch_text
+from .words import bytes_text, epoch_text
 
 if TYPE_CHECKING:
     from ..api import TableInfo
@@ -33,10 +34,15 @@ def read(session: Session) -> None:
         if options.epochs:
             _show_epochs(session, moment)
             return
+        if options.out is not None and len(moment) != 1:
+            raise InvalidInput(f"--out writes one table to a file: name one of {', '.join(moment)}")
         readers = [(name, _reader(moment, name, session)) for name in moment]  # all are checked before any is shown
         for place, (name, reader) in enumerate(readers):
             epoch = moment.epochs[name]
-            if session.out.as_json:
+            if options.out is not None:
+                known = moment[name].plan.rows_at_most if options.filter is None else None
+                _write(session, reader, {"table": name, "epoch": epoch}, known)
+            elif session.out.as_json:
                 rows = islice(_rows(reader), limit_of(options))
                 session.out.lines({"_table": name, "_epoch": epoch, **row} for row in rows)
             else:
@@ -57,7 +63,9 @@ def changes(session: Session) -> None:
         columns=options.columns,
         filter=_filter(options.filter, table.schema),
     )
-    if session.out.as_json:
+    if options.out is not None:
+        _write(session, reader, {"table": table.name}, None)
+    elif session.out.as_json:
         session.out.lines(islice(_rows(reader), limit_of(options)))
     else:
         _show_rows(session, reader, None)
@@ -89,6 +97,30 @@ def _filter(text: str | None, schema: pa.Schema) -> pc.Expression | None:
 def _rows(reader: Iterable[pa.RecordBatch]) -> Iterator[Facts]:
     for batch in reader:
         yield from plain_rows(batch)
+
+
+def _write(session: Session, reader: pa.RecordBatchReader, facts: Facts, known: int | None) -> None:
+    """To the file of --out. known: the most rows that there can be."""
+    file, limit = OutFile(session.options.out), limit_of(session.options)
+    total = known if limit is None else min(limit, known or limit)
+    file.check(reader.schema)
+    rows, size = file.write(reader.schema, _first(reader, limit), lambda done: session.out.waiting.step(done, total))
+    facts = {**facts, "file": str(file.path), "rows": rows, "bytes": size}
+    if session.out.as_json:
+        session.out.document(facts)
+    else:
+        at = f" at epoch {epoch_text(facts['epoch'])}" if "epoch" in facts else ""
+        what = "rows" if "epoch" in facts else "changes"
+        session.out.show(f"{rows:,} {what} of {facts['table']}{at} are in {file.path}, {bytes_text(size)}")
+
+
+def _first(reader: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
+    """The first so many rows."""
+    left = limit
+    for batch in reader:
+        yield batch if left is None else batch.slice(0, left)
+        if left is not None and (left := left - batch.num_rows) <= 0:
+            return
 
 
 def _show_epochs(session: Session, moment: Snapshot) -> None:

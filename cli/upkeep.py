@@ -28,8 +28,9 @@ def compact(session: Session) -> None:
     tables = session.handle.catalog.read(chosen)
     found = []
     for table in tables:
-        session.out.waiting.step(len(found), len(tables))
-        found.append(_compact_one(session, table, full=full or name is not None))
+        which = f"{table.name}, {len(found) + 1:,} of {len(tables):,}" if len(tables) > 1 else ""
+        session.out.waiting.step(0, of=which)
+        found.append(_compact_one(session, table, which, full=full or name is not None))
     if session.out.as_json:
         session.out.document({"root": session.handle.files.place, "tables": found})
     else:
@@ -65,10 +66,13 @@ def verify(session: Session) -> int:
     return 0 if report.ok else 1
 
 
-def _compact_one(session: Session, table: TableDef, *, full: bool) -> Facts:
+def _compact_one(session: Session, table: TableDef, which: str, *, full: bool) -> Facts:
+    def progress(done: int, total: int) -> None:
+        session.out.waiting.step(done, total, of=which)
+
     before = _size(session, table)
     apply_retention(session.handle, table)
-    outcome = compact_table(session.handle, table, full=full)
+    outcome = compact_table(session.handle, table, full=full, progress=progress)
     after = _size(session, table)
     return {
         "table": table.name,

@@ -106,6 +106,12 @@ class TableFeed:
             self._move_hold()
 
     @property
+    def snapshot_rows(self) -> int | None:
+        """The most rows that the table's rows can be; None when it does not begin with them, or has given them out."""
+        before = self._first.plan.before if self._first is not None and self._first.place.snapshot is not None else None
+        return None if before is None else before.rows_at_most
+
+    @property
     def at(self) -> Place:
         assert self.place is not None
         return self.place

@@ -9,7 +9,7 @@ epoch; the run takes effect in one transaction if its inputs are still there.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
@@ -52,6 +52,7 @@ CLAIM_MS = 120_000
 AT_ONCE = 2
 """Pieces in memory at a time."""
 
+Progress = Callable[[int, int], None]
 Parts = tuple[tuple[Part, ...], tuple[Part, ...]]
 """Live and history parts of a piece."""
 
@@ -150,29 +151,30 @@ def compact_table(
     l0_only: bool = False,
     budget: int | None = None,
     by: str = "command",
+    progress: Progress = lambda done, total: None,
 ) -> Outcome:
     """Compact one table if it is due (`full`: if there is anything to fold); at most `budget` pieces of it now.
 
-    l0_only: only L0, which is quick. by: who asks, for the trace.
+    l0_only: only L0, which is quick. by: who asks, for the trace. progress: is told of the pieces done, of how many.
     """
     raise_safe_epoch(handle, table)
     work = _begin(handle, table, full=full, l0_only=l0_only, by=by)
     if not isinstance(work, Work):
         return work
-    outcome = _compact(handle, table, work, budget)
+    outcome = _compact(handle, table, work, budget, progress)
     if outcome is Outcome.DONE and work.taken_over and budget is None:  # that was not what was asked for
-        later = compact_table(handle, table, full=full, l0_only=l0_only, by=by)
+        later = compact_table(handle, table, full=full, l0_only=l0_only, by=by, progress=progress)
         outcome = outcome if later is Outcome.NOTHING else later
     return outcome
 
 
-def _compact(handle: Handle, table: TableDef, work: Work, budget: int | None) -> Outcome:
+def _compact(handle: Handle, table: TableDef, work: Work, budget: int | None, progress: Progress) -> Outcome:
     claimed = len(work.pieces) > 1
     key = compact_key(table.id)
     if claimed:
         handle.leases.keep(work.owner, [key], CLAIM_MS)
     try:
-        outcome = _work_off(handle, table, work, budget, claimed=claimed)
+        outcome = _work_off(handle, table, work, budget, progress, claimed=claimed)
     except TableDropped:
         return Outcome.LOST
     except FileGone as error:
@@ -240,7 +242,9 @@ def is_alive(handle: Handle, work: Work, now_ms: int) -> bool:
 # ---- the work ------------------------------------------------------------------------------------------------------
 
 
-def _work_off(handle: Handle, table: TableDef, work: Work, budget: int | None, *, claimed: bool) -> Outcome:
+def _work_off(
+    handle: Handle, table: TableDef, work: Work, budget: int | None, progress: Progress, *, claimed: bool
+) -> Outcome:
     inputs = handle.catalog.read(lambda view: _inputs(view, table, work.task))
     if inputs is None:
         return _abandon(handle, table, work, claimed=claimed)
@@ -252,6 +256,7 @@ def _work_off(handle: Handle, table: TableDef, work: Work, budget: int | None, *
             if claimed and not _record(handle, table, work, number):
                 return _abandon(handle, table, work, claimed=False, only=parts)
             reached("compact:range-recorded")
+            progress(len(work.done), len(work.pieces))
     if len(work.done) < len(work.pieces):
         _let_go_of_claim(handle, table, work)
         return Outcome.PROGRESS

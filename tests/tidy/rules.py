@@ -153,7 +153,7 @@ BANS = (
     Ban(
         "only store/files.py opens, syncs, renames, lists and deletes files",
         FILE_WORK,
-        ("store/files.py", "store/lmdb_catalog.py", "demo/*.py", "cli/entry.py"),
+        ("store/files.py", "store/lmdb_catalog.py", "demo/*.py", "cli/entry.py", "cli/outfile.py"),
     ),
     Ban(
         "only store/files.py speaks to file systems (store/prune.py hands pyarrow one, to ask it about statistics)",

@@ -1,0 +1,96 @@
+"""A file that a command writes rows to: Parquet, Arrow or CSV by its ending; it is there whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from ..errors import InvalidInput, WriteFailed
+
+_T = pa.types
+ENDINGS = (".parquet", ".arrow", ".csv")
+
+
+@dataclass(frozen=True, slots=True)
+class OutFile:
+    """A file to be made, with its kind by its ending."""
+
+    path: Path
+
+    def check(self, schema: pa.Schema) -> None:
+        """InvalidInput for what can be told before anything is read."""
+        kind = self.path.suffix
+        if kind not in ENDINGS:
+            raise InvalidInput(f"--out {self.path}: its ending says what is written: {', '.join(ENDINGS)}")
+        if self.path.exists():
+            raise InvalidInput(f"--out {self.path} is there already: remove it, or name another file")
+        odd = [field for field in schema if kind == ".csv" and _not_in_csv(field.type)]
+        if odd:
+            raise InvalidInput(
+                f"--out {self.path}: CSV has nothing for column {odd[0].name!r} of type {odd[0].type}; write .parquet "
+                "or .arrow, or name other --columns"
+            )
+
+    def write(
+        self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], progress: Callable[[int], None]
+    ) -> tuple[int, int]:
+        """The rows and bytes written. Until all are, they stand in a file beside, which goes when something fails.
+        progress: is told of the rows so far.
+
+        Raises WriteFailed, and what reading raises.
+        """
+        part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
+        rows = 0
+        try:
+            with _failures(part), open(part, "wb") as file:
+                with _writer(file, self.path.suffix, schema) as writer:
+                    for batch in batches:
+                        writer.write_batch(batch)
+                        rows += batch.num_rows
+                        progress(rows)
+                file.flush()
+                os.fsync(file.fileno())
+            with _failures(self.path):
+                self._publish(part)
+                return rows, self.path.stat().st_size
+        finally:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+
+    def _publish(self, part: Path) -> None:
+        """Under its name, unless somebody else has taken it meanwhile."""
+        try:
+            os.link(part, self.path)
+        except FileExistsError:
+            raise InvalidInput(f"--out {self.path} has come to be there meanwhile: name another file") from None
+        except OSError:  # a file system without links
+            os.rename(part, self.path)
+
+
+@contextmanager
+def _failures(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise WriteFailed(f"{path} cannot be written, and nothing of it is there: {error}") from error
+
+
+def _writer(file: IO[bytes], kind: str, schema: pa.Schema) -> Any:
+    if kind == ".parquet":
+        return pa.parquet.ParquetWriter(file, schema, compression="zstd")
+    if kind == ".arrow":
+        return pa.ipc.new_file(file, schema)
+    return pa.csv.CSVWriter(file, schema)
+
+
+def _not_in_csv(kind: pa.DataType) -> bool:
+    binary = _T.is_binary(kind) or _T.is_large_binary(kind) or _T.is_fixed_size_binary(kind) or _T.is_binary_view(kind)
+    return binary or _T.is_nested(kind) or _T.is_string_view(kind)
