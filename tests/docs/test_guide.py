@@ -15,7 +15,7 @@ pytestmark = pytest.mark.local_only
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide"
 ALL = sorted(GUIDE.glob("*.md"))
-LONGER = {"operating", "from-delta-change-feeds"}
+LONGER = {"operating", "serving", "from-delta-change-feeds"}
 """Pages that start servers and processes, or load another library."""
 PLAIN = [
     pytest.param(page, marks=[pytest.mark.slow] if page.stem in LONGER else [], id=page.stem)

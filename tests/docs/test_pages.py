@@ -122,3 +122,16 @@ def test_links_lead_somewhere() -> None:
             if anchor:
                 assert anchor in anchors(target.read_text("utf-8")), f"{page.relative_to(ROOT)} links to {link}"
     assert found > 20
+
+
+def test_the_architecture_names_only_modules_that_there_are() -> None:
+    """And every package; a module may stand there with its package or, within its section, without."""
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8")
+    modules = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("*.py")} | {
+        path.relative_to(ROOT).as_posix()
+        for package in ("store", "exchange", "checkpoint", "batch", "cli", "tests")
+        for path in (ROOT / package).rglob("*.py")
+    }
+    named = set(re.findall(r"`([\w/]+\.py)`", text))
+    assert len(named) > 60
+    assert not {name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in modules)}
