@@ -7,7 +7,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -73,28 +74,37 @@ def register(session: SparkSession) -> None:
     if str(context.master).startswith("local") and "PYSPARK_PYTHON" not in os.environ:
         context.pythonExec = sys.executable  # Spark's default is the first python3 on the path, whatever that may lack
     session.dataSource.register(EpochlogSource)
-    _tell_streams_apart()
+    _tell_more()
 
 
-def _tell_streams_apart() -> None:
-    """Make `readStream.format("epochlog")` say that it is a stream.
+def _tell_more() -> None:
+    """Make `read` and `readStream` of "epochlog" tell the source what Spark does not: how many tasks the session runs
+    at a time, and that a stream is one.
 
-    Spark asks a Python source for its schema without a word on whether a batch or a stream is loaded, and a stream has
-    the change columns where a batch has not. `readChangeFeed` says it, so a user's own option works just as well.
+    A Python source is planned in a process of its own, which knows no session. And Spark asks for the schema without a
+    word on whether a batch or a stream is loaded, and a stream has the change columns where a batch has not.
+    `readChangeFeed` says it, so a user's own option works just as well.
     """
+    from pyspark.sql.readwriter import DataFrameReader
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
-    plain = DataStreamReader.format
-    if getattr(plain, "knows_epochlog", False):
-        return
+    kinds: list[tuple[Any, dict[str, str]]] = [(DataFrameReader, {}), (DataStreamReader, {"readChangeFeed": "true"})]
+    for kind, options in kinds:
+        if not getattr(kind.format, "knows_epochlog", False):
+            kind.format = _telling(kind.format, options)
 
-    def told(self: DataStreamReader, source: str) -> DataStreamReader:
+
+def _telling(plain: Callable[[Any, str], Any], options: Mapping[str, str]) -> Callable[[Any, str], Any]:
+    @wraps(plain)
+    def told(self: Any, source: str) -> Any:
         reader = plain(self, source)
-        return reader.option("readChangeFeed", "true") if source.lower() == FORMAT else reader
+        if source.lower() != FORMAT:
+            return reader
+        tasks = self._spark.sparkContext.defaultParallelism  # asked for now: executors come and go
+        return reader.options(sessionParallelism=tasks, **options)
 
-    told.__doc__ = plain.__doc__
-    told.knows_epochlog = True  # pyright: ignore[reportFunctionMemberAccess]
-    DataStreamReader.format = told
+    told.knows_epochlog = True  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+    return told
 
 
 class EpochlogSource(DataSource):

@@ -33,7 +33,20 @@ from pyspark.sql.types import StructType
 from ..errors import InvalidInput, SchemaMismatch
 from ..exchange.offsets import parse_start
 from ..exchange.pieces import Piece, cut
-from ..exchange.spark_options import FEED, STREAM, WRITE, Options, Place, given, names, place_of, text, truth, whole
+from ..exchange.spark_options import (
+    FEED,
+    STREAM,
+    WRITE,
+    Options,
+    Place,
+    Tasks,
+    given,
+    names,
+    place_of,
+    text,
+    truth,
+    whole,
+)
 from ..exchange.spark_types import accepts, arrow_schema, spark_schema
 from ..exchange.stream import PiecePartition
 from ..exchange.worker import settle
@@ -75,6 +88,7 @@ class Load:
     mode: str
     pre_images: bool
     where: str | None
+    tasks: Tasks
 
     def spark_schema(self) -> StructType:
         """The columns as Spark has them; in a feed, of a table or of a stream, the change columns come after them."""
@@ -157,6 +171,7 @@ def _resolve(view: View, handle: Handle, place: Place, options: Options) -> Load
         mode=mode,
         pre_images=truth(options, "preImages", False),
         where=text(options, "filter"),
+        tasks=Tasks.from_options(options),
     )
     load.predicate()
     return load
@@ -232,7 +247,7 @@ class TableReader(DataSourceReader):
         columns = tuple(name for name in self._wanted.names if name not in _CHANGE_NAMES)
         load = self._load
         piece = Piece(files, plan, self._wanted, columns, self._filter(), load.mode, load.pre_images)
-        return [PiecePartition(part) for part in cut(piece) or [piece]]
+        return [PiecePartition(part) for part in cut(piece, load.tasks) or [piece]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, PiecePartition)

@@ -21,6 +21,7 @@ from ..store.segment import Segment
 from ..store.writer import SegmentWriter, WriteTarget, remove_segments
 from .pieces import Piece, cut, source_of
 from .spark_errors import typed
+from .spark_options import Tasks
 from .spark_types import accepts, arrow_schema
 from .task_writer import gathered, take_rows
 from .worker import settle
@@ -42,7 +43,7 @@ def read_frame(session: SparkSession, piece: Piece, schema: StructType) -> DataF
     """The piece's rows as a DataFrame of this schema (the one `piece.wanted` was made of), read when Spark asks for
     them.
     """
-    pieces = cut(piece)
+    pieces = cut(piece, Tasks(session.sparkContext.defaultParallelism))
     if not pieces:
         return session.createDataFrame(piece.wanted.empty_table(), schema)
     rows = source_of(piece.plan).rows_at_most

@@ -4,25 +4,28 @@ pyspark.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import Corrupt, SnapshotExpired
+from ..store.balance import Source, Span, balanced, weigh
 from ..store.files import Files
 from ..store.keys import Key
 from ..store.log import LogPlan
+from ..store.prune import key_prunes
 from ..store.run import Part, Run
 from ..store.scan import EVERYTHING, KeyRange, ScanPlan
 from ..store.segment import Segment
+from .spark_options import Tasks
 from .spark_types import to_spark
 from .worker import settle
 
-SMALLEST_PIECE_ROWS = 1 << 17
-LARGEST_PIECE_ROWS = 1 << 22
+SMALLEST_PIECE_BYTES, LARGEST_PIECE_BYTES = 4 << 20, 128 << 20
+"""In memory, of all that is read for a piece; so much as Spark's own readers take of files."""
 BATCH_ROWS = 1 << 16
 
 
@@ -67,23 +70,41 @@ class Piece:
         )
 
 
-def cut(piece: Piece) -> list[Piece]:
-    """The same rows in as many pieces as their number and this machine's cores make worth while; none for an empty
-    plan.
+def cut(piece: Piece, tasks: Tasks) -> list[Piece]:
+    """The same rows in key order, in pieces that read like numbers of bytes: one for each task that the session runs at
+    a time, fewer when they would be small, more when they would be large, or when more are wanted; none for an empty
+    plan. Raises Corrupt.
     """
-    source = source_of(piece.plan)
-    if not source.rows_at_most:
+    table, spans = piece.plan.table, _spans(piece)
+    size = sum(span.bytes for span in spans)
+    if not spans:
         return []
-    rows = source.rows_at_most
-    count = min(max(os.cpu_count() or 1, rows // LARGEST_PIECE_ROWS), max(1, rows // SMALLEST_PIECE_ROWS))
-    ranges = _ranges(piece, count) if count > 1 else [piece.key_range]
+    worth_while = min(tasks.parallelism, int(size // SMALLEST_PIECE_BYTES))
+    count = max(tasks.at_least, worth_while, ceil(size / LARGEST_PIECE_BYTES))
+    ranges = balanced(piece.files, table, spans, piece.columns, count, piece.key_range)
     return [replace(piece, plan=narrowed(piece.plan, keys), key_range=keys) for keys in ranges]
 
 
-def _ranges(piece: Piece, count: int) -> list[KeyRange]:
-    if isinstance(piece.plan, LogPlan):
-        return piece.plan.splits(piece.files, count, piece.key_range)
-    return piece.plan.splits(count, piece.key_range)
+def _spans(piece: Piece) -> list[Span]:
+    """What there is to read, without the files that the filter rules out by their keys."""
+    table = piece.plan.table
+    ruled_out = key_prunes(table, piece.filter)
+    sources = [file for file in sources_of(piece.plan) if not ruled_out(file.stats)]
+    return weigh(table, sources, piece.columns)
+
+
+def sources_of(plan: ScanPlan | LogPlan) -> Iterator[Source]:
+    """The files that hold the rows to give out, and those that hide some of them."""
+    if isinstance(plan, LogPlan) and not plan.backfill:
+        for group in plan.groups:
+            yield from group.segments
+        return
+    scan = plan.before if isinstance(plan, LogPlan) else plan
+    assert scan is not None
+    for run in scan.runs:
+        yield from run.parts
+        yield from (part for part in run.history if scan.epoch < run.hi and part.until > scan.epoch)
+    yield from scan.segments
 
 
 def source_of(plan: ScanPlan | LogPlan) -> ScanPlan:

@@ -5,6 +5,7 @@ write.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,8 +17,9 @@ STATE = ("versionAsOf", "timestampAsOf", "consistency", "snapshot", "filter")
 FEED = ("readChangeFeed", "startingVersion", "endingVersion", "preImages", "changeMode")
 STREAM = ("maxEpochsPerTrigger", "maxRowsPerTrigger", "maxBytesPerTrigger", "consumerId", "failOnDataLoss")
 WRITE = ("txnAppId", "txnVersion")
+TASKS = ("minPartitions", "sessionParallelism")
 READ = ("columns", *STATE, *FEED, *STREAM)
-_KNOWN = {name.lower(): name for name in (*PLACE, *READ, *WRITE)}
+_KNOWN = {name.lower(): name for name in (*PLACE, *READ, *WRITE, *TASKS)}
 _SINCE = "an epoch has its time in it: take the snapshot as of that time and give startingVersion its epoch + 1"
 _CHANGES = "a stream gives every change with its _change_type; filter by that"
 _WHOLE = "an overwrite replaces the whole content; append upserts rows, and deletes those whose _change_type is delete"
@@ -67,6 +69,20 @@ def place_of(options: Options) -> Place:
         if not text(options, name):
             raise InvalidInput(f'format("epochlog") needs .option("{name}", …)')
     return Place(options["path"], text(options, "catalog"), options["table"], truth(options, "volatile", False))
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """Into how many tasks a read is to be cut: the session runs `parallelism` at a time, a user wants `at_least`."""
+
+    parallelism: int
+    at_least: int = 1
+
+    @classmethod
+    def from_options(cls, options: Options) -> Tasks:
+        """As many as this machine has cores where no reader of a session says how many it runs (SQL gives none)."""
+        parallelism = whole(options, "sessionParallelism", 1) or os.cpu_count() or 1
+        return cls(parallelism, whole(options, "minPartitions", 1) or 1)
 
 
 def refuse_slips(options: Options) -> None:

@@ -26,7 +26,7 @@ from ..store.records import after_prefix, consumer_key, log_key
 from ..store.version import LogEntry
 from .offsets import LATEST, SNAPSHOT, Limits, LogEpoch, Offset, parse_start, plan_until
 from .pieces import Piece, cut
-from .spark_options import Options, Place, text, truth, whole
+from .spark_options import Options, Place, Tasks, text, truth, whole
 from .worker import settle
 
 _log = logging.getLogger("epochlog")
@@ -44,6 +44,7 @@ class StreamRead:
     consumer: str | None
     pre_images: bool
     fail_on_data_loss: bool
+    tasks: Tasks
 
     @classmethod
     def from_options(cls, options: Options, place: Place, table_id: int) -> StreamRead:
@@ -59,6 +60,7 @@ class StreamRead:
             consumer,
             truth(options, "preImages", False),
             truth(options, "failOnDataLoss", True),
+            Tasks.from_options(options),
         )
 
 
@@ -158,7 +160,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         plan = self._handle().catalog.read(body)
         pre_images = self._read.pre_images
         piece = Piece(self._handle().files, plan, self._wanted, self._columns, self._keys, pre_images=pre_images)
-        return [PiecePartition(piece) for piece in cut(piece)]
+        return [PiecePartition(piece) for piece in cut(piece, self._read.tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, PiecePartition)

@@ -6,7 +6,7 @@ import threading
 import zlib
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -119,6 +119,17 @@ def key_stats(codec: KeyCodec, data: pa.Table) -> Stats:
         bounds = pc.min_max(column).as_py()
         stats[name] = (bounds["min"], bounds["max"])
     return stats
+
+
+def block_fields(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields `stats`, `blocks` and `sizes` of a descriptor's record; ValueError when they do not fit together."""
+    stats = {name: tuple(bounds) for name, bounds in record["stats"].items()}
+    blocks = tuple(record["blocks"])
+    sizes = {name: tuple(found) for name, found in record.get("sizes", {}).items()}  # the first builds kept none
+    for name, found in sizes.items():
+        if len(found) != len(blocks) or not all(type(size) is int and size >= 0 for size in found):
+            raise ValueError(f"{len(blocks)} blocks, and in {name!r} sizes {found!r:.100}")
+    return {"stats": stats, "blocks": blocks, "sizes": sizes}
 
 
 def file_table(schema: TableSchema, codec: KeyCodec, rows: Rows, extra: Sequence[str] = ()) -> pa.Table:

@@ -19,6 +19,7 @@ from .datafile import (
     OP,
     KeyRange,
     Stats,
+    block_fields,
     block_span,
     contiguous,
     file_table,
@@ -33,6 +34,7 @@ from .merge import Rows
 from .records import checked
 from .schema import TableSchema
 from .threads import each
+from .widths import Sizes, block_sizes
 
 ROW_GROUP_ROWS = 65_536
 """What a get decodes at the least, and what a thread decodes at a time."""
@@ -64,6 +66,7 @@ class Part:
     blocks: tuple[Key, ...] = ()
     deletes: int = 0
     until: int = 0
+    sizes: Sizes = field(default_factory=dict)
 
     def to_record(self) -> dict[str, Any]:
         """Plain values for msgpack."""
@@ -72,8 +75,7 @@ class Part:
     @classmethod
     @checked
     def from_record(cls, record: dict[str, Any]) -> Part:
-        stats = {name: tuple(bounds) for name, bounds in record["stats"].items()}
-        return cls(**{**record, "path": inside_root(record["path"]), "stats": stats, "blocks": tuple(record["blocks"])})
+        return cls(**{**record, "path": inside_root(record["path"]), **block_fields(record)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,7 @@ def write_part(
         blocks=tuple(rows.keys.take(pa.array(starts)).to_pylist()),
         deletes=0 if rows.deleted is None else int(rows.deleted.sum()),
         until=pc.max(rows.data.column(UNTIL)).as_py() if history else 0,
+        sizes=block_sizes(table, starts.tolist()),
     )
     files.write(path, data)
     return part

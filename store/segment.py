@@ -16,6 +16,7 @@ from .datafile import (
     OP,
     KeyRange,
     Stats,
+    block_fields,
     block_span,
     contiguous,
     file_table,
@@ -30,6 +31,7 @@ from .merge import Rows
 from .records import checked
 from .schema import TableSchema
 from .threads import each
+from .widths import Sizes, block_sizes
 
 BATCH_ROWS = 65_536
 """Rows of a record batch at most: what a key range or a get decodes at the least."""
@@ -41,7 +43,7 @@ class Segment:
 
     path is relative to the store's root; rows counts tombstones (deletes) too; bytes and crc32 are those of the whole
     file; key_min, key_max and blocks (the first key of each record batch) are encoded keys; label is the epoch at which
-    a root writer sealed it, if it did.
+    a root writer sealed it, if it did. sizes: what each block takes in memory in the columns whose width varies.
     """
 
     path: str
@@ -55,6 +57,7 @@ class Segment:
     stats: Stats = field(default_factory=dict)
     label: int | None = None
     blocks: tuple[Key, ...] = ()
+    sizes: Sizes = field(default_factory=dict)
 
     def labelled(self, label: int | None) -> Segment:
         return replace(self, label=label)
@@ -66,8 +69,7 @@ class Segment:
     @classmethod
     @checked
     def from_record(cls, record: dict[str, Any]) -> Segment:
-        stats = {name: tuple(bounds) for name, bounds in record["stats"].items()}
-        return cls(**{**record, "path": inside_root(record["path"]), "stats": stats, "blocks": tuple(record["blocks"])})
+        return cls(**{**record, "path": inside_root(record["path"]), **block_fields(record)})
 
 
 def write_segment(
@@ -107,6 +109,7 @@ def write_segment(
         stats=key_stats(codec, table),
         label=label,
         blocks=tuple(rows.keys.take(pa.array(starts)).to_pylist()),
+        sizes=block_sizes(table, starts.tolist()),
     )
     files.write(path, data)
     return segment

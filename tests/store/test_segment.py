@@ -244,7 +244,7 @@ def test_a_file_that_is_gone_or_another(tmp_path: Path) -> None:
 def test_a_descriptor_that_does_not_fit_its_file(tmp_path: Path) -> None:
     keyed, files = KEYED["int64"], LocalFiles(str(tmp_path))
     segment, _ = written(files, keyed, [(1, 1)])
-    wrong = Segment.from_record({**segment.to_record(), "blocks": [1, 2]})
+    wrong = Segment.from_record({**segment.to_record(), "blocks": [1, 2], "sizes": {}})
     with pytest.raises(Corrupt, match="record batches"):
         reader(files, wrong, keyed).read()
 
