@@ -96,13 +96,18 @@ class Snapshot:
         self._check_open()
         return hold_snapshot(self._handle, decode_token(self.token), lasting, name)
 
-    def spark(self, table: str, spark: SparkSession) -> DataFrame:
-        """The table of this snapshot as a Spark DataFrame; keep the snapshot open while Spark reads."""
-        self._check(table)
-        from ..exchange.spark_options import place_options
+    def spark(
+        self, table: str, spark: SparkSession, *, columns: Sequence[str] | None = None, filter: str | None = None
+    ) -> DataFrame:
+        """The table of this snapshot as a Spark DataFrame; keep the snapshot open while Spark reads.
 
-        reader = spark.read.format("epochlog").options(**place_options(self._handle)).option("table", table)
-        return reader.option("snapshot", self.token).load()
+        `filter` is a WHERE clause over single columns. Name the columns: Spark prunes none of a Python source. What
+        takes no more memory than the session's `spark.sql.autoBroadcastJoinThreshold` carries a broadcast hint.
+        """
+        self._check(table)
+        from .spark_frame import frame_of
+
+        return frame_of(self._handle, self._plans[table], self.token, spark, columns, filter)
 
     def duckdb(self) -> duckdb.DuckDBPyConnection:
         """A DuckDB connection with every table of the snapshot as a relation of its name."""

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from ..errors import InvalidInput, SparkLost
 from ..exchange.frames import FrameWriter, read_frame
-from ..exchange.pieces import Piece, narrowed, source_of
+from ..exchange.pieces import Piece, bytes_to_read, narrowed
 from ..exchange.spark_errors import typed
 from ..exchange.spark_options import place_options
 from ..exchange.spark_types import arrow_schema, spark_schema
@@ -113,7 +113,7 @@ class SparkJobContext(RefreshContext[FrameWriter]):
         schema = spark_schema(table.name, whole, table.primary_key)
         piece = Piece(self._files, plan, arrow_schema(schema), names, filter, mode, pre_images, keys)
         frame = read_frame(self._session, piece, schema)
-        return frame.hint("broadcast") if source_of(plan).bytes < BROADCAST_BYTES else frame
+        return frame.hint("broadcast") if bytes_to_read(plan, names, filter) < BROADCAST_BYTES else frame
 
 
 def step(runner: JobRunner, session: SparkSession, refresh: Refresh) -> int | None:

@@ -75,7 +75,7 @@ def cut(piece: Piece, tasks: Tasks) -> list[Piece]:
     a time, fewer when they would be small, more when they would be large, or when more are wanted; none for an empty
     plan. Raises Corrupt.
     """
-    table, spans = piece.plan.table, _spans(piece)
+    table, spans = piece.plan.table, _spans(piece.plan, piece.columns, piece.filter)
     size = sum(span.bytes for span in spans)
     if not spans:
         return []
@@ -85,12 +85,16 @@ def cut(piece: Piece, tasks: Tasks) -> list[Piece]:
     return [replace(piece, plan=narrowed(piece.plan, keys), key_range=keys) for keys in ranges]
 
 
-def _spans(piece: Piece) -> list[Span]:
-    """What there is to read, without the files that the filter rules out by their keys."""
-    table = piece.plan.table
-    ruled_out = key_prunes(table, piece.filter)
-    sources = [file for file in sources_of(piece.plan) if not ruled_out(file.stats)]
-    return weigh(table, sources, piece.columns)
+def bytes_to_read(plan: ScanPlan | LogPlan, columns: Sequence[str], filter: pc.Expression | None = None) -> float:
+    """What these columns (and the key) take in memory, at most: of the files that the filter does not rule out by their
+    keys.
+    """
+    return sum(span.bytes for span in _spans(plan, columns, filter))
+
+
+def _spans(plan: ScanPlan | LogPlan, columns: Sequence[str], filter: pc.Expression | None) -> list[Span]:
+    ruled_out = key_prunes(plan.table, filter)
+    return weigh(plan.table, [file for file in sources_of(plan) if not ruled_out(file.stats)], columns)
 
 
 def sources_of(plan: ScanPlan | LogPlan) -> Iterator[Source]:
