@@ -1,33 +1,16 @@
 """The Spark batch source: a table at one epoch, or a range of its changes, both fixed at `load()`."""
 
-# ruff: noqa: N802  # Spark calls these methods by its own names
+# Spark calls these methods by its own names
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import (
-    DataSourceReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    IsNotNull,
-    IsNull,
-    LessThan,
-    LessThanOrEqual,
-    Not,
-    StringContains,
-    StringEndsWith,
-    StringStartsWith,
-)
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from ..errors import InvalidInput, SchemaMismatch
@@ -61,12 +44,11 @@ from ..store.records import hold_key
 from ..store.scan import ScanPlan, plan_scan, require_complete
 from ..store.schema import TableSchema
 from .policy import AsOf, Exact, Policy, choose_epochs
-from .predicate import compare, one_of, parse_predicate
+from .predicate import parse_predicate
 from .registry import resolve_policy
 
 LEASE_MS = 3_600_000
 """How long the files of a planned read are kept; a read that is still running then may raise SnapshotExpired."""
-_PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 _CHANGE_NAMES = tuple(field.name for field in CHANGE_FIELDS)
 
 
@@ -228,13 +210,17 @@ def parse_timestamp(given: str) -> datetime:
 
 
 class TableReader(DataSourceReader):
-    """Plans on the driver, with a lease on the files; tasks read pieces."""
+    """Plans on the driver, with a lease on the files; tasks read pieces.
+
+    It has no pushFilters: Spark 4.3 plans a relation once and keeps what it pushed into it, so a frame that is used
+    twice, under two filters or none, gets the rows of one of them for both. A filter that is an option of the load
+    belongs to that load alone.
+    """
 
     def __init__(self, load: Load, schema: StructType) -> None:
         settle()
         self._load = load
         self._wanted = load.wanted(schema)
-        self._pushed: list[pc.Expression] = []
 
     def partitions(self) -> Sequence[InputPartition]:
         handle = self._load.place.open()
@@ -246,35 +232,12 @@ class TableReader(DataSourceReader):
         # no rows: one empty piece, since Spark would make one task of nothing by itself
         columns = tuple(name for name in self._wanted.names if name not in _CHANGE_NAMES)
         load = self._load
-        piece = Piece(files, plan, self._wanted, columns, self._filter(), load.mode, load.pre_images)
+        piece = Piece(files, plan, self._wanted, columns, load.predicate(), load.mode, load.pre_images)
         return [PiecePartition(part) for part in cut(piece, load.tasks) or [piece]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, PiecePartition)
         return partition.piece.read()
-
-    def _filter(self) -> pc.Expression | None:
-        found = [self._load.predicate(), *self._pushed]
-        whole: pc.Expression | None = None
-        for part in found:
-            if part is not None:
-                whole = part if whole is None else whole & part
-        return whole
-
-
-class PushdownReader(TableReader):
-    """The same where Spark offers filters; Spark refuses such a reader where it does not."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Takes the filters whose meaning is the same in Arrow, row for row; gives back the others."""
-        load = self._load
-        usable = load.table.primary_key if load.feed else load.table.schema.names
-        for offered in filters:
-            pushed = _expression(offered, load.table.schema, usable)
-            if pushed is None:
-                yield offered
-            else:
-                self._pushed.append(pushed)
 
 
 def make_reader(load: Load, schema: StructType) -> TableReader:
@@ -283,8 +246,7 @@ def make_reader(load: Load, schema: StructType) -> TableReader:
         raise InvalidInput(
             f"startingVersion={load.start} is for streams; a batch of changes starts at an epoch or at earliest"
         )
-    pushdown = _PUSHDOWN_WORKER in sys.modules
-    return PushdownReader(load, schema) if pushdown else TableReader(load, schema)
+    return TableReader(load, schema)
 
 
 def plan_with_lease(handle: Handle, load: Load) -> ScanPlan | LogPlan:
@@ -322,59 +284,3 @@ def _after(view: View, load: Load) -> int:
     if load.start is None:
         raise InvalidInput("a change feed needs .option('startingVersion', …): the first epoch to read, or earliest")
     return get_version(view, load.table_id, load.table.name).log_start
-
-
-# ---- filters -----------------------------------------------------------------------------------------------------
-
-_SIGNS: dict[type[Filter], str] = {
-    EqualTo: "equal",
-    GreaterThan: "greater",
-    GreaterThanOrEqual: "greater_equal",
-    LessThan: "less",
-    LessThanOrEqual: "less_equal",
-}
-_TEXTS = {StringStartsWith: pc.starts_with, StringEndsWith: pc.ends_with, StringContains: pc.match_substring}
-
-
-def _expression(filter: Filter, schema: pa.Schema, usable: Sequence[str]) -> pc.Expression | None:
-    """The filter in Arrow's terms; None where the two might differ (floats: Spark's NaN is the largest number)."""
-    if isinstance(filter, Not):
-        inner = _expression(filter.child, schema, usable)
-        return None if inner is None else ~inner
-    path = getattr(filter, "attribute", ())
-    if len(path) != 1 or path[0] not in usable:
-        return None
-    field = schema.field(path[0])
-    if isinstance(filter, IsNull):
-        return pc.field(field.name).is_null()
-    if isinstance(filter, IsNotNull):
-        return pc.field(field.name).is_valid()
-    return _comparison(filter, field) if _same_order(field.type) else None
-
-
-def _comparison(filter: Filter, field: pa.Field) -> pc.Expression | None:
-    value = getattr(filter, "value", None)
-    try:
-        if isinstance(filter, In):
-            values = list(value or ())
-            return None if any(item is None for item in values) else one_of(field, values)
-        if value is None:
-            return None
-        if type(filter) in _TEXTS:
-            return _TEXTS[type(filter)](pc.field(field.name), str(value))
-        sign = _SIGNS.get(type(filter))
-        return None if sign is None else compare(sign, field, value)
-    except InvalidInput:
-        return None
-
-
-def _same_order(kind: pa.DataType) -> bool:
-    types = pa.types
-    return (
-        types.is_integer(kind)
-        or types.is_boolean(kind)
-        or types.is_string(kind)
-        or types.is_large_string(kind)
-        or types.is_date32(kind)
-        or (types.is_timestamp(kind) and kind.unit in ("us", "ns"))
-    )

@@ -1,0 +1,101 @@
+"""The batch source without a session: what its readers plan, and what of the files they read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import DataSourceReader
+
+import epochlog as el
+from epochlog.batch.spark_read import make_reader, resolve_load
+from epochlog.store import run, segment
+
+pytestmark = pytest.mark.local_only
+
+SCHEMA = pa.schema([("id", pa.int64()), ("day", pa.string()), ("flag", pa.bool_()), ("n", pa.int32())])
+ROWS, GROUP = 4_000, 250
+
+
+def rows(first: int, count: int) -> pa.Table:
+    ids = list(range(first, first + count))
+    days = [None if i % 7 == 0 else f"d{i // 1000}" for i in ids]
+    return pa.table([ids, days, [i % 3 == 0 for i in ids], [i % 11 for i in ids]], schema=SCHEMA)
+
+
+class Decoded:
+    """Counts the row groups of parts and the record batches of segments that are decoded."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.groups = self.segments = 0
+        plain_group, plain_read = run._group_reader, segment.SegmentReader.read
+
+        def group_reader(*given):
+            read = plain_group(*given)
+
+            def counted(group: int) -> pa.Table:
+                self.groups += 1
+                return read(group)
+
+            return counted
+
+        def read(reader, *given, **more):
+            self.segments += 1
+            return plain_read(reader, *given, **more)
+
+        monkeypatch.setattr(run, "_group_reader", group_reader)
+        monkeypatch.setattr(segment.SegmentReader, "read", read)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The options of a table with a run of 16 row groups and a few newer commits, some way into its keys."""
+    monkeypatch.setattr(run, "ROW_GROUP_ROWS", GROUP)
+    with el.open(tmp_path / "store") as store:
+        table = store.create_table("t", SCHEMA, ["id"])
+        table.upsert(rows(0, ROWS))
+        store.compact("t", full=True)
+        for first in (100, 2_000, 3_000):
+            table.upsert(rows(first, 10))
+        yield {"path": store.root, "table": "t"}
+
+
+def read(options: dict[str, str], where: str | None = None) -> pa.Table:
+    """The rows of all tasks."""
+    load = resolve_load({**options, **({"filter": where} if where else {})})
+    reader = make_reader(load, load.spark_schema())
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    return pa.Table.from_batches(batches) if batches else SCHEMA.empty_table()
+
+
+def test_a_filter_skips_row_groups_and_segments(place: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded = Decoded(monkeypatch)
+    assert read(place, "id >= 1000 AND id < 1100")["id"].to_pylist() == list(range(1_000, 1_100))
+    assert (decoded.groups, decoded.segments) == (1, 0)
+    assert read(place, "id = 2005").num_rows == 1
+    assert (decoded.groups, decoded.segments) == (2, 1)
+    assert read(place).num_rows == ROWS
+    assert (decoded.groups, decoded.segments) == (2 + ROWS // GROUP, 4)
+
+
+def test_a_filter_on_other_columns_skips_only_what_hides_nothing(
+    place: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded = Decoded(monkeypatch)
+    assert read(place, "flag AND day = 'd3'").num_rows == sum(1 for i in range(3_000, 4_000) if i % 7 and i % 3 == 0)
+    assert decoded.groups <= 5  # those with that day
+    assert decoded.segments == 3  # each may hide older rows that would pass
+
+
+def test_what_a_filter_rules_out_is_no_work_for_tasks(place: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded = Decoded(monkeypatch)
+    load = resolve_load({**place, "filter": "id > 1000000", "minPartitions": "4"})
+    assert len(make_reader(load, load.spark_schema()).partitions()) == 1  # the one that there must be
+    assert (decoded.groups, decoded.segments) == (0, 0)
+
+
+def test_readers_take_no_filters_of_sparks(place: dict[str, str]) -> None:
+    """See TableReader: Spark would give the rows that pass one use of a frame to its other uses."""
+    load = resolve_load(place)
+    assert type(make_reader(load, load.spark_schema())).pushFilters is DataSourceReader.pushFilters
