@@ -164,12 +164,28 @@ def needs_spark(path: Path) -> bool:
     return "el.spark(" in path.read_text("utf-8")
 
 
-def follow(path: Path, folder: Path, replace: Mapping[str, str] | None = None, *, write: bool = False) -> str:
+REDIS = "cache:6379/0"
+"""The Redis server of the pages, as they call it."""
+
+
+def follow(path: Path, folder: Path, *, write: bool = False) -> str:
     """Runs a page in an empty folder. Returns what is wrong with it, as text; nothing when all is as it says.
 
-    replace: what the page says, and what to take for it here (addresses of servers).
+    A page that speaks of a Redis server has one of its own. write: put what came out into the page.
     """
-    replace = replace or {}
+    if REDIS not in path.read_text("utf-8"):
+        return _follow(path, folder, {}, write=write)
+    from redis_server import RedisServer  # not loaded by pages that need none
+
+    server = RedisServer(folder / "redis")
+    try:
+        return _follow(path, folder, {REDIS: server.url().removeprefix("redis://")}, write=write)
+    finally:
+        server.stop()
+
+
+def _follow(path: Path, folder: Path, replace: Mapping[str, str], *, write: bool) -> str:
+    """replace: what the page says, and what to take for it here."""
     text = path.read_text("utf-8")
     tools, here = folder / "tools", folder / "here"
     for made in (tools, here):

@@ -9,7 +9,6 @@ import pytest
 
 import pages
 from epochlog.exchange import spark_options
-from redis_server import RedisServer
 
 pytestmark = pytest.mark.local_only
 
@@ -25,30 +24,16 @@ PLAIN = [
 ON_SPARK = [page for page in ALL if pages.needs_spark(page)]
 
 
-REDIS = "cache:6379/0"
-"""The server of the pages, as they call it."""
-
-
-def follow(page: Path, folder: Path) -> str:
-    if REDIS not in page.read_text("utf-8"):
-        return pages.follow(page, folder)
-    server = RedisServer(folder / "redis")
-    try:
-        return pages.follow(page, folder, {REDIS: server.url().removeprefix("redis://")})
-    finally:
-        server.stop()
-
-
 @pytest.mark.parametrize("page", PLAIN)
 def test_a_page_is_as_it_says(page: Path, tmp_path: Path) -> None:
-    wrong = follow(page, tmp_path)
+    wrong = pages.follow(page, tmp_path)
     assert not wrong, wrong
 
 
 @pytest.mark.spark
 @pytest.mark.parametrize("page", ON_SPARK, ids=lambda page: page.stem)
 def test_a_page_on_spark_is_as_it_says(page: Path, tmp_path: Path) -> None:
-    wrong = follow(page, tmp_path)
+    wrong = pages.follow(page, tmp_path)
     assert not wrong, wrong
 
 

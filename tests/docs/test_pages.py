@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 
+import epochlog as el
 import pages
+from epochlog.cli.arguments import parser
 
 pytestmark = pytest.mark.local_only
 
@@ -135,3 +139,39 @@ def test_the_architecture_names_only_modules_that_there_are() -> None:
     named = set(re.findall(r"`([\w/]+\.py)`", text))
     assert len(named) > 60
     assert not {name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in modules)}
+
+
+SPOKEN = sorted({ROOT / "README.md", *(ROOT / "docs" / "guide").glob("*.md"), ROOT / "docs" / "SPARK.md"})
+
+
+def in_backticks(page: Path) -> list[str]:
+    """What a page says in the middle of its text, as code."""
+    text = re.sub(rf"^{FENCE}.*?^{FENCE}$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"`([^`\n]+)`", text)
+
+
+def test_commands_in_the_middle_of_text_are_ones_that_there_are() -> None:
+    """By the grammar itself: the command, and each of its options."""
+    commands = next(action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)).choices
+    said = [(page.name, code) for page in SPOKEN for code in in_backticks(page) if re.search(r"\bepochlog [a-z]", code)]
+    assert len(said) > 10
+    for page, code in said:
+        name, *rest = code.split("epochlog ", 1)[1].split()
+        assert name in commands, f"{page}: {code}"
+        known = {option for action in commands[name]._actions for option in action.option_strings}
+        assert {word for word in rest if word.startswith("--")} <= known, f"{page}: {code}"
+
+
+@pytest.mark.parametrize("prefix, owner", [
+    ("el", el), ("epochlog", el), ("store", el.Store), ("table", el.Table), ("job", el.Job), ("moment", el.Snapshot),
+    ("snapshot", el.Snapshot), ("client", el.Client), ("worker", el.Worker),
+])  # fmt: skip
+def test_names_in_the_middle_of_text_are_ones_that_there_are(prefix: str, owner: object) -> None:
+    found = [
+        (page.name, name)
+        for page in SPOKEN
+        for code in in_backticks(page)
+        for name in re.findall(rf"(?<![\w.]){prefix}\.(\w+)", code)
+    ]
+    made = inspect.getsource(owner.__init__) if isinstance(owner, type) else ""  # what only an instance has
+    assert not {(page, name) for page, name in found if not hasattr(owner, name) and f"self.{name} " not in made}
