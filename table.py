@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .batch.doors import TableSnapshot
 from .errors import InvalidInput, StoreClosed
 from .store.catalog import View
 from .store.commit import TableEdit, commit_own, commit_root, refuse_unwritable
@@ -28,6 +29,8 @@ from .store.writer import SegmentWriter, write_target
 if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
+
+    from .batch.dataset import TableDataset
 
 HISTORY_SCHEMA = pa.schema(
     [
@@ -142,35 +145,45 @@ class Table:
         self, *, epoch: int | None = None, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
     ) -> pa.Table:
         """All rows at an epoch (None: the newest commit), in key order. Raises EpochExpired, EpochNotCommitted."""
-        plan = self._plan(epoch)
-        return told(self._handle, lambda: plan.read(self._handle.files, columns, filter))
+        return self._at(epoch).to_arrow(columns=columns, filter=filter)
 
     def scan(
         self, *, epoch: int | None = None, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
     ) -> pa.RecordBatchReader:
         """The same in record batches, a bounded number of rows at a time."""
-        plan = self._plan(epoch)
-        batches = told_each(self._handle, plan.batches(self._handle.files, columns, filter))
-        return pa.RecordBatchReader.from_batches(plan.schema(columns), batches)
+        return self._at(epoch).scan(columns=columns, filter=filter)
 
-    def to_pandas(self, **options: Any) -> pd.DataFrame:
-        return self.to_arrow(**options).to_pandas()
+    def to_pandas(self, *, epoch: int | None = None, **options: Any) -> pd.DataFrame:
+        return self._at(epoch).to_pandas(**options)
 
-    def to_polars(self, **options: Any) -> pl.DataFrame:
-        import polars as pl
+    def to_polars(self, *, epoch: int | None = None, **options: Any) -> pl.DataFrame:
+        return self._at(epoch).to_polars(**options)
 
-        frame = pl.from_arrow(self.to_arrow(**options))
-        assert isinstance(frame, pl.DataFrame)
-        return frame
+    def lazy(self, *, epoch: int | None = None) -> pl.LazyFrame:
+        """A polars LazyFrame of the epoch, which is fixed now and read when the frame is collected.
+
+        Columns and filters of the query decide what is read. Nothing holds the epoch meanwhile: SnapshotExpired when
+        its files have been vacuumed; a snapshot's `lazy()` is held.
+        """
+        return self._at(epoch).lazy()
+
+    def dataset(self, *, epoch: int | None = None) -> TableDataset:
+        """The epoch, fixed now, as a `pyarrow.dataset.Dataset`; as with `lazy`, nothing holds it."""
+        return self._at(epoch).dataset()
 
     def count(self, epoch: int | None = None) -> int:
-        plan = self._plan(epoch)
-        return told(self._handle, lambda: plan.count(self._handle.files))
+        return self._at(epoch).count()
 
     def get(self, keys: object, *, epoch: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """One row for each key found, in the order asked; `keys` has exactly the primary-key columns."""
-        plan = self._plan(epoch)
-        return told(self._handle, lambda: plan.lookup(self._handle.files, keys, columns))
+        return self._at(epoch).get(keys, columns=columns)
+
+    def __arrow_c_schema__(self) -> object:
+        return self.schema.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """The rows as of the newest commit, for whatever takes Arrow streams."""
+        return self._at(None).__arrow_c_stream__(requested_schema)
 
     def changes(
         self,
@@ -223,7 +236,7 @@ class Table:
         ]
         return pa.Table.from_pylist(rows, schema=HISTORY_SCHEMA)
 
-    def _plan(self, epoch: int | None) -> ScanPlan:
+    def _at(self, epoch: int | None) -> TableSnapshot:
         at = None if epoch is None else as_epoch("epoch", epoch)
 
         def body(view: View) -> ScanPlan:
@@ -234,7 +247,7 @@ class Table:
                 require_complete(table.name, at, epochs.complete_through(table.id))
             return plan_scan(view, table, at)
 
-        return self._handle.catalog.read(body)
+        return TableSnapshot(self._handle, self._handle.catalog.read(body))
 
     def _read(self, body: Callable[[View, TableDef], Any]) -> Any:
         return self._handle.catalog.read(lambda view: body(view, self._current(view)))

@@ -7,15 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
-
-import pyarrow as pa
-import pyarrow.compute as pc
+from typing import TYPE_CHECKING, Self
 
 from ..errors import EpochExpired, InvalidInput, LimitExceeded, SnapshotExpired, TableDropped
 from ..store.catalog import Txn, View
 from ..store.definitions import get_table
-from ..store.expiry import told, told_each
 from ..store.handle import Handle
 from ..store.history import read_epoch_view
 from ..store.holds import Hold, put_holds
@@ -23,6 +19,7 @@ from ..store.leases import LEASE_MS
 from ..store.lineage import EpochView
 from ..store.records import Record, head_key, runs_key
 from ..store.scan import ScanPlan, plan_scan
+from .doors import TableSnapshot
 from .held import HeldSnapshot, hold_snapshot
 from .policy import Policy, choose_epochs
 from .token import decode_token, encode_token
@@ -30,8 +27,6 @@ from .waiting import until_chosen
 
 if TYPE_CHECKING:
     import duckdb
-    import pandas as pd
-    import polars as pl
     from pyspark.sql import DataFrame, SparkSession
 
 MAX_OPEN_SNAPSHOTS = 1_000
@@ -60,7 +55,7 @@ class Snapshot:
 
     def __getitem__(self, table: str) -> TableSnapshot:
         self._check(table)
-        return TableSnapshot(self, self._handle, self._plans[table])
+        return TableSnapshot(self._handle, self._plans[table], lambda: self._check(table))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._plans)
@@ -110,12 +105,21 @@ class Snapshot:
         return frame_of(self._handle, self._plans[table], self.token, spark, columns, filter)
 
     def duckdb(self) -> duckdb.DuckDBPyConnection:
-        """A DuckDB connection with every table of the snapshot as a relation of its name."""
+        """A DuckDB connection with every table of the snapshot as a view of its name.
+
+        Queries read what they need when they run: their columns, and the row groups that may pass their filters; never
+        a whole table into memory. Once the snapshot is closed they fail, and say so. Decimals of more than 38 digits
+        are text there, halves are floats: DuckDB has neither.
+        """
         import duckdb
+
+        from .dataset import Relation
+        from .shown import in_duckdb, shown
 
         connection = duckdb.connect()
         for name in self._plans:
-            connection.register(name, self[name].to_arrow())
+            table = self[name]
+            connection.register(name, Relation(table, schema=shown(table.schema, in_duckdb)))
         return connection
 
     def _check_open(self) -> None:
@@ -128,60 +132,6 @@ class Snapshot:
         self._check_open()
         if table not in self._plans:
             raise InvalidInput(f"this snapshot has no table {table!r}; it has {sorted(self._plans)}")
-
-
-class TableSnapshot:
-    """One table of a snapshot."""
-
-    def __init__(self, snapshot: Snapshot, handle: Handle, plan: ScanPlan) -> None:
-        self._snapshot = snapshot
-        self._handle = handle
-        self._files = handle.files
-        self.plan = plan
-
-    @property
-    def epoch(self) -> int:
-        return self.plan.epoch
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self.plan.table.schema
-
-    def to_arrow(self, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None) -> pa.Table:
-        """All rows in key order; `filter` is a pyarrow.compute.Expression."""
-        self._check()
-        return told(self._handle, lambda: self.plan.read(self._files, columns, filter))
-
-    def scan(
-        self, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
-    ) -> pa.RecordBatchReader:
-        """The same in record batches, a bounded number of rows at a time."""
-        self._check()
-        schema = self.plan.schema(columns)
-        batches = told_each(self._handle, self.plan.batches(self._files, columns, filter))
-        return pa.RecordBatchReader.from_batches(schema, batches)
-
-    def to_pandas(self, **options: Any) -> pd.DataFrame:
-        return self.to_arrow(**options).to_pandas()
-
-    def to_polars(self, **options: Any) -> pl.DataFrame:
-        import polars as pl
-
-        frame = pl.from_arrow(self.to_arrow(**options))
-        assert isinstance(frame, pl.DataFrame)
-        return frame
-
-    def get(self, keys: object, *, columns: Sequence[str] | None = None) -> pa.Table:
-        """One row for each key found, in the order asked; `keys` has exactly the primary-key columns."""
-        self._check()
-        return told(self._handle, lambda: self.plan.lookup(self._files, keys, columns))
-
-    def count(self) -> int:
-        self._check()
-        return told(self._handle, lambda: self.plan.count(self._files))
-
-    def _check(self) -> None:
-        self._snapshot._check(self.plan.table.name)
 
 
 def take_snapshot(handle: Handle, policy: Policy, tables: Sequence[str] | None = None) -> Snapshot:

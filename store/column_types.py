@@ -86,10 +86,10 @@ def stored_type(kind: pa.DataType) -> pa.DataType:
         return pa.string()
     if _T.is_binary_view(kind):
         return pa.binary()
-    return _rebuilt(kind, stored_type)
+    return rebuilt(kind, stored_type)
 
 
-def _rebuilt(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+def rebuilt(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
     """`kind` with `change` applied to the types directly inside it."""
 
     def inner(field: pa.Field) -> pa.Field:

@@ -161,6 +161,15 @@ def block_span(blocks: Sequence[Key], key_range: KeyRange) -> tuple[int, int]:
     return first, max(first, end)
 
 
+def blocks_of(blocks: Sequence[Key], key_range: KeyRange, passing: Sequence[KeyRange] | None) -> list[int]:
+    """The blocks that may hold keys of the range, and of one of the `passing` ranges, where they are given."""
+    chosen = range(*block_span(blocks, key_range))
+    if passing is None:
+        return list(chosen)
+    wanted = {block for one in passing for block in range(*block_span(blocks, one))}
+    return [block for block in chosen if block in wanted]
+
+
 def row_span(codec: KeyCodec, keys: pa.Array, key_range: KeyRange) -> tuple[int, int]:
     """The rows [first, end) of sorted `keys` that lie in the range."""
     low, high = key_range

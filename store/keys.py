@@ -78,6 +78,27 @@ class KeyCodec:
             return pa.array(_unflipped(keys).view(kind.to_pandas_dtype()), kind)
         return keys.cast(kind) if self.binary else keys.view(kind)
 
+    def leading(self, keys: Sequence[Key]) -> pa.Array | None:
+        """The first key column's values in these encoded keys; None for decimals and halves, which statistics leave
+        out too.
+        """
+        field = self.schema.field(self.primary_key[0])
+        if _T.is_decimal(field.type) or _T.is_float16(field.type):
+            return None
+        if not self.hidden:
+            return self.decode(self.array(keys))
+        if _T.is_fixed_size_binary(field.type):
+            return pa.array([key[: field.type.byte_width] for key in keys], field.type)
+        first = KeyCodec(pa.schema([field]), (field.name,))
+        if first.binary:
+            ends = [key.index(b"\0\0") for key in keys]
+            return pa.array(
+                [key[:end].replace(b"\0\xff", b"\0") for key, end in zip(keys, ends, strict=True)], pa.binary()
+            ).cast(field.type)
+        plain = np.dtype(first.key_type.to_pandas_dtype())
+        raw = np.frombuffer(b"".join(key[: plain.itemsize] for key in keys), f">u{plain.itemsize}")
+        return first.decode(pa.array((raw ^ _sign(plain)).astype(f"u{plain.itemsize}").view(plain)))
+
     def prefix(self, values: Sequence[object]) -> Key:
         """The least encoded key whose first columns are `values` (one value for a single key).
 
@@ -204,13 +225,17 @@ def _fixed_part(column: pa.Array) -> pa.Array:
         matrix[:, 0] ^= 0x80
     else:
         keys = _single(column).to_numpy()
-        if keys.dtype.kind == "i":
-            unsigned = np.dtype(f"u{keys.dtype.itemsize}")
-            keys = keys.view(unsigned) ^ unsigned.type(1 << (8 * unsigned.itemsize - 1))
+        keys = keys.view(f"u{keys.dtype.itemsize}") ^ _sign(keys.dtype)
         width = keys.dtype.itemsize
         matrix = np.ascontiguousarray(keys.astype(keys.dtype.newbyteorder(">"))).view(np.uint8)
     fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(column), [None, pa.py_buffer(matrix)])
     return fixed.cast(pa.binary())
+
+
+def _sign(kind: np.dtype) -> np.unsignedinteger:
+    """What flips the sign bit of such integers, so that they are in order as unsigned ones."""
+    bits = 8 * kind.itemsize
+    return np.dtype(f"u{kind.itemsize}").type(1 << (bits - 1) if kind.kind == "i" else 0)
 
 
 def _ordered(column: pa.Array) -> np.ndarray:

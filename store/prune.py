@@ -1,4 +1,4 @@
-"""What a filter needs and what it rules out: the columns to read for it, and the files whose keys cannot pass it.
+"""What a filter needs and what it rules out: the columns to read for it, and the files and keys that cannot pass it.
 
 Only statistics of key columns may rule out an L0 file: a row that fails a filter on other columns must still be read,
 for it may replace an older row that would pass.
@@ -7,6 +7,7 @@ for it may replace an older row that would pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -15,43 +16,45 @@ import pyarrow.dataset as ds
 import pyarrow.fs
 
 from ..errors import InvalidInput
+from .keys import Key, KeyCodec
 from .schema import TableSchema
 
 Stats = Mapping[str, tuple[Any, Any]]
+KeyRange = tuple[Key | None, Key | None]
+_FAN = 32
+_UNFIT = (pa.ArrowException, KeyError, TypeError)
 
 
 def filter_columns(table: TableSchema, columns: Sequence[str], filter: pc.Expression | None) -> list[str]:
     """`columns`, and after them those that the filter names beside them."""
-    if filter is None:
-        return list(columns)
+    return list(columns) if filter is None else needed_columns(table.name, table.schema, columns, filter)
+
+
+def needed_columns(table: str, schema: pa.Schema, columns: Sequence[str], filter: pc.Expression) -> list[str]:
+    """The same of a filter on these columns. InvalidInput when it does not fit them."""
     if not isinstance(filter, pc.Expression):
         raise InvalidInput(f"filter must be a pyarrow.compute.Expression, such as pc.field('x') > 1, not {filter!r}")
-    _bind(table, table.schema, filter)
-    needed, wanted = [], list(columns)
-    if _binds(pa.schema([table.schema.field(name) for name in wanted]), filter):
+    try:
+        schema.empty_table().filter(filter)
+    except _UNFIT as error:
+        raise InvalidInput(f"the filter does not fit table {table!r}: {error}") from error
+    wanted = list(columns)
+    if binds(pa.schema([schema.field(name) for name in wanted]), filter):
         return wanted
-    for field in table.schema:
-        if field.name in wanted:
-            continue
-        without = pa.schema([other for other in table.schema if other.name != field.name])
-        if not _binds(without, filter):
-            needed.append(field.name)
-    return wanted + needed
+    return wanted + [name for name in schema.names if name not in wanted and not binds(_without(schema, name), filter)]
 
 
-def _bind(table: TableSchema, schema: pa.Schema, filter: pc.Expression) -> None:
+def binds(schema: pa.Schema, filter: pc.Expression) -> bool:
+    """Whether these columns are enough for the filter."""
     try:
         schema.empty_table().filter(filter)
-    except (pa.ArrowException, KeyError, TypeError) as error:
-        raise InvalidInput(f"the filter does not fit table {table.name!r}: {error}") from error
-
-
-def _binds(schema: pa.Schema, filter: pc.Expression) -> bool:
-    try:
-        schema.empty_table().filter(filter)
-    except (pa.ArrowException, KeyError, TypeError):
+    except _UNFIT:
         return False
     return True
+
+
+def _without(schema: pa.Schema, name: str) -> pa.Schema:
+    return pa.schema([field for field in schema if field.name != name])
 
 
 def key_prunes(table: TableSchema, filter: pc.Expression | None) -> Callable[[Stats], bool]:
@@ -59,18 +62,90 @@ def key_prunes(table: TableSchema, filter: pc.Expression | None) -> Callable[[St
     if filter is None:
         return lambda _: False
     schema = table.schema
-    form = ds.IpcFileFormat()
-    filesystem = pa.fs.LocalFileSystem()
 
     def ruled_out(stats: Stats) -> bool:
         guarantee = key_guarantee(schema, stats)
-        if guarantee is None:
-            return False
-        fragment = form.make_fragment("none", filesystem, partition_expression=guarantee)
-        dataset = ds.FileSystemDataset([fragment], schema, form, filesystem=filesystem)
-        return next(iter(dataset.get_fragments(filter)), None) is None
+        return guarantee is not None and not _passing(schema, filter, [guarantee])
 
     return ruled_out
+
+
+def key_ranges(
+    table: TableSchema, filter: pc.Expression, starts: Sequence[Key], last: Key, within: KeyRange
+) -> list[KeyRange]:
+    """The ranges of `within`, ascending, outside of which no row passes the filter.
+
+    starts: keys at which blocks of the files begin, sorted, each once; no key lies below the first or above `last`.
+    Only what the filter says of the first key column counts. It holds for every version of a row, so that newer ones
+    are left out together with those that they replace.
+    """
+    codec = KeyCodec(table.schema, table.primary_key)
+    first = table.primary_key[0]
+    values = None if binds(_without(table.schema, first), filter) else codec.leading([*starts, last])
+    if values is None:
+        return [within]
+    spans = [(0, len(starts))]
+    while any(end - low > 1 for low, end in spans):
+        spans = [part for span in spans for part in _cut(span)]
+        spans = [
+            spans[place]
+            for place in _passing(table.schema, filter, [_between(codec, first, values, span) for span in spans])
+        ]
+    edges: list[Key | None] = [*starts, None]
+    return [
+        found
+        for low, end in _touching(spans)
+        if (found := overlap((edges[low] if low else None, edges[end]), within)) is not None
+    ]
+
+
+def _cut(span: tuple[int, int]) -> list[tuple[int, int]]:
+    low, end = span
+    step = max(1, -(-(end - low) // _FAN))
+    return list(pairwise([*range(low, end, step), end]))
+
+
+def _between(codec: KeyCodec, first: str, values: pa.Array, span: tuple[int, int]) -> pc.Expression:
+    """What holds of the first key column from one of `values` to another. NaN, the greatest key, is in no bounds."""
+    low, high = values[span[0]], values[span[1]]
+    if pa.types.is_floating(values.type) and low.as_py() != low.as_py():
+        return pc.scalar(True)
+    above = pc.field(first) >= low
+    if pa.types.is_floating(values.type) and high.as_py() != high.as_py():
+        return above if span[1] < len(values) - 1 and not codec.hidden else pc.scalar(True)
+    if span[1] < len(values) - 1 and not codec.hidden:
+        return above & (pc.field(first) < high)
+    return above & (pc.field(first) <= high)
+
+
+def _touching(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Spans that touch as one."""
+    found: list[tuple[int, int]] = []
+    for low, end in spans:
+        if found and low == found[-1][1]:
+            found[-1] = found[-1][0], end
+        else:
+            found.append((low, end))
+    return found
+
+
+def overlap(one: KeyRange, other: KeyRange) -> KeyRange | None:
+    """The keys that are in both ranges; None when there are none."""
+    lows = [low for low in (one[0], other[0]) if low is not None]
+    highs = [high for high in (one[1], other[1]) if high is not None]
+    low, high = max(lows, default=None), min(highs, default=None)
+    return None if low is not None and high is not None and low >= high else (low, high)
+
+
+def _passing(schema: pa.Schema, filter: pc.Expression, guarantees: Sequence[pc.Expression]) -> list[int]:
+    """Which of the guarantees leave rows that may pass the filter; Arrow's datasets know."""
+    form, filesystem = ds.IpcFileFormat(), pa.fs.LocalFileSystem()
+    fragments = [
+        form.make_fragment(str(place), filesystem, partition_expression=guarantee)
+        for place, guarantee in enumerate(guarantees)
+    ]
+    dataset = ds.FileSystemDataset(fragments, schema, form, filesystem=filesystem)
+    return [int(fragment.path) for fragment in dataset.get_fragments(filter)]
 
 
 def key_guarantee(schema: pa.Schema, stats: Stats) -> pc.Expression | None:

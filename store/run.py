@@ -20,7 +20,7 @@ from .datafile import (
     KeyRange,
     Stats,
     block_fields,
-    block_span,
+    blocks_of,
     contiguous,
     file_table,
     key_stats,
@@ -227,15 +227,18 @@ def read_part(
     filter: pc.Expression | None = None,
     visible: pc.Expression | None = None,
     block: int | None = None,
+    passing: Sequence[KeyRange] | None = None,
 ) -> Rows:
     """Rows with keys in [low, high), these columns (the table's, `_epoch`, `_until`), by key, of one block or all.
 
-    filter only prunes row groups: rows that fail it may be among the result. visible, an expression of `_epoch` and
+    filter only prunes row groups: rows that fail it may be among the result; passing leaves out those that hold no key
+    of these ranges. visible, an expression of `_epoch` and
     `_until`, is applied to every row. Raises Corrupt when the file is not what was written.
     """
     data = verified(files, part.path, part.bytes, part.crc32)
+    groups = blocks_of(part.blocks, key_range, passing) if block is None else [block]
     try:
-        table = _decode(data, part, codec, list(columns), key_range, filter, schema, visible is not None, block)
+        table = _decode(data, part, codec, list(columns), groups, filter, schema, visible is not None)
     except (pa.ArrowException, OSError, KeyError) as error:
         raise Corrupt(part.path, f"it cannot be decoded ({error})") from error
     keys = contiguous(table.column(KEY)) if codec.hidden else codec.encode(table)
@@ -253,11 +256,10 @@ def _decode(
     part: Part,
     codec: KeyCodec,
     columns: list[str],
-    key_range: KeyRange,
+    groups: list[int],
     filter: pc.Expression | None,
     schema: TableSchema,
     epochs: bool,
-    block: int | None,
 ) -> pa.Table:
     file = pq.ParquetFile(pa.BufferReader(data))
     there = file.schema_arrow.names
@@ -269,7 +271,6 @@ def _decode(
         raise KeyError(f"column {min(lost)!r} is not in it")
     if file.num_row_groups != len(part.blocks):
         raise pa.ArrowInvalid(f"{file.num_row_groups} row groups, not {len(part.blocks)}")
-    groups = list(range(*block_span(part.blocks, key_range))) if block is None else [block]
     if filter is not None and groups:
         passing = _passing(data, filter, schema)
         groups = [group for group in groups if group in passing]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +24,7 @@ from .files import Files
 from .keys import Key, KeyCodec, last_of_each, sort_indices
 from .merge import Rows, fold, fold_data, joined, lookup, newest_wins
 from .points import Level, PointReader
-from .prune import filter_columns, key_prunes
+from .prune import filter_columns, key_prunes, key_ranges, overlap
 from .ranges import tiled
 from .run import Part, Run, read_part
 from .schema import TableSchema
@@ -86,14 +87,8 @@ class ScanPlan:
     ) -> pa.Table:
         """All rows of the key range that pass the filter, in key order."""
         schema = self.schema(columns)
-        wanted = filter_columns(self.table, schema.names, filter) or list(
-            self.table.primary_key[:1]
-        )  # to count rows by
-        found = self._found(files, wanted, filter, key_range)
-        data = fold_data(found) if found else _no_rows(self.table, self.codec, wanted).data
-        data = data if filter is None else data.filter(filter)
-        data = data.select(schema.names)
-        return data.cast(schema) if schema.names else data  # a cast of no columns would forget the number of rows
+        wanted = self._wanted(schema, filter)
+        return self._selected(files, schema, wanted, filter, self.passing(filter, key_range))
 
     def batches(
         self,
@@ -101,18 +96,52 @@ class ScanPlan:
         columns: Sequence[str] | None = None,
         filter: pc.Expression | None = None,
         key_range: KeyRange = EVERYTHING,
+        *,
+        applied: bool = True,
     ) -> Iterator[pa.RecordBatch]:
         """The same in record batches, in key order, a bounded number of rows at a time.
 
-        What is wrong with the arguments is raised at once, what is wrong with files by the iterator.
+        applied: else the filter only decides what need not be read, and rows that fail it, and older versions of such,
+        are among the result. What is wrong with the arguments is raised at once, what is wrong with files by the
+        iterator.
         """
-        filter_columns(self.table, self.schema(columns).names, filter)
-        parts = self.splits(max(1, self.rows_at_most // BATCH_ROWS), key_range)
-        return (
-            batch
-            for part in parts
-            for batch in self.read(files, columns, filter, part).to_batches(max_chunksize=BATCH_ROWS)
-        )
+        schema = self.schema(columns)
+        wanted = self._wanted(schema, filter if applied else None)
+        passing = self.passing(filter, key_range)
+        parts = [
+            [both for one in passing if (both := overlap(one, part)) is not None]
+            for part in self.splits(max(1, self.rows_at_most // BATCH_ROWS), key_range)
+        ]
+        read = partial(self._selected, files, schema, wanted, filter, applied=applied)
+        return (batch for part in parts if part for batch in read(passing=part).to_batches(max_chunksize=BATCH_ROWS))
+
+    def passing(self, filter: pc.Expression | None, within: KeyRange = EVERYTHING) -> list[KeyRange]:
+        """The key ranges to read, ascending: by what the filter says of the first key column no other row passes."""
+        files = [*(part for run in self.runs for part in (*run.parts, *run.history)), *self.segments]
+        if filter is None or not files:
+            return [within]
+        starts = sorted({key for file in files for key in file.blocks})
+        return key_ranges(self.table, filter, starts, max(file.key_max for file in files), within)
+
+    def _wanted(self, schema: pa.Schema, filter: pc.Expression | None) -> list[str]:
+        """The columns to read: of no columns the rows must be counted still."""
+        return filter_columns(self.table, schema.names, filter) or list(self.table.primary_key[:1])
+
+    def _selected(
+        self,
+        files: Files,
+        schema: pa.Schema,
+        wanted: Sequence[str],
+        filter: pc.Expression | None,
+        passing: Sequence[KeyRange],
+        *,
+        applied: bool = True,
+    ) -> pa.Table:
+        """The rows of the ranges that pass the filter."""
+        found = self._found(files, wanted, filter, passing)
+        data = fold_data(found) if found else _no_rows(self.table, self.codec, wanted).data
+        data = (data.filter(filter) if applied and filter is not None else data).select(schema.names)
+        return data.cast(schema) if schema.names else data  # a cast of no columns would forget the number of rows
 
     @property
     def rows_known(self) -> int | None:
@@ -137,25 +166,35 @@ class ScanPlan:
 
         The filter only prunes: rows that fail it may be among them.
         """
-        found = self._found(files, columns, filter, key_range)
+        found = self._found(files, columns, filter, [key_range])
         return fold(found) if found else _no_rows(self.table, self.codec, columns)
 
     def _found(
-        self, files: Files, columns: Sequence[str], filter: pc.Expression | None, key_range: KeyRange
+        self, files: Files, columns: Sequence[str], filter: pc.Expression | None, passing: Sequence[KeyRange]
     ) -> list[Rows]:
-        """What each run and segment holds, oldest first; those without rows left out."""
-        codec = self.codec
+        """What each run and segment holds, oldest first; those without rows left out.
+
+        Of several ranges there is more than they hold: what else lies in a block is among it, though not always its
+        newest version.
+        """
+        if not passing:
+            return []
+        codec, whole = self.codec, (passing[0][0], passing[-1][1])
         skip = key_prunes(self.table, filter)
         base = [
             rows
             for place, run in enumerate(self.runs)
             for rows in _run_rows(
-                files, self.table, codec, run, self.epoch, columns, filter if place == 0 else None, key_range
+                files, self.table, codec, run, self.epoch, columns, filter if place == 0 else None, passing
             )
         ]
-        chosen = [s for s in self.segments if not skip(s.stats) and _overlaps(s.key_min, s.key_max, key_range)]
+        chosen = [
+            segment
+            for segment in self.segments
+            if not skip(segment.stats) and _overlaps(segment.key_min, segment.key_max, whole)
+        ]
         deltas = each(
-            lambda segment: SegmentReader(files, segment, self.table, codec).read(columns, key_range),
+            lambda segment: SegmentReader(files, segment, self.table, codec).read(columns, whole, passing=passing),
             chosen,
             sum(segment.rows for segment in chosen),
         )
@@ -194,7 +233,7 @@ class ScanPlan:
             if self.epoch >= run.hi:
                 levels.append(run.parts)
             else:
-                levels += _run_rows(files, self.table, self.codec, run, self.epoch, columns, None, within)
+                levels += _run_rows(files, self.table, self.codec, run, self.epoch, columns, None, [within])
         rows = reader.find([*levels, *([segment] for segment in self.segments)], keys)
         return rows or _no_rows(self.table, self.codec, columns)
 
@@ -251,11 +290,12 @@ def _run_rows(
     epoch: int,
     columns: Sequence[str],
     filter: pc.Expression | None,
-    key_range: KeyRange,
+    passing: Sequence[KeyRange],
 ) -> list[Rows]:
     """A run's rows as of the epoch: those of its live parts, and below its newest epoch also what had been replaced
     since; no key is in both.
     """
+    whole = passing[0][0], passing[-1][1]
 
     def gather(
         parts: Sequence[Part],
@@ -264,11 +304,12 @@ def _run_rows(
         together: Callable[[Sequence[Rows]], Rows] = joined,
     ) -> Rows:
         def read(part: Part) -> Rows:
+            wanted = [*columns, *hidden]
             return read_part(
-                files, part, table, codec, [*columns, *hidden], key_range=key_range, filter=filter, visible=visible
+                files, part, table, codec, wanted, key_range=whole, filter=filter, visible=visible, passing=passing
             )
 
-        chosen = [part for part in parts if _overlaps(part.key_min, part.key_max, key_range)]
+        chosen = [part for part in parts if _overlaps(part.key_min, part.key_max, whole)]
         tables = each(read, chosen, sum(part.rows for part in chosen))
         return together(tables) if tables else _no_rows(table, codec, columns)
 

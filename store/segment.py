@@ -17,7 +17,7 @@ from .datafile import (
     KeyRange,
     Stats,
     block_fields,
-    block_span,
+    blocks_of,
     contiguous,
     file_table,
     key_stats,
@@ -125,16 +125,23 @@ class SegmentReader:
     codec: KeyCodec
 
     def read(
-        self, columns: Sequence[str] | None = None, key_range: KeyRange = (None, None), *, block: int | None = None
+        self,
+        columns: Sequence[str] | None = None,
+        key_range: KeyRange = (None, None),
+        *,
+        block: int | None = None,
+        passing: Sequence[KeyRange] | None = None,
     ) -> Rows:
         """Rows with keys in [low, high) and these columns of the table (None: all), in key order; of one block or all.
 
-        Raises Corrupt when the file is not what was written.
+        passing: blocks that hold no key of these ranges are left out. Raises Corrupt when the file is not what was
+        written.
         """
         names = self.schema.schema.names if columns is None else list(columns)
         data = verified(self.files, self.segment.path, self.segment.bytes, self.segment.crc32)
+        blocks = blocks_of(self.segment.blocks, key_range, passing) if block is None else [block]
         try:
-            table = self._decode(data, names, key_range, block)
+            table = self._decode(data, names, blocks)
         except (pa.ArrowException, OSError, KeyError) as error:
             raise Corrupt(self.segment.path, f"it cannot be decoded ({error})") from error
         keys = contiguous(table.column(KEY)) if self.codec.hidden else self.codec.encode(table)
@@ -166,7 +173,7 @@ class SegmentReader:
             raise KeyError(f"column {min(needed - set(there))!r} is not in it")
         return [there.index(name) for name in sorted(needed, key=there.index)]
 
-    def _decode(self, data: pa.Buffer, names: list[str], key_range: KeyRange, block: int | None) -> pa.Table:
+    def _decode(self, data: pa.Buffer, names: list[str], blocks: Sequence[int]) -> pa.Table:
         hidden = [KEY] if self.codec.hidden else list(self.codec.primary_key)
         needed = {*names, *hidden, *([OP] if self.segment.deletes else [])}
         options = pa.ipc.IpcReadOptions(included_fields=self._fields(data, needed), use_threads=False)
@@ -178,6 +185,5 @@ class SegmentReader:
         with pa.ipc.open_file(data, options=options) as reader:
             if reader.num_record_batches != len(self.segment.blocks):
                 raise pa.ArrowInvalid(f"{reader.num_record_batches} record batches, not {len(self.segment.blocks)}")
-            blocks = range(*block_span(self.segment.blocks, key_range)) if block is None else [block]
             batches = each(read, blocks, len(blocks) * BATCH_ROWS)
             return pa.Table.from_batches(batches, reader.schema)

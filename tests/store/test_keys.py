@@ -106,6 +106,20 @@ def test_encoding_keeps_order_and_identity(drawn: tuple[list[pa.DataType], list[
     assert [v for v, last in zip(ordered.to_pylist(), mask, strict=True) if last] == sorted(set(values))
 
 
+@given(keyed_rows())
+def test_keys_tell_their_first_column(drawn: tuple[list[pa.DataType], list[tuple[Any, ...]]]) -> None:
+    kinds, rows = drawn
+    codec, table = table_of(kinds, rows)
+    found = codec.leading(codec.encode(table).to_pylist())
+    if pa.types.is_decimal(kinds[0]) or pa.types.is_float16(kinds[0]):
+        assert found is None
+        return
+    assert found is not None and found.type == kinds[0]
+    found.validate(full=True)
+    alone = KeyCodec(table.schema, ("k0",))
+    assert alone.encode(pa.table({"k0": found})).equals(alone.encode(table))
+
+
 @settings(max_examples=50, deadline=None, print_blob=True)
 @given(keyed_rows(), st.integers(0, 3), st.integers(0, 5))
 def test_slices_and_chunks_encode_alike(

@@ -132,7 +132,7 @@ def test_history_goes_with_its_retention_and_the_rows_stay(tmp_path: Path) -> No
 
 def plan_run(table: el.Table) -> Run:
     """The table's one run."""
-    (run,) = table._plan(None).runs
+    (run,) = table._at(None).plan.runs
     return run
 
 
