@@ -191,7 +191,7 @@ def _follow(path: Path, folder: Path, replace: Mapping[str, str], *, write: bool
     for made in (tools, here):
         made.mkdir()
     for name, command in (("python", ""), ("epochlog", " -m epochlog")):
-        (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable}{command} "$@"\n')
+        (tools / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{command} "$@"\n')
         (tools / name).chmod(0o755)
     story = tools / f"{path.stem}.py"
     story.write_text(script(text, replace), "utf-8")
