@@ -45,7 +45,7 @@ class Story:
         upstreams = {"revenue": ["orders"], "balance": ["orders", "payments"], "report": ["balance"]}
         for name, above in upstreams.items():
             self.store.create_job(name, above, {name: (ROWS, ["id"])})
-        happens: list[tuple[float, Callable[[float, str], None], str]] = [
+        happens: list[tuple[float, Callable[[float, str], object], str]] = [
             *((second, self.put, "orders") for second in ORDERS),
             *((second, self.put, "payments") for second in PAYMENTS),
             *((second + 0.1, self.step, "revenue") for second in REVENUE),
