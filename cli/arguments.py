@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .typed import beginning, epoch, moment, names, positive, seconds
+from .typed import beginning, epoch, moment, names, option, positive, seconds
 
 PEOPLE_ROWS = 40
 """Rows that people are shown of each table when they name no limit."""
@@ -180,7 +180,12 @@ def _snapshot(commands: argparse._SubParsersAction) -> None:
 
 def _snapshot_complaint(options: argparse.Namespace) -> str | None:
     taking = ("name", "consistency", "epoch", "timestamp", "max_lag", "timeout", "token")
-    given = options.tables or options.include_creating or any(getattr(options, name) is not None for name in taking)
+    given = (
+        options.tables
+        or options.option
+        or options.include_creating
+        or any(getattr(options, name) is not None for name in taking)
+    )
     if options.hold is None and given:
         return "snapshot: tables, a name and a policy are for taking one: say how long it is to be held, --hold 12h"
     return None
@@ -344,6 +349,14 @@ def _policy_options(one: argparse.ArgumentParser) -> None:
         "--token", type=moment, help="repeat the snapshot of this token, or the one held under this name (exact)"
     )
     when.add_argument("--include-creating", action="store_true", help="global: count creating and parked tables too")
+    when.add_argument(
+        "--option",
+        type=option,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of a policy of your own, as a number where it is one, else as text; any number of them",
+    )
 
 
 def _limits(one: argparse.ArgumentParser, what: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..batch.held import held_snapshots
+from ..batch.registry import BUILT_IN
 from ..batch.token import decode_token
 from ..errors import InvalidInput, SnapshotNotFound, TableDropped
 from ..store.definitions import find_table
@@ -25,6 +26,9 @@ def policy_of(handle: Handle, options: Any) -> dict[str, Any]:
     }
     given = {name: value for name, value in given.items() if value is not None}
     policy = options.consistency or _implied(given, options.tables)
+    if options.option and policy in BUILT_IN:
+        raise InvalidInput(f"--option is for policies of your own; {policy} has options by name: epochlog read --help")
+    given |= dict(options.option)
     if policy == "exact" and "epoch" in given:
         if not options.tables:
             raise InvalidInput("an exact epoch is of tables: name them, or take --consistency as_of for all")

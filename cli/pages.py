@@ -12,7 +12,7 @@ from rich.text import Text
 from .facts import Facts
 from .graph import graph
 from .plain import cell
-from .words import NONE, bytes_text, count_text, epoch_text, lag_text, one_line, safe, span_text
+from .words import NONE, bytes_text, count_text, epoch_text, lag_text, listed, one_line, safe, span_text
 
 STATE_STYLES = {
     "creating": "yellow",
@@ -32,8 +32,6 @@ STATE_STYLES = {
 }
 
 
-MOST_NAMES = 5
-"""Tables of a held snapshot that are named in a list."""
 RIGHT = ">"
 """A header that begins so is of a column aligned to the right."""
 
@@ -114,10 +112,9 @@ def held(found: Sequence[Facts]) -> Iterable[Table]:
 
 
 def _held(one: Facts) -> tuple[str, ...]:
-    names, epochs = list(one["epochs"]), sorted(set(one["epochs"].values()))
-    more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
+    epochs = sorted(set(one["epochs"].values()))
     at = epoch_text(epochs[0]) if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}"
-    return one["name"], ", ".join(names[:MOST_NAMES]) + more, at, one["until"], span_text(one["left_ms"])
+    return one["name"], listed(list(one["epochs"])), at, one["until"], span_text(one["left_ms"])
 
 
 def _upkeep(found: Sequence[Facts]) -> Iterable[Table]:

@@ -11,7 +11,7 @@ from .facts import Facts
 from .pages import grid
 from .picture import LEGEND, picture
 from .timeline import Timeline
-from .words import NONE, epoch_text, lag_text, safe
+from .words import NONE, epoch_text, lag_text, listed, safe
 
 LANE_STYLES = {"numbers": "dim", "ancestor": "dim", "readable": "green", "policy": "bold"}
 STATES = {"none": "has nothing yet", "behind": "is behind", "gone": "is kept no longer"}
@@ -50,7 +50,7 @@ def _stretches(facts: Facts) -> Iterator[tuple[Text | str, ...]]:
             for name, what in one["landed"].items()
         )
         together = Text("yes", "green") if one["readable"] else Text("no", "yellow")
-        yield str(number), epoch_text(one["first"]), landed or NONE, together, ", ".join(_because(one))
+        yield str(number), epoch_text(one["first"]), landed or NONE, together, listed(list(_because(one)))
 
 
 def _because(one: Facts) -> Iterator[str]:
@@ -82,9 +82,7 @@ def _choice(one: Facts) -> tuple[Text | str, ...]:
         return name, Text(f"nothing: {one['error']['type']}", "yellow"), NONE
     epochs = one["epochs"]
     same = len(set(epochs.values())) == 1
-    shown = (
-        epoch_text(next(iter(epochs.values()))) if same else ", ".join(f"{name} {at}" for name, at in epochs.items())
-    )
+    shown = epoch_text(next(iter(epochs.values()))) if same else listed([f"{name} {at}" for name, at in epochs.items()])
     return name, shown, lag_text(max(one["lag_ms"].values()))
 
 

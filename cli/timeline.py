@@ -81,32 +81,47 @@ def _names(tables: Sequence[TableEpochs]) -> tuple[str, ...]:
     return tuple(table.name for table in tables)
 
 
-def _events(tables: Sequence[TableEpochs]) -> Ints:
-    """Where something landed in any of them, rising."""
-    return np.unique(np.concatenate([events for table in tables for events in (table.commits, table.changes)]))
+def _events(tables: Sequence[TableEpochs], low: int, high: int) -> Iterator[Ints]:
+    """Where something landed, in [low, high]; a table and kind at a time, each rising."""
+    for events in _arrays(tables):
+        yield events[events.searchsorted(low) : events.searchsorted(high, "right")]
+
+
+def _arrays(tables: Sequence[TableEpochs]) -> Iterator[Ints]:
+    return (events for table in tables for events in (table.commits, table.changes))
+
+
+def _distinct(parts: Iterable[Ints]) -> Ints:
+    """All of them, rising, each once."""
+    found = np.sort(np.concatenate([ints(()), *parts]))
+    return found[np.append(True, found[1:] != found[:-1])[: len(found)]]
 
 
 def _window(members: Sequence[TableEpochs], last: int, limit: int | None, around: int | None) -> tuple[int, int]:
-    """The epochs that are to be looked at for so many stretches: every event begins one."""
+    """The epochs that are to be looked at for so many stretches: every event begins one, and the nearest are
+    among the nearest of each table.
+    """
     if limit is None:
         return 0, last
-    events = _events(members)
-    at = len(events) if around is None else int(events.searchsorted(around, "right"))
-    low = int(events[at - limit]) if at > limit else 0
-    high = int(events[at + limit]) - 1 if at + limit < len(events) else last
-    return low, min(high, last)
+    middle = last if around is None else min(around, last)
+    below, above = [], []
+    for events in _arrays(members):
+        at = int(events.searchsorted(middle, "right"))
+        below.append(events[max(at - limit - 1, 0) : at])
+        above.append(events[at : at + limit + 1])
+    past, coming = _distinct(below), _distinct(above)
+    low = int(past[-limit]) if len(past) > limit else 0
+    return low, int(coming[limit]) - 1 if len(coming) > limit else last
 
 
 def _cuts(
     members: Sequence[TableEpochs], valid: Sequence[Intervals], floors: Iterable[int], low: int, high: int
 ) -> Ints:
     """Where stretches begin: where something lands, or where an answer changes; none before the first that lands."""
-    events = _events(members)
     edges = [edge for starts, ends in valid for edge in (starts, ends + 1)]
-    found = np.unique(np.concatenate([events, *edges, ints(list(floors))]))
-    found = found[(found >= low) & (found <= high)]
-    first = int(events[0]) if len(events) else high + 1
-    return found[found >= first]
+    found = _distinct([*_events(members, low, high), *edges, ints(list(floors))])
+    first = min((int(events[0]) for events in _arrays(members) if len(events)), default=high + 1)
+    return found[(found >= max(low, first)) & (found <= high)]
 
 
 def _chosen(cuts: Ints, limit: int | None, around: int | None) -> tuple[int, int]:

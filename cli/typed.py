@@ -6,6 +6,7 @@ import argparse
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 
 BEGINNINGS = ("latest", "earliest", "snapshot")
 TOKEN_OPTIONS = ("--token", "--show", "--after", "--until", "--from")
@@ -70,3 +71,14 @@ def names(text: str) -> Sequence[str]:
     if not all(found):
         raise argparse.ArgumentTypeError(f"names between commas are needed, not {text!r}")
     return found
+
+
+def option(text: str) -> tuple[str, int | float | str]:
+    """name=value, with the value as a number where it is one."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"name=value is needed, not {text!r}")
+    for number in (int, float):
+        with suppress(ValueError):
+            return name, number(value)
+    return name, value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from ..store.epoch import to_unix_ms
@@ -56,6 +57,12 @@ def lag_text(ms: int) -> str:
 def count_text(count: int | None) -> str:
     """With thousands separated; `?` when it could not be found out, or was not asked for."""
     return "?" if count is None else f"{count:,}"
+
+
+def listed(parts: Sequence[str], most: int = 5) -> str:
+    """With commas; `a, b and 998 more` where they are too many to name."""
+    more = len(parts) - most
+    return ", ".join(parts[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def safe(text: str) -> str:

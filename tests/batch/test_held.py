@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,30 @@ def test_a_name_is_taken_once(lab: Lab) -> None:
     lab.tick(12 * 3600)
     assert hold(lab, tables=["r"]).epochs.keys() == {"r"}  # its time has passed
     assert len({hold(lab, None).name for _ in range(3)}) == 3
+
+
+def test_of_two_at_once_one_has_the_name(lab: Lab) -> None:
+    """Whatever their order, what is held under it is one of the two, whole."""
+    with lab.store.snapshot(["r"], consistency="aligned") as older:
+        lab.put({9: (0, 1)})
+        with lab.store.snapshot(["r", "j_out"], consistency="latest") as newer:
+            start, outcomes = threading.Barrier(2), []
+
+            def take(snapshot: el.Snapshot) -> None:
+                start.wait()
+                try:
+                    outcomes.append(snapshot.hold(NIGHT, "nightly"))
+                except el.InvalidInput as error:
+                    outcomes.append(error)
+
+            threads = [threading.Thread(target=take, args=[snapshot]) for snapshot in (older, newer)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    (held_one,) = (one for one in outcomes if isinstance(one, el.HeldSnapshot))
+    assert len(outcomes) == 2 and lab.store.held_snapshots() == [held_one]
+    assert held_one.epochs in (older.epochs, newer.epochs)
 
 
 @pytest.mark.parametrize("lasting", [0, -1, timedelta(days=367), "1h", None, float("inf"), True])

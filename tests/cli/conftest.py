@@ -15,6 +15,7 @@ import pytest
 
 from epochlog import api
 from epochlog.__main__ import main
+from epochlog.store.clock import SystemClock
 
 ORDERS = pa.schema([("id", pa.int64()), ("day", pa.string()), ("cents", pa.int64())])
 REVENUE = pa.schema([("day", pa.string()), ("cents", pa.int64())])
@@ -33,9 +34,12 @@ def orders(ids: list[int], days: list[str], cents: list[int]) -> pa.Table:
 
 
 def fill(root: str) -> dict[str, int]:
-    """Make the store, leave it closed, and tell its epochs by name."""
+    """Make the store, leave it closed, and tell its epochs by name. Its clock stands, so that they lie as they should:
+    the view's first commit at that of its upstream, a few milliseconds between the others, in the middle of a second.
+    """
     epochs = {}
-    with api.open(root, durability="os") as store:
+    now_ms = [SystemClock()() // 1000 * 1000 - 1500]
+    with api.open(root, durability="os", clock=lambda: now_ms[0]) as store:
         table = store.create_table("orders", ORDERS, ["id"])
         store.create_table("nothing_yet", SEEN, ["id"])
         job = store.create_job("daily", ["orders"], {"revenue": (REVENUE, ["day"])})
@@ -45,9 +49,12 @@ def fill(root: str) -> dict[str, int]:
         committed = job.step_local(refresh)
         assert committed is not None
         epochs["view"] = committed
+        assert committed == epochs["first"]
         with pytest.raises(ZeroDivisionError):
             broken.step_local(lambda ctx: 1 // 0)
+        now_ms[0] += 20
         epochs["second"] = table.upsert(orders([1, 3], ["mon", "wed"], [501, 100]))
+        now_ms[0] += 5
         epochs["delete"] = table.delete(pa.table({"id": [2]}))
     return epochs
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 import pytest
 
 from epochlog import api
+from epochlog.batch import registry
+from epochlog.store.lineage import EpochView
 
 
 def lines(out: str) -> list[dict]:
@@ -90,6 +93,36 @@ def test_a_policy_that_covers_less_than_all_is_honoured(run, lake) -> None:
     done = run("read", lake.root, "--consistency", "global", "--json")
     assert {row["_table"] for row in lines(done.out)} == {"orders", "revenue"}
     assert run("read", lake.root, "seen", "--consistency", "global").code == 1
+
+
+class Older:
+    """A policy of one's own: so many epochs before the newest that all can be read at."""
+
+    def __init__(self, by: int, why: str = "", share: float = 1) -> None:
+        self.by = round(by * share)
+        self.why = why
+
+    def choose(self, view: EpochView, tables: Sequence[str], /) -> Mapping[str, int]:
+        newest = view.largest_valid_at_most(tables)
+        assert newest is not None and self.why == "to see"
+        return dict.fromkeys(tables, newest - self.by)
+
+
+def test_a_policy_of_ones_own_takes_its_options(run, lake, monkeypatch) -> None:
+    named = registry._named
+    monkeypatch.setattr(registry, "_named", lambda name: Older if name == "older" else named(name))
+    given = ("--option", "by=4", "--option", "why=to see", "--option", "share=0.5")
+    done = run("read", lake.root, "orders", "revenue", "--consistency", "older", *given, "--epochs", "--json")
+    assert {one["epoch"] for one in json.loads(done.out)["tables"]} == {lake.epochs["second"] - 3}
+    for options, code, sentence in (
+        (["--consistency", "older", "--option", "by"], 2, "name=value is needed"),
+        (["--consistency", "older", "--option", "b y=1"], 2, "name=value is needed"),
+        (["--consistency", "older", "--option", "much=1"], 1, "'older' cannot be made with {'much': 1}"),
+        (["--consistency", "bounded", "--option", "max_lag=1"], 1, "--option is for policies of your own"),
+        (["--option", "by=1"], 1, "--option is for policies of your own; aligned has options by name"),
+    ):
+        done = run("read", lake.root, "orders", *options)
+        assert (done.code, done.out) == (code, "") and sentence in done.err, options
 
 
 def test_people_see_a_limited_number_of_rows_and_how_to_see_more(run, lake) -> None:

@@ -50,11 +50,11 @@ def test_one_is_taken_and_held(run, lake, nightly) -> None:
 
 
 def test_people_are_told_until_when_and_the_token(run, lake) -> None:
-    page = run("snapshot", lake.root, "orders", "--hold", "90s", "--name", "short").out
+    page = run("snapshot", lake.root, "orders", "--hold", "90m", "--name", "short").out
     assert re.search(r"^held as short until \d{4}-.*Z$", page, re.MULTILINE)
     (token,) = re.findall(r"^token (\S+)$", page, re.MULTILINE)
     assert token == held(run, lake)[0]["token"]
-    assert re.search(r"^short +orders +\d+ \(.*Z\) .* 1 min \d+ s$", run("snapshot", lake.root).out, re.MULTILINE)
+    assert re.search(r"^short +orders +\d+ \(.*Z\) .* 1 h \d+ min$", run("snapshot", lake.root).out, re.MULTILINE)
     assert "short" in run("status", lake.root).out and "snapshot:short" in run("describe", lake.root, "orders").out
 
 
@@ -221,6 +221,29 @@ def test_epochs_of_no_table_of_this_store(run, lake, nightly, argv, tmp_path) ->
         done = run(argv[0], lake.root, *argv[1:], text)
         assert (done.code, done.out) == (1, "") and sentence in done.err, text
     assert "is of another store" in run("snapshot", lake.root, "--show", other).err
+
+
+@pytest.mark.slow
+def test_taken_in_one_process_and_read_in_another(spawn, tmp_path) -> None:
+    """Between them all that may go goes: nobody but the held snapshot wants it."""
+    root, options = tmp_path / "lake", el.TableOptions(history_retention=timedelta(0), log_retention=timedelta(0))
+    with api.open(root) as store:
+        table = store.create_table("t", pa.schema([("k", pa.int64()), ("v", pa.int64())]), ["k"], options=options)
+        table.upsert(pa.table({"k": [1, 2], "v": [10, 20]}))
+    night = json.loads(spawn("snapshot", root, "t", "--hold", "12h", "--name", "nightly", "--json").out)
+    with api.open(root) as store:
+        for number in range(3):
+            store.table("t").upsert(pa.table({"k": [1, 2], "v": [number, number]}))
+            store.compact(full=True)
+            store.vacuum(grace=0)
+    morning = spawn("read", root, "--token", night["token"], "--json")
+    assert [(row["k"], row["v"]) for row in lines(morning.out)] == [(1, 10), (2, 20)], morning.err
+    spawn("snapshot", root, "--drop", "nightly")
+    with api.open(root) as store:
+        store.table("t").upsert(pa.table({"k": [1], "v": [5]}))
+        store.compact(full=True)
+    gone = spawn("read", root, "--token", night["token"], "--json")
+    assert gone.code == 1 and "has been let go" in gone.err
 
 
 def test_a_token_may_begin_with_a_dash(run, lake) -> None:

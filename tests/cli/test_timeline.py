@@ -11,6 +11,7 @@ import pytest
 from epochlog.cli.picture import picture
 from epochlog.cli.timeline import Stretch, Timeline, timeline
 from epochlog.store.explain import blamed
+from epochlog.store.intervals import Intervals
 from epochlog.store.lineage import EpochView, TableEpochs
 from model.history import play, random_history
 from model.test_lineage_model import by_library, forget
@@ -161,3 +162,21 @@ def test_tables_without_a_commit_have_no_stretch() -> None:
     empty = EpochView(3, 0, {1: TableEpochs(1, "t")})
     assert timeline(empty, ["t"], 5, around=2) == Timeline(("t",), (), ())
     assert drawn(timeline(empty, ["t"]), {}) == []
+
+
+def test_only_what_is_shown_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that has seen a million commits is drawn as quickly as a young one."""
+    asked = []
+    common_valid = EpochView.common_valid
+
+    def noted(self: EpochView, refs: list[int], lo: int, hi: int) -> Intervals:
+        asked.append((lo, hi))
+        return common_valid(self, refs, lo, hi)
+
+    monkeypatch.setattr(EpochView, "common_valid", noted)
+    every = range(10, 10_010, 10)
+    tables = {number: TableEpochs(number, f"t{number}", commits=every, changes=every) for number in (1, 2)}
+    old = EpochView(10_005, 0, tables)
+    assert len(timeline(old, ["t1", "t2"], 4).stretches) == 4 and set(asked) == {(9_970, 10_005)}
+    asked.clear()
+    assert len(timeline(old, ["t1", "t2"], 4, around=5_001).stretches) == 4 and set(asked) == {(4_970, 5_049)}

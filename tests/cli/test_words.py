@@ -37,3 +37,8 @@ def test_text_is_made_safe_and_one_line() -> None:
     assert words.safe("naïve 漢字 x") == "naïve 漢字 x"
     assert words.safe("a\x1b[0m\u202eb\n") == "a\\x1b[0m\\u202eb\\n"
     assert words.one_line("Error:\n  at x\ty\x00") == "Error: at x y\\x00"
+
+
+def test_lists_are_cut() -> None:
+    assert words.listed([]) == "" and words.listed(["a", "b"]) == "a, b"
+    assert words.listed(list("abcdef")) == "a, b, c, d, e and 1 more" and words.listed(list("abcde")) == "a, b, c, d, e"
