@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,10 @@ def create_jobs(store: el.Store) -> dict[str, el.Job]:
     }
 
 
-def differing(snapshot: el.Snapshot) -> dict[str, int]:
+def differing(snapshot: el.Snapshot, views: Sequence[str] = tuple(VIEWS)) -> dict[str, int]:
     """How many rows of each view are not in DuckDB's answer over the snapshot's root tables, or only there."""
     with snapshot.duckdb() as connection:
-        return {view.name: compare(connection, view) for view in VIEWS.values()}
+        return {name: compare(connection, VIEWS[name]) for name in views}
 
 
 def compare(connection: Any, view: View) -> int:

@@ -1,0 +1,34 @@
+"""P18: TPC-H's views after a refresh of a thousandth of the orders: by its changes, and made anew; for orientation."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pairs import ReplayClock, Samples
+from report import Book, Figure
+
+DRIVER = Path(__file__).with_name("tpch_driver.py")
+VIEWS = ("q1", "q6", "q3_orders", "q3", "q5", "q10_customers", "q10")
+LEGS = ["all seven, by changes, side by side"]
+LEGS += [f"{view}, {how}" for view in VIEWS for how in ("by changes", "made anew")]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> Samples:
+    folder = tmp_path_factory.mktemp("tpch")
+    rounds = 5 if scale >= 1 else 1
+    command = [sys.executable, str(DRIVER), str(folder), f"{scale:g}", str(rounds)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    samples: Samples = json.loads(done.stdout)
+    book.add(Figure("P18", f"TPC-H at scale {scale:g}, from a refresh of both tables to the commit", samples, ()))
+    return samples
+
+
+@pytest.mark.parametrize("leg", LEGS)
+def test_p18_views_after_a_refresh(leg: str, clock: ReplayClock, benchmark, measured) -> None:
+    clock.play(benchmark, measured[leg])

@@ -1,0 +1,77 @@
+"""A Spark driver that keeps the example's views of TPC-H: `python tpch_driver.py FOLDER SCALE ROUNDS`.
+
+Prints what it took as one line of JSON, {"what": [ms, ...]}: after a refresh, every view by its changes; all of them
+side by side; and every view made anew, as `job.rebuild()` does it. The views are held against DuckDB at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import defaultdict
+from decimal import Decimal
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+import tpch
+import tpch_data
+from pairs import timed
+from tpch_views import VIEWS
+
+import epochlog as el
+
+SEED = 1
+Q6_AT_SCALE_1 = Decimal("123141078.2283")  # as TPC publishes it
+
+
+def run(folder: Path, scale: float, rounds: int) -> dict[str, list[float]]:
+    tpch_data.generate(folder / "files", scale)
+    spark = el.spark("bench")
+    spark.sparkContext.setLogLevel("ERROR")
+    took: dict[str, list[float]] = defaultdict(list)
+    with el.open(folder / "store") as store:
+        tpch_data.load(store, folder / "files")
+        jobs, pipe = tpch.create_jobs(store), el.Pipeline(store, spark)
+        for name, job in jobs.items():
+            pipe.add(job, VIEWS[name].refresh)
+        pipe.run(until="idle")
+        if scale == 1:
+            assert store.table("q6").to_arrow()["revenue"].to_pylist() == [Q6_AT_SCALE_1]
+
+        def step(name: str) -> None:
+            while jobs[name].step(spark, VIEWS[name].refresh) is not None:
+                pass
+
+        for number in range(-1, rounds):  # the first round warms up
+            tpch_data.refresh(store, SEED, 2 * number + 3)
+            side_by_side = timed(lambda: pipe.run(until="idle"))
+            tpch_data.refresh(store, SEED, 2 * number + 4)
+            store.checkpoint()
+            changes = {name: timed(lambda name=name: step(name)) for name in VIEWS}
+            anew = {}
+            for name, job in jobs.items():
+                job.rebuild()
+                anew[name] = timed(lambda name=name: step(name))
+            if number >= 0:
+                took["all seven, by changes, side by side"].append(side_by_side)
+                for name in VIEWS:
+                    took[f"{name}, by changes"].append(changes[name])
+                    took[f"{name}, made anew"].append(anew[name])
+        with store.snapshot(consistency="aligned") as moment:
+            wrong = {name: count for name, count in tpch.differing(moment).items() if count}
+            assert not wrong and moment.epochs["orders"] >= store.table("orders").info.max_committed_epoch, wrong
+    spark.stop()
+    return took
+
+
+def main() -> None:
+    folder, scale, rounds = sys.argv[1:]
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what Spark prints goes to standard error
+    print(json.dumps(run(Path(folder), float(scale), int(rounds))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
