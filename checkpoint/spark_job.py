@@ -10,21 +10,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import InvalidInput, SparkLost
+from ..errors import EpochlogError, InvalidInput, SparkLost
 from ..exchange.frames import FrameWriter, read_frame
 from ..exchange.pieces import Piece, bytes_to_read, narrowed
 from ..exchange.spark_errors import typed
 from ..exchange.spark_options import place_options
 from ..exchange.spark_types import arrow_schema, spark_schema
-from ..store.files import Files
+from ..store.handle import Handle
 from ..store.log import LogPlan
 from ..store.scan import EVERYTHING, KeyRange, ScanPlan
+from ..store.segment import Segment
+from ..store.writer import WriteTarget
 from .barrier_run import BarrierRun
 from .context import RefreshContext
 from .job import JobRunner
@@ -42,9 +46,25 @@ BROADCAST_BYTES = 8 << 20
 class SparkJobContext(RefreshContext[FrameWriter]):
     """What a refresh function sees: DataFrames of its upstreams and outputs, fixed at the barrier."""
 
-    def __init__(self, session: SparkSession, files: Files, run: BarrierRun) -> None:
-        super().__init__(files, run, FrameWriter)
+    def __init__(self, session: SparkSession, handle: Handle, run: BarrierRun) -> None:
+        super().__init__(handle.files, run, self._frame_writer)
         self._session = session
+        self._handle = handle
+        self._intent: str | None = None
+
+    def _frame_writer(self, target: WriteTarget) -> FrameWriter:
+        """Writes under an intent of this refresh: attempts of tasks that lost have left files, which the open store's
+        own intent would keep for as long as this process lives.
+        """
+        if self._intent is None:
+            self._intent = self._handle.intents.register("spark")
+        return FrameWriter(replace(target, intent=self._intent))
+
+    def _end(self) -> None:
+        """The refresh is committed, or never will be. An intent that cannot be ended now runs out."""
+        if self._intent is not None:
+            with suppress(EpochlogError):
+                self._handle.intents.release(self._intent)
 
     @property
     def spark(self) -> SparkSession:
@@ -128,7 +148,16 @@ def step(runner: JobRunner, session: SparkSession, refresh: Refresh) -> int | No
         return None
     if run.taken_in:
         return runner.commit(run, {})
-    context = SparkJobContext(session, runner.handle.files, run)
+    context = SparkJobContext(session, runner.handle, run)
+    try:
+        return runner.commit(run, _refreshed(runner, context, refresh))
+    finally:
+        context._end()
+
+
+def _refreshed(runner: JobRunner, context: SparkJobContext, refresh: Refresh) -> dict[str, list[Segment]]:
+    """What the refresh has written, not committed. Whatever it raises is noted on the job."""
+    session = context.spark
     runner.refreshing = threading.get_ident()
     try:
         refresh(context)
@@ -147,7 +176,7 @@ def step(runner: JobRunner, session: SparkSession, refresh: Refresh) -> int | No
         raise known from error
     finally:
         context._over, runner.refreshing = True, None
-    return runner.commit(run, segments)
+    return segments
 
 
 def own_pool(session: SparkSession, name: str) -> None:

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 SMALL_BYTES = 1 << 20
 """A task whose rows are fewer bytes than this hands them to the driver, which writes those of all tasks into one
-segment.
+segment; of many tasks the later ones hand over less.
 """
+_WHOLE_TASKS = 64
 _RECORD = b"segment"
 _RESULT = "segment binary, rows binary"
 _RESULT_ARROW = pa.schema([("segment", pa.binary()), ("rows", pa.binary())])
@@ -101,12 +102,23 @@ class FrameWriter:
         self._segments = []
 
 
+def small_bytes(place: int) -> int:
+    """What the task of partition `place` may hand over. All of 100,000 tasks together stay below 512 MiB, where Spark
+    fails a job whose results are larger than spark.driver.maxResultSize, 1 GiB unless set.
+    """
+    return SMALL_BYTES // (1 + place // _WHOLE_TASKS)
+
+
 def _write_task(target: WriteTarget, deletes: bool, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    from pyspark import TaskContext
+
     settle()
     writer = SegmentWriter(target)
     tables = gathered(batches)
     first, second = next(tables, None), next(tables, None)
-    if first is not None and second is None and first.nbytes < SMALL_BYTES:
+    context = TaskContext.get()
+    place = 0 if context is None else context.partitionId()
+    if first is not None and second is None and first.nbytes < small_bytes(place):
         yield _result([None], [_ipc(first)])
         return
     for table in (first, second, *tables):

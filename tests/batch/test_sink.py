@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 
 import epochlog as el
 from epochlog.batch import overwrite as overwriting
+from epochlog.exchange import frames
 from epochlog.store import handle as handles
 from epochlog.store import outcomes
+from epochlog.store.definitions import find_table
 from epochlog.store.intents import Intents
+from epochlog.store.writer import write_target
 from sinkplay import CHANGES, DAY_MS, GRACE_MS, Later, Play, files_of, spark_intents, unreached
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.int64())])
@@ -352,3 +357,18 @@ def test_few_keys_are_in_memory_when_few_rows_are_replaced_by_many(
     write.commit(write.run(*(rows(*range(first, 9_000, 90), v=1) for first in range(90))))
     assert sum(sizes) == 9_000 and max(sizes) <= 200
     assert list(held(store)) == list(range(9_000))
+
+
+# ---- what tasks hand to the driver -----------------------------------------------------------------------------------
+
+
+def test_many_small_tasks_do_not_fill_the_driver(store: el.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand tasks with just less than a small one's bytes failed the whole job: Spark allows 1 GiB of results."""
+    assert frames.small_bytes(63) == frames.SMALL_BYTES
+    assert sum(map(frames.small_bytes, range(100_000))) < 512 << 20
+    table = store._handle.catalog.read(lambda view: find_table(view, "t"))
+    target = write_target(store._handle, table)
+    for place, handed in ((0, True), (60_000, False)):
+        monkeypatch.setattr(TaskContext, "get", lambda place=place: SimpleNamespace(partitionId=lambda: place))
+        (result,) = frames._write_task(target, False, rows(*range(1000)).to_batches())
+        assert result.column("rows").is_valid().to_pylist() == [handed]

@@ -266,3 +266,70 @@ def test_spark_and_register_are_public() -> None:
     assert callable(el.spark)
     assert callable(el.register)
     assert epochlog.spark is el.spark
+
+
+# ---- writing, the other ways ----------------------------------------------------------------------------------------
+
+
+def test_the_ways_of_sql_to_write_a_view(lake) -> None:
+    """INSERT OVERWRITE replaces all; columns may come by name; writeTo goes by name, insertInto by place."""
+    lake.orders.upsert(rows(0, 5))
+    lake.spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW ways USING epochlog OPTIONS (path '{lake.root}', table 'orders')")
+    lake.spark.sql("INSERT INTO ways (amount, id, day) VALUES (4.5D, 9L, 'x')")
+    assert (9, "x", 4.5) in lake.read().collect() and lake.orders.count() == 6
+    lake.spark.sql("INSERT OVERWRITE ways SELECT id, 'new', amount FROM ways WHERE id >= 4")
+    assert sorted(lake.read().collect()) == [(4, "new", 4.0), (9, "new", 4.5)]
+    lake.spark.sql("SELECT 1D amount, 'to' day, 1L id").writeTo("ways").append()
+    lake.spark.sql("SELECT 2L, 'into', 2D").write.insertInto("ways")
+    assert sorted(lake.read().collect())[:2] == [(1, "to", 1.0), (2, "into", 2.0)]
+    with pytest.raises(Exception, match="does not support overwrite by filter"):
+        lake.spark.sql("INSERT INTO ways REPLACE WHERE id = 1 SELECT 1L, 'x', 1D")
+    assert lake.orders.count() == 4 and lake.orders.history().num_rows == 5
+
+
+def test_an_overwrite_reaches_views_as_what_it_changes(lake) -> None:
+    """What it deletes too, in a Spark job that goes by changes, and in one that reads the table whole."""
+    lake.orders.upsert(rows(0, 40))
+    day_count = pa.schema([pa.field("day", pa.string(), nullable=False), ("n", pa.int64())])
+    copy = lake.store.create_job("copy", ["orders"], {"copied": (SCHEMA, ["id"])})
+    days = lake.store.create_job("days", ["orders"], {"days": (day_count, ["day"])})
+
+    def copied(ctx) -> None:
+        ctx.upsert("copied", ctx.changes("orders").where("_change_type <> 'delete'").select("id", "day", "amount"))
+        ctx.delete("copied", ctx.changes("orders").where("_change_type = 'delete'").select("id"))
+
+    def counted(ctx) -> None:
+        now = ctx.table("orders").groupBy("day").count().withColumnRenamed("count", "n")
+        ctx.delete("days", ctx.output("days").select("day").join(now, "day", "left_anti"))
+        ctx.upsert("days", now)
+
+    contents = [rows(0, 40), rows(38, 5, amount=3.0), rows(0, 0), rows(7, 1)]
+    for number, content in enumerate(contents):
+        if number:
+            lake.write(
+                lake.spark.createDataFrame(content.to_pylist(), "id long, day string, amount double"), mode="overwrite"
+            )
+        lake.store.checkpoint()
+        assert copy.step(lake.spark, copied) and days.step(lake.spark, counted)
+        with lake.store.snapshot(["orders", "copied", "days"], consistency="aligned") as snapshot:
+            found = snapshot["orders"].to_arrow()
+            assert found.equals(content) and snapshot["copied"].to_arrow().equals(found)
+            counts = snapshot["days"].to_arrow().to_pydict()
+            wanted = found["day"].to_pylist()
+            assert dict(zip(counts["day"], counts["n"], strict=True)) == {day: wanted.count(day) for day in wanted}
+
+
+def test_of_a_key_that_is_there_often_the_last_partition_and_row_win(lake) -> None:
+    frame = lake.spark.range(0, 400, 1, 4).selectExpr(
+        "id % 10 id", "cast(id as string) day", "cast(id as double) amount"
+    )
+    for mode in ("append", "overwrite"):
+        lake.write(frame, mode=mode)
+        assert sorted(row.amount for row in lake.read().collect()) == [float(number) for number in range(390, 400)]
+
+
+def test_replace_where_is_refused(lake) -> None:
+    lake.orders.upsert(rows(0, 5))
+    with pytest.raises(Exception, match="InvalidInput: overwrite replaces all that the table holds"):
+        lake.write(lake.spark.createDataFrame(rows(0, 1)), mode="overwrite", replaceWhere="id = 0")
+    assert lake.orders.count() == 5

@@ -1,0 +1,181 @@
+"""A Spark driver whose writes go wrong as told: `sink_driver.py '{"master": …, "a setting": …}'`.
+
+It says {"ready": true}, then takes orders, a JSON object a line, and answers each with one. An order runs with a mood:
+`task-dies` (a Python worker is killed when its task has written its files), `executor-dies` (its JVM is), `slow` (a
+task that has written waits until its speculative copy has), `before` and `after` (the driver and its JVM are killed
+before and after the commit). Each attempt of a task that has written notes its files in the folder `notes`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import epochlog as el
+from epochlog.batch.spark_write import BatchSink, Written, resolve_save
+from epochlog.exchange import frames
+from epochlog.spark import EpochlogSource, register
+
+SICK = 1
+"""The partition of which something happens to the first attempt that has written; `sick` among the notes names it."""
+
+
+def say(**words: object) -> None:
+    print(json.dumps(words), flush=True)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def behave(notes: str, mood: str, paths: list[str]) -> None:
+    """What happens to an attempt of a task that has written its files."""
+    import threading
+
+    from pyspark import TaskContext
+
+    context: Any = TaskContext.get()
+    folder, place = Path(notes), context.partitionId()
+    name = f"{place}-{context.attemptNumber()}"
+    (folder / name).write_text(json.dumps(paths))
+    if place != SICK:
+        return
+    try:
+        with (folder / "sick").open("x") as marker:
+            marker.write(name)
+    except FileExistsError:
+        return
+    if mood == "task-dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if mood == "executor-dies":
+        os.kill(parent_of(os.getppid()), signal.SIGKILL)
+    if mood == "slow":
+        pause = threading.Event()
+        while len(list(folder.glob(f"{SICK}-*"))) < 2:
+            pause.wait(0.02)
+
+
+class MoodySink(BatchSink):
+    """The batch sink in a mood."""
+
+    notes, mood, driver, jvm = "", "", 0, 0
+
+    def write(self, iterator: Iterator[Any]) -> Written:
+        written = super().write(iterator)
+        behave(self.notes, self.mood, [segment.path for segment in written.segments])
+        return written
+
+    def commit(self, messages: Any) -> None:
+        if self.mood == "before":
+            self.end()
+        super().commit(messages)
+        if self.mood == "after":
+            self.end()
+
+    def end(self) -> None:
+        for pid in (self.driver, self.jvm, os.getpid()):
+            os.kill(pid, signal.SIGKILL)
+
+
+class MoodySource(EpochlogSource):
+    """`format("moody")`: the data source with such a sink."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "moody"
+
+    def writer(self, schema: Any, overwrite: bool) -> Any:
+        sink = MoodySink(resolve_save(self.options, schema, overwrite))
+        sink.notes, sink.mood = self.options["notes"], self.options["mood"]
+        sink.driver, sink.jvm = int(self.options["driver"]), int(self.options["jvm"])
+        return sink
+
+
+def moody_task(real: Any, notes: str, mood: str, target: Any, deletes: bool, batches: Any) -> Iterator[Any]:
+    """What a job's output and el.sink are written by, in a mood."""
+    from epochlog.store.records import unpack
+    from epochlog.store.segment import Segment
+
+    results = list(real(target, deletes, batches))
+    found = [one for batch in results for one in batch.column(0).to_pylist()]
+    behave(notes, mood, [Segment.from_record(unpack(b"segment", one)).path for one in found])
+    yield from results
+
+
+def two_hosts() -> str:
+    """The address of a cluster in this driver's JVM, with executor JVMs of its own on two hosts that are this machine:
+    Spark starts no speculative copy of a task on the host that the task runs on, and `local-cluster` has but one.
+    """
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized(conf=SparkConf())
+    jvm: Any = SparkContext._jvm
+    gateway: Any = SparkContext._gateway
+    conf, option = jvm.org.apache.spark.SparkConf(), jvm.scala.Option
+    deploy = jvm.org.apache.spark.deploy
+    masters = deploy.LocalSparkCluster.apply(1, 1, 1024, conf).start()
+    urls = gateway.new_array(jvm.java.lang.String, 1)
+    urls[0] = masters[0]
+    deploy.worker.Worker.startRpcEnvAndEndpoint(
+        "127.0.0.2", 0, 0, 1, 1024, urls, None, option.apply(2), conf, option.apply(None)
+    )
+    return masters[0]
+
+
+def frame_of(spark: Any, order: dict[str, Any]) -> Any:
+    """Rows id, amount = 2 id, in as many partitions as asked for."""
+    first, count, parts = order["rows"]
+    return spark.range(first, first + count, 1, parts).selectExpr("id", "cast(id * 2 as double) amount")
+
+
+def write(spark: Any, jvm: int, order: dict[str, Any]) -> None:
+    told = {"notes": order["notes"], "mood": order["mood"], "driver": str(os.getpid()), "jvm": str(jvm)}
+    options = {**order["place"], **told}
+    writer = frame_of(spark, order).write.format("moody").mode(order.get("mode", "append")).options(**options)
+    writer.options(**order.get("txn", {})).save()
+
+
+def step(spark: Any, order: dict[str, Any]) -> None:
+    place = order["place"]
+    with el.open(place["path"], place.get("catalog"), create=False) as store:
+        store.job(order["job"]).step(spark, lambda ctx: ctx.upsert(place["table"], frame_of(spark, order)))
+
+
+def sink(spark: Any, order: dict[str, Any]) -> None:
+    place = order["place"]
+    function = el.sink({place["table"]: None}, app_id="sink", path=place["path"], catalog=place.get("catalog"))
+    function(frame_of(spark, order), order["batch"])
+
+
+def main(settings: dict[str, str]) -> None:
+    if settings["master"] == "two hosts":
+        settings = {**settings, "master": two_hosts()}
+    spark = el.spark("sink driver", **settings)
+    spark.sparkContext.setLogLevel("OFF")
+    spark.dataSource.register(MoodySource)
+    register(spark)
+    gateway: Any = spark.sparkContext._gateway
+    real = frames._write_task
+    say(ready=True)
+    for line in iter(sys.stdin.readline, ""):
+        order = json.loads(line)
+        frames._write_task = partial(moody_task, real, order["notes"], order["mood"])
+        try:
+            if order["do"] == "write":
+                write(spark, gateway.proc.pid, order)
+            else:
+                {"step": step, "sink": sink}[order["do"]](spark, order)
+        except Exception as error:
+            say(error=f"{type(error).__name__}: {error}")
+        else:
+            say(done=True)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
