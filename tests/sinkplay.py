@@ -68,7 +68,7 @@ class Play:
 
 
 class Later:
-    """A clock of all stores that are opened in this process: the machine's, and what was added to it."""
+    """The machine's clock, and what was added to it."""
 
     def __init__(self) -> None:
         self.added_ms = 0
