@@ -139,6 +139,8 @@ class _Sink:
 
     def _commit(self, messages: Sequence[Written], txn: TxnPair | None) -> None:
         """Commit what the tasks wrote, if it is anything; their intents have ended either way."""
+        if self._save.landed:
+            return  # that outcome stands, whether or not it is still known
         segments = tuple(segment for message in messages for segment in message.segments)
         edit, ending = TableEdit(self._save.table.id, self._save.table.name, segments), self._intents(messages)
         with closing(self._save.place.open()) as handle:

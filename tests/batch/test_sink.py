@@ -144,6 +144,20 @@ def test_a_replay_writes_no_file_and_changes_nothing(store: el.Store, mode: str)
     assert held(store) == {1: 0, 2: 0} and store.table("t").history().equals(history)
 
 
+def test_a_replay_changes_nothing_even_when_its_outcome_is_forgotten_while_it_runs(
+    store: el.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tasks have passed over their rows: to commit it would make the table empty."""
+    monkeypatch.setattr(outcomes, "KEPT_OUTCOMES", 1)
+    one, two = (plan(store, "overwrite", txnAppId="a", txnVersion=number) for number in (1, 2))
+    one.commit(one.run(rows(1)))
+    again = plan(store, "overwrite", txnAppId="a", txnVersion=1)
+    messages = again.run(rows(5))
+    two.commit(two.run(rows(2)))
+    again.commit(messages)
+    assert held(store) == {2: 0} and store.table("t").history().num_rows == 2
+
+
 @pytest.mark.parametrize("mode", ["append", "overwrite"])
 def test_of_two_drivers_with_one_transaction_one_lands(store: el.Store, clock: Later, mode: str) -> None:
     """Both were planned before either landed, so both have written."""
