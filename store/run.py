@@ -225,29 +225,32 @@ def read_part(
     *,
     key_range: KeyRange = (None, None),
     filter: pc.Expression | None = None,
-    visible: pc.Expression | None = None,
+    at: int | None = None,
+    marked: bool = False,
     block: int | None = None,
     passing: Sequence[KeyRange] | None = None,
 ) -> Rows:
     """Rows with keys in [low, high), these columns (the table's, `_epoch`, `_until`), by key, of one block or all.
 
     filter only prunes row groups: rows that fail it may be among the result; passing leaves out those that hold no key
-    of these ranges. visible, an expression of `_epoch` and
-    `_until`, is applied to every row. Raises Corrupt when the file is not what was written.
+    of these ranges. at: only rows that are visible at this epoch; with `marked` the others stay, as tombstones. Raises
+    Corrupt when the file is not what was written.
     """
     data = verified(files, part.path, part.bytes, part.crc32)
     groups = blocks_of(part.blocks, key_range, passing) if block is None else [block]
     try:
-        table = _decode(data, part, codec, list(columns), groups, filter, schema, visible is not None)
+        table = _decode(data, part, codec, list(columns), groups, filter, schema, at is not None)
     except (pa.ArrowException, OSError, KeyError) as error:
         raise Corrupt(part.path, f"it cannot be decoded ({error})") from error
     keys = contiguous(table.column(KEY)) if codec.hidden else codec.encode(table)
     first, end = row_span(codec, keys, key_range)
     keys, table = keys.slice(first, end - first), table.slice(first, end - first)
-    if visible is not None:
-        seen = _mask(table, visible)
-        keys, table = keys.filter(seen), table.filter(seen)
+    seen = None if at is None else _visible(table, at)
+    if seen is not None and not marked:
+        keys, table = keys.filter(pa.array(seen)), table.filter(pa.array(seen))
     deleted = marks(table.column(OP)) if OP in table.column_names else None
+    if seen is not None and marked and not seen.all():
+        deleted = ~seen if deleted is None else deleted | ~seen
     return Rows(keys, _typed(table.select(list(columns)), schema), deleted)
 
 
@@ -301,11 +304,10 @@ def _passing(data: pa.Buffer, filter: pc.Expression, schema: TableSchema) -> set
     return {group.id for piece in pieces for group in piece.row_groups}
 
 
-def _mask(table: pa.Table, expression: pc.Expression) -> pa.Array:
-    """The expression's value for each row, as one array of bools."""
-    names = [name for name in (EPOCH, UNTIL) if name in table.column_names]
-    scanner = ds.dataset(table.select(names)).scanner(columns={"seen": expression})
-    return contiguous(scanner.to_table().column("seen"))
+def _visible(table: pa.Table, at: int) -> np.ndarray:
+    """Of each row whether an epoch sees it: begun by then, and in history not yet replaced."""
+    seen = table.column(EPOCH).to_numpy() <= at
+    return seen & (table.column(UNTIL).to_numpy() > at) if UNTIL in table.column_names else seen
 
 
 def _typed(table: pa.Table, schema: TableSchema) -> pa.Table:

@@ -185,7 +185,15 @@ class ScanPlan:
             rows
             for place, run in enumerate(self.runs)
             for rows in _run_rows(
-                files, self.table, codec, run, self.epoch, columns, filter if place == 0 else None, passing
+                files,
+                self.table,
+                codec,
+                run,
+                self.epoch,
+                columns,
+                filter if place == 0 else None,
+                passing,
+                oldest=place == 0,
             )
         ]
         chosen = [
@@ -233,7 +241,9 @@ class ScanPlan:
             if self.epoch >= run.hi:
                 levels.append(run.parts)
             else:
-                levels += _run_rows(files, self.table, self.codec, run, self.epoch, columns, None, [within])
+                levels += _run_rows(
+                    files, self.table, self.codec, run, self.epoch, columns, None, [within], oldest=run is self.runs[0]
+                )
         rows = reader.find([*levels, *([segment] for segment in self.segments)], keys)
         return rows or _no_rows(self.table, self.codec, columns)
 
@@ -291,33 +301,36 @@ def _run_rows(
     columns: Sequence[str],
     filter: pc.Expression | None,
     passing: Sequence[KeyRange],
+    *,
+    oldest: bool,
 ) -> list[Rows]:
     """A run's rows as of the epoch: those of its live parts, and below its newest epoch also what had been replaced
     since; no key is in both.
+
+    oldest: no run lies below. Live rows that came after the epoch are then marked as deleted and go when all is merged,
+    which is one copy of the table less than to take them out before; over an older run they would hide its rows.
     """
     whole = passing[0][0], passing[-1][1]
 
     def gather(
         parts: Sequence[Part],
-        hidden: tuple[str, ...],
-        visible: pc.Expression | None,
+        at: int | None,
+        *,
+        marked: bool = False,
         together: Callable[[Sequence[Rows]], Rows] = joined,
     ) -> Rows:
-        def read(part: Part) -> Rows:
-            wanted = [*columns, *hidden]
-            return read_part(
-                files, part, table, codec, wanted, key_range=whole, filter=filter, visible=visible, passing=passing
-            )
-
+        read = partial(
+            read_part, files, schema=table, codec=codec, columns=columns, key_range=whole, filter=filter, at=at,
+            marked=marked, passing=passing,
+        )  # fmt: skip
         chosen = [part for part in parts if _overlaps(part.key_min, part.key_max, whole)]
-        tables = each(read, chosen, sum(part.rows for part in chosen))
+        tables = each(lambda part: read(part=part), chosen, sum(part.rows for part in chosen))
         return together(tables) if tables else _no_rows(table, codec, columns)
 
     if epoch >= run.hi:
-        return [gather(run.parts, (), None)]
-    begun = pc.field("_epoch") <= epoch
+        return [gather(run.parts, None)]
     past = [part for part in run.history if part.until > epoch]
-    return [gather(run.parts, (), begun), gather(past, (), begun & (pc.field("_until") > epoch), newest_wins)]
+    return [gather(run.parts, epoch, marked=oldest), gather(past, epoch, together=newest_wins)]
 
 
 def _overlaps(low: Key, high: Key, key_range: KeyRange) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from epochlog.store.files import Files, LocalFiles
 from epochlog.store.keys import KeyCodec
 from epochlog.store.merge import Rows
 from epochlog.store.run import Part, Run, read_part, write_part
+from epochlog.store.scan import ScanPlan
 from rowsets import KEYED, WIDE, Keyed, MemoryFiles, wide_rows
 
 pytestmark = pytest.mark.local_only
@@ -84,8 +86,7 @@ def test_key_ranges_and_columns(
     ) -> None:
         part, rows = written(files, keyed, changes, next(names))
         lo, hi = (None if n is None else keyed.encoded(n) for n in (low, high))
-        visible = None if at is None else pc.field("_epoch") <= at
-        back = read(files, part, keyed, columns, key_range=(lo, hi), visible=visible)
+        back = read(files, part, keyed, columns, key_range=(lo, hi), at=at)
         whole = [
             (key, {**row, "_epoch": epoch})
             for epoch, (key, row) in enumerate(zip(rows.keys.to_pylist(), rows.data.to_pylist(), strict=True))
@@ -117,8 +118,7 @@ def test_history_repeats_keys_across_row_groups(tmp_path: Path, monkeypatch: pyt
         (5, [(1, 1)]),
         (6, [(1, 1), (2, 6)]),
     ]:
-        visible = (pc.field("_epoch") <= epoch) & (pc.field("_until") > epoch)
-        back = read(files, part, keyed, ["v"], visible=visible)
+        back = read(files, part, keyed, ["v"], at=epoch)
         assert list(zip(back.keys.to_pylist(), back.data["v"].to_pylist(), strict=True)) == seen
 
 
@@ -244,3 +244,30 @@ def test_a_larger_part(tmp_path: Path) -> None:
         262_148,
     ]
     assert read(files, part, keyed).data.equals(data.cast(keyed.schema.schema))
+
+
+def test_a_row_that_came_after_the_epoch_hides_none_of_an_older_run(tmp_path: Path) -> None:
+    """Of the oldest run it is merged as a tombstone; of another it must not be there at all."""
+    keyed, files = KEYED["int64"], LocalFiles(str(tmp_path))
+
+    def part(name: str, rows: dict[int, int]) -> Part:
+        data = pa.table({"id": list(rows), "v": list(rows.values()), "w": [f"w{v}" for v in rows.values()]})
+        held = with_epochs(Rows(keyed.codec.encode(data), data), list(rows.values()))
+        return write_part(files, f"{name}.parquet", keyed.schema, keyed.codec, held)
+
+    lower, upper = part("lower", {1: 1, 2: 1, 4: 3}), part("upper", {1: 6, 3: 8})
+    plan = ScanPlan(keyed.schema, 9, (Run(0, 4, (lower,)), Run(4, 9, (upper,))))
+    for epoch, seen in [
+        (2, {1: 1, 2: 1}),
+        (5, {1: 1, 2: 1, 4: 3}),
+        (6, {1: 6, 2: 1, 4: 3}),
+        (7, {1: 6, 2: 1, 4: 3}),
+        (8, {1: 6, 2: 1, 3: 8, 4: 3}),
+    ]:
+        at = replace(plan, epoch=epoch)
+        found = at.read(files, ["id", "v"])
+        assert dict(zip(found["id"].to_pylist(), found["v"].to_pylist(), strict=True)) == seen, epoch
+        assert at.lookup(files, pa.table({"id": [4, 3, 2, 1]}), ["v"])["v"].to_pylist() == [
+            seen[key] for key in (4, 3, 2, 1) if key in seen
+        ]
+        assert at.count(files) == len(seen)
