@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from .batch.policy import timeout_of
 from .batch.registry import resolve_policy
 from .batch.snapshot import take_snapshot
 from .checkpoint.control import decode_request
@@ -147,7 +148,7 @@ class StoreServer:
 
     def _chosen(self, table: str, consistency: str, options: Mapping[str, Any]) -> Chosen:
         policy = resolve_policy(consistency, **options)
-        if float(getattr(policy, "timeout", 0) or 0) > MOST_WAIT_S:
+        if timeout_of(policy) > MOST_WAIT_S:
             raise InvalidInput(f"a server waits for an epoch for at most {MOST_WAIT_S:g} s; ask with a shorter timeout")
         snapshot = take_snapshot(self._handle, policy, [table])
         return Chosen(snapshot[table].plan, snapshot.close)

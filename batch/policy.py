@@ -213,7 +213,7 @@ class Exact:
             token = decode_token(given)
             object.__setattr__(self, "token", token)
             object.__setattr__(self, "epochs", {name: entry.epoch for name, entry in token.entries.items()})
-        elif isinstance(given, Mapping):
+        elif isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
             object.__setattr__(
                 self, "epochs", {name: as_epoch(f"the epoch of {name!r}", epoch) for name, epoch in given.items()}
             )
@@ -253,10 +253,7 @@ def choose_epochs(policy: Policy, view: EpochView, tables: Sequence[str] | None 
     Raises what the policy raises (NoConsistentEpoch: ask again with a newer view while its `timeout` lasts),
     TableNotFound, EpochExpired, EpochNotCommitted, or InvalidInput when the policy leaves out a table or an epoch.
     """
-    if tables is None:
-        covers = getattr(policy, "covers", None)
-        tables = list(covers(view) if covers else view.ids)
-    tables = list(dict.fromkeys(tables))
+    tables = _covered(policy, view) if tables is None else list(dict.fromkeys(tables))
     if not isinstance(policy, Exact):
         for name in tables:
             view.table(name)
@@ -269,6 +266,26 @@ def choose_epochs(policy: Policy, view: EpochView, tables: Sequence[str] | None 
             raise InvalidInput(f"the policy {policy!r} chose no epoch for {name}")
         out[name] = _readable(view, name, as_epoch(f"the epoch chosen for {name}", chosen[name]))
     return out
+
+
+def timeout_of(policy: Policy) -> float:
+    """For how many seconds a policy may be asked again; 0.0 when it says nothing. InvalidInput for what is none."""
+    given = getattr(policy, "timeout", None)
+    return 0.0 if given is None else seconds(given, f"the timeout of the policy {policy!r}")
+
+
+def _covered(policy: Policy, view: EpochView) -> list[str]:
+    """The tables of a snapshot that names none: what the policy covers, else all."""
+    covers = getattr(policy, "covers", None)
+    if covers is None:
+        return list(view.ids)
+    found = covers(view) if callable(covers) else covers
+    if isinstance(found, str | bytes) or not isinstance(found, Iterable):
+        raise InvalidInput(f"the policy {policy!r} must cover a list of table names, not {found!r}")
+    names = list(found)
+    if not all(isinstance(name, str) for name in names):
+        raise InvalidInput(f"the policy {policy!r} must cover a list of table names, not {names!r}")
+    return list(dict.fromkeys(names))
 
 
 def _readable(view: EpochView, name: str, epoch: int) -> int:

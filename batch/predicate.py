@@ -4,15 +4,18 @@
                | column [NOT] BETWEEN literal AND literal | column [NOT] LIKE 'pattern' | column IS [NOT] NULL | column
 
 joined by NOT, AND, OR and parentheses; nulls follow SQL's three-valued logic. Columns are written plain, "quoted" or
-`quoted`; literals are numbers, 'text', TRUE, FALSE, and DATE or TIMESTAMP before a text. A literal takes its column's
-type; a timestamp without an offset is UTC.
+`quoted`; literals are numbers, 'text', TRUE, FALSE, and DATE or TIMESTAMP before a text. Numbers, dates and timestamps
+are compared exactly, whether the column can hold the literal or not; with floats it is rounded to one. A timestamp
+without an offset is UTC.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import pyarrow as pa
@@ -34,32 +37,64 @@ def parse_predicate(text: str, schema: pa.Schema) -> pc.Expression:
     parser = _Parser(text, schema)
     found = parser.any_of()
     parser.expect("end")
+    try:
+        pa.Table.from_arrays([pa.nulls(1, kind) for kind in schema.types], schema=schema).filter(found)
+    except (pa.ArrowException, TypeError) as error:
+        raise InvalidInput(f"filter {text!r} does not fit the columns it names: {error}") from error
     return found
 
 
 def compare(sign: str, field: pa.Field, value: object) -> pc.Expression:
-    """`column <sign> value` with the value in the column's type; sign: equal, not_equal, less, less_equal, greater,
-    greater_equal.
+    """`column <sign> value`; sign: equal, not_equal, less, less_equal, greater, greater_equal. A value that the column
+    cannot hold, as 0.5 among whole numbers, lies between two that it can, or beyond all of them.
     """
-    return getattr(pc, sign)(pc.field(field.name), literal(field, value))
+    column, kind = pc.field(field.name), _value_type(field)
+    place = _place(field, value)
+    if place is None:
+        return getattr(pc, sign)(column, literal(field, value))
+    low, high = _bounds(kind)
+    below = math.floor(place)
+    if below == place and low <= below <= high:
+        return getattr(pc, sign)(column, _at(kind, below))
+    if sign in ("equal", "not_equal"):
+        return _known(column, sign == "not_equal")
+    greater = sign.startswith("greater")
+    if below < low:
+        return _known(column, greater)
+    if below >= high:
+        return _known(column, not greater)
+    return pc.greater(column, _at(kind, below)) if greater else pc.less_equal(column, _at(kind, below))
+
+
+def one_of(field: pa.Field, values: list[Any]) -> pc.Expression:
+    """`column IN (values)`: equal to any of them, and null for a null, as SQL has it."""
+    column, kind = pc.field(field.name), _value_type(field)
+    low, high = _bounds(kind)
+    wanted: list[pa.Scalar] = []
+    for value in values:
+        place = _place(field, value)
+        if place is None:
+            wanted.append(literal(field, value))
+        elif place == math.floor(place) and low <= place <= high:
+            wanted.append(_at(kind, int(place)))
+    if pa.types.is_floating(kind):  # is_in compares bits: both zeros are one number, and no number equals NaN
+        numbers = [float(scalar.as_py()) for scalar in wanted]
+        numbers = [number for number in numbers if number == number]
+        wanted = [pa.scalar(number, kind) for number in (*numbers, *([0.0, -0.0] if 0 in numbers else []))]
+    plain = column.cast(kind) if kind != field.type else column
+    return pc.if_else(column.is_valid(), pc.is_in(plain, pa.array(wanted, kind)), pa.scalar(None, pa.bool_()))
 
 
 def literal(field: pa.Field, value: object) -> pa.Scalar:
-    """A Python value as a scalar of the column's type, or of its own where a fraction meets whole numbers."""
-    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    """A Python value as a scalar of the column's type."""
+    kind = _value_type(field)
     try:
-        if isinstance(value, str) and pa.types.is_timestamp(kind):
-            value = datetime.fromisoformat(value)
-        if isinstance(value, datetime) and pa.types.is_timestamp(kind):
-            return pa.scalar(_instant(value, kind.tz is not None), kind)
-        if isinstance(value, Decimal | float) and pa.types.is_temporal(kind):
+        if isinstance(value, Decimal) and pa.types.is_temporal(kind):
             raise TypeError("a number is no time")
-        if isinstance(value, Decimal | float) and pa.types.is_integer(kind) and value != int(value):
-            return pa.scalar(float(value))
         if isinstance(value, str) and not pa.types.is_string(kind) and not pa.types.is_large_string(kind):
             return pa.scalar(value).cast(kind)
-        if isinstance(value, Decimal) and not pa.types.is_decimal(kind):
-            value = int(value) if value == int(value) and not pa.types.is_floating(kind) else float(value)
+        if isinstance(value, Decimal):
+            value = float(value) if pa.types.is_floating(kind) else int(value)
         return pa.scalar(value, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidInput(
@@ -67,10 +102,71 @@ def literal(field: pa.Field, value: object) -> pa.Scalar:
         ) from error
 
 
-def _instant(value: datetime, zoned: bool) -> datetime:
-    if zoned:
-        return value if value.tzinfo else value.replace(tzinfo=UTC)
-    return value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value
+# ---- values that lie between those of a column -----------------------------------------------------------------------
+
+MOST_DIGITS = 400
+"""Of a number's whole part or fraction; no column holds any that is longer."""
+_NANOS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+_FRACTION = re.compile(r"(?<=:\d\d)\.(\d+)")
+
+
+def _value_type(field: pa.Field) -> pa.DataType:
+    return field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+
+
+def _place(field: pa.Field, value: object) -> Fraction | None:
+    """Where a literal lies on the scale of a column whose values are whole multiples of a step: in steps. None for
+    other columns, and for what `literal` refuses.
+    """
+    kind = _value_type(field)
+    if isinstance(value, Decimal) and not pa.types.is_temporal(kind):
+        if abs(value.adjusted()) > MOST_DIGITS:
+            raise InvalidInput(f"column {field.name!r}: {value} has more than {MOST_DIGITS} digits")
+        if pa.types.is_integer(kind):
+            return Fraction(value)
+        return Fraction(value) * Fraction(10) ** kind.scale if pa.types.is_decimal(kind) else None
+    if not isinstance(value, str) or not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        return None
+    try:
+        nanos = _unix_ns(value)
+    except ValueError:
+        return None
+    return Fraction(nanos, _NANOS[kind.unit] if pa.types.is_timestamp(kind) else 86_400 * 10**9)
+
+
+def _unix_ns(text: str) -> int:
+    """Nanoseconds from 1970 to an ISO 8601 time, UTC where it names no offset. ValueError when it is none."""
+    fraction = _FRACTION.search(text)
+    if fraction and len(fraction[1]) > 9:
+        raise ValueError("a second has at most nine decimals")
+    at = datetime.fromisoformat(_FRACTION.sub("", text, count=1))
+    seconds = ((at if at.tzinfo else at.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(seconds=1)
+    return seconds * 10**9 + (int(fraction[1].ljust(9, "0")) if fraction else 0)
+
+
+def _bounds(kind: pa.DataType) -> tuple[int, int]:
+    """The first and the last step of a column."""
+    if pa.types.is_decimal(kind):
+        most = 10**kind.precision - 1
+        return -most, most
+    bits = 64 if pa.types.is_timestamp(kind) or not pa.types.is_primitive(kind) else kind.bit_width
+    if pa.types.is_date64(kind):
+        bits = 32
+    return (0, 2**bits - 1) if pa.types.is_unsigned_integer(kind) else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+def _at(kind: pa.DataType, step: int) -> pa.Scalar:
+    if pa.types.is_decimal(kind):
+        digits = tuple(int(digit) for digit in str(abs(step)))
+        return pa.scalar(Decimal((step < 0, digits, -kind.scale)), kind)
+    if pa.types.is_date(kind):
+        return pa.scalar(step, pa.int32()).cast(pa.date32()).cast(kind)
+    return pa.scalar(step, kind)
+
+
+def _known(column: pc.Expression, answer: bool) -> pc.Expression:
+    """The same for every value, and null for a null."""
+    return pc.if_else(column.is_valid(), pa.scalar(answer), pa.scalar(None, pa.bool_()))
 
 
 class _Parser:
@@ -202,11 +298,3 @@ class _Parser:
         if self.word("DATE", "TIMESTAMP") and self.kind == "text":
             return self.literal()
         raise self.error("a literal")
-
-
-def one_of(field: pa.Field, values: list[Any]) -> pc.Expression:
-    """`column IN (values)`: null for a null, as SQL has it."""
-    column, kinds = pc.field(field.name), [literal(field, value) for value in values]
-    wanted = [scalar.as_py() for scalar in kinds if scalar.type.equals(field.type)]
-    inside = pc.is_in(column, pa.array(wanted, field.type))
-    return pc.if_else(column.is_valid(), inside, pa.scalar(None, pa.bool_()))

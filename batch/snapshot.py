@@ -138,7 +138,7 @@ def take_snapshot(handle: Handle, policy: Policy, tables: Sequence[str] | None =
     """Choose the epochs and pin them. A policy with a timeout is asked again, at news, until it has passed."""
     if isinstance(tables, str):
         raise InvalidInput(f"tables is a list of table names: write [{tables!r}]")
-    if tables is not None and not isinstance(tables, Sequence):
+    if tables is not None and not (isinstance(tables, Sequence) and all(isinstance(name, str) for name in tables)):
         raise InvalidInput(f"tables is a list of table names, not {tables!r}")
     if tables is not None and not tables:
         raise InvalidInput("a snapshot needs at least one table; leave tables out for all that the policy covers")

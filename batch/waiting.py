@@ -9,7 +9,7 @@ from typing import TypeVar
 from ..errors import NoConsistentEpoch
 from ..store.clock import Deadline, monotonic_s
 from ..store.handle import Handle
-from .policy import Policy
+from .policy import Policy, timeout_of
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ def until_chosen(handle: Handle, policy: Policy, choose: Callable[[], T]) -> T:
     """What `choose` returns; as long as it raises NoConsistentEpoch, and for the `timeout` of the policy (seconds of
     monotonic time; none: no waiting), it is called again when something has changed. Its last error is raised then.
     """
-    deadline = Deadline.after(float(getattr(policy, "timeout", 0) or 0))
+    deadline = Deadline.after(timeout_of(policy))
     try:
         return choose()
     except NoConsistentEpoch:

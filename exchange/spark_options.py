@@ -128,7 +128,7 @@ def truth(options: Options, name: str, default: bool) -> bool:
 
 
 def names(options: Options, name: str) -> tuple[str, ...] | None:
-    """Names parted by commas, or a JSON list for names that hold one."""
+    """One name or more, parted by commas, or a JSON list for names that hold one."""
     given = text(options, name)
     if given is None:
         return None
@@ -140,7 +140,7 @@ def names(options: Options, name: str) -> tuple[str, ...] | None:
         listed = json.loads(given)
     except ValueError:
         listed = None
-    if not isinstance(listed, list) or not all(isinstance(part, str) for part in listed):
+    if not isinstance(listed, list) or not listed or not all(isinstance(part, str) for part in listed):
         raise InvalidInput(f"option {name} must be names parted by commas or a JSON list of them, not {given!r}")
     return tuple(listed)
 

@@ -22,6 +22,7 @@ from .definitions import TableDef, get_version
 from .epoch import as_epoch
 from .feed import Feed
 from .files import Files
+from .prune import passed
 from .ranges import key_pieces
 from .records import after_prefix, log_key
 from .scan import EVERYTHING, KeyRange, ScanPlan, plan_scan
@@ -94,8 +95,8 @@ class LogPlan:
         else:
             tables = self._changes(files, mode, pre_images, schema.names[: -len(CHANGE_FIELDS)], filter, key_range)
         for table in tables:
-            passed = table if filter is None else table.filter(filter)
-            whole = pa.Table.from_arrays(passed.select(schema.names).columns, schema=schema)
+            rows = passed(self.table.name, table, filter).select(schema.names)
+            whole = pa.Table.from_arrays(rows.columns, schema=schema)
             yield from whole.to_batches(max_chunksize=BATCH_ROWS)
 
     def _check(self, mode: str, pre_images: bool, filter: pc.Expression | None) -> None:

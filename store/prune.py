@@ -57,6 +57,16 @@ def _without(schema: pa.Schema, name: str) -> pa.Schema:
     return pa.schema([field for field in schema if field.name != name])
 
 
+def passed(table: str, rows: pa.Table, filter: pc.Expression | None) -> pa.Table:
+    """The rows that pass. InvalidInput when the filter has no answer for one of them, as 1 / 0 has none."""
+    if filter is None:
+        return rows
+    try:
+        return rows.filter(filter)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise InvalidInput(f"the filter cannot be computed for the rows of table {table!r}: {error}") from error
+
+
 def key_prunes(table: TableSchema, filter: pc.Expression | None) -> Callable[[Stats], bool]:
     """A test of a file's key statistics: True when no row of the file can pass the filter."""
     if filter is None:

@@ -24,7 +24,7 @@ from .files import Files
 from .keys import Key, KeyCodec, last_of_each, sort_indices
 from .merge import Rows, fold, fold_data, joined, lookup, newest_wins
 from .points import Level, PointReader
-from .prune import filter_columns, key_prunes, key_ranges, overlap
+from .prune import filter_columns, key_prunes, key_ranges, overlap, passed
 from .ranges import tiled
 from .run import Part, Run, read_part
 from .schema import TableSchema
@@ -140,7 +140,7 @@ class ScanPlan:
         """The rows of the ranges that pass the filter."""
         found = self._found(files, wanted, filter, passing)
         data = fold_data(found) if found else _no_rows(self.table, self.codec, wanted).data
-        data = (data.filter(filter) if applied and filter is not None else data).select(schema.names)
+        data = passed(self.table.name, data, filter if applied else None).select(schema.names)
         return data.cast(schema) if schema.names else data  # a cast of no columns would forget the number of rows
 
     @property

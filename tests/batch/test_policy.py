@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from epochlog.batch import registry
-from epochlog.batch.policy import Aligned, AsOf, AtLeast, Bounded, Exact, Global, Latest, choose_epochs
+from epochlog.batch.policy import Aligned, AsOf, AtLeast, Bounded, Exact, Global, Latest, choose_epochs, timeout_of
 from epochlog.batch.registry import resolve_policy
 from epochlog.batch.token import encode_token
 from epochlog.errors import (
@@ -250,7 +250,9 @@ def test_exact_epochs_must_be_readable_still_and_already() -> None:
         choose_epochs(Exact({"orders": at(61)}), v)
 
 
-@pytest.mark.parametrize("given", [None, 5, ["orders"], "no token", {"orders": -1}, {"orders": "5"}, {"orders": None}])
+@pytest.mark.parametrize(
+    "given", [None, 5, ["orders"], "no token", {"orders": -1}, {"orders": "5"}, {"orders": None}, {1: 1}]
+)
 def test_exact_takes_epochs_or_a_token(given: object) -> None:
     with pytest.raises(InvalidInput):
         Exact(given)  # pyright: ignore[reportArgumentType]
@@ -286,6 +288,32 @@ def test_a_policy_that_gives_no_epoch_is_told_so(answer: dict) -> None:
 
     with pytest.raises(InvalidInput):
         choose_epochs(Odd(), STORE, ["orders"])
+
+
+@pytest.mark.parametrize(
+    "covers", [lambda view: None, lambda view: 1, lambda view: [["orders"]], lambda view: [1], 5, "orders"]
+)
+def test_a_policy_that_covers_no_tables_is_told_so(covers: object) -> None:
+    odd = Half()
+    odd.covers = covers  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(InvalidInput, match="must cover a list of table names"):
+        choose_epochs(odd, STORE)
+
+
+@pytest.mark.parametrize("timeout", ["1", [1], True, -1, float("nan")])
+def test_a_policy_with_a_timeout_that_is_none_is_told_so(timeout: object) -> None:
+    odd = Half()
+    odd.timeout = timeout  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(InvalidInput, match="the timeout of the policy"):
+        timeout_of(odd)
+
+
+def test_a_policy_of_ones_own_says_its_timeout_in_seconds_or_as_a_timedelta() -> None:
+    patient = Half()
+    assert timeout_of(patient) == 0
+    for timeout, wanted in {None: 0.0, 2: 2.0, timedelta(seconds=1.5): 1.5}.items():
+        patient.timeout = timeout  # pyright: ignore[reportAttributeAccessIssue]
+        assert timeout_of(patient) == wanted
 
 
 @pytest.mark.parametrize("policy", [Global(), Aligned(), Latest(), AsOf(epoch=5), AtLeast(5), Bounded(5), Half()])

@@ -260,6 +260,9 @@ def test_unknown_tables_and_empty_lists_are_refused(lab: Lab) -> None:
         lab.store.snapshot([])
     with pytest.raises(el.InvalidInput, match=r"\['r'\]"):
         lab.store.snapshot("r")
+    for tables in ([1], [["r"]], b"r", [None]):
+        with pytest.raises(el.InvalidInput, match="a list of table names"):
+            lab.store.snapshot(tables, consistency="aligned")  # pyright: ignore[reportArgumentType]
     with pytest.raises(el.InvalidInput, match="nothing"):
         lab.store.snapshot(consistency="nothing")
     with lab.store.snapshot(["r"]) as snapshot, pytest.raises(el.InvalidInput, match="j_out"):

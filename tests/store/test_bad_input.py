@@ -311,6 +311,24 @@ def test_bad_questions_are_refused_when_they_are_asked(store: el.Store) -> None:
 # ---- transactions exactly once -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "filter",
+    [
+        pc.divide(pc.field("id"), 0) == 1,
+        pc.add_checked(pc.field("id"), pa.scalar(2**63 - 1)) == 1,
+        pc.equal(pc.field("at"), pc.field("zoned")),
+    ],
+)
+def test_a_filter_without_an_answer_for_a_row(store: el.Store, filter: pc.Expression) -> None:
+    schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us")), ("zoned", pa.timestamp("us", "UTC"))])
+    table = store.create_table("t", schema, ["id"])
+    table.upsert(pa.table({"id": [1], "at": [1], "zoned": [1]}, schema=schema))
+    with store.snapshot(["t"]) as snapshot:
+        for read in (table.to_arrow, snapshot["t"].to_arrow, lambda **given: table.scan(**given).read_all()):
+            with pytest.raises(el.InvalidInput, match="filter .* of? ?table 't'|filter does not fit table 't'"):
+                read(filter=filter)
+
+
 @pytest.mark.parametrize("txn", [
     ("app",), ("app", -1), ("app", "1"), ("app", True), ("", 1), ("a\0b", 1), ("a" * 201, 1), ("\ud800", 1),
     ("app", 1 << 63), 5, "ab",
