@@ -244,6 +244,7 @@ def test_a_door_that_is_open_closes_with_its_snapshot(store: el.Store) -> None:
         connection.execute("SELECT count(w) FROM t").fetchall()
 
 
+@pytest.mark.local_only  # what was downloaded from a remote root stays in memory, and is read from there
 def test_a_table_that_nobody_holds_is_expired_when_its_files_were_vacuumed(tmp_path: Path) -> None:
     lab = Lab(tmp_path / "lab")
     table = lab.root_table(options=NO_LOG)
