@@ -51,7 +51,7 @@ def hold_snapshot(handle: Handle, token: Token, lasting: float | timedelta, name
     """
     length_ms = round(seconds(lasting, "lasting") * 1000)
     if not 0 < length_ms <= LONGEST // timedelta(milliseconds=1):
-        raise InvalidInput(f"lasting must be more than 0 and at most {LONGEST.days} days, not {lasting!r}")
+        raise InvalidInput(f"lasting must be more than 0 and at most {LONGEST.days} days, not {lasting}")
     chosen = name if name is not None else f"held_{handle.new_holder('').strip(':')[:12]}"
     if not is_name(chosen):
         raise InvalidName(f"a snapshot cannot be held as {chosen!r}: take 1 to 63 of a-z, 0-9 and _, a letter first")
@@ -66,8 +66,8 @@ def hold_snapshot(handle: Handle, token: Token, lasting: float | timedelta, name
         before = {hold.table_id: hold for _, hold in _holds_of(tx, names, chosen, now_ms)}
         if before and {table_id: hold.read_epoch for table_id, hold in before.items()} != wanted:
             raise InvalidInput(
-                f"another snapshot is held as {chosen!r}: release it with store.release_snapshot({chosen!r}), or take "
-                "another name"
+                f"another snapshot is held as {chosen!r}: release it (store.release_snapshot, or `epochlog snapshot "
+                "--drop`), or take another name"
             )
         holds = []
         for table, entry in token.entries.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 
 from ..errors import InvalidInput
@@ -23,7 +25,7 @@ def resolve_policy(consistency: str | type | Policy = "global", **options: objec
         try:
             made = made(**options)
         except TypeError as error:
-            raise InvalidInput(f"the policy {_shown(consistency)} cannot be made with {options!r}: {error}") from error
+            raise InvalidInput(f"the policy {_shown(consistency)} {_misfit(made, options) or error}") from error
     elif options:
         raise InvalidInput(f"{consistency!r} is a policy already and takes no options; got {', '.join(options)}")
     if not isinstance(made, Policy):
@@ -49,6 +51,20 @@ def _named(name: str) -> object:
                     f"the consistency policy {name!r} ({entry.value}) cannot be loaded: {error}"
                 ) from error
     raise InvalidInput(f"there is no consistency policy {name!r}; there are: {', '.join(sorted(policy_names()))}")
+
+
+def _misfit(made: Callable[..., object], options: Mapping[str, object]) -> str:
+    """Which options it does not take, and which it lacks; empty when that is not it."""
+    try:
+        takes = inspect.signature(made).parameters
+    except (TypeError, ValueError):
+        return ""
+    open_ended = any(one.kind is one.VAR_KEYWORD for one in takes.values())
+    unknown = [] if open_ended else [name for name in options if name not in takes]
+    named = [one for one in takes.values() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    missing = [one.name for one in named if one.default is one.empty and one.name not in options]
+    told = [f"takes no {', '.join(unknown)} (it takes: {', '.join(takes) or 'nothing'})"] if unknown else []
+    return " and ".join(told + ([f"needs {', '.join(missing)}"] if missing else []))
 
 
 def _shown(consistency: object) -> str:

@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -46,6 +46,7 @@ from ..store.schema import TableSchema
 from .policy import AsOf, Exact, Policy, choose_epochs
 from .predicate import parse_predicate
 from .registry import resolve_policy
+from .waiting import until_chosen
 
 LEASE_MS = 3_600_000
 """How long the files of a planned read are kept; a read that is still running then may raise SnapshotExpired."""
@@ -103,11 +104,24 @@ class Load:
                     f"table {self.table.name}, column {field.name!r}: {known.field(field.name).type} cannot be read "
                     f"as {field.type}"
                 )
+            if _may_hold_nulls(known.field(field.name), field):
+                raise SchemaMismatch(
+                    f"table {self.table.name}, column {field.name!r}: it may hold nulls, and Spark drops filters and "
+                    "rows where it is told otherwise; declare it nullable"
+                )
         return wanted
 
     def predicate(self) -> pc.Expression | None:
         columns = self.table.key_schema if self.feed else self.table.schema  # all images of a row must be judged alike
         return parse_predicate(self.where, columns) if self.where else None
+
+
+def _may_hold_nulls(known: pa.Field, asked: pa.Field) -> bool:
+    """Whether there may be nulls where the schema asked for says that there are none, at any depth."""
+    if known.nullable and not asked.nullable:
+        return True
+    inner = min(known.type.num_fields, asked.type.num_fields)
+    return any(_may_hold_nulls(known.type.field(at), asked.type.field(at)) for at in range(inner))
 
 
 def resolve_load(options: Options) -> Load:
@@ -127,15 +141,16 @@ def resolve_load(options: Options) -> Load:
             f"option {writing[0]} is for writing; every INSERT INTO a view made with it would be the same transaction, "
             "and land once. Give it to df.write"
         )
-    place = place_of(options)
-    handle = place.open()
-    try:
-        return handle.catalog.read(lambda view: _resolve(view, handle, place, options))
-    finally:
-        handle.close()
+    place, policy = place_of(options), _policy(options)
+    with closing(place.open()) as handle:
+
+        def look() -> Load:
+            return handle.catalog.read(lambda view: _resolve(view, handle, place, options, policy))
+
+        return look() if policy is None else until_chosen(handle, policy, look)
 
 
-def _resolve(view: View, handle: Handle, place: Place, options: Options) -> Load:
+def _resolve(view: View, handle: Handle, place: Place, options: Options, policy: Policy | None) -> Load:
     table = find_table(view, place.table)
     feed = truth(options, "readChangeFeed", False) or bool(given(options, (*FEED, *STREAM)))
     mode = text(options, "changeMode") or "epochs"
@@ -147,7 +162,7 @@ def _resolve(view: View, handle: Handle, place: Place, options: Options) -> Load
         table_id=table.id,
         table=table.schema,
         columns=tuple(ScanPlan(table.schema, 0).schema(columns).names),
-        epoch=_feed_end(view, table, options) if feed else _chosen_epoch(view, handle, table, options),
+        epoch=_feed_end(view, table, options) if feed else _chosen_epoch(view, handle, table, options, policy),
         feed=feed,
         start=parse_start(text(options, "startingVersion")),
         mode=mode,
@@ -169,41 +184,37 @@ def _feed_end(view: View, table: TableDef, options: Options) -> int:
     return get_version(view, table.id, table.name).max_committed_epoch if end is None else end
 
 
-def _chosen_epoch(view: View, handle: Handle, table: TableDef, options: Options) -> int:
+def _chosen_epoch(view: View, handle: Handle, table: TableDef, options: Options, policy: Policy | None) -> int:
+    version = whole(options, "versionAsOf")
+    if version is None and policy is None:
+        return get_version(view, table.id, table.name).max_committed_epoch
+    epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms(), handle.store_id)
+    if policy is not None:
+        return choose_epochs(policy, epochs, [table.name])[table.name]
+    require_complete(table.name, version, epochs.complete_through(table.id))
+    return plan_scan(view, table, version).epoch
+
+
+def _policy(options: Options) -> Policy | None:
+    """What chooses the epoch; None when it is given, or the newest."""
     chosen = given(options, ("versionAsOf", "timestampAsOf", "consistency", "snapshot"))
     if len(chosen) > 1:
         raise InvalidInput(f"options {' and '.join(chosen)} each choose the epoch; give one of them")
-    if not chosen:
-        return get_version(view, table.id, table.name).max_committed_epoch
-    epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms(), handle.store_id)
-    version = whole(options, "versionAsOf")
-    if version is not None:
-        require_complete(table.name, version, epochs.complete_through(table.id))
-        plan_scan(view, table, version)
-        return version
-    return choose_epochs(_policy(options), epochs, [table.name])[table.name]
-
-
-def _policy(options: Options) -> Policy:
     token, timestamp = text(options, "snapshot"), text(options, "timestampAsOf")
     if token is not None:
         return Exact(token)
     if timestamp is not None:
-        return AsOf(timestamp=parse_timestamp(timestamp))
-    return resolve_policy(options["consistency"])
+        return _as_of(timestamp)
+    named = text(options, "consistency")
+    return None if named is None else resolve_policy(named)
 
 
-def parse_timestamp(given: str) -> datetime:
-    """An ISO 8601 time, UTC unless it says otherwise, or Unix milliseconds."""
+def _as_of(given: str) -> AsOf:
+    """An ISO 8601 time, UTC unless it says otherwise, or Unix milliseconds; 20260131 is a day."""
     try:
-        if given.isdecimal():
-            return datetime.fromtimestamp(int(given) / 1000, UTC)
-        value = datetime.fromisoformat(given)
-    except (ValueError, OverflowError) as error:
-        raise InvalidInput(
-            f"option timestampAsOf must be like 2026-01-31T12:00:00+00:00 or Unix milliseconds, not {given!r}"
-        ) from error
-    return value if value.tzinfo else value.replace(tzinfo=UTC)
+        return AsOf(timestamp=int(given) if given.isdecimal() and len(given) > len("20260131") else given)
+    except InvalidInput as error:
+        raise InvalidInput(f"option timestampAsOf: {error}") from None
 
 
 # ---- the reader --------------------------------------------------------------------------------------------------

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import DataSourceReader
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import epochlog as el
+from epochlog.batch import registry
 from epochlog.batch.spark_read import make_reader, resolve_load
 from epochlog.store import run, segment
+from epochlog.store.lineage import EpochView
 
 pytestmark = pytest.mark.local_only
 
@@ -99,3 +103,36 @@ def test_readers_take_no_filters_of_sparks(place: dict[str, str]) -> None:
     """See TableReader: Spark would give the rows that pass one use of a frame to its other uses."""
     load = resolve_load(place)
     assert type(make_reader(load, load.spark_schema())).pushFilters is DataSourceReader.pushFilters
+
+
+def test_a_schema_may_not_say_that_there_are_no_nulls(place: dict[str, str]) -> None:
+    """Spark drops `day IS NULL` where it is told that there are none, and gave 0 rows for 571."""
+    load = resolve_load(place)
+    asked = [StructField("id", LongType(), False), StructField("day", StringType(), False)]
+    with pytest.raises(el.SchemaMismatch, match="column 'day': it may hold nulls"):
+        make_reader(load, StructType(asked))
+    assert make_reader(load, StructType(asked[:1]))  # a key holds none
+
+
+def test_a_time_of_eight_digits_is_a_day(place: dict[str, str]) -> None:
+    assert resolve_load({**place, "timestampAsOf": "29990131"}).epoch == resolve_load(place).epoch
+    with pytest.raises(el.InvalidInput, match="option timestampAsOf"):
+        resolve_load({**place, "timestampAsOf": "2026"})
+
+
+def test_a_policy_that_waits_is_waited_for(place: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    class Patient:
+        timeout = 60.0
+
+        def choose(self, view: EpochView, tables: Sequence[str]) -> dict[str, int]:
+            asked.append(view.last_epoch)
+            if len(asked) < 2:
+                raise el.NoConsistentEpoch("not yet")
+            return {name: view.table(name).position for name in tables}
+
+    named = registry._named
+    monkeypatch.setattr(registry, "_named", lambda name: Patient if name == "patient" else named(name))
+    assert resolve_load({**place, "consistency": "patient"}).epoch == resolve_load(place).epoch
+    assert len(asked) == 2
