@@ -1,7 +1,7 @@
 """A Spark driver in a process of its own, so that sessions of different settings can be measured in turns.
 
-`python spark_driver.py user|epochlog FOLDER` answers each line {"query": …, "batches": n, "warm_up": m, …} on standard
-input with a line {"samples": [ms of each micro-batch]} on standard output.
+`python spark_driver.py user|epochlog FOLDER` answers each line {"query": …, …} on standard input with a line
+{"samples": [ms]} on standard output: of a stream's micro-batches ("batches": n, "warm_up": m), or of one batch read.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import json
 import os
 import sys
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import epochlog as el
@@ -71,6 +72,26 @@ def _batches(query: StreamingQuery, rows: int) -> list[float]:
     return [float(each["durationMs"]["triggerExecution"]) for each in progress if each["numInputRows"] == rows]
 
 
+def read(session: SparkSession, order: dict[str, Any]) -> list[float]:
+    """Milliseconds of one load and its way into a sink that keeps nothing."""
+    start = perf_counter()
+    frame = load_rows(session, order) if order["query"] == "read" else session.read.parquet(order["parquet"])
+    frame.write.format("noop").mode("overwrite").save()
+    return [(perf_counter() - start) * 1000]
+
+
+def write_parquet(session: SparkSession, order: dict[str, Any]) -> list[float]:
+    load_rows(session, order).write.parquet(order["into"])
+    return []
+
+
+def load_rows(session: SparkSession, order: dict[str, Any]) -> DataFrame:
+    return session.read.format("epochlog").option("path", order["store"]).option("table", "rows").load()
+
+
+WORK = {"read": read, "read_parquet": read, "write_parquet": write_parquet}
+
+
 def main() -> None:
     kind, folder = sys.argv[1:]
     os.chdir(Path(folder))
@@ -79,7 +100,9 @@ def main() -> None:
     session = make_session(kind)
     session.sparkContext.setLogLevel("ERROR")
     for line in sys.stdin:
-        print(json.dumps({"samples": run(session, json.loads(line))}), file=answers, flush=True)
+        order = json.loads(line)
+        samples = WORK.get(order["query"], run)(session, order)
+        print(json.dumps({"samples": samples}), file=answers, flush=True)
     session.stop()
 
 
