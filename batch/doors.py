@@ -23,7 +23,9 @@ class TableSnapshot:
     """A table as of `epoch`, the same rows for as long as it can be read; in key order through every door but SQL.
 
     Of a `Snapshot`, it can be read until that is closed; of a `Table`, until what it reads is let go of and vacuumed.
-    Then every door raises SnapshotExpired, in the middle of a scan too; DuckDB says so in an error of its own.
+    Then every door raises SnapshotExpired, in the middle of a scan too; DuckDB, and whoever took the C stream before,
+    say so in an error of their own.
+
     `filter` is a pyarrow.compute.Expression: what it says of the first key column decides which files and row groups
     are read at all.
     """

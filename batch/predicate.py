@@ -35,7 +35,10 @@ _FLIPPED = {"less": "greater", "less_equal": "greater_equal", "greater": "less",
 def parse_predicate(text: str, schema: pa.Schema) -> pc.Expression:
     """What `text` means for a table of this schema; InvalidInput, with the place, when it means nothing."""
     parser = _Parser(text, schema)
-    found = parser.any_of()
+    try:
+        found = parser.any_of()
+    except RecursionError:
+        raise InvalidInput("the filter is nested too deeply; take IN, or a join, for long lists") from None
     parser.expect("end")
     try:
         pa.Table.from_arrays([pa.nulls(1, kind) for kind in schema.types], schema=schema).filter(found)

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 
-from ..errors import InvalidInput
+from ..errors import EpochlogError, InvalidInput
 from .policy import Aligned, AsOf, AtLeast, Bounded, Exact, Global, Latest, Policy
 
 GROUP = "epochlog.consistency"
@@ -24,8 +24,11 @@ def resolve_policy(consistency: str | type | Policy = "global", **options: objec
     if callable(made) and (isinstance(made, type) or not hasattr(made, "choose")):
         try:
             made = made(**options)
-        except TypeError as error:
-            raise InvalidInput(f"the policy {_shown(consistency)} {_misfit(made, options) or error}") from error
+        except EpochlogError:
+            raise
+        except Exception as error:
+            told = _misfit(made, options) or f"cannot be made: {type(error).__name__}: {error}"
+            raise InvalidInput(f"the policy {_shown(consistency)} {told}") from error
     elif options:
         raise InvalidInput(f"{consistency!r} is a policy already and takes no options; got {', '.join(options)}")
     if not isinstance(made, Policy):
@@ -46,9 +49,9 @@ def _named(name: str) -> object:
         if entry.name == name:
             try:
                 return entry.load()
-            except (ImportError, AttributeError) as error:
+            except Exception as error:  # whatever another package does when it is imported
                 raise InvalidInput(
-                    f"the consistency policy {name!r} ({entry.value}) cannot be loaded: {error}"
+                    f"the consistency policy {name!r} ({entry.value}) cannot be loaded: {type(error).__name__}: {error}"
                 ) from error
     raise InvalidInput(f"there is no consistency policy {name!r}; there are: {', '.join(sorted(policy_names()))}")
 

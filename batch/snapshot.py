@@ -100,6 +100,8 @@ class Snapshot:
         takes no more memory than the session's `spark.sql.autoBroadcastJoinThreshold` carries a broadcast hint.
         """
         self._check(table)
+        if not (filter is None or isinstance(filter, str)):
+            raise InvalidInput(f"for Spark a filter is the text of a WHERE clause, such as 'id < 5', not {filter!r}")
         from .spark_frame import frame_of
 
         return frame_of(self._handle, self._plans[table], self.token, spark, columns, filter)
@@ -109,7 +111,8 @@ class Snapshot:
 
         Queries read what they need when they run: their columns, and the row groups that may pass their filters; never
         a whole table into memory. Once the snapshot is closed they fail, and say so. Decimals of more than 38 digits
-        are text there, halves are floats: DuckDB has neither.
+        are text there, halves are floats: DuckDB has neither. A cursor of the connection has no views of it; take a
+        connection for each thread.
         """
         import duckdb
 
@@ -142,7 +145,7 @@ def take_snapshot(handle: Handle, policy: Policy, tables: Sequence[str] | None =
         raise InvalidInput(f"tables is a list of table names, not {tables!r}")
     if tables is not None and not tables:
         raise InvalidInput("a snapshot needs at least one table; leave tables out for all that the policy covers")
-    if sum(holder.startswith("snapshot:") for holder in handle.leases.live) >= MAX_OPEN_SNAPSHOTS:
+    if handle.leases.kept("snapshot") >= MAX_OPEN_SNAPSHOTS:
         raise LimitExceeded(
             f"{MAX_OPEN_SNAPSHOTS} snapshots of this store are open; close those that are done with (or use `with`)"
         )

@@ -68,6 +68,12 @@ class Leases:
         """Holders that live in this process, those of its other open stores among them."""
         return frozenset(_alive)
 
+    def kept(self, kind: str) -> int:
+        """How many holders of a kind this open store keeps."""
+        self._leave_to_parent()
+        with self._lock:
+            return sum(holder.startswith(f"{kind}:") for holder in self._held)
+
     def keeps(self, holder: str) -> bool:
         """Whether this open store still keeps the holder's leases: they have not been revoked."""
         self._leave_to_parent()

@@ -64,7 +64,10 @@ def passed(table: str, rows: pa.Table, filter: pc.Expression | None) -> pa.Table
     try:
         return rows.filter(filter)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        raise InvalidInput(f"the filter cannot be computed for the rows of table {table!r}: {error}") from error
+        raise InvalidInput(
+            f"the filter cannot be computed for the rows of table {table!r}: {error}. Where a value "
+            "is of another type than its column, give it in the column's: pa.scalar(value, type)"
+        ) from error
 
 
 def key_prunes(table: TableSchema, filter: pc.Expression | None) -> Callable[[Stats], bool]:
@@ -148,14 +151,21 @@ def overlap(one: KeyRange, other: KeyRange) -> KeyRange | None:
 
 
 def _passing(schema: pa.Schema, filter: pc.Expression, guarantees: Sequence[pc.Expression]) -> list[int]:
-    """Which of the guarantees leave rows that may pass the filter; Arrow's datasets know."""
+    """Which of the guarantees leave rows that may pass the filter; Arrow's datasets know, but for NaN: of that they
+    take `not (x < NaN)` for false where bounds of x are known.
+    """
+    if "nan" in str(filter).lower() and any(pa.types.is_floating(kind) for kind in schema.types):
+        return list(range(len(guarantees)))
     form, filesystem = ds.IpcFileFormat(), pa.fs.LocalFileSystem()
     fragments = [
         form.make_fragment(str(place), filesystem, partition_expression=guarantee)
         for place, guarantee in enumerate(guarantees)
     ]
     dataset = ds.FileSystemDataset(fragments, schema, form, filesystem=filesystem)
-    return [int(fragment.path) for fragment in dataset.get_fragments(filter)]
+    try:
+        return [int(fragment.path) for fragment in dataset.get_fragments(filter)]
+    except pa.ArrowInvalid:  # a value of the filter has no place among the guarantee's
+        return list(range(len(guarantees)))
 
 
 def key_guarantee(schema: pa.Schema, stats: Stats) -> pc.Expression | None:

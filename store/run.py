@@ -300,7 +300,10 @@ def _rows_of(file: pq.ParquetFile, group: int) -> int:
 def _passing(data: pa.Buffer, filter: pc.Expression, schema: TableSchema) -> set[int]:
     """The row groups that the filter may pass, by its statistics (Arrow heeds them where there are no nulls)."""
     fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(data))
-    pieces = fragment.split_by_row_group(filter, schema=schema.schema)
+    try:
+        pieces = fragment.split_by_row_group(filter, schema=schema.schema)
+    except pa.ArrowInvalid:  # a value of the filter has no place among the statistics
+        pieces = [fragment]
     return {group.id for piece in pieces for group in piece.row_groups}
 
 

@@ -271,6 +271,11 @@ class Half:
         return dict.fromkeys(tables, view.last_epoch // self.factor)
 
 
+class Failing(Half):
+    def __init__(self) -> None:
+        super().__init__(1 // 0)
+
+
 def test_a_users_own_policy_is_any_object_that_chooses() -> None:
     policy = Half()
     assert resolve_policy(policy) is policy
@@ -356,16 +361,19 @@ def test_other_packages_register_policies_as_entry_points(monkeypatch: pytest.Mo
             EntryPoint("half", here, "epochlog.consistency"),
             EntryPoint("broken", "no_such_module_at_all:Policy", "epochlog.consistency"),
             EntryPoint("aligned", here, "epochlog.consistency"),
+            EntryPoint("failing", f"{__name__}:Failing", "epochlog.consistency"),
         ]
     )
     monkeypatch.setattr(registry, "entry_points", lambda group: entries.select(group=group))
-    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Half=Half))
+    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Half=Half, Failing=Failing))
     made = resolve_policy("half", factor=3)
     assert isinstance(made, Half)
     assert made.factor == 3
     assert resolve_policy("aligned") == Aligned()
     with pytest.raises(InvalidInput, match="cannot be loaded"):
         resolve_policy("broken")
+    with pytest.raises(InvalidInput, match="the policy 'failing' cannot be made: ZeroDivisionError"):
+        resolve_policy("failing")
     with pytest.raises(InvalidInput, match="half"):
         resolve_policy("eventual")
 

@@ -100,6 +100,8 @@ def test_means_what_sql_means(text: str) -> None:
         ("'a'", "a comparison"),
         ("", "a column"),
         ("id IN ()", "a literal"),
+        ("(" * 20_000 + "id = 1" + ")" * 20_000, "nested too deeply"),
+        ("NOT " * 20_000 + "id = 1", "nested too deeply"),
         ("id < 1e999999999", "more than 400 digits"),
         ("ts = zoned", "does not fit the columns it names"),
         ("id LIKE 'a'", "does not fit the columns it names"),

@@ -9,6 +9,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import epochlog as el
@@ -267,6 +269,8 @@ def test_unknown_tables_and_empty_lists_are_refused(lab: Lab) -> None:
         lab.store.snapshot(consistency="nothing")
     with lab.store.snapshot(["r"]) as snapshot, pytest.raises(el.InvalidInput, match="j_out"):
         _ = snapshot["j_out"]
+    with lab.store.snapshot(["r"]) as snapshot, pytest.raises(el.InvalidInput, match="the text of a WHERE clause"):
+        snapshot.spark("r", None, filter=pc.field("k") < 5)  # pyright: ignore[reportArgumentType]
     assert expiries(lab) == []
 
 
@@ -338,6 +342,9 @@ def test_snapshots_that_nobody_closes_are_a_leak(lab: Lab, monkeypatch: pytest.M
     opened = [lab.store.snapshot(["r"]) for _ in range(3)]
     with pytest.raises(el.LimitExceeded, match="3 snapshots of this store are open"):
         lab.store.snapshot(["r"])
+    with el.open(lab.root.parent / "another") as another:  # of this store, not of the process
+        another.create_table("t", pa.schema([("id", pa.int64())]), ["id"])
+        another.snapshot(["t"]).close()
     opened.pop().close()
     lab.store.snapshot(["r"]).close()
     for snapshot in opened:
