@@ -16,7 +16,9 @@ from . import keeping, wire
 from .state import Pushed
 
 if TYPE_CHECKING:
+    from ...store.catalog import Txn
     from .service import StagedExchange
+    from .state import Consumer
 
 MOST = 16
 """Batches of a channel that are looked up at a time."""
@@ -36,10 +38,13 @@ class Mailbox:
         self._mail, self._number = hello["mail"], hello["line"]
         self._query, self._consumer, self._incarnation = hello["query"], hello["consumer"], hello["incarnation"]
         self.key = (self._query, self._consumer)
-        consumer = service.transact(
-            self._query,
-            lambda tx: keeping.claim(tx, self._query, self._consumer, self._incarnation, hello["cursor"]),
-        )
+        self._claimed = 0
+
+        def claim(tx: Txn) -> Consumer:
+            self._claimed = next(service.claims)
+            return keeping.claim(tx, self._query, self._consumer, self._incarnation, hello["cursor"])
+
+        consumer = service.transact(self._query, claim)
         self._stages = consumer.stages
         start = {name: consumer.start.get(name, 0) for name in consumer.channels}
         self._gate = StageGate(consumer.stages, start)
@@ -48,8 +53,12 @@ class Mailbox:
         self._replaced = False
 
     def is_late(self, other: Mailbox) -> bool:
-        """Whether `other` serves a later line of the same mail: this one's was given up by its client."""
-        return other._mail == self._mail and other._number > self._number
+        """Whether this one's line was given up before that of `other` came, which is a later one of the same mail, or
+        claimed later.
+        """
+        if other._mail == self._mail:
+            return other._number > self._number
+        return other._claimed > self._claimed
 
     def replaced(self) -> None:
         """Another line has come for this consumer."""

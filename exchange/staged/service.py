@@ -6,6 +6,7 @@ for news of a query is told after each.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterable
@@ -51,6 +52,7 @@ class StagedExchange:
         self.closing = threading.Event()
         self._marks = marks
         self._news: dict[str, int] = {}
+        self.claims = itertools.count(1)  # numbers claims of consumers in the order in which they are committed
         self._mailboxes: dict[tuple[str, str], Mailbox] = {}
         self._commits = GroupCommit(handle.catalog)
         self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="epochlog-exchange-writes")

@@ -14,12 +14,13 @@ import pytest
 
 import epochlog as el
 from epochlog.exchange import ExchangeClient
-from epochlog.exchange.line import ClientLine
+from epochlog.exchange.line import ClientLine, Line
 from epochlog.exchange.staged import intake, service, wire
 from epochlog.exchange.staged import mail as mails
 from epochlog.exchange.staged import pusher as pushers
 from epochlog.exchange.staged.content import encoded
-from patience import until
+from epochlog.exchange.staged.mailbox import Mailbox
+from patience import PATIENCE_S, until
 from stagedworld import JOIN, TOKEN, batch, client, files_of, fill, run_of, served, taken
 from tcp_proxy import TcpProxy
 
@@ -437,34 +438,65 @@ def test_a_server_that_falls_silent_is_left_for_a_new_connection(
             proxy.stop()
 
 
+def line_to(ex: ExchangeClient, number: int = 1, *, mail: str = "one", incarnation: int = 1) -> ClientLine:
+    """A consumer's line, opened by hand."""
+    opened = ClientLine(ex.location, wire.MAIL + b":", token=TOKEN, tls_roots=None, limit=wire.MAX_PARCEL)
+    hello = {"query": ex.query, "consumer": "join", "incarnation": incarnation, "cursor": None, "window": 1 << 20}
+    opened.send(wire.pack(**hello, mail=mail, line=number))
+    return opened
+
+
+def kinds(opened: ClientLine) -> Iterator[str]:
+    while (message := opened.read()) is not None:
+        yield wire.unpack_letter(wire.open_parcel(message)[0])["kind"]
+
+
 def test_a_line_that_its_client_gave_up_does_not_replace_the_one_it_opened_instead(tmp_path: Path) -> None:
     """A line's call can reach its handler late, on a busy machine: after that of the line which came for it."""
     with served(tmp_path) as (_, server), client(server) as ex:
         ex.declare("join", {0: ["probe"]})
-
-        def line(number: int, mail: str = "one") -> ClientLine:
-            opened = ClientLine(server.location, wire.MAIL + b":", token=TOKEN, tls_roots=None, limit=wire.MAX_PARCEL)
-            hello = {"query": ex.query, "consumer": "join", "incarnation": 1, "cursor": None, "window": 1 << 20}
-            opened.send(wire.pack(**hello, mail=mail, line=number))
-            return opened
-
-        def kinds(opened: ClientLine) -> Iterator[str]:
-            while (message := opened.read()) is not None:
-                yield wire.unpack_letter(wire.open_parcel(message)[0])["kind"]
-
-        second = line(2)
+        second = line_to(ex, 2)
         heard = kinds(second)
         assert next(heard) == "started"
-        first = line(1)
+        first = line_to(ex, 1)
         assert first.read() is None
         ex.push("probe", 0, 0, batch("probe", 0))
         assert next(kind for kind in heard if kind != "alive") == "item"
-        third = line(3)
+        third = line_to(ex, 3)
         assert next(kinds(third)) == "started"
         assert "refused" in heard  # replaced
-        another = line(1, mail="another")
+        another = line_to(ex, 1, mail="another")
         assert next(kinds(another)) == "started"
         for opened in (first, second, third, another):
+            opened.close()
+
+
+def test_a_consumer_that_was_killed_as_it_claimed_does_not_replace_the_one_that_came_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its handler had claimed, and was not heard of until the next incarnation had claimed as well."""
+    claimed, go_on = threading.Event(), threading.Event()
+    plain = Mailbox.__init__
+
+    def slow(self: Mailbox, service: service.StagedExchange, line: Line, hello: wire.Fields) -> None:
+        plain(self, service, line, hello)
+        if hello["incarnation"] == 1:
+            claimed.set()
+            assert go_on.wait(PATIENCE_S)
+
+    monkeypatch.setattr(Mailbox, "__init__", slow)
+    with served(tmp_path) as (_, server), client(server) as ex:
+        ex.declare("join", {0: ["probe"]})
+        killed = line_to(ex, mail="one", incarnation=1)
+        assert claimed.wait(PATIENCE_S)
+        heir = line_to(ex, mail="another", incarnation=2)
+        heard = kinds(heir)
+        assert next(heard) == "started"
+        go_on.set()
+        assert killed.read() is None
+        ex.push("probe", 0, 0, batch("probe", 0))
+        assert next(kind for kind in heard if kind != "alive") == "item"
+        for opened in (killed, heir):
             opened.close()
 
 
