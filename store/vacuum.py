@@ -123,7 +123,7 @@ def vacuum(
         foreign=_told(verdict for verdict in verdicts if verdict.fate is Fate.FOREIGN),
         revoked=tuple(dead),
         noted=sum(verdict.fresh for verdict in kept),
-        data_files=sum(verdict.fate is Fate.REACHED for verdict in verdicts),
+        data_files=sum(verdict.path in known.reached for verdict in verdicts if verdict.fate is Fate.REACHED),
         dry_run=dry_run,
     )
 

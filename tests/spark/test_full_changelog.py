@@ -66,8 +66,8 @@ def test_a_large_feed_is_cut_into_tasks_with_its_old_rows(lake) -> None:
     start = table.upsert(rows(0, 200_000))
     table.upsert(rows(100_000, 300_000, amount=2.0))
     lake.store.compact("full", full=True)
-    feed = lake.read("full", readChangeFeed=True, startingVersion=start + 1, preImages=True)
-    assert feed.rdd.getNumPartitions() > 1
+    feed = lake.read("full", readChangeFeed=True, startingVersion=start + 1, preImages=True, minPartitions=3)
+    assert feed.rdd.getNumPartitions() == 3
     totals = feed.groupBy("_change_type").agg(count("*").alias("n"), total("amount").alias("total")).collect()
     counts = {row["_change_type"]: (row["n"], row["total"]) for row in totals}
     low, middle, high = 100_000, 200_000, 400_000
