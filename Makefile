@@ -36,7 +36,7 @@ check: setup  ## format, lint, types, tidy and fast tests: a minute
 
 test: setup  ## every test: fast and slow ones side by side, those with Spark one by one, then stores again on Redis and S3
 	@$(PYTEST) -m "not spark and not campaign" -n $(WORKERS) --dist loadfile
-	@$(PYTEST) -m spark
+	@$(PYTEST) -m "spark and not campaign"
 	@for store in redis s3; do \
 		echo "== again with EPOCHLOG_TEST_STORE=$$store =="; \
 		EPOCHLOG_TEST_STORE=$$store $(FAR) $(PYTEST) $(AGAIN) -m "$(FAST)" -n $(WORKERS) --dist worksteal; \
