@@ -1,7 +1,5 @@
 """The Spark batch source: a table at one epoch, or a range of its changes, both fixed at `load()`."""
 
-# Spark calls these methods by its own names
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

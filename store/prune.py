@@ -154,7 +154,7 @@ def _passing(schema: pa.Schema, filter: pc.Expression, guarantees: Sequence[pc.E
     """Which of the guarantees leave rows that may pass the filter; Arrow's datasets know, but for NaN: of that they
     take `not (x < NaN)` for false where bounds of x are known.
     """
-    if "nan" in str(filter).lower() and any(pa.types.is_floating(kind) for kind in schema.types):
+    if any(pa.types.is_floating(kind) for kind in schema.types) and "nan" in str(filter).lower():
         return list(range(len(guarantees)))
     form, filesystem = ds.IpcFileFormat(), pa.fs.LocalFileSystem()
     fragments = [
