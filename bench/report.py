@@ -9,6 +9,7 @@ import shlex
 import statistics
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,7 +18,15 @@ from time import perf_counter
 from pairs import Samples, ratio
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
-PACKAGES = ("deltalake", "lmdb", "numpy", "pyarrow", "pyspark", "rocksdict")
+PACKAGES = ("deltalake", "duckdb", "lmdb", "numpy", "pyarrow", "pylance", "pyspark", "rocksdict")
+BASE, STRING, COMPOSITE, WIDE, LARGE = SHAPES = (
+    "",
+    "string key",
+    "composite key (string, timestamp)",
+    "wide rows (50 columns)",
+    "20 M rows",
+)
+"""What the rows of a figure are like; the first is an int64, a float64 and a short string, of the usual number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +41,21 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Samples (in ms unless `unit` says otherwise) of everybody who took part, and what must be reached."""
+    """Samples (in ms unless `unit` says otherwise) of everybody who took part, and what must be reached.
+
+    absent: who could not take part, and why; their targets are not judged.
+    """
 
     id: str
     what: str
     samples: Samples
     targets: tuple[Target, ...]
     unit: str = "ms"
+    shape: str = BASE
+    absent: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert self.shape in SHAPES, f"no such shape: {self.shape}"
 
     def judged(self, target: Target) -> float:
         """What the target is about."""
@@ -56,31 +73,23 @@ class Book:
     load_at_start: float = field(default_factory=lambda: os.getloadavg()[0])
 
     def add(self, figure: Figure) -> None:
-        self.figures = sorted([*self.figures, figure], key=lambda each: int(each.id[1:]))
+        self.figures = sorted([*self.figures, figure], key=lambda each: (SHAPES.index(each.shape), int(each.id[1:])))
 
     def verdicts(self) -> list[str]:
-        lines = [
-            "| | what | epochlog | beside | its figure | ratio | target | |",
-            "|---|---|--:|---|--:|--:|--:|---|",
-        ]
-        for figure in self.figures:
-            for target in figure.targets:
-                reached = figure.judged(target)
-                ours, theirs = (_shown(figure, name) for name in (target.ours, target.peer))
-                verdict = "hit" if reached <= target.at_most else "**miss**"
-                what = figure.what if target.ours == "epochlog" else f"{figure.what} ({target.ours})"
-                compared = "–" if target.peer is None else f"{reached:.3g}"
-                cells = [figure.id, what, ours, target.peer or "–", theirs, compared, target.says, verdict]
-                lines.append(f"| {' | '.join(cells)} |")
-        return lines
+        """A table of what is judged, for each shape of rows."""
+        head = ["| | what | epochlog | beside | its figure | ratio | target | |", "|---|---|--:|---|--:|--:|--:|---|"]
+        return self._tables(head, _verdicts)
 
     def medians(self) -> list[str]:
-        lines = ["| | what | who | median | quartiles | samples |", "|---|---|---|--:|--:|--:|"]
-        for figure in self.figures:
-            for name, samples in figure.samples.items():
-                low, middle, high = (_number(cut) for cut in quartiles(samples))
-                cells = [figure.id, figure.what, name, f"{middle} {figure.unit}", f"{low} – {high}", str(len(samples))]
-                lines.append(f"| {' | '.join(cells)} |")
+        head = ["| | what | who | median | quartiles | samples |", "|---|---|---|--:|--:|--:|"]
+        return self._tables(head, _medians)
+
+    def _tables(self, head: list[str], rows: Callable[[Figure], Iterable[list[str]]]) -> list[str]:
+        lines = []
+        for shape in SHAPES:
+            found = [f"| {' | '.join(cells)} |" for one in self.figures if one.shape == shape for cells in rows(one)]
+            if found:
+                lines += [*([""] if lines else []), *([f"**{shape}**", ""] if shape else []), *head, *found]
         return lines
 
     def render(self, command: str) -> str:
@@ -98,6 +107,28 @@ class Book:
             *self.medians(),
         ]
         return "\n".join(parts)
+
+
+def _verdicts(figure: Figure) -> Iterator[list[str]]:
+    for target in figure.targets:
+        what = figure.what if target.ours == "epochlog" else f"{figure.what} ({target.ours})"
+        if why := figure.absent.get(target.peer or ""):
+            ours = _shown(figure, target.ours)
+            yield [figure.id, what, ours, target.peer or "–", why, "–", target.says, "not judged"]
+            continue
+        reached = figure.judged(target)
+        ours, theirs = (_shown(figure, name) for name in (target.ours, target.peer))
+        verdict = "hit" if reached <= target.at_most else "**miss**"
+        compared = "–" if target.peer is None else f"{reached:.3g}"
+        yield [figure.id, what, ours, target.peer or "–", theirs, compared, target.says, verdict]
+
+
+def _medians(figure: Figure) -> Iterator[list[str]]:
+    for name, samples in figure.samples.items():
+        low, middle, high = (_number(cut) for cut in quartiles(samples))
+        yield [figure.id, figure.what, name, f"{middle} {figure.unit}", f"{low} – {high}", str(len(samples))]
+    for name, why in figure.absent.items():
+        yield [figure.id, figure.what, name, why, "–", "0"]
 
 
 def quartiles(samples: list[float]) -> tuple[float, float, float]:
