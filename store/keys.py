@@ -265,7 +265,7 @@ def search(sorted_keys: pa.Array, needles: pa.Array, side: Literal["left", "righ
     """int64 positions at which `needles` go into `sorted_keys`: before (left) or after (right) equal ones."""
     if _T.is_binary(sorted_keys.type):
         return pc.search_sorted(sorted_keys, needles, side=side).to_numpy().astype(np.int64)
-    return np.searchsorted(sorted_keys.to_numpy(), needles.to_numpy(), side=side).astype(np.int64, copy=False)
+    return sorted_keys.to_numpy().searchsorted(needles.to_numpy(), side=side)
 
 
 def sort_indices(keys: pa.Array) -> np.ndarray:

@@ -250,13 +250,12 @@ def _hits(keys: pa.Array, positions: np.ndarray, needles: pa.Array) -> np.ndarra
     """Whether the key at each position (as `search` found it) is the needle."""
     if not len(keys):
         return np.zeros(len(needles), np.bool_)
+    if not pa.types.is_binary(keys.type):
+        # a position past the end is clipped to the last key, which is smaller than the needle then
+        return keys.to_numpy().take(positions, mode="clip") == needles.to_numpy()
     inside = positions < len(keys)
     at = np.where(inside, positions, 0)
-    if pa.types.is_binary(keys.type):
-        equal = pc.equal(keys.take(pa.array(at)), needles).to_numpy(zero_copy_only=False)
-    else:
-        equal = keys.to_numpy()[at] == needles.to_numpy()
-    return inside & equal
+    return inside & pc.equal(keys.take(pa.array(at)), needles).to_numpy(zero_copy_only=False)
 
 
 def _without_tombstones(rows: Rows, keep_tombstones: bool) -> Rows:

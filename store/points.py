@@ -101,7 +101,7 @@ class PointReader:
 def _hits(rows: Rows, needles: pa.Array, first: int) -> list[_Found]:
     """What of the needles is among the rows; the needles are the first-th and following ones."""
     at = lookup(rows, needles)
-    there = np.flatnonzero(at >= 0)
+    (there,) = (at >= 0).nonzero()
     return [_Found(there + first, _taken(rows, at[there]))] if len(there) else []
 
 
