@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check campaign format bench clean
+.PHONY: help setup demo test check campaign format bench bench-quick pypaimon clean
 
 # where it is set, every test process would compile every test anew: a seventh of `make check`
 unexport PYTHONDONTWRITEBYTECODE
@@ -19,8 +19,12 @@ BRIEF := HYPOTHESIS_PROFILE=quick EPOCHLOG_LAW_SEEDS=10 EPOCHLOG_MODEL_SEEDS=20
 AGAIN := tests/store tests/model tests/scenarios tests/law tests/checkpoint tests/batch
 FAR := HYPOTHESIS_PROFILE=far EPOCHLOG_LAW_SEEDS=3
 
+BENCH := $(PYTEST) bench -p no:xdist -o console_output_style=classic -o python_files='bench_*.py'
+# where that could not be made, .venv-pypaimon/failed says why, and the report with it
+export EPOCHLOG_BENCH_PYPAIMON ?= $(abspath .venv-pypaimon/bin/python)
+
 help:  ## say what can be made
-	@sed -nE 's/^([a-z]+):.*## /\1\t/p' $(MAKEFILE_LIST) | sort | column -t -s $$'\t'
+	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' $(MAKEFILE_LIST) | sort | column -t -s $$'\t'
 
 setup:  ## make .venv and look for Java
 	@scripts/setup.sh
@@ -47,12 +51,18 @@ campaign: setup  ## the long versions: every failpoint every time, power cuts by
 	@EPOCHLOG_SIM_SEEDS=$(SEEDS) $(PYTEST) tests/simulation -n $(WORKERS) --dist worksteal
 	@EPOCHLOG_LAW_SLOW_SEEDS=1000 EPOCHLOG_RACE_SECONDS=120 HYPOTHESIS_PROFILE=thorough $(PYTEST) tests/law tests/model tests/conformance/test_racing.py tests/crash/test_upkeep.py -m "not spark"
 
-bench: setup  ## the figures, beside deltalake and rocksdict
-	@$(PYTEST) bench -p no:xdist --benchmark-columns=min,median,rounds --benchmark-sort=name -o python_files='bench_*.py'
+bench: setup pypaimon  ## the figures beside every peer, into docs/PERFORMANCE.md: half an hour
+	@$(BENCH) --benchmark-columns=min,median,rounds --benchmark-sort=name
+
+bench-quick: setup pypaimon  ## the same table at a tenth of the size, to look at: three minutes
+	@$(BENCH) --quick --benchmark-disable
+
+pypaimon: setup
+	@scripts/setup_pypaimon.sh
 
 format: setup  ## format and fix what can be fixed
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
 
 clean:  ## remove everything that was made here
-	@rm -rf .venv build dist demo-output *.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks spark-warehouse metastore_db
+	@rm -rf .venv .venv-pypaimon build dist demo-output *.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks spark-warehouse metastore_db
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes the two lock files anew from pyproject.toml. Needs uv; only who changes dependencies runs it.
+# Writes the lock files anew from pyproject.toml. Needs uv; only who changes dependencies runs it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 UV=${UV:-uv}
@@ -7,3 +7,5 @@ options=(--universal --python-version 3.11 --generate-hashes --no-header --no-an
 "$UV" pip compile "${options[@]}" "$@" --all-extras pyproject.toml --output-file requirements.lock >/dev/null
 printf 'setuptools\nwheel\n' | "$UV" pip compile "${options[@]}" --constraint <(grep -oE '^[a-z0-9-]+==[^ ]+' requirements.lock) - \
     --output-file requirements-build.lock >/dev/null
+# pypaimon pins an old pyarrow, so the bench runs it in an environment of its own
+printf 'pypaimon>=2.1\n' | "$UV" pip compile "${options[@]}" "$@" - --output-file requirements-pypaimon.lock >/dev/null

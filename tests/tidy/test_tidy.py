@@ -30,7 +30,7 @@ def project_files() -> list[str]:
 def walk(folder: Path) -> Iterator[Path]:
     for entry in folder.iterdir():
         if entry.is_dir() and not entry.is_symlink():
-            if entry.name not in {".git", ".venv", "build", "dist", "__pycache__"}:
+            if entry.name not in {".git", ".venv", ".venv-pypaimon", "build", "dist", "__pycache__"}:
                 yield from walk(entry)
         else:
             yield entry
