@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 PIECE_ROWS = 1 << 19
 """Touched rows whose old rows are looked up, and held in memory, together."""
-COMPRESSION = "lz4"
-"""Quick both ways: the rows are compressed well already in the files that they were taken from, and stay there."""
 Images = tuple[tuple[Segment, ...], ...]
 
 
@@ -48,7 +46,7 @@ def write_images(handle: Handle, table: TableDef, before: ScanPlan, epochs: Sequ
             for place, rows in _old_rows(handle.files, table.schema, before, epochs, key_range):
                 path = f"{handle.table_folder(table.id)}/{file_name(intent_of(segments[0].path), '.arrow')}"
                 codec = KeyCodec(table.schema.schema, table.schema.primary_key)
-                file = write_segment(handle.files, path, table.id, table.schema, codec, rows, compression=COMPRESSION)
+                file = write_segment(handle.files, path, table.id, table.schema, codec, rows)
                 written[place].append(file)
     except BaseException:
         remove_segments(handle.files, (file for files in written for file in files))

@@ -21,6 +21,7 @@ from .datafile import (
     Stats,
     block_fields,
     blocks_of,
+    compression,
     contiguous,
     file_table,
     key_stats,
@@ -125,11 +126,11 @@ def write_part(
     """
     assert len(rows), "a part has rows"
     table = file_table(schema, codec, rows, (EPOCH, UNTIL) if history else (EPOCH,))
-    sink = pa.BufferOutputStream()
+    sink, packed = pa.BufferOutputStream(), compression(files) == "zstd"
     per_column: dict[str, Any] = {
         "use_dictionary": [field.name for field in table.schema if _repeats(table, field)],
-        "column_encoding": {field.name: way for field in table.schema if (way := _encoding(table, codec, field))},
-        "compression": _compression(table, codec),
+        "column_encoding": {f.name: way for f in table.schema if (way := _encoding(table, codec, f, packed=packed))},
+        "compression": _compression(table, codec, compression(files)),
         "write_statistics": [field.name for field in table.schema if not _may_hold_nan(field.type)],
     }
     pq.write_table(
@@ -160,15 +161,18 @@ def write_part(
     return part
 
 
-def _encoding(table: pa.Table, codec: KeyCodec, field: pa.Field) -> str | None:
-    """The Parquet encoding of a column, where the default (plain, or a dictionary) is not the one."""
+def _encoding(table: pa.Table, codec: KeyCodec, field: pa.Field, *, packed: bool) -> str | None:
+    """The Parquet encoding of a column, where the default (plain, or a dictionary) is not the one.
+
+    packed: strings' lengths are kept apart from their bytes. A file is smaller by a tenth, and takes longer to read.
+    """
     if _repeats(table, field):
         return None
     if field.name in (EPOCH, UNTIL):
         return "DELTA_BINARY_PACKED"
     if field.name in codec.primary_key and (_T.is_integer(field.type) or _T.is_temporal(field.type)):
         return "DELTA_BINARY_PACKED"
-    return "DELTA_LENGTH_BYTE_ARRAY" if _is_text(field.type) else None
+    return "DELTA_LENGTH_BYTE_ARRAY" if packed and _is_text(field.type) else None
 
 
 def _repeats(table: pa.Table, field: pa.Field) -> bool:
@@ -179,25 +183,25 @@ def _repeats(table: pa.Table, field: pa.Field) -> bool:
     return pc.count_distinct(sample).as_py() * 8 < len(sample)
 
 
-def _compression(table: pa.Table, codec: KeyCodec) -> str | dict[str, str]:
-    """zstd, but not where it would cost readers its time and save next to nothing: packed keys, random numbers."""
+def _compression(table: pa.Table, codec: KeyCodec, way: str) -> str | dict[str, str]:
+    """`way`, but not where it would cost readers its time and save next to nothing: packed keys, random numbers."""
     if any(_T.is_nested(field.type) for field in table.schema):
-        return "zstd"  # Parquet names the leaves of such columns, not the columns
+        return way  # Parquet names the leaves of such columns, not the columns
     return {
         field.name: "none"
-        if _encoding(table, codec, field) == "DELTA_BINARY_PACKED" or _incompressible(table, field)
-        else "zstd"
+        if _encoding(table, codec, field, packed=False) == "DELTA_BINARY_PACKED" or _incompressible(table, field, way)
+        else way
         for field in table.schema
     }
 
 
-def _incompressible(table: pa.Table, field: pa.Field) -> bool:
+def _incompressible(table: pa.Table, field: pa.Field, way: str) -> bool:
     """Whether a sample of numbers hardly shrinks."""
     if not (_T.is_floating(field.type) or _T.is_integer(field.type)):
         return False
     values = contiguous(_sample(table, field).drop_null())
     raw = values.to_numpy(zero_copy_only=False).tobytes()
-    return len(pa.compress(raw, "zstd", asbytes=True)) > _WORTH_COMPRESSING * len(raw)
+    return len(pa.compress(raw, way, asbytes=True)) > _WORTH_COMPRESSING * len(raw)
 
 
 def _sample(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:

@@ -18,6 +18,7 @@ from .datafile import (
     Stats,
     block_fields,
     blocks_of,
+    compression,
     contiguous,
     file_table,
     key_stats,
@@ -80,7 +81,6 @@ def write_segment(
     codec: KeyCodec,
     rows: Rows,
     label: int | None = None,
-    compression: str = "zstd",
 ) -> Segment:
     """Write rows (at least one, with all of the table's columns) as a new file, durable on return.
 
@@ -92,7 +92,7 @@ def write_segment(
         table = table.combine_chunks()
     batches = table.to_batches(max_chunksize=BATCH_ROWS)
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression(files))) as writer:
         for batch in batches:
             writer.write_batch(batch)
     data = sink.getvalue()

@@ -12,6 +12,7 @@ import msgpack
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from epochlog.errors import Corrupt
 from epochlog.store import run as runs
-from epochlog.store.files import Files, LocalFiles
+from epochlog.store.files import ArrowFiles, Files, LocalFiles
 from epochlog.store.keys import KeyCodec
 from epochlog.store.merge import Rows
 from epochlog.store.run import Part, Run, read_part, write_part
@@ -187,7 +188,22 @@ def test_the_files_are_plain_parquet(tmp_path: Path) -> None:
     columns = {meta.column(i).path_in_schema: meta.column(i) for i in range(meta.num_columns)}
     assert "DELTA_BINARY_PACKED" in columns["id"].encodings
     assert "DELTA_BINARY_PACKED" in columns["_epoch"].encodings
-    assert columns["w"].compression == "ZSTD"
+    assert (columns["w"].compression, "DELTA_LENGTH_BYTE_ARRAY" in columns["w"].encodings) == ("LZ4", False)
+
+
+def test_what_crosses_a_network_is_written_small_and_what_does_not_to_be_read_fast(tmp_path: Path) -> None:
+    keyed = KEYED["int64"]
+    far = ArrowFiles(pafs.LocalFileSystem(), str(tmp_path / "far"))
+    near = LocalFiles(str(tmp_path / "near"))
+    for writer, codec, by_length in ((far, "ZSTD", True), (near, "LZ4", False)):
+        part, rows = written(writer, keyed, [(n, n) for n in range(1000)])
+        column = pq.ParquetFile(pa.BufferReader(writer.read(PATH))).metadata.row_group(0).column(2)
+        assert (column.compression, "DELTA_LENGTH_BYTE_ARRAY" in column.encodings) == (codec, by_length)
+        for reader in (far, near):  # a store may be copied from the one to the other
+            if reader is not writer:
+                reader.write(f"copy-of-{PATH}", writer.read(PATH))
+                copied = Part.from_record({**part.to_record(), "path": f"copy-of-{PATH}"})
+                assert keyed.plain(read(reader, copied, keyed)) == keyed.plain(rows)
 
 
 def test_repeated_strings_get_a_dictionary(tmp_path: Path) -> None:
