@@ -93,9 +93,9 @@ def difference(target: WriteTarget, old: ScanPlan, new: ScanPlan) -> list[Segmen
 def _differ(writer: SegmentWriter, target: WriteTarget, old: ScanPlan, new: ScanPlan, part: KeyRange) -> None:
     names, files = target.schema.schema.names, target.files
     before, after = old.rows(files, names, key_range=part), new.rows(files, names, key_range=part)
-    gone = lookup(after, before.keys) < 0
+    gone = lookup(after.keys, before.keys) < 0
     writer.delete(before.data.filter(pa.array(gone)).select(list(target.schema.primary_key)))
-    at = lookup(before, after.keys)
+    at = lookup(before.keys, after.keys)
     known = np.flatnonzero(at >= 0)
     fresh = np.ones(len(after), np.bool_)
     left = before.data.take(pa.array(at[known])).select(names).combine_chunks()

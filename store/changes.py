@@ -98,7 +98,7 @@ def replaced(touches: Touches, sorted_: ByKey, state: Rows) -> np.ndarray:
     """
     order, first = sorted_.order, sorted_.first
     places = np.empty(len(order), np.int64)
-    places[sorted_.oldest] = lookup(state, touches.keys.take(pa.array(sorted_.oldest)))
+    places[sorted_.oldest] = lookup(state.keys, touches.keys.take(pa.array(sorted_.oldest)))
     if not first.all():
         again = np.flatnonzero(~first)
         earlier = order[again - 1]

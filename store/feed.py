@@ -153,7 +153,7 @@ class Feed:
             if not found:
                 return np.full(len(rows), -1), None
             old = joined(found)
-            return lookup(old, rows.keys), old.data
+            return lookup(old.keys, rows.keys), old.data
 
         done = each(read, epochs, self._rows(unit, [file for group in self._groups(unit) for file in group.images]))
         places, start = [], 0

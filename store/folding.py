@@ -140,7 +140,7 @@ def _put(lower: Source, upper: Source) -> Source:
     """`upper` on `lower`: what it touches there ends at the first epoch at which it touches it."""
     if not len(lower.live) and not lower.history:
         return upper
-    at = lookup(lower.live, upper.live.keys)
+    at = lookup(lower.live.keys, upper.live.keys)
     hit = at >= 0
     history = (*lower.history, *upper.history)
     if hit.any():
@@ -153,7 +153,7 @@ def _first_epochs(source: Source) -> np.ndarray:
     """For each key of `live` the first epoch at which the source has it; int64."""
     first = source.live.data.column(EPOCH).to_numpy().copy()
     for rows in source.begun:
-        at = lookup(source.live, rows.keys)
+        at = lookup(source.live.keys, rows.keys)
         np.minimum.at(first, at[at >= 0], rows.data.column(EPOCH).to_numpy()[at >= 0])
     return first
 

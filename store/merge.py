@@ -90,10 +90,10 @@ def fold_data(sources: Sequence[Rows]) -> pa.Table:
     return _woven(filled, keep_tombstones=False, want_keys=False)[1]
 
 
-def lookup(rows: Rows, keys: pa.Array) -> np.ndarray:
-    """For each of `keys` (any order, repeats allowed) its int64 position in `rows`, or -1."""
-    positions = search(rows.keys, keys)
-    return np.where(_hits(rows.keys, positions, keys), positions, -1)
+def lookup(sorted_keys: pa.Array, needles: pa.Array) -> np.ndarray:
+    """For each of `needles` (any order, repeats allowed) its int64 position in `sorted_keys`, or -1."""
+    positions = search(sorted_keys, needles)
+    return np.where(_hits(sorted_keys, positions, needles), positions, -1)
 
 
 def joined(parts: Sequence[Rows]) -> Rows:

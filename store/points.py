@@ -30,7 +30,7 @@ _blocks: Kept[Rows] = Kept(KEPT_BYTES, lambda rows: rows.keys.nbytes + rows.data
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Some of the keys asked for (`at`: which), with their rows; tombstones too."""
+    """Some of the keys asked for (`at`: which, ascending), with their rows; tombstones too."""
 
     at: np.ndarray
     rows: Rows
@@ -85,7 +85,7 @@ class PointReader:
         rows = _blocks.get((*name, block, self.columns))
         if rows is None and len(needles) < DIRECT_KEYS:
             bare = _blocks.get((*name, block, ())) or self._decoded(name, file, block, ())
-            if not (lookup(bare, needles) >= 0).any():
+            if not (lookup(bare.keys, needles) >= 0).any():
                 return []
         return _hits(rows or self._decoded(name, file, block, self.columns), needles, first)
 
@@ -99,10 +99,19 @@ class PointReader:
 
 
 def _hits(rows: Rows, needles: pa.Array, first: int) -> list[_Found]:
-    """What of the needles is among the rows; the needles are the first-th and following ones."""
-    at = lookup(rows, needles)
-    (there,) = (at >= 0).nonzero()
-    return [_Found(there + first, _taken(rows, at[there]))] if len(there) else []
+    """What of the needles is among the rows; the needles are the first-th and following ones.
+
+    Both are sorted and hold each key once, so the fewer of them are looked up in the others.
+    """
+    if len(rows) < len(needles):
+        at = lookup(needles, rows.keys)
+        (positions,) = (at >= 0).nonzero()
+        there = at[positions]
+    else:
+        at = lookup(rows.keys, needles)
+        (there,) = (at >= 0).nonzero()
+        positions = at[there]
+    return [_Found(there + first, _taken(rows, positions))] if len(there) else []
 
 
 def _in_order(found: Sequence[_Found]) -> Rows | None:
@@ -110,6 +119,8 @@ def _in_order(found: Sequence[_Found]) -> Rows | None:
     if not found:
         return None
     rows = joined([part.rows for part in found])
+    if len(found) == 1 and rows.deleted is None:
+        return rows
     order = np.argsort(np.concatenate([part.at for part in found]))
     if rows.deleted is not None:
         order = order[~rows.deleted[order]]

@@ -213,7 +213,9 @@ class ScanPlan:
         schema = self.schema(columns)
         needles = self.codec.encode(self.table.conform_keys(keys))
         positions, rows = self.find(files, needles, schema.names or self.table.primary_key[:1])
-        found = rows.data.take(pa.array(positions[positions >= 0]))
+        there = positions[positions >= 0]
+        asked_in_order = len(there) == len(rows) and (there[1:] > there[:-1]).all()
+        found = rows.data if asked_in_order else rows.data.take(pa.array(there))
         return found.select(schema.names).cast(schema) if schema.names else found.select([])
 
     def find(self, files: Files, needles: pa.Array, columns: Sequence[str]) -> tuple[np.ndarray, Rows]:
@@ -225,7 +227,7 @@ class ScanPlan:
             return np.empty(0, np.int64), _no_rows(self.table, self.codec, columns)
         ordered = needles.take(pa.array(sort_indices(needles)))
         rows = self.rows_of(files, ordered.filter(pa.array(last_of_each(ordered))), columns)
-        return lookup(rows, needles), rows
+        return lookup(rows.keys, needles), rows
 
     def rows_of(self, files: Files, keys: pa.Array, columns: Sequence[str]) -> Rows:
         """The rows of these encoded keys (sorted, each once) that are there, in key order.

@@ -71,7 +71,7 @@ def _overlap(old: Rows, live: Rows) -> bool:
     if not len(old) or not len(live):
         return False
     last = last_of_each(old.keys)
-    at = lookup(live, old.keys.filter(pa.array(last)))
+    at = lookup(live.keys, old.keys.filter(pa.array(last)))
     hit = at >= 0
     ended, begun = (contiguous(rows.data.column(name)).to_numpy() for rows, name in ((old, UNTIL), (live, EPOCH)))
     return bool((begun[at[hit]] < ended[last][hit]).any())

@@ -92,7 +92,7 @@ def test_lookup(keyed: Keyed) -> None:
         rows = keyed.rows(changes)
         places = {key: place for place, key in enumerate(rows.keys.to_pylist())}
         needles = [keyed.encoded(n) for n in asked]
-        found = lookup(rows, keyed.codec.array(needles))
+        found = lookup(rows.keys, keyed.codec.array(needles))
         assert found.dtype == np.int64
         assert found.tolist() == [places.get(key, -1) for key in needles]
 
@@ -142,7 +142,7 @@ def test_one_side_empty() -> None:
     check(keyed, merge(empty, empty), [])
     check(keyed, newest_wins([empty, empty]), [])
     check(keyed, merge(keyed.rows([(1, None)]), keyed.rows([(1, None)])), [])
-    assert lookup(empty, some.keys).tolist() == [-1, -1]
+    assert lookup(empty.keys, some.keys).tolist() == [-1, -1]
 
 
 @pytest.mark.parametrize("bits", [8, 16, 32, 64])
