@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from time import perf_counter
+from typing import Literal, Self
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from data import SCHEMA
 from pairs import ReplayClock, Samples, timed, turned
-from report import Book, Figure, Target
+from plots import Panel, Plot
+from report import Book, Figure, Target, quartiles
 
 import epochlog as el
 from epochlog.store.catalog import Txn
@@ -24,9 +27,11 @@ from epochlog.store.segment import Segment
 from epochlog.store.version import Commit, LabelGroup, LogEntry, apply_commit
 
 STAGES = (10, 1_000, 20_000)
+POINTS = (10, 100, 1_000, 5_000, 10_000, 20_000)
+"""Where the oldest table is looked at on its way."""
+FLAT = 1.5
 KEYS, COMMIT_ROWS = 100_000, 1_000
 COMPACT_EVERY = 8
-SAMPLED = 40
 TABLES, ENTRIES = 1_000, 100
 START_MS = 1_767_225_600_000
 
@@ -48,16 +53,28 @@ def label(commits: int) -> str:
 class Grown:
     """A table of one size whose rows are replaced again and again, compacted at every eighth commit."""
 
-    def __init__(self, folder: Path, commits: int) -> None:
+    def __init__(self, folder: Path, scale: float) -> None:
         self._chance, self._clock, self._done = np.random.default_rng(9), Ticking(), 0
-        self._keys = np.arange(KEYS) * 64
+        self._folder, self._keys = folder, np.arange(sized(KEYS, scale)) * 64
+        self._replaced = sized(COMMIT_ROWS, scale)
         self._store = el.open(folder, durability="os", clock=self._clock)
         # a short memory beside so many commits: its files are those of a store that has run for days
         options = el.TableOptions(history_retention=timedelta(minutes=1), log_retention=timedelta(minutes=10))
         self._table = self._store.create_table("t", SCHEMA, primary_key=["id"], options=options)
         self._table.upsert(self._rows(self._keys))
-        while self._done < commits:
+
+    def grow(self, commits: int) -> Self:
+        """Until it has so many commits, to a multiple of eight and two more: all ages have as much to compact."""
+        self._reopen("os")
+        while self._done < commits // COMPACT_EVERY * COMPACT_EVERY + 2:
             self.commit()
+        self._reopen("disk")
+        return self
+
+    def _reopen(self, durability: Literal["os", "disk"]) -> None:
+        self._store.close()
+        self._store = el.open(self._folder, durability=durability, clock=self._clock)
+        self._table = self._store.table("t")
 
     def _rows(self, ids: np.ndarray) -> pa.Table:
         values = self._chance.random(len(ids))
@@ -65,7 +82,7 @@ class Grown:
 
     def commit(self) -> float:
         """One commit, and compaction when it is due; ms of the commit alone."""
-        rows = self._rows(self._chance.choice(self._keys, COMMIT_ROWS, replace=False))
+        rows = self._rows(self._chance.choice(self._keys, self._replaced, replace=False))
         self._clock.now_ms += 1000
         start = perf_counter()
         self._table.upsert(rows)
@@ -79,22 +96,53 @@ class Grown:
         return self._table.to_arrow()
 
     def close(self) -> None:
-        assert self._table.count() == KEYS
+        assert self._table.count() == len(self._keys)
         self._store.close()
 
 
-def growth(folder: Path, stages: Sequence[int]) -> tuple[Samples, Samples]:
-    """Commits and reads of tables of different ages, in turns. All ages are multiples of eight and two more."""
-    grown = {label(stage): Grown(folder / str(stage), stage // COMPACT_EVERY * COMPACT_EVERY + 2) for stage in stages}
+def sized(rows: int, scale: float) -> int:
+    return max(100, round(rows * scale))
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """ms of commits and reads: of tables of different ages in turns, and of the oldest on its way."""
+
+    commits: Samples
+    reads: Samples
+    way: dict[int, tuple[list[float], list[float]]]
+
+    def plot(self) -> Plot:
+        panels, worst = [], 0.0
+        for place, says in enumerate(("ms of a commit", "ms of a whole read")):
+            cuts = [(commits, quartiles(took[place])) for commits, took in self.way.items()]
+            first = cuts[0][1][1]
+            worst = max(worst, *(middle / first for _, (_, middle, _) in cuts))
+            points = [(float(commits), *cut) for commits, cut in cuts]
+            panels.append(Panel(f"{says} (median, quartiles)", points, FLAT * first, f"{FLAT} × the first"))
+        title = f"After {max(self.way):,} commits: no commit or read takes more than {worst:.2f} × what the first did"
+        return Plot("growth", title, "commits before it", panels, log_x=True)
+
+
+def growth(folder: Path, stages: Sequence[int], points: Sequence[int], scale: float) -> Growth:
+    """Grow the oldest, look at it on its way, then at all ages in turns."""
+    sampled = COMPACT_EVERY * (5 if scale >= 1 else 2)
+    grown = {label(stage): Grown(folder / str(stage), scale).grow(stage) for stage in stages[:-1]}
+    oldest, way = Grown(folder / "oldest", scale), {}
+    for point in points:
+        oldest.grow(point)
+        took = [(oldest.commit(), timed(oldest.read)) for _ in range(sampled)]
+        way[point] = ([commit for commit, _ in took], [read for _, read in took])
+    grown[label(stages[-1])] = oldest.grow(stages[-1])
     commits: Samples = {name: [] for name in grown}
     reads: Samples = {name: [] for name in grown}
-    for place in range(SAMPLED):
+    for place in range(sampled):
         for name in turned(list(grown), place):
             commits[name].append(grown[name].commit())
             reads[name].append(timed(grown[name].read))
     for table in grown.values():
         table.close()
-    return commits, reads
+    return Growth(commits, reads, way)
 
 
 def fill(handle: Handle, template: Segment, entries: int) -> None:
@@ -139,16 +187,18 @@ def opening(folder: Path, scale: float) -> Samples:
 @pytest.fixture(scope="module")
 def figures(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> dict[str, Figure]:
     stages = [max(round(stage * scale), 10 * place) for place, stage in enumerate(STAGES, 1)]
-    commits, reads = growth(tmp_path_factory.mktemp("growth"), stages)
-    targets = tuple(Target(label(stage), label(stages[0]), 1.5, "≤ 1.5") for stage in stages[1:])
+    points = sorted({max(round(point * scale), 10) for point in POINTS})
+    told = growth(tmp_path_factory.mktemp("growth"), stages, points, scale)
+    targets = tuple(Target(label(stage), label(stages[0]), FLAT, f"≤ {FLAT}") for stage in stages[1:])
     opened = opening(tmp_path_factory.mktemp("opening"), scale)
     found = {
-        "commit": Figure("P9", f"commit of {COMMIT_ROWS:,} rows, compaction on", commits, targets),
-        "read": Figure("P9", f"read of {KEYS:,} rows, compaction on", reads, targets),
+        "commit": Figure("P9", f"commit of {sized(COMMIT_ROWS, scale):,} rows, compaction on", told.commits, targets),
+        "read": Figure("P9", f"read of {sized(KEYS, scale):,} rows, compaction on", told.reads, targets),
         "open": Figure("P9", "opening a store", opened, (Target([*opened][-1], None, 100, "≤ 100 ms"),)),
     }
     for figure in found.values():
         book.add(figure)
+    book.plots.append(told.plot())
     return found
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the modules beside this file import one another by name
 
 from pairs import ReplayClock
-from report import Book, command_line, write_between
+from report import Book, command_line
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "PERFORMANCE.md"
+ROOT = Path(__file__).parents[1]
+DOCUMENT = ROOT / "docs" / "PERFORMANCE.md"
 BOOK = pytest.StashKey[Book]()
-WHOLE = {"P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "P10", "P11", "P12", "P13", "P14", "P15", "P16"}
-"""The figures of a full run."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,10 +34,62 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=None,
         help="write the figures into this file (default: docs/PERFORMANCE.md when everything ran at full size)",
     )
+    group.addoption(
+        "--results",
+        type=Path,
+        default=ROOT / ".benchmarks" / "figures.json",
+        help="write all samples into this file as they come (default: .benchmarks/figures.json)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[BOOK] = Book(_scale(config))
+    book = config.stash[BOOK] = Book(_scale(config), config.getoption("results"))
+    config.pluginmanager.register(Course(book, config), "epochlog-bench-course")
+
+
+class Course:
+    """Says which bench file begins, when and how long the one before took; keeps what stopped a file."""
+
+    def __init__(self, book: Book, config: pytest.Config) -> None:
+        self._book, self._config = book, config
+        self._files: list[str] = []
+        self._current, self._since_s = "", 0.0
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._files = list(dict.fromkeys(item.location[0] for item in session.items))
+
+    def pytest_runtest_logstart(self, location: tuple[str, int | None, str]) -> None:
+        if location[0] != self._current:
+            self._end()
+            self._current, self._since_s = location[0], perf_counter()
+            place = self._files.index(self._current) + 1
+            self._say(f"{Path(self._current).stem} ({place} of {len(self._files)})")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            why = report.longreprtext.splitlines() or [report.outcome]
+            marked = [line[1:].strip() for line in why if line.startswith("E ")]
+            self._book.fail(Path(report.location[0]).stem, (marked or why[-1:])[0])
+
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """No dots: a bench is one line, and the parts of it replay what has been measured."""
+        return (report.outcome, "", "") if report.passed and report.when == "call" else None
+
+    def pytest_sessionfinish(self) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        if self._current:
+            self._say(f"{Path(self._current).stem} took {perf_counter() - self._since_s:.0f} s")
+            self._current = ""
+
+    def _say(self, what: str) -> None:
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            minutes, seconds = divmod(int(perf_counter() - self._book.started_s), 60)
+            reporter.ensure_newline()
+            reporter.write_line(f"[{minutes:3d}:{seconds:02d}] {what}", flush=True)
 
 
 @pytest.fixture(scope="session")
@@ -65,17 +117,17 @@ def clock(request: pytest.FixtureRequest) -> ReplayClock:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
     """Show the verdicts; write them down unless something failed or only a part was run."""
-    book = config.stash[BOOK]
+    book, path = config.stash[BOOK], config.getoption("report")
     if not book.figures:
         return
     terminalreporter.section("figures")
-    for line in book.verdicts():
+    for line in [*book.verdicts(), "", *book.complaints()]:
         terminalreporter.write_line(line)
-    path: Path | None = config.getoption("report")
-    if path is None and book.scale == 1 and {figure.id for figure in book.figures} >= WHOLE:
+    terminalreporter.write_line(f"all samples: {book.results}")
+    if path is None and book.scale == 1 and not book.missing():
         path = DOCUMENT
     if path is None or exitstatus != 0:
-        terminalreporter.write_line("no report is written: it takes a full run without failures, or --report=FILE")
+        terminalreporter.write_line("no report is written: it takes a whole run without failures, or --report=FILE")
         return
-    write_between(path, book.render(command_line(book.scale)))
+    book.write(path, command_line(book.scale))
     terminalreporter.write_line(f"written to {path}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -10,12 +11,14 @@ import statistics
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
 
 from pairs import Samples, ratio
+from plots import Plot, draw
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 PACKAGES = ("deltalake", "duckdb", "lmdb", "numpy", "pyarrow", "pylance", "pyspark", "rocksdict")
@@ -27,6 +30,19 @@ BASE, STRING, COMPOSITE, WIDE, LARGE = SHAPES = (
     "20 M rows",
 )
 """What the rows of a figure are like; the first is an int64, a float64 and a short string, of the usual number."""
+WHOLE = {
+    BASE: (*(f"P{number}" for number in range(1, 17)), "P18"),
+    STRING: ("P1", "P2"),
+    COMPOSITE: ("P1", "P2"),
+    WIDE: ("P1", "P2"),
+    LARGE: ("P2", "P5", "P7", "P10"),
+}
+"""The rows that each table has at least when a run is whole."""
+PLOTS = "performance"
+CONDITIONS = (
+    'Whatever is timed and writes ran with `durability="disk"`, all of it with checksums on, and peers ran at their '
+    "documented defaults."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +82,47 @@ class Figure:
 
 @dataclass(slots=True)
 class Book:
-    """The figures of one run of `make bench`."""
+    """The figures of one run of `make bench`, written to the file of results as they come."""
 
     scale: float = 1.0
+    results: Path | None = None
     figures: list[Figure] = field(default_factory=list)
+    plots: list[Plot] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)  # bench files, and what stopped them
     load_at_start: float = field(default_factory=lambda: os.getloadavg()[0])
+    started_s: float = field(default_factory=perf_counter)
 
     def add(self, figure: Figure) -> None:
         self.figures = sorted([*self.figures, figure], key=lambda each: (SHAPES.index(each.shape), int(each.id[1:])))
+        self.save()
+
+    def fail(self, file: str, why: str) -> None:
+        """Keep the first reason; those that follow come of it."""
+        self.failures.setdefault(file, why)
+        self.save()
+
+    def save(self) -> None:
+        """All that is known by now, so that a run that ends early leaves what it measured."""
+        if self.results is None:
+            return
+        told = {"scale": self.scale, "environment": environment(), "failures": self.failures}
+        told |= {"missing": self.missing(), "figures": [asdict(figure) for figure in self.figures]}
+        self.results.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.results.with_suffix(".tmp")
+        partial.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        partial.replace(self.results)
+
+    def missing(self) -> list[str]:
+        """The rows that a whole run has and this one has not."""
+        found = {(figure.shape, figure.id) for figure in self.figures}
+        wanted = [(shape, each) for shape, ids in WHOLE.items() for each in ids]
+        return [f"{each}, {shape}" if shape else each for shape, each in wanted if (shape, each) not in found]
+
+    def complaints(self) -> list[str]:
+        """What a run that was to be whole lacks, and what stopped it."""
+        missing = self.missing()
+        lines = [f"missing: {'; '.join(missing)}"] if missing else []
+        return [*lines, *(f"failed: {file}: {why}" for file, why in self.failures.items())]
 
     def verdicts(self) -> list[str]:
         """A table of what is judged, for each shape of rows."""
@@ -92,21 +141,30 @@ class Book:
                 lines += [*([""] if lines else []), *([f"**{shape}**", ""] if shape else []), *head, *found]
         return lines
 
+    def write(self, path: Path, command: str) -> None:
+        """Everything between the file's markers, and the plots in the folder `performance` beside it."""
+        for plot in self.plots:
+            draw(plot, path.parent / PLOTS / plot.file)
+        write_between(path, self.render(command))
+
     def render(self, command: str) -> str:
-        """Everything between the markers."""
         size = "the full size" if self.scale == 1 else f"{self.scale:g} of the full size: no figures of record"
-        parts = [
-            *self.verdicts(),
-            "",
-            f"Measured at {size}. To measure again: `{command}`.",
-            "",
-            *(f"- {line}" for line in [*environment(), load(self.load_at_start)]),
-            "",
-            "All medians of the same run:",
-            "",
-            *self.medians(),
-        ]
-        return "\n".join(parts)
+        took_s = perf_counter() - self.started_s
+        took = f"{took_s / 60:.0f} minutes" if took_s >= 90 else f"{took_s:.0f} seconds"
+        return "\n".join(
+            [
+                *self.verdicts(),
+                "",
+                f"Measured at {size}, in one run of {took}. To measure again: `{command}`. {CONDITIONS}",
+                "",
+                *(f"- {line}" for line in [*environment(), load(self.load_at_start)]),
+                *(line for plot in self.plots for line in ("", f"![{plot.title}]({PLOTS}/{plot.file})")),
+                "",
+                "All medians of the same run:",
+                "",
+                *self.medians(),
+            ]
+        )
 
 
 def _verdicts(figure: Figure) -> Iterator[list[str]]:
@@ -160,18 +218,19 @@ def write_between(path: Path, text: str) -> None:
 # ---- what it ran on ------------------------------------------------------------------------------------------------
 
 
-def environment() -> list[str]:
+@cache
+def environment() -> tuple[str, ...]:
     """Machine, disk, versions and revision, a line each."""
     packages = [f"{name} {found}" for name in PACKAGES if (found := _version(name))]
-    versions = [f"Python {platform.python_version()}", *packages, _java()]
+    versions = [f"Python {platform.python_version()}", *packages, _pypaimon(), _java()]
     disk = _file_system(tempfile.gettempdir())
-    lines = [
+    lines = (
         f"Machine: {len(os.sched_getaffinity(0))} cores of {_cpu()}, {_memory()}, {_os()}",
         f"Disk: {disk}; a synced write of 4 KiB takes {_sync_ms():.2f} ms (median of 50)",
         f"Versions: {', '.join(filter(None, versions))}",
-    ]
+    )
     revision = _revision()
-    return [*lines, f"Revision: {revision}"] if revision else lines
+    return (*lines, f"Revision: {revision}") if revision else lines
 
 
 def load(at_start: float) -> str:
@@ -229,6 +288,18 @@ def _version(package: str) -> str | None:
         return None
 
 
+def _pypaimon() -> str | None:
+    """Of the environment that it has for itself."""
+    ask = 'from importlib.metadata import version as v; print(f\'pypaimon {v("pypaimon")} on pyarrow {v("pyarrow")}\')'
+    try:
+        told = subprocess.run(
+            [os.environ.get("EPOCHLOG_BENCH_PYPAIMON", ""), "-c", ask], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return None
+    return told.stdout.strip() or None
+
+
 def _java() -> str | None:
     try:
         told = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr
@@ -258,4 +329,5 @@ def _text(path: str) -> str:
 
 def command_line(scale: float) -> str:
     """What to type to have these figures again."""
-    return "make bench" if scale == 1 else shlex.join([f"EPOCHLOG_BENCH_SCALE={scale:g}", "make", "bench"])
+    named = {1: ["make", "bench"], 0.1: ["make", "bench-quick"]}
+    return shlex.join(named.get(scale, [f"EPOCHLOG_BENCH_SCALE={scale:g}", "make", "bench"]))

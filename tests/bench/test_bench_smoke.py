@@ -28,7 +28,9 @@ def run_bench(*options: str) -> subprocess.CompletedProcess[str]:
 def test_every_contender_returns_the_same_rows_and_the_report_is_written_between_its_markers(tmp_path: Path) -> None:
     report = tmp_path / "PERFORMANCE.md"
     report.write_text("before\n<!-- figures: begin -->\nold\n<!-- figures: end -->\nafter\n")
-    done = run_bench(f"--report={report}", f"--benchmark-json={tmp_path / 'samples.json'}")
+    done = run_bench(
+        f"--report={report}", f"--results={tmp_path / 'figures.json'}", f"--benchmark-json={tmp_path / 'samples.json'}"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     text = report.read_text()
     assert text.startswith("before\n<!-- figures: begin -->\n| |") and text.endswith("<!-- figures: end -->\nafter\n")
