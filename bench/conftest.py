@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -90,6 +91,12 @@ class Course:
             minutes, seconds = divmod(int(perf_counter() - self._book.started_s), 60)
             reporter.ensure_newline()
             reporter.write_line(f"[{minutes:3d}:{seconds:02d}] {what}", flush=True)
+
+
+def pytest_collection_finish() -> None:
+    """What came with the libraries stays: else each collection of garbage between samples would look at all of it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

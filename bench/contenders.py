@@ -1,17 +1,14 @@
-"""epochlog and the peers it is measured beside, behind one small face: load, commit, read, compact."""
+"""epochlog and the lakes it is measured beside, behind one small face: load, commit, read, compact."""
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
+import lance
 import pyarrow as pa
-import pyarrow.parquet as pq
-from data import SCHEMA
+from data import PLAIN, Shape
 from deltalake import DeltaTable, write_deltalake
-from rocksdict import Options, Rdict, WriteBatch, WriteOptions
 
 import epochlog as el
 
@@ -25,7 +22,7 @@ class Contender(Protocol):
     def prepare(self, rows: pa.Table) -> Any:
         """The rows as the library takes them."""
 
-    def commit(self, prepared: Any) -> None:
+    def commit(self, prepared: Any) -> Any:
         """Upsert the rows, durable on return."""
 
     def read(self) -> Any:
@@ -41,38 +38,41 @@ class Contender(Protocol):
 class Epochlog:
     name = "epochlog"
 
-    def __init__(self, folder: Path) -> None:
-        self._store = el.open(folder)
-        self._table = self._store.create_table("rows", SCHEMA, primary_key=["id"])
+    def __init__(self, folder: Path, shape: Shape = PLAIN) -> None:
+        self.store = el.open(folder)
+        self.table = self.store.create_table("rows", shape.schema, primary_key=list(shape.primary_key))
         self._epochs: list[int] = []
 
     def load(self, base: pa.Table) -> None:
-        self._epochs.append(self._table.upsert(base))
+        self._epochs.append(self.table.upsert(base))
 
     def prepare(self, rows: pa.Table) -> pa.Table:
         return rows
 
     def commit(self, prepared: pa.Table) -> None:
-        self._epochs.append(self._table.upsert(prepared))
+        self._epochs.append(self.table.upsert(prepared))
 
     def read(self) -> pa.Table:
-        return self._table.to_arrow()
+        return self.table.to_arrow()
 
     def read_at(self, commit: int) -> pa.Table:
         """All rows as they were after that commit; the load is commit 0."""
-        return self._table.to_arrow(epoch=self._epochs[commit])
+        return self.table.to_arrow(epoch=self._epochs[commit])
+
+    def keys(self, rows: pa.Table) -> pa.Table:
+        return rows
 
     def get(self, keys: pa.Table) -> pa.Table:
-        return self._table.get(keys)
+        return self.table.get(keys)
 
     def as_arrow(self, result: pa.Table) -> pa.Table:
         return result
 
     def compact(self) -> None:
-        self._store.compact("rows", full=True)
+        self.store.compact("rows", full=True)
 
     def close(self) -> None:
-        self._store.close()
+        self.store.close()
 
 
 class Delta:
@@ -80,13 +80,15 @@ class Delta:
 
     name = "deltalake"
 
-    def __init__(self, folder: Path, *, change_feed: bool = False) -> None:
-        self._folder = str(folder)
+    def __init__(self, folder: Path, shape: Shape = PLAIN, *, change_feed: bool = False) -> None:
+        self._folder, self._shape = str(folder), shape
+        self._same_key = " AND ".join(f"t.{name} = s.{name}" for name in shape.primary_key)
         self._configuration = {"delta.enableChangeDataFeed": "true"} if change_feed else None
         self._versions: list[int] = []
 
     def load(self, base: pa.Table) -> None:
-        write_deltalake(self._folder, base, configuration=self._configuration)
+        """Called again, it appends."""
+        write_deltalake(self._folder, base, configuration=self._configuration, mode="append")
         self._table = DeltaTable(self._folder)
         self._past = DeltaTable(self._folder)
         self._versions.append(self._table.version())
@@ -95,7 +97,7 @@ class Delta:
         return rows
 
     def commit(self, prepared: pa.Table) -> None:
-        merger = self._table.merge(prepared, "t.id = s.id", source_alias="s", target_alias="t")
+        merger = self._table.merge(prepared, self._same_key, source_alias="s", target_alias="t")
         merger.when_matched_update_all().when_not_matched_insert_all().execute()
         self._versions.append(self._table.version())
 
@@ -112,7 +114,7 @@ class Delta:
         return pa.table(self._table.load_cdf(starting_version=self._versions[0] + 1).read_all())
 
     def as_arrow(self, result: pa.Table) -> pa.Table:
-        return in_key_order(result)
+        return self._shape.in_key_order(result)
 
     def compact(self) -> None:
         self._table.optimize.compact()
@@ -120,87 +122,62 @@ class Delta:
     def close(self) -> None: ...
 
 
-class Rocks:
-    """rocksdict in raw mode, the faster of its two: rows come and go as pairs of bytes, made before the clock starts.
+class Lance:
+    """pylance: merge_insert with the two usual clauses, no index (it asks for none); the handle moves with commits."""
 
-    What its users need besides (rows to bytes, bytes to columns) is left out of its time.
-    """
+    name = "lance"
 
-    name = "rocksdict"
-    _LOAD_ROWS = 100_000
-
-    def __init__(self, folder: Path) -> None:
-        self._db = Rdict(str(folder), Options(raw_mode=True))
-        self._synced = WriteOptions()
-        self._synced.sync = True
+    def __init__(self, folder: Path, shape: Shape = PLAIN) -> None:
+        self._folder, self._shape = folder, shape
+        self._versions: list[int] = []
 
     def load(self, base: pa.Table) -> None:
-        for start in range(0, base.num_rows, self._LOAD_ROWS):
-            self.commit(self.prepare(base.slice(start, self._LOAD_ROWS)))
-        self.compact()  # else its background work would fall into everybody's samples
+        self._data = lance.write_dataset(base, self._folder)
+        self._versions.append(self._data.version)
 
-    def prepare(self, rows: pa.Table) -> list[tuple[bytes, bytes]]:
-        key, value = struct.Struct(">Q").pack, struct.Struct("<d").pack
-        columns = (rows.column(name).to_pylist() for name in SCHEMA.names)
-        return [(key(k), value(v) + name.encode()) for k, v, name in zip(*columns, strict=True)]
+    def prepare(self, rows: pa.Table) -> pa.Table:
+        return rows
 
-    def commit(self, prepared: list[tuple[bytes, bytes]]) -> None:
-        batch = WriteBatch(raw_mode=True)
-        put = batch.put
-        for key, value in prepared:
-            put(key, value)
-        self._db.write(batch, self._synced)
-
-    def read(self) -> list[tuple[Any, Any]]:
-        return list(self._db.items())
-
-    def get(self, keys: list[bytes]) -> list[Any]:
-        """One by one: its way to be asked for many keys at once is slower."""
-        get = self._db.get
-        return [get(key) for key in keys]
-
-    def as_arrow(self, result: list[tuple[Any, Any]]) -> pa.Table:
-        keys = np.frombuffer(b"".join(key for key, _ in result), ">i8").astype(np.int64)
-        values = np.frombuffer(b"".join(value[:8] for _, value in result), "<f8")
-        return pa.table([keys, values, [value[8:].decode() for _, value in result]], schema=SCHEMA)
-
-    def compact(self) -> None:
-        self._db.flush()
-        self._db.compact_range(None, None)
-
-    def close(self) -> None:
-        self._db.close()
-
-
-class ParquetFile:
-    """One Parquet file of the same rows: what reading costs where there is nothing to merge.
-
-    tuned: encoded as a run's parts are (delta-packed key, random numbers as they are, strings plain with lz4), the
-    fastest known here; else as pyarrow writes by default.
-    """
-
-    def __init__(self, folder: Path, *, tuned: bool) -> None:
-        self.name = "parquet" if tuned else "parquet (defaults)"
-        self._path = folder.with_suffix(".parquet")
-        self._tuned = tuned
-
-    def write(self, rows: pa.Table) -> None:
-        options: dict[str, Any] = {}
-        if self._tuned:
-            options = {"compression": {"id": "none", "value": "none", "name": "lz4"}, "use_dictionary": False}
-            options |= {"column_encoding": {"id": "DELTA_BINARY_PACKED"}, "row_group_size": 65_536}
-        pq.write_table(rows, self._path, **options)
+    def commit(self, prepared: pa.Table) -> None:
+        merger = self._data.merge_insert(list(self._shape.primary_key))
+        merger.when_matched_update_all().when_not_matched_insert_all().execute(prepared)
+        self._versions.append(self._data.version)
 
     def read(self) -> pa.Table:
-        return pq.read_table(self._path)
+        self._data.checkout_latest()
+        return self._data.to_table()
+
+    def read_at(self, commit: int) -> pa.Table:
+        return self._data.checkout_version(self._versions[commit]).to_table()
+
+    def keys(self, rows: pa.Table) -> str:
+        """The filter for these keys."""
+        names = self._shape.primary_key
+        if len(names) == 1:
+            return f"{names[0]} IN ({', '.join(_literal(key) for key in rows.column(names[0]).to_pylist())})"
+        keys = (" AND ".join(f"{name} = {_literal(row[name])}" for name in names) for row in rows.to_pylist())
+        return " OR ".join(f"({key})" for key in keys)
+
+    def get(self, keys: str) -> pa.Table:
+        return self._data.to_table(filter=keys)
+
+    def as_arrow(self, result: pa.Table) -> pa.Table:
+        return self._shape.in_key_order(result)
+
+    def compact(self) -> None:
+        self._data.optimize.compact_files()
+
+    def close(self) -> None: ...
 
 
-def in_key_order(table: pa.Table) -> pa.Table:
-    return table.take(pa.array(np.argsort(table.column("id").to_numpy(), kind="stable")))
+def _literal(key: Any) -> str:
+    if isinstance(key, int):
+        return str(key)
+    return f"'{key}'" if isinstance(key, str) else f"timestamp '{key:%Y-%m-%d %H:%M:%S+00:00}'"
 
 
 def same_rows(found: pa.Table, wanted: pa.Table) -> bool:
     """Whether both hold the same rows in the same order; nullability and chunks do not matter."""
     if found.column_names != wanted.column_names or found.num_rows != wanted.num_rows:
         return False
-    return all(found.column(name).cast(wanted.schema.field(name).type) == wanted.column(name) for name in SCHEMA.names)
+    return all(found.column(field.name).cast(field.type) == wanted.column(field.name) for field in wanted.schema)

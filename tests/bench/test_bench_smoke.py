@@ -36,4 +36,4 @@ def test_every_contender_returns_the_same_rows_and_the_report_is_written_between
     assert text.startswith("before\n<!-- figures: begin -->\n| |") and text.endswith("<!-- figures: end -->\nafter\n")
     assert "old" not in text and "no figures of record" in text
     assert all(f"| P{figure} |" in text for figure in (1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15, 16))
-    assert '"test_p1_commit[epochlog]"' in (tmp_path / "samples.json").read_text()
+    assert '"test_store[durable commit of 20,000 upserts-epochlog]"' in (tmp_path / "samples.json").read_text()
