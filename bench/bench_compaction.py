@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from data import COMMITS, SCHEMA, expected, make_workload
+from memory_driver import plain_write
 from pairs import ReplayClock, Samples, timed
 from plots import Panel, Plot, at
 from report import Book, Figure, Target
@@ -24,13 +24,6 @@ LOOK_EVERY = 40
 WRITTEN, KEPT = "bytes written per byte ingested", "bytes on disk per live byte"
 WRITTEN_LIMIT, KEPT_LIMIT = 12, 2
 START_MS = 1_767_225_600_000
-
-
-def plain_write(rows: pa.Table, path: Path) -> None:
-    with path.open("wb") as file:
-        pq.write_table(rows, file)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def throughput(folder: Path, scale: float) -> Samples:

@@ -61,7 +61,8 @@ def windows(crowd: Crowd, names: Sequence[str], kinds: Mapping[str, Kind], scale
 
 
 def crowded(folder: Path, jobs: int, scale: float) -> Crowd:
-    return Crowd(folder / "store", max(2, round(jobs * scale)), interval_ms=1000 if scale >= 0.1 else 100)
+    interval_ms = 1000 if scale >= 1 else 250 if scale >= 0.1 else 100
+    return Crowd(folder / "store", max(2, round(jobs * scale)), interval_ms=interval_ms)
 
 
 @pytest.fixture(scope="module")
