@@ -33,7 +33,7 @@ SINGLES = 50
 """Calls that make a sample of single keys; one of lance's, which reads the table for each."""
 LANCE_KEYS = 1_000
 """Lance is asked for no more: its filter is a text, and 100,000 keys are no text."""
-PAIMON_READS = 2
+PAIMON_READS = 1
 
 
 class Course:

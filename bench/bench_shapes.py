@@ -1,0 +1,56 @@
+"""P1 to P5, P8 and P10 again, for tables with a key of text, with a composite key, and with fifty columns."""
+
+from __future__ import annotations
+
+import pytest
+from bench_compaction import ALONE, OURS, throughput
+from bench_feed import FED, WHO, fed
+from bench_flight import COMMITS, RAW, replayed
+from course import Course, legs
+from data import OTHERS, Shape
+from pairs import ReplayClock
+from report import Book, Figure, Target
+
+REPLAYED, COMPACTED = "Flight replay", "compact base and 20 commits"
+LEGS = [
+    (shape.name, *leg)
+    for shape in OTHERS
+    for leg in (
+        *legs(shape),
+        *((FED, who) for who in WHO),
+        *((REPLAYED, who) for who in (OURS, RAW)),
+        *((COMPACTED, who) for who in (OURS, ALONE)),
+    )
+]
+
+
+def measured(factory: pytest.TempPathFactory, shape: Shape, scale: float) -> dict[str, Figure]:
+    rounds = 7 if scale >= 1 else 2
+    course = Course(factory.mktemp("store"), scale, shape)
+    try:
+        course.run()
+    finally:
+        course.close()
+    found = {figure.what: figure for figure in course.figures}
+    found[FED] = fed(factory.mktemp("feed"), shape, scale, rounds)
+    found[REPLAYED] = replayed(factory.mktemp("flight"), shape, max(COMMITS, round(shape.base_rows * scale)), rounds)
+    speed = Target(OURS, ALONE, 2.5, "≤ 2.5 (0.4 of its throughput)")
+    took = throughput(factory.mktemp("compaction"), scale, shape)
+    found[COMPACTED] = Figure("P10", COMPACTED, took, (speed,), shape=shape.name)
+    return found
+
+
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> dict[str, dict[str, Figure]]:
+    found = {shape.name: measured(tmp_path_factory, shape, scale) for shape in OTHERS}
+    for each in found.values():
+        for figure in each.values():
+            book.add(figure)
+    return found
+
+
+@pytest.mark.parametrize(("shape", "what", "who"), LEGS)
+def test_shape(
+    shape: str, what: str, who: str, clock: ReplayClock, benchmark, figures: dict[str, dict[str, Figure]]
+) -> None:
+    clock.play(benchmark, figures[shape][what].samples[who])
