@@ -49,20 +49,17 @@ class Line:
 
     def read(self) -> bytes | None:
         """The next message; None when the other side has ended the line, or it was cut. Raises BadMessage."""
-        message = self.read_buffer()
-        return None if message is None else message.to_pybytes()
-
-    def read_buffer(self) -> pa.Buffer | None:
-        """As `read`, without a copy: the bytes lie wherever they came to lie, aligned to nothing."""
         chunk = self._chunk()
         if chunk is None:
             return None
         if chunk.data is not None or chunk.app_metadata is None:
             raise BadMessage("a line carries messages, and no record batches")
-        return chunk.app_metadata
+        return chunk.app_metadata.to_pybytes()
 
     def receive(self) -> Parcel | None:
-        """As `read`, of a line whose other side may send rows too, which are given as they came, unchecked."""
+        """As `read`, of a line whose other side may send rows too. They are given as they came: unchecked, and lying
+        wherever they came to lie, aligned to nothing.
+        """
         chunk = self._chunk()
         if chunk is None:
             return None

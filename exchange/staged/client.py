@@ -132,7 +132,7 @@ class ExchangeClient:
         }
         pusher = self._pusher(channel)
         pusher.push(
-            lambda number: wire.parcel_head(id=number, **fields), memoryview(data), Deadline.after(timeout_s), wait=wait
+            lambda number: wire.pack(id=number, **fields), wire.as_rows(data), Deadline.after(timeout_s), wait=wait
         )
 
     def flush(self, channel: str | None = None, *, timeout: float | timedelta | None = None) -> None:
@@ -247,7 +247,7 @@ class ExchangeClient:
         return self._timeout_s if timeout is None else seconds(timeout, "timeout")
 
     def _line(self, name: bytes) -> ClientLine:
-        return ClientLine(self.location, name, token=self._token, tls_roots=self._roots, limit=wire.MAX_PARCEL)
+        return ClientLine(self.location, name, token=self._token, tls_roots=self._roots, limit=wire.MAX_FIELDS)
 
     def _pusher(self, channel: str) -> Pusher:
         with self._lock:

@@ -46,9 +46,10 @@ def encoded(batch: pa.RecordBatch) -> pa.Buffer:
     return data
 
 
-def decoded(data: pa.Buffer) -> pa.RecordBatch:
-    """The batch of a file whose checksum was compared."""
-    with pa.ipc.open_file(data) as reader:
+def decoded(data: pa.Buffer, *, aligned: bool = False) -> pa.RecordBatch:
+    """The batch of a file whose checksum was compared. aligned: what lies where its type may not is copied."""
+    alignment = pa.ipc.Alignment.DataTypeSpecific if aligned else pa.ipc.Alignment.Any
+    with pa.ipc.open_file(data, options=pa.ipc.IpcReadOptions(ensure_alignment=alignment)) as reader:
         return reader.get_batch(0)
 
 

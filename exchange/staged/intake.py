@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from ...errors import BadMessage, BudgetExceeded, InvalidInput, SegmentUnknown
 from ...store.clock import Deadline
-from ..line import Line
+from ..line import Line, Parcel
 from ..untrusted import check_batch, check_file, decoding
 from . import keeping, wire
 from .commits import REFUSALS
@@ -93,7 +93,7 @@ class Intake:
         answering = threading.Thread(target=self._answer_all, name="epochlog-exchange-answers", daemon=True)
         answering.start()
         try:
-            while (parcel := self._line.read_buffer()) is not None:
+            while (parcel := self._line.receive()) is not None:
                 self._take_in(parcel)
         finally:
             self._service.wake()  # what waits for room gives up
@@ -103,9 +103,9 @@ class Intake:
             self._line.hang_up()  # for a producer that reads no answers
             answering.join()
 
-    def _take_in(self, parcel: pa.Buffer) -> None:
-        head, data = wire.open_parcel(parcel)
-        asked = wire.unpack(head, wire.PUSHED)
+    def _take_in(self, parcel: Parcel) -> None:
+        asked = wire.unpack(parcel.message or b"", wire.PUSHED)
+        data = wire.file_of(parcel.rows)
         self._wait(lambda: not self._bytes or self._bytes + data.size <= LINE_BYTES)
         with self._changed:
             self._bytes += data.size

@@ -21,7 +21,7 @@ import pyarrow as pa
 from ...errors import BadMessage, Corrupt, EpochlogError, Fenced, InvalidInput, ServerUnavailable
 from ...store.clock import Deadline, monotonic_s
 from ..gate import StageGate
-from ..line import ClientLine
+from ..line import ClientLine, Parcel
 from . import wire
 from .content import decoded
 from .pusher import FIRST_PAUSE_S, MAX_PAUSE_S, RETRIED, SILENT_S
@@ -211,7 +211,7 @@ class Mail:
                 line.hang_up()
         taken = False
         try:
-            while (parcel := line.read()) is not None:
+            while (parcel := line.receive()) is not None:
                 taken = self._take(parcel) or taken
                 if self._gate is not None and self._gate.done:
                     break
@@ -223,16 +223,16 @@ class Mail:
             line.close()
         return taken
 
-    def _take(self, message: bytes) -> bool:
+    def _take(self, parcel: Parcel) -> bool:
         """One message; whether it says that this incarnation was taken."""
-        head, data = wire.open_parcel(message)
-        letter = wire.unpack_letter(head)
+        letter = wire.unpack_letter(parcel.message or b"")
         kind, batch, size = letter["kind"], None, 0
         if kind == "damaged":
             raise Corrupt(letter["path"], letter["what"])
         if kind == "refused":
             raise wire.as_error(letter["error"], letter["text"])
         if kind == "item":
+            data = wire.file_of(parcel.rows)
             batch, size = _checked(data, letter), data.size
         with self._changed:
             self._heard_s = monotonic_s()
@@ -260,6 +260,6 @@ def _checked(data: pa.Buffer, letter: wire.Fields) -> pa.RecordBatch:
     if found != letter["crc32"]:
         raise Corrupt(letter["path"], f"its checksum is {found:08x}, not {letter['crc32']:08x}")
     try:
-        return decoded(data)
+        return decoded(data, aligned=True)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise Corrupt(letter["path"], f"it cannot be decoded: {error}") from None

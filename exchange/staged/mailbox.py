@@ -102,13 +102,14 @@ class Mailbox:
                 )
         except Exception as error:  # noqa: BLE001 (the consumer is told)
             name, text = wire.as_fields(error)
-            self._send(wire.parcel_head(kind="refused", error=name, text=text))
+            self._send(wire.pack(kind="refused", error=name, text=text))
         if not self._line.closed.wait(PARTING_S):
             self._line.hang_up()
 
     def _begin(self) -> None:
+        self._line.begin(wire.FILE)
         stages = [[stage, list(names)] for stage, names in self._stages.items()]
-        self._send(wire.parcel_head(kind="started", cursor=self._gate.cursor, stages=stages))
+        self._send(wire.pack(kind="started", cursor=self._gate.cursor, stages=stages))
 
     @property
     def _over(self) -> bool:
@@ -127,7 +128,7 @@ class Mailbox:
         for name, last in fresh.items():
             self._gate.end(name, last)
             self._ends[name] = last
-            self._send(wire.parcel_head(kind="ended", channel=name, last=last))
+            self._send(wire.pack(kind="ended", channel=name, last=last))
         for name, seq, pushed in found.pushed:
             self._gate.offer(name, seq, pushed, digest=pushed.crc32)
         taken = self._gate.take()
@@ -153,11 +154,11 @@ class Mailbox:
         try:
             data = self._service.handle.files.read(pushed.path)
         except FileNotFoundError:
-            return self._send(wire.parcel_head(kind="damaged", path=pushed.path, what="the file is gone"))
-        head = wire.parcel_head(kind="item", channel=name, seq=seq, crc32=pushed.crc32, path=pushed.path)
+            return self._send(wire.pack(kind="damaged", path=pushed.path, what="the file is gone"))
+        item = {"channel": name, "seq": seq, "crc32": pushed.crc32, "path": pushed.path}
         with self._service.changed:
             self._credit -= data.size
-        return self._send(b"".join((head, memoryview(data))))
+        return self._line.send_rows(wire.as_rows(data), wire.padded(data.size, kind="item", **item))
 
     def _send(self, message: bytes) -> bool:
         return self._line.send(message)
@@ -168,6 +169,6 @@ class Mailbox:
             with self._service.changed:
                 if self._service.changed.wait_for(lambda: self._over or until(), ALIVE_S):
                     return
-            self._send(wire.parcel_head(kind="alive"))
+            self._send(wire.pack(kind="alive"))
             if not for_ever:
                 return  # look again: another server of the store may have committed something

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from ...errors import BadMessage, EpochlogError, ServerUnavailable
 from ...store.clock import Deadline, monotonic_s
 from ..line import ClientLine
@@ -30,7 +32,8 @@ RETRIED = ("CatalogUnavailable", "OutcomeUnknown", "StoreClosed", "ServerUnavail
 class Sent:
     """One batch on its way. awaited: by the caller of its push; error: why it was refused."""
 
-    parcel: bytes
+    message: bytes
+    rows: pa.RecordBatch
     deadline: Deadline
     awaited: bool
     done: bool = False
@@ -62,17 +65,19 @@ class Pusher:
         for thread in self._threads:
             thread.start()
 
-    def push(self, head: Callable[[int], bytes], data: memoryview, deadline: Deadline, *, wait: bool) -> None:
-        """Send a batch, with the head that a number gives it. Raises what the server refuses, ServerUnavailable."""
+    def push(self, message: Callable[[int], bytes], rows: pa.RecordBatch, deadline: Deadline, *, wait: bool) -> None:
+        """Send a batch's file, with the message that a number gives it. Raises what the server refuses,
+        ServerUnavailable.
+        """
         with self._changed:
             self._raise_failed()
-            self._wait(lambda: not self._waiting or self._bytes + len(data) <= WINDOW, deadline)
+            self._wait(lambda: not self._waiting or self._bytes + rows.num_rows <= WINDOW, deadline)
             self._numbers += 1
             number = self._numbers
-            sent = Sent(b"".join((head(number), data)), deadline, wait)
+            sent = Sent(message(number), rows, deadline, wait)
             self._waiting[number] = sent
             self._queue.append(number)
-            self._bytes += len(sent.parcel)
+            self._bytes += rows.num_rows
             self._changed.notify_all()
             if not wait:
                 return
@@ -128,7 +133,7 @@ class Pusher:
     def _forget(self, number: int) -> Sent | None:
         sent = self._waiting.pop(number, None)
         if sent is not None:
-            self._bytes -= len(sent.parcel)
+            self._bytes -= sent.rows.num_rows
             self._changed.notify_all()
         return sent
 
@@ -155,7 +160,7 @@ class Pusher:
                 if sent is None or line is None:
                     continue
                 self._queue.popleft()
-            line.send(sent.parcel)
+            line.send_rows(sent.rows, sent.message)
 
     def _read_all(self) -> None:
         pause_s = FIRST_PAUSE_S
@@ -178,6 +183,7 @@ class Pusher:
     def _keep(self, line: ClientLine) -> bool:
         """Read answers until the line ends; whether there was any."""
         heard = False
+        line.begin(wire.FILE)
         line.send(wire.pack(query=self._query))
         with self._changed:
             self._line, self._heard_s = line, monotonic_s()

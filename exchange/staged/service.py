@@ -68,8 +68,8 @@ class StagedExchange:
     @property
     def exchanges(self) -> dict[bytes, Exchange]:
         return {
-            wire.PUSH: Exchange(self._push_line, Role.WRITE, wire.MAX_PARCEL),
-            wire.MAIL: Exchange(self._mail_line, Role.WRITE, wire.MAX_PARCEL),
+            wire.PUSH: Exchange(self._push_line, Role.WRITE, wire.MAX_FIELDS),
+            wire.MAIL: Exchange(self._mail_line, Role.WRITE, wire.MAX_FIELDS),
         }
 
     @property

@@ -1,14 +1,13 @@
 """The messages of the staged exchange, and the codec between them and bytes from a stranger.
 
-A message is a msgpack map with exactly the fields of its kind; every field is checked before it is used. A *parcel* is
-a message with a batch behind it: its length, the map, zeros up to a multiple of 64 bytes, then the bytes of the batch's
-file. docs/formats/flight.md has the fields.
+A message is a msgpack map with exactly the fields of its kind; every field is checked before it is used. The file of a
+batch travels beside its message as rows of one column of bytes: so gRPC sends it from where it lies, and what comes
+is used where it came to lie. docs/formats/flight.md has the fields.
 """
 
 from __future__ import annotations
 
 import logging
-import struct
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -21,15 +20,15 @@ from .state import MAX_SEQ, MOST_CHANNELS, is_name
 MAX_BATCH = 64 << 20
 """Bytes of a batch's file."""
 MAX_FIELDS = 1 << 20
-"""Bytes of a message, or of the map of a parcel."""
-MAX_PARCEL = MAX_BATCH + MAX_FIELDS + 128
+"""Bytes of a message."""
+FILE = pa.schema([pa.field("file", pa.uint8(), nullable=False)])
+"""The column in which a file travels."""
 PUSH, MAIL = b"staged.push", b"staged.mail"
 """The names of the exchanges."""
 MAX_NUMBER = (1 << 63) - 1
 MAX_STAGE = 1 << 31
-_ALIGN = 64
 MAX_TEXT = 4_000
-_LENGTH = struct.Struct("<I")
+_ALIGN = 8
 _log = logging.getLogger("epochlog")
 
 Check = Callable[[Any], Any]
@@ -76,6 +75,12 @@ def flag(value: Any) -> bool:
 def text(value: Any) -> str:
     if type(value) is not str or len(value) > MAX_TEXT:
         raise BadMessage("a text is none, or too long")
+    return value
+
+
+def padding(value: Any) -> bytes:
+    if type(value) is not bytes or len(value) > 2 * _ALIGN:
+        raise BadMessage("padding is no bytes, or too many")
     return value
 
 
@@ -154,6 +159,7 @@ ITEM: Mapping[str, Check] = {
     "seq": seq,
     "crc32": number,
     "path": text,
+    "pad": padding,
 }
 DAMAGED: Mapping[str, Check] = {"kind": text, "path": text, "what": text}
 REFUSED: Mapping[str, Check] = {"kind": text, "error": text, "text": text}
@@ -165,7 +171,7 @@ LETTERS: Mapping[str, Mapping[str, Check]] = {
     "damaged": DAMAGED,
     "refused": REFUSED,
 }
-"""What a consumer is sent, by kind; all of them are parcels, and only an item has bytes behind it."""
+"""What a consumer is sent, by kind; only an item has a file beside it."""
 
 
 def pack(**fields: Any) -> bytes:
@@ -208,26 +214,43 @@ def _checked(found: Fields, checks: Mapping[str, Check]) -> Fields:
     return {field: check(found[field]) for field, check in checks.items()}
 
 
-# ---- parcels -------------------------------------------------------------------------------------------------------
+# ---- files ---------------------------------------------------------------------------------------------------------
 
 
-def parcel_head(**fields: Any) -> bytes:
-    """What stands before the bytes of a batch."""
-    packed = pack(**fields)
-    length = _LENGTH.size + len(packed)
-    return _LENGTH.pack(len(packed)) + packed + bytes(-length % _ALIGN)
+def as_rows(file: pa.Buffer) -> pa.RecordBatch:
+    """A file as it travels; nothing is copied."""
+    return pa.RecordBatch.from_arrays([pa.Array.from_buffers(pa.uint8(), file.size, [None, file])], schema=FILE)
 
 
-def open_parcel(parcel: bytes | pa.Buffer) -> tuple[memoryview, pa.Buffer]:
-    """The message and the batch of a parcel; nothing is copied. Raises BadMessage."""
-    if len(parcel) < _LENGTH.size:
-        raise BadMessage("a parcel is cut off")
-    (length,) = _LENGTH.unpack_from(parcel)
-    end = _LENGTH.size + length
-    end += -end % _ALIGN
-    if length > MAX_FIELDS or end > len(parcel):
-        raise BadMessage("a parcel is cut off")
-    return memoryview(parcel)[_LENGTH.size : _LENGTH.size + length], pa.py_buffer(parcel).slice(end)
+def file_of(rows: pa.RecordBatch | None) -> pa.Buffer:
+    """The file that came beside a message, from a stranger; nothing is copied. Raises BadMessage."""
+    if rows is None or rows.schema != FILE:
+        raise BadMessage("a batch comes as rows of one column, the bytes of its file")
+    (column,) = rows.columns
+    values = column.buffers()[1] or pa.py_buffer(b"")
+    if column.null_count or column.offset or values.size < len(column):
+        raise BadMessage("the rows of a batch are not the bytes of a file")
+    if len(column) > MAX_BATCH:
+        raise BadMessage(f"a batch has {len(column)} bytes; at most {MAX_BATCH} are taken")
+    return values.slice(0, len(column))
+
+
+def padded(size: int, **fields: Any) -> bytes:
+    """A message with a field `pad`, so long that the file of `size` bytes that follows it begins at a multiple of 8
+    bytes of what gRPC hands over: then its consumer can use it without copying it once more.
+    """
+    before = 1 + _varint(_ROWS_HEAD) + _ROWS_HEAD + 2 + _varint(-(-size // _ALIGN) * _ALIGN)
+    longer = (pack(**fields, pad=bytes(length)) for length in range(2 * _ALIGN))
+    return next(message for message in longer if not (before + 1 + _varint(len(message)) + len(message)) % _ALIGN)
+
+
+def _varint(number: int) -> int:
+    """The bytes of a number in protobuf."""
+    return max(1, -(-number.bit_length() // 7))
+
+
+_ROWS_HEAD = pa.ipc.get_record_batch_size(as_rows(pa.py_buffer(bytes(_ALIGN)))) - 2 * _ALIGN
+"""The bytes that say what the rows of a file are: Flight's message has them, then ours, then the file."""
 
 
 def as_fields(error: BaseException | None) -> tuple[str | None, str | None]:

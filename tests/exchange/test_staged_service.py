@@ -42,7 +42,7 @@ def big(channel: str, seq: int) -> pa.RecordBatch:
 
 
 BIG = encoded(big("probe", 0)).size
-head = wire.parcel_head
+pack = wire.pack
 
 
 # ---- the disk budget -----------------------------------------------------------------------------------------------
@@ -440,15 +440,15 @@ def test_a_server_that_falls_silent_is_left_for_a_new_connection(
 
 def line_to(ex: ExchangeClient, number: int = 1, *, mail: str = "one", incarnation: int = 1) -> ClientLine:
     """A consumer's line, opened by hand."""
-    opened = ClientLine(ex.location, wire.MAIL + b":", token=TOKEN, tls_roots=None, limit=wire.MAX_PARCEL)
+    opened = ClientLine(ex.location, wire.MAIL + b":", token=TOKEN, tls_roots=None, limit=wire.MAX_FIELDS)
     hello = {"query": ex.query, "consumer": "join", "incarnation": incarnation, "cursor": None, "window": 1 << 20}
     opened.send(wire.pack(**hello, mail=mail, line=number))
     return opened
 
 
 def kinds(opened: ClientLine) -> Iterator[str]:
-    while (message := opened.read()) is not None:
-        yield wire.unpack_letter(wire.open_parcel(message)[0])["kind"]
+    while (parcel := opened.receive()) is not None:
+        yield wire.unpack_letter(parcel.message or b"")["kind"]
 
 
 def test_a_line_that_its_client_gave_up_does_not_replace_the_one_it_opened_instead(tmp_path: Path) -> None:
@@ -528,7 +528,9 @@ def test_a_batch_that_is_not_what_its_checksum_says_is_refused_alone(
         ex.declare("join", {0: ["probe"]})
         ex.push("probe", 0, 0, batch("probe", 0))
         with monkeypatch.context() as patch:
-            patch.setattr(wire, "parcel_head", lambda **fields: head(**{**fields, "crc32": 7}))
+            patch.setattr(
+                wire, "pack", lambda **fields: pack(**{**fields, **({"crc32": 7} if "crc32" in fields else {})})
+            )
             with pytest.raises(el.BadMessage, match="checksum"):
                 ex.push("probe", 0, 1, batch("probe", 1))
         assert len(files_of(store)) == 1

@@ -78,13 +78,20 @@ class Stranger:
         found = self.client.do_action(flight.Action(kind, body), self.options)
         return b"".join(result.body.to_pybytes() for result in found)
 
-    def exchange(self, command: bytes = b"control", messages: Sequence[bytes | pa.RecordBatch] = ()) -> list[bytes]:
-        """Say all of it, end, and hear what comes back until the other side ends."""
+    def exchange(
+        self,
+        command: bytes = b"control",
+        messages: Sequence[bytes | pa.RecordBatch | tuple[bytes, pa.RecordBatch]] = (),
+    ) -> list[bytes]:
+        """Say all of it, messages, rows or both at once; end, and hear what comes back until the other side ends."""
         writer, reader = self.client.do_exchange(flight.FlightDescriptor.for_command(command), self.options)
         heard = []
         try:
             for message in messages:
-                if not isinstance(message, bytes):
+                if isinstance(message, tuple):
+                    writer.begin(message[1].schema)
+                    writer.write_with_metadata(message[1], message[0])
+                elif not isinstance(message, bytes):
                     writer.begin(message.schema)
                     writer.write_batch(message)
                 else:

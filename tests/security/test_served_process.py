@@ -117,7 +117,7 @@ def talk(served: Served, rng: random.Random, rounds: int) -> None:
             for call, given in (
                 (stranger.action, [rng.choice(kinds), noise]),
                 (stranger.exchange, [rng.choice(exchanges) + b":" + noise, [noise, noise]]),
-                (stranger.exchange, [wire.PUSH + b":" + wire.pack(query="q"), [spoilt_push(rng)]]),
+                (stranger.exchange, [wire.PUSH + b":" + wire.pack(query="q"), spoilt_push(rng)]),
                 (stranger.info, [about]),
                 (stranger.put, [about]),
                 (stranger.get, [noise]),
@@ -128,8 +128,8 @@ def talk(served: Served, rng: random.Random, rounds: int) -> None:
 BATCH = encoded(pa.record_batch({"id": np.arange(2_000), "v": [f"word {i}" for i in range(2_000)]})).to_pybytes()
 
 
-def spoilt_push(rng: random.Random) -> bytes:
-    """A batch for a channel that there is, with a right checksum and wrong bytes."""
+def spoilt_push(rng: random.Random) -> list[bytes | tuple[bytes, pa.RecordBatch]]:
+    """A line with a batch for a channel that there is, with a right checksum and wrong bytes."""
     data = bytearray(BATCH)
     for _ in range(rng.randint(1, 5)):
         place = rng.randrange(len(data) // 8) * 8
@@ -143,7 +143,8 @@ def spoilt_push(rng: random.Random) -> bytes:
         "attempt": 0,
         "wait_ms": 10,
     }
-    return wire.parcel_head(**fields, crc32=zlib.crc32(data)) + data
+    rows = wire.as_rows(pa.py_buffer(bytes(data)))
+    return [wire.pack(query="q"), (wire.pack(**fields, crc32=zlib.crc32(data)), rows)]
 
 
 @pytest.mark.slow
@@ -217,7 +218,7 @@ def change_bytes(served: Served, rounds: int) -> None:
         for _ in range(rounds):
             with served.stranger(location=f"grpc://127.0.0.1:{changed}", timeout_s=0.5) as stranger:
                 error_of(stranger.put, None, rows)
-                error_of(stranger.exchange, wire.PUSH + b":" + wire.pack(query="q"), [spoilt_push(rng)])
+                error_of(stranger.exchange, wire.PUSH + b":" + wire.pack(query="q"), spoilt_push(rng))
                 error_of(stranger.exchange, b'subscribe:{"table": "orders"}', [b'{"kind": "took", "number": 5}'])
                 error_of(stranger.action, "stop", random_message(rng))
             assert served.process.poll() is None, f"seed {seed}: it died"

@@ -12,6 +12,7 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import msgpack
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -187,6 +188,7 @@ VALUES: dict[str, Any] = {
     "kind": "item",
     "path": "x/y",
     "what": "gone",
+    "pad": b"\0\0",
 }
 STAGED = {
     name: checks
@@ -211,7 +213,7 @@ def sound(field: str, value: Any) -> bool:
     """Whether a checked field is of the kind that it must have."""
     if field == "final":
         return type(value) is bool
-    kinds: dict[str, Any] = {"stages": dict, "cursor": dict | None}
+    kinds: dict[str, Any] = {"stages": dict, "cursor": dict | None, "pad": bytes}
     texts = {"query", "consumer", "channel", "kind", "path", "what", "mail"}
     kind = kinds.get(field, str if field in texts else (str | None) if field in ("error", "text") else (int | None))
     return isinstance(value, kind) and not isinstance(value, bool)
@@ -241,19 +243,59 @@ def test_bytes_of_a_staged_exchange_spoilt(name: str, place: int, new: bytes) ->
         assert all(sound(field, value) for field, value in found.items()), found
 
 
-@given(st.binary(max_size=200), st.booleans())
-def test_random_parcels(data: bytes, head: bool) -> None:
-    parcel = (wire.parcel_head(**message_of(wire.PUSHED)) if head else b"") + data
-    with contextlib.suppress(BadMessage):
-        message, rest = wire.open_parcel(parcel)
-        wire.unpack(message, wire.PUSHED)
-        assert rest.to_pybytes() == data
+# ---- files ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("parcel", [
-    b"", b"\0\0\0", b"\xff\xff\xff\xff", b"\xff\xff\xff\x7f" + bytes(100), b"\x40\0\0\0" + bytes(20),
-    wire.parcel_head(**message_of(wire.PUSHED))[:-1],
+@given(st.binary(max_size=200))
+def test_a_file_travels_as_rows(data: bytes) -> None:
+    assert wire.file_of(wire.as_rows(pa.py_buffer(data))).to_pybytes() == data
+
+
+NULLS = pa.RecordBatch.from_arrays([pa.array([1, None], pa.uint8())], schema=wire.FILE)
+
+
+def claiming_more() -> pa.RecordBatch:
+    """A thousand rows, as a stranger says, in a buffer of 61 bytes."""
+    data = bytearray(wire.as_rows(pa.py_buffer(bytes(61))).serialize())
+    said, more = (61).to_bytes(8, "little"), (1_000).to_bytes(8, "little")
+    for place in (data.index(said), data.rindex(said)):  # of the batch and of its column; the buffer's stands between
+        data[place : place + 8] = more
+    return pa.ipc.read_record_batch(pa.py_buffer(bytes(data)), wire.FILE)
+
+
+@pytest.mark.parametrize("rows", [
+    None, pa.record_batch({}), pa.record_batch({"file": [b"x"]}), pa.record_batch({"file": pa.array([1], pa.uint8())}),
+    pa.record_batch({"file": pa.array([1], pa.int64()), "more": [1]}), NULLS, claiming_more(),
+    wire.as_rows(pa.py_buffer(b"abc")).slice(1),
+    wire.as_rows(pa.py_buffer(bytes(wire.MAX_BATCH + 1))),
 ])  # fmt: skip
-def test_a_parcel_that_is_cut_off(parcel: bytes) -> None:
+def test_rows_that_are_no_file(rows: pa.RecordBatch | None) -> None:
     with pytest.raises(BadMessage):
-        wire.open_parcel(parcel)
+        wire.file_of(rows)
+
+
+def test_the_largest_file_travels() -> None:
+    assert wire.file_of(wire.as_rows(pa.py_buffer(bytes(wire.MAX_BATCH)))).size == wire.MAX_BATCH
+
+
+@pytest.mark.parametrize("size", [1, 8, 100, 5_000, 20_000, 1 << 20, wire.MAX_BATCH])
+@pytest.mark.parametrize("name", [1, 20, 60, 100, 120, 200])
+def test_padding_puts_the_file_at_a_multiple_of_eight(size: int, name: int) -> None:
+    """In a message as Flight lays it out: the head of the rows, ours, then the rows themselves."""
+    fields = {**message_of(wire.ITEM), "path": "p" * name}
+    del fields["pad"]
+    message = wire.padded(size, **fields)
+    assert wire.unpack_letter(message)["path"] == fields["path"]
+    body = -(-size // 8) * 8
+    assert (len(_field(wire._ROWS_HEAD)) + len(_field(len(message))) + 1 + len(_field(body)) - body) % 8 == 0
+
+
+def _field(size: int) -> bytes:
+    """A field of that many bytes, with a tag of one, in protobuf."""
+    length = bytearray()
+    left = size
+    while left > 127:
+        length.append(left & 127 | 128)
+        left >>= 7
+    length.append(left)
+    return b"t" + bytes(length) + bytes(size)
