@@ -38,7 +38,7 @@ check: setup  ## format, lint, types, tidy and fast tests: a minute
 	@$(BIN)/basedpyright
 	@$(BRIEF) $(PYTEST) -m "$(FAST)" -n $(WORKERS) --dist loadfile
 
-test: setup  ## every test: fast and slow ones side by side, those with Spark one by one, then stores again on Redis and S3
+test: setup pypaimon  ## every test: fast and slow ones side by side, those with Spark one by one, then stores again on Redis and S3
 	@$(PYTEST) -m "not spark and not campaign" -n $(WORKERS) --dist loadfile
 	@$(PYTEST) -m "spark and not campaign"
 	@for store in redis s3; do \

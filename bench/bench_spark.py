@@ -67,7 +67,7 @@ class Course:
 
     def __init__(self, folder: Path, scale: float) -> None:
         self._folder = folder
-        self._rounds = 8 if scale >= 1 else 3 if scale >= 0.1 else 1
+        self._rounds = 8 if scale >= 1 else 1
         work = make_workload(scale, WARM_UP + BATCHES + 1)
         self._rows = work.commits[0].num_rows
         self._wanted = expected(SCHEMA.empty_table(), work.commits[:-1])

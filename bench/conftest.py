@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from pathlib import Path
 from time import perf_counter
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # the modules beside this file import one another by name
-
 from pairs import ReplayClock
 from report import Book, command_line
 

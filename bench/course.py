@@ -16,7 +16,7 @@ from contenders import Contender, Delta, Epochlog, Lance, same_rows
 from data import COMMITS, PLAIN, Shape, Workload, expected, make_workload
 from file_peers import IPC, IPC_PLAIN, PARQUET, PARQUET_DEFAULTS, IpcFile, ParquetFile
 from pairs import Samples, measure, timed, turned
-from pypaimon_peer import ABSENT, PAIMON, Paimon, paimon_here
+from pypaimon_peer import PAIMON, Paimon, paimon_here, why_absent
 from report import Figure, Target
 
 OURS, DELTA, LANCE, ROCKS, LMDB = (who.name for who in (Epochlog, Delta, Lance, Rocks, Lmdb))
@@ -47,7 +47,7 @@ class Course:
         self._lance, self._rocks = Lance(folder / "n", shape), Rocks(folder / "r", shape)
         self._lmdb = Lmdb(folder / "m", shape) if plain else None
         self._paimon = Paimon(folder / "p", shape) if plain and paimon_here() else None
-        self._absent = {PAIMON: ABSENT} if plain and not self._paimon else {}
+        self._absent = {PAIMON: why_absent()} if plain and not self._paimon else {}
         self._readers: list[Contender] = [self._ours, self._delta, self._lance, self._rocks]
         self.figures: list[Figure] = []
 

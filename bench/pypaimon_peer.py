@@ -14,12 +14,20 @@ from pairs import Took
 
 VARIABLE = "EPOCHLOG_BENCH_PYPAIMON"
 PAIMON = "pypaimon"
-ABSENT = f"left out: {VARIABLE} does not name the Python of an environment with pypaimon"
 DRIVER = Path(__file__).with_name("pypaimon_driver.py")
 
 
 def paimon_here() -> bool:
-    return bool(os.environ.get(VARIABLE))
+    return Path(os.environ.get(VARIABLE, "")).is_file()
+
+
+def why_absent() -> str:
+    """Where scripts/setup_pypaimon.sh could not make the environment, it says why in a file there."""
+    named = os.environ.get(VARIABLE)
+    failed = Path(named).parents[1] / "failed" if named else None
+    if failed and failed.exists():
+        return f"could not be installed: {failed.read_text('utf-8').strip()}"
+    return f"left out: {VARIABLE} does not name the Python of an environment with pypaimon"
 
 
 class Paimon:

@@ -32,10 +32,7 @@ BASE, STRING, COMPOSITE, WIDE, LARGE = SHAPES = (
 """What the rows of a figure are like; the first is an int64, a float64 and a short string, of the usual number."""
 WHOLE = {
     BASE: (*(f"P{number}" for number in range(1, 17)), "P18"),
-    STRING: ("P1", "P2"),
-    COMPOSITE: ("P1", "P2"),
-    WIDE: ("P1", "P2"),
-    LARGE: ("P2", "P5", "P7", "P10"),
+    LARGE: ("P10",),
 }
 """The rows that each table has at least when a run is whole."""
 PLOTS = "performance"

@@ -1,0 +1,118 @@
+"""What the report of a bench run says: verdicts for each kind of rows, what is missing and why, and the plots."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pypaimon_peer
+import pytest
+from pairs import ratio
+from plots import Panel, Plot, at, draw
+from report import BASE, LARGE, STRING, WHOLE, Book, Figure, Target, write_between
+
+BESIDE = Target("epochlog", "peer", 0.5, "≤ 1/2")
+MARKED = "before\n<!-- figures: begin -->\nold\n<!-- figures: end -->\nafter\n"
+PLOT = Plot("curve", "Found: flat", "commits", [Panel("ms", [at(10, 1.0), at(1000, 1.5)], 2, "at most 2")], log_x=True)
+
+
+def figure(name: str, ours: float, theirs: float, shape: str = BASE) -> Figure:
+    return Figure(name, "read", {"epochlog": [ours] * 3, "peer": [theirs] * 3}, (BESIDE,), shape=shape)
+
+
+def test_a_ratio_is_the_median_of_the_pairs_and_not_the_ratio_of_medians() -> None:
+    samples = {"a": [1.0, 10.0, 100.0], "b": [2.0, 5.0, 10.0]}
+    assert ratio(samples, "a", "b") == 2  # of 0.5, 2 and 10
+
+
+def test_verdicts_stand_in_a_table_for_each_kind_of_rows_in_the_order_of_their_numbers() -> None:
+    book = Book()
+    for each in (figure("P2", 6, 10, STRING), figure("P10", 5, 10), figure("P2", 4, 10), figure("P2", 9, 10, LARGE)):
+        book.add(each)
+    lines = book.verdicts()
+    assert [line for line in lines if line.startswith(("| P", "**"))] == [
+        "| P2 | read | 4.00 ms | peer | 10.0 ms | 0.4 | ≤ 1/2 | hit |",
+        "| P10 | read | 5.00 ms | peer | 10.0 ms | 0.5 | ≤ 1/2 | hit |",
+        "**string key**",
+        "| P2 | read | 6.00 ms | peer | 10.0 ms | 0.6 | ≤ 1/2 | **miss** |",
+        "**20 M rows**",
+        "| P2 | read | 9.00 ms | peer | 10.0 ms | 0.9 | ≤ 1/2 | **miss** |",
+    ]
+
+
+def test_a_peer_that_could_not_take_part_is_named_with_the_reason_and_not_judged() -> None:
+    book, why = Book(), "could not be installed: no network"
+    book.add(Figure("P1", "commit", {"epochlog": [1.0]}, (BESIDE,), absent={"peer": why}))
+    assert f"| P1 | commit | 1.00 ms | peer | {why} | – | ≤ 1/2 | not judged |" in book.verdicts()
+    assert f"| P1 | commit | peer | {why} | – | 0 |" in book.medians()
+
+
+def test_why_there_is_no_pypaimon_is_what_its_installation_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "bin" / "python"
+    monkeypatch.setenv(pypaimon_peer.VARIABLE, str(python))
+    assert not pypaimon_peer.paimon_here() and "does not name" in pypaimon_peer.why_absent()
+    (tmp_path / "failed").write_text("ERROR: no matching distribution\n")
+    assert pypaimon_peer.why_absent() == "could not be installed: ERROR: no matching distribution"
+    python.parent.mkdir()
+    python.touch()
+    assert pypaimon_peer.paimon_here()
+    monkeypatch.delenv(pypaimon_peer.VARIABLE)
+    assert not pypaimon_peer.paimon_here() and "does not name" in pypaimon_peer.why_absent()
+
+
+def test_figures_are_in_the_file_of_results_as_soon_as_they_are_known_and_what_is_missing_too(tmp_path: Path) -> None:
+    book = Book(0.1, tmp_path / "new" / "figures.json")
+    book.add(figure("P1", 1, 2))
+    assert book.results is not None
+    first = json.loads(book.results.read_text())
+    assert first["figures"][0]["samples"] == {"epochlog": [1, 1, 1], "peer": [2, 2, 2]}
+    assert first["scale"] == 0.1 and first["failures"] == {}
+    book.fail("bench_growth", "AssertionError: 3 rows")
+    book.fail("bench_growth", "what came of it")
+    told = json.loads(book.results.read_text())
+    assert told["failures"] == {"bench_growth": "AssertionError: 3 rows"} and "P9" in told["missing"]
+    missing, failed = book.complaints()
+    assert "P9; " in missing and "P1; " not in missing and "P10, 20 M rows" in missing
+    assert failed == "failed: bench_growth: AssertionError: 3 rows"
+
+
+def test_a_run_is_whole_when_every_row_of_every_table_is_there() -> None:
+    book = Book()
+    for shape, ids in WHOLE.items():
+        for name in ids:
+            assert book.missing()
+            book.add(figure(name, 1, 2, shape))
+    assert book.missing() == [] and book.complaints() == []
+    assert {f"P{number}" for number in range(1, 17)} <= set(WHOLE[BASE])
+
+
+def test_the_report_is_written_between_its_markers_with_the_plots_beside_it(tmp_path: Path) -> None:
+    page, book = tmp_path / "PERFORMANCE.md", Book()
+    page.write_text(MARKED)
+    book.add(figure("P1", 1, 2))
+    book.plots.append(PLOT)
+    book.write(page, "make bench")
+    text = page.read_text()
+    assert text.startswith("before\n<!-- figures: begin -->\n| |") and text.endswith("<!-- figures: end -->\nafter\n")
+    assert "old" not in text and "![Found: flat](performance/curve.png)" in text
+    assert 'durability="disk"' in text and "checksums on" in text and "documented defaults" in text
+    assert f"pyarrow {pa.__version__}" in text and "Machine: " in text and "To measure again: `make bench`." in text
+    assert (tmp_path / "performance" / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_page_without_its_markers_is_left_alone(tmp_path: Path) -> None:
+    page = tmp_path / "PERFORMANCE.md"
+    page.write_text("no markers\n")
+    with pytest.raises(ValueError, match="must hold the lines"):
+        write_between(page, "text")
+    assert page.read_text() == "no markers\n"
+
+
+def test_the_same_figures_make_the_same_small_picture(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        draw(PLOT, tmp_path / name)
+    picture = (tmp_path / "a.png").read_bytes()
+    assert picture == (tmp_path / "b.png").read_bytes() and len(picture) < 60_000
