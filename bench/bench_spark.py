@@ -81,7 +81,7 @@ class Course:
         for kind in ("user", "epochlog"):
             self._drivers[kind] = Driver.start(kind, self._folder / kind)
         samples: Samples = {name: [] for name in LEGS}
-        for place in range(-1, self._rounds):
+        for place in range(-1 if self._rounds > 1 else 0, self._rounds):  # the first of several rounds warms up
             for name in turned(list(LEGS), place):
                 took = self._leg(name, f"{place + 1}-{list(LEGS).index(name)}")
                 if place >= 0:
