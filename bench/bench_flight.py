@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -57,11 +57,41 @@ def replayed(folder: Path, shape: Shape, rows: int, rounds: int) -> Figure:
 def beside_raw(store: el.Store, table: str, log: pa.Table, rounds: int) -> Samples:
     """Milliseconds of the table's whole log over Flight, and of the same rows by a server that has them in memory."""
     raw = Raw(log)
-    with el.serve(store) as server:
+    with el.serve(store) as server, Client(log.num_rows, server.location, f"grpc://127.0.0.1:{raw.port}") as client:
+        samples: Samples = {OURS: [], RAW: []}
         places = {OURS: server.location, RAW: f"grpc://127.0.0.1:{raw.port}"}
-        samples = _measured(places, table, log.num_rows, rounds)
+        for place in range(-2, rounds):
+            for name in turned([OURS, RAW], place):
+                took_ms = client.read(places[name], table)
+                if place >= 0:
+                    samples[name].append(took_ms)
     raw.shutdown()
     return samples
+
+
+class Client:
+    """A Flight client in a process of its own, which reads a table's log to its end."""
+
+    def __init__(self, rows: int, *locations: str) -> None:
+        self._rows, command = rows, [sys.executable, str(DRIVER), *locations]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def read(self, location: str, table: str, *, watched: bool = False) -> float:
+        """Milliseconds, or MiB where its memory is watched."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        order = [location, {"changes": table, "after": 0}, watched]
+        print(json.dumps(order), file=self._process.stdin, flush=True)
+        told, found = self._process.stdout.readline().split()
+        assert int(found) == self._rows
+        return float(told)
 
 
 @pytest.fixture(scope="module")
@@ -70,22 +100,6 @@ def figure(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -
     found = replayed(tmp_path_factory.mktemp("flight"), PLAIN, rows, 21 if scale >= 1 else 3)
     book.add(found)
     return found
-
-
-def _measured(places: dict[str, str], table: str, rows: int, rounds: int) -> Samples:
-    samples: Samples = {OURS: [], RAW: []}
-    command = [sys.executable, str(DRIVER), *places.values()]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
-        assert client.stdin is not None and client.stdout is not None
-        for place in range(-2, rounds):
-            for name in turned([OURS, RAW], place):
-                print(json.dumps([places[name], {"changes": table, "after": 0}]), file=client.stdin, flush=True)
-                took_ms, found = client.stdout.readline().split()
-                assert int(found) == rows
-                if place >= 0:
-                    samples[name].append(float(took_ms))
-        client.stdin.close()
-    return samples
 
 
 @pytest.mark.parametrize("who", [OURS, RAW])

@@ -42,9 +42,10 @@ def measured(factory: pytest.TempPathFactory, shape: Shape, scale: float) -> dic
 
 @pytest.fixture(scope="module")
 def figures(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> dict[str, dict[str, Figure]]:
-    found = {shape.name: measured(tmp_path_factory, shape, scale) for shape in OTHERS}
-    for each in found.values():
-        for figure in each.values():
+    found = {}
+    for shape in OTHERS:
+        found[shape.name] = measured(tmp_path_factory, shape, scale)
+        for figure in found[shape.name].values():
             book.add(figure)
     return found
 

@@ -1,15 +1,23 @@
-"""P7: a batch read of 5 M rows into Spark's noop sink, beside Spark's own Parquet reader on the same rows."""
+"""P7: a batch read into Spark's noop sink, beside Spark's own Parquet reader on the same rows: 5 M of them, 20 M with
+the memory of the workers that read them, and those of other shapes.
+"""
 
 from __future__ import annotations
 
+import re
+import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from bench_spark import Driver
-from data import SCHEMA, make_rows
+from contenders import same_rows
+from data import OTHERS, PLAIN, Shape
 from pairs import ReplayClock, Samples, turned
-from report import Book, Figure, Target
+from report import LARGE, Book, Figure, Target
 
 import epochlog as el
 
@@ -24,46 +32,133 @@ LEGS = {
 }
 TARGETS = (Target(OWN, PARQUET, 1.3, "≤ 1.3"), Target(USERS, PARQUET_USERS, 1.3, "≤ 1.3"))
 WARM_UP = 3
+LARGER = replace(PLAIN, name=LARGE)
+LARGER_ROWS = 20_000_000
+EVERY_S = 0.05
+BOUND = Target("epochlog", None, 512, "≤ 512 MiB")
 
 
-def filled(folder: Path, rows: int) -> str:
+class Filled:
     """A store with a compacted table of so many rows."""
-    chance = np.random.default_rng(1)
-    with el.open(folder / "store") as store:
-        table = store.create_table("rows", SCHEMA, primary_key=["id"])
-        table.upsert(make_rows(np.arange(rows), chance))
-        store.compact("rows", full=True)
-        assert table.count() == rows
-        return store.root
+
+    def __init__(self, folder: Path, shape: Shape, rows: int) -> None:
+        chance = np.random.default_rng(1)
+        with el.open(folder / "store") as store:
+            table = store.create_table("rows", shape.schema, primary_key=list(shape.primary_key))
+            table.upsert(shape.make(np.arange(rows) * 64, chance))
+            store.compact("rows", full=True)
+            assert table.count() == rows
+            self.root = store.root
+        self.folder, self.rows, self._shape = folder, rows, shape
+
+    def measure(self, driver: Driver, kind: str, rounds: int) -> Samples:
+        """Milliseconds of the session's two legs, in turns. What one read and the other writes is compared before."""
+        parquet = str(self.folder / f"{kind}.parquet")
+        driver.order(query="write_parquet", store=self.root, into=parquet)
+        legs = [name for name, (whose, _) in LEGS.items() if whose == kind]
+        with el.open(self.root) as store:
+            wanted = store.table("rows").to_arrow()
+        assert same_rows(self._shape.in_key_order(pq.read_table(parquet)), wanted), "Spark wrote other rows"
+        del wanted
+        samples: Samples = {name: [] for name in legs}
+        for place in range(-WARM_UP, rounds):
+            for name in turned(legs, place):
+                took = driver.order(query=LEGS[name][1], store=self.root, parquet=parquet)
+                if place >= 0:
+                    samples[name] += took
+        return samples
 
 
-def run(folder: Path, scale: float) -> Samples:
-    rows, rounds = max(1000, round(ROWS * scale)), 15 if scale >= 1 else 3
-    store = filled(folder, rows)
-    samples: Samples = {name: [] for name in LEGS}
+def measured_figures(factory: pytest.TempPathFactory, scale: float) -> list[Figure]:
+    rows, rounds = max(1000, round(ROWS * scale)), 15 if scale >= 1 else 2
+    folder = factory.mktemp("spark_read")
+    plain, samples = Filled(folder / "plain", PLAIN, rows), {}
+    others = {shape: Filled(folder / shape.name, shape, max(1000, round(shape.base_rows * scale))) for shape in OTHERS}
+    others[LARGER] = Filled(folder / LARGE, LARGER, max(1000, round(LARGER_ROWS * scale)))
+    found = []
     for kind in ("epochlog", "user"):  # one session at a time: each keeps its workers and its cores busy
         driver = Driver.start(kind, folder / kind)
         try:
-            parquet = str(folder / f"{kind}.parquet")
-            driver.order(query="write_parquet", store=store, into=parquet)
-            legs = [name for name, (whose, _) in LEGS.items() if whose == kind]
-            for place in range(-WARM_UP, rounds):
-                for name in turned(legs, place):
-                    took = driver.order(query=LEGS[name][1], store=store, parquet=parquet, rows=rows)
-                    if place >= 0:
-                        samples[name] += took
+            samples |= plain.measure(driver, kind, rounds)
+            for shape, filled in others.items() if kind == "epochlog" else ():
+                few = 3 if shape is LARGER else min(rounds, 7)
+                took = filled.measure(driver, kind, few)
+                what = f"Spark batch read of {filled.rows / 1e6:g} M rows into noop"
+                found.append(Figure("P7", what, took, TARGETS[:1], shape=shape.name))
+            if kind == "epochlog":
+                with Workers(driver.process.pid) as workers:
+                    driver.order(query="read", store=others[LARGER].root)
+                peak = {"epochlog": [workers.peak_mib]}
+                found.append(Figure("P7", "peak memory of a Python worker that reads", peak, (BOUND,), "MiB", LARGE))
         finally:
             driver.stop()
-    return samples
+    return [Figure("P7", f"Spark batch read of {rows / 1e6:g} M rows into noop", samples, TARGETS), *found]
+
+
+class Workers:
+    """Looks at the anonymous pages of Spark's Python workers: below the driver's JVM, a daemon and its children."""
+
+    def __init__(self, driver: int) -> None:
+        self._driver, self.peak_mib, self._done = driver, 0.0, threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+        assert self.peak_mib, "no Python worker was seen"
+
+    def _look(self) -> None:
+        while not self._done.wait(EVERY_S):
+            workers = [pid for pid in descendants(self._driver) if name_of(pid).startswith("python")]
+            self.peak_mib = max([self.peak_mib, *(anonymous_mib(pid) for pid in workers)])
+
+
+def descendants(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        if told := text_of(path):
+            parent = int(told.rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(path.parent.name))
+    found = [pid]
+    for each in found:  # it grows meanwhile
+        found.extend(children.get(each, []))
+    return found[1:]
+
+
+def name_of(pid: int) -> str:
+    return text_of(Path(f"/proc/{pid}/comm"))
+
+
+def anonymous_mib(pid: int) -> float:
+    found = re.search(r"^RssAnon:\s+(\d+) kB$", text_of(Path(f"/proc/{pid}/status")), re.MULTILINE)
+    return int(found[1]) / 1024 if found else 0.0
+
+
+def text_of(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except OSError:  # the process has ended
+        return ""
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> Samples:
-    samples = run(tmp_path_factory.mktemp("spark_read"), scale)
-    book.add(Figure("P7", "Spark batch read of 5 M rows into noop", samples, TARGETS))
-    return samples
+def measured(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> dict[str, Figure]:
+    figures = measured_figures(tmp_path_factory, scale)
+    for figure in figures:
+        book.add(figure)
+    return {figure.shape: figure for figure in reversed(figures)}  # of two of a shape, the one that was timed
 
 
 @pytest.mark.parametrize("who", LEGS)
-def test_p7_batch_read(who: str, clock: ReplayClock, benchmark, measured) -> None:
-    clock.play(benchmark, measured[who])
+def test_p7_batch_read(who: str, clock: ReplayClock, benchmark, measured: dict[str, Figure]) -> None:
+    clock.play(benchmark, measured[PLAIN.name].samples[who])
+
+
+@pytest.mark.parametrize("who", [OWN, PARQUET])
+@pytest.mark.parametrize("shape", [*(shape.name for shape in OTHERS), LARGE])
+def test_p7_batch_read_of_a_shape(shape: str, who: str, clock: ReplayClock, benchmark, measured) -> None:
+    clock.play(benchmark, measured[shape].samples[who])

@@ -31,9 +31,12 @@ WARM_ROUNDS = 4
 """Rounds of point reads before those that count: all contenders have caches."""
 SINGLES = 50
 """Calls that make a sample of single keys; one of lance's, which reads the table for each."""
-LANCE_KEYS = 1_000
-"""Lance is asked for no more: its filter is a text, and 100,000 keys are no text."""
 PAIMON_READS = 1
+
+
+def lance_is_asked(count: int, shape: Shape) -> bool:
+    """Its filter is a text: 100,000 keys are no text, and a thousand keys of two columns take it many seconds."""
+    return count <= (1_000 if len(shape.primary_key) == 1 else 1)
 
 
 class Course:
@@ -42,6 +45,7 @@ class Course:
     def __init__(self, folder: Path, scale: float, shape: Shape = PLAIN) -> None:
         self._folder, self._shape, plain = folder, shape, shape is PLAIN
         self._rounds = (15 if plain else 7) if scale >= 1 else (5 if plain else 2) if scale >= 0.1 else 2
+        self._warm_rounds, self._singles = (WARM_ROUNDS, SINGLES) if scale >= 1 else (1, 10)
         self._work: Workload = make_workload(scale, 2 * COMMITS if plain else COMMITS, shape=shape)
         self._ours, self._delta = Epochlog(folder / "e", shape), Delta(folder / "d", shape)
         self._lance, self._rocks = Lance(folder / "n", shape), Rocks(folder / "r", shape)
@@ -122,16 +126,17 @@ class Course:
         """Other keys in every call, the same for all; all are there."""
         chance, keys = np.random.default_rng(count), self._work.base.select(list(self._shape.primary_key))
         everybody: dict[str, Any] = {who.name: who for who in (self._ours, self._rocks, self._lmdb) if who}
-        if count <= LANCE_KEYS:
+        if lance_is_asked(count, self._shape):
             everybody[LANCE] = self._lance
         samples: Samples = {name: [] for name in everybody}
-        for place in range(-WARM_ROUNDS, self._rounds):
-            picks = [chance.choice(len(keys), min(count, len(keys)), replace=False) for _ in range(_calls(OURS, count))]
+        for place in range(-self._warm_rounds, self._rounds):
+            draws = self._singles if count == 1 else 1
+            picks = [chance.choice(len(keys), min(count, len(keys)), replace=False) for _ in range(draws)]
             asked = [keys.take(pa.array(pick)) for pick in picks]
             for name in turned(list(everybody), place):
-                who, calls = everybody[name], _calls(name, count)
+                who, calls = everybody[name], 1 if name == LANCE else draws
                 given = [who.keys(rows) for rows in asked[:calls]]
-                if place == -WARM_ROUNDS:
+                if place == -self._warm_rounds:
                     found = [who.get(one) for one in given]
                     assert [len(rows) for rows in found] == [len(rows) for rows in asked[:calls]], name
                 took = timed(partial(_each, who.get, given)) / calls
@@ -139,10 +144,6 @@ class Course:
                     samples[name].append(took)
         targets = (POINT_TARGETS[count],) if count in POINT_TARGETS else ()
         self._note("P8", f"get {count:,} keys {state}", samples, targets)
-
-
-def _calls(name: str, count: int) -> int:
-    return SINGLES if count == 1 and name != LANCE else 1
 
 
 def _each(work: Callable[[Any], Any], items: list[Any]) -> None:
@@ -162,6 +163,6 @@ def legs(shape: Shape) -> list[tuple[str, str]]:
         found[f"read the whole table {BEFORE}"].append(PAIMON)
     found |= {f"read {BACK} commits back, {state}": [OURS, DELTA, LANCE] for state in states}
     for count in POINTS:
-        askers = [OURS, ROCKS, *([LMDB] if plain else []), *([LANCE] if count <= LANCE_KEYS else [])]
+        askers = [OURS, ROCKS, *([LMDB] if plain else []), *([LANCE] if lance_is_asked(count, shape) else [])]
         found |= {f"get {count:,} keys {state}": askers for state in states}
     return [(what, who) for what, everybody in found.items() for who in everybody]

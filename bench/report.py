@@ -30,13 +30,13 @@ BASE, STRING, COMPOSITE, WIDE, LARGE = SHAPES = (
     "20 M rows",
 )
 """What the rows of a figure are like; the first is an int64, a float64 and a short string, of the usual number."""
-_OF_ANY_SHAPE = ("P1", "P2", "P3", "P4", "P5", "P8", "P10")
+_OF_ANY_SHAPE = ("P1", "P2", "P3", "P4", "P5", "P7", "P8", "P10")
 WHOLE = {
     BASE: (*(f"P{number}" for number in range(1, 17)), "P18"),
     STRING: _OF_ANY_SHAPE,
     COMPOSITE: _OF_ANY_SHAPE,
     WIDE: _OF_ANY_SHAPE,
-    LARGE: ("P10",),
+    LARGE: ("P1", "P2", "P5", "P7", "P10"),
 }
 """The rows that each table has at least when a run is whole."""
 PLOTS = "performance"
