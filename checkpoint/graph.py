@@ -86,8 +86,8 @@ def create_job(
         if tx.get(job_name_key(name)) is not None:
             raise JobExists(f"there is a job {name!r} already; get it with store.job({name!r}) or take another name")
         above = [find_table(tx, upstream) for upstream in upstreams]
+        _refuse_cycle(tx, handle, name, upstreams, [schema.name for schema in schemas])
         for schema in schemas:
-            _refuse_cycle(tx, handle, name, upstreams, schema.name)
             _refuse_owned(tx, schema.name)
         if backfill == "log":
             _require_whole_logs(tx, name, above)
@@ -216,13 +216,17 @@ def _boundaries(name: str, max_lag: float | timedelta | None, interval_ms: int) 
     return int(count)
 
 
-def _refuse_cycle(tx: Txn, handle: Handle, name: str, upstreams: Sequence[str], output: str) -> None:
-    """JobCycle when the output is there already and an upstream descends from it."""
-    epochs = read_epoch_view(tx, handle.memory, handle.catalog.now_ms())
-    if output in epochs.ids and any(table.name == output for table in epochs.closure(upstreams)):
-        raise JobCycle(
-            f"job {name!r} would write {output!r}, from which what it reads is made; take another output name"
-        )
+def _refuse_cycle(tx: Txn, handle: Handle, name: str, upstreams: Sequence[str], outputs: Sequence[str]) -> None:
+    """JobCycle when an output is there already and an upstream descends from it."""
+    there = [output for output in outputs if tx.get(name_key(output)) is not None]
+    if not there:
+        return
+    above = {table.name for table in read_epoch_view(tx, handle.memory, handle.catalog.now_ms()).closure(upstreams)}
+    for output in there:
+        if output in above:
+            raise JobCycle(
+                f"job {name!r} would write {output!r}, from which what it reads is made; take another output name"
+            )
 
 
 def _refuse_owned(tx: Txn, table: str) -> None:
