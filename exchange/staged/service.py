@@ -37,7 +37,7 @@ LEASE_MS = 86_400_000
 """How long a query that nobody uses stays, unless it was declared with another time."""
 BUDGET = 64 << 30
 """Bytes of a query's batches on disk, unless it was declared with others."""
-WRITERS = 4
+WRITERS = 8
 """Files that are written and synced at the same time."""
 LOOK_AGAIN_S = 5.0
 _log = logging.getLogger("epochlog")
