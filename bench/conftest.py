@@ -40,6 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if _scale(config) < 1:  # a short run would spend most of its time on compiling what Spark does for a long one
+        os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
     book = config.stash[BOOK] = Book(_scale(config), config.getoption("results"))
     config.pluginmanager.register(Course(book, config), "epochlog-bench-course")
 
