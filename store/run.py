@@ -233,20 +233,24 @@ def read_part(
     marked: bool = False,
     block: int | None = None,
     passing: Sequence[KeyRange] | None = None,
+    keyed: bool = True,
 ) -> Rows:
     """Rows with keys in [low, high), these columns (the table's, `_epoch`, `_until`), by key, of one block or all.
 
     filter only prunes row groups: rows that fail it may be among the result; passing leaves out those that hold no key
-    of these ranges. at: only rows that are visible at this epoch; with `marked` the others stay, as tombstones. Raises
-    Corrupt when the file is not what was written.
+    of these ranges. at: only rows that are visible at this epoch; with `marked` the others stay, as tombstones. Without
+    `keyed`, for an open key range, keys are not read and nulls stand for them. Raises Corrupt when the file is not what
+    was written.
     """
     data = verified(files, part.path, part.bytes, part.crc32)
     groups = blocks_of(part.blocks, key_range, passing) if block is None else [block]
     try:
-        table = _decode(data, part, codec, list(columns), groups, filter, schema, at is not None)
+        table = _decode(data, part, codec, list(columns), groups, filter, schema, epochs=at is not None, keyed=keyed)
     except (pa.ArrowException, OSError, KeyError) as error:
         raise Corrupt(part.path, f"it cannot be decoded ({error})") from error
-    keys = contiguous(table.column(KEY)) if codec.hidden else codec.encode(table)
+    keys = pa.nulls(table.num_rows)
+    if keyed:
+        keys = contiguous(table.column(KEY)) if codec.hidden else codec.encode(table)
     first, end = row_span(codec, keys, key_range)
     keys, table = keys.slice(first, end - first), table.slice(first, end - first)
     seen = None if at is None else _visible(table, at)
@@ -266,11 +270,15 @@ def _decode(
     groups: list[int],
     filter: pc.Expression | None,
     schema: TableSchema,
+    *,
     epochs: bool,
+    keyed: bool,
 ) -> pa.Table:
     file = pq.ParquetFile(pa.BufferReader(data))
     there = file.schema_arrow.names
-    needed = {*columns, *([KEY] if codec.hidden else codec.primary_key), *([OP] if OP in there else [])}
+    needed = {*columns, *([OP] if OP in there else [])}
+    if keyed:
+        needed |= {KEY} if codec.hidden else set(codec.primary_key)
     if epochs:
         needed |= {EPOCH, UNTIL} & set(there)
     lost = needed - set(there)

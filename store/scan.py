@@ -138,15 +138,20 @@ class ScanPlan:
         applied: bool = True,
     ) -> pa.Table:
         """The rows of the ranges that pass the filter."""
-        found = self._found(files, wanted, filter, passing)
+        found = self._found(files, wanted, filter, passing, keyed=not self._lone_run or passing != [EVERYTHING])
         data = fold_data(found) if found else _no_rows(self.table, self.codec, wanted).data
         data = passed(self.table.name, data, filter if applied else None).select(schema.names)
         return data.cast(schema) if schema.names else data  # a cast of no columns would forget the number of rows
 
     @property
+    def _lone_run(self) -> bool:
+        """Whether one run alone tells, without its history: there is nothing to merge."""
+        return not self.segments and len(self.runs) == 1 and self.epoch >= self.runs[0].hi
+
+    @property
     def rows_known(self) -> int | None:
         """The number of rows where one run tells; None where they must be read to be counted."""
-        if not self.segments and len(self.runs) == 1 and self.epoch >= self.runs[0].hi:
+        if self._lone_run:
             return sum(part.rows for part in self.runs[0].parts)
         return None if self.segments or self.runs else 0
 
@@ -170,9 +175,16 @@ class ScanPlan:
         return fold(found) if found else _no_rows(self.table, self.codec, columns)
 
     def _found(
-        self, files: Files, columns: Sequence[str], filter: pc.Expression | None, passing: Sequence[KeyRange]
+        self,
+        files: Files,
+        columns: Sequence[str],
+        filter: pc.Expression | None,
+        passing: Sequence[KeyRange],
+        *,
+        keyed: bool = True,
     ) -> list[Rows]:
-        """What each run and segment holds, oldest first; those without rows left out.
+        """What each run and segment holds, oldest first; those without rows left out. Without `keyed` nulls stand for
+        the keys of a run.
 
         Of several ranges there is more than they hold: what else lies in a block is among it, though not always its
         newest version.
@@ -194,6 +206,7 @@ class ScanPlan:
                 filter if place == 0 else None,
                 passing,
                 oldest=place == 0,
+                keyed=keyed,
             )
         ]
         chosen = [
@@ -305,6 +318,7 @@ def _run_rows(
     passing: Sequence[KeyRange],
     *,
     oldest: bool,
+    keyed: bool = True,
 ) -> list[Rows]:
     """A run's rows as of the epoch: those of its live parts, and below its newest epoch also what had been replaced
     since; no key is in both.
@@ -323,7 +337,7 @@ def _run_rows(
     ) -> Rows:
         read = partial(
             read_part, files, schema=table, codec=codec, columns=columns, key_range=whole, filter=filter, at=at,
-            marked=marked, passing=passing,
+            marked=marked, passing=passing, keyed=keyed,
         )  # fmt: skip
         chosen = [part for part in parts if _overlaps(part.key_min, part.key_max, whole)]
         tables = each(lambda part: read(part=part), chosen, sum(part.rows for part in chosen))

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pytest
 
 import epochlog as el
+from epochlog.store import run
 from epochlog.store.folding import Folder
 from epochlog.store.run import Run
 from rowsets import WIDE, wide_rows
@@ -261,3 +262,27 @@ def test_threads_commit_read_and_compact_one_table(store: el.Store) -> None:
             helper.result()
     assert numbers(table) == dict.fromkeys(range(4), 15)
     assert len(table.history()) == 31 and store.verify().ok
+
+
+@pytest.mark.parametrize("keys", [["id"], ["id", "day"]])
+def test_a_run_that_has_nothing_above_it_is_read_without_keys_that_nobody_asked_for(
+    store: el.Store, keys: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = pa.schema([pa.field(name, pa.string(), nullable=False) for name in ("id", "day", "n")])
+    table = store.create_table("t", schema, keys)
+    table.upsert(pa.table([["a", "b", "c"], ["x", "y", "z"], ["1", "2", "3"]], schema=schema))
+    removed = table.delete(pa.table([["b"], ["y"]], names=["id", "day"]).select(keys))
+    store.compact("t", full=True)
+    decoded: set[str] = set()
+    plain = run._group_reader
+
+    def noting(data: pa.Buffer, file: Any, names: list[str]) -> Any:
+        decoded.update(names)
+        return plain(data, file, names)
+
+    monkeypatch.setattr(run, "_group_reader", noting)
+    assert table.to_arrow(columns=["n"])["n"].to_pylist() == ["1", "3"] and decoded == {"n"}
+    assert table.to_arrow(columns=["n"], filter=pc.field("id") > "a")["n"].to_pylist() == ["3"]
+    assert table.to_arrow(epoch=removed - 1, columns=["n"])["n"].to_pylist() == ["1", "2", "3"]
+    table.upsert(pa.table([["b"], ["y"], ["4"]], schema=schema))
+    assert table.to_arrow(columns=["n"])["n"].to_pylist() == ["1", "4", "3"]
