@@ -16,6 +16,7 @@ from .threads import each
 PIECE_ROWS = 1 << 16
 """The large side is merged this many rows at a time: both copies of a column's piece fit the processor's caches."""
 _MIN_CHUNK_ROWS = 1 << 12
+_COUNTED = np.arange(PIECE_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +168,33 @@ def _newest(piece: _Piece) -> tuple[np.ndarray | None, bool]:
     new_keys, winners = _newest_of_small(piece)
     places = search(keys, new_keys)
     hits = _hits(keys, places, new_keys)
-    indices = np.arange(count)
-    replacing = hits & (winners >= piece.older) if piece.older else hits
-    indices[places[replacing]] = winners[replacing] + count
+    winners = winners + count
+    replacing = hits & (winners >= count + piece.older) if piece.older else hits
+    indices = _room(count)
+    indices[:] = np.arange(count) if count > PIECE_ROWS else _COUNTED[:count]
+    indices[places[replacing]] = winners[replacing]
     if hits.all():
         return indices, True
-    fresh = ~hits
-    return np.insert(indices, places[fresh], winners[fresh] + count), False
+    (fresh,) = (~hits).nonzero()
+    return _inserted(indices, places[fresh], winners[fresh]), False
+
+
+def _inserted(values: np.ndarray, places: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """`np.insert` of values at ascending places."""
+    at = places + np.arange(len(places))
+    old = np.ones(len(values) + len(new), np.bool_)
+    old[at] = False
+    found = _room(len(old))
+    found[old] = values
+    found[at] = new
+    return found
+
+
+def _room(count: int) -> np.ndarray:
+    """An int64 array in Arrow's memory, which is kept for the next one: numpy's goes back to the system each time, and
+    has to be mapped anew.
+    """
+    return np.frombuffer(pa.allocate_buffer(8 * count), np.int64)
 
 
 def _newest_of_small(piece: _Piece) -> tuple[pa.Array, np.ndarray]:
