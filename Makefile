@@ -55,7 +55,7 @@ bench: setup pypaimon  ## the figures beside every peer, into docs/PERFORMANCE.m
 	@$(BENCH) --benchmark-columns=min,median,rounds --benchmark-sort=name
 
 bench-quick: setup pypaimon  ## the same table at a tenth of the size, to look at: three minutes
-	@$(BENCH) --quick --benchmark-disable
+	@$(BENCH) --quick --benchmark-disable --ignore=bench/bench_tpch.py
 
 pypaimon: setup
 	@scripts/setup_pypaimon.sh

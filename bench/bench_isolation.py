@@ -21,7 +21,7 @@ from report import Book, Figure, Target
 JOBS, OTHERS = 50, 10
 BASE_ROWS, PIECE_ROWS, FLOOD_ROWS = 2_000_000, 100_000, 400_000
 ROUNDS = 6
-BOUNDARIES = 5  # in a window
+BOUNDARIES, FEW = 5, 3  # in a window, at the full size and below
 STALLED = ("one stalled", "without it")
 CREATED = ("a view created", "without it")
 FLOODED = ("400,000 rows in one job", "without it")
@@ -45,13 +45,13 @@ def windows(crowd: Crowd, names: Sequence[str], kinds: Mapping[str, Kind], scale
     What counts are the boundaries that pass while the act goes on.
     """
     samples: Samples = {name: [] for name in kinds}
-    interval_s = crowd.interval_ms / 1000
+    act_s = (BOUNDARIES if scale >= 1 else FEW) * crowd.interval_ms / 1000
     for place in range(-1, max(1, round(ROUNDS * scale))):
         for name in turned(list(kinds), place):
             with crowd.window([*names, *kinds[name].beside]):
-                wait_until(time() + interval_s)
+                wait_until(time() + crowd.interval_ms / 1000)
                 start = time()
-                kinds[name].act(start + BOUNDARIES * interval_s)
+                kinds[name].act(start + act_s)
                 end = time()
                 while not crowd.all_past(end, names):  # slow ones count too
                     wait_until(time() + 0.01)
@@ -61,7 +61,7 @@ def windows(crowd: Crowd, names: Sequence[str], kinds: Mapping[str, Kind], scale
 
 
 def crowded(folder: Path, jobs: int, scale: float) -> Crowd:
-    interval_ms = 1000 if scale >= 1 else 250 if scale >= 0.1 else 100
+    interval_ms = 1000 if scale >= 1 else 150
     return Crowd(folder / "store", max(2, round(jobs * scale)), interval_ms=interval_ms)
 
 

@@ -25,7 +25,7 @@ LEGS = [
 
 
 def measured(factory: pytest.TempPathFactory, shape: Shape, scale: float) -> dict[str, Figure]:
-    rounds = 7 if scale >= 1 else 2
+    rounds = 7 if scale >= 1 else 1
     course = Course(factory.mktemp("store"), scale, shape)
     try:
         course.run()

@@ -20,6 +20,7 @@ import epochlog as el
 
 DRIVER = Path(__file__).with_name("spark_driver.py")
 WARM_UP, BATCHES = 5, 10  # micro-batches of a query: left out, and counted
+FEW = 2, 4  # the same, below the full size
 
 OWN, USERS = "epochlog, el.spark()", "epochlog, user's session"
 RATE, RATE_OWN = "rate → parquet, defaults", "rate → parquet, el.spark()"
@@ -68,7 +69,8 @@ class Course:
     def __init__(self, folder: Path, scale: float) -> None:
         self._folder = folder
         self._rounds = 8 if scale >= 1 else 1
-        work = make_workload(scale, WARM_UP + BATCHES + 1)
+        self._warm_up, self._batches = (WARM_UP, BATCHES) if scale >= 1 else FEW
+        work = make_workload(scale, self._warm_up + self._batches + 1)
         self._rows = work.commits[0].num_rows
         self._wanted = expected(SCHEMA.empty_table(), work.commits[:-1])
         self._store = el.open(folder / "store")
@@ -91,7 +93,8 @@ class Course:
     def _leg(self, name: str, label: str) -> list[float]:
         kind, query = LEGS[name]
         checkpoint = str(self._folder / f"checkpoint-{label}")
-        order = {"query": query, "rows": self._rows, "batches": BATCHES, "warm_up": WARM_UP, "checkpoint": checkpoint}
+        order = {"query": query, "rows": self._rows, "batches": self._batches, "warm_up": self._warm_up}
+        order["checkpoint"] = checkpoint
         if query == "epochlog":
             out = self._store.create_table(f"out_{label.replace('-', '_')}", SCHEMA, primary_key=["id"])
             took = self._drivers[kind].order(**order, store=self._store.root, into=out.name)
@@ -100,7 +103,7 @@ class Course:
             into = self._folder / f"out-{label}"
             took = self._drivers[kind].order(**order, into=str(into))
             rows = sum(pq.read_metadata(path).num_rows for path in committed_files(into))
-            assert rows % self._rows == 0 and rows >= (WARM_UP + BATCHES) * self._rows
+            assert rows % self._rows == 0 and rows >= (self._warm_up + self._batches) * self._rows
         return took
 
     def close(self) -> None:

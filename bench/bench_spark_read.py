@@ -31,7 +31,7 @@ LEGS = {
     PARQUET_USERS: ("user", "read_parquet"),
 }
 TARGETS = (Target(OWN, PARQUET, 1.3, "≤ 1.3"), Target(USERS, PARQUET_USERS, 1.3, "≤ 1.3"))
-WARM_UP = 3
+WARM_UP, FEW = 3, 1  # rounds that are left out, at the full size and below
 LARGER = replace(PLAIN, name=LARGE)
 LARGER_ROWS = 20_000_000
 EVERY_S = 0.05
@@ -51,7 +51,7 @@ class Filled:
             self.root = store.root
         self.folder, self.rows, self._shape = folder, rows, shape
 
-    def measure(self, driver: Driver, kind: str, rounds: int) -> Samples:
+    def measure(self, driver: Driver, kind: str, rounds: int, warm_up: int) -> Samples:
         """Milliseconds of the session's two legs, in turns. What one read and the other writes is compared before."""
         parquet = str(self.folder / f"{kind}.parquet")
         driver.order(query="write_parquet", store=self.root, into=parquet)
@@ -61,7 +61,7 @@ class Filled:
         assert same_rows(self._shape.in_key_order(pq.read_table(parquet)), wanted), "Spark wrote other rows"
         del wanted
         samples: Samples = {name: [] for name in legs}
-        for place in range(-WARM_UP, rounds):
+        for place in range(-warm_up, rounds):
             for name in turned(legs, place):
                 took = driver.order(query=LEGS[name][1], store=self.root, parquet=parquet)
                 if place >= 0:
@@ -70,7 +70,8 @@ class Filled:
 
 
 def measured_figures(factory: pytest.TempPathFactory, scale: float) -> list[Figure]:
-    rows, rounds = max(1000, round(ROWS * scale)), 15 if scale >= 1 else 2
+    rows = max(1000, round(ROWS * scale))
+    rounds, warm_up = (15, WARM_UP) if scale >= 1 else (1, FEW)
     folder = factory.mktemp("spark_read")
     plain, samples = Filled(folder / "plain", PLAIN, rows), {}
     others = {shape: Filled(folder / shape.name, shape, max(1000, round(shape.base_rows * scale))) for shape in OTHERS}
@@ -79,10 +80,10 @@ def measured_figures(factory: pytest.TempPathFactory, scale: float) -> list[Figu
     for kind in ("epochlog", "user"):  # one session at a time: each keeps its workers and its cores busy
         driver = Driver.start(kind, folder / kind)
         try:
-            samples |= plain.measure(driver, kind, rounds)
+            samples |= plain.measure(driver, kind, rounds, warm_up)
             for shape, filled in others.items() if kind == "epochlog" else ():
-                few = 3 if shape is LARGER else min(rounds, 7)
-                took = filled.measure(driver, kind, few)
+                few = min(rounds, 3 if shape is LARGER else 7)
+                took = filled.measure(driver, kind, few, warm_up)
                 what = f"Spark batch read of {filled.rows / 1e6:g} M rows into noop"
                 found.append(Figure("P7", what, took, TARGETS[:1], shape=shape.name))
             if kind == "epochlog":

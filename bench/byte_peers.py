@@ -11,6 +11,7 @@ from typing import Any
 import lmdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from data import PLAIN, Shape
 from rocksdict import Options, Rdict, WriteBatch, WriteOptions
 
@@ -61,10 +62,10 @@ class _Half:
             fixed[each.name] = (
                 column.to_numpy() if pa.types.is_floating(each.type) else column.cast(pa.int64()).to_numpy()
             )
-        data, width = fixed.tobytes(), self.width
-        numbers = [data[at : at + width] for at in range(0, len(data), width)] if width else [b""] * rows.num_rows
-        texts = [rows.column(each.name).to_pylist() for each in self._texts]
-        joined = ["\0".join(row).encode() for row in zip(*texts, strict=True)] if texts else [b""] * rows.num_rows
+        nothing = [b""] * rows.num_rows
+        numbers = fixed.view(f"V{self.width}").tolist() if self.width else nothing
+        texts = [rows.column(each.name) for each in self._texts]
+        joined = pc.binary_join_element_wise(*texts, "\0").cast(pa.binary()).to_pylist() if texts else nothing
         return list(zip(numbers, joined, strict=True))
 
     def join(self, numbers: list[bytes], texts: list[bytes]) -> dict[str, pa.Array]:
@@ -73,9 +74,9 @@ class _Half:
         for each in self._fixed:
             native = fixed[each.name].astype(self._record[each.name].newbyteorder("="))
             found[each.name] = pa.array(native).cast(each.type)
-        rows = [text.decode().split("\0") for text in texts] if self._texts else []
+        rows = pc.split_pattern(pa.array(texts, pa.string()), "\0") if self._texts else None
         for place, each in enumerate(self._texts):
-            found[each.name] = pa.array([row[place] for row in rows], pa.string())
+            found[each.name] = pc.list_element(rows, place)
         return found
 
 

@@ -124,7 +124,7 @@ BROAD = Shape(
     _wide_rows,
     few=tuple(name for name in _WIDE.names if name.startswith("kind")),
     random=tuple(name for name in _WIDE.names if name.startswith(("big", "real"))),
-    base_rows=200_000,  # about 80 MB in memory; the plain base takes 60
+    base_rows=200_000,  # 103 MB in memory
     commit_rows=2_000,
 )
 OTHERS = (NAMED, TIMED, BROAD)

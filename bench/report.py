@@ -31,19 +31,24 @@ BASE, STRING, COMPOSITE, WIDE, LARGE = SHAPES = (
 )
 """What the rows of a figure are like; the first is an int64, a float64 and a short string, of the usual number."""
 _OF_ANY_SHAPE = ("P1", "P2", "P3", "P4", "P5", "P7", "P8", "P10")
-WHOLE = {
-    BASE: (*(f"P{number}" for number in range(1, 17)), "P18"),
+_WHOLE = {
+    BASE: tuple(f"P{number}" for number in range(1, 17)),
     STRING: _OF_ANY_SHAPE,
     COMPOSITE: _OF_ANY_SHAPE,
     WIDE: _OF_ANY_SHAPE,
     LARGE: ("P1", "P2", "P5", "P7", "P10"),
 }
-"""The rows that each table has at least when a run is whole."""
 PLOTS = "performance"
 CONDITIONS = (
     'Whatever is timed and writes ran with `durability="disk"`, all of it with checksums on, and peers ran at their '
     "documented defaults."
 )
+
+
+def whole(scale: float) -> list[tuple[str, str]]:
+    """The rows (shape and number) that a run has at least when it is whole; below the full size there is no TPC-H."""
+    rows = [(shape, each) for shape, ids in _WHOLE.items() for each in ids]
+    return [*rows, (BASE, "P18")] if scale >= 1 else rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +121,9 @@ class Book:
     def missing(self) -> list[str]:
         """The rows that a whole run has and this one has not."""
         found = {(figure.shape, figure.id) for figure in self.figures}
-        wanted = [(shape, each) for shape, ids in WHOLE.items() for each in ids]
-        return [f"{each}, {shape}" if shape else each for shape, each in wanted if (shape, each) not in found]
+        return [
+            f"{each}, {shape}" if shape else each for shape, each in whole(self.scale) if (shape, each) not in found
+        ]
 
     def complaints(self) -> list[str]:
         """What a run that was to be whole lacks, and what stopped it."""

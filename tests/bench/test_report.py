@@ -10,7 +10,7 @@ import pypaimon_peer
 import pytest
 from pairs import ratio
 from plots import Panel, Plot, at, draw
-from report import BASE, LARGE, STRING, WHOLE, Book, Figure, Target, write_between
+from report import BASE, LARGE, STRING, Book, Figure, Target, whole, write_between
 
 BESIDE = Target("epochlog", "peer", 0.5, "≤ 1/2")
 MARKED = "before\n<!-- figures: begin -->\nold\n<!-- figures: end -->\nafter\n"
@@ -81,12 +81,12 @@ def test_figures_are_in_the_file_of_results_as_soon_as_they_are_known_and_what_i
 
 def test_a_run_is_whole_when_every_row_of_every_table_is_there() -> None:
     book = Book()
-    for shape, ids in WHOLE.items():
-        for name in ids:
-            assert book.missing()
-            book.add(figure(name, 1, 2, shape))
+    for shape, name in whole(1):
+        assert book.missing()
+        book.add(figure(name, 1, 2, shape))
     assert book.missing() == [] and book.complaints() == []
-    assert {f"P{number}" for number in range(1, 17)} <= set(WHOLE[BASE])
+    assert {(BASE, f"P{number}") for number in range(1, 17)} <= set(whole(0.1))
+    assert set(whole(1)) - set(whole(0.1)) == {(BASE, "P18")}
 
 
 def test_the_report_is_written_between_its_markers_with_the_plots_beside_it(tmp_path: Path) -> None:
