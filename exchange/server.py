@@ -193,7 +193,10 @@ class _Door(flight.FlightServerBase):
             name, _, rest = command[:MAX_COMMAND].partition(b":")
             service = self._exchanges.get(name)
             if service is None or len(command) > MAX_COMMAND:
-                raise InvalidInput(f"this server has no exchange {name[:40]!r}")
+                raise InvalidInput(
+                    f"this server has no exchange {name[:40]!r}; if the client is one of epochlog, its version is another "
+                    "than the server's: bring both to the same"
+                )
             _require(context, service.role)
             call = self._call(context)
             line = Line(reader, writer, call.hang_up, call.peer, service.limit)

@@ -171,7 +171,7 @@ def _newest(piece: _Piece) -> tuple[np.ndarray | None, bool]:
     winners = winners + count
     replacing = hits & (winners >= count + piece.older) if piece.older else hits
     indices = _room(count)
-    indices[:] = np.arange(count) if count > PIECE_ROWS else _COUNTED[:count]
+    indices[:] = _COUNTED[:count]
     indices[places[replacing]] = winners[replacing]
     if hits.all():
         return indices, True

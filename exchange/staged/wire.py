@@ -23,8 +23,8 @@ MAX_FIELDS = 1 << 20
 """Bytes of a message."""
 FILE = pa.schema([pa.field("file", pa.uint8(), nullable=False)])
 """The column in which a file travels."""
-PUSH, MAIL = b"staged.push", b"staged.mail"
-"""The names of the exchanges."""
+PUSH, MAIL = b"staged.push.2", b"staged.mail.2"
+"""The names of the exchanges, with the version of what they carry: a client of another one is told so at once."""
 MAX_NUMBER = (1 << 63) - 1
 MAX_STAGE = 1 << 31
 MAX_TEXT = 4_000

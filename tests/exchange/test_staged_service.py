@@ -49,6 +49,23 @@ pack = wire.pack
 
 
 @local
+@pytest.mark.parametrize("name", ["PUSH", "MAIL"])
+def test_a_client_that_speaks_another_version_is_told_so_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A batch travelled in its message once; such a client tried again for its whole patience, and blamed the server."""
+    with served(tmp_path) as (_, server), client(server) as ex:
+        ex.declare("join", {0: ["probe"]})
+        monkeypatch.setattr(wire, name, getattr(wire, name).removesuffix(b".2"))
+        with pytest.raises(el.InvalidInput, match="bring both to the same"):
+            if name == "PUSH":
+                ex.push("probe", 0, 0, batch("probe", 0))
+                ex.flush()
+            else:
+                next(ex.consume("join", incarnation=1))
+
+
+@local
 def test_a_push_waits_for_room_and_gives_up_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(tmp_path) as (store, server), client(server) as ex:
         ex.declare("join", {0: ["probe"]}, budget=3 * BIG)

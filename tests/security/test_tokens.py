@@ -31,8 +31,8 @@ pytestmark = pytest.mark.local_only
 ROLES = {
     "exchange control": Role.WRITE,
     "exchange subscribe": Role.READ,
-    "exchange staged.push": Role.WRITE,
-    "exchange staged.mail": Role.WRITE,
+    "exchange staged.push.2": Role.WRITE,
+    "exchange staged.mail.2": Role.WRITE,
     "action checkpoint": Role.WRITE,
     "action stop": Role.WRITE,
     "action staged.declare": Role.WRITE,
