@@ -194,8 +194,8 @@ class _Door(flight.FlightServerBase):
             service = self._exchanges.get(name)
             if service is None or len(command) > MAX_COMMAND:
                 raise InvalidInput(
-                    f"this server has no exchange {name[:40]!r}; if the client is one of epochlog, its version is another "
-                    "than the server's: bring both to the same"
+                    f"this server has no exchange {name[:40]!r}; if the client is one of epochlog, its version is "
+                    "another than the server's: bring both to the same"
                 )
             _require(context, service.role)
             call = self._call(context)

@@ -53,16 +53,17 @@ pack = wire.pack
 def test_a_client_that_speaks_another_version_is_told_so_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """A batch travelled in its message once; such a client tried again for its whole patience, and blamed the server."""
+    """A batch travelled in its message once; such a client tried again for all its patience, and blamed the server."""
     with served(tmp_path) as (_, server), client(server) as ex:
         ex.declare("join", {0: ["probe"]})
         monkeypatch.setattr(wire, name, getattr(wire, name).removesuffix(b".2"))
+
+        def push() -> None:
+            ex.push("probe", 0, 0, batch("probe", 0))
+            ex.flush()
+
         with pytest.raises(el.InvalidInput, match="bring both to the same"):
-            if name == "PUSH":
-                ex.push("probe", 0, 0, batch("probe", 0))
-                ex.flush()
-            else:
-                next(ex.consume("join", incarnation=1))
+            push() if name == "PUSH" else next(ex.consume("join", incarnation=1))
 
 
 @local
