@@ -23,7 +23,6 @@ from report import LARGE, Book, Figure, Target
 import epochlog as el
 
 LARGER = replace(PLAIN, name=LARGE, base_rows=20_000_000, commit_rows=200_000)
-PIECES = 10
 DRIVER = Path(__file__).with_name("large_driver.py")
 COMMITTED, REPLAYED = "durable commit of 200,000 upserts", "Flight replay of the whole log, one stream"
 READ = {state: f"read the whole table {state}" for state in (BEFORE, AFTER)}
@@ -49,10 +48,8 @@ class Course:
         self.figures: list[Figure] = []
 
     def run(self) -> None:
-        size = len(self._base) // PIECES
-        for start in range(0, len(self._base), size):
-            for store in (self._ours, self._delta):
-                store.load(self._base.slice(start, size))
+        for store in (self._ours, self._delta):
+            store.load(self._base)
         samples: Samples = {OURS: [], DELTA: []}
         for place, rows in enumerate(self._commits):
             for name in turned([OURS, DELTA], place):

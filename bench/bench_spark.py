@@ -63,11 +63,37 @@ class Driver:
         self.process.wait()
 
 
+class Sessions:
+    """Drivers by their kind, each started when it is asked for. Below the full size the bench files share them: a start
+    takes longer than what is measured then.
+    """
+
+    def __init__(self, folder: Path, *, shared: bool) -> None:
+        self._folder, self._shared, self._started = folder, shared, 0
+        self._drivers: dict[str, Driver] = {}
+
+    def of(self, kind: str) -> Driver:
+        if kind not in self._drivers:
+            self._started += 1
+            self._drivers[kind] = Driver.start(kind, self._folder / f"{kind}-{self._started}")
+        return self._drivers[kind]
+
+    def done(self) -> None:
+        """Whoever asks next gets new ones, unless they are shared."""
+        if not self._shared:
+            self.stop()
+
+    def stop(self) -> None:
+        for driver in self._drivers.values():
+            driver.stop()
+        self._drivers.clear()
+
+
 class Course:
     """Two sessions that stay up; each round runs all four queries, one after another, each from its beginning."""
 
-    def __init__(self, folder: Path, scale: float) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, scale: float, sessions: Sessions) -> None:
+        self._folder, self._sessions = folder, sessions
         self._rounds = 8 if scale >= 1 else 1
         self._warm_up, self._batches = (WARM_UP, BATCHES) if scale >= 1 else FEW
         work = make_workload(scale, self._warm_up + self._batches + 1)
@@ -77,11 +103,10 @@ class Course:
         table = self._store.create_table("rows", SCHEMA, primary_key=["id"])
         for rows in work.commits[:-1]:
             table.upsert(rows)
-        self._drivers: dict[str, Driver] = {}
 
     def run(self) -> Samples:
         for kind in ("user", "epochlog"):
-            self._drivers[kind] = Driver.start(kind, self._folder / kind)
+            self._sessions.of(kind)  # both start meanwhile
         samples: Samples = {name: [] for name in LEGS}
         for place in range(-1 if self._rounds > 1 else 0, self._rounds):  # the first of several rounds warms up
             for name in turned(list(LEGS), place):
@@ -97,18 +122,17 @@ class Course:
         order["checkpoint"] = checkpoint
         if query == "epochlog":
             out = self._store.create_table(f"out_{label.replace('-', '_')}", SCHEMA, primary_key=["id"])
-            took = self._drivers[kind].order(**order, store=self._store.root, into=out.name)
+            took = self._sessions.of(kind).order(**order, store=self._store.root, into=out.name)
             assert same_rows(out.to_arrow(), self._wanted), f"{name} wrote other rows"
         else:
             into = self._folder / f"out-{label}"
-            took = self._drivers[kind].order(**order, into=str(into))
+            took = self._sessions.of(kind).order(**order, into=str(into))
             rows = sum(pq.read_metadata(path).num_rows for path in committed_files(into))
             assert rows % self._rows == 0 and rows >= (self._warm_up + self._batches) * self._rows
         return took
 
     def close(self) -> None:
-        for driver in self._drivers.values():
-            driver.stop()
+        self._sessions.done()
         self._store.close()
 
 
@@ -125,8 +149,8 @@ def committed_files(folder: Path) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> Samples:
-    course = Course(tmp_path_factory.mktemp("spark"), scale)
+def measured(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book, sessions: Sessions) -> Samples:
+    course = Course(tmp_path_factory.mktemp("spark"), scale, sessions)
     try:
         samples = course.run()
     finally:

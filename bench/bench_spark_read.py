@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from bench_spark import Driver
+from bench_spark import Driver, Sessions
 from contenders import same_rows
 from data import OTHERS, PLAIN, Shape
 from pairs import ReplayClock, Samples, turned
@@ -69,7 +69,7 @@ class Filled:
         return samples
 
 
-def measured_figures(factory: pytest.TempPathFactory, scale: float) -> list[Figure]:
+def measured_figures(factory: pytest.TempPathFactory, scale: float, sessions: Sessions) -> list[Figure]:
     rows = max(1000, round(ROWS * scale))
     rounds, warm_up = (15, WARM_UP) if scale >= 1 else (1, FEW)
     folder = factory.mktemp("spark_read")
@@ -78,7 +78,7 @@ def measured_figures(factory: pytest.TempPathFactory, scale: float) -> list[Figu
     others[LARGER] = Filled(folder / LARGE, LARGER, max(1000, round(LARGER_ROWS * scale)))
     found = []
     for kind in ("epochlog", "user"):  # one session at a time: each keeps its workers and its cores busy
-        driver = Driver.start(kind, folder / kind)
+        driver = sessions.of(kind)
         try:
             samples |= plain.measure(driver, kind, rounds, warm_up)
             for shape, filled in others.items() if kind == "epochlog" else ():
@@ -92,7 +92,7 @@ def measured_figures(factory: pytest.TempPathFactory, scale: float) -> list[Figu
                 peak = {"epochlog": [workers.peak_mib]}
                 found.append(Figure("P7", "peak memory of a Python worker that reads", peak, (BOUND,), "MiB", LARGE))
         finally:
-            driver.stop()
+            sessions.done()
     return [Figure("P7", f"Spark batch read of {rows / 1e6:g} M rows into noop", samples, TARGETS), *found]
 
 
@@ -147,8 +147,10 @@ def text_of(path: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> dict[str, Figure]:
-    figures = measured_figures(tmp_path_factory, scale)
+def measured(
+    tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book, sessions: Sessions
+) -> dict[str, Figure]:
+    figures = measured_figures(tmp_path_factory, scale, sessions)
     for figure in figures:
         book.add(figure)
     return {figure.shape: figure for figure in reversed(figures)}  # of two of a shape, the one that was timed

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 
 import pytest
+from bench_spark import Sessions
 from pairs import ReplayClock
 from report import Book, command_line
 
@@ -110,6 +112,14 @@ def scale(pytestconfig: pytest.Config) -> float:
 
 def _scale(config: pytest.Config) -> float:
     return float(config.getoption("scale") or 1)
+
+
+@pytest.fixture(scope="session")
+def sessions(tmp_path_factory: pytest.TempPathFactory, scale: float) -> Iterator[Sessions]:
+    """The Spark sessions that are up."""
+    found = Sessions(tmp_path_factory.mktemp("sessions"), shared=scale < 1)
+    yield found
+    found.stop()
 
 
 @pytest.fixture
