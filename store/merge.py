@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .keys import last_of_each, search, sort_indices
+from .keys import Key, last_of_each, search, sort_indices
 from .threads import each
 
 PIECE_ROWS = 1 << 16
@@ -75,7 +76,7 @@ def fold(sources: Sequence[Rows], *, keep_tombstones: bool = False) -> Rows:
     Costs a sort of all but the largest source, their search in that one, and a copy of those of its pieces that they
     touch. Without `keep_tombstones` tombstones and what they delete go.
     """
-    filled = [source for source in sources if len(source)] or list(sources[:1])
+    filled = _levels(sources)
     if len(filled) == 1:
         return _without_tombstones(filled[0], keep_tombstones)
     keys, data, marks = _woven(filled, keep_tombstones=keep_tombstones)
@@ -85,10 +86,26 @@ def fold(sources: Sequence[Rows], *, keep_tombstones: bool = False) -> Rows:
 
 def fold_data(sources: Sequence[Rows]) -> pa.Table:
     """The columns of `fold` without tombstones, and without the cost of its keys."""
-    filled = [source for source in sources if len(source)] or list(sources[:1])
+    filled = _levels(sources)
     if len(filled) == 1:
         return _without_tombstones(filled[0], False).data
     return _woven(filled, keep_tombstones=False, want_keys=False)[1]
+
+
+def _levels(sources: Sequence[Rows]) -> list[Rows]:
+    """The sources that have rows (at least one source), oldest first; neighbours in age whose key ranges lie apart are
+    one: rows that are only ever appended need no merge however many commits brought them.
+    """
+    levels: list[list[tuple[Key, Key, Rows]]] = []
+    for rows in [source for source in sources if len(source)]:
+        low, high = rows.keys[0].as_py(), rows.keys[len(rows) - 1].as_py()
+        level = levels[-1] if levels and levels[-1][0][2].keys.type == rows.keys.type else []
+        at = bisect_left(level, low, key=lambda part: part[0])
+        if level and (at == 0 or level[at - 1][1] < low) and (at == len(level) or high < level[at][0]):
+            level.insert(at, (low, high, rows))
+        else:
+            levels.append([(low, high, rows)])
+    return [joined([rows for _, _, rows in level]) for level in levels] or list(sources[:1])
 
 
 def lookup(sorted_keys: pa.Array, needles: pa.Array) -> np.ndarray:

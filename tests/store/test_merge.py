@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from epochlog.store import merge as kernels
 from epochlog.store.keys import is_sorted_unique, search
-from epochlog.store.merge import Rows, lookup, merge, newest_wins, sorted_unique
+from epochlog.store.merge import Rows, fold, fold_data, lookup, merge, newest_wins, sorted_unique
 from rowsets import KEYED, WIDE, Keyed, wide_rows
 
 pytestmark = pytest.mark.local_only
@@ -131,6 +131,32 @@ def test_untouched_pieces_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> Non
     here = base.data["v"].chunk(0).buffers()[1].address
     shared = [chunk.buffers()[1].address == here for chunk in got.data["v"].chunks]
     assert shared == [True, False, True, True]
+
+
+@kinds
+def test_sources_of_key_ranges_that_lie_apart_are_put_side_by_side(keyed: Keyed) -> None:
+    """What is only ever appended, in whatever order, needs no merge; what meets it does, newest wins."""
+
+    @settings(max_examples=40)
+    @given(st.lists(st.tuples(st.integers(0, 8), CHANGES), min_size=1, max_size=8))
+    def run(placed: list[tuple[int, list[tuple[int, int | None]]]]) -> None:
+        sources = [[(place * 5 + n % 5, value) for n, value in changes] for place, changes in placed]
+        rows = [keyed.rows(source) for source in sources]
+        state = model(keyed, *sources)
+        check(keyed, fold(rows, keep_tombstones=True), list(state.items()))
+        check(keyed, fold(rows), live(state))
+        assert keyed.plain(Rows(fold(rows).keys, fold_data(rows))) == live(state)
+
+    run()
+
+
+def test_appended_sources_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    keyed = KEYED["int64"]
+    monkeypatch.setattr(kernels, "_woven", None)
+    parts = [keyed.rows([(n, n) for n in range(at, at + 3)]) for at in (10, 0, 20, 3)]
+    got = fold_data(parts)
+    assert got["v"].to_pylist() == [0, 1, 2, 3, 4, 5, 10, 11, 12, 20, 21, 22]
+    assert got["v"].chunk(0).buffers()[1].address == parts[1].data["v"].chunk(0).buffers()[1].address
 
 
 def test_one_side_empty() -> None:
