@@ -65,11 +65,12 @@ def verified(files: Files, path: str, size: int, crc32: int, *, again: bool = Fa
     return data
 
 
-def compression(files: Files) -> Literal["lz4", "zstd"]:
-    """What data files are compressed with: where bytes cross a network the fewest count, on a disk of this machine how
-    fast they are read; there lz4 is decoded in half of zstd's time or less. Files of either kind are read anywhere.
+def compression(files: Files, *, seldom_read: bool = False) -> Literal["lz4", "zstd"]:
+    """What data files are compressed with: where bytes cross a network, and where hardly anybody reads, the fewest
+    count; else, on a disk of this machine, how fast they are read: lz4 is decoded in half of zstd's time or less. Files
+    of either kind are read anywhere.
     """
-    return "zstd" if files.remote else "lz4"
+    return "zstd" if files.remote or seldom_read else "lz4"
 
 
 def identity(files: Files, path: str, size: int, crc32: int) -> Name:

@@ -126,11 +126,13 @@ def write_part(
     """
     assert len(rows), "a part has rows"
     table = file_table(schema, codec, rows, (EPOCH, UNTIL) if history else (EPOCH,))
-    sink, packed = pa.BufferOutputStream(), compression(files) == "zstd"
+    sink, squeezed = pa.BufferOutputStream(), compression(files, seldom_read=history)
     per_column: dict[str, Any] = {
         "use_dictionary": [field.name for field in table.schema if _repeats(table, field)],
-        "column_encoding": {f.name: way for f in table.schema if (way := _encoding(table, codec, f, packed=packed))},
-        "compression": _compression(table, codec, compression(files)),
+        "column_encoding": {
+            f.name: way for f in table.schema if (way := _encoding(table, codec, f, packed=squeezed == "zstd"))
+        },
+        "compression": _compression(table, codec, squeezed),
         "write_statistics": [field.name for field in table.schema if not _may_hold_nan(field.type)],
     }
     pq.write_table(
