@@ -44,8 +44,8 @@ def throughput(folder: Path, scale: float, shape: Shape = PLAIN) -> Samples:
 
 
 class Amplification:
-    """Bytes that compaction and commits write for each byte that commits bring, as Arrow has it in memory; bytes kept for
-    each byte of one Parquet file (zstd) of the live rows.
+    """Bytes that compaction and commits write for each byte that commits bring, as Arrow has it in memory; bytes kept
+    for each byte of one Parquet file (zstd) of the live rows.
 
     Now and then all files are counted, and those that nothing reaches deleted. The log is left out of what is kept.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,8 +38,8 @@ LEGS = [
 class Course:
     """Load, 20 commits, reads, replay, compaction, reads."""
 
-    def __init__(self, folder: Path, scale: float) -> None:
-        self._folder, self._rounds = folder, 3 if scale >= 1 else 1
+    def __init__(self, folder: Path, scale: float, told: Callable[[Figure], None]) -> None:
+        self._folder, self._told, self._rounds = folder, told, 3 if scale >= 1 else 1
         chance, upserts = np.random.default_rng(1), max(10, round(LARGER.commit_rows * scale))
         self._base = make_workload(scale, 0, shape=LARGER).base
         self._commits = tuple(make_commit(len(self._base), upserts, place, chance) for place in range(COMMITS))
@@ -68,6 +69,7 @@ class Course:
 
     def _note(self, name: str, what: str, samples: Samples, targets: tuple[Target, ...], unit: str = "ms") -> None:
         self.figures.append(Figure(name, what, samples, targets, unit, LARGE))
+        self._told(self.figures[-1])
 
     def _reads(self, state: str) -> None:
         for who in (self._ours, self._delta):
@@ -96,13 +98,11 @@ class Course:
 
 @pytest.fixture(scope="module")
 def figures(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> dict[str, Figure]:
-    course = Course(tmp_path_factory.mktemp("large"), scale)
+    course = Course(tmp_path_factory.mktemp("large"), scale, book.add)
     try:
         course.run()
     finally:
         course.close()
-    for figure in course.figures:
-        book.add(figure)
     return {figure.what: figure for figure in course.figures}
 
 

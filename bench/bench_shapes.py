@@ -24,9 +24,9 @@ LEGS = [
 ]
 
 
-def measured(factory: pytest.TempPathFactory, shape: Shape, scale: float) -> dict[str, Figure]:
+def measured(factory: pytest.TempPathFactory, shape: Shape, scale: float, book: Book) -> dict[str, Figure]:
     rounds = 7 if scale >= 1 else 1
-    course = Course(factory.mktemp("store"), scale, shape)
+    course = Course(factory.mktemp("store"), scale, book.add, shape)
     try:
         course.run()
     finally:
@@ -37,17 +37,14 @@ def measured(factory: pytest.TempPathFactory, shape: Shape, scale: float) -> dic
     speed = Target(OURS, ALONE, 2.5, "≤ 2.5 (0.4 of its throughput)")
     took = throughput(factory.mktemp("compaction"), scale, shape)
     found[COMPACTED] = Figure("P10", COMPACTED, took, (speed,), shape=shape.name)
+    for what in (FED, REPLAYED, COMPACTED):
+        book.add(found[what])
     return found
 
 
 @pytest.fixture(scope="module")
 def figures(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> dict[str, dict[str, Figure]]:
-    found = {}
-    for shape in OTHERS:
-        found[shape.name] = measured(tmp_path_factory, shape, scale)
-        for figure in found[shape.name].values():
-            book.add(figure)
-    return found
+    return {shape.name: measured(tmp_path_factory, shape, scale, book) for shape in OTHERS}
 
 
 @pytest.mark.parametrize(("shape", "what", "who"), LEGS)

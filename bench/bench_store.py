@@ -11,13 +11,11 @@ from report import Book, Figure
 
 @pytest.fixture(scope="module")
 def figures(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> dict[str, Figure]:
-    course = Course(tmp_path_factory.mktemp("store"), scale)
+    course = Course(tmp_path_factory.mktemp("store"), scale, book.add)
     try:
         course.run()
     finally:
         course.close()
-    for figure in course.figures:
-        book.add(figure)
     return {figure.what: figure for figure in course.figures}
 
 

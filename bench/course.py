@@ -16,7 +16,7 @@ from contenders import Contender, Delta, Epochlog, Lance, same_rows
 from data import COMMITS, PLAIN, Shape, Workload, expected, make_workload
 from file_peers import IPC, IPC_PLAIN, PARQUET, PARQUET_DEFAULTS, IpcFile, ParquetFile
 from pairs import Samples, measure, timed, turned
-from pypaimon_peer import PAIMON, Paimon, paimon_here, why_absent
+from pypaimon_peer import PAIMON, Paimon, why_absent
 from report import Figure, Target
 
 OURS, DELTA, LANCE, ROCKS, LMDB = (who.name for who in (Epochlog, Delta, Lance, Rocks, Lmdb))
@@ -44,17 +44,18 @@ def lance_is_asked(count: int, shape: Shape) -> bool:
 class Course:
     """The plain shape meets every peer and goes the whole way; the others the first part, beside fewer."""
 
-    def __init__(self, folder: Path, scale: float, shape: Shape = PLAIN) -> None:
-        self._folder, self._shape, plain = folder, shape, shape is PLAIN
+    def __init__(self, folder: Path, scale: float, told: Callable[[Figure], None], shape: Shape = PLAIN) -> None:
+        self._folder, self._shape, self._told, plain = folder, shape, told, shape is PLAIN
         self._rounds = (15 if plain else 7) if scale >= 1 else (3 if plain else 1)
         self._warm_rounds, self._singles = (WARM_ROUNDS, SINGLES) if scale >= 1 else (1, 10)
         self._work: Workload = make_workload(scale, 2 * COMMITS if plain else COMMITS, shape=shape)
         self._ours, self._delta = Epochlog(folder / "e", shape), Delta(folder / "d", shape)
         self._lance, self._rocks = Lance(folder / "n", shape), Rocks(folder / "r", shape)
         self._lmdb = Lmdb(folder / "m", shape) if plain else None
-        self._paimon = Paimon(folder / "p", shape) if plain and paimon_here() else None
+        why = why_absent() if plain else None
+        self._paimon = Paimon(folder / "p", shape) if plain and why is None else None
         self._paimon_commits = COMMITS if scale >= 1 else PAIMON_COMMITS
-        self._absent = {PAIMON: why_absent()} if plain and not self._paimon else {}
+        self._absent = {PAIMON: why} if why is not None else {}
         self._readers: list[Contender] = [self._ours, self._delta, self._lance, self._rocks]
         self.figures: list[Figure] = []
 
@@ -83,6 +84,7 @@ class Course:
     def _note(self, name: str, what: str, samples: Samples, targets: tuple[Target, ...]) -> None:
         absent = self._absent if name == "P1" or (name == "P2" and BEFORE in what) else {}
         self.figures.append(Figure(name, what, samples, targets, shape=self._shape.name, absent=absent))
+        self._told(self.figures[-1])
 
     def _commits(self, stores: Iterable[Contender], commits: tuple[pa.Table, ...]) -> Samples:
         by_name = {store.name: store for store in stores}
@@ -146,6 +148,7 @@ class Course:
                 if place == -self._warm_rounds:
                     found = [who.get(one) for one in given]
                     assert [len(rows) for rows in found] == [len(rows) for rows in asked[:calls]], name
+                    assert not any(row is None for rows in found if isinstance(rows, list) for row in rows), name
                     continue
                 took = timed(partial(_each, who.get, given)) / calls
                 if place >= 0:

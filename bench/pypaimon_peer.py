@@ -17,17 +17,18 @@ PAIMON = "pypaimon"
 DRIVER = Path(__file__).with_name("pypaimon_driver.py")
 
 
-def paimon_here() -> bool:
-    return Path(os.environ.get(VARIABLE, "")).is_file()
-
-
-def why_absent() -> str:
-    """Where scripts/setup_pypaimon.sh could not make the environment, it says why in a file there."""
+def why_absent() -> str | None:
+    """Why it cannot take part, None where it can. Where scripts/setup_pypaimon.sh could not make the environment, it
+    says why in a file there.
+    """
     named = os.environ.get(VARIABLE)
     failed = Path(named).parents[1] / "failed" if named else None
     if failed and failed.exists():
         return f"could not be installed: {failed.read_text('utf-8').strip()}"
-    return f"left out: {VARIABLE} does not name the Python of an environment with pypaimon"
+    if not named or not Path(named).is_file():
+        return f"left out: {VARIABLE} does not name the Python of an environment with pypaimon"
+    told = subprocess.run([named, "-c", "import pypaimon"], capture_output=True, text=True, check=False)
+    return f"cannot be imported: {told.stderr.strip().splitlines()[-1]}" if told.returncode else None
 
 
 class Paimon:

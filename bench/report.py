@@ -10,6 +10,7 @@ import shlex
 import statistics
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -30,25 +31,27 @@ BASE, STRING, COMPOSITE, WIDE, LARGE = SHAPES = (
     "20 M rows",
 )
 """What the rows of a figure are like; the first is an int64, a float64 and a short string, of the usual number."""
-_OF_ANY_SHAPE = ("P1", "P2", "P3", "P4", "P5", "P7", "P8", "P10")
+_OF_ANY_SHAPE = {"P1": 1, "P2": 2, "P3": 2, "P4": 1, "P5": 1, "P7": 1, "P8": 6, "P10": 1}
+_SEVERAL = {"P2": 3, "P3": 2, "P8": 6, "P9": 3, "P10": 3, "P14": 2, "P15": 3, "P16": 2}
 _WHOLE = {
-    BASE: tuple(f"P{number}" for number in range(1, 17)),
+    BASE: {name: _SEVERAL.get(name, 1) for name in (f"P{number}" for number in range(1, 17))},
     STRING: _OF_ANY_SHAPE,
     COMPOSITE: _OF_ANY_SHAPE,
     WIDE: _OF_ANY_SHAPE,
-    LARGE: ("P1", "P2", "P5", "P7", "P10"),
+    LARGE: {"P1": 1, "P2": 6, "P5": 3, "P7": 2, "P10": 2},
 }
 PLOTS = "performance"
 CONDITIONS = (
-    'Whatever is timed and writes ran with `durability="disk"`, all of it with checksums on, and peers ran at their '
-    "documented defaults."
+    'Whatever is timed and writes ran with `durability="disk"`. Checksums are on: of all that is written, '
+    "and of a file when a process first reads it, which is before the clock starts where reads are repeated. "
+    "Peers ran at their documented defaults."
 )
 
 
-def whole(scale: float) -> list[tuple[str, str]]:
-    """The rows (shape and number) that a run has at least when it is whole; below the full size there is no TPC-H."""
-    rows = [(shape, each) for shape, ids in _WHOLE.items() for each in ids]
-    return [*rows, (BASE, "P18")] if scale >= 1 else rows
+def whole(scale: float) -> dict[tuple[str, str], int]:
+    """How many figures of each kind (shape and number) a whole run has; below the full size there is no TPC-H."""
+    rows = {(shape, each): count for shape, counts in _WHOLE.items() for each, count in counts.items()}
+    return rows | {(BASE, "P18"): 1} if scale >= 1 else rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +123,11 @@ class Book:
 
     def missing(self) -> list[str]:
         """The rows that a whole run has and this one has not."""
-        found = {(figure.shape, figure.id) for figure in self.figures}
+        found = Counter((figure.shape, figure.id) for figure in self.figures)
+        lacking = {kind: count for kind, count in whole(self.scale).items() if found[kind] < count}
         return [
-            f"{each}, {shape}" if shape else each for shape, each in whole(self.scale) if (shape, each) not in found
+            f"{each}{f' ({found[shape, each]} of {count})' if count > 1 else ''}{f', {shape}' if shape else ''}"
+            for (shape, each), count in lacking.items()
         ]
 
     def complaints(self) -> list[str]:
@@ -164,6 +169,7 @@ class Book:
                 "",
                 f"Measured at {size}, in one run of {took}. To measure again: `{command}`. {CONDITIONS}",
                 "",
+                *(f"- **Not a whole run**, {line}" for line in self.complaints()),
                 *(f"- {line}" for line in [*environment(), load(self.load_at_start)]),
                 *(line for plot in self.plots for line in ("", f"![{plot.title}]({PLOTS}/{plot.file})")),
                 "",
@@ -319,7 +325,7 @@ def _java() -> str | None:
 def _revision() -> str | None:
     try:
         told = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"],
+            ["git", "describe", "--always", "--dirty"],
             capture_output=True, text=True, check=False, cwd=Path(__file__).parent,
         )  # fmt: skip
     except OSError:
