@@ -20,7 +20,7 @@ LEGS += [f"{view}, {how}" for view in VIEWS for how in ("by changes", "made anew
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> Samples:
     folder = tmp_path_factory.mktemp("tpch")
-    rounds = 5 if scale >= 1 else 1
+    rounds = 2 if scale >= 1 else 1
     command = [sys.executable, str(DRIVER), str(folder), f"{scale:g}", str(rounds)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
