@@ -206,6 +206,14 @@ def test_what_crosses_a_network_is_written_small_and_what_does_not_to_be_read_fa
                 assert keyed.plain(read(reader, copied, keyed)) == keyed.plain(rows)
 
 
+def test_history_is_written_small_on_a_local_disk_too(tmp_path: Path) -> None:
+    keyed, files = KEYED["int64"], LocalFiles(str(tmp_path))
+    rows = keyed.rows([(n, n) for n in range(1000)])
+    stamped = with_epochs(rows, [1] * 1000, [2] * 1000)
+    write_part(files, PATH, keyed.schema, keyed.codec, stamped, history=True)
+    assert pq.ParquetFile(files.read(PATH)).metadata.row_group(0).column(2).compression == "ZSTD"
+
+
 def test_repeated_strings_get_a_dictionary(tmp_path: Path) -> None:
     keyed, files = KEYED["int64"], LocalFiles(str(tmp_path))
     data = pa.table({"id": range(1000), "v": range(1000), "w": ["a" if n % 2 else "b" for n in range(1000)]})
