@@ -130,7 +130,7 @@ def figures(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) 
         Figure("P10", WRITTEN, {OURS: [written]}, limits[:1], "×"),
         Figure("P10", KEPT, {OURS: [kept]}, limits[1:], "×"),
     ]
-    book.plots.append(told.plot())
+    book.plot(told.plot())
     for figure in found:
         book.add(figure)
     return found

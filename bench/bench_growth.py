@@ -198,7 +198,7 @@ def figures(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) 
     }
     for figure in found.values():
         book.add(figure)
-    book.plots.append(told.plot())
+    book.plot(told.plot())
     return found
 
 

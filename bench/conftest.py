@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
@@ -39,12 +40,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=ROOT / ".benchmarks" / "figures.json",
         help="write all samples into this file as they come (default: .benchmarks/figures.json)",
     )
+    group.addoption(
+        "--go-on",
+        type=Path,
+        default=None,
+        metavar="RESULTS",
+        help="begin with the figures of a run that ended early; name the bench files that are still to run",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if _scale(config) < 1:  # a short run would spend most of its time on compiling what Spark does for a long one
         os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
     book = config.stash[BOOK] = Book(_scale(config), config.getoption("results"))
+    if (left := config.getoption("go_on")) is not None:
+        book.go_on(left)
     config.pluginmanager.register(Course(book, config), "epochlog-bench-course")
 
 
@@ -120,6 +130,15 @@ def sessions(tmp_path_factory: pytest.TempPathFactory, scale: float) -> Iterator
     found = Sessions(tmp_path_factory.mktemp("sessions"), shared=scale < 1)
     yield found
     found.stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a bench file wrote goes when it ends: all of them together are tens of gigabytes."""
+    yield
+    for folder in tmp_path_factory.getbasetemp().iterdir():
+        if not folder.name.startswith("sessions"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

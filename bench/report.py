@@ -19,7 +19,7 @@ from pathlib import Path
 from time import perf_counter
 
 from pairs import Samples, ratio
-from plots import Plot, draw
+from plots import Panel, Plot, draw
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 PACKAGES = ("deltalake", "duckdb", "lmdb", "numpy", "pyarrow", "pylance", "pyspark", "rocksdict")
@@ -98,11 +98,33 @@ class Book:
     figures: list[Figure] = field(default_factory=list)
     plots: list[Plot] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)  # bench files, and what stopped them
+    earlier: list[str] = field(default_factory=list)  # revisions of the runs that this one goes on with
     load_at_start: float = field(default_factory=lambda: os.getloadavg()[0])
     started_s: float = field(default_factory=perf_counter)
 
+    def go_on(self, path: Path) -> None:
+        """Begin with what a run has left that ended early, on the same machine and of the same scale; what is measured
+        again takes its place. ValueError for any other file.
+        """
+        told = json.loads(path.read_text("utf-8"))
+        here = list(environment())
+        if told["scale"] != self.scale or told["environment"][::2] != here[::2]:
+            there = f"{told['scale']:g}; {told['environment']}, not {self.scale:g}; {here}"
+            raise ValueError(f"{path} is of another scale, machine or versions: {there}")
+        self.earlier = [*told["earlier"], told["environment"][-1].removeprefix("Revision: ")]
+        for kept in told["figures"]:
+            self.figures.append(Figure(**{**kept, "targets": tuple(Target(**target) for target in kept["targets"])}))
+        for kept in told["plots"]:
+            self.plots.append(Plot(**{**kept, "panels": [Panel(**panel) for panel in kept["panels"]]}))
+
     def add(self, figure: Figure) -> None:
-        self.figures = sorted([*self.figures, figure], key=lambda each: (SHAPES.index(each.shape), int(each.id[1:])))
+        kind = figure.shape, figure.id, figure.what
+        others = [each for each in self.figures if (each.shape, each.id, each.what) != kind]
+        self.figures = sorted([*others, figure], key=lambda each: (SHAPES.index(each.shape), int(each.id[1:])))
+        self.save()
+
+    def plot(self, plot: Plot) -> None:
+        self.plots = [*(each for each in self.plots if each.name != plot.name), plot]
         self.save()
 
     def fail(self, file: str, why: str) -> None:
@@ -116,6 +138,7 @@ class Book:
             return
         told = {"scale": self.scale, "environment": environment(), "failures": self.failures}
         told |= {"missing": self.missing(), "figures": [asdict(figure) for figure in self.figures]}
+        told |= {"plots": [asdict(plot) for plot in self.plots], "earlier": self.earlier}
         self.results.parent.mkdir(parents=True, exist_ok=True)
         partial = self.results.with_suffix(".tmp")
         partial.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", "utf-8")
@@ -163,11 +186,15 @@ class Book:
         size = "the full size" if self.scale == 1 else f"{self.scale:g} of the full size: no figures of record"
         took_s = perf_counter() - self.started_s
         took = f"{took_s / 60:.0f} minutes" if took_s >= 90 else f"{took_s:.0f} seconds"
+        runs = f"in one run of {took}"
+        if self.earlier:
+            before = ", ".join(self.earlier)
+            runs = f"in {len(self.earlier) + 1} runs, each going on where the one before had ended (revision {before})"
         return "\n".join(
             [
                 *self.verdicts(),
                 "",
-                f"Measured at {size}, in one run of {took}. To measure again: `{command}`. {CONDITIONS}",
+                f"Measured at {size}, {runs}. To measure again: `{command}`. {CONDITIONS}",
                 "",
                 *(f"- **Not a whole run**, {line}" for line in self.complaints()),
                 *(f"- {line}" for line in [*environment(), load(self.load_at_start)]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -86,9 +87,9 @@ def test_figures_are_in_the_file_of_results_as_soon_as_they_are_known_and_what_i
 def test_a_run_is_whole_when_every_row_of_every_table_is_there() -> None:
     book = Book()
     for (shape, name), count in whole(1).items():
-        for _ in range(count):
+        for number in range(count):
             assert book.missing()
-            book.add(figure(name, 1, 2, shape))
+            book.add(replace(figure(name, 1, 2, shape), what=f"part {number}"))
     assert book.missing() == [] and book.complaints() == []
     assert {(BASE, f"P{number}") for number in range(1, 17)} <= set(whole(0.1))
     assert whole(1).keys() - whole(0.1).keys() == {(BASE, "P18")}
@@ -98,7 +99,7 @@ def test_the_report_is_written_between_its_markers_with_the_plots_beside_it(tmp_
     page, book = tmp_path / "PERFORMANCE.md", Book()
     page.write_text(MARKED)
     book.add(figure("P1", 1, 2))
-    book.plots.append(PLOT)
+    book.plot(PLOT)
     book.write(page, "make bench")
     text = page.read_text()
     assert text.startswith("before\n<!-- figures: begin -->\n| |") and text.endswith("<!-- figures: end -->\nafter\n")
@@ -106,6 +107,23 @@ def test_the_report_is_written_between_its_markers_with_the_plots_beside_it(tmp_
     assert 'durability="disk"' in text and "Checksums are on" in text and "documented defaults" in text
     assert f"pyarrow {pa.__version__}" in text and "Machine: " in text and "To measure again: `make bench`." in text
     assert (tmp_path / "performance" / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_goes_on_with_what_one_that_ended_early_has_left(tmp_path: Path) -> None:
+    left = tmp_path / "left.json"
+    first = Book(1, left)
+    first.plot(PLOT)
+    first.add(figure("P1", 1, 2))
+    first.add(figure("P2", 3, 4))
+    book = Book(1, tmp_path / "all.json")
+    book.go_on(left)
+    assert book.figures == first.figures and book.missing() == first.missing()
+    assert [plot.title for plot in book.plots] == [PLOT.title]
+    book.add(figure("P2", 5, 6))  # measured again
+    assert [each.samples["epochlog"][0] for each in book.figures] == [1, 5]
+    assert "in 2 runs, each going on where the one before had ended" in book.render("make bench")
+    with pytest.raises(ValueError, match="of another scale"):
+        Book(0.1).go_on(left)
 
 
 def test_a_page_without_its_markers_is_left_alone(tmp_path: Path) -> None:
