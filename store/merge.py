@@ -105,7 +105,7 @@ def _levels(sources: Sequence[Rows]) -> list[Rows]:
             level.insert(at, (low, high, rows))
         else:
             levels.append([(low, high, rows)])
-    return [joined([rows for _, _, rows in level]) for level in levels] or list(sources[:1])
+    return [_in_large_chunks(joined([rows for _, _, rows in level])) for level in levels] or list(sources[:1])
 
 
 def lookup(sorted_keys: pa.Array, needles: pa.Array) -> np.ndarray:

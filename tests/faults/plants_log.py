@@ -116,7 +116,7 @@ def later_labels_do_not_see_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> Non
     """Each is compared with the state before the whole commit."""
 
     def replaced(touches: Touches, sorted_: ByKey, state: Rows) -> np.ndarray:
-        return changes.lookup(state, touches.keys)
+        return changes.lookup(state.keys, touches.keys)
 
     monkeypatch.setattr(images, "replaced", replaced)
 

@@ -153,10 +153,13 @@ def test_sources_of_key_ranges_that_lie_apart_are_put_side_by_side(keyed: Keyed)
 def test_appended_sources_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     keyed = KEYED["int64"]
     monkeypatch.setattr(kernels, "_woven", None)
+    monkeypatch.setattr(kernels, "_MIN_CHUNK_ROWS", 3)
     parts = [keyed.rows([(n, n) for n in range(at, at + 3)]) for at in (10, 0, 20, 3)]
     got = fold_data(parts)
     assert got["v"].to_pylist() == [0, 1, 2, 3, 4, 5, 10, 11, 12, 20, 21, 22]
     assert got["v"].chunk(0).buffers()[1].address == parts[1].data["v"].chunk(0).buffers()[1].address
+    monkeypatch.setattr(kernels, "_MIN_CHUNK_ROWS", 4)
+    assert fold_data(parts)["v"].num_chunks == 1  # tiny ones would be a batch each, down to whoever reads them
 
 
 def test_one_side_empty() -> None:
