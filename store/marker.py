@@ -43,7 +43,11 @@ def read_marker(files: Files) -> Marker | None:
     if not files.exists(MARKER):
         return None
     path = f"{files.place}/{MARKER}"
-    text = bytes(files.read(MARKER)).rstrip(b"\0")  # zeros are what a power cut may leave of a name without its bytes
+    try:
+        text = bytes(files.read(MARKER))
+    except FileNotFoundError:  # another maker took it for a cut-off one, and is writing it anew
+        return None
+    text = text.rstrip(b"\0")  # zeros are what a power cut may leave of a name without its bytes
     if _START.startswith(text[: len(_START)]) and not text.endswith(b"}"):
         return None
     try:

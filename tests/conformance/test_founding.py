@@ -17,6 +17,7 @@ import epochlog as el
 from conformance.catalogs import server_of
 from epochlog.store import redis_catalog
 from epochlog.store.files import ArrowFiles, LocalFiles
+from epochlog.store.marker import MARKER, read_marker
 from redis_server import RedisServer
 from s3_server import S3Server
 
@@ -71,6 +72,21 @@ def test_makers_at_once_make_one_store(root: str, server: RedisServer) -> None:
         thread.join()
     assert len(found) == 4 and len(set(found)) == 1
     assert works(root, server.url()) == found[0]
+
+
+def test_a_marker_that_goes_while_it_is_looked_at_is_none_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of several makers at once takes another's for cut off and writes it anew; a third had seen that it is there."""
+    files = LocalFiles(str(tmp_path))
+    (tmp_path / MARKER).write_text("{")
+    there = LocalFiles.exists
+
+    def exists_no_longer(files: LocalFiles, path: str) -> bool:
+        found = there(files, path)
+        (tmp_path / MARKER).unlink()
+        return found
+
+    monkeypatch.setattr(LocalFiles, "exists", exists_no_longer)
+    assert read_marker(files) is None
 
 
 def test_a_creation_cut_off_anywhere_is_taken_up(
