@@ -75,7 +75,7 @@ def test_makers_at_once_make_one_store(root: str, server: RedisServer) -> None:
 
 
 def test_a_marker_that_goes_while_it_is_looked_at_is_none_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of several makers at once takes another's for cut off and writes it anew; a third had seen that it is there."""
+    """One of several makers takes another's for cut off and writes it anew; a third had seen that it is there."""
     files = LocalFiles(str(tmp_path))
     (tmp_path / MARKER).write_text("{")
     there = LocalFiles.exists
