@@ -32,7 +32,7 @@ setup:  ## make .venv and look for Java
 demo: setup  ## the flights demo: four views on Spark, compared with DuckDB at ten moments
 	@$(BIN)/epochlog demo
 
-check: setup  ## format, lint, types, tidy and fast tests: a minute
+check: setup  ## format, lint, types, tidy and fast tests: under two minutes
 	@$(BIN)/ruff format --check --output-format concise . || { echo 'make format puts these right'; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/basedpyright
@@ -51,7 +51,7 @@ campaign: setup  ## the long versions: every failpoint every time, power cuts by
 	@EPOCHLOG_SIM_SEEDS=$(SEEDS) $(PYTEST) tests/simulation -n $(WORKERS) --dist worksteal
 	@EPOCHLOG_LAW_SLOW_SEEDS=1000 EPOCHLOG_RACE_SECONDS=120 HYPOTHESIS_PROFILE=thorough $(PYTEST) tests/law tests/model tests/conformance/test_racing.py tests/crash/test_upkeep.py -m "not spark"
 
-bench: setup pypaimon  ## the figures beside every peer, into docs/PERFORMANCE.md: half an hour
+bench: setup pypaimon  ## the figures beside every peer, into docs/PERFORMANCE.md: forty minutes
 	@$(BENCH) --benchmark-columns=min,median,rounds --benchmark-sort=name
 
 bench-quick: setup pypaimon  ## the same table at a tenth of the size, to look at: three minutes

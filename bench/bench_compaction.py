@@ -23,6 +23,7 @@ COMPACT_EVERY = 8
 LOOK_EVERY = 40
 WRITTEN, KEPT = "bytes written per byte ingested", "bytes on disk per live byte, at most"
 WRITTEN_LIMIT, KEPT_LIMIT = 12, 2
+SPEED = (Target(OURS, ALONE, 2.5, "≤ 2.5 (0.4 of its throughput)"),)
 START_MS = 1_767_225_600_000
 
 
@@ -120,13 +121,12 @@ def figures(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) 
     told = Amplification(tmp_path_factory.mktemp("amplification"), scale)
     told.run()
     written, kept = told.totals()
-    speed = Target(OURS, ALONE, 2.5, "≤ 2.5 (0.4 of its throughput)")
     limits = (
         Target(OURS, None, WRITTEN_LIMIT, f"≤ {WRITTEN_LIMIT}"),
         Target(OURS, None, KEPT_LIMIT, f"≤ {KEPT_LIMIT}"),
     )
     found = [
-        Figure("P10", "compact base and 20 commits", took, (speed,)),
+        Figure("P10", "compact base and 20 commits", took, SPEED),
         Figure("P10", WRITTEN, {OURS: [written]}, limits[:1], "×"),
         Figure("P10", KEPT, {OURS: [kept]}, limits[1:], "×"),
     ]

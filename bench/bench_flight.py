@@ -23,6 +23,7 @@ import epochlog as el
 
 ROWS, COMMITS = 5_000_000, 10
 OURS, RAW = "epochlog", "raw Flight"
+RATE = (Target(OURS, RAW, 1 / 0.7, "≤ 1.43 (0.7 of its rate)"),)
 MESSAGE_ROWS = 1 << 16
 DRIVER = Path(__file__).with_name("flight_driver.py")
 
@@ -51,7 +52,7 @@ def replayed(folder: Path, shape: Shape, rows: int, rounds: int) -> Figure:
         log = table.changes(0).read_all()
         samples = beside_raw(store, "t", log, rounds)
     what = f"Flight replay of a log of {rows / 1e6:g} M rows ({log.nbytes / 1e6:.0f} MB), one stream"
-    return Figure("P5", what, samples, (Target(OURS, RAW, 1 / 0.7, "≤ 1.43 (0.7 of its rate)"),), shape=shape.name)
+    return Figure("P5", what, samples, RATE, shape=shape.name)
 
 
 def beside_raw(store: el.Store, table: str, log: pa.Table, rounds: int) -> Samples:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from bench_compaction import ALONE, OURS, throughput
+from bench_compaction import ALONE, OURS, SPEED, throughput
 from bench_feed import FED, WHO, fed
 from bench_flight import COMMITS, RAW, replayed
 from course import Course, legs
 from data import OTHERS, Shape
 from pairs import ReplayClock
-from report import Book, Figure, Target
+from report import Book, Figure
 
 REPLAYED, COMPACTED = "Flight replay", "compact base and 20 commits"
 LEGS = [
@@ -34,9 +34,8 @@ def measured(factory: pytest.TempPathFactory, shape: Shape, scale: float, book: 
     found = {figure.what: figure for figure in course.figures}
     found[FED] = fed(factory.mktemp("feed"), shape, scale, rounds)
     found[REPLAYED] = replayed(factory.mktemp("flight"), shape, max(COMMITS, round(shape.base_rows * scale)), rounds)
-    speed = Target(OURS, ALONE, 2.5, "≤ 2.5 (0.4 of its throughput)")
     took = throughput(factory.mktemp("compaction"), scale, shape)
-    found[COMPACTED] = Figure("P10", COMPACTED, took, (speed,), shape=shape.name)
+    found[COMPACTED] = Figure("P10", COMPACTED, took, SPEED, shape=shape.name)
     for what in (FED, REPLAYED, COMPACTED):
         book.add(found[what])
     return found

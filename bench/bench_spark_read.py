@@ -4,11 +4,9 @@ the memory of the workers that read them, and those of other shapes.
 
 from __future__ import annotations
 
-import re
-import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -16,8 +14,9 @@ import pytest
 from bench_spark import Driver, Sessions
 from contenders import same_rows
 from data import OTHERS, PLAIN, Shape
+from memory_driver import Watch, resident_mib
 from pairs import ReplayClock, Samples, turned
-from report import LARGE, Book, Figure, Target
+from report import LARGE, Book, Figure, Target, text_of
 
 import epochlog as el
 
@@ -87,35 +86,20 @@ def measured_figures(factory: pytest.TempPathFactory, scale: float, sessions: Se
                 what = f"Spark batch read of {filled.rows / 1e6:g} M rows into noop"
                 found.append(Figure("P7", what, took, TARGETS[:1], shape=shape.name))
             if kind == "epochlog":
-                with Workers(driver.process.pid) as workers:
+                with Watch(partial(workers_mib, driver.process.pid), EVERY_S) as watch:
                     driver.order(query="read", store=others[LARGER].root)
-                peak = {"epochlog": [workers.peak_mib]}
+                assert watch.peak[0], "no Python worker was seen"
+                peak = {"epochlog": [watch.peak[0]]}
                 found.append(Figure("P7", "peak memory of a Python worker that reads", peak, (BOUND,), "MiB", LARGE))
         finally:
             sessions.done()
     return [Figure("P7", f"Spark batch read of {rows / 1e6:g} M rows into noop", samples, TARGETS), *found]
 
 
-class Workers:
-    """Looks at the anonymous pages of Spark's Python workers: below the driver's JVM, a daemon and its children."""
-
-    def __init__(self, driver: int) -> None:
-        self._driver, self.peak_mib, self._done = driver, 0.0, threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-        assert self.peak_mib, "no Python worker was seen"
-
-    def _look(self) -> None:
-        while not self._done.wait(EVERY_S):
-            workers = [pid for pid in descendants(self._driver) if name_of(pid).startswith("python")]
-            self.peak_mib = max([self.peak_mib, *(anonymous_mib(pid) for pid in workers)])
+def workers_mib(driver: int) -> tuple[float, float]:
+    """Pages of the largest of Spark's Python workers: below the driver's JVM, a daemon and its children."""
+    workers = [pid for pid in descendants(driver) if name_of(pid).startswith("python")]
+    return max((resident_mib(pid) for pid in workers), default=(0.0, 0.0))
 
 
 def descendants(pid: int) -> list[int]:
@@ -132,18 +116,6 @@ def descendants(pid: int) -> list[int]:
 
 def name_of(pid: int) -> str:
     return text_of(Path(f"/proc/{pid}/comm"))
-
-
-def anonymous_mib(pid: int) -> float:
-    found = re.search(r"^RssAnon:\s+(\d+) kB$", text_of(Path(f"/proc/{pid}/status")), re.MULTILINE)
-    return int(found[1]) / 1024 if found else 0.0
-
-
-def text_of(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except OSError:  # the process has ended
-        return ""
 
 
 @pytest.fixture(scope="module")

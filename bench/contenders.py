@@ -87,8 +87,7 @@ class Delta:
         self._versions: list[int] = []
 
     def load(self, base: pa.Table) -> None:
-        """Called again, it appends."""
-        write_deltalake(self._folder, base, configuration=self._configuration, mode="append")
+        write_deltalake(self._folder, base, configuration=self._configuration)
         self._table = DeltaTable(self._folder)
         self._past = DeltaTable(self._folder)
         self._versions.append(self._table.version())

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import perf_counter
 from typing import Self
@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from data import SCHEMA
+from report import text_of
 
 import epochlog as el
 
@@ -31,11 +32,11 @@ EVERY_S = 0.002
 
 
 class Watch:
-    """Looks at this process's memory every two milliseconds."""
+    """Looks at some memory, this process's if nothing else is said, every two milliseconds or less often."""
 
-    def __init__(self) -> None:
-        self._done = threading.Event()
-        self.start = self.peak = resident_mib()
+    def __init__(self, look: Callable[[], tuple[float, float]] | None = None, every_s: float = EVERY_S) -> None:
+        self._done, self._resident, self._every_s = threading.Event(), look or resident_mib, every_s
+        self.start = self.peak = self._resident()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
     def __enter__(self) -> Self:
@@ -47,17 +48,18 @@ class Watch:
         self._thread.join()
 
     def _look(self) -> None:
-        while not self._done.wait(EVERY_S):
-            now = resident_mib()
+        while not self._done.wait(self._every_s):
+            now = self._resident()
             self.peak = (max(self.peak[0], now[0]), max(self.peak[1], now[1]))
 
 
-def resident_mib() -> tuple[float, float]:
-    """Anonymous and file-mapped pages of this process."""
-    text = Path("/proc/self/status").read_text("utf-8")
-    anonymous, mapped = (re.search(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE) for name in ("RssAnon", "RssFile"))
-    assert anonymous and mapped
-    return int(anonymous[1]) / 1024, int(mapped[1]) / 1024
+def resident_mib(process: int | str = "self") -> tuple[float, float]:
+    """Anonymous and file-mapped pages of a process; nothing of one that has ended."""
+    text = text_of(f"/proc/{process}/status")
+    found = (re.search(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE) for name in ("RssAnon", "RssFile"))
+    anonymous, mapped = (int(each[1]) / 1024 if each else 0.0 for each in found)
+    assert process != "self" or (anonymous and mapped)
+    return anonymous, mapped
 
 
 def load(root: str, rows: int) -> None:

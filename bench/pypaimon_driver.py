@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any
 
 import pyarrow as pa
-from pypaimon import CatalogFactory, Schema  # pyright: ignore[reportMissingImports]
+from pypaimon import CatalogFactory, Schema  # pyright: ignore[reportMissingImports]  # in its own environment alone
 
 
 class Paimon:

@@ -285,7 +285,7 @@ def load(at_start: float) -> str:
 
 
 def _cpu() -> str:
-    models = re.findall(r"^model name\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.MULTILINE)
+    models = re.findall(r"^model name\s*:\s*(.+)$", text_of("/proc/cpuinfo"), re.MULTILINE)
     return models[0] if models else platform.processor() or platform.machine()
 
 
@@ -294,14 +294,14 @@ def _memory() -> str:
 
 
 def _os() -> str:
-    found = re.search(r'^PRETTY_NAME="?([^"\n]+)', _text("/etc/os-release"), re.MULTILINE)
+    found = re.search(r'^PRETTY_NAME="?([^"\n]+)', text_of("/etc/os-release"), re.MULTILINE)
     return f"{found.group(1) if found else platform.system()}, kernel {platform.release().split('-')[0]}"
 
 
 def _file_system(folder: str) -> str:
     """The type of the file system that the folder lies on."""
     best = ("", "unknown file system")
-    for line in _text("/proc/mounts").splitlines():
+    for line in text_of("/proc/mounts").splitlines():
         _, mount, kind, *_ = line.split()
         inside = Path(folder).is_relative_to(mount)
         if inside and len(mount) >= len(best[0]):
@@ -360,7 +360,8 @@ def _revision() -> str | None:
     return told.stdout.strip() or None
 
 
-def _text(path: str) -> str:
+def text_of(path: str | Path) -> str:
+    """What is in a file; nothing when it is not there, or no longer."""
     try:
         return Path(path).read_text("utf-8")
     except OSError:
