@@ -79,6 +79,7 @@ class Table:
     def __init__(self, handle: Handle, table: TableDef) -> None:
         self._handle = handle
         self._table = table
+        self._newest: tuple[int, ScanPlan] | None = None  # with the catalog's version that it was made of
 
     @property
     def name(self) -> str:
@@ -247,7 +248,13 @@ class Table:
                 require_complete(table.name, at, epochs.complete_through(table.id))
             return plan_scan(view, table, at)
 
-        return TableSnapshot(self._handle, self._handle.catalog.read(body))
+        def newest(view: View) -> ScanPlan:
+            version, known = view.version, self._newest
+            if known is None or known[0] != version:
+                self._newest = known = version, body(view)
+            return known[1]
+
+        return TableSnapshot(self._handle, self._handle.catalog.read(newest if at is None else body))
 
     def _read(self, body: Callable[[View, TableDef], Any]) -> Any:
         return self._handle.catalog.read(lambda view: body(view, self._current(view)))

@@ -17,6 +17,11 @@ T = TypeVar("T")
 class View(Protocol):
     """One consistent state of the catalog, for the length of a body."""
 
+    @property
+    def version(self) -> int:
+        """Two bodies of `Catalog.read` that see the same version see the same records."""
+        ...
+
     def get(self, key: bytes) -> Record | None: ...
 
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, Record]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -158,24 +158,25 @@ def file_table(schema: TableSchema, codec: KeyCodec, rows: Rows, extra: Sequence
     return pa.table(columns, schema=pa.schema(fields))
 
 
-def block_span(blocks: Sequence[Key], key_range: KeyRange) -> tuple[int, int]:
-    """The blocks [first, end) that may hold keys of the range; `blocks` are their first keys, ascending.
-
-    The block before the first that begins with `low` counts too: in a run's history it may end with the same key.
+def blocks_of(
+    blocks: Sequence[Key], key_range: KeyRange, passing: Sequence[KeyRange] | None, *, repeated: bool = False
+) -> list[int]:
+    """The blocks that may hold keys of the range, and of one of the `passing` ranges, where they are given; `blocks`
+    are their first keys, ascending. repeated: a key may be there more than once, and so end one block and begin others.
     """
-    low, high = key_range
-    first = 0 if low is None else max(0, bisect_left(blocks, low) - 1)
-    end = len(blocks) if high is None else bisect_left(blocks, high)
-    return first, max(first, end)
-
-
-def blocks_of(blocks: Sequence[Key], key_range: KeyRange, passing: Sequence[KeyRange] | None) -> list[int]:
-    """The blocks that may hold keys of the range, and of one of the `passing` ranges, where they are given."""
-    chosen = range(*block_span(blocks, key_range))
+    chosen = range(*_block_span(blocks, key_range, repeated))
     if passing is None:
         return list(chosen)
-    wanted = {block for one in passing for block in range(*block_span(blocks, one))}
+    wanted = {block for one in passing for block in range(*_block_span(blocks, one, repeated))}
     return [block for block in chosen if block in wanted]
+
+
+def _block_span(blocks: Sequence[Key], key_range: KeyRange, repeated: bool) -> tuple[int, int]:
+    low, high = key_range
+    before = bisect_left if repeated else bisect_right
+    first = 0 if low is None else max(0, before(blocks, low) - 1)
+    end = len(blocks) if high is None else bisect_left(blocks, high)
+    return first, max(first, end)
 
 
 def row_span(codec: KeyCodec, keys: pa.Array, key_range: KeyRange) -> tuple[int, int]:

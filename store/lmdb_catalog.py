@@ -44,6 +44,10 @@ class LmdbView:
         """Let go of the transaction: an error that is kept keeps its frames, and a reader's slot would stay taken."""
         del self._txn
 
+    @property
+    def version(self) -> int:
+        return self._txn.id()
+
     def get(self, key: bytes) -> Record | None:
         value = cast("bytes | None", self._txn.get(key))  # without `buffers` LMDB gives bytes
         return None if value is None else unpack(key, value)

@@ -17,6 +17,8 @@ from .threads import each
 PIECE_ROWS = 1 << 16
 """The large side is merged this many rows at a time: both copies of a column's piece fit the processor's caches."""
 _MIN_CHUNK_ROWS = 1 << 12
+_FEW_NEEDLES = 4
+"""So many byte strings are compared one by one sooner than Arrow's kernels are called."""
 _COUNTED = np.arange(PIECE_ROWS)
 
 
@@ -291,6 +293,9 @@ def _hits(keys: pa.Array, positions: np.ndarray, needles: pa.Array) -> np.ndarra
     if not pa.types.is_binary(keys.type):
         # a position past the end is clipped to the last key, which is smaller than the needle then
         return keys.to_numpy().take(positions, mode="clip") == needles.to_numpy()
+    if len(needles) <= _FEW_NEEDLES:
+        asked = zip(positions.tolist(), needles.to_pylist(), strict=True)
+        return np.array([place < len(keys) and keys[place].as_py() == key for place, key in asked], np.bool_)
     inside = positions < len(keys)
     at = np.where(inside, positions, 0)
     return inside & pc.equal(keys.take(pa.array(at)), needles).to_numpy(zero_copy_only=False)

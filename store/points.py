@@ -18,7 +18,7 @@ from .schema import TableSchema
 from .segment import BATCH_ROWS, Segment, SegmentReader
 from .threads import each
 
-KEPT_BYTES = 128 << 20
+KEPT_BYTES = 256 << 20
 DIRECT_KEYS = 16
 """With fewer keys to look for in a block, its keys are decoded before its other columns: it may hold none of them."""
 

@@ -255,6 +255,10 @@ class RedisView:
         self._run = run
         self.writes: dict[bytes, bytes | None] = {}
 
+    @property
+    def version(self) -> int:
+        return self._run.head().version
+
     def get(self, key: bytes) -> Record | None:
         value = self.writes[key] if key in self.writes else self._run.get(key)
         return None if value is None else decode(key, value)

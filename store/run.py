@@ -245,7 +245,7 @@ def read_part(
     was written.
     """
     data = verified(files, part.path, part.bytes, part.crc32)
-    groups = blocks_of(part.blocks, key_range, passing) if block is None else [block]
+    groups = [block] if block is not None else blocks_of(part.blocks, key_range, passing, repeated=part.history)
     try:
         table = _decode(data, part, codec, list(columns), groups, filter, schema, epochs=at is not None, keyed=keyed)
     except (pa.ArrowException, OSError, KeyError) as error:

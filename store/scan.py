@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import EpochExpired, EpochNotCommitted, InvalidInput
+from .balance import weigh
 from .catalog import View
 from .definitions import TableDef, get_entries, get_runs, get_version
 from .epoch import as_epoch
@@ -34,7 +35,9 @@ from .threads import each
 KeyRange = tuple[Key | None, Key | None]
 """Encoded keys [low, high); None is open."""
 EVERYTHING: KeyRange = (None, None)
-BATCH_ROWS = 1 << 19
+BATCH_ROWS = 1 << 20
+READ_BYTES = 128 << 20
+"""What is merged at a time at most, more or less: of ten times as much twice the memory would be new to the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,11 @@ class ScanPlan:
         """All rows of the key range that pass the filter, in key order."""
         schema = self.schema(columns)
         wanted = self._wanted(schema, filter)
-        return self._selected(files, schema, wanted, filter, self.passing(filter, key_range))
+        # one run alone needs no merge, and nothing of it lies in memory twice
+        count = 1 if self._lone_run else self._bytes_of(wanted) // READ_BYTES
+        parts = self._parts(count, self.passing(filter, key_range), key_range)
+        tables = [self._selected(files, schema, wanted, filter, part) for part in parts]
+        return pa.concat_tables(tables) if len(tables) > 1 else tables[0]
 
     def batches(
         self,
@@ -107,13 +114,23 @@ class ScanPlan:
         """
         schema = self.schema(columns)
         wanted = self._wanted(schema, filter if applied else None)
-        passing = self.passing(filter, key_range)
-        parts = [
-            [both for one in passing if (both := overlap(one, part)) is not None]
-            for part in self.splits(max(1, self.rows_at_most // BATCH_ROWS), key_range)
-        ]
+        count = max(self.rows_at_most // BATCH_ROWS, self._bytes_of(wanted) // READ_BYTES)
+        parts = self._parts(count, self.passing(filter, key_range), key_range)
         read = partial(self._selected, files, schema, wanted, filter, applied=applied)
-        return (batch for part in parts if part for batch in read(passing=part).to_batches(max_chunksize=BATCH_ROWS))
+        return (batch for part in parts for batch in read(passing=part).to_batches(max_chunksize=BATCH_ROWS))
+
+    def _parts(self, count: int, passing: list[KeyRange], within: KeyRange) -> list[list[KeyRange]]:
+        """What passes in at most `count` pieces, one at least, though it be empty."""
+        if count < 2:
+            return [passing]
+        pieces = self.splits(count, within)
+        parts = [[both for one in passing if (both := overlap(one, piece)) is not None] for piece in pieces]
+        return [part for part in parts if part] or [[]]
+
+    def _bytes_of(self, columns: Sequence[str]) -> int:
+        """What these columns of all files take in memory."""
+        files: list[Part | Segment] = [*(part for run in self.runs for part in run.parts), *self.segments]
+        return round(sum(span.bytes for span in weigh(self.table, files, columns)))
 
     def passing(self, filter: pc.Expression | None, within: KeyRange = EVERYTHING) -> list[KeyRange]:
         """The key ranges to read, ascending: by what the filter says of the first key column no other row passes."""
@@ -229,7 +246,8 @@ class ScanPlan:
         there = positions[positions >= 0]
         asked_in_order = len(there) == len(rows) and (there[1:] > there[:-1]).all()
         found = rows.data if asked_in_order else rows.data.take(pa.array(there))
-        return found.select(schema.names).cast(schema) if schema.names else found.select([])
+        found = found.select(schema.names)
+        return found if found.schema.equals(schema) else found.cast(schema)
 
     def find(self, files: Files, needles: pa.Array, columns: Sequence[str]) -> tuple[np.ndarray, Rows]:
         """For each encoded key (in any order, repeats allowed) its position in the returned rows, or -1.

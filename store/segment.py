@@ -27,6 +27,7 @@ from .datafile import (
     verified,
 )
 from .files import Files, inside_root
+from .kept import Kept
 from .keys import Key, KeyCodec
 from .merge import Rows
 from .records import checked
@@ -36,6 +37,9 @@ from .widths import Sizes, block_sizes
 
 BATCH_ROWS = 65_536
 """Rows of a record batch at most: what a key range or a get decodes at the least."""
+
+_borders: Kept[pa.RecordBatch] = Kept(64 << 20, lambda batch: batch.nbytes)
+"""Batches in which a key range ended: of ranges that are read one after another the next one begins there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +145,7 @@ class SegmentReader:
         data = verified(self.files, self.segment.path, self.segment.bytes, self.segment.crc32)
         blocks = blocks_of(self.segment.blocks, key_range, passing) if block is None else [block]
         try:
-            table = self._decode(data, names, blocks)
+            table = self._decode(data, names, blocks, goes_on=key_range[1] is not None)
         except (pa.ArrowException, OSError, KeyError) as error:
             raise Corrupt(self.segment.path, f"it cannot be decoded ({error})") from error
         keys = contiguous(table.column(KEY)) if self.codec.hidden else self.codec.encode(table)
@@ -173,14 +177,20 @@ class SegmentReader:
             raise KeyError(f"column {min(needed - set(there))!r} is not in it")
         return [there.index(name) for name in sorted(needed, key=there.index)]
 
-    def _decode(self, data: pa.Buffer, names: list[str], blocks: Sequence[int]) -> pa.Table:
+    def _decode(self, data: pa.Buffer, names: list[str], blocks: Sequence[int], *, goes_on: bool) -> pa.Table:
+        """goes_on: the range ends somewhere in the last block, and somebody may want what follows."""
         hidden = [KEY] if self.codec.hidden else list(self.codec.primary_key)
-        needed = {*names, *hidden, *([OP] if self.segment.deletes else [])}
-        options = pa.ipc.IpcReadOptions(included_fields=self._fields(data, needed), use_threads=False)
+        fields = self._fields(data, {*names, *hidden, *([OP] if self.segment.deletes else [])})
+        options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
+        name = self.files.place, self.segment.path, self.segment.bytes, self.segment.crc32, *fields
 
         def read(place: int) -> pa.RecordBatch:
             """By a reader of its own: one reader must not be used by two threads."""
-            return pa.ipc.open_file(data, options=options).get_batch(place)
+            kept = _borders.get((place, *name)) if place == blocks[0] else None
+            batch = kept or pa.ipc.open_file(data, options=options).get_batch(place)
+            if goes_on and place == blocks[-1]:
+                _borders.put((place, *name), batch)
+            return batch
 
         with pa.ipc.open_file(data, options=options) as reader:
             if reader.num_record_batches != len(self.segment.blocks):

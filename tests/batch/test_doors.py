@@ -41,6 +41,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "BATCH_ROWS", BLOCK)
     monkeypatch.setattr(run, "ROW_GROUP_ROWS", BLOCK)
     monkeypatch.setattr(scan, "BATCH_ROWS", 10 * BLOCK)
+    monkeypatch.setattr(scan, "READ_BYTES", 100 * BLOCK)
 
 
 @pytest.fixture
@@ -65,10 +66,12 @@ class Count:
         self.blocks = 0
         decode, group = SegmentReader._decode, run.pq.ParquetFile.read_row_group
 
-        def counted(reader: SegmentReader, data: pa.Buffer, names: list[str], blocks: list[int]) -> pa.Table:
+        def counted(
+            reader: SegmentReader, data: pa.Buffer, names: list[str], blocks: list[int], **how: bool
+        ) -> pa.Table:
             self.columns |= set(names)
             self.blocks += len(blocks)
-            return decode(reader, data, names, blocks)
+            return decode(reader, data, names, blocks, **how)
 
         def counted_group(file: Any, place: int, *, columns: list[str], use_threads: bool) -> pa.Table:
             self.columns |= set(columns)

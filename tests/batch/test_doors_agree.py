@@ -202,6 +202,7 @@ def tiny_blocks() -> Iterator[None]:
         mock.patch.object(segment, "BATCH_ROWS", 2),
         mock.patch.object(run, "ROW_GROUP_ROWS", 3),
         mock.patch.object(scan, "BATCH_ROWS", 7),
+        mock.patch.object(scan, "READ_BYTES", 100),
     ):
         yield
 

@@ -229,16 +229,18 @@ def test_a_body_sees_one_state_however_often_it_asks(maker: Maker) -> None:
 
             writer.transact(move)
 
-    def look(view: View) -> int:
+    def look(view: View) -> tuple[int, int]:
         left = [view.get(b"a/%d" % n) for n in range(8)]
         right = [record for _, record in view.scan(b"z", b"zz", reverse=True)][::-1]
         assert left == right
-        return sum(record["n"] for record in right)
+        return view.version, sum(record["n"] for record in right)
 
     def read() -> None:
         try:
-            sums = [reader.read(look) for _ in range(60)] + [reader.transact(look) for _ in range(60)]
+            read = [reader.read(look) for _ in range(60)]
+            sums = [total for _, total in (*read, *(reader.transact(look) for _ in range(60)))]
             assert all(a <= b for a, b in pairwise(sums))
+            assert len(dict(read)) == len(set(read))  # of one version there is one sum
         finally:
             over.set()
 
@@ -268,7 +270,7 @@ def test_two_transactions_that_read_what_the_other_writes_are_one_after_the_othe
 @pytest.mark.parametrize("seed", range(5))
 def test_random_transactions_do_what_a_dict_does(maker: Maker, seed: int) -> None:
     numbers, model = random.Random(seed), dict[bytes, int]()
-    catalogs = [maker.open(), maker.open()]
+    catalogs, seen = [maker.open(), maker.open()], dict[int, dict[bytes, int]]()
     names = [b"%s%d" % (letter, n) for letter in (b"a", b"b/", b"b\0", b"c\xff") for n in range(6)]
     for step in range(60):
         catalog, draft = numbers.choice(catalogs), dict(model)
@@ -301,8 +303,11 @@ def test_random_transactions_do_what_a_dict_does(maker: Maker, seed: int) -> Non
         except ZeroDivisionError:
             draft = model
         model = draft
-    for catalog in catalogs:
-        assert catalog.read(lambda view: {key: record["n"] for key, record in view.scan(*ALL)}) == model
+        for other in catalogs:
+            version, found = other.read(
+                lambda view: (view.version, {key: record["n"] for key, record in view.scan(*ALL)})
+            )
+            assert found == model == seen.setdefault(version, model)
 
 
 # ---- clock, threads, forks, end ----------------------------------------------------------------------------------

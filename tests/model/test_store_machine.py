@@ -42,6 +42,7 @@ TINY = {
     "epochlog.store.folding.PART_ROWS": 5,
     "epochlog.store.picking.PIECE_ROWS": 6,
     "epochlog.store.scan.BATCH_ROWS": 4,
+    "epochlog.store.scan.READ_BYTES": 100,
     "epochlog.store.log.BATCH_ROWS": 3,
     "epochlog.store.feed.UNIT_ROWS": 3,
     "epochlog.store.feed.PIECE_ROWS": 4,

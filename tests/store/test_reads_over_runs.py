@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -286,3 +287,35 @@ def test_a_run_that_has_nothing_above_it_is_read_without_keys_that_nobody_asked_
     assert table.to_arrow(epoch=removed - 1, columns=["n"])["n"].to_pylist() == ["1", "2", "3"]
     table.upsert(pa.table([["b"], ["y"], ["4"]], schema=schema))
     assert table.to_arrow(columns=["n"])["n"].to_pylist() == ["1", "4", "3"]
+
+
+def test_a_table_that_was_read_sees_what_others_have_done_since(store: el.Store, tmp_path: Path) -> None:
+    """What is to be read is worked out once for as long as nothing happens: in no process, to no table."""
+    table = store.create_table("t", SCHEMA, ["id"])
+    changes: list[tuple[Callable[[el.Store], object], dict[int, int]]] = [
+        (lambda two: two.table("t").upsert(put(_1=10, _2=20)), {1: 10, 2: 20}),
+        (lambda two: two.table("t").upsert(put(_3=30)), {1: 10, 2: 20, 3: 30}),
+        (lambda two: two.create_table("other", SCHEMA, ["id"]).upsert(put(_9=9)), {1: 10, 2: 20, 3: 30}),
+        (lambda two: two.table("t").delete(key(2)), {1: 10, 3: 30}),
+        (lambda two: two.compact("t"), {1: 10, 3: 30}),
+        (lambda two: two.vacuum(), {1: 10, 3: 30}),
+        (lambda two: two.table("t").upsert(put(_1=11)), {1: 11, 3: 30}),
+    ]
+    with el.open(tmp_path / "s", durability="os", clock=lambda: NOW_MS) as two:
+        for change, state in changes:
+            for _ in range(2):
+                assert numbers(table) == numbers(two.table("t"))
+            change(two)
+            for _ in range(2):
+                assert numbers(table) == state
+                assert table.get(key(1, 2, 3)).num_rows == table.count() == len(state)
+        pid = os.fork()
+        if pid == 0:
+            table.upsert(put(_4=40))
+            os._exit(0 if numbers(table) == {1: 11, 3: 30, 4: 40} else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert numbers(table) == {1: 11, 3: 30, 4: 40}
+        two.drop_table("t")
+        two.create_table("t", SCHEMA, ["id"])
+        with pytest.raises(el.TableDropped):
+            table.to_arrow()

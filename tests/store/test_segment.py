@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import threading
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -94,12 +95,10 @@ def test_key_ranges_and_columns(
     run()
 
 
-def test_only_what_is_asked_for_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outside the wanted batch and columns the file is overwritten: a read that touched it would fail."""
-    monkeypatch.setattr(segments, "BATCH_ROWS", 100)
-    keyed, files = KEYED["int64"], LocalFiles(str(tmp_path))
-    segment, _ = written(files, keyed, [(n, n) for n in range(1000)])
-    decoded: list[tuple[int, list[str]]] = []
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
+    """Which record batches are decoded, with their columns."""
+    found: list[tuple[int, list[str]]] = []
     real = pa.ipc.open_file
 
     def spy(source: Any, **options: Any) -> Any:
@@ -115,16 +114,40 @@ def test_only_what_is_asked_for_is_decoded(tmp_path: Path, monkeypatch: pytest.M
             def __exit__(self, *_: object) -> None: ...
 
             def get_batch(self, place: int) -> pa.RecordBatch:
-                decoded.append((place, file.schema.names))
+                found.append((place, file.schema.names))
                 return file.get_batch(place)
 
         return Spy()
 
+    monkeypatch.setattr(segments, "BATCH_ROWS", 100)
     monkeypatch.setattr(pa.ipc, "open_file", spy)
+    return found
+
+
+def test_only_what_is_asked_for_is_decoded(tmp_path: Path, decoded: list[tuple[int, list[str]]]) -> None:
+    keyed, files = KEYED["int64"], LocalFiles(str(tmp_path))
+    segment, _ = written(files, keyed, [(n, n) for n in range(1000)])
     rows = reader(files, segment, keyed).read(["v"], (250, 310))
     assert rows.data["v"].to_pylist() == list(range(250, 310))
     assert decoded == [(2, ["id", "v"]), (3, ["id", "v"])]
     assert len(segment.blocks) == 10
+
+
+def test_ranges_that_follow_each_other_decode_a_batch_once(
+    tmp_path: Path, decoded: list[tuple[int, list[str]]]
+) -> None:
+    keyed, files = KEYED["int64"], LocalFiles(str(tmp_path))
+    segment, _ = written(files, keyed, [(n, n) for n in range(1000)])
+    edges, found = [None, 30, 99, 100, 250, 400, 640, 660, None], []
+    for span in pairwise(edges):
+        found += reader(files, segment, keyed).read(["v"], span).data["v"].to_pylist()
+    assert found == list(range(1000))
+    assert [place for place, _ in decoded] == list(range(10))
+    # other columns are other batches, and other files too
+    reader(files, segment, keyed).read([], (0, 30))
+    other, _ = written(files, keyed, [(n, -n) for n in range(1000)], "other.arrow")
+    assert reader(files, other, keyed).read(["v"], (30, 40)).data["v"].to_pylist() == list(range(-30, -40, -1))
+    assert [names for _, names in decoded[10:]] == [["id"], ["id", "v"]]
 
 
 def test_every_type_of_column(tmp_path: Path) -> None:
