@@ -187,6 +187,16 @@ def row_span(codec: KeyCodec, keys: pa.Array, key_range: KeyRange) -> tuple[int,
     return first, max(first, end)
 
 
+def key_columns(codec: KeyCodec) -> set[str]:
+    """The columns of a file that tell its rows' keys."""
+    return {KEY} if codec.hidden else set(codec.primary_key)
+
+
+def keys_of(codec: KeyCodec, table: pa.Table) -> pa.Array:
+    """The encoded keys of what was read of a file, its `key_columns` among it."""
+    return contiguous(table.column(KEY)) if codec.hidden else codec.encode(table)
+
+
 def contiguous(column: pa.ChunkedArray) -> pa.Array:
     """A column as one array."""
     if column.num_chunks == 1:

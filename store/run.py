@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 
 from ..errors import Corrupt
 from .datafile import (
-    KEY,
     OP,
     KeyRange,
     Stats,
@@ -24,7 +23,9 @@ from .datafile import (
     compression,
     contiguous,
     file_table,
+    key_columns,
     key_stats,
+    keys_of,
     marks,
     row_span,
     verified,
@@ -250,9 +251,7 @@ def read_part(
         table = _decode(data, part, codec, list(columns), groups, filter, schema, epochs=at is not None, keyed=keyed)
     except (pa.ArrowException, OSError, KeyError) as error:
         raise Corrupt(part.path, f"it cannot be decoded ({error})") from error
-    keys = pa.nulls(table.num_rows)
-    if keyed:
-        keys = contiguous(table.column(KEY)) if codec.hidden else codec.encode(table)
+    keys = keys_of(codec, table) if keyed else pa.nulls(table.num_rows)
     first, end = row_span(codec, keys, key_range)
     keys, table = keys.slice(first, end - first), table.slice(first, end - first)
     seen = None if at is None else _visible(table, at)
@@ -280,7 +279,7 @@ def _decode(
     there = file.schema_arrow.names
     needed = {*columns, *([OP] if OP in there else [])}
     if keyed:
-        needed |= {KEY} if codec.hidden else set(codec.primary_key)
+        needed |= key_columns(codec)
     if epochs:
         needed |= {EPOCH, UNTIL} & set(there)
     lost = needed - set(there)

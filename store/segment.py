@@ -12,16 +12,16 @@ import pyarrow as pa
 
 from ..errors import Corrupt
 from .datafile import (
-    KEY,
     OP,
     KeyRange,
     Stats,
     block_fields,
     blocks_of,
     compression,
-    contiguous,
     file_table,
+    key_columns,
     key_stats,
+    keys_of,
     marks,
     row_span,
     verified,
@@ -148,10 +148,12 @@ class SegmentReader:
             table = self._decode(data, names, blocks, goes_on=key_range[1] is not None)
         except (pa.ArrowException, OSError, KeyError) as error:
             raise Corrupt(self.segment.path, f"it cannot be decoded ({error})") from error
-        keys = contiguous(table.column(KEY)) if self.codec.hidden else self.codec.encode(table)
+        keys = keys_of(self.codec, table)
         first, end = row_span(self.codec, keys, key_range)
-        deleted = marks(table.column(OP).slice(first, end - first)) if OP in table.column_names else None
-        return Rows(keys.slice(first, end - first), table.select(names).slice(first, end - first), deleted)
+        if end - first < len(keys):
+            keys, table = keys.slice(first, end - first), table.slice(first, end - first)
+        deleted = marks(table.column(OP)) if OP in table.column_names else None
+        return Rows(keys, table.select(names), deleted)
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The file's record batches one after another, as they lie there: these columns of the table, in the file's
@@ -159,41 +161,47 @@ class SegmentReader:
         """
         data = verified(self.files, self.segment.path, self.segment.bytes, self.segment.crc32)
         try:
-            fields = self._fields(data, {*columns, *([OP] if self.segment.deletes else [])})
-            options = pa.ipc.IpcReadOptions(included_fields=fields)
-            with pa.ipc.open_file(data, options=options) as reader:
-                if reader.num_record_batches != len(self.segment.blocks):
-                    raise pa.ArrowInvalid(f"{reader.num_record_batches} record batches, not {len(self.segment.blocks)}")
-                for place in range(reader.num_record_batches):
-                    yield reader.get_batch(place)
+            reader, _ = self._opened(data, {*columns, *self._op}, use_threads=True)
+            for place in range(reader.num_record_batches):
+                yield reader.get_batch(place)
         except (pa.ArrowException, OSError, KeyError) as error:
             raise Corrupt(self.segment.path, f"it cannot be decoded ({error})") from error
 
-    @staticmethod
-    def _fields(data: pa.Buffer, needed: set[str]) -> list[int]:
-        """The places of the columns in the file; KeyError for one that is not there."""
-        there = pa.ipc.open_file(data).schema.names
-        if not needed <= set(there):
-            raise KeyError(f"column {min(needed - set(there))!r} is not in it")
-        return [there.index(name) for name in sorted(needed, key=there.index)]
+    @property
+    def _op(self) -> list[str]:
+        return [OP] if self.segment.deletes else []
 
     def _decode(self, data: pa.Buffer, names: list[str], blocks: Sequence[int], *, goes_on: bool) -> pa.Table:
         """goes_on: the range ends somewhere in the last block, and somebody may want what follows."""
-        hidden = [KEY] if self.codec.hidden else list(self.codec.primary_key)
-        fields = self._fields(data, {*names, *hidden, *([OP] if self.segment.deletes else [])})
-        options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
-        name = self.files.place, self.segment.path, self.segment.bytes, self.segment.crc32, *fields
+        first, options = self._opened(data, {*names, *key_columns(self.codec), *self._op}, use_threads=False)
+        name = self.files.place, self.segment.path, self.segment.bytes, self.segment.crc32, *first.schema.names
 
         def read(place: int) -> pa.RecordBatch:
             """By a reader of its own: one reader must not be used by two threads."""
             kept = _borders.get((place, *name)) if place == blocks[0] else None
-            batch = kept or pa.ipc.open_file(data, options=options).get_batch(place)
+            reader = first if len(blocks) == 1 else pa.ipc.open_file(data, options=options)
+            batch = kept or reader.get_batch(place)
             if goes_on and place == blocks[-1]:
                 _borders.put((place, *name), batch)
             return batch
 
-        with pa.ipc.open_file(data, options=options) as reader:
-            if reader.num_record_batches != len(self.segment.blocks):
-                raise pa.ArrowInvalid(f"{reader.num_record_batches} record batches, not {len(self.segment.blocks)}")
-            batches = each(read, blocks, len(blocks) * BATCH_ROWS)
-            return pa.Table.from_batches(batches, reader.schema)
+        return pa.Table.from_batches(each(read, blocks, len(blocks) * BATCH_ROWS), first.schema)
+
+    def _opened(
+        self, data: pa.Buffer, needed: set[str], *, use_threads: bool
+    ) -> tuple[pa.ipc.RecordBatchFileReader, pa.ipc.IpcReadOptions]:
+        """A reader of these columns, in the file's order, and how to make another one; KeyError for a column that is
+        not there.
+        """
+        options = pa.ipc.IpcReadOptions(use_threads=use_threads)
+        reader = pa.ipc.open_file(data, options=options)
+        there = reader.schema.names
+        if not needed <= set(there):
+            raise KeyError(f"column {min(needed - set(there))!r} is not in it")
+        if len(needed) < len(there):
+            places = [place for place, name in enumerate(there) if name in needed]
+            options = pa.ipc.IpcReadOptions(included_fields=places, use_threads=use_threads)
+            reader = pa.ipc.open_file(data, options=options)
+        if reader.num_record_batches != len(self.segment.blocks):
+            raise pa.ArrowInvalid(f"{reader.num_record_batches} record batches, not {len(self.segment.blocks)}")
+        return reader, options
