@@ -238,23 +238,25 @@ class Table:
         return pa.Table.from_pylist(rows, schema=HISTORY_SCHEMA)
 
     def _at(self, epoch: int | None) -> TableSnapshot:
-        at = None if epoch is None else as_epoch("epoch", epoch)
+        if epoch is None:
+            self._newest = found = self._handle.catalog.read(self._at_newest)
+            return TableSnapshot(self._handle, found[1])
+        at = as_epoch("epoch", epoch)
 
         def body(view: View) -> ScanPlan:
             table = self._current(view)
-            if at is not None:
-                now_ms = self._handle.catalog.now_ms()
-                epochs = read_epoch_view(view, self._handle.memory, now_ms, above=[table.id])
-                require_complete(table.name, at, epochs.complete_through(table.id))
+            epochs = read_epoch_view(view, self._handle.memory, self._handle.catalog.now_ms(), above=[table.id])
+            require_complete(table.name, at, epochs.complete_through(table.id))
             return plan_scan(view, table, at)
 
-        def newest(view: View) -> ScanPlan:
-            version, known = view.version, self._newest
-            if known is None or known[0] != version:
-                self._newest = known = version, body(view)
-            return known[1]
+        return TableSnapshot(self._handle, self._handle.catalog.read(body))
 
-        return TableSnapshot(self._handle, self._handle.catalog.read(newest if at is None else body))
+    def _at_newest(self, view: View) -> tuple[int, ScanPlan]:
+        """The catalog's version and what is to be read: worked out once for as long as nothing is written to it."""
+        known = self._newest
+        if known is not None and known[0] == view.version:
+            return known
+        return view.version, plan_scan(view, self._current(view), None)
 
     def _read(self, body: Callable[[View, TableDef], Any]) -> Any:
         return self._handle.catalog.read(lambda view: body(view, self._current(view)))
