@@ -91,8 +91,8 @@ class ScanPlan:
         """All rows of the key range that pass the filter, in key order."""
         schema = self.schema(columns)
         wanted = self._wanted(schema, filter)
-        # one run alone needs no merge, and nothing of it lies in memory twice
-        count = 1 if self._lone_run else self._bytes_of(wanted) // READ_BYTES
+        # one run alone needs no merge, and nothing of it lies in memory twice; tables of no columns cannot be joined
+        count = 1 if self._lone_run or not schema.names else self._bytes_of(wanted) // READ_BYTES
         parts = self._parts(count, self.passing(filter, key_range), key_range)
         tables = [self._selected(files, schema, wanted, filter, part) for part in parts]
         return pa.concat_tables(tables) if len(tables) > 1 else tables[0]
@@ -247,7 +247,8 @@ class ScanPlan:
         asked_in_order = len(there) == len(rows) and (there[1:] > there[:-1]).all()
         found = rows.data if asked_in_order else rows.data.take(pa.array(there))
         found = found.select(schema.names)
-        return found if found.schema.equals(schema) else found.cast(schema)
+        # with metadata: without, the names inside of nested types are passed over
+        return found if found.schema.equals(schema, check_metadata=True) else found.cast(schema)
 
     def find(self, files: Files, needles: pa.Array, columns: Sequence[str]) -> tuple[np.ndarray, Rows]:
         """For each encoded key (in any order, repeats allowed) its position in the returned rows, or -1.

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pytest
 
 import epochlog as el
-from epochlog.store import run
+from epochlog.store import run, scan, segment
 from epochlog.store.folding import Folder
 from epochlog.store.run import Run
 from rowsets import WIDE, wide_rows
@@ -111,6 +111,29 @@ def test_no_columns_are_still_counted(store: el.Store) -> None:
         step()
         assert table.to_arrow(columns=[]).num_rows == table.count()
         assert table.to_arrow(columns=[], filter=pc.field("n") > 1).num_rows == 1
+
+
+def test_no_columns_of_a_table_that_is_read_in_pieces_are_counted(
+    store: el.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment, "BATCH_ROWS", 4)
+    monkeypatch.setattr(scan, "READ_BYTES", 100)
+    table = store.create_table("t", SCHEMA, ["id"])
+    for commit in (range(50), range(40, 60)):
+        table.upsert(pa.table({"id": commit, "n": commit}))
+    assert table.to_arrow(columns=[]).num_rows == table.count() == 60
+    assert table.to_arrow(columns=[], filter=pc.field("id") >= 50).num_rows == 10
+    assert sum(batch.num_rows for batch in table.scan(columns=[])) == 60
+
+
+def test_rows_by_key_have_the_names_inside_of_nested_types(store: el.Store) -> None:
+    """Parquet calls the items of a list otherwise."""
+    table = store.create_table("t", pa.schema([("id", pa.int64()), ("l", pa.list_(pa.int64()))]), ["id"])
+    table.upsert(pa.table({"id": [1], "l": pa.array([[1]], pa.list_(pa.int64()))}))
+    for _ in range(2):
+        for rows in (table.get(key(1)), table.to_arrow(), table.get(key(1), columns=["l"])):
+            assert rows.schema.field("l").type.value_field.name == "item"
+        store.compact(full=True)
 
 
 def test_history_goes_with_its_retention_and_the_rows_stay(tmp_path: Path) -> None:
