@@ -38,6 +38,10 @@ from .widths import Sizes, block_sizes
 BATCH_ROWS = 65_536
 """Rows of a record batch at most: what a key range or a get decodes at the least."""
 
+_SAMPLE_ROWS = 8_192
+_WORTH_DECODING = 0.8
+"""What shrinks by less than a fifth is kept as it is: decoding takes ten times as long as a copy."""
+
 _borders: Kept[pa.RecordBatch] = Kept(64 << 20, lambda batch: batch.nbytes)
 """Batches in which a key range ended: of ranges that are read one after another the next one begins there."""
 
@@ -95,11 +99,7 @@ def write_segment(
     if table.nbytes < 1 << 31:  # else some column may not fit in one array
         table = table.combine_chunks()
     batches = table.to_batches(max_chunksize=BATCH_ROWS)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression(files))) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    data = sink.getvalue()
+    data = _file_of(table.schema, batches, _compression(files, table))
     starts = np.cumsum([0, *(batch.num_rows for batch in batches[:-1])])
     segment = Segment(
         path=path,
@@ -117,6 +117,22 @@ def write_segment(
     )
     files.write(path, data)
     return segment
+
+
+def _file_of(schema: pa.Schema, batches: Sequence[pa.RecordBatch], compression: str | None) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def _compression(files: Files, table: pa.Table) -> str | None:
+    """None where a sample says that it would not pay; what crosses a network is always compressed."""
+    way = compression(files)
+    sample = table.slice(table.num_rows // 2, _SAMPLE_ROWS).to_batches()
+    plain, packed = (_file_of(table.schema, sample, codec).size for codec in (None, way))
+    return way if files.remote or packed < _WORTH_DECODING * plain else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +179,7 @@ class SegmentReader:
         try:
             reader, _ = self._opened(data, {*columns, *self._op}, use_threads=True)
             for place in range(reader.num_record_batches):
-                yield reader.get_batch(place)
+                yield _apart(reader.get_batch(place), data)
         except (pa.ArrowException, OSError, KeyError) as error:
             raise Corrupt(self.segment.path, f"it cannot be decoded ({error})") from error
 
@@ -180,7 +196,7 @@ class SegmentReader:
             """By a reader of its own: one reader must not be used by two threads."""
             kept = _borders.get((place, *name)) if place == blocks[0] else None
             reader = first if len(blocks) == 1 else pa.ipc.open_file(data, options=options)
-            batch = kept or reader.get_batch(place)
+            batch = kept or _apart(reader.get_batch(place), data)
             if goes_on and place == blocks[-1]:
                 _borders.put((place, *name), batch)
             return batch
@@ -205,3 +221,12 @@ class SegmentReader:
         if reader.num_record_batches != len(self.segment.blocks):
             raise pa.ArrowInvalid(f"{reader.num_record_batches} record batches, not {len(self.segment.blocks)}")
         return reader, options
+
+
+def _apart(batch: pa.RecordBatch, data: pa.Buffer) -> pa.RecordBatch:
+    """The batch, copied if it lies in the file: whoever holds it shall not depend on what becomes of a disk's pages."""
+    buffers = (buffer for column in batch.columns for buffer in column.buffers() if buffer is not None and buffer.size)
+    first = next(buffers, None)
+    if first is None or not data.address <= first.address < data.address + data.size:
+        return batch
+    return pa.ipc.read_record_batch(batch.serialize(), batch.schema)

@@ -150,6 +150,45 @@ def test_ranges_that_follow_each_other_decode_a_batch_once(
     assert [names for _, names in decoded[10:]] == [["id"], ["id", "v"]]
 
 
+def compressed(files: Files, path: str) -> str | None:
+    """By the magic numbers of frames among the file's bytes."""
+    data = files.read(path).to_pybytes()
+    return next((codec for codec, magic in MAGIC.items() if magic in data), None)
+
+
+MAGIC = {"lz4": b"\x04\x22\x4d\x18", "zstd": b"\x28\xb5\x2f\xfd"}
+
+
+@pytest.mark.parametrize("count", [1, 100, 9_000])
+def test_what_would_hardly_shrink_is_not_compressed_on_a_local_disk(tmp_path: Path, count: int) -> None:
+    far, near = ArrowFiles(pafs.LocalFileSystem(), str(tmp_path / "far")), LocalFiles(str(tmp_path / "near"))
+    schema = TableSchema("t", pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.float64())]), ("id",))
+    codec, chance = KeyCodec(schema.schema, schema.primary_key), np.random.default_rng(1)
+    keys = np.unique(chance.integers(0, 1 << 62, count))
+    for name, values in (("random", chance.random(len(keys))), ("same", np.zeros(len(keys)))):
+        data = pa.table([pa.array(keys), pa.array(values)], schema=schema.schema)
+        for files in (near, far):
+            segment = write_segment(files, f"{name}.arrow", 1, schema, codec, Rows(codec.encode(data), data))
+            back = SegmentReader(files, segment, schema, codec).read()
+            assert back.data.equals(data)
+            local = "lz4" if name == "same" and count > 1 else None
+            assert compressed(files, f"{name}.arrow") == ("zstd" if files is far else local)
+
+
+def test_rows_that_were_read_do_not_change_with_the_file(tmp_path: Path) -> None:
+    """Also where nothing is decoded: a page that the disk fails to give later would be the end of the process."""
+    files, keyed = LocalFiles(str(tmp_path)), KEYED["int64"]
+    chance = np.random.default_rng(2)
+    segment, rows = written(files, keyed, [(int(n), n) for n in np.unique(chance.integers(0, 1 << 62, 500))])
+    assert compressed(files, PATH) is None
+    one = reader(files, segment, keyed)
+    whole, block, batches = one.read(), one.read(["v"], block=0), list(one.batches(["id", "v"]))
+    with (tmp_path / PATH).open("r+b") as file:
+        file.write(b"\xff" * segment.bytes)
+    assert whole.data.equals(rows.data.cast(whole.data.schema)) and block.data["v"].equals(rows.data["v"])
+    assert pa.Table.from_batches(batches).select(["v"]).equals(rows.data.select(["v"]))
+
+
 def test_every_type_of_column(tmp_path: Path) -> None:
     files, table = LocalFiles(str(tmp_path)), wide_rows(list(range(50)))
     codec = KeyCodec(WIDE.schema, WIDE.primary_key)
