@@ -24,7 +24,7 @@ def cost(segments: Iterable[Segment]) -> int:
     return sum(max(segment.rows, segment.bytes // ROW_BYTES) for segment in segments)
 
 
-def tiled(marks: Iterable[tuple[Key, int]], count: int, within: KeyRange) -> list[KeyRange]:
+def tiled(marks: Iterable[tuple[Key, float]], count: int, within: KeyRange) -> list[KeyRange]:
     """At most `count` key ranges that tile `within`. marks: keys in any order, with the rows that follow each."""
     low, high = within
     inside = sorted((key, rows) for key, rows in marks if (low is None or key > low) and (high is None or key < high))

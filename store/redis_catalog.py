@@ -276,6 +276,8 @@ class RedisCatalog:
 
     def _remember(self, body: object, run: Run) -> None:
         keys, spans = run.read_set()
+        if not keys and not spans:  # it has asked for the version alone, and will ask for more when that is another
+            return
         if len(keys) + _REMEMBERED_ROWS * len(spans) > _REMEMBERED_KEYS:
             return
         name, now = getattr(body, "__code__", body), (dict.fromkeys(keys), set(spans))

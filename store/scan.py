@@ -8,9 +8,11 @@ older ones.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +31,7 @@ from .prune import filter_columns, key_prunes, key_ranges, overlap, passed
 from .ranges import tiled
 from .run import Part, Run, read_part
 from .schema import TableSchema
-from .segment import Segment, SegmentReader
+from .segment import Borders, Segment, SegmentReader
 from .threads import each
 
 KeyRange = tuple[Key | None, Key | None]
@@ -93,8 +95,8 @@ class ScanPlan:
         wanted = self._wanted(schema, filter)
         # one run alone needs no merge, and nothing of it lies in memory twice; tables of no columns cannot be joined
         count = 1 if self._lone_run or not schema.names else self._bytes_of(wanted) // READ_BYTES
-        parts = self._parts(count, self.passing(filter, key_range), key_range)
-        tables = [self._selected(files, schema, wanted, filter, part) for part in parts]
+        parts, borders = self._parts(count, self.passing(filter, key_range), key_range), Borders()
+        tables = [self._selected(files, schema, wanted, filter, part, borders) for part in parts]
         return pa.concat_tables(tables) if len(tables) > 1 else tables[0]
 
     def batches(
@@ -116,7 +118,7 @@ class ScanPlan:
         wanted = self._wanted(schema, filter if applied else None)
         count = max(self.rows_at_most // BATCH_ROWS, self._bytes_of(wanted) // READ_BYTES)
         parts = self._parts(count, self.passing(filter, key_range), key_range)
-        read = partial(self._selected, files, schema, wanted, filter, applied=applied)
+        read = partial(self._selected, files, schema, wanted, filter, borders=Borders(), applied=applied)
         return (batch for part in parts for batch in read(passing=part).to_batches(max_chunksize=BATCH_ROWS))
 
     def _parts(self, count: int, passing: list[KeyRange], within: KeyRange) -> list[list[KeyRange]]:
@@ -151,11 +153,13 @@ class ScanPlan:
         wanted: Sequence[str],
         filter: pc.Expression | None,
         passing: Sequence[KeyRange],
+        borders: Borders,
         *,
         applied: bool = True,
     ) -> pa.Table:
         """The rows of the ranges that pass the filter."""
-        found = self._found(files, wanted, filter, passing, keyed=not self._lone_run or passing != [EVERYTHING])
+        keyed = not self._lone_run or passing != [EVERYTHING]
+        found = self._found(files, wanted, filter, passing, borders, keyed=keyed)
         data = fold_data(found) if found else _no_rows(self.table, self.codec, wanted).data
         data = passed(self.table.name, data, filter if applied else None).select(schema.names)
         return data.cast(schema) if schema.names else data  # a cast of no columns would forget the number of rows
@@ -197,6 +201,7 @@ class ScanPlan:
         columns: Sequence[str],
         filter: pc.Expression | None,
         passing: Sequence[KeyRange],
+        borders: Borders | None = None,
         *,
         keyed: bool = True,
     ) -> list[Rows]:
@@ -232,7 +237,9 @@ class ScanPlan:
             if not skip(segment.stats) and _overlaps(segment.key_min, segment.key_max, whole)
         ]
         deltas = each(
-            lambda segment: SegmentReader(files, segment, self.table, codec).read(columns, whole, passing=passing),
+            lambda segment: SegmentReader(files, segment, self.table, codec).read(
+                columns, whole, passing=passing, borders=borders
+            ),
             chosen,
             sum(segment.rows for segment in chosen),
         )
@@ -372,10 +379,22 @@ def _overlaps(low: Key, high: Key, key_range: KeyRange) -> bool:
     return (key_range[0] is None or high >= key_range[0]) and (key_range[1] is None or low < key_range[1])
 
 
-def _marks(plan: ScanPlan) -> Iterator[tuple[Key, int]]:
-    """Keys at which files or their blocks begin, with the rows that follow each."""
-    for run in plan.runs:
-        for part in run.parts:
-            yield from ((key, part.rows // max(1, len(part.blocks))) for key in part.blocks)
-    for segment in plan.segments:
-        yield from ((key, segment.rows // max(1, len(segment.blocks))) for key in segment.blocks)
+def _marks(plan: ScanPlan) -> Iterator[tuple[Key, float]]:
+    """Keys at which blocks begin, with the rows up to the next one. A block that lies over several of the level with
+    the most blocks is spread over those: small commits all begin near the first key.
+    """
+    levels: list[Sequence[Part] | Sequence[Segment]] = [run.parts for run in plan.runs]
+    levels += [(segment,) for segment in plan.segments]
+    finest = max(levels, key=lambda level: sum(len(file.blocks) for file in level), default=())
+    starts = [start for file in finest for start in file.blocks]
+    changes = [0.0] * (len(starts) + 1)
+    for file in (file for level in levels for file in level):
+        rows = file.rows / max(1, len(file.blocks))
+        for low, end in pairwise([*file.blocks, file.key_max]):
+            first, last = bisect_left(starts, low), bisect_left(starts, end)
+            if last - first < 2:
+                yield low, rows
+            else:
+                changes[first] += rows / (last - first)
+                changes[last] -= rows / (last - first)
+    yield from zip(starts, accumulate(changes), strict=False)

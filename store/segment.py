@@ -27,7 +27,6 @@ from .datafile import (
     verified,
 )
 from .files import Files, inside_root
-from .kept import Kept
 from .keys import Key, KeyCodec
 from .merge import Rows
 from .records import checked
@@ -42,8 +41,8 @@ _SAMPLE_ROWS = 8_192
 _WORTH_DECODING = 0.8
 """What shrinks by less than a fifth is kept as it is: decoding takes ten times as long as a copy."""
 
-_borders: Kept[pa.RecordBatch] = Kept(64 << 20, lambda batch: batch.nbytes)
-"""Batches in which a key range ended: of ranges that are read one after another the next one begins there."""
+Borders = dict[str, tuple[int, pa.RecordBatch]]
+"""By a file's path its batch in which a key range ended: of ranges read one after another the next one begins there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,17 +150,18 @@ class SegmentReader:
         *,
         block: int | None = None,
         passing: Sequence[KeyRange] | None = None,
+        borders: Borders | None = None,
     ) -> Rows:
         """Rows with keys in [low, high) and these columns of the table (None: all), in key order; of one block or all.
 
-        passing: blocks that hold no key of these ranges are left out. Raises Corrupt when the file is not what was
-        written.
+        passing: blocks that hold no key of these ranges are left out. borders: what ascending ranges of the same
+        columns leave for each other. Raises Corrupt when the file is not what was written.
         """
         names = self.schema.schema.names if columns is None else list(columns)
         data = verified(self.files, self.segment.path, self.segment.bytes, self.segment.crc32)
         blocks = blocks_of(self.segment.blocks, key_range, passing) if block is None else [block]
         try:
-            table = self._decode(data, names, blocks, goes_on=key_range[1] is not None)
+            table = self._decode(data, names, blocks, borders)
         except (pa.ArrowException, OSError, KeyError) as error:
             raise Corrupt(self.segment.path, f"it cannot be decoded ({error})") from error
         keys = keys_of(self.codec, table)
@@ -187,21 +187,24 @@ class SegmentReader:
     def _op(self) -> list[str]:
         return [OP] if self.segment.deletes else []
 
-    def _decode(self, data: pa.Buffer, names: list[str], blocks: Sequence[int], *, goes_on: bool) -> pa.Table:
-        """goes_on: the range ends somewhere in the last block, and somebody may want what follows."""
+    def _decode(
+        self, data: pa.Buffer, names: list[str], blocks: Sequence[int], borders: Borders | None = None
+    ) -> pa.Table:
         first, options = self._opened(data, {*names, *key_columns(self.codec), *self._op}, use_threads=False)
-        name = self.files.place, self.segment.path, self.segment.bytes, self.segment.crc32, *first.schema.names
+        path = self.segment.path
+        left = borders.get(path) if borders else None
 
         def read(place: int) -> pa.RecordBatch:
             """By a reader of its own: one reader must not be used by two threads."""
-            kept = _borders.get((place, *name)) if place == blocks[0] else None
+            if left is not None and left[0] == place:
+                return left[1]
             reader = first if len(blocks) == 1 else pa.ipc.open_file(data, options=options)
-            batch = kept or _apart(reader.get_batch(place), data)
-            if goes_on and place == blocks[-1]:
-                _borders.put((place, *name), batch)
-            return batch
+            return _apart(reader.get_batch(place), data)
 
-        return pa.Table.from_batches(each(read, blocks, len(blocks) * BATCH_ROWS), first.schema)
+        batches = each(read, blocks, len(blocks) * BATCH_ROWS)
+        if borders is not None and batches:
+            borders[path] = blocks[-1], batches[-1]
+        return pa.Table.from_batches(batches, first.schema)
 
     def _opened(
         self, data: pa.Buffer, needed: set[str], *, use_threads: bool

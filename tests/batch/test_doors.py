@@ -67,11 +67,11 @@ class Count:
         decode, group = SegmentReader._decode, run.pq.ParquetFile.read_row_group
 
         def counted(
-            reader: SegmentReader, data: pa.Buffer, names: list[str], blocks: list[int], **how: bool
+            reader: SegmentReader, data: pa.Buffer, names: list[str], blocks: list[int], *left: Any
         ) -> pa.Table:
             self.columns |= set(names)
             self.blocks += len(blocks)
-            return decode(reader, data, names, blocks, **how)
+            return decode(reader, data, names, blocks, *left)
 
         def counted_group(file: Any, place: int, *, columns: list[str], use_threads: bool) -> pa.Table:
             self.columns |= set(columns)

@@ -165,14 +165,22 @@ def test_a_state_that_is_very_old_is_no_reason_to_compare_forever(maker: RedisMa
     assert runs[0] == 2
 
 
-def test_what_a_body_read_before_is_fetched_at_once(maker: RedisMaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    catalog, sent, once = maker.open(), list[str](), Client.once
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The scripts that are sent."""
+    found, once = list[str](), Client.once
 
     def counted(self: Client, script: redis_scripts.Script, *rest: object) -> list:
-        sent.append(script.name)
+        found.append(script.name)
         return once(self, script, *rest)
 
     monkeypatch.setattr(Client, "once", counted)
+    return found
+
+
+def test_what_a_body_read_before_is_fetched_at_once(maker: RedisMaker, sent: list[str]) -> None:
+    catalog = maker.open()
+    sent.clear()
 
     def body(tx: Txn) -> None:
         for n in range(10):
@@ -188,6 +196,25 @@ def test_what_a_body_read_before_is_fetched_at_once(maker: RedisMaker, monkeypat
     sent.clear()
     catalog.transact(lambda tx: tx.get(b"k1") and None)
     assert sent == ["fetch"]
+
+
+def test_a_body_that_asked_for_the_version_alone_fetches_the_rest_at_once_when_it_is_another(
+    maker: RedisMaker, sent: list[str]
+) -> None:
+    catalog, other, known = maker.open(), maker.open(), dict[int, list]()
+
+    def body(view: View) -> None:
+        if view.version not in known:
+            known[view.version] = [view.get(b"k"), *view.scan(b"r/", b"r0")]
+
+    for n in range(4):
+        other.transact(lambda tx, n=n: tx.put(b"r/%d" % n, {}))
+        sent.clear()
+        for _ in range(3):
+            catalog.read(body)
+        if n:
+            assert sent == ["fetch"] * 3
+    assert [len(rows) for rows in known.values()] == [2, 3, 4, 5]
 
 
 def test_deletions_that_nobody_needs_are_let_go(maker: RedisMaker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -342,3 +343,49 @@ def test_a_table_that_was_read_sees_what_others_have_done_since(store: el.Store,
         two.create_table("t", SCHEMA, ["id"])
         with pytest.raises(el.TableDropped):
             table.to_arrow()
+
+
+def test_commits_of_one_block_are_spread_over_what_they_lie_above(
+    store: el.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their first keys all lie at the beginning, or, where rows are appended, after what came before."""
+    monkeypatch.setattr(segment, "BATCH_ROWS", 100)
+    chance = np.random.default_rng(4)
+    for name, commits in (
+        ("all over", [np.unique(chance.integers(0, 2000, 80)) for _ in range(40)]),
+        ("appended", [np.arange(80) + 2000 + 80 * place for place in range(40)]),
+    ):
+        table = store.create_table(name.replace(" ", "_"), SCHEMA, ["id"])
+        for ids in (np.arange(2000), *commits):
+            table.upsert(pa.table({"id": ids, "n": ids}))
+        with store.snapshot([table.name]) as snapshot:
+            plan = snapshot[table.name].plan
+        files = [np.arange(2000), *commits]
+        counts = [
+            sum(int(((ids >= (low or 0)) & (ids < (high or 1 << 40))).sum()) for ids in files)
+            for low, high in plan.splits(10)
+        ]
+        assert len(counts) == 10 and sum(counts) == sum(map(len, files))
+        assert max(counts) <= 2 * sum(counts) / 10, (name, counts)
+
+
+def test_a_table_that_is_read_in_pieces_decodes_each_block_once(
+    store: el.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment, "BATCH_ROWS", 100)
+    monkeypatch.setattr(scan, "READ_BYTES", 2000)
+    monkeypatch.setattr(scan, "BATCH_ROWS", 100)
+    chance, copied, apart = np.random.default_rng(4), [0], segment._apart
+    table = store.create_table("t", SCHEMA, ["id"])
+    for ids in (np.arange(2000), *(np.unique(chance.integers(0, 2000, 80)) for _ in range(40))):
+        table.upsert(pa.table({"id": ids, "n": ids}))
+
+    def counted(batch: pa.RecordBatch, data: pa.Buffer) -> pa.RecordBatch:
+        copied[0] += 1
+        return apart(batch, data)
+
+    monkeypatch.setattr(segment, "_apart", counted)  # once for each batch that is decoded
+    for read in (table.to_arrow, lambda: table.scan().read_all()):
+        copied[0] = 0
+        assert read().num_rows == 2000
+        assert copied[0] == 20 + 40
