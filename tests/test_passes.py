@@ -1,0 +1,131 @@
+"""The summary of `make check` and `make test`: every pass runs, whatever others do, and the last line is true."""
+
+from __future__ import annotations
+
+import sys
+from itertools import combinations
+from pathlib import Path
+
+import passes
+import pytest
+from _pytest.mark.expression import Expression
+from passes import Pass, run_all
+
+pytestmark = [pytest.mark.local_only, pytest.mark.medium]
+
+MIXED = """
+import pytest
+
+def test_good(): pass
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_bad(n): assert n == 1
+
+class TestOf:
+    def test_inside(self): assert False
+
+@pytest.fixture
+def broken():
+    yield
+    raise ValueError
+
+def test_whose_end_breaks(broken): pass
+
+def test_skipped(): pytest.skip()
+"""
+
+
+def pytest_of(folder: Path, name: str, code: str) -> Pass:
+    (folder / f"test_{name}.py").write_text(code)
+    options = (
+        "-p",
+        "no:xdist",
+        "-p",
+        "no:hypothesispytest",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(folder),
+        "-c",
+        "/dev/null",
+    )
+    return Pass(name, (*passes.PYTEST, *options, str(folder / f"test_{name}.py")))
+
+
+def command(name: str, code: str) -> Pass:
+    return Pass(name, (sys.executable, "-c", code))
+
+
+def ended(capfd: pytest.CaptureFixture[str], *all_passes: Pass) -> tuple[int, list[str]]:
+    code = run_all(all_passes)
+    return code, capfd.readouterr().out.splitlines()
+
+
+def test_all_passes_run_and_one_summary_tells_what_failed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, said = ended(
+        capfd,
+        command("lint", "exit(3)"),
+        pytest_of(tmp_path, "mixed", MIXED),
+        pytest_of(tmp_path, "fine", "def test_fine(): pass\ndef test_too(): pass"),
+        command("types", "print('types were looked at')"),
+    )
+    assert code == 1 and "types were looked at" in said
+    start = next(number for number, line in enumerate(said) if line.split() == ["pass", "passed", "failed", "seconds"])
+    table = {line.split()[0]: line.split()[1:3] for line in said[start + 1 : start + 5]}
+    assert table == {"lint": ["0", "1"], "mixed": ["2", "3"], "fine": ["2", "0"], "types": ["1", "0"]}
+    assert said[start + 5 :] == [
+        "FAILED lint: exit code 3  (lint)",
+        "FAILED test_mixed.py::test_bad[2]  (mixed)",
+        "FAILED test_mixed.py::TestOf::test_inside  (mixed)",
+        "FAILED test_mixed.py::test_whose_end_breaks  (mixed)",
+        "5 passed, 4 failed",
+    ]
+
+
+def test_a_run_that_breaks_off_or_finds_nothing_has_failed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, said = ended(
+        capfd,
+        pytest_of(tmp_path, "dies", "import os, signal\ndef test_last(): os.kill(os.getpid(), signal.SIGKILL)"),
+        pytest_of(tmp_path, "unreadable", "import nothing_of_that_name"),
+        pytest_of(tmp_path, "empty", ""),
+    )
+    assert code == 1
+    assert said[-4:] == [
+        "FAILED dies: exit code -9  (dies)",
+        "FAILED test_unreadable.py  (unreadable)",
+        "FAILED empty: exit code 5  (empty)",
+        "0 passed, 3 failed",
+    ]
+
+
+def test_what_runs_beside_is_told_when_it_has_ended_and_counted(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It waits for a file that the pass after it makes."""
+    made = tmp_path / "made"
+    wait = (
+        f"from pathlib import Path\nwhile not Path({str(made)!r}).exists(): pass\nprint('one', flush=True)\nexit('two')"
+    )
+    beside = Pass("beside", (sys.executable, "-c", wait), beside=True)
+    code, said = ended(capfd, beside, command("main", f"open({str(made)!r}, 'w')"))
+    assert code == 1 and said[-1] == "1 passed, 1 failed"
+    assert said.index("== main ==") < said.index("== beside ==") < said.index("one")
+    assert {"two", "FAILED beside: exit code 1  (beside)"} <= set(said)
+
+
+def test_when_all_is_well_the_exit_code_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, said = ended(capfd, pytest_of(tmp_path, "fine", "def test_fine(): pass"), command("lint", ""))
+    assert (code, said[-1]) == (0, "2 passed, 0 failed")
+
+
+def chosen_by(one: Pass, marks: set[str]) -> bool:
+    given = list(one.command)
+    return Expression.compile(given[given.index("-m", 3) + 1]).evaluate(lambda name, **_: name in marks)
+
+
+def test_every_test_but_the_campaigns_is_in_one_pass_of_make_test() -> None:
+    whole = [one for one in passes.test(()) if one.counts_tests and not set(passes.AGAIN) & set(one.command)]
+    for count in range(5):
+        for marks in map(set, combinations(("spark", "slow", "medium", "redis"), count)):
+            assert sum(chosen_by(one, marks) for one in whole) == 1, marks
+            assert not any(chosen_by(one, marks | {"campaign"}) for one in whole)
