@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -28,6 +29,8 @@ from .store.clock import Deadline, SystemClock
 if TYPE_CHECKING:
     from .api import Store
 
+_log = logging.getLogger("epochlog")
+
 MOST_WAIT_S = 30.0
 """How long a read may wait at the server for the epoch that its policy wants."""
 
@@ -46,18 +49,22 @@ def serve(
     """Serve a store to other processes, until `shutdown`, or the end of a `with` block. The store stays open meanwhile.
 
     location: grpc://host:port, port 0 for a free one. Where others than this machine can reach it, tls=(certificate
-    chain, key) and a token are needed. token: what clients must send with every call; with read_token, another one, a
-    client may only read. coordinator: "redis://…" keeps a copy of the end marks of staged queries, and their stage
-    counters, on that server; it may be away, or lose them. control: times of heartbeats and checkpoints. metrics:
-    "127.0.0.1:0" serves Prometheus text over HTTP at /metrics there; this machine alone can reach it. Raises
-    InsecureServer, InvalidInput, WriteFailed (the port is taken).
+    chain, key) and a token that is hard to guess are needed. token: what clients must send with every call; without,
+    every user of this machine may read and write, which is logged as a warning. read_token: another one, whose clients
+    may only read. coordinator: "redis://…" keeps a copy of the end marks of staged queries, and their stage counters,
+    on that server; it may be away, or lose them. control: times of heartbeats and checkpoints. metrics: "127.0.0.1:0"
+    serves Prometheus text over HTTP at /metrics there; this machine alone can reach it. Raises InsecureServer,
+    InvalidInput, WriteFailed (the port is taken).
     """
     if control is not None and not isinstance(control, CoordinatorSettings):
         raise InvalidInput(f"control takes epochlog.CoordinatorSettings, not {control!r}")
     if isinstance(coordinator, CoordinatorSettings):
         raise InvalidInput("coordinator takes a URL; times of heartbeats and checkpoints are given as control=")
     certificate = None if tls is None else Certificate(pem_of(tls[0]), pem_of(tls[1]))
-    return StoreServer(store, location, token, read_token, certificate, coordinator, control, metrics)
+    server = StoreServer(store, location, token, read_token, certificate, coordinator, control, metrics)
+    if token is None:
+        _log.warning("%r has no token: every user of this machine can read and write the store there", server)
+    return server
 
 
 class StoreServer:
@@ -80,6 +87,7 @@ class StoreServer:
         self._handle = store._handle
         self._metrics: MetricsPort | None = None
         self._flights = FlightDesk(store._handle, self._chosen)
+        subscriptions = Subscriptions(store._handle, traffic=self._flights.traffic)
         try:
             if metrics is not None:
                 self._metrics = MetricsPort(metrics, self.metrics)
@@ -90,7 +98,7 @@ class StoreServer:
                 certificate=certificate,
                 exchanges={
                     CONTROL: Exchange(self.coordinator.serve),
-                    SUBSCRIBE: Exchange(Subscriptions(store._handle).serve, Role.READ),
+                    SUBSCRIBE: Exchange(subscriptions.serve, Role.READ),
                     **self._staged.exchanges,
                 },
                 actions={

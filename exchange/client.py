@@ -19,7 +19,7 @@ from ..store.consumers import KEEP
 from ..store.epoch import as_epoch
 from .flight_errors import CALL_ERRORS, as_epochlog_error
 from .flight_reader import FlightReader
-from .line import ClientLine, Pem, call_options, check_token, parsed, pem_of
+from .line import ClientLine, Pem, call_options, check_destination, pem_of
 from .line import connect as dial
 from .subscriber import Subscription
 from .subscription_messages import MAX_REQUEST, Request, encode
@@ -34,15 +34,16 @@ def connect(
     token: str | None = None,
     tls_roots: Pem | None = None,
     timeout: float | timedelta = TIMEOUT_S,
+    insecure: bool = False,
 ) -> Client:
     """A client of a store that is served at `location`, grpc://host:port or grpc+tls://host:port. It connects when it
     is first used.
 
     token: what the server asks for. tls_roots: PEM of the certificates to trust, or where it lies. timeout: how long
-    (seconds or a timedelta) any call waits for an answer, or for more of one. Raises InvalidInput.
+    (seconds or a timedelta) any call waits for an answer, or for more of one. insecure: send the token to another host
+    without TLS. Raises InvalidInput, InsecureServer.
     """
-    parsed(location)
-    check_token(token)
+    check_destination(location, token, insecure=insecure)
     roots = None if tls_roots is None else pem_of(tls_roots)
     return Client(location, token, roots, seconds(timeout, "timeout"))
 

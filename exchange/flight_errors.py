@@ -3,18 +3,58 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
 from pyarrow import flight
 
-from ..errors import AccessDenied, EpochlogError, ServerUnavailable, by_name
+from ..errors import (
+    AccessDenied,
+    CatalogFull,
+    CatalogInUse,
+    CatalogLost,
+    CatalogUnavailable,
+    Corrupt,
+    EpochlogError,
+    ForeignRoot,
+    ReadFailed,
+    ServerUnavailable,
+    StoreNotFound,
+    UnsupportedFormat,
+    WriteFailed,
+    by_name,
+)
 
 _log = logging.getLogger("epochlog")
 
 MOST_TEXT = 4_000
 """Characters of a message that travel."""
+_PLACES = (
+    CatalogFull,
+    CatalogInUse,
+    CatalogLost,
+    CatalogUnavailable,
+    Corrupt,
+    ForeignRoot,
+    ReadFailed,
+    StoreNotFound,
+    UnsupportedFormat,
+    WriteFailed,
+)
+"""Errors whose messages say where something lies at the server: that is for who runs it."""
+_FILE = re.compile(r"[^\s'\"]*\b[0-9a-f]{32}/t[0-9a-f]{8}/[\w.-]+")
+
+
+def told(error: EpochlogError) -> tuple[str, str]:
+    """The name of an error, and what a stranger is told of it: no place of the server's. What is left out is logged."""
+    name = type(error).__name__
+    if isinstance(error, _PLACES):
+        _log.error("a call failed: %s: %s", name, error)
+        damaged = "what was asked for is damaged" if isinstance(error, Corrupt) else "the server's store failed"
+        return name, f"{damaged}; the server's own log says where and why"
+    return name, _FILE.sub("a file", str(error))[:MOST_TEXT]
 
 
 @contextmanager
@@ -25,8 +65,8 @@ def as_flight_errors() -> Iterator[None]:
     except flight.FlightError:
         raise
     except EpochlogError as error:
-        name = type(error).__name__
-        raise flight.FlightServerError(f"{name}: {str(error)[:MOST_TEXT]}", extra_info=name.encode()) from None
+        name, text = told(error)
+        raise flight.FlightServerError(f"{name}: {text}", extra_info=name.encode()) from None
     except Exception:  # noqa: BLE001 (a defect; it is logged)
         _log.exception("a call of the server failed")
         raise flight.FlightInternalError("the server failed at this call; its own log says why") from None

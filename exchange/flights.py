@@ -32,7 +32,7 @@ from .putting import put
 from .readings import Choose, Readings
 from .server import Action, Call, Role
 from .tickets import Ticket, Tickets, new_flight, new_key
-from .traffic import Limits, Traffic
+from .traffic import Lane, Limits, Traffic
 
 T = TypeVar("T")
 
@@ -91,11 +91,11 @@ class FlightDesk:
             for name, schema, epoch in sorted(self._handle.catalog.read(body), key=lambda found: found[0])
         ]
 
-    def info(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
+    def info(self, descriptor: flight.FlightDescriptor, *, may_write: bool = True) -> flight.FlightInfo:
         """Decide what the descriptor reads, and hold it; one endpoint for each part, in order."""
         wanted = parse_reading(_path(descriptor), descriptor.command or b"")
         name = new_flight()
-        held, ends_ms = self.pins.add(name, lambda: self._readings.hold(wanted), self._lasting_ms)
+        held, ends_ms = self.pins.add(name, lambda: self._readings.hold(wanted), self._lasting_ms, may_write=may_write)
         self._sweep_from_now_on()
         return flight.FlightInfo(
             held.schema,
@@ -120,15 +120,15 @@ class FlightDesk:
 
         def rows() -> Iterator[pa.RecordBatch]:
             reading = self.pins.reading(asked.flight, asked.part)
-            with as_flight_errors(), self.traffic.enter(call) as passage, reading as batches:
-                yield from passage.outward(batches())
+            with as_flight_errors(), self.traffic.enter(call) as passage, reading as part:
+                yield from passage.outward(part.batches(), part.footprint)
 
         return flight.GeneratorStream(schema, rows())
 
     def put(self, descriptor: flight.FlightDescriptor, reader: Any, writer: Any, call: Call) -> None:
         """Rows into a table, in one commit, whose epoch is answered."""
         write = parse_writing(_path(descriptor), descriptor.command or b"")
-        with self.traffic.enter(call) as passage:
+        with self.traffic.enter(call, Lane.PUTS) as passage:
             epoch = put(self._handle, write, reader, passage)
             with suppress(*CALL_ERRORS), passage.waiting():  # who does not take the answer has its rows written still
                 writer.write(json.dumps({"epoch": epoch}).encode())

@@ -72,8 +72,16 @@ class FrameWriter:
         self._writer = SegmentWriter(target)
         self._segments: list[Segment] = []
 
-    def write(self, frame: DataFrame, *, deletes: bool = False) -> None:
-        """Run the frame and keep its rows, or with `deletes` its keys. A task's error is raised with its own type."""
+    def write(self, frame: DataFrame | object, *, deletes: bool = False) -> None:
+        """Run the frame and keep its rows, or with `deletes` its keys. A task's error is raised with its own type.
+
+        What is no DataFrame (an Arrow table, a list of dicts, keys) is taken as it is.
+        """
+        from pyspark.sql import DataFrame
+
+        if not isinstance(frame, DataFrame):
+            (self._writer.delete if deletes else self._writer.upsert)(frame)
+            return
         check_frame(self._target.schema, frame.schema, deletes=deletes)
         try:
             found = frame.mapInArrow(partial(_write_task, self._target, deletes), _RESULT).collect()

@@ -23,14 +23,15 @@ Delivery = tuple[str, int, Any]
 """(channel, sequence, item)."""
 
 
-def stage_counter(stages: Stages, ended: Collection[str]) -> int:
-    """The lowest stage of which a channel is not among the `ended` ones; one past the highest stage when none is.
+def stage_counter(stages: Stages, passed: Collection[str]) -> int:
+    """The lowest stage of which a channel is not among the `passed` ones; one past the highest stage when none is. A
+    channel has passed when all up to its end mark was pushed, not when the mark came.
 
     It says which producers may start, and is never evidence about one consumer's mailbox.
     """
     if not stages:
         raise InvalidInput("no channels are declared, so there is no stage to count; declare the consumers first")
-    open_stages = (stage for stage in sorted(stages) if any(channel not in ended for channel in stages[stage]))
+    open_stages = (stage for stage in sorted(stages) if any(channel not in passed for channel in stages[stage]))
     return next(open_stages, max(stages) + 1)
 
 

@@ -5,6 +5,7 @@ One thread may read while another sends. A read that waits ends when the line is
 
 from __future__ import annotations
 
+import ipaddress
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,13 +17,16 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 from pyarrow import flight
 
-from ..errors import BadMessage, InvalidInput
+from ..errors import BadMessage, InsecureServer, InvalidInput
+from . import log_lines as _log_lines  # noqa: F401 (whoever has peers logs what they say)
 from .flight_errors import CALL_ERRORS, as_epochlog_error
 
 Pem = bytes | str | Path
 """PEM, or the path of a file with it."""
 MAX_MESSAGE = 32 << 20
 """Bytes of one message; larger ones are refused undecoded, and not sent."""
+FIRST_S = 30.0
+"""How long a client that has opened a line may take to send the message that it begins with."""
 CONNECT_MS = 2_000
 """How long a client waits for a server that does not answer the connection."""
 
@@ -38,7 +42,18 @@ class Parcel:
 class Line:
     """Messages to and from one peer. `closed` is set once nothing more will be read."""
 
-    def __init__(self, reader: Any, writer: Any, cut: Callable[[], None], peer: str, limit: int = MAX_MESSAGE) -> None:
+    def __init__(
+        self,
+        reader: Any,
+        writer: Any,
+        cut: Callable[[], None],
+        peer: str,
+        limit: int = MAX_MESSAGE,
+        *,
+        may_write: bool = True,
+    ) -> None:
+        """may_write: whether the peer's token may write, seen from a server."""
+        self.may_write = may_write
         self._reader = reader
         self._writer = writer
         self._cut = cut
@@ -55,6 +70,16 @@ class Line:
         if chunk.data is not None or chunk.app_metadata is None:
             raise BadMessage("a line carries messages, and no record batches")
         return chunk.app_metadata.to_pybytes()
+
+    def first(self) -> bytes | None:
+        """As `read`, of the message that a line begins with; a client that does not send it is cut off."""
+        late = threading.Timer(FIRST_S, self.hang_up)
+        late.daemon = True
+        late.start()
+        try:
+            return self.read()
+        finally:
+            late.cancel()
 
     def receive(self) -> Parcel | None:
         """As `read`, of a line whose other side may send rows too. They are given as they came: unchecked, and lying
@@ -171,14 +196,42 @@ def parsed(location: object) -> tuple[str, str, int]:
     return parts.scheme, host, port
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it. Names other than localhost are not looked up, and are not."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_destination(location: object, token: object, *, insecure: bool = False) -> None:
+    """Whether a client may be made for a location with this token. Raises InvalidInput, and InsecureServer when it
+    would send the token without TLS to another host, unless that is wanted (insecure).
+    """
+    scheme, host, _ = parsed(location)
+    check_token(token)
+    if token is not None and scheme != "grpc+tls" and not is_loopback(host) and not insecure:
+        raise InsecureServer(
+            f"{location} is another host, and the token would travel there in clear: connect to grpc+tls://…, with "
+            "tls_roots= for a certificate of your own; insecure=True sends it all the same, as through a tunnel"
+        )
+
+
 def pem_of(given: Pem) -> bytes:
     """The PEM, read where a path was given."""
     return given if isinstance(given, bytes) else Path(given).read_bytes()
 
 
 def connect(location: str, tls_roots: bytes | None = None) -> flight.FlightClient:
-    """A client with a connection of its own: by default gRPC lets all clients of a process share one."""
+    """A client with a connection of its own: by default gRPC lets all clients of a process share one. What goes to this
+    machine goes straight there: a proxy that the environment names (http_proxy) would read the token.
+    """
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.min_reconnect_backoff_ms", CONNECT_MS)]
+    scheme, host, _ = parsed(location)
+    if scheme != "grpc+tls" and is_loopback(host):
+        options.append(("grpc.enable_http_proxy", 0))
     roots = {} if tls_roots is None else {"tls_root_certs": tls_roots}
     return flight.connect(location, generic_options=options, **roots)
 

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import logging
+import socket
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
 
 from ..errors import InsecureServer, InvalidInput, WriteFailed
+from ..store.clock import monotonic_s
+from .line import is_loopback
 
 _log = logging.getLogger("epochlog")
 
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 REQUEST_S = 5.0
-"""How long a client may take to ask."""
+"""How long a client may take to ask and to read the answer."""
+MOST = 64
+"""Connections at a time."""
 
 
 class MetricsPort:
@@ -21,8 +30,6 @@ class MetricsPort:
 
     def __init__(self, address: str, text: Callable[[], str]) -> None:
         """address: host:port, port 0 for a free one. Raises InsecureServer, InvalidInput, WriteFailed."""
-        from .server import is_loopback
-
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         if not host or not port.isdigit() or int(port) > 65535:
@@ -34,10 +41,9 @@ class MetricsPort:
             tell = staticmethod(text)
 
         try:
-            self._server = ThreadingHTTPServer((host, int(port)), Handler)
+            self._server = _Listener((host, int(port)), Handler)
         except OSError as error:
             raise WriteFailed(f"metrics cannot be served at {address}: {error}; choose another port") from None
-        self._server.daemon_threads = True
         self.location = f"http://{host}:{self._server.server_address[1]}/metrics"
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.05,), name="epochlog-metrics", daemon=True
@@ -51,11 +57,58 @@ class MetricsPort:
         self._thread.join()
 
 
+class _Listener(ThreadingHTTPServer):
+    """At most MOST connections, each for at most REQUEST_S; who comes last is served first, and ends the oldest."""
+
+    daemon_threads = True
+    request_queue_size = MOST
+
+    def __init__(self, *given: Any) -> None:
+        self._ends: dict[socket.socket, float] = {}  # oldest first
+        self._lock = threading.Lock()
+        super().__init__(*given)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._ends[request] = monotonic_s() + REQUEST_S
+            oldest = next(iter(self._ends)) if len(self._ends) > MOST else None
+        if oldest is not None:
+            self._cut(oldest)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._ends.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Called each time that the listener has looked for connections."""
+        now = monotonic_s()
+        with self._lock:
+            late = [request for request, ends in self._ends.items() if ends <= now]
+        for request in late:
+            self._cut(request)
+
+    def _cut(self, request: socket.socket) -> None:
+        with self._lock:
+            self._ends.pop(request, None)
+        with suppress(OSError):  # whoever reads it is told; that thread closes it
+            request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that has gone, or was cut off, is no news."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            _log.exception("a request for metrics failed")
+
+
 class _Handler(BaseHTTPRequestHandler):
     tell: Callable[[], str]
     timeout = REQUEST_S
 
     def do_GET(self) -> None:
+        if not _is_ours(self.headers.get("Host")):
+            self.send_error(421)
+            return
         if self.path.partition("?")[0] != "/metrics":
             self.send_error(404)
             return
@@ -73,3 +126,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """A request each few seconds is no news."""
+
+
+def _is_ours(host: str | None) -> bool:
+    """Whether a request is for this machine by a name of its own. A browser sends the name of the page's site: one that
+    leads here only since its owner changed where it leads would let that page read what is served.
+    """
+    if host is None:
+        return True
+    try:
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False

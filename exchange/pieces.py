@@ -97,18 +97,13 @@ def _spans(plan: ScanPlan | LogPlan, columns: Sequence[str], filter: pc.Expressi
     return weigh(plan.table, [file for file in sources_of(plan) if not ruled_out(file.stats)], columns)
 
 
-def sources_of(plan: ScanPlan | LogPlan) -> Iterator[Source]:
+def sources_of(plan: ScanPlan | LogPlan) -> Sequence[Source]:
     """The files that hold the rows to give out, and those that hide some of them."""
     if isinstance(plan, LogPlan) and not plan.backfill:
-        for group in plan.groups:
-            yield from group.segments
-        return
+        return [segment for group in plan.groups for segment in group.segments]
     scan = plan.before if isinstance(plan, LogPlan) else plan
     assert scan is not None
-    for run in scan.runs:
-        yield from run.parts
-        yield from (part for part in run.history if scan.epoch < run.hi and part.until > scan.epoch)
-    yield from scan.segments
+    return scan.files
 
 
 def source_of(plan: ScanPlan | LogPlan) -> ScanPlan:

@@ -14,9 +14,17 @@ import pyarrow as pa
 
 from ..errors import LimitExceeded, TicketRefused
 from ..store.clock import Clock
+from ..store.footprint import Footprint
 
-Batches = Callable[[], Iterator[pa.RecordBatch]]
-"""Reads one part from its beginning; what is wrong with its files is raised by the iterator."""
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a flight. batches: reads it from its beginning; what is wrong with its files is raised by the
+    iterator. footprint: what that takes in memory.
+    """
+
+    batches: Callable[[], Iterator[pa.RecordBatch]]
+    footprint: Footprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +34,7 @@ class Held:
     """
 
     schema: pa.Schema
-    parts: tuple[Batches, ...]
+    parts: tuple[Part, ...]
     release: Callable[[], None]
     epoch: int
     rows: int | None
@@ -36,6 +44,7 @@ class Held:
 class _Flight:
     held: Held
     ends_ms: int
+    may_write: bool
     readers: int = 0
     over: bool = False
     read: set[int] = field(default_factory=set)  # the parts that somebody has read to their end
@@ -47,7 +56,7 @@ class _Flight:
 
 
 class Pins:
-    """At most `limit` flights. `now_ms` gives Unix milliseconds.
+    """At most `limit` flights, and fewer of those who may only read. `now_ms` gives Unix milliseconds.
 
     Those that were read to their end stay, for a part may be read again, until they expire or their place is needed.
     """
@@ -57,21 +66,24 @@ class Pins:
         self._now_ms = now_ms
         self._lock = threading.Lock()
         self._flights: dict[bytes, _Flight] = {}
-        self._coming = 0
+        self._coming = {True: 0, False: 0}  # by whether their token may write
 
     def __len__(self) -> int:
         """Flights that hold something now."""
         return len(self._flights)
 
-    def add(self, flight: bytes, hold: Callable[[], Held], lasting_ms: int) -> tuple[Held, int]:
+    def add(
+        self, flight: bytes, hold: Callable[[], Held], lasting_ms: int, *, may_write: bool = True
+    ) -> tuple[Held, int]:
         """Hold what a new flight reads for so long; until when. LimitExceeded when there are too many flights."""
         self.sweep()
-        while not self._reserve():
+        while not self._reserve(may_write):
             with self._lock:
-                spare = next((name for name, found in self._flights.items() if found.done), None)
+                done = (name for name, found in self._flights.items() if found.done and may_write >= found.may_write)
+                spare = next(done, None)
             if spare is None:
                 raise LimitExceeded(
-                    f"{self._limit} flights are open at this server, none of them read to its end: cancel those that "
+                    f"{len(self)} flights are open at this server, none of them read to its end: cancel those that "
                     "are not needed (CancelFlightInfo), or wait until they expire"
                 )
             self.cancel(spare)
@@ -79,11 +91,11 @@ class Pins:
             held = hold()
             with self._lock:
                 ends_ms = self._now_ms() + lasting_ms
-                self._flights[flight] = _Flight(held, ends_ms)
+                self._flights[flight] = _Flight(held, ends_ms, may_write)
             return held, ends_ms
         finally:
             with self._lock:
-                self._coming -= 1
+                self._coming[may_write] -= 1
 
     def renew(self, flight: bytes, lasting_ms: int) -> int:
         """Hold a flight for so long from now on, or for as long as it is held already; until when. TicketRefused."""
@@ -92,14 +104,17 @@ class Pins:
             found.ends_ms = max(found.ends_ms, self._now_ms() + lasting_ms)
             return found.ends_ms
 
-    def _reserve(self) -> bool:
+    def _reserve(self, may_write: bool) -> bool:
+        """Readers leave a quarter to those who may write."""
         with self._lock:
-            free = len(self._flights) + self._coming < self._limit
-            self._coming += free
+            of_readers = sum(not found.may_write for found in self._flights.values()) + self._coming[False]
+            free = len(self._flights) + sum(self._coming.values()) < self._limit
+            free = free and (may_write or of_readers < max(1, self._limit * 3 // 4))
+            self._coming[may_write] += free
             return free
 
     @contextmanager
-    def reading(self, flight: bytes, part: int) -> Iterator[Batches]:
+    def reading(self, flight: bytes, part: int) -> Iterator[Part]:
         """Reads a part of the flight, held inside of the block whatever becomes of it. Raises TicketRefused."""
         with self._lock:
             found = self._open(flight)

@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from ..errors import InvalidInput, ServerUnavailable
 from ..store.catalog import View
-from ..store.commit import TableEdit, commit_own, refuse_unwritable
+from ..store.commit import commit_own, refuse_unwritable
 from ..store.definitions import TableDef, find_table
+from ..store.edits import TableEdit
 from ..store.handle import Handle
 from ..store.outcomes import check_pair, landed
 from ..store.segment import Segment
@@ -89,6 +90,7 @@ class _Incoming:
                 return None
             if batch is not None:  # else a message alone, of which a put has none
                 check_batch(batch)
+                self._passage.moved(batch.nbytes)
                 return batch
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ import pyarrow as pa
 from ..store.catalog import Txn
 from ..store.definitions import find_table, get_version
 from ..store.expiry import told_each
+from ..store.footprint import of_feed, of_replay, of_scan
 from ..store.handle import Handle
 from ..store.holds import Hold, put_holds
 from ..store.leases import LEASE_MS
@@ -22,11 +24,13 @@ from ..store.replay import replay
 from ..store.scan import EVERYTHING, KeyRange, ScanPlan
 from .commands import Changes, Read
 from .pieces import narrowed
-from .pins import Batches, Held
+from .pins import Held, Part
 
 PART_ROWS = 1 << 20
 """Rows of a part, about; a table's last part may have fewer."""
 MAX_PARTS = 32
+PIECE_BYTES = 16 << 20
+"""What is read at a time of a table's rows, about: it is in memory for as long as the client takes to take it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ class Readings:
             handle.leases.release(holder)
             raise
 
-    def _parts(self, plan: LogPlan, wanted: Changes) -> Iterator[Batches]:
+    def _parts(self, plan: LogPlan, wanted: Changes) -> Iterator[Part]:
         if wanted.mode == "net":
             ranges = plan.splits(self.handle.files, _parts_for(plan.rows)) if plan.rows else [EVERYTHING]
             for keys in ranges:
@@ -104,14 +108,19 @@ class Readings:
         for share in by_epochs(plan, _parts_for(plan.rows)):
             yield self._fed(share, wanted, EVERYTHING) if wanted.pre_images else self._replayed(share, wanted.columns)
 
-    def _scanned(self, share: ScanPlan | LogPlan, columns: Sequence[str] | None, keys: KeyRange) -> Batches:
+    def _scanned(self, share: ScanPlan | LogPlan, columns: Sequence[str] | None, keys: KeyRange) -> Part:
         assert isinstance(share, ScanPlan)
-        return lambda: told_each(self.handle, share.batches(self.handle.files, columns, None, keys))
 
-    def _replayed(self, share: LogPlan, columns: Sequence[str] | None) -> Batches:
-        return lambda: told_each(self.handle, replay(share, self.handle.files, columns))
+        def batches() -> Iterator[pa.RecordBatch]:
+            return share.batches(self.handle.files, columns, None, keys, piece_bytes=PIECE_BYTES)
 
-    def _fed(self, share: ScanPlan | LogPlan, wanted: Changes, keys: KeyRange) -> Batches:
+        return Part(lambda: told_each(self.handle, batches()), of_scan(share, columns, PIECE_BYTES))
+
+    def _replayed(self, share: LogPlan, columns: Sequence[str] | None) -> Part:
+        batches = partial(replay, share, self.handle.files, columns)
+        return Part(lambda: told_each(self.handle, batches()), of_replay(share, columns))
+
+    def _fed(self, share: ScanPlan | LogPlan, wanted: Changes, keys: KeyRange) -> Part:
         assert isinstance(share, LogPlan)
 
         def batches() -> Iterator[pa.RecordBatch]:
@@ -123,7 +132,8 @@ class Readings:
                 key_range=keys,
             )
 
-        return lambda: told_each(self.handle, batches())
+        footprint = of_feed(share, wanted.columns, images=wanted.pre_images)
+        return Part(lambda: told_each(self.handle, batches()), footprint)
 
 
 def by_epochs(plan: LogPlan, count: int) -> list[LogPlan]:

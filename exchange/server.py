@@ -9,10 +9,9 @@ raises reaches the client as a Flight error without a traceback.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
@@ -22,9 +21,11 @@ from pyarrow import flight
 
 from ..errors import AccessDenied, InsecureServer, InvalidInput, WriteFailed
 from ..store.clock import Deadline
+from .connections import Callers, Keeper, Patience
 from .flight_errors import as_flight_errors, untraced
-from .line import MAX_MESSAGE, Line, check_token, parsed
+from .line import MAX_MESSAGE, Line, check_token, is_loopback, parsed
 from .sockets import hang_up, peer_address
+from .tokens import check_strength
 
 MAX_ACTION = 1 << 20
 """Bytes of an action's body."""
@@ -68,13 +69,14 @@ class Call:
     peer: str
     cancelled: Callable[[], bool]
     hang_up: Callable[[], None]
+    may_write: bool = True  # whether its token may
 
 
 class Flights(Protocol):
     """Serves what a plain Flight client asks for. All but `put` need to read only."""
 
     def listed(self, criteria: bytes) -> Iterable[flight.FlightInfo]: ...
-    def info(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo: ...
+    def info(self, descriptor: flight.FlightDescriptor, *, may_write: bool) -> flight.FlightInfo: ...
     def schema(self, descriptor: flight.FlightDescriptor) -> pa.Schema: ...
     def get(self, ticket: bytes, call: Call) -> flight.FlightDataStream: ...
     def put(self, descriptor: flight.FlightDescriptor, reader: Any, writer: Any, call: Call) -> None: ...
@@ -103,9 +105,13 @@ class Server:
         exchanges: Mapping[bytes, Exchange] | None = None,
         actions: Mapping[str, Action] | None = None,
         flights: Flights | None = None,
+        patience: Patience | None = None,
     ) -> None:
-        """Raises InsecureServer for an address others can reach without TLS and a token, InvalidInput, WriteFailed."""
-        host, port = checked_address(location, token, certificate)
+        """patience: with connections.
+
+        Raises InsecureServer for an address others can reach without TLS and a token, InvalidInput, WriteFailed.
+        """
+        host, port = checked_address(location, token, certificate, read_token)
         guard = {} if token is None else {"token": _Guards(token, read_token)}
         if read_token is not None and token in (None, read_token):
             raise InvalidInput("a read_token needs a token beside it, another one: without, anybody may write")
@@ -115,6 +121,8 @@ class Server:
         self._lines: set[Line] = set()
         self._lock = threading.Lock()
         self._ending = False
+        patience = patience or Patience()
+        self.callers = Callers(patience)
         tls = {} if certificate is None else {"tls_certificates": [(certificate.chain, certificate.key)]}
         try:
             self._door = _Door(
@@ -130,6 +138,7 @@ class Server:
             pem = "" if certificate is None else ", and see that certificate and key are PEM and belong together"
             raise WriteFailed(f"no server can listen at {location}: {error}; choose another port{pem}") from None
         self.location = f"{scheme}://{shown}:{self._door.port}"
+        self._keeper = Keeper(self._door.port, self.callers, patience)
 
     def __repr__(self) -> str:
         return f"<epochlog server at {self.location}>"
@@ -144,6 +153,7 @@ class Server:
             lines = list(self._lines)
         if again:
             return
+        self._keeper.close()
         deadline = Deadline.after(timeout)
         ending = threading.Thread(target=self._door.shutdown, name="epochlog-shutdown", daemon=True)
         ending.start()
@@ -199,13 +209,14 @@ class _Door(flight.FlightServerBase):
                 )
             _require(context, service.role)
             call = self._call(context)
-            line = Line(reader, writer, call.hang_up, call.peer, service.limit)
-            self._server.open_line(line)
-            try:
-                service.serve(line, rest)
-            finally:
-                line.closed.set()
-                self._server.close_line(line)
+            line = Line(reader, writer, call.hang_up, call.peer, service.limit, may_write=call.may_write)
+            with self._calling(context):
+                self._server.open_line(line)
+                try:
+                    service.serve(line, rest)
+                finally:
+                    line.closed.set()
+                    self._server.close_line(line)
 
     def do_action(self, context: Any, action: Any) -> Iterator[Any]:
         with as_flight_errors():
@@ -215,19 +226,21 @@ class _Door(flight.FlightServerBase):
             _require(context, service.role)
             if action.body is not None and action.body.size > MAX_ACTION:
                 raise InvalidInput(f"an action takes at most {MAX_ACTION} bytes")
-            answer = service.serve(action.body.to_pybytes() if action.body is not None else b"")
+            with self._calling(context):
+                answer = service.serve(action.body.to_pybytes() if action.body is not None else b"")
         yield flight.Result(answer)
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
-        return [(name, self._actions[name].about) for name in sorted(self._actions)]
+        with as_flight_errors(), self._calling(context):
+            return [(name, self._actions[name].about) for name in sorted(self._actions)]
 
     def list_flights(self, context: Any, criteria: Any) -> Iterator[Any]:
-        with as_flight_errors():
+        with as_flight_errors(), self._calling(context):
             found = [] if self._flights is None else list(self._flights.listed(criteria or b""))
         return iter(found)
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        with as_flight_errors():
+        with as_flight_errors(), self._calling(context):
             if self._flights is None:
                 raise InvalidInput("this server gives no data by ticket")
             return self._flights.get(ticket.ticket, self._call(context))
@@ -237,28 +250,33 @@ class _Door(flight.FlightServerBase):
             _require(context, Role.WRITE)
             if self._flights is None:
                 raise InvalidInput("this server takes no data by put")
-            self._flights.put(descriptor, reader, writer, self._call(context))
+            with self._calling(context):
+                self._flights.put(descriptor, reader, writer, self._call(context))
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
-        with as_flight_errors():
+        with as_flight_errors(), self._calling(context):
             if self._flights is None:
                 raise InvalidInput("this server has no flight of that name")
-            return self._flights.info(descriptor)
+            return self._flights.info(descriptor, may_write=_role(context) >= Role.WRITE)
 
     def get_schema(self, context: Any, descriptor: Any) -> Any:
-        with untraced(), as_flight_errors():
+        with untraced(), as_flight_errors(), self._calling(context):
             if self._flights is None:
                 raise InvalidInput("this server has no flight of that name")
             return flight.SchemaResult(self._flights.schema(descriptor))
+
+    def _calling(self, context: Any) -> AbstractContextManager[None]:
+        """Inside, the call counts as one of its connection's."""
+        return self._server.callers.calling(peer_address(context.peer()), _role(context) >= Role.WRITE)
 
     def _call(self, context: Any) -> Call:
         peer = peer_address(context.peer())
 
         def cut() -> None:
             with suppress(OSError):
-                hang_up(self.port, peer)
+                hang_up(self.port, [peer])
 
-        return Call(peer, context.is_cancelled, cut)
+        return Call(peer, context.is_cancelled, cut, _role(context) >= Role.WRITE)
 
 
 class _Caller(flight.ServerMiddleware):
@@ -289,33 +307,34 @@ class _Guards(flight.ServerMiddlewareFactory):
 
 def _require(context: Any, role: Role) -> None:
     """AccessDenied when the call's token allows less."""
-    caller = context.get_middleware("token")  # None: a server without tokens
-    if caller is not None and caller.role < role:
+    if _role(context) < role:
         raise AccessDenied("this needs the token that may write; the one given may only read")
+
+
+def _role(context: Any) -> Role:
+    """What the call's token allows; everything at a server without tokens."""
+    caller = context.get_middleware("token")
+    return Role.WRITE if caller is None else caller.role
 
 
 def _bytes(value: str | bytes) -> bytes:
     return value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
 
 
-def checked_address(location: str, token: str | None, certificate: Certificate | None) -> tuple[str, int]:
+def checked_address(
+    location: str, token: str | None, certificate: Certificate | None, read_token: str | None = None
+) -> tuple[str, int]:
     """Host and port of grpc://host:port (port 0: any free one), if a server may be bound there."""
     scheme, host, port = parsed(location)
     if scheme == "grpc+tls" and certificate is None:
         raise InvalidInput(f"{location} needs tls=(certificate, key)")
     check_token(token)
-    if not is_loopback(host) and (token is None or certificate is None):
-        raise InsecureServer(
-            f"others can reach {host}: give the server tls=(certificate, key) and a token, or bind it to 127.0.0.1"
-        )
+    if not is_loopback(host):
+        if token is None or certificate is None:
+            raise InsecureServer(
+                f"others can reach {host}: give the server tls=(certificate, key) and a token, or bind it to 127.0.0.1"
+            )
+        check_strength(token, f"others can reach {host}, and the token")
+        if read_token is not None:
+            check_strength(read_token, f"others can reach {host}, and the read token")
     return host, port
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it. Names other than localhost are not looked up, and are not."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

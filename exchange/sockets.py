@@ -2,24 +2,56 @@
 
 from __future__ import annotations
 
-import os
+import errno
+import resource
 import socket
-from collections.abc import Iterator
-from contextlib import suppress
+import struct
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 _OPEN_FILES = Path("/proc/self/fd")
+_TCP_INFO = struct.Struct("8x9I3I")
+"""Linux's tcp_info up to the milliseconds since data was sent, an acknowledgement was, and data came."""
 
 
-def hang_up(port: int, peer: str | None = None) -> int:
-    """Shut down the accepted TCP connections of a server at this port: of one peer (`host:port`), or all of them.
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """An accepted connection. peer: `host:port`; still_s: since when nothing has come or gone over it."""
+
+    peer: str
+    still_s: float
+
+
+def accepted(port: int) -> list[Connection]:
+    """The connections accepted at the port."""
+    found = []
+    for number in _open_numbers():
+        with suppress(OSError), _borrowed(number, port) as connection:
+            peer = _text(connection.getpeername())
+            told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+            sent_ms, _, heard_ms = _TCP_INFO.unpack(told)[-3:]
+            found.append(Connection(peer, min(sent_ms, heard_ms) / 1000))
+    return found
+
+
+def open_files() -> int:
+    """How many files this process has open, at most."""
+    return len(_open_numbers())
+
+
+def hang_up(port: int, peers: Collection[str] | None = None) -> int:
+    """Shut down the accepted TCP connections of a server at this port: of these peers (`host:port`), or all of them.
 
     How many that were. Whoever reads or writes such a connection, here or at the other end, is told at once.
     """
     cut = 0
-    for connection in _connections(port):
-        with connection, suppress(OSError):  # it may have ended by itself
-            if peer is None or _text(connection.getpeername()) == peer:
+    for number in _open_numbers():
+        with suppress(OSError), _borrowed(number, port) as connection:  # it may have ended by itself
+            peer = _text(connection.getpeername())  # a listener has none
+            if peers is None or peer in peers:
                 connection.shutdown(socket.SHUT_RDWR)
                 cut += 1
     return cut
@@ -27,35 +59,37 @@ def hang_up(port: int, peer: str | None = None) -> int:
 
 def peer_address(grpc_peer: str) -> str:
     """`host:port` of a peer as gRPC names it: ipv4:127.0.0.1:5005, or ipv6:%5B::1%5D:5005."""
-    text = grpc_peer.partition(":")[2].replace("%5B", "[").replace("%5D", "]")
-    host, _, port = text.rpartition(":")
+    host, _, port = unquote(grpc_peer.partition(":")[2]).rpartition(":")
     return f"{_plain(host.strip('[]'))}:{port}"
 
 
-def _connections(port: int) -> Iterator[socket.socket]:
-    """Copies of the connections accepted at the port, for the caller to close.
-
-    Nothing but sockets is copied: to close a copy of a file ends the locks that this process has on the file, and
-    LMDB's readers in other processes, and its writers, would no longer know of those here.
+def _open_numbers() -> Sequence[int]:
+    """The numbers of this process's open files; where no more can be opened all that there may be, for to list them
+    takes one.
     """
-    for entry in _OPEN_FILES.iterdir():
-        with suppress(OSError, ValueError):  # closed meanwhile
-            if not os.readlink(entry).startswith("socket:"):
-                continue
-            copy = os.dup(int(entry.name))
-            try:
-                found = socket.socket(fileno=copy)
-            except OSError:  # a file by now: its copy stays open
-                continue
-            try:
-                mine = found.family in (socket.AF_INET, socket.AF_INET6) and found.getsockname()[1] == port
-                found.getpeername()  # a listener has none
-            except OSError:
-                mine = False
-            if mine:
-                yield found
-            else:
-                found.close()
+    try:
+        return [int(entry.name) for entry in _OPEN_FILES.iterdir()]
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return range(1 << 20 if most == resource.RLIM_INFINITY else most)
+
+
+@contextmanager
+def _borrowed(number: int, port: int) -> Iterator[socket.socket]:
+    """The file of this number, if it is a TCP socket bound to the port, else OSError. It stays gRPC's, and open.
+
+    Nothing is copied: that takes a file more, and to close a copy of a file ends the locks that this process has on the
+    file, and LMDB's readers in other processes, and its writers, would no longer know of those here.
+    """
+    here = socket.socket(fileno=number)
+    try:
+        if here.family not in (socket.AF_INET, socket.AF_INET6) or here.getsockname()[1] != port:
+            raise OSError(errno.ENOTSOCK, "no connection of this port")
+        yield here
+    finally:
+        here.detach()
 
 
 def _text(address: tuple[object, ...]) -> str:
@@ -63,5 +97,5 @@ def _text(address: tuple[object, ...]) -> str:
 
 
 def _plain(host: str) -> str:
-    """An IPv4 address inside an IPv6 one as IPv4."""
-    return host.removeprefix("::ffff:")
+    """Without its zone (of a link-local address), and an IPv4 address inside an IPv6 one as IPv4."""
+    return host.partition("%")[0].removeprefix("::ffff:")

@@ -56,6 +56,13 @@ class Place:
         return open_handle(self.path, self.catalog, create=False, volatile=self.volatile)
 
 
+NO_CATALOG = (
+    "A table of Spark's own catalog (saveAsTable, toTable, writeTo, CREATE TABLE … USING epochlog) keeps none of these "
+    "options: write with df.write.format('epochlog').option('path', …).option('table', …).mode('append').save(), and "
+    "read with CREATE TEMPORARY VIEW … USING epochlog OPTIONS (path '…', table '…')"
+)
+
+
 def place_options(handle: Handle) -> dict[str, str]:
     """The options that lead Spark's processes to an open store."""
     catalog = {"catalog": handle.catalog_url} if handle.catalog_url is not None else {}
@@ -67,7 +74,7 @@ def place_of(options: Options) -> Place:
     refuse_slips(options)
     for name in ("path", "table"):
         if not text(options, name):
-            raise InvalidInput(f'format("epochlog") needs .option("{name}", …)')
+            raise InvalidInput(f'format("epochlog") needs .option("{name}", …). {NO_CATALOG}')
     return Place(options["path"], text(options, "catalog"), options["table"], truth(options, "volatile", False))
 
 
@@ -140,7 +147,7 @@ def names(options: Options, name: str) -> tuple[str, ...] | None:
         listed = json.loads(given)
     except ValueError:
         listed = None
-    if not isinstance(listed, list) or not listed or not all(isinstance(part, str) for part in listed):
+    if not isinstance(listed, list) or not all(isinstance(part, str) for part in listed):
         raise InvalidInput(f"option {name} must be names parted by commas or a JSON list of them, not {given!r}")
     return tuple(listed)
 

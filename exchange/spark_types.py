@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from ..errors import SchemaMismatch
 from ..store.column_types import fits
+from ..store.conform import cast_column
 from ..store.schema import TableSchema
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ def to_spark(table: str, data: pa.Table | pa.RecordBatch, wanted: pa.Schema) -> 
     """The columns of `wanted` (see `arrow_schema`) out of `data`, in its order and types. SchemaMismatch when a value
     does not fit.
     """
+    if not wanted.names:  # a table that is made of no columns has no rows; one of which none is taken keeps them
+        return pa.table(data).select([]) if isinstance(data, pa.Table) else pa.Table.from_batches([data.select([])])
     return pa.Table.from_arrays([_cast_out(table, data.column(field.name), field) for field in wanted], schema=wanted)
 
 
@@ -128,6 +131,8 @@ def _cast_in(table: str, column: pa.ChunkedArray, field: pa.Field) -> pa.Chunked
     if column.type.equals(field.type) or _T.is_null(column.type):
         return column
     where = f"table {table}, column {field.name!r}"
+    if fits(column.type, field.type):
+        return cast_column(table, column, field)
     if not accepts(column.type, field.type):
         raise SchemaMismatch(f"{where}: type {column.type} does not fit {field.type}; cast it first")
     try:

@@ -24,7 +24,7 @@ from ..errors import (
     ServerUnavailable,
 )
 from ..store.clock import Deadline, monotonic_s
-from ..store.epoch import as_epoch
+from ..store.epoch import as_epoch, show_epoch
 from .gate import StageGate
 from .line import ClientLine
 from .subscription_messages import (
@@ -157,7 +157,8 @@ class Subscription:
             return
         if self._epoch is None or epoch > self._epoch:
             raise InvalidInput(
-                f"epoch {epoch} of {self._request.table!r} was not given out whole yet; `epoch` ({self._epoch}) says "
+                f"epoch {show_epoch(epoch)} of {self._request.table!r} was not given out whole yet; `epoch` "
+                f"({show_epoch(self._epoch)}) says "
                 "through which all was"
             )
         deadline = Deadline.after(self._timeout_s if timeout is None else timeout)
@@ -169,7 +170,7 @@ class Subscription:
         done = self._wait(lambda: self._acked >= epoch or self._closed, deadline)
         if not done or self._acked < epoch:
             raise ServerUnavailable(
-                f"{self._location} has not answered whether {epoch} is acknowledged; acknowledge it again"
+                f"{self._location} has not answered whether {show_epoch(epoch)} is acknowledged; acknowledge it again"
             )
 
     @property
@@ -309,7 +310,8 @@ class Subscription:
         if lost_s < self._reconnect_s:
             return None
         found = ServerUnavailable(
-            f"{self._location} has not come back in {lost_s:.0f} s; all through epoch {self._epoch} was given out: "
+            f"{self._location} has not come back in {lost_s:.0f} s; all through epoch {show_epoch(self._epoch)} was "
+            "given out: "
             f"subscribe anew from there when the server runs. {reason}"
         )
         found.__cause__ = reason

@@ -1,14 +1,15 @@
 """The server's side of a subscription: a table's rows, then its changes, then what is new, at the reader's own pace.
 
 One exchange for each subscriber. The thread of the call reads what the subscriber says; another gives out. Nothing is
-sent beyond a window of bytes that the subscriber's takings open again, so a slow reader costs one slice and no more;
-one that takes nothing for too long is cut off. All who wait for news share one look at the catalog.
+sent beyond a window of bytes that the subscriber's takings open again. What is decoded for a subscriber counts as room
+of its lane (`exchange.traffic`); while its window is closed and others wait for that room, it lets go of it and decodes
+anew later. One that takes nothing for too long is cut off. All who wait for news share one look at the catalog.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -19,11 +20,14 @@ from ..store.catalog import View
 from ..store.clock import monotonic_s
 from ..store.consumers import Consumer, open_consumer
 from ..store.definitions import TableDef
+from ..store.epoch import show_epoch
+from ..store.footprint import Footprint
 from ..store.handle import Handle
 from ..store.history import read_epoch_view
 from ..store.records import head_key
 from ..store.scan import require_complete
 from .line import Line
+from .server import Call
 from .subscription_messages import (
     CHANGES,
     SNAPSHOT,
@@ -38,6 +42,7 @@ from .subscription_messages import (
     encode,
 )
 from .table_feed import Passed, Slice, TableFeed, table_of
+from .traffic import Limits, Passage, Traffic
 
 ADVICE = "Subscribe without `after`: that begins with the table's rows, and goes on from there"
 PARTING_S = 2.0
@@ -47,7 +52,8 @@ PARTING_S = 2.0
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """window: bytes sent and not taken. slow_s: how long a reader may take nothing while something waits for it, or not
-    be heard at all. beat_s: how often the server is heard at least. most: subscriptions at a time.
+    be heard at all. beat_s: how often the server is heard at least. most: subscriptions at a time, three quarters of
+    them for those who may only read.
     """
 
     window: int = 8 << 20
@@ -59,32 +65,47 @@ class Bounds:
 class Subscriptions:
     """Serves subscriptions to the tables of one open store."""
 
-    def __init__(self, handle: Handle, bounds: Bounds | None = None) -> None:
+    def __init__(self, handle: Handle, bounds: Bounds | None = None, traffic: Traffic | None = None) -> None:
+        """traffic: who shares the room of what is decoded; None: subscriptions alone."""
         self._handle = handle
         self._bounds = bounds or Bounds()
+        self._traffic = traffic or Traffic(Limits())
         self._lock = threading.Lock()
-        self._open = 0
+        self._open = self._of_readers = 0
 
     def serve(self, line: Line, rest: bytes) -> None:
         """One subscription, until its client ends it or it is cut. Raises what the client is to be told."""
         request = decode_request(rest)
+        self._enter(line.may_write)
+        try:
+            call = Call(line.peer, line.closed.is_set, line.hang_up, line.may_write)
+            with self._traffic.enter(call, lasting=True) as passage:
+                _Subscription(self._handle, self._bounds, line, request, passage).run()
+        finally:
+            with self._lock:
+                self._open -= 1
+                self._of_readers -= not line.may_write
+
+    def _enter(self, may_write: bool) -> None:
         with self._lock:
-            if self._open >= self._bounds.most:
+            most = self._bounds.most
+            if self._open >= most or (not may_write and self._of_readers >= max(1, most * 3 // 4)):
                 raise LimitExceeded(
                     f"this server has {self._open} subscriptions already; close some, or try again later"
                 )
             self._open += 1
-        try:
-            _Subscription(self._handle, self._bounds, line, request).run()
-        finally:
-            with self._lock:
-                self._open -= 1
+            self._of_readers += not may_write
+
+
+class _Over(Exception):
+    """The subscriber has gone while its rows waited for room."""
 
 
 class _Subscription:
     """One subscriber: what it was given, and what it has taken."""
 
-    def __init__(self, handle: Handle, bounds: Bounds, line: Line, request: Request) -> None:
+    def __init__(self, handle: Handle, bounds: Bounds, line: Line, request: Request, passage: Passage) -> None:
+        self._passage = passage
         self._watch = handle.watch
         self._bounds = bounds
         self._line = line
@@ -98,7 +119,7 @@ class _Subscription:
         self._consumer = None if request.consumer is None else _opened(handle, request, request.consumer)
         place = _start(handle, table, request, self._consumer)
         try:
-            self._feed = TableFeed(handle, table, request.columns, place, ADVICE)
+            self._feed = TableFeed(handle, table, request.columns, place, ADVICE, self._metered)
         except BaseException:
             self._let_go()
             raise
@@ -120,6 +141,7 @@ class _Subscription:
         self._news = self._closed = False
         self._heard_s = self._took_s = monotonic_s()
         self._writing_s: float | None = None
+        self._beat_s = 0.0
         self._error: Exception | None = None
 
     def run(self) -> None:
@@ -170,7 +192,8 @@ class _Subscription:
             raise InvalidInput("only the subscription of a consumer acknowledges: give it a name with consumer=")
         if epoch > self._through:
             raise InvalidInput(
-                f"epoch {epoch} of {self._name!r} was not given out whole: acknowledge through {self._through} at most"
+                f"epoch {show_epoch(epoch)} of {self._name!r} was not given out whole: acknowledge through "
+                f"{show_epoch(self._through)} at most"
             )
         self._consumer.ack(epoch)
         self._send(encode(Notice("acked", epoch)))
@@ -196,13 +219,12 @@ class _Subscription:
             while not self._closed:
                 self._news = False
                 self._check()
-                for item in self._feed.new():
-                    self._given(item)
-                    if self._closed:
-                        return
+                self._give_new()
                 if self._feed.ended:
                     self._end(CHANGES)
                 self._wait(lambda: self._news and not self._feed.ended)
+        except _Over:
+            return
         except Exception as error:  # noqa: BLE001 (the call's own thread raises it, and the client is told)
             self._error = error
             self._send(encode(Notice("over")))
@@ -210,6 +232,55 @@ class _Subscription:
                 ended = self._changed.wait_for(lambda: self._closed, PARTING_S)
             if not ended:
                 self._line.hang_up()
+
+    def _give_new(self) -> None:
+        """All that there is. While the window is closed nothing is in hand, and what was decoded is let go of if others
+        wait for its room.
+        """
+        items = self._feed.new()
+        try:
+            while not self._closed:
+                if self._outstanding >= self._bounds.window and not self._window_opens():
+                    self._news = True  # go on at once, from the place that was reached
+                    return
+                item = next(items, None)
+                if item is None:
+                    return
+                self._given(item)
+                del item
+        finally:
+            items.close()
+
+    def _window_opens(self) -> bool:
+        """Wait until the subscriber has taken enough; False when what was decoded for it is to be let go of first."""
+        since_s = monotonic_s()
+        while not self._closed and self._outstanding >= self._bounds.window:
+            if self._passage.crowded and self._passage.held:
+                return False
+            self._wait(lambda: self._outstanding < self._bounds.window, since_s)
+        return True
+
+    def _metered(self, batches: Iterator[pa.RecordBatch], footprint: Footprint) -> Iterator[pa.RecordBatch]:
+        """What is read of the feed, once there is room for it: for a piece, and for the one that is read after it, as a
+        slice of the first waits until it is known whether it is the last of its epoch.
+        """
+        size = footprint.making + footprint.kept
+        self._passage.room(size, looked=self._alive)
+        try:
+            while (batch := next(batches, None)) is not None:
+                self._passage.hold(max(size, 2 * batch.get_total_buffer_size()))
+                yield batch
+                del batch
+        finally:
+            self._passage.free()
+
+    def _alive(self) -> None:
+        """The subscriber is heard while it waits for room."""
+        if self._closed:
+            raise _Over
+        if monotonic_s() - self._beat_s > self._bounds.beat_s:
+            self._send(encode(Notice("beat")))
+            self._check()
 
     def _check(self) -> None:
         """Fenced when another has come under the consumer's name, at whatever server of the store."""
@@ -228,7 +299,6 @@ class _Subscription:
             self._end(SNAPSHOT)
 
     def _rows(self, item: Slice) -> None:
-        self._wait(lambda: self._outstanding < self._bounds.window, room=True)
         size, channel = item.data.nbytes, SNAPSHOT if item.snapshot else CHANGES
         with self._changed:
             if self._closed:
@@ -247,27 +317,30 @@ class _Subscription:
         return seq
 
     def _send(self, message: bytes, rows: pa.RecordBatch | None = None) -> None:
-        self._writing_s = monotonic_s()
+        self._writing_s = self._beat_s = monotonic_s()
         sent = self._line.send(message) if rows is None else self._line.send_rows(rows, message)
         self._writing_s = None
         if not sent:
             self._close()
 
-    def _wait(self, until: Callable[[], bool], *, room: bool = False) -> None:
-        """Until that is so, or the subscriber is gone; heard meanwhile. room: it waits for the subscriber to take."""
-        since_s = monotonic_s()
+    def _wait(self, until: Callable[[], bool], taking_since_s: float | None = None) -> None:
+        """Until that is so, or the subscriber is gone; heard meanwhile. taking_since_s: it waits for the subscriber to
+        take since then, and for a beat at most.
+        """
         while True:
             with self._changed:
                 if self._changed.wait_for(lambda: self._closed or until(), self._bounds.beat_s):
                     return
-                idle_s = monotonic_s() - max(since_s, self._took_s)
-            if room and idle_s > self._bounds.slow_s:
+            idle_s = 0.0 if taking_since_s is None else monotonic_s() - max(taking_since_s, self._took_s)
+            if idle_s > self._bounds.slow_s:
                 raise ReaderTooSlow(
                     f"nothing was taken of {self._name!r} for {self._bounds.slow_s:g} s while {self._outstanding} "
                     "bytes waited; subscribe anew, after the epoch that is done with, and take what comes in time"
                 )
             self._send(encode(Notice("beat")))
             self._check()
+            if taking_since_s is not None:
+                return
 
 
 def _opened(handle: Handle, request: Request, name: str) -> Consumer:

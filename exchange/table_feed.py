@@ -7,7 +7,7 @@ rows, leaves out as many rows as were given before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from ..store.clock import monotonic_s
 from ..store.definitions import TableDef, find_table, get_table, get_version
 from ..store.expiry import told_each
 from ..store.follow import reach
+from ..store.footprint import Footprint, of_follow, of_scan
 from ..store.handle import Handle
 from ..store.holds import Hold, put_holds
 from ..store.leases import LEASE_MS
@@ -30,10 +31,15 @@ from .subscription_messages import Place
 SLICE_ROWS = 1 << 16
 SLICE_BYTES = 4 << 20
 """What one slice has at most; a single row may be larger."""
+PIECE_BYTES = 16 << 20
+"""What is read at a time of the table's rows, about."""
 ROUND_ENTRIES = 1_024
 """Commits that one look at the catalog plans."""
 MOVE_HOLD_S = 10.0
 """How often the log that was given out is let go of."""
+
+
+Meter = Callable[[Iterator[pa.RecordBatch], Footprint], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +76,20 @@ class TableFeed:
     """What a table gives to one reader. It holds what is yet to be read by a lease, until `close`."""
 
     def __init__(
-        self, handle: Handle, table: TableDef, columns: tuple[str, ...] | None, place: Place | None, advice: str
+        self,
+        handle: Handle,
+        table: TableDef,
+        columns: tuple[str, ...] | None,
+        place: Place | None,
+        advice: str,
+        meter: Meter | None = None,
     ) -> None:
-        """place: None begins with the rows of the newest commit. advice: what to do when the log is gone.
+        """place: None begins with the rows of the newest commit. advice: what to do when the log is gone. meter: is
+        given what is about to be read, with what that takes in memory, and gives it on as there is room.
 
         Raises InvalidInput for columns, LogTruncated, SnapshotExpired.
         """
+        self._meter = meter or (lambda batches, _: batches)
         self._handle = handle
         self._id, self._name = table.id, table.name
         self._columns = columns
@@ -92,8 +106,9 @@ class TableFeed:
         """Let go of what is held; a second call does nothing."""
         self._handle.leases.release(self._holder)
 
-    def new(self) -> Iterator[Slice | Passed]:
-        """All that there is now past the place; ends when there is no more, until it is asked again.
+    def new(self) -> Generator[Slice | Passed]:
+        """All that there is now past the place; ends when there is no more, until it is asked again. Who closes it in
+        between goes on where it was with the next.
 
         Raises TableDropped, LogTruncated, SnapshotExpired.
         """
@@ -122,8 +137,13 @@ class TableFeed:
         place, snapshot = found.place, found.place.snapshot is not None
         behind = place.after
         plan, files = found.plan, self._handle.files
-        batches = plan.batches(files, columns=self._columns) if snapshot else follow(plan, files, self._columns)
-        slices = _slices(told_each(self._handle, batches))
+        if snapshot:
+            assert plan.before is not None
+            batches = plan.batches(files, columns=self._columns, piece_bytes=PIECE_BYTES)
+            footprint = of_scan(plan.before, self._columns, PIECE_BYTES)
+        else:
+            batches, footprint = follow(plan, files, self._columns), of_follow(plan, self._columns)
+        slices = _slices(told_each(self._handle, self._meter(batches, footprint)))
         for epoch, data, last in _without(slices, place.rows):
             self.place = replace(self.at, rows=self.at.rows + data.num_rows)
             if last and not snapshot:

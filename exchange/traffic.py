@@ -1,7 +1,9 @@
 """The traffic of rows through a server: bounded memory over all calls, bounded time of each, and no waiting for ever.
 
-A call asks for room before it reads a batch, and gives it back when the batch has been taken. One whose client takes or
-gives nothing for too long is cut off, with the client's connection: gRPC has no way to end a call that waits for it.
+A call asks for room before it reads, for all of what a piece takes in memory, and gives it back when its reading ends.
+Each lane has room and slots of its own: what is read by the read token, what is read by the token that may write, and
+what is put; so readers cannot use up what writers need. A call whose client takes or gives too little is cut off, with
+the client's connection: gRPC has no way to end a call that waits for it.
 """
 
 from __future__ import annotations
@@ -10,49 +12,67 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
 
-from ..errors import CallTimedOut, ServerUnavailable
+from ..errors import CallTimedOut, LimitExceeded, ServerUnavailable
 from ..store.clock import monotonic_s
+from ..store.footprint import Footprint
 from .server import Call
 
-GUESS_BYTES = 8 << 20
-"""Room for a call's first batch, before its size is known."""
 MESSAGE_BYTES = 8 << 20
 MESSAGE_ROWS = 1 << 16
 _LOOK_S = 0.1
 """How often a call that waits for room looks whether its client is still there."""
 
 
+class Lane(Enum):
+    """Who shares room and slots."""
+
+    READERS = "the read token"
+    OWNERS = "readers that may write"
+    PUTS = "puts"
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one server. in_flight_bytes: rows in memory over all its calls (a single larger batch goes alone).
+    """Of one server. in_flight_bytes: rows in memory over all calls of a lane (a single larger piece goes alone);
+    calls: how many of a lane there may be.
 
-    stall_s: how long a client may take or give nothing; call_s: how long a call may last; flights: how many may be
-    open; flight_s: how long one is held unless it is renewed.
+    stall_s: how long a client may keep a call waiting for each least_bytes that it takes or gives; call_s: how long a
+    call may last; flights: how many may be open; flight_s: how long one is held unless it is renewed.
     """
 
     in_flight_bytes: int = 256 << 20
+    calls: int = 1_000
     stall_s: float = 60.0
+    least_bytes: int = 1 << 20
     call_s: float = 3600.0
     flights: int = 256
     flight_s: float = 300.0
+
+
+@dataclass(slots=True)
+class _Room:
+    """A lane's calls, and what they have taken."""
+
+    taken: int = 0
+    queue: deque[Passage] = field(default_factory=deque)
+    passages: set[Passage] = field(default_factory=set)
 
 
 class Traffic:
     """All calls that move rows now. `clock` gives seconds that only rise."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = monotonic_s) -> None:
-        self._limits = limits
+        self.limits = limits
         self._clock = clock
         self._changed = threading.Condition()
-        self._queue: deque[Passage] = deque()
-        self._passages: set[Passage] = set()
-        self._taken = 0
+        self._rooms = {lane: _Room() for lane in Lane}
         self._ending = False
         self._closed = False
         self._guard: threading.Thread | None = None
@@ -60,23 +80,27 @@ class Traffic:
     @property
     def calls(self) -> int:
         """Calls under way."""
-        return len(self._passages)
+        return sum(len(room.passages) for room in self._rooms.values())
 
     @property
     def taken_bytes(self) -> int:
         """Bytes of rows in memory now, as far as they are known."""
-        return self._taken
+        return sum(room.taken for room in self._rooms.values())
 
-    def enter(self, call: Call) -> Passage:
-        """A way through for one call, as a context manager."""
-        return Passage(self, call, self._clock() + self._limits.call_s)
+    def enter(self, call: Call, lane: Lane | None = None, *, lasting: bool = False) -> Passage:
+        """A way through for one call, as a context manager; by default in the lane of a reader with the call's token.
+
+        lasting: it may last as long as it likes.
+        """
+        chosen = lane or (Lane.OWNERS if call.may_write else Lane.READERS)
+        return Passage(self, call, chosen, float("inf") if lasting else self._clock() + self.limits.call_s)
 
     def end(self) -> None:
         """From now on every call ends as soon as it looks, and those that wait for their clients are cut off."""
         with self._changed:
             self._ending = True
             self._changed.notify_all()
-            waiting = [passage for passage in self._passages if passage.waits_since is not None]
+            waiting = [passage for passage in self._all() if passage.waits_since is not None]
         for passage in waiting:
             passage.cut()
 
@@ -93,8 +117,14 @@ class Traffic:
     # ---- for passages --------------------------------------------------------------------------------------------
 
     def add(self, passage: Passage) -> None:
+        """Raises LimitExceeded when the lane has as many calls as it may."""
         with self._changed:
-            self._passages.add(passage)
+            found = self._rooms[passage.lane].passages
+            if len(found) >= self.limits.calls:
+                raise LimitExceeded(
+                    f"this server has {len(found)} calls of {passage.lane.value} under way; end some, or try later"
+                )
+            found.add(passage)
             if self._guard is None and not self._closed:
                 self._guard = threading.Thread(target=self._look_after, name="epochlog-traffic", daemon=True)
                 self._guard.start()
@@ -102,7 +132,7 @@ class Traffic:
 
     def remove(self, passage: Passage) -> None:
         with self._changed:
-            self._passages.discard(passage)
+            self._rooms[passage.lane].passages.discard(passage)
             self._changed.notify_all()
 
     def check(self, passage: Passage) -> None:
@@ -113,37 +143,57 @@ class Traffic:
             )
         if self._clock() >= passage.ends_s:
             raise CallTimedOut(
-                f"this call has taken {self._limits.call_s:g} s, which is as long as one may; ask for less at a time"
+                f"this call has taken {self.limits.call_s:g} s, which is as long as one may; ask for less at a time"
             )
         if passage.call.cancelled():
             raise ServerUnavailable("the client has cancelled this call, or its deadline has passed")
 
-    def take(self, passage: Passage, size: int, *, wait: bool) -> bool:
-        """Give the call room for so many bytes, in the order in which calls ask; False without room and `wait`."""
+    def take(self, passage: Passage, size: int, *, wait: bool, looked: Callable[[], None] = lambda: None) -> bool:
+        """Give the call room for so many bytes, in the order in which calls of its lane ask; False without room and
+        `wait`. looked: is called now and then while it waits.
+        """
+        room = self._rooms[passage.lane]
         with self._changed:
-            if not self._queue and self._fits(size):
-                self._taken += size
+            if not room.queue and self._fits(room, size):
+                room.taken += size
                 return True
             if not wait:
                 return False
-            self._queue.append(passage)
-            try:
-                while not (self._queue[0] is passage and self._fits(size)):
-                    self.check(passage)
+            passage.away = True
+            room.queue.append(passage)
+        try:
+            while True:
+                self.check(passage)
+                looked()
+                with self._changed:
+                    passage.away = False
+                    first = next(one for one in room.queue if not one.away)
+                    if first is passage and self._fits(room, size):
+                        room.taken += size
+                        return True
                     self._changed.wait(_LOOK_S)
-                self._taken += size
-                return True
-            finally:
-                self._queue.remove(passage)
+                    passage.away = True  # it may be held up by its client; nobody waits behind it meanwhile
+        finally:
+            with self._changed:
+                passage.away = False
+                room.queue.remove(passage)
                 self._changed.notify_all()
 
-    def give(self, size: int) -> None:
-        with self._changed:
-            self._taken -= size
-            self._changed.notify_all()
+    def give(self, passage: Passage, size: int) -> None:
+        if size:
+            with self._changed:
+                self._rooms[passage.lane].taken -= size
+                self._changed.notify_all()
 
-    def _fits(self, size: int) -> bool:
-        return not self._taken or self._taken + size <= self._limits.in_flight_bytes
+    def crowded(self, passage: Passage) -> bool:
+        """Whether others wait for room in the call's lane."""
+        return bool(self._rooms[passage.lane].queue)
+
+    def _fits(self, room: _Room, size: int) -> bool:
+        return not room.taken or room.taken + size <= self.limits.in_flight_bytes
+
+    def _all(self) -> list[Passage]:
+        return [passage for room in self._rooms.values() for passage in room.passages]
 
     # ---- slow clients --------------------------------------------------------------------------------------------
 
@@ -153,19 +203,14 @@ class Traffic:
                 if self._closed:
                     return
                 now = self._clock()
-                ends = [(passage, self._patience_ends(passage)) for passage in self._passages]
+                ends = [(passage, passage.patience_ends_s) for passage in self._all()]
                 late = [passage for passage, at in ends if at <= now]
                 if not late:
                     next_s = min((at for _, at in ends), default=None)
-                    often_s = min(self._limits.stall_s / 4, self._limits.call_s)  # a call may begin to wait meanwhile
+                    often_s = min(self.limits.stall_s / 4, self.limits.call_s)  # a call may begin to wait meanwhile
                     self._changed.wait(None if next_s is None else min(next_s - now, often_s))
             for passage in late:
                 passage.cut()
-
-    def _patience_ends(self, passage: Passage) -> float:
-        """Until when a call may wait for its client; for ever if it does not."""
-        since = passage.waits_since
-        return float("inf") if since is None else min(since + self._limits.stall_s, passage.ends_s)
 
     def now_s(self) -> float:
         return self._clock()
@@ -174,12 +219,15 @@ class Traffic:
 class Passage:
     """One call's way through the traffic."""
 
-    def __init__(self, traffic: Traffic, call: Call, ends_s: float) -> None:
+    def __init__(self, traffic: Traffic, call: Call, lane: Lane, ends_s: float) -> None:
         self._traffic = traffic
         self._held = 0
+        self._waited_s, self._moved = 0.0, 0  # for the client, since it has moved least_bytes the last time
         self.call = call
+        self.lane = lane
         self.ends_s = ends_s
         self.waits_since: float | None = None
+        self.away = False  # not ready to take the room that it has asked for
 
     def __enter__(self) -> Self:
         self._traffic.add(self)
@@ -191,56 +239,90 @@ class Passage:
         self.free()
         self._traffic.remove(self)
 
+    @property
+    def patience_ends_s(self) -> float:
+        """Until when the call may wait for its client; for ever if it does not."""
+        since = self.waits_since
+        return (
+            float("inf") if since is None else min(since + self._traffic.limits.stall_s - self._waited_s, self.ends_s)
+        )
+
     def check(self) -> None:
         """Raises ServerUnavailable or CallTimedOut when the call must end."""
         self._traffic.check(self)
 
-    def room(self, size: int, *, wait: bool = True) -> bool:
+    def room(self, size: int, *, wait: bool = True, looked: Callable[[], None] = lambda: None) -> bool:
         """Room for so many bytes more; waits until there is some, unless told not to."""
-        done = self._traffic.take(self, size, wait=wait)
+        done = self._traffic.take(self, size, wait=wait, looked=looked)
         self._held += size if done else 0
         return done
 
+    @property
+    def held(self) -> int:
+        """Bytes of room that this call has."""
+        return self._held
+
+    @property
+    def crowded(self) -> bool:
+        """Whether others wait for room that this call may have."""
+        return self._traffic.crowded(self)
+
     def free(self) -> None:
         """Give back all room that this call has."""
-        self._traffic.give(self._held)
+        self._traffic.give(self, self._held)
         self._held = 0
+
+    def hold(self, size: int) -> None:
+        """So much is in memory, whatever room was asked for; nobody else gets the difference in between."""
+        self._traffic.give(self, self._held - size)
+        self._held = size
 
     def cut(self) -> None:
         """The client has kept the call waiting for too long: cut it off."""
-        self.waits_since = self._traffic.now_s()  # once more after the same time, if it did not help
+        self.waits_since, self._waited_s = (
+            self._traffic.now_s(),
+            0.0,
+        )  # once more after the same time, if it did not help
         self.call.hang_up()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Inside, the call waits for its client."""
-        self.waits_since = self._traffic.now_s()
+        """Inside, the call waits for its client; `moved` says then what that has taken or given."""
+        since = self.waits_since = self._traffic.now_s()
         try:
             yield
         finally:
             self.waits_since = None
+            self._waited_s += self._traffic.now_s() - since
 
-    def outward(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The batches for the client, in messages of bounded size; the next is read when the last has been taken."""
-        size = GUESS_BYTES
+    def moved(self, size: int) -> None:
+        """The client has taken or given so many bytes: for each least_bytes it may keep the call waiting anew."""
+        self._moved += size
+        if self._moved >= self._traffic.limits.least_bytes:
+            self._waited_s, self._moved = 0.0, 0
+
+    def outward(self, batches: Iterator[pa.RecordBatch], footprint: Footprint) -> Iterator[pa.RecordBatch]:
+        """The batches for the client, in messages of bounded size; the next is read when the last has been taken.
+
+        Room is asked for once and kept to the end: between two batches the reading has the rest of its piece, and the
+        blocks across that one's borders, in memory.
+        """
+        self.room(footprint.making)
         while True:
-            self.free()
             self.check()
-            self.room(size)
             batch = next(batches, None)
             if batch is None:
                 return
-            size = batch.nbytes
-            self._hold(size)
-            for message in messages(batch):
+            self.hold(max(footprint.making, batch.get_total_buffer_size()))
+            sent = messages(batch)
+            del batch
+            for message in sent:
                 with self.waiting():
                     yield message
+                self.moved(message.nbytes)
+                del message
                 self.check()
-
-    def _hold(self, size: int) -> None:
-        """So much is in memory, whatever room was asked for; nobody else gets the difference in between."""
-        self._traffic.give(self._held - size)
-        self._held = size
+            del sent  # nothing of a piece is held here while the next one is read
 
 
 def messages(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from ...errors import EpochlogError, InvalidInput
 from ...store.clock import Deadline, seconds
-from ..line import ClientLine, Pem, ask, check_token, connect, parsed, pem_of
+from ..line import ClientLine, Pem, ask, check_destination, connect, pem_of
 from . import wire
 from .content import as_batch, encoded
 from .mail import WINDOW, Mail
@@ -48,12 +48,13 @@ class ExchangeClient:
         token: str | None = None,
         tls_roots: Pem | None = None,
         timeout: float | timedelta = TIMEOUT_S,
+        insecure: bool = False,
     ) -> None:
         """tls_roots: PEM, or where it lies. timeout: of every call that names none, and how long a consumer waits for a
-        server that is away. Raises InvalidInput; whether the server answers is told by the first call.
+        server that is away. insecure: send the token to another host without TLS. Raises InvalidInput, InsecureServer;
+        whether the server answers is told by the first call.
         """
-        parsed(location)
-        check_token(token)
+        check_destination(location, token, insecure=insecure)
         self.location = location
         self.query = check_name("a query", query)
         self._token = token
@@ -170,7 +171,9 @@ class ExchangeClient:
 
     @property
     def stage(self) -> int:
-        """The lowest stage that lacks an end mark; one past the highest when none does. It says who may start."""
+        """The lowest stage with a channel that has not passed (all up to its end mark was pushed); one past the highest
+        when all have. It says who may start.
+        """
         return wire.unpack(self._ask("staged.stage", wire.pack(query=self.query), None), wire.STAGE)["stage"]
 
     # ---- consumers -----------------------------------------------------------------------------------------------

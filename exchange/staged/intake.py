@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 LINE_BYTES = 128 << 20
 """Bytes that one line may have pushed without an answer: then it is read no further."""
+MOST_ANSWERS = 10_000
+"""Answers that may wait for a producer that does not read them: then it is read no further, too."""
 MEMORY_BYTES = 256 << 20
 """Bytes of all lines that are in memory at once, waiting to be written; a line may hold one message more."""
 ALIVE_S = 1.0
@@ -88,6 +90,7 @@ class Intake:
         self._changed = threading.Condition()
         self._bytes = 0  # of pushes without an answer
         self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._deaf = False  # nothing more is sent: the line is at its end
 
     def serve(self) -> None:
         answering = threading.Thread(target=self._answer_all, name="epochlog-exchange-answers", daemon=True)
@@ -106,7 +109,7 @@ class Intake:
     def _take_in(self, parcel: Parcel) -> None:
         asked = wire.unpack(parcel.message or b"", wire.PUSHED)
         data = wire.file_of(parcel.rows)
-        self._wait(lambda: not self._bytes or self._bytes + data.size <= LINE_BYTES)
+        self._wait(lambda: self._deaf or self._has_room(data.size))
         with self._changed:
             self._bytes += data.size
         self._service.memory.take(data.size)
@@ -115,6 +118,10 @@ class Intake:
         )
         job = _Job(asked["id"], push, Deadline.after(min(asked["wait_ms"], LONGEST_WAIT_MS) / 1000))
         self._service.work(lambda: self._write(job, data))
+
+    def _has_room(self, size: int) -> bool:
+        """Whether the line may be read further: not while its producer leaves too much unanswered, or unheard."""
+        return (not self._bytes or self._bytes + size <= LINE_BYTES) and self._answers.qsize() < MOST_ANSWERS
 
     def _wait(self, until: Callable[[], bool]) -> None:
         with self._changed:
@@ -171,6 +178,8 @@ class Intake:
             return
         if not taken.kept:
             self._service.free(path)
+        if taken.passed:
+            self._service.passed(self._query)
         self._service.tell(self._query)
         self._answer(job, None)
 
@@ -200,6 +209,7 @@ class Intake:
             except queue.Empty:
                 answer = _packed(0, None)
             if answer is None or not self._line.send(answer):
+                self._deaf = True
                 return
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...errors import Corrupt, InvalidInput, LimitExceeded, SegmentUnknown, SequenceReleased
 from ...store.catalog import Txn, View
@@ -72,11 +73,12 @@ class Push:
 @dataclass(frozen=True, slots=True)
 class Taken:
     """What became of a push. kept: its file is reached now; else the sequence was there already and the file is no use.
-    full: neither, the disk budget has no room for it now.
+    full: neither, the disk budget has no room for it now. passed: with it the channel has passed.
     """
 
     kept: bool
     full: bool = False
+    passed: bool = False
 
 
 # ---- looking -------------------------------------------------------------------------------------------------------
@@ -87,6 +89,14 @@ def find_query(view: View, query: str) -> Query:
     record = view.get(query_key(query))
     if record is None or record["dropped"]:
         raise no_query(query)
+    return _query_of(view, query, record)
+
+
+def _query_of(view: View, query: str, record: Mapping[str, Any]) -> Query:
+    """The query of a record. Version 0.1 kept which channels have end marks instead of which have passed."""
+    if "passed" not in record:
+        ended = [Channel.from_record(view.get(channel_key(query, name)) or {}) for name in record["ended"]]
+        record = {**record, "passed": [channel.name for channel in ended if channel.passed]}
     return Query.from_record(query, record)
 
 
@@ -142,7 +152,7 @@ def declare(tx: Txn, new: Query, consumer: Consumer) -> Query:
     record = tx.get(query_key(new.name))
     if record is not None and record["dropped"]:
         raise InvalidInput(f"query {new.name!r} is being dropped; declare it when that is done, or take another name")
-    query = new if record is None else Query.from_record(new.name, record)
+    query = new if record is None else _query_of(tx, new.name, record)
     found = tx.get(consumer_key(query.name, consumer.name))
     known = None if found is None else Consumer.from_record(consumer.name, found)
     channels = {}
@@ -192,7 +202,8 @@ def push(tx: Txn, query_name: str, given: Push) -> Taken:
     tx.put(pushed_key(query.name, channel.name, given.seq), kept.to_record())
     tx.put(channel_key(query.name, channel.name), after.to_record())
     tx.put(usage_key(query.name), {"bytes": used + given.bytes})
-    return Taken(kept=True)
+    _count(tx, query, after)
+    return Taken(kept=True, passed=after.passed)
 
 
 def end(tx: Txn, query_name: str, channel_name: str, last: int, attempt: int, rows: int | None) -> Query:
@@ -201,12 +212,18 @@ def end(tx: Txn, query_name: str, channel_name: str, last: int, attempt: int, ro
     channel = find_channel(tx, query, channel_name)
     check_producer(channel, None, attempt)
     after = with_end(channel, last, attempt, rows)
-    ended = replace(query, ended=query.ended | {channel_name})
     if after != channel:
         tx.put(channel_key(query.name, channel.name), after.to_record())
-    if ended != query:
-        tx.put(query_key(query.name), ended.to_record())
-    return ended
+    return _count(tx, query, after)
+
+
+def _count(tx: Txn, query: Query, channel: Channel) -> Query:
+    """The query once the channel is as it is now: whoever completes a channel, by a push or its end, counts it."""
+    if not channel.passed or channel.name in query.passed:
+        return query
+    counted = replace(query, passed=query.passed | {channel.name})
+    tx.put(query_key(query.name), counted.to_record())
+    return counted
 
 
 # ---- consumers -----------------------------------------------------------------------------------------------------

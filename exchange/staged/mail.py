@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from ...errors import BadMessage, Corrupt, EpochlogError, Fenced, InvalidInput, ServerUnavailable
 from ...store.clock import Deadline, monotonic_s
+from ...store.refusals import undecodable
 from ..gate import StageGate
 from ..line import ClientLine, Parcel
 from . import wire
@@ -261,5 +262,5 @@ def _checked(data: pa.Buffer, letter: wire.Fields) -> pa.RecordBatch:
         raise Corrupt(letter["path"], f"its checksum is {found:08x}, not {letter['crc32']:08x}")
     try:
         return decoded(data, aligned=True)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise Corrupt(letter["path"], f"it cannot be decoded: {error}") from None
+    except (pa.ArrowException, OSError, MemoryError, ValueError) as error:
+        raise undecodable(letter["path"], error) from None

@@ -6,6 +6,7 @@ replay holds no more in memory than a live run. The files go out as they lie on 
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from ...store.catalog import Txn
     from .service import StagedExchange
     from .state import Consumer
+
+_log = logging.getLogger("epochlog")
 
 MOST = 16
 """Batches of a channel that are looked up at a time."""
@@ -151,11 +154,13 @@ class Mailbox:
         self._wait(lambda: self._credit > 0, for_ever=True)
         if self._over:
             return False
+        batch = f"sequence {seq} of channel {name!r}"  # where its file lies is none of the consumer's business
         try:
             data = self._service.handle.files.read(pushed.path)
         except FileNotFoundError:
-            return self._send(wire.pack(kind="damaged", path=pushed.path, what="the file is gone"))
-        item = {"channel": name, "seq": seq, "crc32": pushed.crc32, "path": pushed.path}
+            _log.error("query %s: %s of channel %s lies in %s, which is gone", self._query, seq, name, pushed.path)
+            return self._send(wire.pack(kind="damaged", path=batch, what="the file is gone"))
+        item = {"channel": name, "seq": seq, "crc32": pushed.crc32, "path": batch}
         with self._service.changed:
             self._credit -= data.size
         return self._line.send_rows(wire.as_rows(data), wire.padded(data.size, kind="item", **item))

@@ -1,5 +1,6 @@
 """End marks and stage counter in a coordinating Redis server: a copy of the catalog's, counted by a script there.
 
+The mark of a channel is copied once the channel has passed: all up to its end was pushed.
 The catalog's end marks are the truth, and every producer's end is there before anything here hears of it. The counter
 is a function of them: it says who may start, and is advice, so it may lag and must never be ahead. What Redis holds is
 a copy for those who ask it: each answer of it is compared with what was written last, and a copy that is gone, went
@@ -45,7 +46,7 @@ _NOTICED = {
 
 @dataclass(frozen=True, slots=True)
 class EndMark:
-    """A producer has ended: with which attempt, after which sequence (-1: it had none), and after how many rows."""
+    """The end of a channel that has passed: by which attempt, which last sequence (-1: it had none), how many rows."""
 
     attempt: int
     last: int
@@ -60,20 +61,20 @@ _OPEN = [0, -1, -1, -1]
 
 @dataclass(frozen=True, slots=True)
 class EndMarks:
-    """What the catalog knows of one query at one moment: the channels of each stage, and which of them have ended."""
+    """What the catalog knows of one query at one moment: the channels of each stage, and which of them have passed."""
 
     stages: Mapping[int, tuple[str, ...]]
-    ended: Mapping[str, EndMark] = field(default_factory=dict)
+    passed: Mapping[str, EndMark] = field(default_factory=dict)
 
     @property
     def stage(self) -> int:
         """The stage counter. Raises InvalidInput when no channel is declared."""
-        return stage_counter(self.stages, self.ended)
+        return stage_counter(self.stages, self.passed)
 
     def packed(self) -> bytes:
         """The same bytes for the same marks; b"" when no channel is declared."""
         marks = [
-            [stage, *(self.ended[channel].packed() if channel in self.ended else _OPEN), channel]
+            [stage, *(self.passed[channel].packed() if channel in self.passed else _OPEN), channel]
             for stage in sorted(self.stages)
             for channel in sorted(self.stages[stage])
         ]
@@ -87,10 +88,10 @@ Truth = Callable[[str], EndMarks]
 
 
 def end_marks(view: View, name: str) -> EndMarks:
-    """The end marks of a query in the catalog. Raises QueryNotFound."""
+    """The end marks of a query's channels that have passed, from the catalog. Raises QueryNotFound."""
     query = find_query(view, name)
-    ended = [find_channel(view, query, channel) for channel in query.ended]
-    marks = {one.name: EndMark(one.attempt, one.last, one.rows_told) for one in ended if one.last is not None}
+    passed = [find_channel(view, query, channel) for channel in query.passed]
+    marks = {one.name: EndMark(one.attempt, one.last, one.rows_told) for one in passed if one.last is not None}
     return EndMarks(query.stages, marks)
 
 
@@ -132,7 +133,7 @@ class RedisMarks:
     def declare(self, query: str, stages: Mapping[int, tuple[str, ...]]) -> None:
         self._owe([query])
 
-    def end(self, query: str, channel: str, attempt: int, last: int, rows: int | None) -> None:
+    def end(self, query: str) -> None:
         self._owe([query])
 
     def drop(self, query: str) -> None:

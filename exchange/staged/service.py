@@ -157,6 +157,12 @@ class StagedExchange:
             self._woken = True
             self.changed.notify_all()
 
+    def passed(self, query: str) -> None:
+        """A channel of the query may have passed: pushes to later stages may have room, and the marks are copied."""
+        self._make_room(query)
+        if self._marks is not None:
+            self._marks.end(query)
+
     def _make_room(self, query: str) -> None:
         with self.changed:
             self._room[query] = self._room.get(query, 0) + 1
@@ -182,9 +188,7 @@ class StagedExchange:
         name, channel, last = asked["query"], asked["channel"], asked["last"]
         attempt, rows = asked["attempt"], asked["rows"]
         self.uses.touch(self.transact(name, lambda tx: keeping.end(tx, name, channel, last, attempt, rows)))
-        self._make_room(name)
-        if self._marks is not None:
-            self._marks.end(name, channel, attempt, last, rows)
+        self.passed(name)
         return b""
 
     def _stage(self, body: bytes) -> bytes:
@@ -219,12 +223,12 @@ class StagedExchange:
     # ---- lines ---------------------------------------------------------------------------------------------------
 
     def _push_line(self, line: Line, rest: bytes) -> None:
-        hello = line.read()
+        hello = line.first()
         if hello is not None:
             Intake(self, line, wire.unpack(hello, wire.PUSH_HELLO)["query"]).serve()
 
     def _mail_line(self, line: Line, rest: bytes) -> None:
-        hello = line.read()
+        hello = line.first()
         if hello is None:
             return
         mailbox = Mailbox(self, line, wire.unpack(hello, wire.MAIL_HELLO))

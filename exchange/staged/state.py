@@ -65,24 +65,26 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """lease_ms: how long it stays when nobody uses it; budget: bytes of its batches on disk. Times are Unix ms."""
+    """passed: the channels of which all up to the end mark was pushed. lease_ms: how long it stays when nobody uses it;
+    budget: bytes of its batches on disk. Times are Unix ms.
+    """
 
     name: str
     stages: Stages
-    ended: frozenset[str]
+    passed: frozenset[str]
     lease_ms: int
     expires_ms: int
     budget: int
 
     @property
     def stage(self) -> int:
-        """The counter: the lowest stage that lacks an end mark, one past the highest when none does."""
-        return stage_counter(self.stages, self.ended)
+        """The counter: the lowest stage with a channel that has not passed, one past the highest when all have."""
+        return stage_counter(self.stages, self.passed)
 
     def to_record(self) -> dict[str, Any]:
         return {
             "stages": [[stage, list(channels)] for stage, channels in self.stages.items()],
-            "ended": sorted(self.ended),
+            "passed": sorted(self.passed),
             "lease_ms": self.lease_ms,
             "expires_ms": self.expires_ms,
             "budget": self.budget,
@@ -92,7 +94,8 @@ class Query:
     @classmethod
     def from_record(cls, name: str, record: Mapping[str, Any]) -> Query:
         stages = {stage: tuple(channels) for stage, channels in record["stages"]}
-        return cls(name, stages, frozenset(record["ended"]), record["lease_ms"], record["expires_ms"], record["budget"])
+        passed = frozenset(record["passed"])
+        return cls(name, stages, passed, record["lease_ms"], record["expires_ms"], record["budget"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +121,8 @@ class Channel:
         return seq < self.next or (at < len(self.ahead) and self.ahead[at] == seq)
 
     @property
-    def whole(self) -> bool:
-        """Whether it has ended and all of it was pushed."""
+    def passed(self) -> bool:
+        """Whether its end is known and all up to there was pushed."""
         return self.last is not None and self.next > self.last
 
     def to_record(self) -> dict[str, Any]:
@@ -271,7 +274,7 @@ def with_end(channel: Channel, last: int, attempt: int, rows: int | None) -> Cha
 
 
 def _check_rows(channel: Channel) -> None:
-    if channel.whole and channel.rows_told is not None and channel.rows != channel.rows_told:
+    if channel.passed and channel.rows_told is not None and channel.rows != channel.rows_told:
         raise EndMarkMismatch(
             f"channel {channel.name!r} has {channel.rows} rows in its {channel.next} batches, and its end mark says "
             f"{channel.rows_told}; count the rows that are pushed"

@@ -15,6 +15,7 @@ import msgpack
 import pyarrow as pa
 
 from ...errors import BadMessage, EpochlogError, InvalidInput, by_name
+from ..flight_errors import told
 from .state import MAX_SEQ, MOST_CHANNELS, is_name
 
 MAX_BATCH = 64 << 20
@@ -258,7 +259,8 @@ def as_fields(error: BaseException | None) -> tuple[str | None, str | None]:
     if error is None:
         return None, None
     if isinstance(error, EpochlogError):
-        return type(error).__name__, str(error)[:MAX_TEXT]
+        name, text = told(error)
+        return name, text[:MAX_TEXT]
     _log.error("a push failed", exc_info=error)
     return EpochlogError.__name__, "the server failed at this push; its own log says why"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 
 import epochlog as el
-from control.world import attach, rows
+from control.world import TOKEN, attach, rows
 
 
 def main(root: str, location: str, index: int, of: int) -> None:
-    with el.open(root, durability="os") as store, el.Worker(location, store, token="the-token") as worker:
+    with el.open(root, durability="os") as store, el.Worker(location, store, token=TOKEN) as worker:
         part = attach(worker, index, of)
         print("attached", flush=True)
         for line in sys.stdin:

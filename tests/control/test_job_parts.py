@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 import epochlog as el
 from control.world import TOKEN, settings, worker
 from epochlog.checkpoint import job as jobs
-from epochlog.checkpoint.shares import split
+from epochlog.checkpoint.shares import PartRefreshContext, split
 from epochlog.errors import Fenced, InvalidInput
 from epochlog.store.commit import commit_job
+from epochlog.store.segment import Segment
 from patience import PATIENCE_S, until
 
 ORDERS = pa.schema([("id", pa.int64()), ("day", pa.string()), ("cents", pa.int64())])
@@ -117,6 +118,7 @@ def check(store: el.Store) -> None:
     assert found.equals(query(store.table("orders").to_arrow(epoch=epoch)))
 
 
+@pytest.mark.medium
 def test_one_part_then_four_then_one_and_one_of_them_killed(tmp_path: Path) -> None:
     chance = random.Random(7)
     left = [2]  # the calls of part 2 that die
@@ -188,7 +190,7 @@ def test_a_refused_commit_is_tried_again_with_the_same_files(tmp_path: Path, mon
         check(store)
 
 
-def test_a_runner_of_its_own_fences_the_parts(tmp_path: Path) -> None:
+def test_a_runner_of_its_own_fences_the_parts_only_when_told_to(tmp_path: Path) -> None:
     with world(tmp_path) as (store, server), worker(server, store) as one:
         write(store, random.Random(1))
         part = one.attach(job="revenue", index=0, of=1, timeout=PATIENCE_S)
@@ -196,8 +198,10 @@ def test_a_runner_of_its_own_fences_the_parts(tmp_path: Path) -> None:
         job = store.job("revenue")
         write(store, random.Random(2))
         store.checkpoint()
+        with pytest.raises(el.JobRunning, match="a coordinator of process"):
+            job.step_local(whole)
         with pytest.raises((el.Cancelled, Fenced)):
-            until(lambda: job.step_local(whole) and part.step(refresh, PATIENCE_S) is None)
+            until(lambda: job.step_local(whole, take_over=True) and part.step(refresh, PATIENCE_S) is None)
         check(store)
 
 
@@ -236,6 +240,42 @@ def test_a_job_is_drained_through_its_coordinator(tmp_path: Path) -> None:
         write(store, random.Random(3))
         with store.snapshot(["revenue", "orders"], consistency="aligned") as found:
             assert found["revenue"].to_arrow() == last and found.lag_ms["revenue"] == 0
+
+
+def test_a_part_that_reports_a_file_of_an_earlier_barrier_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its rows of then would come back, over those of since."""
+    finish, made, told = PartRefreshContext._finish, [], []
+
+    def again(ctx: Any) -> dict[str, list[Segment]]:
+        found = finish(ctx)
+        if not found.get("revenue"):
+            return found
+        made.append(found["revenue"])
+        if ctx.table("orders")["cents"].to_pylist() == [3] and not told:
+            told.append(made[0][0].path)
+            return {"revenue": [*found["revenue"], *made[0]]}
+        return found
+
+    monkeypatch.setattr(PartRefreshContext, "_finish", again)
+    with world(tmp_path) as (store, server), worker(server, store) as one:
+        part = one.attach(job="revenue", index=0, of=1, timeout=PATIENCE_S)
+        for cents in (1, 2, 3):
+            store.table("orders").upsert(pa.table({"id": [1], "day": ["a day"], "cents": [cents]}))
+            store.checkpoint()
+            wanted = store.table("orders").info.max_committed_epoch
+
+            def step(wanted: int = wanted) -> bool:
+                part.step(refresh, 0.05)
+                return store.job("revenue").info.committed_epoch >= wanted
+
+            if cents == 3:
+                with pytest.raises(el.RolledBack, match="committed already") as error:
+                    until(step)
+                assert told[0] in str(error.value)
+            until(step)
+            check(store)
 
 
 # ---- shares ----------------------------------------------------------------------------------------------------------

@@ -98,6 +98,7 @@ def test_the_example_runs_as_printed() -> None:
 
 
 def serving(store: el.Store, folder: Path, bind: str) -> tuple[subprocess.Popen[str], str]:
+    (folder / "token").touch(0o600)
     (folder / "token").write_text(TOKEN)
     options = ["--bind", bind, "--token-file", str(folder / "token"), "--json"]
     child = run(["-m", "epochlog", "serve", store.root, *options])
@@ -130,6 +131,7 @@ def test_a_coordinator_that_is_killed_and_comes_back_on_its_port(tmp_path: Path)
 def test_epochlog_serve(tmp_path: Path) -> None:
     with el.open(tmp_path / "store", durability="os") as store:
         store.create_table("clicks", SCHEMA, ["id"])
+        (tmp_path / "token").touch(0o600)
         (tmp_path / "token").write_text(TOKEN + "\n")
         command = ["-m", "epochlog", "serve", store.root, "--bind", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--json"]
         child = run([*command, "--token-file", str(tmp_path / "token")])

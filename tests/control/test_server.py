@@ -17,8 +17,10 @@ from pyarrow import flight
 
 import epochlog as el
 from epochlog.errors import AccessDenied, BadMessage, EpochlogError, InsecureServer, InvalidInput, JobNotFound
+from epochlog.exchange import line as lines
 from epochlog.exchange.line import ClientLine, Line, Parcel, ask, call_options, connect
 from epochlog.exchange.server import Action, Certificate, Exchange, Role, Server
+from epochlog.exchange.staged.wire import MAIL, PUSH
 
 TOKEN = "s3cret-of-the-test"
 
@@ -287,3 +289,14 @@ def test_what_a_worker_is_given_is_checked_before_it_waits(tmp_path: Path) -> No
             for index, of in ((True, 2), (0, True), (2, 2), (-1, 2), (0, 0)):
                 with pytest.raises(el.InvalidInput, match="index"):
                     worker.attach("ld", index=index, of=of, tables=["t"])
+
+
+@pytest.mark.parametrize("name", [b"control", PUSH, MAIL])
+def test_a_line_that_is_opened_and_says_nothing_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: bytes
+) -> None:
+    monkeypatch.setattr(lines, "FIRST_S", 0.2)
+    with el.open(tmp_path / "store", durability="os") as store, el.serve(store, token=TOKEN) as server:
+        silent = ClientLine(server.location, name + b":", token=TOKEN, tls_roots=None)
+        assert silent.read() is None  # else it would wait for ever
+        silent.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,20 +11,10 @@ from pyarrow import flight
 
 import epochlog as el
 import plain_flight as plain
+from certificates import make_certificate
 
-TOKEN, READ_TOKEN = "s3cret", "r3ad"
+TOKEN, READ_TOKEN = "write-Token-4711", "read-Token-08151"
 SCHEMA = pa.schema([("id", pa.int64())])
-
-
-def make_certificate(folder: Path) -> Path:
-    """cert.pem and key.pem for 127.0.0.1, signed by itself; made with the openssl command."""
-    command = [
-        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-        "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1",
-        "-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem"),
-    ]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True)
-    return folder
 
 
 @pytest.fixture(scope="module")

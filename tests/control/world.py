@@ -13,7 +13,7 @@ import epochlog as el
 from epochlog.checkpoint import JobSettings
 from patience import PATIENCE_S
 
-TOKEN = "the-token"
+TOKEN = "write-Token-4711"
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64())])
 
 

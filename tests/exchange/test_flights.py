@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ import epochlog as el
 import plain_flight as plain
 from epochlog.exchange import readings
 from epochlog.exchange.flights import FlightDesk
+from epochlog.exchange.pins import Held, Part, Pins
 from epochlog.exchange.readings import Chosen
 from epochlog.exchange.server import Server
 from epochlog.exchange.traffic import Limits
 from epochlog.store import replay
+from epochlog.store.footprint import Footprint
 from epochlog.store.holds import all_holds
 
 SCHEMA = pa.schema([("id", pa.int64()), ("value", pa.float64()), ("name", pa.string())])
@@ -284,6 +287,26 @@ def test_the_number_of_flights_is_bounded(desk: tuple[el.Store, FlightDesk, Hand
         clock.advance(10_000)
         client.get_flight_info(plain.path("t"))  # those that have expired make room by themselves
         assert len(found.pins) == held_by_flights(store) == 1
+
+
+def test_readers_leave_flights_to_those_who_may_write(store: el.Store) -> None:
+    pins, plan = Pins(4, HandClock()), Held(SCHEMA, (), lambda: None, 1, None)
+
+    def add(name: str, *, may_write: bool) -> None:
+        pins.add(name.encode(), lambda: plan, 1_000, may_write=may_write)
+
+    waiting = replace(plan, parts=(Part(lambda: iter(()), Footprint(1, 1)),))  # nobody has read it
+    for name in "abc":
+        pins.add(name.encode(), lambda: waiting, 1_000, may_write=False)
+    with pytest.raises(el.LimitExceeded):
+        add("d", may_write=False)
+    add("owner", may_write=True)
+    with pytest.raises(el.LimitExceeded):
+        add("e", may_write=False)  # the owner's has been read to its end, and stays
+    assert pins.schema(b"owner") == SCHEMA and len(pins) == 4
+    pins.cancel(b"a")
+    add("e", may_write=False)
+    pins.close()
 
 
 def test_a_ticket_of_another_server_is_refused(store: el.Store, client: flight.FlightClient) -> None:

@@ -20,7 +20,7 @@ from patience import PATIENCE_S, until
 from redis_server import PASSWORD, RedisServer
 from tcp_proxy import TcpProxy
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.redis]
 
 STORE_ID = "5" * 32
 KEY = marks_key(STORE_ID)
@@ -85,9 +85,9 @@ def marks(serve: Callable[[str], RedisMarks], shared: RedisServer, client: redis
 def end(books: Books, marks: RedisMarks | None, channel: str, query: str = "q", last: int = 3) -> None:
     """A producer's end, as the exchange does it: first the catalog."""
     known = books[query]
-    books[query] = replace(known, ended={**known.ended, channel: EndMark(1, last)})
+    books[query] = replace(known, passed={**known.passed, channel: EndMark(1, last)})
     if marks is not None:
-        marks.end(query, channel, 1, last, None)
+        marks.end(query)
 
 
 def held(client: redis.Redis, query: str = "q") -> int | None:
@@ -272,8 +272,7 @@ def test_killed_and_started_empty(books: Books, serve: Callable[[str], RedisMark
     end(books, None, "a")
     assert marks.stage("q") == -1
     own.kill()
-    for file in (own.folder / "appendonlydir").iterdir():
-        file.unlink()
+    own.lose_data()
     own.start()
     with own.client() as client:
         until(lambda: marks.stage("q") == -1 and held(client) == -1)

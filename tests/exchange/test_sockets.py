@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import epochlog as el
-from epochlog.exchange.sockets import hang_up
+from epochlog.exchange.sockets import hang_up, peer_address
 
 pytestmark = pytest.mark.local_only
 
@@ -30,3 +30,18 @@ def test_an_open_store_keeps_its_locks_when_a_server_hangs_up(tmp_path: Path) ->
         found = subprocess.run(command, capture_output=True, text=True, check=False)
         assert "BlockingIOError" in found.stderr, found.stderr or "the lock could be taken"
     assert subprocess.run(command, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("told", "peer"),
+    [
+        ("ipv4:127.0.0.1:5005", "127.0.0.1:5005"),
+        ("ipv6:%5B::1%5D:5005", "::1:5005"),
+        ("ipv6:[2001:db8::7]:5005", "2001:db8::7:5005"),
+        ("ipv6:%5B::ffff:10.0.0.7%5D:5005", "10.0.0.7:5005"),
+        ("ipv6:%5Bfe80::1%252%5D:5005", "fe80::1:5005"),
+    ],
+)
+def test_a_peer_has_one_name_whoever_tells_it(told: str, peer: str) -> None:
+    """As gRPC tells it, with the zone of a link-local address, and as the socket does."""
+    assert peer_address(told) == peer

@@ -19,7 +19,7 @@ import epochlog as el
 from epochlog.exchange.staged import keeping
 from epochlog.exchange.staged.content import decoded, encoded
 from epochlog.exchange.staged.state import Consumer, Query
-from epochlog.store.exchanges import end_query
+from epochlog.store.exchanges import end_query, query_key
 from epochlog.store.records import intent_key
 from epochlog.store.verify_exchanges import check_exchanges
 
@@ -170,7 +170,7 @@ class Exchange(RuleBasedStateMachine):
         assert keeping.used_bytes(self.tx, QUERY) == SIZE * len(self.live())
         query = keeping.find_query(self.tx, QUERY)
         assert {name: keeping.find_channel(self.tx, query, name).attempt for name in STAGES} == self.attempt
-        lacking = [stage for name, stage in STAGES.items() if name not in self.last]
+        lacking = [stage for name, stage in STAGES.items() if self.next(name) <= self.last.get(name, self.next(name))]
         assert query.stage == min(lacking, default=1)
 
     @invariant()
@@ -213,6 +213,24 @@ def test_a_record_that_is_missing_is_damage_and_no_empty_stream() -> None:
     with pytest.raises(el.Corrupt, match="its batch was pushed"):
         keeping.look(machine.tx, QUERY, "one", {"a": 0, "b": 0}, ["a"], 9)
     assert any("lacks 1 batches of channel a, the first at 2" in what for _, what in check_exchanges(machine.tx))
+
+
+def test_a_query_of_version_0_1_is_counted_by_what_was_pushed() -> None:
+    """Its record says which channels have end marks, and not which have passed."""
+    machine = Exchange()
+    machine.push(channel="b", seq=0, attempt=0, content=0)
+    for channel, last in (("a", 1), ("b", 0), ("c", -1)):
+        keeping.end(machine.tx, QUERY, channel, last, 0, None)
+    key = query_key(QUERY)
+    record = machine.tx.kept[key]
+    assert record.pop("passed") == ["b", "c"]
+    machine.tx.kept[key] = record | {"ended": ["a", "b", "c"]}
+    assert check_exchanges(machine.tx) == []
+    assert keeping.find_query(machine.tx, QUERY).stage == -1
+    machine.push(channel="a", seq=0, attempt=0, content=0)
+    machine.push(channel="a", seq=1, attempt=0, content=0)
+    assert keeping.find_query(machine.tx, QUERY).stage == 1
+    assert "ended" not in machine.tx.kept[key] and check_exchanges(machine.tx) == []
 
 
 def test_a_query_that_was_ended_is_there_for_nobody() -> None:

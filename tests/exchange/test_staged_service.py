@@ -15,7 +15,7 @@ import pytest
 import epochlog as el
 from epochlog.exchange import ExchangeClient
 from epochlog.exchange.line import ClientLine, Line
-from epochlog.exchange.staged import intake, service, wire
+from epochlog.exchange.staged import intake, keeping, service, wire
 from epochlog.exchange.staged import mail as mails
 from epochlog.exchange.staged import pusher as pushers
 from epochlog.exchange.staged.content import encoded
@@ -101,6 +101,25 @@ def test_later_stages_do_not_keep_out_the_lowest_open_one(tmp_path: Path) -> Non
         for _ in range(16):
             taken(mail, 1)
             mail.ack()
+        probe.result()
+
+
+@local
+def test_the_push_that_completes_a_stage_makes_room_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end mark came before it, and nobody acknowledges: the probe has half of the budget, and then all of it."""
+    monkeypatch.setattr(service, "LOOK_AGAIN_S", 1e6)
+    with served(tmp_path) as (store, server), client(server) as ex, ThreadPoolExecutor(1) as pool:
+        ex.declare("join", JOIN, budget=9 * BIG)
+
+        def used() -> int:
+            return store._handle.catalog.read(lambda view: keeping.used_bytes(view, "q1")) // BIG
+
+        probe = pool.submit(lambda: [ex.push("probe", 0, seq, big("probe", seq)) for seq in range(8)])
+        until(lambda: used() == 4)
+        ex.end("build", 0)
+        ex.push("build", -1, 0, batch("build", 0))
         probe.result()
 
 

@@ -12,7 +12,7 @@ from pyarrow import flight
 import epochlog as el
 
 TOKEN = "write-Token-4711"
-READ_TOKEN = "read-Token-0815"
+READ_TOKEN = "read-Token-08151"
 
 Header = tuple[bytes, bytes]
 ERRORS = (flight.FlightError, pa.ArrowException, OSError, StopIteration)

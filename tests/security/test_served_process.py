@@ -40,8 +40,9 @@ class Served:
 
     def __init__(self, root: Path) -> None:
         secret, other = root.parent / "secret", root.parent / "other"
-        secret.write_text(TOKEN + "\n")
-        other.write_text(READ_TOKEN)
+        for file, token in ((secret, TOKEN + "\n"), (other, READ_TOKEN)):
+            file.touch(0o600)
+            file.write_text(token)
         tokens = ["--token-file", str(secret), "--read-token-file", str(other)]
         command = [sys.executable, "-m", "epochlog", "serve", str(root), "--bind", "127.0.0.1:0"]
         self.log = root.parent / "log"
@@ -98,6 +99,7 @@ def test_a_served_store_shows_no_token_and_its_files_to_nobody_else(served: Serv
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
+@pytest.mark.medium
 def test_of_two_tokens_one_may_only_read(served: Served) -> None:
     for token, denied in ((READ_TOKEN, True), (TOKEN, False)):
         with Stranger(served.location, bearer(token)) as stranger:

@@ -1,0 +1,158 @@
+"""Passwords in URLs are in no error, its causes, `repr`, log or complaint: neither as they are written there nor as
+they are meant. Libraries and servers quote what they were given, decoded.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import socket
+import string
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import quote, quote_plus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import epochlog as el
+from epochlog.__main__ import main
+from epochlog.store import redis_client
+from epochlog.store.handle import as_place, open_handle
+from epochlog.store.redis_client import RedisServer
+from epochlog.store.urls import masked, without_secrets
+
+pytestmark = pytest.mark.local_only
+LETTERS = string.ascii_letters + string.digits + string.punctuation + " äß€"
+passwords = st.text(LETTERS, min_size=4, max_size=30).filter(lambda word: word.strip("*") and "***" not in word)
+
+
+def encodings(password: str) -> list[str]:
+    """Ways to write it in a URL."""
+    return [quote(password, safe=""), quote(password, safe="!$'()*,;="), quote(password[0], safe="") + "".join(
+        f"%{byte:02x}" for byte in password[1:].encode()
+    )]  # fmt: skip
+
+
+@given(password=passwords)
+def test_every_spelling_of_a_password_is_masked(password: str) -> None:
+    for written in encodings(password):
+        for url in (f"redis://user:{written}@redis.test:1/0", f"s3://bucket/x?secret_key={written}"):
+            for spelled in (password, written, repr(password), quote(password, safe=""), quote_plus(password)):
+                text = without_secrets(f"it said <<{spelled}>> of {url}", url)
+                inside = text.partition("<<")[2].partition(">>")[0].strip("\"'")
+                assert password not in inside and written not in inside, text
+                assert written not in text.partition(" of ")[2] or written in "redis://user:***@redis.test:1/0"
+
+
+# ---- a server that quotes what it was told -----------------------------------------------------------------------
+
+
+class Parrot:
+    """Answers every command with an error that has all its words, as Redis does of a command that was renamed."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._talk, args=(client,), daemon=True).start()
+
+    def _talk(self, client: socket.socket) -> None:
+        said = b""
+        with suppress(OSError), client:
+            while data := client.recv(1 << 16):
+                said += data.replace(b"\r\n", b" ")
+                client.sendall(b"-" + self._answer + b" with args beginning with: " + said + b"\r\n")
+
+    def stop(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+
+@pytest.fixture(
+    params=[b"ERR unknown command", b"WRONGPASS no such pair", b"LOADING not yet", b"NOPERM not you", b"MISCONF disk"]
+)
+def parrot(request: pytest.FixtureRequest) -> Iterator[Parrot]:
+    found = Parrot(request.param)
+    yield found
+    found.stop()
+
+
+def told(error: BaseException | None) -> str:
+    """All that a traceback of it would show of errors."""
+    seen: list[str] = []
+    while error is not None and len(seen) < 40:
+        seen += [str(error), repr(error)]
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return "\n".join(seen)
+
+
+def said(call: Callable[[], object]) -> str:
+    try:
+        return repr(call())
+    except Exception as error:
+        return told(error)
+
+
+def random_password(seed: int) -> str:
+    rng = random.Random(seed)
+    return "pw" + "".join(rng.choices(LETTERS, k=14))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_error_repr_or_log_has_a_password(
+    parrot: Parrot, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(redis_client, "RECONNECT_S", 0.05)
+    caplog.set_level(logging.DEBUG)
+    password = random_password(seed)
+    with el.open(tmp_path / "embedded", durability="os"):
+        pass
+    for written in [encodings(password)[seed]]:
+        place = f"127.0.0.1:{parrot.port}/0"
+        urls = [f"redis://user:{written}@{place}", f"redis://:{written}@{place}", f"redis://:{written}@127.0.0.1:1/0"]
+        urls += [f"redis://:{written}@127.0.0.1:port/0", f"redis://:{written}@{place}?odd=1"]
+        urls += [f"redis://{place}?password={written}", f"rediss://:{written}@{place}?ssl_ca_certs=/none"]
+        for url in urls:
+            root = str(tmp_path / "far")
+            heard = [
+                said(lambda url=url: RedisServer(url)),
+                said(lambda url=url: RedisServer(url).time_ms()),
+                said(lambda url=url, root=root: el.open(root, catalog=url, volatile=True)),
+                said(lambda url=url: el.open(tmp_path / "embedded", catalog=url)),
+                said(lambda url=url, root=root: el.restore_catalog(root, catalog=url)),
+            ]
+            if url == urls[seed]:
+                for argv in (["ls", root, "--catalog", url], ["ls", root, url], [url], ["ls", url, "--odd", url]):
+                    main(argv)
+            heard += [*capsys.readouterr(), caplog.text]
+            check(heard, password, written)
+        far = f"s3://key:{written}@bucket/x?region=nowhere&odd=1"
+        heard = [
+            said(lambda far=far: open_handle(far, None, create=False)),
+            said(lambda far=far: el.open(far)),
+            said(lambda far=far: as_place(far)),
+            masked(f"{far}&secret={written}"),
+        ]
+        main(["ls", far])
+        heard += [*capsys.readouterr(), caplog.text]
+        check(heard, password, written)
+
+
+def check(heard: list[str], password: str, written: str) -> None:
+    for text in heard:
+        for form in {password, written, repr(password)[1:-1]}:
+            assert form not in text, f"{form!r} is in {text}"

@@ -1,0 +1,181 @@
+"""Readers are not told where anything lies at the server: whatever is damaged, gone or refused there, no message,
+descriptor or metadata names its root, its folders or its files; the server's own log does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+import epochlog as el
+from epochlog.exchange import ExchangeClient
+from epochlog.exchange.flight_errors import told
+from epochlog.store import datafile
+from epochlog.store.files import LocalFiles
+from patience import PATIENCE_S
+from security.doors import READ_TOKEN, ROWS, TOKEN, Stranger, bearer, error_of, every_method, every_service
+
+pytestmark = pytest.mark.local_only
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
+Fault = Callable[[Path, pytest.MonkeyPatch], object]
+
+
+def spoil(root: Path, _: pytest.MonkeyPatch) -> None:
+    for file in root.rglob("*.arrow"):
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 255
+        file.unlink()
+        file.write_bytes(data)
+
+
+def remove(root: Path, _: pytest.MonkeyPatch) -> None:
+    for file in root.rglob("*.arrow"):
+        file.unlink()
+
+
+def cut_short(root: Path, _: pytest.MonkeyPatch) -> None:
+    for file in root.rglob("*.arrow"):
+        data = file.read_bytes()
+        file.unlink()
+        file.write_bytes(data[: len(data) // 2])
+
+
+def refuse(root: Path, patch: pytest.MonkeyPatch) -> None:
+    """As a full table of open files does."""
+
+    def refused(self: LocalFiles, path: str) -> Any:
+        raise el.ReadFailed(f"{root}/{path} cannot be read: too many open files")
+
+    for name in ("read", "stamp"):
+        patch.setattr(LocalFiles, name, refused)
+
+
+def fail(root: Path, patch: pytest.MonkeyPatch) -> None:
+    """A defect, whose text would name everything."""
+
+    def failed(self: LocalFiles, path: str) -> Any:
+        raise ZeroDivisionError(f"{root}/{path}")
+
+    patch.setattr(LocalFiles, "read", failed)
+
+
+def nothing(root: Path, _: pytest.MonkeyPatch) -> None:
+    pass
+
+
+DAMAGES = [pytest.param(fault, marks=pytest.mark.damages_store) for fault in (spoil, remove, cut_short)]
+FAULTS = [nothing, *DAMAGES, refuse, fail]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[el.Store]:
+    with el.open(tmp_path / "a_secret_place", durability="os") as store:
+        store.create_table("orders", SCHEMA, ["id"]).upsert(ROWS)
+        yield store
+        datafile._verified.clear()
+
+
+def words(store: el.Store) -> list[str]:
+    """What no reader may see: the root, the store's id, and the names of its files."""
+    files = [path.name for path in Path(store.root).rglob("*.arrow")]
+    return ["a_secret_place", store._handle.store_id, "/t0000", *files]
+
+
+def heard(server: el.StoreServer, token: str) -> Iterator[tuple[str, str]]:
+    """All that somebody with this token is told, by what he asked for."""
+    with Stranger(server.location, bearer(token), timeout_s=20) as stranger:
+        asked: dict[str, Callable[[], Any]] = {**every_method(stranger), **every_service(stranger, server)}
+        for command in (b'{"read": "orders"}', b'{"changes": "orders", "after": 0}', b'{"read": "a_table_of_none"}'):
+            about = flight.FlightDescriptor.for_command(command)
+
+            def get(about: flight.FlightDescriptor = about) -> str:
+                info = stranger.info(about)
+                rows = [error_of(stranger.get, each.ticket.ticket) for each in info.endpoints]
+                tickets = [each.serialize() for each in info.endpoints]
+                return f"{info} {info.serialize()!r} {tickets} {rows}"
+
+            asked[f"get {command.decode()}"] = get
+            asked[f"schema {command.decode()}"] = lambda about=about: stranger.schema(about)
+        for name, call in asked.items():
+            yield name, repr(error_of(call)) if name not in asked or "get {" not in name else said(call)
+    with el.connect(server.location, token=token) as client:
+        for name, call in {
+            "client.tables": lambda: list(client.tables()),
+            "client.snapshot": lambda: client.snapshot("orders").read_all(),
+            "client.changes": lambda: client.changes("orders", 0).read_all(),
+            "client.subscribe": lambda: first(client.subscribe("orders", reconnect=0.1)),
+        }.items():
+            yield name, said(call)
+
+
+def first(sub: Any) -> Any:
+    with closing(sub):
+        return next(iter(sub))
+
+
+def said(call: Callable[[], Any]) -> str:
+    try:
+        return str(call())
+    except Exception as error:
+        return f"{type(error).__name__} {error} {error.__cause__!r} {error.__context__!r}"
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_no_reader_is_told_a_place(
+    store: el.Store, fault: Fault, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = words(store)
+    with el.serve(store, token=TOKEN, read_token=READ_TOKEN) as server:
+        datafile._verified.clear()
+        with monkeypatch.context() as patch:
+            fault(Path(store.root), patch)
+            failed = 0
+            for token in (READ_TOKEN, TOKEN):
+                for name, text in heard(server, token):
+                    found = [word for word in secret if word in text]
+                    assert not found, f"{name} tells {found}: {text}"
+                    failed += "damaged" in text or "failed" in text
+            assert (failed > 0) == (fault is not nothing), "the fault was not met"
+    assert fault in (nothing, fail) or "a_secret_place" in caplog.text or "/t0000" in caplog.text, "its log tells"
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_no_consumer_of_a_staged_query_is_told_a_place(
+    store: el.Store, fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        el.serve(store, token=TOKEN) as server,
+        ExchangeClient(server.location, token=TOKEN, query="q", timeout=20) as ex,
+    ):
+        ex.declare("c", {0: ["only"]})
+        ex.push("only", 0, 0, pa.record_batch({"a": [1]}))
+        ex.end("only", 0)
+        secret = words(store)
+        with monkeypatch.context() as patch:
+            fault(Path(store.root), patch)
+            with ex.consume("c", incarnation=0) as mail:
+                text = said(lambda: mail.poll(2 if fault in (refuse, fail) else PATIENCE_S))
+        assert not [word for word in secret if word in text], text
+        assert fault in (nothing, refuse, fail) or "sequence 0 of channel 'only' is damaged" in text, text
+
+
+PATH = f"/srv/lake/{'0' * 32}/t00000001/{'1' * 32}-{'2' * 32}.arrow"
+
+
+@pytest.mark.parametrize(
+    "error", [el.SegmentUnknown(f"segment {PATH} is gone"), el.Corrupt(PATH, "odd"), el.WriteFailed(f"{PATH}: no")]
+)
+def test_whatever_the_error_no_path_is_told(error: el.EpochlogError) -> None:
+    name, text = told(error)
+    assert name == type(error).__name__ and "t0000" not in text and "srv" not in text
+
+
+def test_what_is_no_path_is_told_as_it_is() -> None:
+    text = "table 'orders': a/b is no column; there are id, v"
+    assert told(el.InvalidInput(text)) == ("InvalidInput", text)
