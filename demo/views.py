@@ -2,7 +2,7 @@
 
 Every SQL asks the root tables alone, so that a view on a view is held against its whole derivation. A refresh never
 recomputes a whole view: it collects the keys that the barrier's changes touch, recomputes those keys from the aligned
-upstreams, upserts what it finds and deletes the touched keys that have no rows any more. All figures are counts, sums
+upstreams, and replaces what the view has of them. All figures are counts, sums
 and quotients of integers, or copied values, so that both engines must agree exactly.
 """
 
@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from operator import and_
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+from ..checkpoint.spark_context import SparkRefreshContext
 from .data import HOUR
 
 LATE_MIN = 15
@@ -35,7 +34,7 @@ class View:
     key: tuple[str, ...]
     schema: pa.Schema
     sql: str
-    refresh: Callable[[Any], None]
+    refresh: Callable[[SparkRefreshContext], None]
 
 
 def layout(key: dict[str, pa.DataType], values: dict[str, pa.DataType]) -> pa.Schema:
@@ -46,24 +45,9 @@ def exprs(**by_name: str) -> list[Any]:
     return [F.expr(text).alias(name) for name, text in by_name.items()]
 
 
-def touched(ctx: Any, upstreams: Iterable[str], key: Sequence[str]) -> pa.Table:
-    """The distinct keys that this barrier's changes of the upstreams touch. Every upstream has `key` in its primary
-    key, so the cheap form of the changes, where a delete is its key columns alone, is enough."""
-    changes = [ctx.changes(name, columns=key).select(*key) for name in upstreams]
-    return reduce(DataFrame.unionByName, changes).toArrow().group_by(key).aggregate([])
-
-
-def among(keys: pa.Table) -> pc.Expression:
-    """True for the rows whose key columns have these keys' values. The store reads nothing that it rules out."""
-    return reduce(and_, (pc.field(name).isin(keys[name].unique()) for name in keys.column_names))
-
-
-def replace(ctx: Any, view: str, answer: DataFrame, before: DataFrame) -> None:
-    """Upsert the answer and delete those keys of `before` that it lacks, in one write."""
-    key = list(VIEWS[view].key)
-    rows = before.select(*key).join(answer, key, "full")
-    kind = F.when(F.col("flights").isNull(), "delete").otherwise("upsert")
-    ctx.upsert(view, rows.withColumn("_change_type", kind))
+def touched(ctx: SparkRefreshContext, upstreams: Iterable[str], key: Sequence[str]) -> pa.Table:
+    """The distinct keys that this barrier's changes of the upstreams touch; every upstream has the columns `key`."""
+    return reduce(DataFrame.unionByName, (ctx.touched(name, key) for name in upstreams)).toArrow()
 
 
 # ---- route_delays: flights per origin and destination -------------------------------------------------------------
@@ -81,9 +65,9 @@ ROUTE_DELAYS = f"""
 """
 
 
-def route_delays(ctx: Any) -> None:
+def route_delays(ctx: SparkRefreshContext) -> None:
     keys = touched(ctx, ["flights"], ROUTE)
-    flights = ctx.table("flights", columns=[*ROUTE, "arr_delay"], filter=among(keys))
+    flights = ctx.table("flights", columns=[*ROUTE, "arr_delay"], among=keys)
     figures = exprs(
         flights="count(*)",
         arrived="count(arr_delay)",
@@ -91,7 +75,7 @@ def route_delays(ctx: Any) -> None:
         late=f"count_if(arr_delay > {LATE_MIN})",
         mean_delay_s="sum(arr_delay) * 60 div count(arr_delay)",
     )
-    replace(ctx, "route_delays", flights.groupBy(*ROUTE).agg(*figures), ctx.spark.createDataFrame(keys))
+    ctx.recompute("route_delays", by=ROUTE, touched=keys, from_=flights.groupBy(*ROUTE).agg(*figures))
 
 
 # ---- worst_routes: of each origin the ten with the longest mean delay; a view on a view ----------------------------
@@ -106,17 +90,17 @@ WORST_ROUTES = f"""
 """
 
 
-def worst_routes(ctx: Any) -> None:
-    theirs = among(touched(ctx, ["route_delays"], ["origin"]))
+def worst_routes(ctx: SparkRefreshContext) -> None:
+    origins = touched(ctx, ["route_delays"], ["origin"])
     ranking = Window.partitionBy("origin").orderBy(F.desc("mean_delay_s"), "dest")
     answer = (
-        ctx.table("route_delays", filter=theirs)
+        ctx.table("route_delays", among=origins)
         .where(f"arrived >= {WORST_MIN_FLIGHTS}")
         .withColumn("rank", F.row_number().over(ranking).cast("long"))
         .where(f"rank <= {WORST}")
         .select("origin", "dest", "rank", "mean_delay_s", "flights")
     )
-    replace(ctx, "worst_routes", answer, ctx.output("worst_routes", columns=ROUTE, filter=theirs))
+    ctx.recompute("worst_routes", by="origin", touched=origins, from_=answer)
 
 
 # ---- weather_impact: flights joined with weather, per origin and hour ----------------------------------------------
@@ -137,18 +121,18 @@ WEATHER_IMPACT = f"""
 """
 
 
-def weather_impact(ctx: Any) -> None:
+def weather_impact(ctx: SparkRefreshContext) -> None:
     keys = touched(ctx, ["flights", "weather"], AIR)
-    flights = ctx.table("flights", columns=[*AIR, "dep_time", "dep_delay"], filter=among(keys))
+    flights = ctx.table("flights", columns=[*AIR, "dep_time", "dep_delay"], among=keys)
     figures = exprs(
         flights="count(*)",
         cancelled="count(*) - count(dep_time)",
         delay_min="sum(dep_delay)",
         late=f"count_if(dep_delay > {LATE_MIN})",
     )
-    air = ctx.table("weather", columns=[*AIR, "temp", "wind_speed", "precip", "visib"], filter=among(keys))
+    air = ctx.table("weather", columns=[*AIR, "temp", "wind_speed", "precip", "visib"], among=keys)
     answer = flights.groupBy(*AIR).agg(*figures).join(air.hint("broadcast"), AIR)
-    replace(ctx, "weather_impact", answer, ctx.spark.createDataFrame(keys))
+    ctx.recompute("weather_impact", by=AIR, touched=keys, from_=answer)
 
 
 # ---- carrier_scoreboard: flights per carrier, joined with airlines -------------------------------------------------
@@ -165,10 +149,10 @@ CARRIER_SCOREBOARD = f"""
 """
 
 
-def carrier_scoreboard(ctx: Any) -> None:
+def carrier_scoreboard(ctx: SparkRefreshContext) -> None:
     keys = touched(ctx, ["flights", "airlines"], ["carrier"])
     columns = ["carrier", "dep_time", "arr_delay", "distance"]
-    flights = ctx.table("flights", columns=columns, filter=among(keys))
+    flights = ctx.table("flights", columns=columns, among=keys)
     figures = exprs(
         flights="count(*)",
         cancelled="count(*) - count(dep_time)",
@@ -177,7 +161,7 @@ def carrier_scoreboard(ctx: Any) -> None:
         miles="sum(distance)",
     )
     answer = flights.groupBy("carrier").agg(*figures).join(ctx.table("airlines").hint("broadcast"), "carrier")
-    replace(ctx, "carrier_scoreboard", answer, ctx.spark.createDataFrame(keys))
+    ctx.recompute("carrier_scoreboard", by="carrier", touched=keys, from_=answer)
 
 
 INT, TEXT, REAL = pa.int64(), pa.string(), pa.float64()

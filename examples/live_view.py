@@ -12,7 +12,6 @@ import secrets
 import subprocess
 import sys
 import tempfile
-from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -48,15 +47,13 @@ def applied(frame: pl.DataFrame, changes: pl.DataFrame) -> pl.DataFrame:
 # ---- the process that writes -------------------------------------------------------------------------------------
 
 
-def revenue(ctx: Any) -> None:
+def revenue(ctx: el.SparkRefreshContext) -> None:
     """The sums of the days whose orders changed, as Spark computes them."""
     from pyspark.sql import functions as F  # noqa: N812 (here, for the screen does without Spark)
 
-    days = ctx.changes("orders", mode="net", pre_images=True).select("day").distinct()
-    mine = ctx.table("orders").join(days, "day", "left_semi")
+    mine = ctx.table("orders", among=ctx.touched("orders", "day"))
     sums = mine.groupBy("day").agg(F.sum("cents").alias("cents"), F.count("id").alias("orders"))
-    ctx.upsert("revenue", sums)
-    ctx.delete("revenue", days.join(sums, "day", "left_anti"))
+    ctx.recompute("revenue", by="day", from_=sums)
 
 
 def orders(first: int, day: str, *cents: int) -> pa.Table:

@@ -8,10 +8,8 @@ the end `revenue` is drained: its data ends, and with it that of `best`.
 from __future__ import annotations
 
 import tempfile
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 import epochlog as el
 
@@ -20,12 +18,11 @@ REVENUE = pa.schema([("day", pa.string()), ("cents", pa.int64())])
 BEST = pa.schema([("rank", pa.int64()), ("day", pa.string()), ("cents", pa.int64())])
 
 
-def revenue(ctx: Any) -> None:
-    """The sums of the days whose orders changed."""
-    days = ctx.changes("orders", pre_images=True)["day"].unique()
-    orders = ctx.table("orders")
-    sums = orders.filter(pc.is_in(orders["day"], days)).group_by("day").aggregate([("cents", "sum")])
-    ctx.upsert("revenue", sums.rename_columns(["day", "cents"]))
+def revenue(ctx: el.LocalRefreshContext) -> None:
+    """The sums of the days whose orders changed; a day that has no orders any more goes."""
+    days = ctx.touched("orders", "day")
+    sums = ctx.table("orders", among=days).group_by("day").aggregate([("cents", "sum")])
+    ctx.recompute("revenue", by="day", from_=sums.rename_columns(["day", "cents"]))
 
 
 class Best:
@@ -33,12 +30,12 @@ class Best:
 
     tries = 0
 
-    def __call__(self, ctx: Any) -> None:
+    def __call__(self, ctx: el.LocalRefreshContext) -> None:
         self.tries += 1
         if self.tries % 2:
             raise ConnectionError("the exchange-rate service did not answer")
-        best = ctx.table("revenue").sort_by([("cents", "descending")]).slice(0, 1)
-        ctx.upsert("best", best.add_column(0, "rank", pa.array([1] * best.num_rows)))
+        best = ctx.table("revenue").sort_by([("cents", "descending"), ("day", "ascending")]).slice(0, 1)
+        ctx.recompute("best", by=[], from_=best.add_column(0, "rank", pa.array([1] * best.num_rows, pa.int64())))
 
 
 def show(pipe: el.Pipeline) -> None:

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own convention)
+
+import epochlog as el
 
 VOLUME = "l_extendedprice * (1 - l_discount)"
 
@@ -33,7 +34,7 @@ class View:
     upstreams: tuple[str, ...]
     schema: pa.Schema
     sql: str
-    refresh: Callable[[Any], None]
+    refresh: Callable[[el.SparkRefreshContext], None]
 
     @property
     def key(self) -> list[str]:
@@ -58,14 +59,23 @@ def signed(changes: DataFrame) -> DataFrame:
     return changes.withColumn("sign", F.when(gone, -1).otherwise(1))
 
 
-def fold(ctx: Any, view: str, deltas: DataFrame, count: str, means: dict[str, str] | None = None) -> None:
+def fold(
+    ctx: el.SparkRefreshContext,
+    view: str,
+    deltas: DataFrame,
+    count: str,
+    means: dict[str, str] | None = None,
+    *,
+    anew: bool = False,
+) -> None:
     """Add the deltas of sums to the view's rows; a group whose count comes to nothing is deleted.
 
-    `means` are columns of the view that follow from its sums.
+    `means` are columns of the view that follow from its sums. anew: the deltas are the sums themselves.
     """
     key = VIEWS[view].key
     sums = [name for name in deltas.columns if name not in key]
-    before = ctx.output(view).select(*key, *(F.col(name).alias(f"was_{name}") for name in sums))
+    so_far = ctx.output(view).limit(0) if anew else ctx.output(view)
+    before = so_far.select(*key, *(F.col(name).alias(f"was_{name}") for name in sums))
     added = [F.expr(f"{name} + coalesce(was_{name}, 0) AS {name}") for name in sums]
     rows = deltas.join(before, key, "left").select(*key, *added)
     for name, text in (means or {}).items():
@@ -96,7 +106,7 @@ Q1_MEANS = {
 }
 
 
-def q1(ctx: Any) -> None:
+def q1(ctx: el.SparkRefreshContext) -> None:
     lines = signed(ctx.changes("lineitem", pre_images=True, columns=Q1_COLUMNS)).where("l_shipdate <= '1998-09-02'")
     deltas = lines.groupBy("l_returnflag", "l_linestatus").agg(
         F.expr("sum(sign * l_quantity) AS sum_qty"),
@@ -121,7 +131,7 @@ Q6 = f"""
 """
 
 
-def q6(ctx: Any) -> None:
+def q6(ctx: el.SparkRefreshContext) -> None:
     columns = ["l_quantity", "l_extendedprice", "l_discount", "l_shipdate"]
     lines = signed(ctx.changes("lineitem", pre_images=True, columns=columns)).where(Q6_WHERE)
     deltas = lines.groupBy(F.lit(1994).cast("long").alias("year")).agg(
@@ -136,37 +146,52 @@ ORDERS = ["o_orderkey", "o_custkey", "o_orderdate", "o_shippriority"]
 LINES = ["l_orderkey", "l_suppkey", "l_extendedprice", "l_discount", "l_returnflag", "l_shipdate"]
 
 
-def touched(ctx: Any) -> list[int] | None:
-    """The orders that a change of this barrier touches; None for all of them, in the first."""
+def touched(ctx: el.SparkRefreshContext, *, customers: bool = False, suppliers: bool = False) -> pa.Table | None:
+    """The orders that a change of this barrier touches, itself or in their lines; None for all of them, in the first.
+
+    With `customers` a change of an order's customer touches it, too; with `suppliers` one of the supplier, the nation
+    or the region of one of its lines.
+    """
     if ctx.barrier.prev == 0:
         return None
-    orders = ctx.changes("orders", columns=["o_orderkey"]).select("o_orderkey")
-    lines = ctx.changes("lineitem", columns=["l_orderkey"]).select("l_orderkey")
-    return orders.union(lines).toArrow()["o_orderkey"].unique().to_pylist()
+    nobody = pa.table({"key": pa.array([], pa.int64())})
+    buyers = pointing(ctx, "customer", "c_custkey", "c_nationkey", nobody) if customers else nobody
+    sellers = nobody
+    if suppliers:
+        regions = pointing(ctx, "region", "r_regionkey", "r_regionkey", nobody)
+        nations = pointing(ctx, "nation", "n_nationkey", "n_regionkey", regions)
+        sellers = pointing(ctx, "supplier", "s_suppkey", "s_nationkey", nations)
+    orders = pointing(ctx, "orders", "o_orderkey", "o_custkey", buyers)
+    return pa.concat_tables([orders, pointing(ctx, "lineitem", "l_orderkey", "l_suppkey", sellers)])
 
 
-def among(column: str, keys: Sequence[int] | None) -> pc.Expression | None:
-    """True for the rows of these orders: the store hands on no others."""
-    return None if keys is None else pc.field(column).isin(keys)
+def pointing(ctx: el.SparkRefreshContext, table: str, key: str, foreign: str, keys: pa.Table) -> pa.Table:
+    """The `key`s of a table's rows that have changed, and of those whose `foreign` is one of the keys of another."""
+    found = [ctx.touched(table, key).toArrow()]
+    if keys.num_rows:
+        found.append(ctx.table(table, columns=[key], among=keys.rename_columns([foreign])).toArrow())
+    return pa.concat_tables(each.rename_columns(["key"]).cast(pa.schema([("key", INT)])) for each in found)
+
+
+def named(column: str, keys: pa.Table | None) -> pa.Table | None:
+    """The keys as values of this column; None for all."""
+    return None if keys is None else keys.rename_columns([column])
 
 
 def sold(
-    read: Callable[..., DataFrame], keys: Sequence[int] | None, *, orders: str = "true", lines: str = "true"
+    read: Callable[..., DataFrame], keys: pa.Table | None, *, orders: str = "true", lines: str = "true"
 ) -> DataFrame:
     """The lines of these orders with their orders: as they are now with ctx.table, as they were with ctx.previous."""
-    left = read("lineitem", columns=LINES, filter=among("l_orderkey", keys)).where(lines)
-    right = read("orders", columns=ORDERS, filter=among("o_orderkey", keys)).where(orders)
+    left = read("lineitem", columns=LINES, among=named("l_orderkey", keys)).where(lines)
+    right = read("orders", columns=ORDERS, among=named("o_orderkey", keys)).where(orders)
     if keys is not None:
         right = F.broadcast(right)
     return left.join(right, F.col("l_orderkey") == F.col("o_orderkey"))
 
 
-def resold(ctx: Any, **where: str) -> DataFrame:
-    """The touched orders' lines as they are now, with `sign` 1, and as they were before, with `sign` -1."""
-    keys = touched(ctx)
-    now = sold(ctx.table, keys, **where).withColumn("sign", F.lit(1))
-    before = sold(ctx.previous, keys, **where).withColumn("sign", F.lit(-1))
-    return now.unionByName(before)
+def now_and_before(ctx: el.SparkRefreshContext, rows: Callable[[Callable[..., DataFrame]], DataFrame]) -> DataFrame:
+    """Rows that are made of what ctx.table reads, with `sign` 1, and of what ctx.previous reads, with `sign` -1."""
+    return rows(ctx.table).withColumn("sign", F.lit(1)).unionByName(rows(ctx.previous).withColumn("sign", F.lit(-1)))
 
 
 Q3_ORDERS = f"""
@@ -177,8 +202,8 @@ Q3_ORDERS = f"""
 """
 
 
-def q3_orders(ctx: Any) -> None:
-    keys = touched(ctx)
+def q3_orders(ctx: el.SparkRefreshContext) -> None:
+    keys = touched(ctx, customers=True)
     lines = sold(ctx.table, keys, orders="o_orderdate < '1995-03-15'", lines="l_shipdate > '1995-03-15'")
     builders = ctx.table("customer", columns=["c_custkey", "c_mktsegment"]).where("c_mktsegment = 'BUILDING'")
     answer = (
@@ -186,15 +211,10 @@ def q3_orders(ctx: Any) -> None:
         .groupBy("l_orderkey", "o_orderdate", "o_shippriority")
         .agg(F.expr(f"sum({VOLUME}) AS revenue"))
     )
-    replace(ctx, "q3_orders", answer, ctx.output("q3_orders", filter=among("l_orderkey", keys)))
-
-
-def replace(ctx: Any, view: str, answer: DataFrame, before: DataFrame) -> None:
-    """Upsert the answer and delete those keys of `before` that it lacks, in one write."""
-    key = VIEWS[view].key
-    answer = answer.withColumn("_change_type", F.lit("upsert"))
-    rows = before.select(*key).join(answer, key, "full")
-    ctx.upsert(view, rows.fillna("delete", ["_change_type"]))
+    if keys is None:
+        ctx.upsert("q3_orders", answer)
+    else:
+        ctx.recompute("q3_orders", by="l_orderkey", touched=named("l_orderkey", keys), from_=answer)
 
 
 Q5 = f"""
@@ -210,18 +230,26 @@ Q5 = f"""
 """
 
 
-def q5(ctx: Any) -> None:
-    lines = resold(ctx, orders="o_orderdate >= '1994-01-01' AND o_orderdate < '1995-01-01'")
-    nations = ctx.table("nation").join(ctx.table("region"), F.expr("n_regionkey = r_regionkey AND r_name = 'ASIA'"))
-    suppliers = ctx.table("supplier", columns=["s_suppkey", "s_nationkey"])
-    customers = ctx.table("customer", columns=["c_custkey", "c_nationkey"])
+def q5(ctx: el.SparkRefreshContext) -> None:
+    keys = touched(ctx, customers=True, suppliers=True)
+
+    def lines(read: Callable[..., DataFrame]) -> DataFrame:
+        nations = read("nation").join(read("region"), F.expr("n_regionkey = r_regionkey AND r_name = 'ASIA'"))
+        suppliers = read("supplier", columns=["s_suppkey", "s_nationkey"])
+        customers = read("customer", columns=["c_custkey", "c_nationkey"])
+        return (
+            sold(read, keys, orders="o_orderdate >= '1994-01-01' AND o_orderdate < '1995-01-01'")
+            .join(suppliers.join(nations, F.expr("s_nationkey = n_nationkey")), F.expr("l_suppkey = s_suppkey"))
+            .join(customers, F.expr("o_custkey = c_custkey AND c_nationkey = s_nationkey"))
+            .select("n_name", "l_extendedprice", "l_discount")
+        )
+
     deltas = (
-        lines.join(suppliers.join(nations, F.expr("s_nationkey = n_nationkey")), F.expr("l_suppkey = s_suppkey"))
-        .join(customers, F.expr("o_custkey = c_custkey AND c_nationkey = s_nationkey"))
+        now_and_before(ctx, lines)
         .groupBy("n_name")
         .agg(F.expr(f"sum(sign * {VOLUME}) AS revenue"), F.expr("sum(sign) AS lines"))
     )
-    fold(ctx, "q5", deltas, "lines")
+    fold(ctx, "q5", deltas, "lines", anew=keys is None)
 
 
 Q10_CUSTOMERS = f"""
@@ -232,12 +260,14 @@ Q10_CUSTOMERS = f"""
 """
 
 
-def q10_customers(ctx: Any) -> None:
-    lines = resold(ctx, orders="o_orderdate >= '1993-10-01' AND o_orderdate < '1994-01-01'", lines="l_returnflag = 'R'")
+def q10_customers(ctx: el.SparkRefreshContext) -> None:
+    keys = touched(ctx)
+    quarter = "o_orderdate >= '1993-10-01' AND o_orderdate < '1994-01-01'"
+    lines = now_and_before(ctx, lambda read: sold(read, keys, orders=quarter, lines="l_returnflag = 'R'"))
     deltas = lines.groupBy(F.col("o_custkey").alias("c_custkey")).agg(
         F.expr(f"sum(sign * {VOLUME}) AS revenue"), F.expr("sum(sign) AS lines")
     )
-    fold(ctx, "q10_customers", deltas, "lines")
+    fold(ctx, "q10_customers", deltas, "lines", anew=keys is None)
 
 
 # ---- by rank -------------------------------------------------------------------------------------------------------
@@ -249,10 +279,10 @@ Q3 = f"""
 """
 
 
-def q3(ctx: Any) -> None:
+def q3(ctx: el.SparkRefreshContext) -> None:
     order = [F.desc("revenue"), "o_orderdate", "l_orderkey"]
     best = ctx.table("q3_orders").orderBy(*order).limit(10)
-    replace(ctx, "q3", best.withColumn("place", place(order)), ctx.output("q3"))
+    ctx.recompute("q3", by=[], from_=best.withColumn("place", place(order)))
 
 
 def place(order: Sequence[Any]) -> Any:
@@ -268,12 +298,12 @@ Q10 = f"""
 """
 
 
-def q10(ctx: Any) -> None:
+def q10(ctx: el.SparkRefreshContext) -> None:
     order = [F.desc("revenue"), "c_custkey"]
-    best = ctx.table("q10_customers").drop("lines").orderBy(*order).limit(20)
     known = ctx.table("customer").join(ctx.table("nation"), F.expr("c_nationkey = n_nationkey"))
-    answer = best.withColumn("place", place(order)).join(known, "c_custkey")
-    replace(ctx, "q10", answer.select(VIEWS["q10"].schema.names), ctx.output("q10"))
+    best = ctx.table("q10_customers").join(known, "c_custkey").orderBy(*order).limit(20)
+    answer = best.withColumn("place", place(order))
+    ctx.recompute("q10", by=[], from_=answer.select(VIEWS["q10"].schema.names))
 
 
 VIEWS = {

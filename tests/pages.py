@@ -25,6 +25,7 @@ KINDS = ("python", "console", "text")
 NAMED = re.compile(r"\b\d{15}\b|\b[0-9a-f]{32}\b|(?<![\w-])[A-Za-z0-9_-]{40,}(?![\w-])")
 # What is merely another thing each time.
 VOLATILE = (
+    (re.compile(r"\b(query|step|pipeline|coordinator) +\d+ +[\w.-]+ +(?=\d{4}-\d\d-\d\dT)"), r"\1 PROCESS "),
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)?"), "TIME"),
     (re.compile(r"\b\d+ (d|h|min) \d+ (h|min|s)\b|\b\d+(\.\d+)? m?s\b"), "SPAN"),
     (re.compile(r"\b[\d,]+ epochs?\b"), "EPOCHS"),
@@ -168,12 +169,16 @@ REDIS = "cache:6379/0"
 """The Redis server of the pages, as they call it."""
 
 
+def needs_redis(path: Path) -> bool:
+    return REDIS in path.read_text("utf-8")
+
+
 def follow(path: Path, folder: Path, *, write: bool = False) -> str:
     """Runs a page in an empty folder. Returns what is wrong with it, as text; nothing when all is as it says.
 
     A page that speaks of a Redis server has one of its own. write: put what came out into the page.
     """
-    if REDIS not in path.read_text("utf-8"):
+    if not needs_redis(path):
         return _follow(path, folder, {}, write=write)
     from redis_server import RedisServer  # not loaded by pages that need none
 

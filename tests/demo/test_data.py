@@ -28,6 +28,7 @@ def test_rows_and_keys(tables: dict[str, pa.Table], name: str) -> None:
     assert nullable == set(data.KEYS[name])
 
 
+@pytest.mark.medium
 def test_days_hold_every_row_once(tables: dict[str, pa.Table]) -> None:
     days = data.arrivals(tables["flights"], tables["weather"])
     assert len(days) == 365

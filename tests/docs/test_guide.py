@@ -16,11 +16,13 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guide"
 ALL = sorted(GUIDE.glob("*.md"))
 LONGER = {"operating", "serving", "from-delta-change-feeds"}
 """Pages that start servers and processes, or load another library."""
-PLAIN = [
-    pytest.param(page, marks=[pytest.mark.slow] if page.stem in LONGER else [], id=page.stem)
-    for page in ALL
-    if not pages.needs_spark(page)
-]
+
+
+def marks_of(page: Path) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow] * (page.stem in LONGER) + [pytest.mark.redis] * pages.needs_redis(page)
+
+
+PLAIN = [pytest.param(page, marks=marks_of(page), id=page.stem) for page in ALL if not pages.needs_spark(page)]
 ON_SPARK = [page for page in ALL if pages.needs_spark(page)]
 
 

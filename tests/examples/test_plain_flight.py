@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "plain_flight.py"
 SAYS = """\
 table orders ['id', 'cents']
@@ -16,6 +18,7 @@ now [{'id': 1, 'cents': 500}, {'id': 3, 'cents': 900}]
 """
 
 
+@pytest.mark.medium
 def test_it_runs_as_printed(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, EXAMPLE], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

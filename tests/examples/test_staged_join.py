@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "staged_join.py"
-pytestmark = [pytest.mark.local_only, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.local_only, pytest.mark.slow, pytest.mark.redis, pytest.mark.usefixtures("redis_on_path"),
+]  # fmt: skip
 
 
 def run(folder: Path, *options: str) -> str:

@@ -1,0 +1,52 @@
+"""Every refresh of a page or example that needs no Spark keeps its view equal to its query, whatever changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pipeline
+import pytest
+
+import epochlog as el
+from refreshes import stories
+from refreshes.stories import ORDERS, Shown
+from refreshes.world import Story, View, World
+
+pytestmark = pytest.mark.local_only
+
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))]
+ROUNDS = 6
+
+
+def step(job: el.Job, refresh: Any) -> int | None:
+    return job.step_local(refresh)
+
+
+def play(story: Story, seed: int, folder: Path) -> None:
+    world = World(story, seed, folder / "store", step)
+    world.play(ROUNDS)
+    assert world.commits >= ROUNDS // 2, "nothing was held against DuckDB"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("shown", stories.LOCAL, ids=lambda shown: shown.where)
+def test_a_refresh_of_a_page_keeps_the_law(shown: Shown, seed: int, tmp_path: Path) -> None:
+    play(stories.story_of(shown, tmp_path), seed, tmp_path)
+
+
+@pytest.mark.parametrize("shown", stories.OF_POLICIES, ids=lambda shown: shown.where)
+def test_the_refresh_of_a_policys_page_keeps_the_law(shown: Shown, tmp_path: Path) -> None:
+    play(stories.story_of(shown, tmp_path), 0, tmp_path)
+
+
+BEST = "SELECT 1 AS rank, day, cents FROM ({sums}) ORDER BY cents DESC, day LIMIT 1"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_pipelines_refreshes_keep_the_law(seed: int, tmp_path: Path) -> None:
+    sums = stories.SUMS.format("day")
+    revenue = View("revenue", ("orders",), pipeline.REVENUE, ("day",), sums, pipeline.revenue)
+    best = View("best", ("revenue",), pipeline.BEST, ("rank",), BEST.format(sums=sums), pipeline.Best())
+    orders = {"orders": ORDERS}
+    play(Story(orders, [revenue, best], may_raise=(ConnectionError,)), seed, tmp_path)
