@@ -27,6 +27,7 @@ from .errors import (
     ConsumerNotFound,
     ContentMismatch,
     Corrupt,
+    DependencyMissing,
     DrainPending,
     EndMarkMismatch,
     EpochExpired,
@@ -39,6 +40,7 @@ from .errors import (
     InvalidInput,
     InvalidName,
     InvalidSchema,
+    JavaMissing,
     JobCycle,
     JobExists,
     JobNotFound,
@@ -86,17 +88,22 @@ from .errors import (
 from .lazy import lazily
 
 if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
-    from .api import Job, Store, Transaction, open
+    from .api import Job, Store, open
+    from .batch.check import CheckContext
+    from .batch.differences import CheckReport, OutputCheck
     from .batch.held import HeldSnapshot
     from .batch.policy import Aligned, AsOf, AtLeast, Bounded, Exact, Global, Latest
     from .batch.snapshot import Snapshot
     from .batch.spark_write import sink
     from .checkpoint.barrier import Barrier
-    from .checkpoint.graph import JobInfo
+    from .checkpoint.graph import JobInfo, Output, RunnerInfo
+    from .checkpoint.local_context import LocalRefreshContext
     from .checkpoint.part import JobPart, LoadPart
     from .checkpoint.pipeline import JobStatus, Pipeline
     from .checkpoint.replay import EndOfData
     from .checkpoint.running import CoordinatorSettings
+    from .checkpoint.shares import PartRefreshContext
+    from .checkpoint.spark_context import SparkRefreshContext
     from .checkpoint.upstream import Chunk, UpstreamLog
     from .checkpoint.worker import Worker
     from .exchange.client import Client, ServedTable, connect
@@ -109,6 +116,7 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .store.segment import Segment
     from .store.vacuum import VacuumedFile, VacuumReport
     from .table import Table, TableInfo, TableWriter
+    from .transaction import Transaction
 
 __version__ = "0.1.0"
 
@@ -117,9 +125,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "api": (
         "open",
         "Store",
-        "Transaction",
         "Job",
     ),
+    "transaction": ("Transaction",),
     "table": (
         "Table",
         "TableInfo",
@@ -136,7 +144,14 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "restore_catalog",
         "RestoreReport",
     ),
-    "checkpoint.graph": ("JobInfo",),
+    "checkpoint.graph": (
+        "JobInfo",
+        "Output",
+        "RunnerInfo",
+    ),
+    "checkpoint.local_context": ("LocalRefreshContext",),
+    "checkpoint.shares": ("PartRefreshContext",),
+    "checkpoint.spark_context": ("SparkRefreshContext",),
     "checkpoint.pipeline": (
         "Pipeline",
         "JobStatus",
@@ -149,6 +164,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "checkpoint.barrier": ("Barrier",),
     "batch.snapshot": ("Snapshot",),
     "batch.held": ("HeldSnapshot",),
+    "batch.check": ("CheckContext",),
+    "batch.differences": ("CheckReport", "OutputCheck"),
     "batch.policy": (
         "Global",
         "Aligned",
@@ -187,6 +204,11 @@ __all__ = [
     "VacuumReport",
     "VacuumedFile",
     "JobInfo",
+    "Output",
+    "RunnerInfo",
+    "LocalRefreshContext",
+    "SparkRefreshContext",
+    "PartRefreshContext",
     "Pipeline",
     "JobStatus",
     "UpstreamLog",
@@ -195,6 +217,9 @@ __all__ = [
     "EndOfData",
     "Snapshot",
     "HeldSnapshot",
+    "CheckReport",
+    "OutputCheck",
+    "CheckContext",
     "Global",
     "Aligned",
     "Latest",
@@ -221,6 +246,7 @@ __all__ = [
     "SchemaMismatch",
     "InvalidSchema",
     "LimitExceeded",
+    "DependencyMissing",
     "TableExists",
     "TableNotFound",
     "TableDropped",
@@ -234,6 +260,7 @@ __all__ = [
     "JobRunning",
     "JobParked",
     "DrainPending",
+    "JavaMissing",
     "SparkLost",
     "StoreNotFound",
     "ForeignRoot",
@@ -290,7 +317,8 @@ __all__ = [
 ]
 
 
-__getattr__, __dir__ = lazily(globals(), _HOMES)
+if not TYPE_CHECKING:  # else a type checker takes any name for one of them
+    __getattr__, __dir__ = lazily(globals(), _HOMES)
 
 
 class _Package(ModuleType):

@@ -1,4 +1,4 @@
-"""The face that users see: open, Store, Transaction and Job, a thin composition of the packages below."""
+"""The face that users see: open, Store and Job, a thin composition of the packages below."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from .batch.held import HeldSnapshot, held_snapshots, release_snapshot
 from .batch.policy import Policy
 from .batch.registry import resolve_policy
 from .batch.snapshot import Snapshot, take_snapshot
+from .checkpoint.adopting import adopt_table, drop_job_alone
 from .checkpoint.drain import drain as drain_job
-from .checkpoint.graph import JobInfo, cancel_job, create_job, drop_job, list_jobs
+from .checkpoint.graph import JobInfo, Output, alter_job, cancel_job, create_job, drop_job, list_jobs
 from .checkpoint.job import JobRunner, LocalRefresh
 from .checkpoint.live import live
-from .errors import EpochlogError, InvalidInput, TableDropped
+from .errors import InvalidInput
 from .store.catalog import View
 from .store.clock import Clock
-from .store.commit import TableEdit, commit_own, commit_root
-from .store.compaction import compact_table
+from .store.commit import commit_root
 from .store.consumers import ConsumerInfo, drop_consumer, list_consumers, reset_consumer
-from .store.definitions import (
-    Counters,
-    TableDef,
-    TableOptions,
-    all_tables,
-    find_job,
-    find_table,
-)
+from .store.definitions import Counters, TableDef, TableOptions, all_tables, find_job, find_table, get_store
 from .store.dump import Header
+from .store.edits import TableEdit
 from .store.handle import Handle, open_handle
 from .store.loads import drop_load
 from .store.maintenance import Maintenance
-from .store.outcomes import TxnPair, check_pair, resolve
-from .store.retention import apply_retention
+from .store.one_process import OneProcess, warn_unclosed
+from .store.outcomes import TxnPair, resolve
+from .store.outside import alter_store
 from .store.schema import TableSchema
 from .store.sealing import force_boundary
 from .store.segment import Segment
 from .store.shipping import export_catalog
 from .store.tables import create_table, drop_table
+from .store.upkeep import compact_tables
 from .store.vacuum import GRACE, VacuumReport, vacuum
 from .store.verify import VerifyReport, verify_store
-from .store.writer import SegmentWriter, remove_segments
-from .table import Table, TableInfo, TableWriter, segment_writer, table_info
+from .table import Table, TableInfo, TableWriter, table_info
+from .transaction import Transaction
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+    from .batch.check import CheckContext
+    from .batch.differences import CheckReport
+    from .checkpoint.spark_job import Refresh as SparkRefresh
 
 __all__ = ["Job", "JobInfo", "Store", "Table", "TableInfo", "TableOptions", "TableWriter", "Transaction", "open"]
 
@@ -60,7 +60,8 @@ def open(
     catalog: str | None = None,
     *,
     create: bool = True,
-    checkpoint_interval_ms: int = 1000,
+    checkpoint_interval_ms: int | None = None,
+    global_max_lag: float | timedelta | None = None,
     durability: str = "disk",
     maintenance: bool = False,
     volatile: bool = False,
@@ -70,7 +71,11 @@ def open(
 
     catalog: None keeps the catalog in the local root, for the processes of one host; "redis://…" or "rediss://…" keeps
     it on that server, for any number of hosts. A store has one kind of catalog for good.
-    checkpoint_interval_ms: distance of the boundaries at which jobs commit; fixed when the store is made.
+    checkpoint_interval_ms: distance of the boundaries at which jobs commit; fixed when the store is made, then 1000
+    unless it is given. InvalidInput when a store that is there has another one.
+    global_max_lag: how late a view may be before `global` goes on without it, seconds or a timedelta, at least two
+    checkpoint intervals; 10 minutes by default. InvalidInput when a store that is there has another one; `Store.alter`
+    changes it.
     durability: "disk" syncs every commit; "os" leaves that to the operating system (survives kill -9, not power loss).
     maintenance: retention, compaction, vacuum and shipping in a thread of this process, until the store is closed.
     Without it `store.compact()` and `store.vacuum()` do the same when they are called.
@@ -85,6 +90,7 @@ def open(
         catalog,
         create=create,
         checkpoint_interval_ms=checkpoint_interval_ms,
+        global_max_lag=global_max_lag,
         durability=durability,
         volatile=volatile,
         clock=clock,
@@ -95,7 +101,7 @@ def open(
     return Store(handle, worker)
 
 
-class Store:
+class Store(OneProcess):
     """An open store. Safe to use from several threads; close it, or use it in a `with` block."""
 
     def __init__(self, handle: Handle, maintenance: Maintenance | None = None) -> None:
@@ -111,6 +117,15 @@ class Store:
         return self._handle.interval_ms
 
     @property
+    def global_max_lag(self) -> timedelta:
+        """How late a view may be before `global` goes on without it."""
+        return timedelta(milliseconds=self._handle.catalog.read(get_store).max_lag_ms)
+
+    def alter(self, *, global_max_lag: float | timedelta) -> None:
+        """Change the store's `global_max_lag`, for all that have it open, from their next choice on. InvalidInput."""
+        alter_store(self._handle, global_max_lag)
+
+    @property
     def last_epoch(self) -> int:
         """The newest epoch issued or sealed, over all tables."""
         return self._handle.catalog.read(lambda view: Counters.read(view).last_epoch)
@@ -122,6 +137,10 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        if not self._handle.leases.closing:
+            warn_unclosed(self)
 
     def __repr__(self) -> str:
         return f"<epochlog.Store {self._handle.files.place}>"
@@ -140,16 +159,19 @@ class Store:
         schema: pa.Schema,
         primary_key: Sequence[str],
         *,
-        changelog: str = "upsert",
+        changelog: str | None = None,
         options: TableOptions | None = None,
+        exist_ok: bool = False,
     ) -> Table:
         """Make a root table. Raises InvalidName, InvalidSchema, TableExists.
 
-        changelog: "full" stores with every commit the rows that it replaces, so that `changes(pre_images=True)` works
-        for as long as the log is kept; a commit then takes a lookup of its keys. "upsert" stores none.
+        exist_ok: return a root table of that name that is there; TableExists tells what of it differs from columns,
+        key, and (where they are given here) changelog and options. changelog: "full" stores with every commit the rows
+        that it replaces, so that `changes(pre_images=True)` works for as long as the log is kept; a commit then takes a
+        lookup of its keys. "upsert" (and None) stores none.
         """
         checked = TableSchema(name, schema, primary_key)  # pyright: ignore[reportArgumentType]: it checks, and makes a tuple
-        return Table(self._handle, create_table(self._handle, checked, changelog, options or TableOptions()))
+        return Table(self._handle, create_table(self._handle, checked, changelog, options, exist_ok=exist_ok))
 
     def table(self, name: str) -> Table:
         """The table of that name, or TableNotFound."""
@@ -226,22 +248,7 @@ class Store:
 
         Without `full` only where enough has gathered.
         """
-
-        def due(view: View) -> list[TableDef]:
-            return list(all_tables(view)) if table is None else [find_table(view, table)]
-
-        failed: list[EpochlogError] = []
-        for found in self._handle.catalog.read(due):
-            try:
-                apply_retention(self._handle, found)
-                compact_table(self._handle, found, full=full or table is not None)
-            except TableDropped:  # since: nothing to fold
-                if table is not None:
-                    raise
-            except EpochlogError as error:  # one damaged table keeps no other from being compacted
-                failed.append(error)
-        if failed:
-            raise failed[0]
+        compact_tables(self._handle, table, full=full)
 
     def vacuum(self, dry_run: bool = False, *, grace: float | timedelta = GRACE) -> VacuumReport:
         """Delete the files that nothing has reached for `grace` (seconds or a timedelta), and tell what stays and why.
@@ -269,19 +276,22 @@ class Store:
         self,
         name: str,
         upstreams: Sequence[str],
-        outputs: Mapping[str, tuple[pa.Schema, Sequence[str]]],
+        outputs: Mapping[str, Output | tuple[pa.Schema, Sequence[str]]],
         *,
         backfill: str = "snapshot",
-        interval: int = 1,
-        max_lag: Any = None,
+        interval: int | timedelta | None = None,
+        max_lag: float | timedelta | None = None,
         snapshot_rows: int | None = None,
+        exist_ok: bool = False,
     ) -> Job:
-        """Make a job with its output tables {name: (schema, primary key)}, of changelog "upsert".
+        """Make a job with its output tables {name: Output(schema, primary key)}, or pairs of both.
 
-        backfill: "snapshot" starts from the upstreams' rows, "log" from the first entry of their logs. interval: in
-        store boundaries. max_lag: in the job's own boundaries (or a timedelta); a job further behind may merge
-        boundaries. snapshot_rows: take the upstreams' rows in pieces of at most so many, each step one of them; None:
-        in one step.
+        backfill: "snapshot" starts from the upstreams' rows, "log" from the first entry of their logs. interval: from
+        one commit to the next: a number of store boundaries (None: 1) or a timedelta, which must be a whole number of
+        them. max_lag: a job further behind may merge boundaries: a number of its own boundaries (None: 30) or a
+        timedelta, rounded down to whole ones. `job.info` shows both as boundaries and as time. snapshot_rows: take the
+        upstreams' rows in pieces of at most so many, each step one of them; None: in one step. exist_ok: return a job
+        of that name that is there; JobExists tells what of it differs (interval and max_lag only where given here).
         """
         record = create_job(
             self._handle,
@@ -292,11 +302,12 @@ class Store:
             interval=interval,
             max_lag=max_lag,
             snapshot_rows=snapshot_rows,
+            exist_ok=exist_ok,
         )
         return Job(self._handle, record.id, record.name)
 
     def job(self, name: str) -> Job:
-        """The job of that name, or JobNotFound. Its first step takes the job over from any other runner."""
+        """The job of that name, or JobNotFound. Its first step claims the job, unless another runner is alive."""
         record = self._handle.catalog.read(lambda view: find_job(view, name))
         return Job(self._handle, record.id, record.name)
 
@@ -304,9 +315,21 @@ class Store:
         """All jobs, by name."""
         return list_jobs(self._handle)
 
-    def drop_job(self, name: str) -> None:
-        """Remove a job and its output tables; TableInUse while another job reads one of them."""
-        drop_job(self._handle, name)
+    def drop_job(self, name: str, *, keep_outputs: bool = False) -> None:
+        """Remove a job and its output tables; TableInUse while another job reads one of them.
+
+        keep_outputs: leave the tables as they are, as root tables (see `adopt`); jobs that read them go on.
+        """
+        (drop_job_alone if keep_outputs else drop_job)(self._handle, name)
+
+    def adopt(self, name: str) -> Table:
+        """Make an output of a finished job a root table, which anybody may write, so that a migration can end.
+
+        Jobs that read it go on. Policies choose no epoch below the job's last commit for it, or for what is made from
+        it; it can still be read there by itself. A root table is returned as it is. Raises TableNotFound, and
+        TableInUse while the job may still write it (`job.stop(drain=True)` ends that).
+        """
+        return Table(self._handle, adopt_table(self._handle, name))
 
     # ---- consumers ----------------------------------------------------------------------------------------------
 
@@ -336,66 +359,14 @@ class Store:
         drop_load(self._handle, name)
 
 
-class Transaction:
-    """Upserts and deletes of several root tables that land together at one epoch when the `with` block ends well."""
+class Job(OneProcess):
+    """A job, and one runner of it: its first step or start claims the job, and fences an earlier runner that is idle.
 
-    def __init__(self, handle: Handle, txn: TxnPair | None, epoch: int | None) -> None:
-        check_pair(txn)
-        self._handle = handle
-        self._txn = txn
-        self._at = epoch
-        self._writers: dict[str, tuple[TableDef, SegmentWriter]] = {}
-        self._epoch: int | None = None
-        self._state = "new"
+    A runner that is alive is not fenced: it is inside a step, or in a query or a pipeline, and its process has been
+    heard within ten seconds; one of this machine that has died is known to be dead at once.
+    """
 
-    @property
-    def epoch(self) -> int:
-        """The commit's epoch; known when the block has ended."""
-        if self._epoch is None:
-            raise InvalidInput("the transaction has not committed; its epoch is known when the `with` block has ended")
-        return self._epoch
-
-    def upsert(self, table: str, data: object) -> None:
-        self._writer(table).upsert(data)
-
-    def delete(self, table: str, keys: object) -> None:
-        self._writer(table).delete(keys)
-
-    def __enter__(self) -> Self:
-        if self._state != "new":
-            raise InvalidInput(f"this transaction is {self._state}; begin another with store.transaction()")
-        self._state = "open"
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._state = "over"
-        edits: list[TableEdit] = []
-        try:
-            if kind is None:
-                for table, writer in self._writers.values():
-                    edits.append(TableEdit(table.id, table.name, tuple(writer.finish())))
-        except BaseException:
-            remove_segments(self._handle.files, [segment for edit in edits for segment in edit.segments])
-            raise
-        finally:
-            for _, writer in self._writers.values():
-                writer.discard()
-        if kind is None:
-            self._epoch = commit_own(self._handle, edits, epoch=self._at, txn=self._txn)
-
-    def _writer(self, name: str) -> SegmentWriter:
-        if self._state != "open":
-            raise InvalidInput(f"this transaction is {self._state}: write inside its `with` block")
-        if name not in self._writers:
-            table = self._handle.catalog.read(lambda view: find_table(view, name))
-            self._writers[name] = (table, segment_writer(self._handle, table, self._txn))
-        return self._writers[name][1]
-
-
-class Job:
-    """A job, and one runner of it: the first step or start takes the job over and fences every earlier runner."""
+    _instead = "send store.root and the job's name: epochlog.open(root).job(name)"
 
     def __init__(self, handle: Handle, job_id: int, name: str) -> None:
         self._handle = handle
@@ -414,46 +385,93 @@ class Job:
     def __repr__(self) -> str:
         return f"<epochlog.Job {self.name} of {self._handle.files.place}>"
 
-    def step_local(self, refresh: LocalRefresh) -> int | None:
-        """One barrier with pyarrow tables.
-
-        The committed epoch, or None when there is nothing to do or the job is finished.
+    def step_local(self, refresh: LocalRefresh, *, take_over: bool = False) -> int | None:
+        """One barrier with pyarrow tables: its epoch, or None when there is nothing to do or the job is finished.
 
         refresh(ctx) reads ctx.changes/table/previous/output and writes ctx.upsert/delete; all of it is committed
         together when it returns, and nothing when it raises. Of a job with snapshot_rows the first steps each take in a
         piece of the upstreams' rows at one epoch: ctx.changes gives rows of one upstream, ctx.table all of them,
-        ctx.output what earlier pieces made; such a step returns 0, and the one after the last piece commits. Raises
-        Fenced, JobParked, JobNotFound, and what the refresh raises.
-        """
-        return self._runner.step_local(refresh)
+        ctx.output what earlier pieces made; such a step returns 0, and the one after the last piece commits.
 
-    def step(self, spark: SparkSession, refresh: Callable[[Any], None]) -> int | None:
+        While another runner of the job is alive it raises JobRunning, which names it; take_over=True fences that one at
+        once. Raises Fenced when another has claimed the job since this one did, JobParked, JobNotFound, and what the
+        refresh raises.
+        """
+        return self._runner.step_local(refresh, take_over=take_over)
+
+    def step(self, spark: SparkSession, refresh: SparkRefresh, *, take_over: bool = False) -> int | None:
         """The same with Spark DataFrames, in the foreground."""
         from .checkpoint.spark_job import step
 
-        return step(self._runner, spark, refresh)
+        return step(self._runner, spark, refresh, take_over=take_over)
 
     def start(
         self,
         spark: SparkSession,
-        refresh: Callable[[Any], None],
-        trigger: str = "continuous",
-        poll: str = "100 milliseconds",
+        refresh: SparkRefresh,
+        trigger: str | timedelta = "continuous",
+        poll: str | timedelta = "100 milliseconds",
+        *,
+        take_over: bool = False,
     ) -> StreamingQuery:
         """Run the job as a StreamingQuery that commits barrier after barrier; a second live start raises JobRunning.
 
-        trigger: "continuous", or "available_now" to end when everything sealed so far is committed. poll: how often
-        to look.
+        trigger: "continuous"; "available_now" to end when everything sealed so far is committed; or a time (timedelta,
+        "5 minutes"; Spark is told whole milliseconds), for one barrier in each such time at most. poll: how often a
+        continuous query looks. Failures are noted as the job's last_error and tried again, as `Pipeline` does, five
+        times in a row for "available_now"; Fenced, JobParked, JobNotFound, SparkLost and StoreClosed end the query.
+        While another process runs the job, the query waits for its end; take_over=True fences it at once.
         """
-        from .checkpoint.spark_job import start
+        from .checkpoint.spark_query import start
 
-        return start(self._runner, spark, refresh, trigger=trigger, poll=poll)
+        return start(self._runner, spark, refresh, trigger=trigger, poll=poll, take_over=take_over)
+
+    def alter(
+        self,
+        *,
+        interval: int | timedelta | None = None,
+        max_lag: float | timedelta | None = None,
+        options: TableOptions | Mapping[str, TableOptions] | None = None,
+    ) -> None:
+        """Change how often the job commits and how late it may be, as `store.create_job` takes them, and the options of
+        its outputs: one for all, or a dict by the outputs' names. What is None stays.
+
+        Whoever runs the job goes on, and is not fenced: a barrier that is recorded is committed as it is, and the next
+        ones are boundaries of the new interval. A max_lag that was given as a number stays that number of the job's own
+        boundaries, one that was given as a time stays that time. Raises InvalidInput, JobNotFound.
+        """
+        alter_job(self._handle, self._runner.job_id, self.name, interval=interval, max_lag=max_lag, options=options)
+
+    def check(
+        self,
+        query: str | Mapping[str, str] | Callable[[CheckContext], Any],
+        *,
+        tolerance: float = 0.0,
+        sample: int = 20,
+    ) -> CheckReport:
+        """Compare the outputs with a query over the upstreams, all as of the job's newest commit, and tell the
+        differences.
+
+        query: a SELECT that DuckDB answers, which sees the upstreams as tables of their names and nothing else; of a
+        job with several outputs a dict {output: SELECT}, of some or all; or a function, given a `CheckContext` whose
+        `.table(upstream)` is a pyarrow Table, that returns an Arrow-shaped table, or a dict of them by output. Columns
+        are matched by name, in any order, and cast where no value changes; rows by primary key. NaN equals NaN, -0.0
+        equals 0.0. tolerance: how far floats may lie apart, relative to the larger, or absolutely where both are below
+        1: sums of floats depend on their order. sample: rows of each kind of difference that the report keeps.
+
+        Everything is pinned while it is read, and the rows of both sides are held in memory. The job may run on.
+        Raises InvalidInput before the first commit and for a query that gives no such table, SchemaMismatch,
+        DependencyMissing where DuckDB is not installed, and EpochExpired for a parked job whose upstreams have gone on.
+        """
+        from .batch.check import check_job
+
+        return check_job(self._handle, self._runner.job_id, self.name, query, tolerance=tolerance, sample=sample)
 
     def rebuild(self) -> None:
         """Make the outputs anew: the next step, or steps, refresh from the upstreams' rows, with ctx.output empty.
 
-        For a parked job, or for new logic; earlier runners are fenced. The old rows stay readable until the commit,
-        which is one log entry: what differs. Raises Fenced, TableFinished.
+        For a parked job, or for new logic. It fences nobody; the old rows stay readable until the commit, which is one
+        log entry: what differs. Raises TableFinished.
         """
         self._runner.rebuild()
 

@@ -30,6 +30,10 @@ class LimitExceeded(InvalidInput):
     """A stated limit (name, key size, row size, columns, batch bytes) was passed."""
 
 
+class DependencyMissing(EpochlogError, ImportError):
+    """A package that is no part of epochlog's own installation is needed for this; the message names it."""
+
+
 class TableExists(InvalidInput):
     """A table of that name is already there."""
 
@@ -104,6 +108,10 @@ class DrainPending(EpochlogError):
     """A job was told to end its data and has not done so in time; the end stays recorded for whoever runs it."""
 
 
+class JavaMissing(EpochlogError):
+    """There is no Java that Spark can use: none was found, or one that is too old."""
+
+
 class SparkLost(EpochlogError):
     """The Spark session ended, or its JVM died, while a job was refreshed; nothing of that barrier was committed."""
 
@@ -140,7 +148,9 @@ class CatalogFull(EpochlogError):
 
 
 class CatalogUnavailable(EpochlogError):
-    """The catalog's server did not answer in time, or does not let this user in; this call wrote nothing."""
+    """The catalog's server did not answer in time or does not let this user in, or the system refused to read the
+    catalog's file; this call wrote nothing.
+    """
 
 
 class CatalogInUse(EpochlogError):
@@ -171,7 +181,9 @@ class WriteFailed(EpochlogError):
 
 
 class ReadFailed(EpochlogError):
-    """The file system could not be asked, or refused to answer; nothing is known to be damaged."""
+    """The system refused a read (no open files or memory left, no right to it), or its file system did not answer;
+    nothing is known to be damaged.
+    """
 
 
 # ---- epochs and commits ------------------------------------------------------------------------------------------
@@ -260,7 +272,9 @@ class BudgetExceeded(EpochlogError):
 
 
 class InsecureServer(InvalidInput):
-    """A server that others can reach needs TLS and a token."""
+    """A server that others can reach needs TLS and a token; a token must be hard to guess, in a file that nobody else
+    may read, and is sent in clear to no other host.
+    """
 
 
 class AccessDenied(EpochlogError):
@@ -311,7 +325,7 @@ class StalenessExceeded(NoConsistentEpoch):
 
 
 class TableNotReadable(NoConsistentEpoch):
-    """`global` refuses a table that is creating or parked, or descends from one."""
+    """`global` refuses a table that takes no part: it is creating, parked or too late, or descends from such a one."""
 
 
 class SnapshotExpired(EpochlogError):

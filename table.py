@@ -13,17 +13,21 @@ import pyarrow.compute as pc
 from .batch.doors import TableSnapshot
 from .errors import InvalidInput, StoreClosed
 from .store.catalog import View
-from .store.commit import TableEdit, commit_own, commit_root, refuse_unwritable
-from .store.definitions import TableDef, get_job, get_table, get_version
-from .store.epoch import as_epoch
+from .store.commit import commit_own, commit_root, refuse_unwritable
+from .store.definitions import TableDef, TableOptions, get_job, get_table, get_version
+from .store.edits import TableEdit
+from .store.epoch import as_epoch, show_epoch
 from .store.expiry import told, told_each
 from .store.handle import Handle
 from .store.history import read_commits, read_epoch_view, table_state
+from .store.lineage import require_begun
 from .store.log import next_epoch, plan_changes
+from .store.one_process import OneProcess
 from .store.outcomes import TxnPair, check_pair, has_outcome, landed
 from .store.scan import ScanPlan, plan_scan, require_complete
 from .store.segment import Segment
-from .store.tables import table_bytes, truncate_log
+from .store.settings import Settings
+from .store.tables import alter_table, table_bytes, truncate_log
 from .store.writer import SegmentWriter, write_target
 
 if TYPE_CHECKING:
@@ -51,7 +55,7 @@ HISTORY_SCHEMA = pa.schema(
 class TableInfo:
     """A table as of now. `rows` is exact and counted when first asked for, from the keys alone.
 
-    The rest costs nothing.
+    The rest costs nothing. drop_unchanged tells of outputs of jobs only.
     """
 
     name: str
@@ -66,6 +70,8 @@ class TableInfo:
     log_segments: int
     runs: int
     changelog: str
+    options: TableOptions
+    drop_unchanged: bool
     _count: Callable[[], int] = field(repr=False, compare=False)
 
     @cached_property
@@ -73,8 +79,10 @@ class TableInfo:
         return self._count()
 
 
-class Table:
+class Table(OneProcess):
     """A table, by its id: when it is dropped and made anew under the same name, this handle raises TableDropped."""
+
+    _instead = "send store.root and the table's name: epochlog.open(root).table(name)"
 
     def __init__(self, handle: Handle, table: TableDef) -> None:
         self._handle = handle
@@ -100,18 +108,36 @@ class Table:
     def __repr__(self) -> str:
         return f"<epochlog.Table {self.name} of {self._handle.files.place}>"
 
+    def alter(
+        self,
+        *,
+        options: TableOptions | None = None,
+        changelog: str | None = None,
+        drop_unchanged: bool | None = None,
+    ) -> None:
+        """Change the table's settings, of a root table or an output; what is not given stays. The data is as it was.
+
+        options: what they let go of is gone when retention runs next; keeping more brings nothing back. changelog: for
+        commits from now on; what earlier ones stored stays. drop_unchanged: of outputs only, for commits from now on.
+        Raises InvalidInput, TableDropped.
+        """
+        alter_table(self._handle, self._table, Settings(options, changelog, drop_unchanged))
+
     # ---- writing -------------------------------------------------------------------------------------------------
 
     def upsert(self, data: object, *, txn: TxnPair | None = None, epoch: int | None = None) -> int:
         """Insert rows or replace those with the same key, in one commit; returns its epoch.
 
-        data: anything Arrow-shaped with all columns. Raises SchemaMismatch naming the column, NotWritable,
-        TableFinished.
+        data: anything Arrow-shaped with all columns, or a list of dicts. Numbers and times are cast where nothing is
+        lost. Raises SchemaMismatch naming the column and the first row that does not fit, NotWritable, TableFinished.
         """
         return self._commit(lambda writer: writer.upsert(data), "upsert", txn, epoch)
 
     def delete(self, keys: object, *, txn: TxnPair | None = None, epoch: int | None = None) -> int:
-        """Delete rows by primary key (exactly its columns; unknown keys are fine), in one commit; returns its epoch."""
+        """Delete rows by primary key, in one commit; returns its epoch. Unknown keys are fine.
+
+        keys: as `get` takes them.
+        """
         return self._commit(lambda writer: writer.delete(keys), "delete", txn, epoch)
 
     def writer(self) -> TableWriter:
@@ -145,7 +171,10 @@ class Table:
     def to_arrow(
         self, *, epoch: int | None = None, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
     ) -> pa.Table:
-        """All rows at an epoch (None: the newest commit), in key order. Raises EpochExpired, EpochNotCommitted."""
+        """All rows at an epoch (None: the newest commit), in key order.
+
+        Raises EpochExpired, and EpochNotCommitted where something may still land or the table had not been made.
+        """
         return self._at(epoch).to_arrow(columns=columns, filter=filter)
 
     def scan(
@@ -176,7 +205,11 @@ class Table:
         return self._at(epoch).count()
 
     def get(self, keys: object, *, epoch: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-        """One row for each key found, in the order asked; `keys` has exactly the primary-key columns."""
+        """One row for each key found, in the order asked.
+
+        keys: anything Arrow-shaped with exactly the primary-key columns, or a list of dicts; of one column also
+        a scalar, an array or a list of scalars, of several columns a tuple or a list of tuples.
+        """
         return self._at(epoch).get(keys, columns=columns)
 
     def __arrow_c_schema__(self) -> object:
@@ -247,6 +280,7 @@ class Table:
             table = self._current(view)
             epochs = read_epoch_view(view, self._handle.memory, self._handle.catalog.now_ms(), above=[table.id])
             require_complete(table.name, at, epochs.complete_through(table.id))
+            require_begun(epochs.table(table.id), at)
             return plan_scan(view, table, at)
 
         return TableSnapshot(self._handle, self._handle.catalog.read(body))
@@ -265,7 +299,7 @@ class Table:
         return get_table(view, self._table.id, self._table.name)
 
 
-class TableWriter:
+class TableWriter(OneProcess):
     """Writes segments of one root table that are durable when sealed and visible when `store.commit` takes them."""
 
     def __init__(self, handle: Handle, table: TableDef) -> None:
@@ -286,7 +320,7 @@ class TableWriter:
         epoch = as_epoch("the label of a seal", epoch)
         if epoch <= self._last_label:
             raise InvalidInput(
-                f"the label of a seal is an epoch above the one before ({self._last_label}), not {epoch!r}"
+                f"the label of a seal is an epoch above the one before ({show_epoch(self._last_label)}), not {epoch!r}"
             )
         segments = self._writer.finish(epoch)
         self._last_label = epoch
@@ -331,5 +365,7 @@ def table_info(handle: Handle, view: View, table: TableDef) -> TableInfo:
         log_segments=version.log_segments,
         runs=version.runs,
         changelog=table.changelog,
+        options=table.options,
+        drop_unchanged=table.drop_unchanged,
         _count=lambda: told(handle, lambda: plan.count(handle.files)),
     )

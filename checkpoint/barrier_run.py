@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ..errors import InvalidInput
 from ..store.catalog import View
+from ..store.clock import monotonic_s
 from ..store.definitions import Cursor, JobRecord, TableDef, get_table
+from ..store.epoch import show_epoch
 from ..store.handle import Handle
 from ..store.log import LogPlan, plan_backfill, plan_changes
 from ..store.made import made_of
@@ -45,7 +47,8 @@ class Output:
 class BarrierRun:
     """A barrier that has been decided and is to be refreshed: everything a refresh reads, fixed. Tables by name.
 
-    ended: of a piece of a snapshot, the cursor after it. Without one the refresh is followed by the commit.
+    ended: of a piece of a snapshot, the cursor after it. Without one the refresh is followed by the commit. began_s:
+    when it was planned, in monotonic time.
     """
 
     job: JobRecord
@@ -53,6 +56,7 @@ class BarrierRun:
     upstreams: Mapping[str, Upstream]
     outputs: Mapping[str, Output]
     ended: Cursor | None = None
+    began_s: float = field(default_factory=monotonic_s)
 
     @property
     def taken_in(self) -> bool:
@@ -72,7 +76,8 @@ class BarrierRun:
     def late_write(self) -> InvalidInput:
         """What a context raises for a write after its refresh has ended."""
         return InvalidInput(
-            f"the refresh of job {self.job.name!r} at {self.barrier.curr} is over; what is written to its context now "
+            f"the refresh of job {self.job.name!r} at {show_epoch(self.barrier.curr)} is over; what is written to its "
+            "context now "
             "could never be committed. Write inside the refresh function"
         )
 

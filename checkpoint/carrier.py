@@ -173,6 +173,7 @@ class Carrier:
             if owner is None or owner.incarnation != incarnation:
                 continue
             del self.owners[part]
+            self.rest(part, running)
             if owner.session is not None:
                 reason = restart.reason[: wire.MAX_TEXT]
                 owner.session.send(wire.Restarted(part, owner.incarnation, False, reason))
@@ -206,6 +207,7 @@ class Carrier:
         running.inject = None
         for part in [part for part in self.owners if (part.kind, part.name) == (running.kind, running.name)]:
             owner = self.owners.pop(part)
+            self.rest(part, running)
             if owner.session is not None:
                 owner.session.send(wire.Stopped(part, reason[: wire.MAX_TEXT]))
 
@@ -219,12 +221,19 @@ class Carrier:
                 del self.owners[part]
         self.carry(self.manager.unregister(key))
         self.running.pop(key, None)
+        self.submit(running.task.leave)
 
     def give_up(self, key: str, running: Running, error: EpochlogError) -> None:
         """It is somebody else's now, gone or parked, or can never commit again: its parts end here."""
         self._send_off(running, f"{type(error).__name__}: {error}")
         self.carry(self.manager.unregister(key))
         self.running.pop(key, None)
+        self.submit(running.task.leave)
+
+    def rest(self, part: Part, running: Running) -> None:
+        """A part has gone; with the last one nobody runs the job here, until one comes back."""
+        if not any(key_of(other) == key_of(part) for other in self.owners):
+            self.submit(running.task.leave)
 
     def tell(self, part: Part, incarnation: int, message: wire.Message) -> Owner | None:
         """To whoever is the part under that incarnation; when it is not connected, it is told as it comes back."""

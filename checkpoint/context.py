@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
+from ..errors import InvalidInput
 from ..store.files import Files
+from ..store.one_process import OneProcess
 from ..store.segment import Segment
 from ..store.writer import WriteTarget, remove_segments
 from .barrier import Barrier
@@ -22,8 +24,10 @@ class OutputWriter(Protocol):
 W = TypeVar("W", bound=OutputWriter)
 
 
-class RefreshContext(Generic[W]):
+class RefreshContext(OneProcess, Generic[W]):
     """The side of a context that its runner ends: `_over` after the refresh, then `_finish` or `_discard`."""
+
+    _instead = "read what the function needs before, and give it as rows, or join with the frames that ctx gives"
 
     def __init__(self, files: Files, run: BarrierRun, make_writer: Callable[[WriteTarget], W]) -> None:
         self._files = files
@@ -35,7 +39,9 @@ class RefreshContext(Generic[W]):
 
     @property
     def barrier(self) -> Barrier:
-        """The barrier: .prev .curr .kind."""
+        """The barrier: `.prev` and `.curr` are epochs, the changes are those of (prev, curr]; `.kind` is "initial" when
+        the outputs are made from nothing (prev is 0), else "checkpoint".
+        """
         return self._run.barrier
 
     def _writer(self, output: str) -> W:
@@ -45,10 +51,30 @@ class RefreshContext(Generic[W]):
             self._writers[output] = self._make_writer(self._run.output(output).target)
         return self._writers[output]
 
+    def _only_upstream(self, output: str, by: Sequence[str]) -> str:
+        """The upstream whose changes tell which groups of the output are touched, where nobody else does."""
+        upstreams = self._run.upstreams
+        if len(upstreams) > 1:
+            raise InvalidInput(
+                f"job {self._run.job.name!r} reads {sorted(upstreams)}, and a change of each may touch a group: call "
+                f"recompute({output!r}, …, touched=groups) with the values of {list(by)} that ctx.touched tells of each"
+            )
+        ((name, upstream),) = upstreams.items()
+        missing = [column for column in by if column not in upstream.table.schema.schema.names]
+        if missing:
+            raise InvalidInput(
+                f"recompute({output!r}): its upstream {name!r} has no column {missing[0]!r}; make the touched groups "
+                f"of those that ctx.touched({name!r}, …) tells, and give them with touched="
+            )
+        return name
+
     def _finish(self) -> dict[str, list[Segment]]:
         for name, writer in self._writers.items():
             self._finished[name] = writer.finish()
         return self._finished
+
+    def _end(self) -> None:
+        """The refresh is committed, or never will be."""
 
     def _discard(self) -> None:
         for writer in self._writers.values():

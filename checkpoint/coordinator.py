@@ -9,17 +9,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
-from ..errors import BadMessage, EpochlogError, Fenced, JobNotFound, LoadNotFound
+from ..errors import BadMessage, EpochlogError, Fenced, JobNotFound, LoadNotFound, SegmentUnknown
 from ..exchange.line import Line
 from ..store.clock import Clock, SystemClock, monotonic_s
 from ..store.handle import Handle
+from ..store.reported import check_reported
 from . import control as wire
 from . import decisions as to
 from .carrier import Carrier
 from .control import Part
 from .metrics import Metrics
-from .running import CoordinatorSettings, Owner, Running, actor_of, key_of
+from .running import CoordinatorSettings, Owner, Running, actor_of, key_of, logged
 from .session import Session, greeted
 from .tasks import make_task
 
@@ -28,6 +30,8 @@ _log = logging.getLogger("epochlog")
 WATCH_S = 0.25
 """How often the timer looks for silent workers at the least."""
 OVER = ("failed", "stopped")
+CHECK_THREADS = 4
+"""Reports whose segments are read at the same time."""
 
 
 class Coordinator:
@@ -45,6 +49,7 @@ class Coordinator:
         self._opening = threading.Lock()
         self._checked_s = monotonic_s()
         self._sessions: set[Session] = set()
+        self._checks = ThreadPoolExecutor(CHECK_THREADS, thread_name_prefix="epochlog-checks")
         self._timer = threading.Thread(target=self._keep_time, name="epochlog-timer", daemon=True)
         self._timer.start()
 
@@ -88,6 +93,7 @@ class Coordinator:
         for session in sessions:
             session.end()
         self._timer.join(timeout_s)
+        self._checks.shutdown(wait=True, cancel_futures=True)
         self._carrier.close()
 
     # ---- one worker's line ---------------------------------------------------------------------------------------
@@ -140,7 +146,10 @@ class Coordinator:
             report = to.Report(
                 key, message.barrier_id, actor, message.incarnation, message.segments, state, message.ended
             )
-            self._carrier.carry(self._carrier.manager.collect(report))
+            if any(message.segments.values()):
+                self._checks.submit(logged, self._check_report, running, part, report)
+            else:
+                self._carrier.carry(self._carrier.manager.collect(report))
         elif isinstance(message, wire.Declined):
             running.news = True
             self._carrier.carry(
@@ -153,6 +162,29 @@ class Coordinator:
             running.news = True
         else:
             self._lose(part, owner, message.reason)
+
+    def _check_report(self, running: Running, part: Part, report: to.Report) -> None:
+        """Take a report whose segments are there as it tells them. Else its part goes back to the last commit, and is
+        told which one is not; what cannot be looked at now is reported again for the next attempt.
+        """
+        error: EpochlogError | None = None
+        try:
+            check_reported(self._handle, report.segments)
+        except EpochlogError as found:
+            error = found
+            _log.warning("%s, part %d: its report is not taken: %s", report.job, part.number, error)
+        manager, who = self._carrier.manager, (report.actor, report.incarnation)
+        with self._carrier.lock:
+            if self._carrier.running.get(report.job) is not running:
+                return
+            if error is None:
+                self._carrier.carry(manager.collect(report))
+            elif isinstance(error, SegmentUnknown):
+                reason = f"{type(error).__name__}: {error}"
+                self._carrier.carry(manager.reject(report.job, report.barrier_id, *who, reason))
+            else:
+                reason = "its report cannot be checked now"
+                self._carrier.carry(manager.decline(report.job, report.barrier_id, *who, reason))
 
     def _leave(self, session: Session) -> None:
         """The line has ended; the worker may come back with a new one within the timeout."""
@@ -224,6 +256,7 @@ class Coordinator:
         with self._carrier.lock:
             if found is not None:
                 self._carrier.carry(self._carrier.manager.unregister(key))
+                self._carrier.submit(found.task.leave)
             finished = [(asked.part.name, index) for index in opened.finished]
             self._carrier.running[key] = Running(task, opened.parts, asked.part.kind, asked.part.name)
             vertices = {asked.part.name: opened.parts}
@@ -284,4 +317,5 @@ class Coordinator:
         self._carrier.owners.pop(part, None)
         if running is not None:
             running.news = True
+            self._carrier.rest(part, running)
             self._carrier.carry(self._carrier.manager.fail(key_of(part), actor_of(part), owner.incarnation, reason))

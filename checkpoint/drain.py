@@ -8,17 +8,20 @@ for its own job's end gets it with this commit or with the next one.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
-from ..errors import DrainPending, JobParked
+from ..errors import DrainPending, JobParked, JobRunning
 from ..store.catalog import Txn, View
 from ..store.clock import Deadline
 from ..store.commit import check_incarnation
 from ..store.definitions import Counters, JobRecord, get_job
+from ..store.epoch import show_epoch
 from ..store.records import job_key
 from ..store.sealing import force_within
-from .job import JobRunner, inputs_of
+from .claims import inputs_of
+from .job import JobRunner
 from .live import live
 
 LOOK_S = 0.02
@@ -37,21 +40,29 @@ def drain(runner: JobRunner, timeout: float | timedelta | None) -> None:
         if looked and deadline is not None and deadline.passed:
             raise _pending(runner)
         looked = True
-        if runner.refreshing == threading.get_ident():  # asked by its own refresh, which has to return first
+        if threading.get_ident() in runner.refreshing.values():  # asked by its own refresh, which has to return first
             return
         if live.running(runner):
             ran_here = True
             pause.wait(LOOK_S)
-        elif runner.refreshing is not None:  # another thread is at a barrier
+        elif runner.refreshing:  # another thread is at a barrier
             pause.wait(LOOK_S)
         elif runner.again is not None:
-            if runner.again() is None:
+            if _again(runner.again) is None:
                 pause.wait(LOOK_S)
         elif ran_here:  # the query has failed, and this runner has no refresh to go on with
             raise _pending(runner)
         else:
             return
     live.stop(runner)
+
+
+def _again(step: Callable[[], int | None]) -> int | None:
+    """One more step; None also while somebody else runs the job, who will do it."""
+    try:
+        return step()
+    except JobRunning:
+        return None
 
 
 def record_drain(runner: JobRunner) -> int | None:
@@ -65,7 +76,8 @@ def record_drain(runner: JobRunner) -> int | None:
             check_incarnation(job, runner.incarnation)
         if job.state == "parked":
             raise JobParked(
-                f"job {job.name!r} cannot be drained: it was parked at epoch {job.position}, and the logs of what came "
+                f"job {job.name!r} cannot be drained: it was parked at epoch {show_epoch(job.position)}, and the logs "
+                "of what came "
                 "after that are gone. Rebuild it and then drain it, or drop it"
             )
         if job.state == "finished" or job.drain is not None:
@@ -87,7 +99,8 @@ def _pending(runner: JobRunner) -> DrainPending:
     why = f"; it waits for {', '.join(map(repr, waits))}, which must get there first" if waits else ""
     why += f"; its newest attempt failed with {job.last_error}" if job.last_error else ""
     return DrainPending(
-        f"job {job.name!r} stands at epoch {job.position} and has not taken in everything through {job.drain} yet"
+        f"job {job.name!r} stands at epoch {show_epoch(job.position)} and has not taken in everything through "
+        f"{show_epoch(job.drain)} yet"
         f"{why}. Its end is recorded: whoever runs the job ends it, or call stop(drain=True) again"
     )
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -23,16 +23,51 @@ from ..store.definitions import (
     get_table,
     get_version,
 )
+from ..store.differences import table_differences
+from ..store.epoch import show_epoch
 from ..store.handle import Handle
 from ..store.history import read_epoch_view
 from ..store.lineage import EpochView
+from ..store.membership import outside_by_interval
 from ..store.records import HEAD, job_key, job_name_key, name_key
+from ..store.runners import live_runner
 from ..store.schema import TableSchema, check_name
-from ..store.tables import add_table, remove_table
+from ..store.settings import Settings
+from ..store.tables import add_table, altered, remove_table
+from .pace import Interval, MaxLag, Pace, make_pace
 
-DEFAULT_MAX_LAG = 30
-"""In the job's own boundaries: 30 s at the default interval."""
-MOST_MAX_LAG = 1 << 53
+_log = logging.getLogger("epochlog")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """An output table of a job that is to be made, as `create_job` takes it.
+
+    changelog: "full" stores with every commit the rows that it replaces, "upsert" (the default) does not.
+    drop_unchanged: a commit leaves out upserts of rows that are there already and deletes of keys that are not, and
+    looks up the keys that it writes for that; the default is True. `table.alter` changes all but schema and key later.
+    """
+
+    schema: pa.Schema
+    primary_key: Sequence[str]
+    changelog: str | None = None
+    options: TableOptions | None = None
+    drop_unchanged: bool | None = None
+
+    @property
+    def settings(self) -> Settings:
+        """What was asked for besides schema and key."""
+        return Settings(self.options, self.changelog, self.drop_unchanged)
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerInfo:
+    """Who runs a job now. kind: step | query | pipeline | coordinator; since_ms: Unix milliseconds."""
+
+    kind: str
+    host: str
+    pid: int
+    since_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +76,10 @@ class JobInfo:
 
     draining: it was told to end its data (`job.stop(drain=True)`) and has not done so yet.
     lost: of a parked job, what was let go of that it needed. snapshot_rows: rows that the pieces of its snapshot have
-    taken in so far. rebuilding: its next commit makes its outputs anew.
+    taken in so far. rebuilding: its next commit makes its outputs anew. interval: in boundaries of the store,
+    interval_ms: the same as time; max_lag: in the job's own boundaries, max_lag_ms: the same as time. outside: why
+    reads under `global` leave its tables out now; None: they take part. runner: who
+    runs it now; None: nobody who is alive.
     """
 
     name: str
@@ -56,53 +94,62 @@ class JobInfo:
     lost: str | None = None
     snapshot_rows: int = 0
     rebuilding: bool = False
+    interval: int = 1
+    interval_ms: int = 0
+    max_lag: int = 0
+    max_lag_ms: int = 0
+    outside: str | None = None
+    runner: RunnerInfo | None = None
 
 
 def create_job(
     handle: Handle,
     name: str,
     upstreams: Sequence[str],
-    outputs: Mapping[str, tuple[pa.Schema, Sequence[str]]],
+    outputs: Mapping[str, Output | tuple[pa.Schema, Sequence[str]]],
     *,
     backfill: str = "snapshot",
-    interval: int = 1,
-    max_lag: float | timedelta | None = None,
+    interval: Interval | None = None,
+    max_lag: MaxLag | None = None,
     snapshot_rows: int | None = None,
+    exist_ok: bool = False,
 ) -> JobRecord:
-    """Make a job and its output tables in one transaction.
+    """Make a job and its output tables in one transaction; or with `exist_ok` find the one made by the same arguments.
 
     Raises JobExists, JobCycle, OutputOwned, TableNotFound, InvalidInput.
     """
-    schemas = _checked_outputs(name, upstreams, outputs)
+    made = _checked_outputs(name, upstreams, outputs)
     if backfill not in ("snapshot", "log"):
         raise InvalidInput(f"job {name!r}: backfill must be 'snapshot' or 'log', not {backfill!r}")
-    if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
-        raise InvalidInput(f"job {name!r}: interval is a whole number of store boundaries >= 1, not {interval!r}")
     if snapshot_rows is not None and (type(snapshot_rows) is not int or snapshot_rows < 1):
         raise InvalidInput(f"job {name!r}: snapshot_rows is a number of rows >= 1 or None, not {snapshot_rows!r}")
-    lag = _boundaries(name, max_lag, interval * handle.interval_ms)
+    pace = make_pace(name, interval, max_lag, handle.interval_ms)
 
     def body(tx: Txn) -> JobRecord:
         if tx.get(job_name_key(name)) is not None:
-            raise JobExists(f"there is a job {name!r} already; get it with store.job({name!r}) or take another name")
-        above = [find_table(tx, upstream) for upstream in upstreams]
-        _refuse_cycle(tx, handle, name, upstreams, [schema.name for schema in schemas])
-        for schema in schemas:
-            _refuse_owned(tx, schema.name)
-        if backfill == "log":
-            _require_whole_logs(tx, name, above)
+            if not exist_ok:
+                raise JobExists(
+                    f"there is a job {name!r} already; get it with store.job({name!r}) or take another name"
+                )
+            found = find_job(tx, name)
+            now = Pace(found.interval, found.max_lag, found.max_lag_ms)
+            asked = make_pace(name, interval, max_lag, handle.interval_ms, now)
+            return _same_job(tx, found, _Asked(upstreams, made, backfill, snapshot_rows, asked))
+        above = _checked_upstreams(tx, handle, name, upstreams, [*outputs], backfill)
         job_id = Counters.read(tx).next_job
-        made = [add_table(tx, schema, "upsert", TableOptions(), job_id) for schema in schemas]
+        tables = [add_table(tx, schema, settings, job_id) for schema, settings in made]
         job = JobRecord(
             id=job_id,
             name=name,
             upstreams=tuple(table.id for table in above),
-            outputs=tuple(table.id for table in made),
+            outputs=tuple(table.id for table in tables),
             backfill=backfill,
-            interval=interval,
-            max_lag=lag,
+            interval=pace.interval,
+            max_lag=pace.max_lag,
+            max_lag_ms=pace.max_lag_ms,
             snapshot_rows=snapshot_rows,
             progress_ms=handle.catalog.now_ms(),
+            created_ms=handle.catalog.now_ms(),
         )
         counters = replace(Counters.read(tx), next_job=job_id + 1)
         tx.put(HEAD, counters.to_record())
@@ -110,7 +157,112 @@ def create_job(
         tx.put(job_name_key(name), {"id": job_id})
         return job
 
-    return handle.catalog.transact(body)
+    job = handle.catalog.transact(body)
+    _warn_of_intervals(handle, job)
+    return job
+
+
+def _checked_upstreams(
+    tx: Txn, handle: Handle, name: str, upstreams: Sequence[str], outputs: Sequence[str], backfill: str
+) -> list[TableDef]:
+    """The upstreams of a job that can be made as the catalog stands."""
+    above = [find_table(tx, upstream) for upstream in upstreams]
+    _refuse_cycle(tx, handle, name, upstreams, outputs)
+    for output in outputs:
+        _refuse_owned(tx, output)
+    if backfill == "log":
+        _require_whole_logs(tx, name, above)
+    return above
+
+
+def _warn_of_intervals(handle: Handle, job: JobRecord) -> None:
+    """Log which jobs the intervals keep out of `global`: this one, and those that stand outside because of it."""
+    epochs = handle.catalog.read(lambda view: read_epoch_view(view, handle.memory, handle.catalog.now_ms()))
+    tables = epochs.closure(epochs.tables)
+    without = outside_by_interval([table for table in tables if table.job_id != job.id], epochs.global_max_lag_ms)
+    for job_id, why in outside_by_interval(tables, epochs.global_max_lag_ms).items():
+        if job_id not in without:
+            names = ", ".join(table.name for table in tables if table.job_id == job_id)
+            _log.warning("reads under 'global' leave out %s: %s", names, why)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A job as it was asked for; of its pace what was not named is that of the job that is there."""
+
+    upstreams: Sequence[str]
+    outputs: Sequence[tuple[TableSchema, Settings]]
+    backfill: str
+    snapshot_rows: int | None
+    pace: Pace
+
+
+def _same_job(tx: Txn, job: JobRecord, asked: _Asked) -> JobRecord:
+    """The job that is there, or JobExists with all in which it is not what was asked for."""
+    above = [get_table(tx, table, f"upstream of {job.name}").name for table in job.upstreams]
+    made = {table.name: table for table in (get_table(tx, table, f"output of {job.name}") for table in job.outputs)}
+    wanted = {schema.name: (schema, settings) for schema, settings in asked.outputs}
+    out = []
+    if set(above) != set(asked.upstreams):
+        out.append(f"its upstreams are {sorted(above)}, not {sorted(asked.upstreams)}")
+    if set(made) != set(wanted):
+        out.append(f"its outputs are {sorted(made)}, not {sorted(wanted)}")
+    for name in sorted(set(made) & set(wanted)):
+        out += [f"output {name!r}: {what}" for what in table_differences(made[name], *wanted[name])]
+    for what, there, given in (
+        ("backfill", job.backfill, asked.backfill),
+        ("interval", job.interval, asked.pace.interval),
+        ("max_lag", job.max_lag, asked.pace.max_lag),
+        ("snapshot_rows", job.snapshot_rows, asked.snapshot_rows),
+    ):
+        if there != given:
+            out.append(f"its {what} is {there!r}, not {given!r}")
+    if out:
+        raise JobExists(
+            f"there is a job {job.name!r} already, and it is not as asked for: {'; '.join(out)}. Take another name, "
+            f"ask for what it is, change it with store.job({job.name!r}).alter(…), or drop it"
+        )
+    return job
+
+
+def alter_job(
+    handle: Handle,
+    job_id: int,
+    name: str,
+    *,
+    interval: Interval | None = None,
+    max_lag: MaxLag | None = None,
+    options: TableOptions | Mapping[str, TableOptions] | None = None,
+) -> None:
+    """Change how often a job commits, how late it may be and the options of its outputs, in one transaction.
+
+    What is None stays. A barrier that is recorded is committed as it is; the next ones are boundaries of the new
+    interval. options: for all outputs, or by the outputs' names. JobNotFound, InvalidInput.
+    """
+    if interval is None and max_lag is None and options is None:
+        raise InvalidInput(f"job {name!r}: alter takes interval=, max_lag= or options=")
+    named = options if isinstance(options, Mapping) else {}
+    for table, given in {**named, **({} if isinstance(options, Mapping) else {name: options})}.items():
+        Settings(options=given).check(table, derived=True)
+
+    def body(tx: Txn) -> JobRecord:
+        job = get_job(tx, job_id, name)
+        outputs = {get_table(tx, table, f"output of {name}").name: table for table in job.outputs}
+        unknown = [table for table in named if table not in outputs]
+        if unknown:
+            raise InvalidInput(f"job {name!r} has no output {unknown[0]!r}; it has {', '.join(outputs)}")
+        for table, table_id in outputs.items():
+            given = options if isinstance(options, TableOptions) else named.get(table)
+            altered(tx, table_id, table, Settings(options=given))
+        now = Pace(job.interval, job.max_lag, job.max_lag_ms)
+        pace = make_pace(name, interval, max_lag, handle.interval_ms, now)
+        if pace != now:
+            job = replace(job, interval=pace.interval, max_lag=pace.max_lag, max_lag_ms=pace.max_lag_ms)
+            tx.put(job_key(job.id), job.to_record())
+        return job
+
+    _warn_of_intervals(handle, handle.catalog.transact(body))
+    handle.wake_maintenance()
 
 
 def drop_job(handle: Handle, name: str) -> None:
@@ -134,7 +286,8 @@ def cancel_job(handle: Handle, job_id: int, name: str) -> None:
         if job.position and (job.state != "creating" or job.rebuilding):
             state = "rebuilding" if job.rebuilding else job.state
             raise InvalidInput(
-                f"job {name!r} is {state} since its commit at {job.position}, and only one that is still creating "
+                f"job {name!r} is {state} since its commit at {show_epoch(job.position)}, and only one that is still "
+                "creating "
                 f"can be cancelled; store.drop_job({name!r}) removes it with its tables"
             )
         _remove(tx, job, "cancelled", handle.catalog.now_ms())
@@ -142,28 +295,35 @@ def cancel_job(handle: Handle, job_id: int, name: str) -> None:
     handle.catalog.transact(body)
 
 
-def _remove(tx: Txn, job: JobRecord, how: str, now_ms: int) -> None:
-    """Part of a transaction: the job, its outputs, and so all that it held."""
-    for other in all_jobs(tx):
+def refuse_in_use(view: View, job: JobRecord, how: str = "dropped") -> None:
+    """TableInUse names another job that reads one of the job's outputs."""
+    for other in all_jobs(view):
         shared = [table_id for table_id in job.outputs if table_id in other.upstreams]
         if shared:
             raise TableInUse(
                 f"job {job.name!r} cannot be {how}: job {other.name!r} reads its output "
-                f"{get_table(tx, shared[0], '?').name!r}; drop or cancel that one first"
+                f"{get_table(view, shared[0], '?').name!r}; drop or cancel that one first"
             )
+
+
+def _remove(tx: Txn, job: JobRecord, how: str, now_ms: int) -> None:
+    """Part of a transaction: the job, its outputs, and so all that it held."""
+    refuse_in_use(tx, job, how)
     for table_id in job.outputs:
         remove_table(tx, table_id, now_ms)
     tx.delete(job_key(job.id))
     tx.delete(job_name_key(job.name))
 
 
-def job_info(job: JobRecord, epochs: EpochView) -> JobInfo:
+def job_info(view: View, handle: Handle, job: JobRecord, epochs: EpochView) -> JobInfo:
     """What `store.jobs()` shows; `failed` is a job whose newest attempt failed."""
+    store_ms = handle.interval_ms
     failed = job.last_error is not None and job.state in ("creating", "running")
+    outputs = tuple(epochs.table(table).name for table in job.outputs)
     return JobInfo(
         name=job.name,
         upstreams=tuple(epochs.table(table).name for table in job.upstreams),
-        outputs=tuple(epochs.table(table).name for table in job.outputs),
+        outputs=outputs,
         state="failed" if failed else job.state,
         committed_epoch=job.position,
         lag_ms=max((epochs.lag_ms(table) for table in job.outputs), default=0),
@@ -173,7 +333,19 @@ def job_info(job: JobRecord, epochs: EpochView) -> JobInfo:
         lost=job.lost,
         snapshot_rows=job.cursor.rows if job.cursor else 0,
         rebuilding=job.rebuilding,
+        interval=job.interval,
+        interval_ms=job.interval * store_ms,
+        max_lag=job.max_lag,
+        max_lag_ms=job.max_lag * job.interval * store_ms,
+        outside=next((why for table in outputs if (why := epochs.membership.left_out.get(table)) is not None), None),
+        runner=runner_of(view, handle, job),
     )
+
+
+def runner_of(view: View, handle: Handle, job: JobRecord) -> RunnerInfo | None:
+    """Who runs the job now; None when nobody does."""
+    found = live_runner(view, handle, job)
+    return None if found is None else RunnerInfo(found.kind, found.host, found.pid, found.since_ms)
 
 
 def list_jobs(handle: Handle) -> list[JobInfo]:
@@ -181,39 +353,39 @@ def list_jobs(handle: Handle) -> list[JobInfo]:
 
     def body(view: View) -> list[JobInfo]:
         epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms())
-        return sorted((job_info(job, epochs) for job in all_jobs(view)), key=lambda info: info.name)
+        return sorted((job_info(view, handle, job, epochs) for job in all_jobs(view)), key=lambda info: info.name)
 
     return handle.catalog.read(body)
 
 
-def _checked_outputs(name: str, upstreams: Sequence[str], outputs: Mapping[str, Any]) -> list[TableSchema]:
+def _checked_outputs(
+    name: str, upstreams: Sequence[str], outputs: Mapping[str, Any]
+) -> list[tuple[TableSchema, Settings]]:
     check_name("job", name)
     good = isinstance(upstreams, list | tuple) and upstreams and all(isinstance(table, str) for table in upstreams)
     if not good or len(set(upstreams)) != len(upstreams):
         raise InvalidInput(f"job {name!r}: upstreams is a list of one or more different table names, not {upstreams!r}")
     if not isinstance(outputs, Mapping) or not outputs:
-        raise InvalidInput(f"job {name!r}: outputs is a dict {{table: (schema, primary key)}} with at least one table")
+        raise InvalidInput(
+            f"job {name!r}: outputs is a dict {{table: epochlog.Output(schema, primary key)}} with at least one table"
+        )
     looped = sorted(set(upstreams) & set(outputs))
     if looped:
         raise JobCycle(
             f"job {name!r} would read its own output {looped[0]!r}; use ctx.output({looped[0]!r}) for its state so far"
         )
-    schemas = []
+    made = []
     for table, given in outputs.items():
-        if not isinstance(given, tuple | list) or len(given) != 2:
-            raise InvalidInput(f"job {name!r}: output {table!r} takes a pair (schema, primary key), not {given!r}")
-        schemas.append(TableSchema(table, given[0], given[1]))
-    return schemas
-
-
-def _boundaries(name: str, max_lag: float | timedelta | None, interval_ms: int) -> int:
-    """max_lag in the job's own boundaries; a timedelta is divided by the job's interval."""
-    if max_lag is None:
-        return DEFAULT_MAX_LAG
-    count = max_lag / timedelta(milliseconds=interval_ms) if isinstance(max_lag, timedelta) else max_lag
-    if isinstance(count, bool) or not isinstance(count, int | float) or not 0 <= count <= MOST_MAX_LAG:
-        raise InvalidInput(f"job {name!r}: max_lag is a number of boundaries >= 0 or a timedelta, not {max_lag!r}")
-    return int(count)
+        if not isinstance(given, Output) and not (isinstance(given, tuple | list) and len(given) == 2):
+            raise InvalidInput(
+                f"job {name!r}: output {table!r} takes epochlog.Output(schema, primary key) or such a pair, "
+                f"not {given!r}"
+            )
+        output = given if isinstance(given, Output) else Output(*given)
+        output.settings.check(table, derived=True)
+        schema = TableSchema(table, output.schema, output.primary_key)  # pyright: ignore[reportArgumentType]: it checks, and makes a tuple
+        made.append((schema, output.settings))
+    return made
 
 
 def _refuse_cycle(tx: Txn, handle: Handle, name: str, upstreams: Sequence[str], outputs: Sequence[str]) -> None:

@@ -1,88 +1,143 @@
 """Running a job: decide its next barrier once, refresh its outputs from what changed, commit them together.
 
-`JobRunner` is the part without Spark: claim an incarnation, `begin` a barrier, `commit` or `fail` it; `step_local`
-does all three with pyarrow tables. The catalog is the only truth: a runner keeps nothing but its incarnation. Rules:
-docs/SEMANTICS.md, 5.
+`JobRunner` is the part without Spark: `begin` a barrier, `commit` or `fail` it; `step_local` does all three with
+pyarrow tables. The catalog is the only truth: a runner keeps nothing but its claim. Rules: docs/SEMANTICS.md, 5.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from ..errors import EpochlogError, Fenced, JobNotFound, JobParked, JobRunning, UpstreamIncomplete
+from ..errors import EpochlogError, Fenced, InvalidInput, JobNotFound, JobParked, JobRunning, UpstreamIncomplete
 from ..store.catalog import Txn, View
-from ..store.commit import JobCommit, TableEdit, check_incarnation, commit_job, require_unparked
+from ..store.clock import monotonic_s
+from ..store.commit import JobCommit, check_incarnation, commit_job, require_unparked
 from ..store.definitions import Counters, Cursor, JobRecord, get_job, get_version
+from ..store.edits import TableEdit
+from ..store.epoch import show_epoch
 from ..store.failpoints import reached
 from ..store.handle import Handle
-from ..store.history import forced_boundaries, read_epoch_view
+from ..store.history import forced_boundaries
 from ..store.intervals import FAR
 from ..store.job_pieces import JobPiece, discard_refused, forget_pieces, record_piece
 from ..store.lineage import EpochView
 from ..store.records import job_key
+from ..store.runners import new_runner, require_free
 from ..store.sealing import seal
 from ..store.segment import Segment
-from ..store.standing import require_standing
-from ..store.writer import SegmentWriter, remove_segments
+from ..store.writer import remove_segments
 from .barrier import Barrier, lag_in_boundaries, next_barrier
 from .barrier_run import BarrierRun, plan_barrier, plan_piece
+from .claims import JobClaims, Tenure, inputs_of
 from .context import RefreshContext
+from .local_context import LocalRefreshContext
 from .rebuild import ask_for_rebuild, difference
 
-LocalRefresh = Callable[["LocalContext"], None]
+LocalRefresh = Callable[[LocalRefreshContext], None]
+_log = logging.getLogger("epochlog")
 
 
-class JobRunner:
-    """One runner of one job. Its first `begin` claims an incarnation, which fences every earlier runner.
+class Door(Protocol):
+    """How refreshes are run: what their context is, and what their errors mean."""
 
-    Not thread-safe: a job has one barrier in flight.
+    def context(self, run: BarrierRun) -> RefreshContext[Any]:
+        """What the refresh of a barrier is given."""
+        ...
+
+    def check(self, job: str) -> None:
+        """Raises when what a refresh has just written must not be committed."""
+        ...
+
+    def known(self, error: BaseException, job: str) -> BaseException:
+        """The typed error behind what a refresh raised; the same one when there is none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocalDoor:
+    """Refreshes with pyarrow tables, in this process."""
+
+    handle: Handle
+
+    def context(self, run: BarrierRun) -> LocalRefreshContext:
+        return LocalRefreshContext(self.handle, run)
+
+    def check(self, job: str) -> None:
+        """What was written is here."""
+
+    def known(self, error: BaseException, job: str) -> BaseException:
+        return error
+
+
+class JobRunner(JobClaims):
+    """One handle's way to run one job: a barrier is begun, then committed or failed; `step` does all of it.
+
+    A job has one barrier in flight, so of several threads one steps it and the others get JobRunning.
     """
 
     def __init__(self, handle: Handle, job_id: int, name: str) -> None:
-        self.handle = handle
-        self.job_id = job_id
-        self.name = name
-        self.incarnation: int | None = None
+        super().__init__(handle, job_id, name)
         self.again: Callable[[], int | None] | None = None
         """One more step as this runner was last run; None before it has been."""
-        self.refreshing: int | None = None
-        """The thread in which a refresh of this runner is at work."""
+        self.refreshing: dict[str, int] = {}
+        """The threads in which steps of this runner are at work, by holder."""
+        self._lock = threading.Lock()
+        self._stepping = self.tenure("step")
 
-    def record(self) -> JobRecord:
-        """The job as the catalog has it now; JobNotFound when it was dropped."""
-        return self.handle.catalog.read(lambda view: get_job(view, self.job_id, self.name))
-
-    def begin(self, *, whole: bool = False) -> BarrierRun | None:
+    def begin(self, *, whole: bool = False, tenure: Tenure | None = None, take_over: bool = False) -> BarrierRun | None:
         """The job's next barrier, decided and recorded; None when there is nothing to do or the job is finished.
 
         whole: take a snapshot at once, even where the job was made to take it in pieces; pieces so far are dropped.
-        Raises Fenced when another runner took over, JobParked when the job let go of its logs, JobRunning when this
-        runner is refreshing it already: in the refresh that asks, or in another thread.
+        tenure: the one that this is a step of; by itself a step is one. Raises JobRunning when another runner is alive
+        (take_over: fences it), Fenced when another took over, JobParked when the job let go of its logs.
         """
-        if self.refreshing is not None:
-            raise JobRunning(
-                f"job {self.name!r} is being refreshed by this runner, and has one barrier at a time; step it again "
-                "when that has returned"
-            )
-        incarnation = self._claim()
-        job = self._checked(self.record(), incarnation)
+        tenure = tenure or self._stepping
+        run = None
+        try:
+            job = self._entered(tenure, take_over=take_over)
+            run = self._planned(job, tenure, whole=whole)
+        finally:
+            if run is None and tenure.kind == "step":
+                self.leave(tenure)
+        return run
+
+    def _entered(self, tenure: Tenure, *, take_over: bool) -> JobRecord:
+        """The job for this tenure to step. A step of a handle that has claimed the job enters when there is a barrier:
+        looking for one writes nothing.
+        """
+        if tenure.kind == "step":
+            tenure.incarnation = self.incarnation
+        claimed = tenure.incarnation is not None and (tenure.kind == "step" or self.entered(tenure))
+        job = self.enter(tenure, take_over=take_over) if take_over or not claimed else self.record()
+        self.check(job, tenure)
+        return job
+
+    def _planned(self, job: JobRecord, tenure: Tenure, *, whole: bool) -> BarrierRun | None:
         if job.state == "finished":
             return None
         if job.barrier is None:
-            decided = self._next(job, incarnation)
+            decided = self._next(job, tenure)
             if decided is None:
                 return None
             job = decided
+        elif not _names(job, tenure):
+            job = self.enter(tenure)
         if whole and job.cursor is not None:
-            job = forget_pieces(self.handle, job, incarnation)
+            job = forget_pieces(self.handle, job, job.incarnation)
         self.handle.intents.own()  # registered before the look at the catalog that its writers are planned in
         run = self.handle.catalog.read(lambda view: plan_barrier(view, self.handle, job))
         return run if whole else plan_piece(self.handle, run)
+
+    def _left(self, run: BarrierRun) -> None:
+        """The transaction that ended this step has said so on the job's record."""
+        runner = run.job.runner
+        if runner is not None and runner.kind == "step":
+            self.handle.runners.forget(runner.holder)
 
     def commit(self, run: BarrierRun, outputs: Mapping[str, Sequence[Segment]], *, keep: bool = False) -> int:
         """Commit all outputs at the barrier, those without segments as empty entries; returns the epoch.
@@ -111,16 +166,20 @@ class JobRunner:
         ]
 
     def _commit(self, run: BarrierRun, written: Mapping[str, Sequence[Segment]], how: str) -> int:
-        assert self.incarnation is not None
-        state, job = self._state_after(run), run.job
-        commit = JobCommit(self.job_id, self.name, self.incarnation, job.position, run.barrier.curr, state)
-        return commit_job(self.handle, commit, self._edits(run, written, how))
+        (state, caught_up), job = self._state_after(run), run.job
+        commit = JobCommit(self.job_id, self.name, job.incarnation, job.position, run.barrier.curr, state, caught_up)
+        done = commit_job(self.handle, commit, self._edits(run, written, how))
+        self._left(run)
+        rows = sum(segment.rows for segments in written.values() for segment in segments)
+        took_ms = round((monotonic_s() - run.began_s) * 1000)
+        _log.info("job %r: committed epoch %s: %d rows in %d ms", self.name, show_epoch(done), rows, took_ms)
+        return done
 
     def _record_piece(self, run: BarrierRun, ended: Cursor, written: Mapping[str, Sequence[Segment]]) -> int:
-        assert self.incarnation is not None
         job, curr = run.job, run.barrier.curr
-        piece = JobPiece(self.job_id, self.name, self.incarnation, job.position, curr, job.cursor, ended)
+        piece = JobPiece(self.job_id, self.name, job.incarnation, job.position, curr, job.cursor, ended)
         record_piece(self.handle, piece, self._edits(run, written))
+        self._left(run)
         return 0
 
     def _replace(self, run: BarrierRun, made: Mapping[str, Sequence[Segment]]) -> int:
@@ -140,95 +199,116 @@ class JobRunner:
         return done
 
     def rebuild(self) -> None:
-        """The next barrier makes all outputs anew from the upstreams' rows; this runner takes the job over.
+        """Have the next barrier make all outputs anew, whoever runs the job. Raises TableFinished."""
+        ask_for_rebuild(self.handle, self.job_id, self.name)
 
-        Raises Fenced, TableFinished.
-        """
-        self.incarnation = ask_for_rebuild(self.handle, self.job_id, self.name, self.incarnation)
+    def fail(self, error: BaseException, run: BarrierRun | None = None) -> None:
+        """Note on the job why its barrier failed; a runner that was fenced leaves no mark."""
+        incarnation = self.incarnation if run is None else run.job.incarnation
 
-    def cause(self, error: BaseException) -> BaseException:
+        def body(tx: Txn) -> None:
+            job = get_job(tx, self.job_id, self.name)
+            if job.incarnation == incarnation:
+                since = self.handle.catalog.now_ms() if job.failed_ms is None else job.failed_ms
+                why = f"{type(error).__name__}: {error}"
+                failed = replace(job, last_error=why, failed_ms=since, runner=job.runner_after_step)
+                tx.put(job_key(job.id), failed.to_record())
+
+        with suppress(EpochlogError):  # the refresh's own error is the one to tell
+            self.handle.catalog.transact(body)
+            if run is not None:
+                self._left(run)
+
+    def _cause(self, error: BaseException, run: BarrierRun) -> BaseException:
         """Why a refresh failed, in the end: the job was dropped, parked or taken over, or else its own error."""
-        if not isinstance(error, EpochlogError) or self.incarnation is None:
+        if not isinstance(error, EpochlogError):
             return error
         try:
-            self._checked(self.record(), self.incarnation)
+            job = self.record()
+            check_incarnation(job, run.job.incarnation)
+            require_unparked(job)
         except (JobNotFound, JobParked, Fenced) as known:
             return known
         return error
 
-    def fail(self, error: BaseException) -> None:
-        """Note on the job why its barrier failed; a runner that was fenced leaves no mark."""
+    # ---- a whole step --------------------------------------------------------------------------------------------
 
-        def body(tx: Txn) -> None:
-            job = get_job(tx, self.job_id, self.name)
-            if job.incarnation == self.incarnation:
-                since = self.handle.catalog.now_ms() if job.failed_ms is None else job.failed_ms
-                told = replace(job, last_error=f"{type(error).__name__}: {error}", failed_ms=since)
-                tx.put(job_key(job.id), told.to_record())
-
-        try:
-            self.handle.catalog.transact(body)
-        except EpochlogError:  # the refresh's own error is the one to tell
-            return
-
-    def step_local(self, refresh: LocalRefresh) -> int | None:
+    def step_local(self, refresh: LocalRefresh, *, tenure: Tenure | None = None, take_over: bool = False) -> int | None:
         """One barrier with pyarrow tables: the committed epoch, or None when there is nothing to do."""
-        self.again = lambda: self.step_local(refresh)
-        run = self.begin()
-        if run is None:
-            return None
-        if run.taken_in:
-            return self.commit(run, {})
-        context = LocalContext(self.handle, run)
-        self.refreshing = threading.get_ident()
-        try:
-            refresh(context)
-            segments = context._finish()
-        except BaseException as error:
-            context._discard()
-            self.fail(error)
-            cause = self.cause(error)
-            if cause is error:
-                raise
-            raise cause from error
-        finally:
-            context._over, self.refreshing = True, None
-        return self.commit(run, segments)
+        return self.step(refresh, LocalDoor(self.handle), tenure=tenure, take_over=take_over)
 
-    def _claim(self) -> int:
-        """This runner's incarnation, claimed at the first call.
-
-        A fenced runner keeps its old one and never claims again. RestoreRejected when the catalog contradicts itself.
+    def step(
+        self, refresh: Callable[[Any], Any], door: Door, *, tenure: Tenure | None = None, take_over: bool = False
+    ) -> int | None:
+        """One barrier through this door; `tenure` and `take_over` as in `begin`. Raises JobRunning also while another
+        thread steps the job by this runner, or its own refresh does.
         """
-        if self.incarnation is None:
-            self.handle.catalog.read(self._check_standing)
+        self.check_refresh(refresh)
+        self.again = lambda: self.step(refresh, door)
+        if tenure is None:
+            if take_over and self._stepping.holder in self.refreshing:  # which is fenced like any other
+                self._stepping = self.tenure("step")
+            tenure = self._stepping
+        with self._at_work(tenure):
+            try:
+                run = self.begin(tenure=tenure, take_over=take_over)
+                if run is None:
+                    return None
+                return self.commit(run, {}) if run.taken_in else self._refresh(run, refresh, door)
+            finally:
+                if tenure.kind == "step":
+                    self.leave(tenure)
 
-            def body(tx: Txn) -> int:
-                job = get_job(tx, self.job_id, self.name)
-                tx.put(job_key(job.id), replace(job, incarnation=job.incarnation + 1).to_record())
-                return job.incarnation + 1
+    def check_refresh(self, refresh: object) -> None:
+        """Raises InvalidInput for what cannot be called."""
+        if not callable(refresh):
+            raise InvalidInput(f"job {self.name!r}: refresh is a function of one argument, not {refresh!r}")
 
-            self.incarnation = self.handle.catalog.transact(body)
-        return self.incarnation
+    @contextmanager
+    def _at_work(self, tenure: Tenure) -> Iterator[None]:
+        with self._lock:
+            if tenure.holder in self.refreshing:
+                raise JobRunning(
+                    f"job {self.name!r} is being refreshed by this runner, and has one barrier at a time; step it "
+                    "again when that has returned"
+                )
+            self.refreshing[tenure.holder] = threading.get_ident()
+        try:
+            yield
+        finally:
+            del self.refreshing[tenure.holder]
 
-    def _check_standing(self, view: View) -> None:
-        job = get_job(view, self.job_id, self.name)
-        require_standing(view, job, inputs_of(view, self.handle, job))
+    def _refresh(self, run: BarrierRun, refresh: Callable[[Any], Any], door: Door) -> int:
+        """Refresh and commit. Whatever the refresh raises is noted on the job."""
+        context = door.context(run)
+        try:
+            try:
+                refresh(context)
+                segments = context._finish()
+                door.check(self.name)
+            except BaseException as error:
+                context._discard()
+                known = door.known(error, self.name)
+                self.fail(known, run)
+                known = self._cause(known, run)
+                if known is error:
+                    raise
+                raise known from error
+            finally:
+                context._over = True
+            return self.commit(run, segments)
+        finally:
+            context._end()
 
-    def _checked(self, job: JobRecord, incarnation: int) -> JobRecord:
-        check_incarnation(job, incarnation)
-        require_unparked(job)
-        return job
-
-    def _next(self, job: JobRecord, incarnation: int) -> JobRecord | None:
+    def _next(self, job: JobRecord, tenure: Tenure) -> JobRecord | None:
         """The job with its next barrier recorded; None when there is nothing to do."""
         if self._has_news(job):
             seal(self.handle, job.interval)
             if self.handle.catalog.read(self._decide) is not None:
-                recorded = self._record(incarnation)
+                recorded = self._record(tenure)
                 if recorded.barrier is not None:
                     return recorded
-        self._settle(job, incarnation)
+        self._settle(job, job.incarnation)
         return None
 
     def _has_news(self, job: JobRecord) -> bool:
@@ -261,7 +341,7 @@ class JobRunner:
             drain=job.drain,
         )
 
-    def _record(self, incarnation: int) -> JobRecord:
+    def _record(self, tenure: Tenure) -> JobRecord:
         """Decide and record the barrier in one transaction; whoever decides later gets the barrier recorded first.
 
         Once it is recorded the job holds what it needs of its upstreams; before, compaction might have let it go.
@@ -269,47 +349,62 @@ class JobRunner:
 
         def body(tx: Txn) -> JobRecord:
             job = get_job(tx, self.job_id, self.name)
-            check_incarnation(job, incarnation)
+            assert tenure.incarnation is not None
+            check_incarnation(job, tenure.incarnation)
+            require_free(tx, self.handle, job, tenure.holder)
             barrier = None if job.barrier else self._decide(tx)
             if barrier is not None:
                 planned = Counters.read(tx).version
                 job = replace(job, barrier=(barrier.prev, barrier.curr, barrier.kind), planned_version=planned)
-                tx.put(job_key(job.id), job.to_record())
+            if job.barrier is not None and not _names(job, tenure):
+                job = replace(job, runner=new_runner(tx, self.handle, tenure.holder, tenure.kind))
+            tx.put(job_key(job.id), job.to_record())
             return job
 
+        self.handle.runners.share(tenure.holder, [job_key(self.job_id)], at_end="vacate", alive=tenure.alive)
         return self.handle.catalog.transact(body)
 
     def _settle(self, job: JobRecord, incarnation: int) -> None:
-        """Let a creating job that has nothing to do run, once its upstreams do: no commit of its own would say so."""
-        if job.state != "creating" or not job.position or job.rebuilding or not self._caught_up(job, job.position):
+        """Let a creating job that has nothing to do run, once its upstreams do, and one that stood outside of `global`
+        take part again: no commit of its own would say so.
+        """
+        waiting = job.state == "creating" or job.outside_ms is not None
+        if not waiting or not job.position or job.rebuilding or not self._caught_up(job, job.position):
             return
 
         def body(tx: Txn) -> None:
             found = get_job(tx, self.job_id, self.name)
             check_incarnation(found, incarnation)
-            if (found.state, found.position) == ("creating", job.position):
-                tx.put(job_key(job.id), replace(found, state="running").to_record())
+            if found.state in ("creating", "running") and found.position == job.position:
+                tx.put(job_key(job.id), replace(found, state="running", outside_ms=None).to_record())
 
         self.handle.catalog.transact(body)
 
     def _view(self, job: JobRecord) -> EpochView:
         return self.handle.catalog.read(lambda view: inputs_of(view, self.handle, job))
 
-    def _state_after(self, run: BarrierRun) -> str:
-        """The job's state once the barrier is committed; finished if it takes in the last change there will ever be."""
-        job, epochs = run.job, self._view(run.job)
+    def _state_after(self, run: BarrierRun) -> tuple[str, bool]:
+        """The job's state once the barrier is committed, and whether it has caught up then; finished if it takes in the
+        last change there will ever be.
+        """
+        job, handle = run.job, self.handle
+        epochs, outside = handle.catalog.read(  # the mark may have been set since the barrier was recorded
+            lambda view: (inputs_of(view, handle, job), get_job(view, job.id, job.name).outside_ms is not None)
+        )
         tables = [epochs.table(upstream) for upstream in job.upstreams]
         for table in tables:
             if not epochs.complete(table.table_id, run.barrier.curr):
                 raise UpstreamIncomplete(
-                    f"job {job.name!r} cannot commit at {run.barrier.curr}: its upstream {table.name!r} is complete "
-                    f"only through {epochs.complete_through(table.table_id)}; step the job again once it is"
+                    f"job {job.name!r} cannot commit at {show_epoch(run.barrier.curr)}: its upstream {table.name!r} "
+                    "is complete "
+                    f"only through {show_epoch(epochs.complete_through(table.table_id))}; step the job again once it is"
                 )
         if all(table.state == "finished" and table.position <= run.barrier.curr for table in tables):
-            return "finished"
+            return "finished", True
+        caught_up = (outside or job.state == "creating") and self._caught_up(job, run.barrier.curr)
         if job.replacing:  # it was running before
-            return "running"
-        return "running" if job.state == "creating" and self._caught_up(job, run.barrier.curr) else job.state
+            return "running", caught_up
+        return "running" if job.state == "creating" and caught_up else job.state, caught_up
 
     def _caught_up(self, job: JobRecord, position: int) -> bool:
         """Whether none of the upstreams is creating, and at `position` the job lags no more than it may."""
@@ -330,57 +425,5 @@ class JobRunner:
         return behind <= job.max_lag and all(epochs.table(up).state != "creating" for up in job.upstreams)
 
 
-def inputs_of(view: View, handle: Handle, job: JobRecord) -> EpochView:
-    """The epochs of all that the job reads and that comes from; the store's other tables are left out."""
-    return read_epoch_view(view, handle.memory, handle.catalog.now_ms(), above=job.upstreams)
-
-
-class LocalContext(RefreshContext[SegmentWriter]):
-    """What a refresh function sees in `step_local`: pyarrow tables in, anything Arrow-shaped out."""
-
-    def __init__(self, handle: Handle, run: BarrierRun) -> None:
-        super().__init__(handle.files, run, SegmentWriter)
-
-    def changes(
-        self,
-        upstream: str,
-        mode: str = "net",
-        *,
-        pre_images: bool = False,
-        columns: Sequence[str] | None = None,
-        filter: pc.Expression | None = None,
-    ) -> pa.Table:
-        """What changed in the upstream in (prev, curr], with the change columns.
-
-        In a backfill its rows at curr, as inserts.
-        """
-        found = self._run.upstream(upstream)
-        plan, keys = found.changes, found.keys
-        batches = plan.batches(self._files, mode, pre_images=pre_images, columns=columns, filter=filter, key_range=keys)
-        return pa.Table.from_batches(batches, schema=plan.schema(columns))
-
-    def table(
-        self, upstream: str, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
-    ) -> pa.Table:
-        """The upstream at curr."""
-        return self._run.upstream(upstream).current.read(self._files, columns, filter)
-
-    def previous(
-        self, upstream: str, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
-    ) -> pa.Table:
-        """The upstream at prev; empty when prev is 0."""
-        return self._run.upstream(upstream).previous.read(self._files, columns, filter)
-
-    def output(
-        self, output: str, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
-    ) -> pa.Table:
-        """The job's own output at prev; when prev is 0 it is empty, or what earlier pieces of the snapshot made."""
-        return self._run.output(output).previous.read(self._files, columns, filter)
-
-    def upsert(self, output: str, data: object) -> None:
-        """Write rows of an output; committed with all others when the refresh returns, or not at all."""
-        self._writer(output).upsert(data)
-
-    def delete(self, output: str, keys: object) -> None:
-        """Delete rows of an output by primary key; unknown keys are fine."""
-        self._writer(output).delete(keys)
+def _names(job: JobRecord, tenure: Tenure) -> bool:
+    return job.runner is not None and job.runner.holder == tenure.holder

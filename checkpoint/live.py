@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
-from ..errors import JobRunning
+from ..errors import EpochlogError, JobRunning
+from ..store.runners import told
 from .job import JobRunner
 
 
@@ -25,13 +26,18 @@ class LiveQueries:
         self._lock = threading.Lock()
         self._queries: dict[tuple[str, int], Query | None] = {}
 
-    def claim(self, runner: JobRunner) -> None:
-        """JobRunning when the job has a live query here."""
+    def claim(self, runner: JobRunner, *, take_over: bool = False) -> None:
+        """JobRunning when the job has a live query here, unless it is to be taken over."""
         key = _key(runner)
         with self._lock:
-            if key in self._queries and _active(self._queries[key]):
-                raise JobRunning(f"job {runner.name!r} is running already in this process; stop that query first")
-            self._queries[key] = None
+            busy = not take_over and key in self._queries and is_active(self._queries[key])
+            if not busy:
+                self._queries[key] = None
+        if busy:
+            raise JobRunning(
+                f"job {runner.name!r} is run already in this process, by {_told(runner)}, and that one goes on. Stop "
+                "it first, or take the job over with take_over=True, which fences it"
+            )
 
     def set(self, runner: JobRunner, query: Query | None) -> None:
         with self._lock:
@@ -47,7 +53,7 @@ class LiveQueries:
     def running(self, runner: JobRunner) -> bool:
         """Whether a query of this process runs the job, or is being started for it."""
         with self._lock:
-            return _key(runner) in self._queries and _active(self._queries[_key(runner)])
+            return _key(runner) in self._queries and is_active(self._queries[_key(runner)])
 
     def stop(self, runner: JobRunner) -> None:
         """Stop the job's query here, if there is one; waits for the barrier at hand."""
@@ -61,7 +67,17 @@ def _key(runner: JobRunner) -> tuple[str, int]:
     return runner.handle.store_id, runner.job_id
 
 
-def _active(query: Query | None) -> bool:
+def _told(runner: JobRunner) -> str:
+    """Who runs the job, by its record; one that is being started is not there yet."""
+    try:
+        found = runner.record().runner
+    except EpochlogError:
+        found = None
+    return "a query or a pipeline" if found is None else told(found, runner.handle.catalog.now_ms())
+
+
+def is_active(query: Query | None) -> bool:
+    """Whether the query goes on, or is being started (None)."""
     try:
         return query is None or query.isActive  # None: it is being started
     except Exception:  # noqa: BLE001  # its JVM is gone, and with it the query

@@ -20,8 +20,9 @@ class CheckpointManager:
 
     Not thread-safe: the adapter calls it from one thread, or under one lock, carries the decisions of each call out in
     order, and calls `tick` when `next_due` has come. Calls that name an unknown job raise JobNotFound; messages that
-    come from a network (`collect`, `decline`, `ended`, `finished`, `fail`) and answers to decisions (`decided`,
-    `committed`, `refused`, `unknown`, `resolved`) never raise: what is stale, repeated, unknown or late does nothing.
+    come from a network (`collect`, `decline`, `reject`, `ended`, `finished`, `fail`) and answers to decisions
+    (`decided`, `committed`, `refused`, `unknown`, `resolved`) never raise: what is stale, repeated, unknown or late
+    does nothing.
     """
 
     def __init__(self, *, clock: Callable[[], int]) -> None:
@@ -125,6 +126,10 @@ class CheckpointManager:
     def decline(self, job: str, barrier_id: int, actor: Actor, incarnation: int, reason: str) -> list[Decision]:
         """The actor cannot take part in this attempt: it is aborted and counted as failed."""
         return self._told(job, lambda to, now: to.decline(now, barrier_id, actor, incarnation, reason))
+
+    def reject(self, job: str, barrier_id: int, actor: Actor, incarnation: int, reason: str) -> list[Decision]:
+        """The actor's report names what cannot be committed: it, and all connected to it, roll back."""
+        return self._told(job, lambda to, now: to.reject(now, barrier_id, actor, incarnation, reason))
 
     def ended(self, job: str, actor: Actor, incarnation: int) -> list[Decision]:
         """The actor's data has ended; it stays for the commit that takes in its last report (TaskState.ENDING)."""

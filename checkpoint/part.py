@@ -10,6 +10,7 @@ from ..store.catalog import View
 from ..store.clock import Deadline
 from ..store.commit import refuse_unwritable
 from ..store.definitions import TableDef, find_job, find_table
+from ..store.epoch import show_epoch
 from ..store.loads import MAX_STATE
 from ..store.segment import Segment
 from ..store.writer import SegmentWriter, write_target
@@ -17,14 +18,14 @@ from . import control as wire
 from .barrier_run import barrier_of, plan_barrier
 from .control import Part as PartName
 from .outbox import Outbox
-from .shares import PartContext
+from .shares import PartRefreshContext
 
 if TYPE_CHECKING:
     from .worker import Worker
 
 AGAIN_S = 60.0
 """How long a part that rolls back waits for its coordinator."""
-PartRefresh = Callable[[PartContext], None]
+PartRefresh = Callable[[PartRefreshContext], None]
 
 
 class Part:
@@ -340,8 +341,8 @@ class JobPart(Part):
         """Run the next barrier: the committed epoch, or None when none came within `timeout` seconds or the job has
         finished.
 
-        refresh(ctx) is that of `job.step_local`, and ctx knows `part`, `parts` and `share`; see PartContext. When it
-        raises, the barrier is given up for now, the error goes on to the caller, and the next call tries again.
+        refresh(ctx) is that of `job.step_local`, and ctx knows `part`, `parts` and `share`; see PartRefreshContext.
+        When it raises, the barrier is given up for now, the error goes on to the caller, and the next call tries again.
         """
         deadline = None if timeout is None else Deadline.after(timeout)
         while True:
@@ -383,10 +384,10 @@ class JobPart(Part):
         job = handle.catalog.read(lambda view: find_job(view, self.name.name))
         found = None if job.barrier is None else barrier_of(job)
         if found is None or (found.prev, found.curr) != (inject.prev, inject.curr):
-            self._decline(inject, f"the job stands at {job.position} with barrier {job.barrier}")
+            self._decline(inject, f"the job stands at {show_epoch(job.position)}, and this is not its barrier")
             return None
         run = handle.catalog.read(lambda view: plan_barrier(view, handle, job))
-        context = PartContext(handle, run, self.name.number, self.of)
+        context = PartRefreshContext(handle, run, self.name.number, self.of)
         try:
             refresh(context)
             return context._finish()

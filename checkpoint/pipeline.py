@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ..errors import EpochlogError, InvalidInput
+from ..errors import EpochlogError, InvalidInput, JobRunning
 from ..store.catalog import View
 from ..store.clock import monotonic_s
 from ..store.definitions import get_job, get_table
 from ..store.handle import HasHandle
 from ..store.history import read_epoch_view
 from ..store.sealing import force_boundary
+from .claims import Tenure
 from .graph import JobInfo, list_jobs
-from .job import JobRunner
+from .job import JobRunner, LocalRefresh
 from .live import live
-from .supervision import TRIES, Supervised, at_rest, begun, failed, succeeded, woken
+from .supervision import TRIES, Supervised, at_rest, begun, failed, succeeded, waiting, woken
+
+if TYPE_CHECKING:
+    from .spark_job import Refresh as SparkRefresh
+
+_log = logging.getLogger("epochlog")
 
 
 class HasRunner(Protocol):
@@ -52,8 +59,9 @@ class RealPauses:
 class JobStatus:
     """A job of a pipeline as of now.
 
-    state: running | idle | backing off | given up | parked | finished | fenced | dropped | stopped. restarts: how often
-    it was run again after a failure. last_error: the newest failure, also of a job that has recovered. next_try_ms:
+    state: running | idle | backing off | waiting | given up | parked | finished | fenced | dropped | stopped. waiting:
+    another runner is alive, and this one goes on when it has ended. restarts: how often it was run again after a
+    failure. last_error: the newest failure, also of a job that has recovered. next_try_ms:
     milliseconds until the next try of a job that backs off, else None. lag_ms as in JobInfo; None where the catalog
     does not say.
     """
@@ -75,15 +83,18 @@ class _Member:
     refresh: Callable[[Any], Any]
     upstreams: frozenset[int]
     outputs: frozenset[int]
+    take_over: bool
+    tenure: Tenure
     now: Supervised = field(default_factory=Supervised)
     committed_epoch: int = 0
     wake: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
     halted: bool = False
+    waits: bool = False  # for another runner, and that was logged
 
     @property
     def isActive(self) -> bool:  # noqa: N802  # it stands among the live queries, so that a job is run by one of them only
-        return self.thread is not None and self.thread.is_alive()
+        return self.thread is not None and self.thread.is_alive() and not self.now.ended
 
     def stop(self) -> None:
         """What `job.stop` does: the job ends here after the barrier at hand, and the others go on."""
@@ -117,19 +128,22 @@ class Pipeline:
         rows = ", ".join(f"{one.name}: {one.state}" for one in self.status())
         return f"<epochlog.Pipeline of {self._handle.files.place}: {rows or 'no jobs'}>"
 
-    def add(self, job: HasRunner, refresh: Callable[[Any], Any]) -> None:
+    def add(self, job: HasRunner, refresh: LocalRefresh | SparkRefresh, *, take_over: bool = False) -> None:
         """Let the pipeline run this job with `refresh(ctx)`; at once, where it is running already. A job that has ended
         there, as one that was parked and is rebuilt now, is run again when it is added again.
+
+        While another process runs the job, the pipeline waits for it to end, and then goes on. take_over: fence that
+        one at once.
 
         Raises InvalidInput for a job that is in it already or of another store, JobNotFound for one that was dropped.
         """
         runner = job._runner
         if runner.handle.store_id != self._handle.store_id:
             raise InvalidInput(f"job {runner.name!r} belongs to another store than this pipeline")
-        if not callable(refresh):
-            raise InvalidInput(f"job {runner.name!r}: refresh is a function of one argument, not {refresh!r}")
+        runner.check_refresh(refresh)
         record = runner.record()
-        member = _Member(runner, refresh, frozenset(record.upstreams), frozenset(record.outputs))
+        tenure = runner.tenure("pipeline")
+        member = _Member(runner, refresh, frozenset(record.upstreams), frozenset(record.outputs), take_over, tenure)
         member.committed_epoch = record.position
         with self._lock:
             there = self._members.get(runner.job_id)
@@ -186,8 +200,8 @@ class Pipeline:
 
     def _start(self, member: _Member) -> None:
         """Needs the lock. Of what the run before left behind, only the account stays."""
-        live.claim(member.runner)
-        member.halted = False
+        live.claim(member.runner, take_over=member.take_over)
+        member.halted, member.tenure = False, member.runner.tenure("pipeline")
         member.now = Supervised(
             due_ms=self._pauses.now_ms(), restarts=member.now.restarts, last_error=member.now.last_error
         )
@@ -216,6 +230,12 @@ class Pipeline:
 
     def _work(self, member: _Member) -> None:
         """A job's thread: its steps, each when it is due."""
+        try:
+            self._work_until_over(member)
+        finally:
+            member.runner.leave(member.tenure)
+
+    def _work_until_over(self, member: _Member) -> None:
         while True:
             with self._lock:
                 if member.halted and not member.now.ended:
@@ -242,14 +262,21 @@ class Pipeline:
         """One step of the job, and what follows from it."""
         runner = member.runner
         try:
+            if not self._enter(member):
+                return
             epoch = self._run_once(member)
             finished = runner.record().state == "finished"
             settled, missing = self._look(member, idle=epoch is None)
         except BaseException as error:  # noqa: BLE001  # whatever it is, it is this job's alone
             tries = TRIES if self._target is not None else None
+            one = failed(member.now, error, self._pauses.now_ms(), tries)
+            if one.ended:  # who sees that it has may run it again
+                runner.leave(member.tenure)
             with self._lock:
-                member.now = failed(member.now, error, self._pauses.now_ms(), tries)
+                member.now = one
             return
+        if finished:
+            runner.leave(member.tenure)
         with self._lock:
             one = succeeded(member.now, epoch, self._pauses.now_ms(), finished=finished)
             member.now = replace(one, settled=settled, missing=missing)
@@ -259,13 +286,32 @@ class Pipeline:
                     if other.upstreams & member.outputs:
                         other.wake.set()
 
+    def _enter(self, member: _Member) -> bool:
+        """Whether the pipeline runs the job now; else another runner does, which it waits for."""
+        runner = member.runner
+        if runner.entered(member.tenure):
+            return True
+        try:
+            runner.enter(member.tenure, take_over=member.take_over)
+        except JobRunning as error:
+            if not member.waits:
+                _log.info("%s. The pipeline waits for it to end", error)
+            member.waits = True
+            settled, missing = self._look(member, idle=False)
+            with self._lock:
+                one = waiting(member.now, self._pauses.now_ms())
+                member.now = replace(one, settled=settled, missing=missing)
+            return False
+        member.take_over = member.waits = False
+        return True
+
     def _run_once(self, member: _Member) -> int | None:
         if self._spark is None:
-            return member.runner.step_local(member.refresh)
+            return member.runner.step_local(member.refresh, tenure=member.tenure)
         from .spark_job import own_pool, step
 
         own_pool(self._spark, member.runner.name)
-        return step(member.runner, self._spark, member.refresh)
+        return step(member.runner, self._spark, member.refresh, tenure=member.tenure)
 
     def _look(self, member: _Member, *, idle: bool) -> tuple[bool, frozenset[int]]:
         """Whether the job has taken in everything through the target, and which jobs above it have not."""

@@ -131,6 +131,12 @@ class JobProtocol:
             return self._ignore()
         return self._attempt_failed(now, attempt, f"{actor[0]}[{actor[1]}] declined: {reason}")
 
+    def reject(self, now: int, barrier_id: int, actor: Actor, incarnation: int, reason: str) -> list[Decision]:
+        attempt = self._attempt
+        if attempt is None or not attempt.owes(barrier_id, actor, incarnation):
+            return self._ignore()  # it was taken already, when it came for the first time
+        return self._roll_back(now, {actor}, reason)
+
     def ended(self, now: int, actor: Actor, incarnation: int) -> list[Decision]:
         task = self._roster.current(actor, incarnation)
         if task is None or task.state is not TaskState.RUNNING:

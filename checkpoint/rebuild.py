@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from ..errors import TableFinished
 from ..store.catalog import Txn
-from ..store.commit import check_incarnation
 from ..store.definitions import Counters, JobRecord, get_job, get_table, get_version
 from ..store.distinct import same_rows
+from ..store.epoch import show_epoch
 from ..store.made import discard_made
 from ..store.merge import lookup
 from ..store.records import job_key
@@ -28,16 +28,14 @@ if TYPE_CHECKING:
     from ..store.handle import Handle
 
 
-def ask_for_rebuild(handle: Handle, job_id: int, name: str, incarnation: int | None) -> int:
-    """Note that the job's next barrier makes its outputs anew; the incarnation that may run it, which fences others.
+def ask_for_rebuild(handle: Handle, job_id: int, name: str) -> None:
+    """Note that the job's next barrier makes its outputs anew; whoever runs the job does that with its next step.
 
-    A boundary is forced for it. Whatever was under way is dropped. Raises Fenced, TableFinished.
+    A boundary is forced for it. Whatever was under way is dropped: its commit is refused. Raises TableFinished.
     """
 
-    def body(tx: Txn) -> int:
+    def body(tx: Txn) -> None:
         job = get_job(tx, job_id, name)
-        if incarnation is not None:
-            check_incarnation(job, incarnation)
         _refuse_ended(tx, job)
         discard_made(tx, job.outputs, handle.catalog.now_ms())
         read = Counters.read(tx).last_epoch  # through which somebody may have read the outputs as complete
@@ -48,16 +46,14 @@ def ask_for_rebuild(handle: Handle, job_id: int, name: str, incarnation: int | N
             barrier=None,
             cursor=None,
             rebuild=at,
-            incarnation=job.incarnation + 1 if incarnation is None else incarnation,
             progress_ms=handle.catalog.now_ms(),
             lost=None,
             last_error=None,
             failed_ms=None,
         )
         tx.put(job_key(job.id), after.to_record())
-        return after.incarnation
 
-    return handle.catalog.transact(body)
+    handle.catalog.transact(body)
 
 
 def _refuse_ended(tx: Txn, job: JobRecord) -> None:
@@ -66,7 +62,8 @@ def _refuse_ended(tx: Txn, job: JobRecord) -> None:
         end = get_version(tx, table_id, table.name).end_epoch
         if end is not None:
             raise TableFinished(
-                f"job {job.name!r} is finished: the data of its output {table.name!r} ended at {end}, and nothing can "
+                f"job {job.name!r} is finished: the data of its output {table.name!r} ended at {show_epoch(end)}, and "
+                "nothing can "
                 "land in it any more; make another job with other outputs"
             )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ..errors import JobParked, LogTruncated
 from ..store.catalog import View
 from ..store.definitions import get_job, get_table
+from ..store.epoch import show_epoch
 from ..store.handle import Handle
 from ..store.history import forced_boundaries, read_epoch_view
 from ..store.intervals import first_after
@@ -75,12 +76,15 @@ def barrier_of_job(view: View, stand: Stand, job_id: int, name: str) -> Barrier 
     if job.position > after:
         if output.known_from > after:
             raise LogTruncated(
-                f"the barriers of job {job.name!r} are remembered only past epoch {output.known_from}; those after "
-                f"{after} are forgotten. Start anew with after={job.position}"
+                f"the barriers of job {job.name!r} are remembered only past epoch {show_epoch(output.known_from)}; "
+                "those after "
+                f"{show_epoch(after)} are forgotten. Start anew with after={job.position}"
             )
         return Barrier(after, int(first_after(output.commits, after)), kind)
     if job.state == "parked":
-        raise JobParked(f"job {job.name!r} was parked at epoch {job.position} and has no barriers; rebuild it first")
+        raise JobParked(
+            f"job {job.name!r} was parked at epoch {show_epoch(job.position)} and has no barriers; rebuild it first"
+        )
     if job.state == "finished":
         return EndOfData()
     if job.barrier is not None and job.barrier[0] == after:

@@ -12,11 +12,12 @@ from ..exchange.line import Line
 from ..store.clock import monotonic_s
 from .control import MAX_FRAME, VERSION, Hello, Message, decode, encode
 
-MOST_WAITING = 100_000
-"""Messages that may wait for a worker; one that leaves more unread is cut off."""
+MOST_WAITING = 16 << 20
+"""Bytes of messages that may wait for a worker, as they lie in memory; one that leaves more unread is cut off."""
 FRAME = 256
 """Messages of a frame at most: reports may be large."""
 assert FRAME <= MAX_FRAME
+_OWN_BYTES = 512
 
 
 class Session:
@@ -27,6 +28,7 @@ class Session:
         self.heard_s = monotonic_s()
         self._line = line
         self._waiting: deque[Message] = deque()
+        self._bytes = 0
         self._more = threading.Condition()
         self._ended = False
         self._thread = threading.Thread(target=self._run, name=f"epochlog-to-{worker[-8:]}", daemon=True)
@@ -37,9 +39,18 @@ class Session:
         return self._line.peer
 
     def send(self, message: Message) -> None:
-        """Queue a message; it is lost when the line ends first."""
+        """Queue a message; it is lost when the line ends first. A worker that leaves too many unread is cut off, also
+        while the thread that sends is held up by it.
+        """
         with self._more:
+            if self._ended:
+                return
             self._waiting.append(message)
+            self._bytes += weight(message)
+            if self._bytes > MOST_WAITING:
+                self._ended = True
+                self._waiting.clear()
+                threading.Thread(target=self._line.hang_up, name="epochlog-cut", daemon=True).start()
             self._more.notify()
 
     def heard(self) -> None:
@@ -69,17 +80,22 @@ class Session:
                 self._more.wait_for(lambda: self._ended or self._waiting)
                 if self._ended:
                     return
-                if len(self._waiting) > MOST_WAITING:
-                    break
                 frame = [self._waiting.popleft() for _ in range(min(FRAME, len(self._waiting)))]
+                self._bytes -= sum(map(weight, frame))
             if not self._line.send(encode(frame)):
                 break
         self._line.hang_up()
 
 
+def weight(message: Message) -> int:
+    """About what a message takes in memory."""
+    given = (getattr(message, name) for name in message.__slots__)
+    return _OWN_BYTES + sum(len(value) for value in given if isinstance(value, str | bytes))
+
+
 def greeted(line: Line) -> Session | None:
     """The session of a worker that has said Hello; None when it has left again. Raises BadMessage."""
-    first = line.read()
+    first = line.first()
     if first is None:
         return None
     hello = next(iter(decode(first)), None)

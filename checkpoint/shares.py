@@ -13,16 +13,17 @@ from pandas.util import hash_array
 from ..errors import InvalidInput
 from ..store.handle import Handle
 from .barrier_run import BarrierRun
-from .job import LocalContext
+from .local_context import LocalRefreshContext
 
 _T = pa.types
 
 
-class PartContext(LocalContext):
-    """A LocalContext of one of several actors that refresh a job side by side, each for its share.
+class PartRefreshContext(LocalRefreshContext):
+    """A LocalRefreshContext of one of several actors that refresh a job side by side, each for its share.
 
     part: from 0; parts: how many. What the parts write is committed together. Each must write the rows of its own share
-    alone: take `share` of what is read, by the columns that a row of the output is made from.
+    alone: take `share` of what is read, by the columns that a row of the output is made from. `recompute` writes the
+    share of this part alone.
     """
 
     def __init__(self, handle: Handle, run: BarrierRun, part: int, parts: int) -> None:
@@ -33,6 +34,17 @@ class PartContext(LocalContext):
     def share(self, data: pa.Table, by: Sequence[str]) -> pa.Table:
         """The rows of this part: those whose values in the columns `by` belong to it. Each row belongs to one part."""
         return split(data, by, self.part, self.parts)
+
+    def _share_of(self, rows: pa.Table, by: Sequence[str]) -> pa.Table:
+        return self.share(rows, by)
+
+    def _whole(self, output: str, touched: object | None) -> None:
+        super()._whole(output, touched)
+        if self.parts > 1:
+            raise InvalidInput(
+                f"recompute({output!r}, by=[]) makes the whole output anew, and {self.parts} parts refresh it side by "
+                "side; name the columns that tell their shares apart"
+            )
 
 
 def split(data: pa.Table, by: Sequence[str], part: int, parts: int) -> pa.Table:

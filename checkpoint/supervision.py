@@ -14,6 +14,8 @@ LOOK_MS = 100
 """How long an idle job waits before it looks for a barrier again."""
 FIRST_BACKOFF_MS = 100
 LONGEST_BACKOFF_MS = 30_000
+WAIT_MS = 500
+"""How long who waits for another runner of the job waits before looking whether that one is still alive."""
 TRIES = 5
 """Failures in a row after which a job is given up, where somebody waits for all jobs to be idle."""
 
@@ -34,9 +36,9 @@ ENDED = frozenset({"given up", "parked", "finished", "fenced", "dropped", "stopp
 class Supervised:
     """One job: its state, and when (`due_ms`, monotonic) it is stepped next.
 
-    state: running | idle | backing off, or one of ENDED. restarts: how often it was run
-    again after a failure. settled: everything through the epoch that is waited for is in. missing: the upstream jobs
-    (by id) that were not through that epoch when it last looked.
+    state: running | idle | backing off | waiting (for another runner to end), or one of ENDED. restarts: how often it
+    was run again after a failure. settled: everything through the epoch that is waited for is in. missing: the upstream
+    jobs (by id) that were not through that epoch when it last looked.
     """
 
     state: str = "running"
@@ -75,6 +77,11 @@ def failed(one: Supervised, error: BaseException, now_ms: int, tries: int | None
     if tries is not None and one.failures >= tries:
         return replace(one, state="given up")
     return replace(one, state="backing off", due_ms=now_ms + backoff_ms(one.failures))
+
+
+def waiting(one: Supervised, now_ms: int) -> Supervised:
+    """Another runner of the job is alive, which is not fenced."""
+    return replace(one, state="waiting", due_ms=now_ms + WAIT_MS)
 
 
 def woken(one: Supervised, now_ms: int) -> Supervised:

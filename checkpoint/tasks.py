@@ -11,8 +11,9 @@ from typing import Protocol
 
 from ..errors import InvalidInput, LoadNotFound, NotWritable, TableDropped, TableFinished
 from ..store.catalog import Txn, View
-from ..store.commit import TableEdit, check_incarnation, commit_root
+from ..store.commit import check_incarnation, commit_root
 from ..store.definitions import find_job, get_job, get_table
+from ..store.edits import TableEdit
 from ..store.handle import Handle
 from ..store.loads import (
     LoadCommit,
@@ -62,11 +63,15 @@ class Task(Protocol):
         ...
 
     def open(self) -> Opened:
-        """Claim it: every earlier coordinator or runner is fenced."""
+        """Claim it: every earlier coordinator is fenced. JobRunning while another runner of the job is alive."""
         ...
 
     def check(self) -> None:
         """Raises Fenced when another has claimed it since, JobNotFound or LoadNotFound when it has gone."""
+        ...
+
+    def leave(self) -> None:
+        """Nobody works on it here now; `decide` takes it up again."""
         ...
 
     def decide(self, *, news: bool, drain: bool) -> tuple[Barrier | None, bool]:
@@ -126,6 +131,9 @@ class LoadTask:
         assert self._load is not None
         mine, name = self._load.incarnation, self._load.name
         require_incarnation(self._handle.catalog.read(lambda view: get_load(view, name)), mine)
+
+    def leave(self) -> None:
+        """A load is claimed by nobody but coordinators."""
 
     def decide(self, *, news: bool, drain: bool) -> tuple[Barrier | None, bool]:
         assert self._load is not None
@@ -199,6 +207,7 @@ class JobTask:
         self._parts = asked.parts
         self._settings = replace(settings, interval_ms=handle.interval_ms * record.interval)
         self._runner = JobRunner(handle, record.id, record.name)
+        self._tenure = self._runner.tenure("coordinator")
         self._run: BarrierRun | None = None
         self.tables: Collection[str] = handle.catalog.read(
             lambda view: tuple(get_table(view, table, f"output of {record.name}").name for table in record.outputs)
@@ -213,17 +222,22 @@ class JobTask:
             )
 
     def open(self) -> Opened:
-        incarnation = self._runner._claim()
-        over = self._runner.record().state == "finished"
-        return Opened(incarnation, self._parts, frozenset(range(self._parts) if over else ()), self._settings)
+        record = self._runner.record()
+        served = record.runner is not None and record.runner.kind == "coordinator"
+        record = self._runner.enter(self._tenure, take_over=served)  # its parts have come here instead
+        over = record.state == "finished"
+        return Opened(record.incarnation, self._parts, frozenset(range(self._parts) if over else ()), self._settings)
 
     def check(self) -> None:
-        assert self._runner.incarnation is not None
-        check_incarnation(self._runner.record(), self._runner.incarnation)
+        assert self._tenure.incarnation is not None
+        check_incarnation(self._runner.record(), self._tenure.incarnation)
+
+    def leave(self) -> None:
+        self._runner.leave(self._tenure)
 
     def decide(self, *, news: bool, drain: bool) -> tuple[Barrier | None, bool]:
         end = record_drain(self._runner) if drain else None
-        self._run = self._runner.begin(whole=True)
+        self._run = self._runner.begin(whole=True, tenure=self._tenure)
         if self._run is None:
             return None, False
         # barriers of earlier boundaries come before the one that ends it
@@ -231,25 +245,29 @@ class JobTask:
 
     def commit(self, commit: Commit) -> tuple[int, bool]:
         assert self._run is not None and self._run.barrier == commit.barrier
-        outputs: Mapping[str, tuple[Segment, ...]] = commit.segments
+        at = commit.barrier.curr
+        outputs: Mapping[str, tuple[Segment, ...]] = {  # labelled: reported again later they are known as committed
+            name: tuple(one.labelled(at) for one in found) for name, found in commit.segments.items()
+        }
         epoch = self._runner.commit(self._run, outputs, keep=True)  # what is refused is in the next attempt
         return epoch, self._runner.record().state == "finished"
 
     def resolve(self) -> int | None:
         """Whoever tries to commit late meets a newer incarnation."""
-        runner, run = self._runner, self._run
+        runner, tenure, run = self._runner, self._tenure, self._run
         assert run is not None
 
         def body(tx: Txn) -> tuple[int | None, int | None]:
             job = get_job(tx, runner.job_id, runner.name)
             if job.position == run.barrier.curr:
-                return job.position, runner.incarnation
-            if job.incarnation != runner.incarnation:
-                return None, runner.incarnation
+                return job.position, tenure.incarnation
+            if job.incarnation != tenure.incarnation:
+                return None, tenure.incarnation
             tx.put(job_key(job.id), replace(job, incarnation=job.incarnation + 1).to_record())
             return None, job.incarnation + 1
 
-        epoch, runner.incarnation = self._handle.catalog.transact(body)
+        epoch, tenure.incarnation = self._handle.catalog.transact(body)
+        runner.incarnation = tenure.incarnation
         return epoch
 
     def state(self, index: int) -> PartRecord:

@@ -27,7 +27,7 @@ from ..store.changes import each_epoch
 from ..store.clock import Deadline
 from ..store.consumers import KEEP, open_consumer
 from ..store.definitions import JobRecord, TableDef, find_job, find_table, get_table
-from ..store.epoch import as_epoch
+from ..store.epoch import as_epoch, show_epoch
 from ..store.expiry import told_each
 from ..store.follow import reach, require_states
 from ..store.handle import HasHandle
@@ -123,7 +123,6 @@ class UpstreamLog:
         self._tables = [(table.id, table.name) for table in found]
         self._columns = _columns(found, columns)
         self._pre_images = pre_images
-        self._looked_up = {table.id for table in found if pre_images and table.changelog != "full"}
         self._job = None if record is None else (record.id, record.name)
         self._holder = handle.new_holder("upstream")
         self._lock = threading.Lock()  # of the lease: nothing is held again once it is closed
@@ -192,7 +191,10 @@ class UpstreamLog:
             raise InvalidInput("there is no consumer to acknowledge for; name one: UpstreamLog(…, consumer=name)")
         epoch = barrier.curr if isinstance(barrier, Barrier) else self._position if barrier is None else barrier
         if as_epoch("barrier", epoch) > self._position:
-            raise InvalidInput(f"epoch {epoch} was not given out yet; the newest barrier is at {self._position}")
+            raise InvalidInput(
+                f"epoch {show_epoch(epoch)} was not given out yet; the newest barrier is at "
+                f"{show_epoch(self._position)}"
+            )
         if self._position:
             self._consumer.ack(epoch)
 
@@ -342,8 +344,9 @@ class UpstreamLog:
 
         def body(tx: Txn) -> list[bytes]:
             for table_id, name in self._tables:
-                _reachable(tx, get_table(tx, table_id, name), after)
-                if table_id in self._looked_up:
+                table = get_table(tx, table_id, name)
+                _reachable(tx, table, after)
+                if self._looks_up(table, after):
                     require_states(tx, table_id, name, after, 'after="snapshot"')
             return self._put(tx, after)
 
@@ -355,11 +358,17 @@ class UpstreamLog:
     def _put(self, tx: Txn, after: int) -> list[bytes]:
         """A lease of the logs after an epoch, and of the files that can be reached now."""
         now_ms = self._handle.catalog.now_ms()
+        tables = [get_table(tx, table_id, name) for table_id, name in self._tables]
+        states = [after if self._looks_up(table, after) else None for table in tables]
         holds = [
-            Hold(self._holder, table, after, after if table in self._looked_up else None, now_ms, now_ms + LEASE_MS)
-            for table, _ in self._tables
+            Hold(self._holder, table.id, after, state, now_ms, now_ms + LEASE_MS)
+            for table, state in zip(tables, states, strict=True)
         ]
         return put_holds(tx, holds)
+
+    def _looks_up(self, table: TableDef, after: int) -> bool:
+        """Whether old rows of changes past that epoch are looked up in the table's states."""
+        return self._pre_images and not table.stores_images_after(after)
 
 
 def _reachable(view: View, table: TableDef, after: int) -> int:

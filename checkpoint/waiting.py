@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from ..store.catalog import View
 from ..store.definitions import JobRecord, get_version
-from ..store.epoch import boundary, boundary_index, first_index_at_or_above, from_unix_ms, newest_index
+from ..store.epoch import boundary, boundary_index, first_index_at_or_above, from_unix_ms, newest_index, to_unix_ms
 from ..store.handle import Handle
 from ..store.history import forced_boundaries
 from ..store.intervals import FAR
@@ -21,6 +22,8 @@ from ..store.lag import oldest_unreflected
 from ..store.lineage import EpochView
 from .barrier import next_barrier
 
+MOST_BOUNDARIES = 1 << 60
+"""A max_lag under which no job merges boundaries."""
 WaitKind = Literal["nothing", "boundary", "upstream", "runner", "failed", "rebuild", "over"]
 
 
@@ -32,7 +35,7 @@ class Wait:
     upstream: `upstream`, written by job `writer`, is complete through `through` only, and the job's next commit is at
     `epoch` or later; `cause` is the job at the head of that line, itself not waiting for an upstream. runner: a barrier
     at `epoch` is decided or due; whoever runs the job. failed: its newest attempt at `epoch`; somebody tries again.
-    rebuild: it is parked. over: its data has ended.
+    rebuild: it is parked. over: its data has ended. since_ms: of runner, since when it has been due (Unix ms).
     """
 
     kind: WaitKind
@@ -41,6 +44,7 @@ class Wait:
     writer: str | None = None
     through: int | None = None
     cause: str | None = None
+    since_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,25 +108,38 @@ def _wait(view: EpochView, job: JobRecord, clockwork: Clockwork) -> Wait:
     if job.last_error is not None:
         return Wait("failed", job.barrier[1] if job.barrier else None)
     if job.barrier is not None:
-        return Wait("runner", job.barrier[1])
+        return Wait("runner", job.barrier[1], since_ms=_due_since(job, job.barrier[1]))
     starts = clockwork.log_starts or {}
     forced = [epoch for epoch in clockwork.forced if epoch > job.position]
-    due = next_barrier(
+    barrier = partial(
+        next_barrier,
         view,
         job.upstreams,
         job.position,
         interval_ms=clockwork.interval_ms,
         job_interval=job.interval,
         forced=forced,
-        max_lag=job.max_lag,
         first=job.anew or job.position == 0,
         snapshot=job.anew,
         logs_from=max(job.rebuild or 0, *(starts.get(up, 0) for up in job.upstreams)),
         drain=job.drain,
     )
+    due = barrier(max_lag=job.max_lag)
     if due is not None:
-        return Wait("runner", due.curr)
+        unmerged = barrier(max_lag=MOST_BOUNDARIES) or due
+        return Wait("runner", due.curr, since_ms=_due_since(job, unmerged.curr))
     return _nothing_due(view, job, clockwork.interval_ms * job.interval, forced)
+
+
+def _due_since(job: JobRecord, stop: int) -> int:
+    """Since when the job has been due to commit (Unix ms): for the first time since it was made, a rebuild since it was
+    asked for, else since `stop`, its first one with news, has passed.
+    """
+    if job.rebuild is not None:
+        return to_unix_ms(job.rebuild)
+    if not job.position and job.created_ms:
+        return job.created_ms
+    return to_unix_ms(stop)
 
 
 def _nothing_due(view: EpochView, job: JobRecord, interval_ms: int, forced: Sequence[int]) -> Wait:

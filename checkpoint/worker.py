@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ..errors import AccessDenied, BadMessage, EpochlogError, InvalidInput, ServerUnavailable
-from ..exchange.line import ClientLine, Pem, ask, check_token, connect, parsed, pem_of
+from ..exchange.line import ClientLine, Pem, ask, check_destination, connect, pem_of
 from ..store.clock import Deadline, monotonic_s
 from ..store.handle import Handle
 from ..store.loads import MOST_PARTS
@@ -49,13 +49,22 @@ class Worker:
         part.finish()
     """
 
-    def __init__(self, location: str, store: Any, *, token: str | None = None, tls_roots: Pem | None = None) -> None:
+    def __init__(
+        self,
+        location: str,
+        store: Any,
+        *,
+        token: str | None = None,
+        tls_roots: Pem | None = None,
+        insecure: bool = False,
+    ) -> None:
         """store: the same store as the coordinator's, opened in this process. tls_roots: PEM, or where it lies.
+        insecure: send the token to another host without TLS.
 
-        Raises InvalidInput for what is no location or token; whether the coordinator answers is told by `attach`.
+        Raises InvalidInput for what is no location or token, InsecureServer; whether the coordinator answers is told by
+        `attach`.
         """
-        parsed(location)
-        check_token(token)
+        check_destination(location, token, insecure=insecure)
         self.handle: Handle = store if isinstance(store, Handle) else store._handle
         self.location = location
         self._token = token

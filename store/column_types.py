@@ -125,13 +125,20 @@ def parquet_is_narrower(kind: pa.DataType) -> bool:
 def fits(given: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether values of `given` may be cast to the stored type `wanted`.
 
-    True only if no value changes its meaning. Where that depends on the values (finer to coarser time units, lengths of
-    fixed-size values), it is left to Arrow's checked cast, which refuses to lose anything.
+    True only if no value changes its meaning. Where that depends on the values (numbers of another width, finer to
+    coarser time units, lengths of fixed-size values), it is left to `casting.cast_values`, which loses nothing.
     """
+    if _T.is_dictionary(given):
+        return fits(given.value_type, wanted)
+    return _fits_whatever(given, wanted) or _fits_by_value(given, wanted)
+
+
+def _fits_whatever(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """The same where numbers inside of others would have to be looked at, which nobody does."""
     if given.equals(wanted) or _T.is_null(given):
         return True
     if _T.is_dictionary(given):
-        return fits(given.value_type, wanted)
+        return _fits_whatever(given.value_type, wanted)
     return (
         (_is_string(given) and _is_string(wanted))
         or _fits_binary(given, wanted)
@@ -149,6 +156,7 @@ def _fits_binary(given: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _fits_number(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Any value of `given`, whatever it is."""
     if _T.is_decimal(given) and _T.is_decimal(wanted):
         return wanted.scale >= given.scale and wanted.precision - wanted.scale >= given.precision - given.scale
     if _T.is_floating(given):
@@ -162,6 +170,17 @@ def _fits_number(given: pa.DataType, wanted: pa.DataType) -> bool:
     if _T.is_signed_integer(given) == _T.is_signed_integer(wanted):
         return given.bit_width <= wanted.bit_width
     return _T.is_signed_integer(wanted) and given.bit_width < wanted.bit_width
+
+
+def _fits_by_value(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Numbers of which some fit: `casting.cast_values` looks at each."""
+    if _T.is_float16(given) or _T.is_float16(wanted):
+        return False
+    if _T.is_decimal(given):
+        return _T.is_decimal(wanted) or _T.is_integer(wanted)
+    if _T.is_floating(given):
+        return _T.is_floating(wanted) or _T.is_integer(wanted)
+    return _T.is_integer(given) and (_T.is_integer(wanted) or _T.is_floating(wanted) or _T.is_decimal(wanted))
 
 
 def _fits_time(given: pa.DataType, wanted: pa.DataType) -> bool:
@@ -179,4 +198,4 @@ def _fits_nested(given: pa.DataType, wanted: pa.DataType) -> bool:
             return False
     elif not (_is_list(given) and _is_list(wanted)):
         return False
-    return all(fits(a.type, b.type) for a, b in zip(children(given), children(wanted), strict=True))
+    return all(_fits_whatever(a.type, b.type) for a, b in zip(children(given), children(wanted), strict=True))

@@ -205,8 +205,10 @@ def _begin(handle: Handle, table: TableDef, *, full: bool, l0_only: bool, by: st
             if not l0_only or found.task.l0_after is not None:
                 return Outcome.BUSY
         version, runs = get_version(view, table.id, table.name), get_runs(view, table.id)
-        segments = table.options.compact_segments
-        task = pick(version, runs, compact_segments=segments, full=full, l0_only=l0_only)
+        enough = get_table(
+            view, table.id, table.name
+        ).options.compact_segments  # as it is now: it may have been altered
+        task = pick(version, runs, compact_segments=enough, full=full, l0_only=l0_only)
         inputs = task.inputs(runs) if task is not None else None
         if task is None or inputs is None:
             return Outcome.NOTHING

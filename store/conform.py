@@ -11,7 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import InvalidInput, LimitExceeded, SchemaMismatch
+from .casting import Unfit, cast_values
 from .column_types import children, fits, has_required_children, parquet_is_narrower
+from .python_rows import from_keys, from_rows
 
 MAX_KEY_BYTES = 16_384
 """Bytes that the string, binary and fixed-size binary values of one row's key may have together."""
@@ -27,7 +29,7 @@ def conform_table(
     table: str, data: object, wanted: pa.Schema, primary_key: Sequence[str], what: str = "data"
 ) -> pa.Table:
     """`data` as a pa.Table of exactly `wanted`; see TableSchema.conform."""
-    given = as_table(table, data, wanted)
+    given = as_table(table, data, wanted, what)
     _check_names(table, given, wanted, what)
     columns = [_column(table, given, field, field.name in primary_key) for field in wanted]
     conformed = pa.Table.from_arrays(columns, schema=wanted)
@@ -35,8 +37,8 @@ def conform_table(
     return conformed
 
 
-def as_table(table: str, data: Any, wanted: pa.Schema) -> pa.Table:
-    """Any Arrow-shaped `data` as a pa.Table with the types it came with."""
+def as_table(table: str, data: Any, wanted: pa.Schema, what: str = "data") -> pa.Table:
+    """Any Arrow-shaped `data` as a pa.Table with the types it came with; also a list of dicts, and keys as scalars."""
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, pa.RecordBatch):
@@ -46,6 +48,11 @@ def as_table(table: str, data: Any, wanted: pa.Schema) -> pa.Table:
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(data, pandas.DataFrame):
         return _from_pandas(table, data, wanted)
+    made = from_rows(table, data, wanted)
+    if made is None and what == "keys":
+        made = from_keys(table, data, wanted)
+    if made is not None:
+        return made
     if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
         try:
             return pa.table(data)
@@ -53,7 +60,9 @@ def as_table(table: str, data: Any, wanted: pa.Schema) -> pa.Table:
             raise SchemaMismatch(f"table {table}: the data cannot be taken over as Arrow: {error}") from error
     raise InvalidInput(
         f"table {table}: {type(data).__name__} is not tabular; pass a pyarrow Table, RecordBatch or RecordBatchReader, "
-        "a pandas or polars DataFrame, or an object with __arrow_c_stream__"
+        "a pandas or polars DataFrame, a list of dicts, or an object with __arrow_c_stream__"
+        + "; or keys as scalars or tuples"
+        * (what == "keys")
     )
 
 
@@ -107,7 +116,7 @@ def _listed(names: Sequence[str]) -> str:
 def _column(table: str, given: pa.Table, field: pa.Field, is_key: bool) -> pa.ChunkedArray:
     column = given.column(field.name)
     if not column.type.equals(field.type):
-        column = _cast(table, column, field)
+        column = cast_column(table, column, field)
     if not field.nullable and column.null_count:
         kind = "primary-key" if is_key else "non-nullable"
         raise SchemaMismatch(f"table {table}, {kind} column {field.name!r}: {column.null_count} of its values are null")
@@ -127,22 +136,20 @@ def _check_valid(table: str, column: pa.ChunkedArray, field: pa.Field) -> None:
         raise SchemaMismatch(f"table {table}, column {field.name!r}: its values are not valid: {error}") from error
 
 
-def _cast(table: str, column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+def cast_column(table: str, column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    """The column in the table's type; SchemaMismatch names a type that does not fit, or the row that does not."""
     where = f"table {table}, column {field.name!r}"
     if isinstance(column.type, pa.BaseExtensionType):
         chunks = [chunk.storage for chunk in column.chunks]
         column = pa.chunked_array(chunks, column.type.storage_type)
     if not fits(column.type, field.type):
-        hint = "; a pandas column of integers with gaps becomes one by .astype('Int64')" * (
-            _T.is_floating(column.type) and _T.is_integer(field.type)
-        )
-        raise SchemaMismatch(f"{where}: type {column.type} does not fit {field.type}; cast it first{hint}")
+        raise SchemaMismatch(f"{where}: type {column.type} does not fit {field.type}; cast it first")
     if _T.is_dictionary(column.type):
         column = _decoded(column)
     try:
-        return column if column.type.equals(field.type) else column.cast(field.type, safe=True)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise SchemaMismatch(f"{where}: type {column.type} does not fit {field.type}: {error}") from error
+        return cast_values(column, field.type)
+    except Unfit as unfit:
+        raise SchemaMismatch(f"{where}, {unfit} of type {column.type} does not fit {field.type}") from None
 
 
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -16,7 +16,7 @@ from .catalog import Txn, View
 from .clock import seconds
 from .cursors import ConsumerRecord, all_consumers, check_consumer_name, get_consumer, require_tables
 from .definitions import FOR_EVER, Counters, TableDef, find_table, get_table, get_version
-from .epoch import as_epoch, to_unix_ms
+from .epoch import as_epoch, show_epoch, to_unix_ms
 from .failpoints import reached
 from .follow import Reach, reach
 from .history import read_epoch_view
@@ -103,10 +103,14 @@ class Consumer:
         """
         epoch = as_epoch("epoch", epoch)
         if self._closed:
-            raise InvalidInput(f"consumer {self.name!r} was closed here; open it again to go on at {self.position}")
+            raise InvalidInput(
+                f"consumer {self.name!r} was closed here; open it again to go on at {show_epoch(self.position)}"
+            )
         last = self._handle.catalog.read(lambda view: Counters.read(view).last_epoch)
         if epoch > last:
-            raise InvalidInput(f"consumer {self.name!r}: epoch {epoch} is not there yet; the newest is {last}")
+            raise InvalidInput(
+                f"consumer {self.name!r}: epoch {show_epoch(epoch)} is not there yet; the newest is {show_epoch(last)}"
+            )
 
         def body(tx: Txn) -> int:
             record = self.mine(tx)
@@ -167,8 +171,9 @@ def open_consumer(
 
     too_old: what to do where changes after its position were truncated while it was away: "error" raises LogTruncated,
     "snapshot" begins anew with the tables' rows. keep: how long (seconds or a timedelta) it may be away before it holds
-    the log no longer; None: for good. states: the states at its position are held too. What the newest opener says of
-    these counts. Raises InvalidName, InvalidInput, LimitExceeded, TableNotFound, TableDropped.
+    the log no longer; None: for good. states: it reads old rows, so where they are not stored with the log, the states
+    at its position are held too. What the newest opener says of these counts. Raises InvalidName, InvalidInput,
+    LimitExceeded, TableNotFound, TableDropped.
     """
     check_consumer_name(name)
     if too_old not in TOO_OLD:
@@ -192,12 +197,11 @@ def open_consumer(
             if too_old == "error":
                 raise _too_old(record, lost)
             record = replace(record, position=None, snapshot=None)
-        looks_up = tuple(table.id for table in found if states and table.changelog != "full")
         claimed = replace(
             record,
             too_old=too_old,
             keep_ms=keep_ms,
-            states=looks_up,
+            states=tuple(table.id for table in found) if states else (),
             incarnation=record.incarnation + 1 if incarnation is None else incarnation,
             holder=holder,
             expires_ms=now_ms + LEASE_MS,
@@ -321,7 +325,7 @@ def _target(handle: Handle, view: View, record: ConsumerRecord, to: str | int) -
         return min(epochs.complete_through(table) for table in record.tables)
     epoch = as_epoch("to", to)
     if epoch > epochs.last_epoch:
-        raise InvalidInput(f"epoch {epoch} is not there yet; the newest is {epochs.last_epoch}")
+        raise InvalidInput(f"epoch {show_epoch(epoch)} is not there yet; the newest is {show_epoch(epochs.last_epoch)}")
     return epoch
 
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from ..errors import ConsumerNotFound, InvalidName, TableDropped
 from .catalog import Txn, View
 from .definitions import Counters, TableDef
+from .epoch import show_epoch
 from .records import Record, after_prefix, consumer_key, table_key
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -22,7 +23,8 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 class ConsumerRecord:
     """position: all changes of its tables through that epoch are acknowledged; None: nothing is, it begins with the
     tables' rows. snapshot: the epoch of the rows that it is taking in, which are held until it has a position; None: it
-    has not said. states: the tables whose states at the position are held too, for old images to be looked up.
+    has not said. states: the tables of which it reads old rows; where they are not stored with the log the states
+    at the position are held too.
     keep_ms: how long it may be away and still hold; None: for good. holder: the lease of whoever has it open, which
     ends at expires_ms; from then on it is away. acked_ms: of the newest acknowledgement, 0 before the first.
     dropped: the name of a table of it that was dropped.
@@ -109,7 +111,7 @@ def broken_consumers(view: View, tables: Mapping[int, TableDef]) -> Iterator[tup
         if not record.tables or (missing and record.dropped is None):
             yield where, f"refers to tables that are not there: {missing}"
         if record.at is not None and record.at > last:
-            yield where, f"stands at epoch {record.at}, above last_epoch {last}"
+            yield where, f"stands at epoch {show_epoch(record.at)}, above last_epoch {show_epoch(last)}"
         if not set(record.states) <= set(record.tables):
             yield where, "holds states of tables that it does not read"
 

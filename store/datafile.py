@@ -43,15 +43,15 @@ def verified(files: Files, path: str, size: int, crc32: int, *, again: bool = Fa
     """The whole file. Its size and checksum are compared with the catalog's when this process reads it for the first
     time, with `again` at every time; one that is far away is kept in memory then.
 
-    Raises Corrupt, also when the file is gone or cannot be read; ReadFailed when its file system does not answer.
+    Raises Corrupt, also when the file is gone; ReadFailed when its file system does not answer, or refuses.
     """
     try:
         if files.remote:
             return _downloaded(files, path, size, crc32, again=again)
         stamp = identity(files, path, size, crc32)
         data = files.read(path)
-    except OSError as error:
-        raise _unreadable(path, error) from error
+    except FileNotFoundError as error:
+        raise FileGone(path, "the file is gone") from error
     if data.size != size:
         raise Corrupt(path, f"it has {data.size} bytes, not {size}")
     with _verified_lock:
@@ -79,15 +79,8 @@ def identity(files: Files, path: str, size: int, crc32: int) -> Name:
         return files.place, path, size, crc32
     try:
         return *files.stamp(path), size, crc32
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: str, error: OSError) -> Corrupt:
-    """What a file system says of a file that must be there."""
-    if isinstance(error, FileNotFoundError):
-        return FileGone(path, "the file is gone")
-    return Corrupt(path, f"it cannot be read ({error.strerror or error})")
+    except FileNotFoundError as error:
+        raise FileGone(path, "the file is gone") from error
 
 
 def _downloaded(files: Files, path: str, size: int, crc32: int, *, again: bool) -> pa.Buffer:

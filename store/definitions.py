@@ -12,9 +12,12 @@ from functools import lru_cache
 
 from ..errors import Corrupt, EpochlogError, InvalidInput, JobNotFound, TableDropped, TableNotFound
 from .catalog import Txn, View
+from .epoch import from_unix_ms
 from .keys import Key
+from .membership import GLOBAL_MAX_LAG_MS, least_global_max_lag_ms
 from .records import (
     HEAD,
+    STORE,
     Record,
     after_prefix,
     checked,
@@ -37,12 +40,35 @@ FOR_EVER = timedelta(days=365_000)
 
 @dataclass(frozen=True, slots=True)
 class StoreRecord:
-    """Fixed when the store is made."""
+    """A store's identity and options: all but `global_max_lag_ms` are fixed when it is made.
+
+    global_max_lag_ms: None: the default.
+    """
 
     id: str
     interval_ms: int
     created_ms: int
     format: int = FORMAT_VERSION
+    global_max_lag_ms: int | None = None
+
+    @property
+    def max_lag_ms(self) -> int:
+        """How far a job may lag before `global` leaves its tables out, in milliseconds."""
+        if self.global_max_lag_ms is not None:
+            return self.global_max_lag_ms
+        return max(GLOBAL_MAX_LAG_MS, least_global_max_lag_ms(self.interval_ms))
+
+    def to_record(self) -> Record:
+        """Return the record as the catalog keeps it; without the bound where it is the default."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def get_store(view: View) -> StoreRecord:
+    """Return the store's record as of this state of the catalog."""
+    record = view.get(STORE)
+    if record is None:
+        raise Corrupt("catalog record of the store", "it is missing")
+    return StoreRecord(**record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +150,35 @@ def _whole_ms(retention: timedelta) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TableDef:
-    """A table's fixed part. `job_id` is the one job that writes it, None for a root table."""
+    """What a table is, apart from its data. `job_id` is the one job that writes it, None for a root table.
+
+    changelog: whether new log entries store the rows that they replace ("full") or not ("upsert"). full_since: the
+    commit after which all entries store them; None while new ones do not. first_changelog: what it was when the table
+    was made, which tells of the entries that do not record it (version 0.1). drop_unchanged: of an output, whether
+    commits leave out what changes nothing.
+    created: the epoch at which it was made; 0: not known, or before all epochs of the store. adopted: of a root table
+    that was an output once, the epoch from which on it is one; 0: it always was.
+    """
 
     id: int
     schema: TableSchema
     changelog: str
     options: TableOptions
     job_id: int | None = None
+    drop_unchanged: bool = True
+    full_since: int | None = None
+    first_changelog: str = ""
+    created: int = 0
+    adopted: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.first_changelog:  # it is made now
+            object.__setattr__(self, "first_changelog", self.changelog)
+            object.__setattr__(self, "full_since", 0 if self.changelog == "full" else None)
+
+    def stores_images_after(self, epoch: int) -> bool:
+        """Whether all changes past that epoch, those to come too, are stored with the rows that they replace."""
+        return self.full_since is not None and self.full_since <= epoch
 
     @property
     def name(self) -> str:
@@ -147,13 +195,28 @@ class TableDef:
             "changelog": self.changelog,
             "options": self.options.to_record(),
             "job_id": self.job_id,
+            "drop_unchanged": self.drop_unchanged,
+            "full_since": self.full_since,
+            "first_changelog": self.first_changelog,
+            "created": self.created,
+            "adopted": self.adopted,
         }
 
     @classmethod
     @checked
     def from_record(cls, record: Record) -> TableDef:
-        schema, options = _schema(record["schema"]), TableOptions.from_record(record["options"])
-        return cls(record["id"], schema, record["changelog"], options, record["job_id"])
+        return cls(
+            id=record["id"],
+            schema=_schema(record["schema"]),
+            changelog=record["changelog"],
+            options=TableOptions.from_record(record["options"]),
+            job_id=record["job_id"],
+            drop_unchanged=record.get("drop_unchanged", True),
+            full_since=record.get("full_since"),
+            first_changelog=record.get("first_changelog", ""),
+            created=record.get("created", 0),
+            adopted=record.get("adopted", 0),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +232,28 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True)
+class Runner:
+    """Who runs a job: one step of a handle, or a query, pipeline or coordinator for as long as it goes on.
+
+    holder: its name, used once; lease: of the open store it runs in, under `lease/`; process: as `process.identity`
+    tells it. kind: step | query | pipeline | coordinator.
+    """
+
+    holder: str
+    lease: str
+    process: str
+    host: str
+    pid: int
+    since_ms: int
+    kind: str
+
+    @classmethod
+    @checked
+    def from_record(cls, record: Record) -> Runner:
+        return cls(**record)
+
+
+@dataclass(frozen=True, slots=True)
 class JobRecord:
     """A job: its lineage, how far it has committed (`position`), who runs it, and the barrier decided for it.
 
@@ -179,7 +264,11 @@ class JobRecord:
     snapshot_rows: the rows of one piece of a snapshot, None to take it whole; `cursor` is where the pieces of the
     recorded barrier stand. rebuild: its next commit, there or past it, makes the outputs anew from the upstreams' rows;
     None: it goes on from its position. progress_ms: when it committed or recorded a piece last (Unix ms; 0: not known).
+    max_lag_ms: the time that max_lag was given as, None when it was given in boundaries.
     lost: why it is parked; `unread`: the first change of its upstreams that it lacked then, until it commits again.
+    outside_ms: since when `global` leaves its tables out because it lags too much (Unix ms), until it has caught up;
+    None: it does not. created_ms: when it was made (Unix ms; 0: not known).
+    runner: who has claimed it and not left since; whether that one is alive, `runners.live_runner` tells.
     """
 
     id: int
@@ -203,6 +292,10 @@ class JobRecord:
     progress_ms: int = 0
     lost: str | None = None
     unread: int | None = None
+    max_lag_ms: int | None = None
+    outside_ms: int | None = None
+    created_ms: int = 0
+    runner: Runner | None = None
 
     @property
     def rebuilding(self) -> bool:
@@ -221,10 +314,17 @@ class JobRecord:
     @property
     def due(self) -> int | None:
         """The epoch from which on it may commit, whether its upstreams change or not, or lacks what it never takes in;
-        None: their changes alone tell. A snapshot may have read it as complete below.
+        None: their changes alone tell. A snapshot may have read it as complete below. Of a job without a commit: when
+        it was made.
         """
         ends = None if self.state == "finished" else self.drain
-        return min((epoch for epoch in (self.unread, self.rebuild, ends) if epoch is not None), default=None)
+        made = from_unix_ms(self.created_ms) if self.created_ms and not self.position else None
+        return min((epoch for epoch in (self.unread, self.rebuild, ends, made) if epoch is not None), default=None)
+
+    @property
+    def runner_after_step(self) -> Runner | None:
+        """Who runs it once the step at hand is over: nobody, if there was no more than that step."""
+        return None if self.runner is None or self.runner.kind == "step" else self.runner
 
     def ends_at(self, epoch: int) -> bool:
         """Whether the job was told to end with a commit there."""
@@ -239,7 +339,8 @@ class JobRecord:
         fixed = {"upstreams": tuple(record["upstreams"]), "outputs": tuple(record["outputs"])}
         barrier = tuple(record["barrier"]) if record["barrier"] else None
         cursor = Cursor(**record["cursor"]) if record.get("cursor") else None
-        return cls(**{**record, **fixed, "barrier": barrier, "cursor": cursor})
+        runner = Runner.from_record(record["runner"]) if record.get("runner") else None
+        return cls(**{**record, **fixed, "barrier": barrier, "cursor": cursor, "runner": runner})
 
 
 @lru_cache(maxsize=4096)
@@ -314,7 +415,9 @@ def find_job(view: View, name: str) -> JobRecord:
 def get_job(view: View, job_id: int, name: str) -> JobRecord:
     record = view.get(job_key(job_id))
     if record is None:
-        raise JobNotFound(f"job {name!r} was dropped or cancelled, and its tables with it")
+        raise JobNotFound(
+            f"job {name!r} was dropped or cancelled, or its tables were adopted; store.jobs() has those that are left"
+        )
     return JobRecord.from_record(record)
 
 

@@ -1,4 +1,6 @@
-"""Whether two columns hold the same values: IS NOT DISTINCT FROM, with NaN equal to NaN, for every column type."""
+"""Whether two columns hold the same values, for every column type: as IS NOT DISTINCT FROM has it, but that floats are
+the same if all their bits are, or if both are NaN: 0.0 and -0.0 differ.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ def same_values(left: pa.Array, right: pa.Array) -> np.ndarray:
     """bool[len]: null equals null, NaN equals NaN; structs by field, lists by length and elements."""
     if _is_plain(left) and _is_plain(right):
         a, b = left.to_numpy(), right.to_numpy()
-        return (a == b) | ((a != a) & (b != b)) if pa.types.is_floating(left.type) else a == b
+        if not pa.types.is_floating(left.type):
+            return a == b
+        bits = np.dtype(f"i{a.itemsize}")
+        return (a.view(bits) == b.view(bits)) | ((a != a) & (b != b))
     both_null = _mask(pc.and_(left.is_null(), right.is_null()))
     both_valid = _mask(pc.and_(left.is_valid(), right.is_valid()))
     return both_null | (both_valid & _equal(left, right))
@@ -46,12 +51,9 @@ def _equal(left: pa.Array, right: pa.Array) -> np.ndarray:
     if pa.types.is_fixed_size_list(kind):
         as_list = pa.list_(kind.value_field)
         return _equal(left.cast(as_list), right.cast(as_list))
-    if pa.types.is_float16(kind):
-        left, right = left.cast(pa.float32()), right.cast(pa.float32())
-    same = _mask(pc.equal(left, right))
     if pa.types.is_floating(kind):
-        same |= _mask(pc.and_(pc.is_nan(left), pc.is_nan(right)))
-    return same
+        return same_values(pc.fill_null(left, 0), pc.fill_null(right, 0))
+    return _mask(pc.equal(left, right))
 
 
 def _equal_lists(left: pa.Array, right: pa.Array) -> np.ndarray:

@@ -7,6 +7,7 @@ a pure function of the interval: every process knows every boundary without aski
 from __future__ import annotations
 
 import operator
+from datetime import UTC, datetime
 from typing import SupportsIndex, cast
 
 from ..errors import InvalidInput
@@ -68,3 +69,34 @@ def newest_index(epoch: int, interval_ms: int) -> int:
 def first_index_at_or_above(epoch: int, interval_ms: int) -> int:
     """The smallest k >= 1 with boundary(k) >= epoch."""
     return max(1, -(-(epoch + 1) // width(interval_ms)))
+
+
+# ---- telling people ------------------------------------------------------------------------------------------------
+
+
+def show_epoch(epoch: int | None) -> str:
+    """Tell an epoch with its time, as `585139200001 (2025-01-02T15:40:56.250Z)`; what is no moment (0) without."""
+    if epoch is None or not 0 < epoch <= MAX_EPOCH:
+        return str(epoch)
+    return f"{epoch} ({show_time(to_unix_ms(epoch))})"
+
+
+def show_time(unix_ms: int) -> str:
+    """Tell Unix milliseconds as ISO 8601 in UTC."""
+    return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def show_span(ms: int) -> str:
+    """Tell a length of time by its two largest units: `350 ms`, `1.2 s`, `3 min 5 s`, `2 h 5 min`, `4 d 3 h`."""
+    if ms < 1000:
+        return f"{ms} ms"
+    if ms < 60_000:
+        return f"{ms // 100 / 10:.1f} s"
+    minutes, s = divmod(ms // 1000, 60)
+    hours, minutes_left = divmod(minutes, 60)
+    days, hours_left = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours_left} h" if hours_left else f"{days} d"
+    if hours:
+        return f"{hours} h {minutes_left} min" if minutes_left else f"{hours} h"
+    return f"{minutes} min {s} s" if s else f"{minutes} min"

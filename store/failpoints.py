@@ -40,6 +40,7 @@ FAILPOINTS: dict[str, str] = {
     "seal:after": "a boundary is sealed, whoever asked for it does not know",
     # tables.py
     "table:created": "a table is made, whoever asked for it does not know",
+    "table:altered": "a table's settings are altered, whoever asked for it does not know",
     "table:dropped": "a table is dropped, its files are there",
     "truncate:after": "a log is truncated, its files are there",
     # compaction.py

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ from .datafile import KeyRange
 from .files import Files
 from .images import read_epoch
 from .keys import KeyCodec
-from .merge import Rows, joined, lookup
+from .merge import Rows, fold, lookup
 from .prune import key_prunes
 from .ranges import cost, key_pieces
 from .scan import ScanPlan
@@ -84,10 +85,8 @@ class Feed:
 
     def net(self) -> Iterator[pa.Table]:
         """One change for each key over the whole range, in key order."""
-        for keys in self._pieces(self.groups):
-            table = self._changes(_Unit(0, len(self.groups), keys, 0), net=True)
-            if table is not None:
-                yield table
+        tables = (self._changes(_Unit(0, len(self.groups), keys, 0), net=True) for keys in self._pieces(self.groups))
+        yield from filter(_is_there, tables)
 
     def _units(self, most: int) -> Iterator[_Unit]:
         first, gathered = 0, 0
@@ -112,7 +111,8 @@ class Feed:
     def _of(self, wave: Sequence[_Unit]) -> Iterator[pa.Table]:
         wave = [_Unit(unit.first, unit.end, unit.keys, unit.cost, len(wave) == 1) for unit in wave]
         done = each(lambda unit: self._changes(unit, net=False), wave, sum(unit.cost for unit in wave))
-        return (table for table in done if table is not None)
+        done.reverse()
+        return filter(_is_there, (done.pop() for _ in range(len(done))))  # what was given out is held by nobody here
 
     def _changes(self, unit: _Unit, *, net: bool) -> pa.Table | None:
         """The change rows of a unit; None if there are none."""
@@ -152,7 +152,7 @@ class Feed:
             found = [old for old in (file.read(names, unit.keys) for file in files) if len(old)]
             if not found:
                 return np.full(len(rows), -1), None
-            old = joined(found)
+            old = fold(found)
             return lookup(old.keys, rows.keys), old.data
 
         done = each(read, epochs, self._rows(unit, [file for group in self._groups(unit) for file in group.images]))
@@ -178,3 +178,7 @@ class Feed:
     def _rows(unit: _Unit, files: Sequence[Segment]) -> int:
         """Rows to read, for threads to be worth it; the threads of other units are at work already."""
         return sum(file.rows for file in files) if unit.alone else 0
+
+
+def _is_there(table: pa.Table | None) -> TypeGuard[pa.Table]:
+    return table is not None

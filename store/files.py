@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ import pyarrow.fs as pafs
 
 from ..errors import InvalidInput, ReadFailed, WriteFailed
 from .failpoints import is_armed, reached
+from .refusals import is_missing, read_failed
 from .urls import masked, without_secrets
 
 DURABILITIES = ("disk", "os")
@@ -36,7 +38,7 @@ class Files(Protocol):
     """Files under one root, by relative path with /. Immutable and picklable: Spark's workers receive it.
 
     Files are written once, under final unique names, and are never changed or renamed. Reading a file that is not
-    there raises FileNotFoundError, a store that does not answer ReadFailed; a path that would leave the root
+    there raises FileNotFoundError, a store that does not answer or refuses ReadFailed; a path that would leave the root
     InvalidInput.
     """
 
@@ -217,34 +219,45 @@ class LocalFiles:
 
     def read(self, path: str) -> pa.Buffer:
         full = self._full(path)
-        if os.path.getsize(full) == 0:
-            return pa.py_buffer(b"")  # an empty file cannot be mapped
-        with pa.memory_map(full) as mapped:
-            return mapped.read_buffer()
+        with _reading(full):
+            if not _size_of(full):
+                return pa.py_buffer(b"")  # an empty file cannot be mapped
+            with pa.memory_map(full) as mapped:
+                return mapped.read_buffer()
 
     def open_input(self, path: str) -> pa.NativeFile:
         full = self._full(path)
-        return pa.memory_map(full) if os.path.getsize(full) else pa.BufferReader(b"")
+        with _reading(full):
+            return pa.memory_map(full) if _size_of(full) else pa.BufferReader(b"")
 
     def size(self, path: str) -> int:
-        return os.path.getsize(self._full(path))
+        full = self._full(path)
+        with _reading(full):
+            return _size_of(full)
 
     def stamp(self, path: str) -> tuple[str | int, ...]:
         full = self._full(path)
-        status = os.stat(full)
+        with _reading(full):
+            status = os.stat(full)
         return full, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     def exists(self, path: str) -> bool:
-        return os.path.isfile(self._full(path))
+        full = self._full(path)
+        try:
+            with _reading(full):
+                return stat.S_ISREG(os.stat(full).st_mode)
+        except FileNotFoundError:
+            return False
 
     def list(self, prefix: str = "") -> list[FileInfo]:
         top = self._full(prefix) if prefix else self.root
         found = []
-        for folder, _, names in os.walk(top):
+        for folder, _, names in os.walk(top, onerror=_refuse_to_list):
             for name in names:
                 full = os.path.join(folder, name)
                 try:
-                    status = os.stat(full, follow_symlinks=False)
+                    with _reading(full):
+                        status = os.stat(full, follow_symlinks=False)
                 except FileNotFoundError:
                     continue  # deleted while the listing ran
                 path = os.path.relpath(full, self.root).replace(os.sep, "/")
@@ -271,6 +284,14 @@ class LocalFiles:
         below = PurePosixPath(folder).relative_to(self.root).parts
         for depth in range(len(below) + 1):
             make_private_dir(os.path.join(self.root, *below[:depth]), sync=disk)
+
+
+def _size_of(full: str) -> int:
+    """FileNotFoundError where no file lies there, but a folder or anything else."""
+    status = os.stat(full)
+    if not stat.S_ISREG(status.st_mode):
+        raise FileNotFoundError(errno.ENOENT, "no such file", full)
+    return status.st_size
 
 
 def _write_all(handle: int, data: memoryview) -> None:
@@ -406,14 +427,21 @@ class ArrowFiles:
 
 @contextmanager
 def _reading(full: str) -> Iterator[None]:
-    """A request to a file system that may be far away: what it refuses is told as ReadFailed."""
+    """A request to a file system, which may be far away: FileNotFoundError, or ReadFailed for all else it refuses."""
     try:
         yield
     except FileNotFoundError:
         raise
-    except OSError as error:
-        reason = error.strerror or error
-        raise ReadFailed(f"{full} cannot be read: {reason}. Mend that and try again") from error
+    except (OSError, MemoryError) as error:
+        if isinstance(error, OSError) and is_missing(error):
+            raise FileNotFoundError(errno.ENOENT, "no such file", full) from error
+        raise read_failed(full, error) from error
+
+
+def _refuse_to_list(error: OSError) -> None:
+    """A folder that cannot be listed is not an empty one; one that went meanwhile is."""
+    if not is_missing(error):
+        raise read_failed(str(error.filename), error) from error
 
 
 def _with_less_requests(uri: str) -> str:

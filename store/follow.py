@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ..errors import EpochExpired, LogTruncated
 from .catalog import View
 from .definitions import TableDef, get_version
+from .epoch import show_epoch
 from .records import hist_key
 
 
@@ -25,7 +26,8 @@ class Reach:
     def truncated(self, advice: str) -> LogTruncated:
         """What to raise when something was lost."""
         return LogTruncated(
-            f"the log of {self.table.name!r} begins after epoch {self.after}, and {self.lost} commits or more after "
+            f"the log of {self.table.name!r} begins after epoch {show_epoch(self.after)}, and {self.lost} commits or "
+            "more after "
             f"epoch {self.wanted} were truncated unread. {advice}"
         )
 
@@ -46,6 +48,7 @@ def require_states(view: View, table_id: int, name: str, after: int, instead: st
     safe = get_version(view, table_id, name).safe_epoch
     if after < safe:
         raise EpochExpired(
-            f"table {name!r}: its states before epoch {safe} have been let go, so there are no old rows for changes "
-            f'past {after}. Read without them, or begin with {instead}; a table of changelog="full" stores them'
+            f"table {name!r}: its states before epoch {show_epoch(safe)} have been let go, so there are no old rows "
+            f"for changes past {show_epoch(after)}. Read without them, or begin with {instead}; a table of "
+            'changelog="full" stores them'
         )

@@ -7,18 +7,20 @@ alone.
 from __future__ import annotations
 
 import uuid
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import CatalogLost, Corrupt, ForeignRoot
+from ..errors import CatalogLost, Corrupt, ForeignRoot, InvalidInput
 from .catalog import Catalog, Txn
 from .definitions import StoreRecord
+from .epoch import show_span
 from .failpoints import reached
 from .files import Files
 from .marker import MARKER, Marker, is_store_id, read_marker
 from .records import HEAD, STORE
 
 CATALOG_FOLDER = "catalog"
+DEFAULT_INTERVAL_MS = 1000
 
 
 # ---- records and marker ------------------------------------------------------------------------------------------
@@ -40,15 +42,43 @@ def known_record(catalog: Catalog, files: Files, marker: Marker) -> StoreRecord:
     return record
 
 
-def found_record(catalog: Catalog, interval_ms: int, store_id: str | None = None) -> StoreRecord:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What whoever opens a store says of its options, used when it is made; None: the default, or what is there."""
+
+    interval_ms: int | None = None
+    global_max_lag_ms: int | None = None
+
+
+def require_as_asked(record: StoreRecord, asked: Asked, files: Files) -> None:
+    """Raise InvalidInput when an option that was given is another one than the store's."""
+    if asked.interval_ms not in (None, record.interval_ms):
+        raise InvalidInput(
+            f"the store at {files.place} has boundaries every {record.interval_ms} ms for good, not every "
+            f"{asked.interval_ms} ms; open it without checkpoint_interval_ms, or with that one"
+        )
+    bound_ms = asked.global_max_lag_ms
+    if bound_ms is not None and bound_ms != record.max_lag_ms:
+        raise InvalidInput(
+            f"the store at {files.place}: its global_max_lag is {show_span(record.max_lag_ms)}, not "
+            f"{show_span(bound_ms)}; leave it out, or change it with store.alter(global_max_lag=…)"
+        )
+
+
+def found_record(catalog: Catalog, asked: Asked, store_id: str | None = None) -> StoreRecord:
     """The store's record; of several processes that create at once, the first decides."""
 
     def body(tx: Txn) -> StoreRecord:
         present = tx.get(STORE)
         if present is not None:
             return StoreRecord(**present)
-        record = StoreRecord(store_id or uuid.uuid4().hex, interval_ms, catalog.now_ms())
-        tx.put(STORE, asdict(record))
+        record = StoreRecord(
+            store_id or uuid.uuid4().hex,
+            asked.interval_ms or DEFAULT_INTERVAL_MS,
+            catalog.now_ms(),
+            global_max_lag_ms=asked.global_max_lag_ms,
+        )
+        tx.put(STORE, record.to_record())
         return record
 
     return catalog.transact(body)

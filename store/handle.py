@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
@@ -18,17 +19,22 @@ from .epoch import MAX_EPOCH, from_unix_ms
 from .files import Files, open_files
 from .founding import (
     CATALOG_FOLDER,
+    DEFAULT_INTERVAL_MS,
+    Asked,
     found_record,
     is_foreign,
     known_record,
     refuse_foreign,
+    require_as_asked,
     write_marker,
 )
 from .history import EpochMemory
 from .intents import Intents, file_name
-from .leases import Leases
+from .leases import RUNNER_MS, Leases
 from .lmdb_catalog import LmdbCatalog
 from .marker import Marker, read_marker, require_kind
+from .one_process import OneProcess
+from .outside import checked_global_max_lag_ms
 from .urls import masked
 from .watch import Watch
 
@@ -39,7 +45,7 @@ class HasHandle(Protocol):
     _handle: Handle
 
 
-class Handle:
+class Handle(OneProcess):
     """What the modules of this package work on: `files`, `catalog`, the store's fixed record, and the epochs read so
     far.
     """
@@ -65,9 +71,12 @@ class Handle:
         self.whole_dumps: set[str] = set()  # shipped files that were read, or written, and found whole
         self.memory = EpochMemory()
         self.leases = Leases(catalog)
+        self.runners = Leases(catalog, RUNNER_MS)
         self.intents = Intents(catalog, self.leases)
         self.watch = Watch(catalog)
         catalog.landed = self.watch.look
+        self.told_backlog: set[int] = set()
+        """Tables of whose backlog the log has told."""
         self.wake_maintenance: Callable[[], None] = lambda: None
 
     def table_folder(self, table_id: int) -> str:
@@ -83,6 +92,7 @@ class Handle:
         return f"{kind}:{uuid.uuid4().hex}"
 
     def close(self) -> None:
+        self.runners.close()
         self.leases.close()
         self.catalog.close()
 
@@ -92,7 +102,8 @@ def open_handle(
     catalog: str | None = None,
     *,
     create: bool = True,
-    checkpoint_interval_ms: int = 1000,
+    checkpoint_interval_ms: int | None = None,
+    global_max_lag: float | timedelta | None = None,
     durability: str = "disk",
     volatile: bool = False,
     clock: Clock | None = None,
@@ -103,7 +114,10 @@ def open_handle(
     InvalidInput. A creation that was cut off by a crash is taken up where it stopped; opening an existing store writes
     nothing.
     """
-    _check_arguments(checkpoint_interval_ms, durability)
+    interval_ms = DEFAULT_INTERVAL_MS if checkpoint_interval_ms is None else checkpoint_interval_ms
+    _check_arguments(interval_ms, durability)
+    bound_ms = None if global_max_lag is None else checked_global_max_lag_ms(global_max_lag, interval_ms)
+    asked = Asked(checkpoint_interval_ms, bound_ms)
     if clock is not None:
         clock = CheckedClock(clock)
         clock()  # once, before anything is made
@@ -119,35 +133,39 @@ def open_handle(
         raise StoreNotFound(f"there is no store at {files.place}; epochlog.open(root) with create=True makes one")
     if catalog is None:
         assert place.folder is not None
-        opened, record = _open_local(place.folder, files, marker, checkpoint_interval_ms, durability, clock)
+        opened, record = _open_local(place.folder, files, marker, asked, durability, clock)
     else:
         from .redis_founding import open_in_redis
 
-        interval_ms = checkpoint_interval_ms
         opened, record = open_in_redis(
-            place.root, place.folder, files, catalog, marker, interval_ms, clock, volatile=volatile
+            place.root, place.folder, files, catalog, marker, asked, clock, volatile=volatile
         )
+    try:
+        require_as_asked(record, asked, files)
+    except InvalidInput:
+        opened.close()
+        raise
     return Handle(place.root, files, opened, record, durability, catalog, volatile)
 
 
 def _open_local(
-    folder: Path, files: Files, marker: Marker | None, interval_ms: int, durability: str, clock: Clock | None
+    folder: Path, files: Files, marker: Marker | None, asked: Asked, durability: str, clock: Clock | None
 ) -> tuple[Catalog, StoreRecord]:
     """The catalog in the store's own folder."""
-    if marker is None and is_foreign(folder):
-        marker = read_marker(files)  # there are files: perhaps another process has made the store just now
-        require_kind(marker, "lmdb", files)
-        if marker is None:
-            refuse_foreign(folder)
     ticks = clock or SystemClock()
     try:
+        if marker is None and is_foreign(folder):
+            marker = read_marker(files)  # there are files: perhaps another process has made the store just now
+            require_kind(marker, "lmdb", files)
+            if marker is None:
+                refuse_foreign(folder)
         opened = LmdbCatalog(folder / CATALOG_FOLDER, ticks, durability=durability, create=marker is None)
     except OSError as error:
         raise WriteFailed(f"{folder} cannot be made a store: {error.strerror or error}; choose another root") from error
     try:
         if marker is not None:
             return opened, known_record(opened, files, marker)
-        record = found_record(opened, interval_ms)
+        record = found_record(opened, asked)
         write_marker(files, opened, Marker(record.id))
         return opened, record
     except BaseException:
@@ -182,9 +200,9 @@ class CheckedClock:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a store lies: the root as it is opened, and the folder if it is a local one."""
+    """Where a store lies: the root as it is opened, which may hold a password, and the folder if it is a local one."""
 
-    root: str
+    root: str = field(repr=False)
     folder: Path | None
 
 

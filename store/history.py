@@ -9,11 +9,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from datetime import timedelta
 
 import numpy as np
 
 from .catalog import View
-from .definitions import Counters, JobRecord, TableDef, all_jobs, all_tables, get_job, get_table, get_version
+from .definitions import (
+    Counters,
+    JobRecord,
+    StoreRecord,
+    TableDef,
+    all_jobs,
+    all_tables,
+    get_job,
+    get_store,
+    get_table,
+    get_version,
+)
 from .lineage import EpochView, TableEpochs
 from .records import after_prefix, bound_key, hist_key, key_epoch
 from .version import Commit, TableVersion
@@ -92,10 +104,12 @@ def read_epoch_view(
     """
     jobs: dict[int, JobRecord] = {}
     tables: dict[int, TableEpochs] = {}
+    store = get_store(view)
     if above is None:
         jobs = {job.id: job for job in all_jobs(view)}
         tables = {
-            table.id: _table_epochs(view, memory, table, jobs.get(table.job_id or 0)) for table in all_tables(view)
+            table.id: _table_epochs(view, memory, table, jobs.get(table.job_id or 0), store)
+            for table in all_tables(view)
         }
     else:
         stack = list(above)
@@ -105,12 +119,15 @@ def read_epoch_view(
                 table = get_table(view, table_id, f"table {table_id}")
                 if table.job_id is not None and table.job_id not in jobs:
                     jobs[table.job_id] = get_job(view, table.job_id, f"of table {table.name}")
-                tables[table_id] = one = _table_epochs(view, memory, table, jobs.get(table.job_id or 0))
+                job = jobs.get(table.job_id or 0)
+                tables[table_id] = one = _table_epochs(view, memory, table, job, store)
                 stack += one.upstreams
-    return EpochView(last_epoch=Counters.read(view).last_epoch, clock_ms=now_ms, tables=tables, store_id=store_id)
+    return EpochView(Counters.read(view).last_epoch, now_ms, tables, store_id, store.max_lag_ms)
 
 
-def _table_epochs(view: View, memory: EpochMemory, table: TableDef, job: JobRecord | None) -> TableEpochs:
+def _table_epochs(
+    view: View, memory: EpochMemory, table: TableDef, job: JobRecord | None, store: StoreRecord
+) -> TableEpochs:
     """`job`: the one that writes the table."""
     version = get_version(view, table.id, table.name)
     seen = memory.of(view, table.id, version.known_from, version.max_committed_epoch)
@@ -125,6 +142,12 @@ def _table_epochs(view: View, memory: EpochMemory, table: TableDef, job: JobReco
         changes=seen.changes,
         known_from=version.known_from,
         due=job.due if job else None,
+        created=table.created,
+        adopted=table.adopted,
+        history_ms=table.options.history_retention // timedelta(milliseconds=1),
+        job_id=table.job_id,
+        interval_ms=job.interval * store.interval_ms if job else 0,
+        outside_ms=job.outside_ms if job else None,
     )
 
 

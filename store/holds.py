@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from .catalog import Txn, View
-from .cursors import all_consumers
-from .definitions import Counters, JobRecord, all_jobs
-from .records import Record, after_prefix, hold_key, lease_key
+from .cursors import ConsumerRecord, all_consumers
+from .definitions import Counters, JobRecord, TableDef, all_jobs
+from .records import Record, after_prefix, hold_key, lease_key, table_key
 
 NO_PLAN = 1 << 62
 """The version of a hold whose holder reads no files now."""
@@ -61,9 +61,17 @@ def holds_of(view: View, table_id: int, now_ms: int, alive: Collection[str] = ()
             live.append(Hold(job_holder(job), table_id, at, at, now_ms, None, version))
     for one in all_consumers(view):
         if table_id in one.tables and one.holds(now_ms, alive):
-            states, until_ms = one.state_at(table_id), one.until_ms
+            states, until_ms = _state_held(view, table_id, one), one.until_ms
             live.append(Hold(f"consumer:{one.name}", table_id, one.at, states, one.last_ms, until_ms))
     return live
+
+
+def _state_held(view: View, table_id: int, one: ConsumerRecord) -> int | None:
+    """The epoch at which a consumer needs the table's rows; None where all old rows that it will read are stored."""
+    epoch, record = one.state_at(table_id), view.get(table_key(table_id))
+    if epoch is None or one.position is None or record is None:
+        return epoch
+    return None if TableDef.from_record(record).stores_images_after(epoch) else epoch
 
 
 def job_holder(job: JobRecord) -> str:

@@ -1,22 +1,24 @@
 """Old rows of a table with changelog="full", stored at commit: the row before it of every key that is touched.
 
 They are computed against the newest commit and outside of any transaction. The commit that takes them requires that it
-still is the newest; else they are made again.
+still is the newest; else those of keys that were touched since are looked up again, and put on top.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from .changes import by_key, end_to_end, replaced, stacked
 from .definitions import TableDef
 from .files import Files
-from .intents import file_name, intent_of
+from .intents import file_name
 from .keys import KeyCodec
-from .merge import Rows, newest_wins
+from .merge import Rows, lookup, newest_wins
+from .points import PointReader
 from .ranges import cost, key_pieces
 from .scan import EVERYTHING, KeyRange, ScanPlan
 from .schema import TableSchema
@@ -32,11 +34,12 @@ PIECE_ROWS = 1 << 19
 Images = tuple[tuple[Segment, ...], ...]
 
 
-def write_images(handle: Handle, table: TableDef, before: ScanPlan, epochs: Sequence[Sequence[Segment]]) -> Images:
+def write_images(
+    handle: Handle, table: TableDef, before: ScanPlan, epochs: Sequence[Sequence[Segment]], intent: str
+) -> Images:
     """For each log epoch of a commit, oldest first, files with the rows before it; durable on return.
 
-    epochs: their segments. They bear the name of the intent of the first of them: as long as that may be committed,
-    the files stay. Whatever fails leaves no file behind.
+    epochs: their segments. intent: what the files are written under. Whatever fails leaves no file behind.
     """
     segments = [segment for epoch in epochs for segment in epoch]
     written: list[list[Segment]] = [[] for _ in epochs]
@@ -44,7 +47,7 @@ def write_images(handle: Handle, table: TableDef, before: ScanPlan, epochs: Sequ
     try:
         for key_range in pieces:
             for place, rows in _old_rows(handle.files, table.schema, before, epochs, key_range):
-                path = f"{handle.table_folder(table.id)}/{file_name(intent_of(segments[0].path), '.arrow')}"
+                path = f"{handle.table_folder(table.id)}/{file_name(intent, '.arrow')}"
                 codec = KeyCodec(table.schema.schema, table.schema.primary_key)
                 file = write_segment(handle.files, path, table.id, table.schema, codec, rows)
                 written[place].append(file)
@@ -52,6 +55,70 @@ def write_images(handle: Handle, table: TableDef, before: ScanPlan, epochs: Sequ
         remove_segments(handle.files, (file for files in written for file in files))
         raise
     return tuple(tuple(files) for files in written)
+
+
+def patched_images(
+    handle: Handle,
+    table: TableDef,
+    now: ScanPlan,
+    since: Sequence[Segment],
+    epochs: Sequence[Sequence[Segment]],
+    images: Images,
+    intent: str,
+) -> Images:
+    """Old rows that were written for these log epochs at an earlier commit, made those before `now`: with one file more
+    for what commits have touched since (`since`, their segments), where the epochs touch it too.
+
+    Costs what `since` has of keys, however large the epochs are. Whatever fails leaves none of its files behind.
+    """
+    written: list[list[Segment]] = [[] for _ in epochs]
+    codec = KeyCodec(table.schema.schema, table.schema.primary_key)
+    try:
+        for key_range in key_pieces(handle.files, table.schema, since, cost(since) // PIECE_ROWS, EVERYTHING):
+            for place, rows in _rows_again(handle.files, table.schema, now, since, epochs, key_range):
+                path = f"{handle.table_folder(table.id)}/{file_name(intent, '.arrow')}"
+                file = write_segment(handle.files, path, table.id, table.schema, codec, rows)
+                written[place].append(file)
+    except BaseException:
+        remove_segments(handle.files, (file for files in written for file in files))
+        raise
+    return tuple((*before, *more) for before, more in zip(images, written, strict=True))
+
+
+def _rows_again(
+    files: Files,
+    table: TableSchema,
+    now: ScanPlan,
+    since: Sequence[Segment],
+    epochs: Sequence[Sequence[Segment]],
+    key_range: KeyRange,
+) -> Iterator[tuple[int, Rows]]:
+    """For the epochs (by place) that are the first to touch keys of `since`, the rows of these now; tombstones where
+    there are none.
+    """
+    touched = read_epoch(files, table, since, table.primary_key, key_range)
+    codec = KeyCodec(table.schema, table.primary_key)
+    reader = PointReader(files, table, codec, ())
+    for place, epoch in enumerate(epochs):
+        if touched is None or not len(touched):
+            return
+        here = pa.array(reader.known([[segment] for segment in epoch], touched.keys))
+        if here.true_count:
+            yield place, _state_of(files, now, touched.keys.filter(here), touched.data.filter(here))
+        rest = pc.invert(here)
+        touched = Rows(touched.keys.filter(rest), touched.data.filter(rest))
+
+
+def _state_of(files: Files, now: ScanPlan, keys: pa.Array, key_columns: pa.Table) -> Rows:
+    """The rows of these keys, and tombstones for those that have none."""
+    state = now.rows_of(files, keys, now.table.schema.names)
+    at = lookup(state.keys, keys)
+    places, data = pa.array(at, mask=at < 0), state.data.combine_chunks()
+    columns = {
+        name: key_columns.column(name) if name in now.table.primary_key else data.column(name).take(places)
+        for name in now.table.schema.names
+    }
+    return Rows(keys, pa.table(columns), at < 0 if (at < 0).any() else None)
 
 
 def _old_rows(

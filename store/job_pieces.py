@@ -11,15 +11,12 @@ from ..errors import (
     BarrierChanged,
     CatalogUnavailable,
     EpochlogError,
-    EpochRegressed,
-    JobNotFound,
-    JobParked,
     StoreClosed,
-    UpstreamIncomplete,
 )
 from .catalog import Txn, View
-from .commit import REFUSALS, TableEdit, check_incarnation, check_runner, check_segments, use_up
+from .commit import JOB_REFUSALS, check_incarnation, check_runner
 from .definitions import Counters, Cursor, JobRecord, get_job, move_counters
+from .edits import TableEdit, check_segments, use_up
 from .failpoints import reached
 from .made import discard_made, put_made
 from .reach import files_of
@@ -29,9 +26,6 @@ from .writer import remove_segments
 
 if TYPE_CHECKING:
     from .handle import Handle
-
-JOB_REFUSALS = (*REFUSALS, BarrierChanged, EpochRegressed, JobNotFound, JobParked, UpstreamIncomplete)
-"""Errors after which what a job's runner has written is certainly not in the catalog because of this call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +70,7 @@ def record_piece(handle: Handle, piece: JobPiece, edits: Sequence[TableEdit]) ->
             progress_ms=handle.catalog.now_ms(),
             last_error=None,
             failed_ms=None,
+            runner=job.runner_after_step,
         )
         tx.put(job_key(job.id), after.to_record())
         move_counters(tx, counters)

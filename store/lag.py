@@ -27,15 +27,16 @@ def oldest_unreflected(view: EpochView, table: TableEpochs, epoch: int | None) -
 
 
 def first_in(view: EpochView, table: TableEpochs, commit: int) -> int:
-    """The oldest change of the direct upstreams past `commit`, put back to what caused it; FAR when there is none."""
-    oldest = int(FAR)
+    """The oldest change of the direct upstreams past `commit`, put back to what caused it, or the epoch from which on
+    the table is due if that is older; FAR when there is neither.
+    """
     if table.ended and commit == table.position:  # its data has ended: what came later is not its input
-        return oldest
+        return int(FAR)
+    due = table.due_past(commit) if table.position else table.due
+    oldest = int(FAR) if due is None else due
     for up in (view.tables[up] for up in table.upstreams):
-        if up.known_from > commit and (due := table.due_past(commit)) is not None:
-            oldest = min(oldest, due)
-        elif up.known_from > commit:  # something may be missing since then: say so rather than 0
-            oldest = min(oldest, up.known_from)
+        if up.known_from > commit:  # something may be missing since then: say so rather than 0
+            oldest = min(oldest, up.known_from if due is None else due)
         elif (change := first_after(up.changes, commit)) != FAR:
             oldest = min(oldest, _origin(view, up, change))
     return oldest

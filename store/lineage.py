@@ -21,9 +21,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ..errors import TableNotFound
-from .epoch import to_unix_ms
-from .explain import hindrances
+from ..errors import EpochNotCommitted, TableNotFound
+from .epoch import show_epoch, to_unix_ms
+from .explain import distance, hindrances
 from .intervals import (
     FAR,
     Intervals,
@@ -38,6 +38,7 @@ from .intervals import (
     single,
 )
 from .lag import oldest_unreflected
+from .membership import GLOBAL_MAX_LAG_MS, Membership, membership
 
 TableRef = int | str
 """A table's id or its name."""
@@ -53,7 +54,11 @@ class TableEpochs:
     commits: every commit, empty ones and the end-of-data entry too. changes: the epochs with rows, non-checkpoint
     labels too, and the end of data; an entry without rows is no change. known_from: changes at or below it may have
     been forgotten. due: of a table whose job is to end, to be made anew or parked, the epoch from which on
-    its newest commit may not be all, whatever its upstreams tell (which may have forgotten what they changed since).
+    its newest commit may not be all, whatever its upstreams tell (which may have forgotten what they changed since);
+    without a commit, when its job was made. created: the epoch at which it was made. adopted: of a root table that was
+    an output once, the epoch from which on it is one; which epochs were valid for it before is not known any more.
+    history_ms: how long its states are kept (0: not told). job_id, interval_ms (0: not told), outside_ms: of the job
+    that writes it, see JobRecord.
     """
 
     table_id: int
@@ -66,6 +71,12 @@ class TableEpochs:
     changes: Ints = field(default_factory=lambda: ints(()))
     known_from: int = 0
     due: int | None = None
+    created: int = 0
+    adopted: int = 0
+    history_ms: int = 0
+    job_id: int | None = None
+    interval_ms: int = 0
+    outside_ms: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "commits", ints(self.commits))
@@ -75,6 +86,25 @@ class TableEpochs:
     def position(self) -> int:
         """The newest commit, or 0."""
         return int(self.commits[-1]) if len(self.commits) else 0
+
+    @property
+    def begin(self) -> int:
+        """The lowest epoch at which the table was there; 0: not known. An output's log backfill begins before it was
+        made.
+        """
+        if not self.derived or not self.position:
+            return self.created
+        return 0 if self.known_from else min(self.created, int(self.commits[0]))
+
+    @property
+    def root_begin(self) -> int:
+        """`begin` of a root table, else 0: an output is valid from its first commit on, wherever that lies."""
+        return 0 if self.derived else self.created
+
+    @property
+    def tested(self) -> bool:
+        """Whether some epochs may not be valid for it by itself."""
+        return self.derived or self.adopted > 0
 
     @property
     def ended(self) -> bool:
@@ -90,6 +120,16 @@ class TableEpochs:
         return first_after(self.changes, after) if self.known_from <= after else after + 1
 
 
+def require_begun(table: TableEpochs, epoch: int) -> None:
+    """EpochNotCommitted at an epoch before the table was there; 0 is none, and reads as what has no commit yet."""
+    if epoch and epoch < table.begin:
+        raise EpochNotCommitted(
+            f"table {table.name!r} was made at {show_epoch(table.begin)}; {show_epoch(epoch)} is "
+            f"{distance(epoch, table.begin)} before that. "
+            f"Ask for epoch {show_epoch(table.begin)} or later"
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class EpochView:
     """One atomic reading of the catalog. Tables are given by id or by name; an unknown one raises TableNotFound."""
@@ -98,6 +138,7 @@ class EpochView:
     clock_ms: int
     tables: Mapping[int, TableEpochs]
     store_id: str = ""
+    global_max_lag_ms: int = GLOBAL_MAX_LAG_MS
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tables", MappingProxyType(dict(self.tables)))
@@ -113,6 +154,11 @@ class EpochView:
         if found is None:
             raise TableNotFound(f"there is no table {ref!r} here; there are: {', '.join(sorted(self.ids)) or 'none'}")
         return found
+
+    @cached_property
+    def membership(self) -> Membership:
+        """Who takes part in `global`, and at which epoch; of a view of all tables."""
+        return membership(self)
 
     # ---- ancestry ------------------------------------------------------------------------------------------------
 
@@ -182,34 +228,39 @@ class EpochView:
 
     def valid(self, ref: TableRef, epoch: int) -> bool:
         """Whether reading the table at `epoch` keeps the law; whether its rows are still kept is another question."""
-        if not 0 <= epoch <= self.last_epoch:
+        if not self.table(ref).root_begin <= epoch <= self.last_epoch:
             return False
         return all(epoch >= until or self._local_end(table, epoch) >= epoch for table, until in self.needed([ref]))
 
     def valid_intervals(self, ref: TableRef) -> Intervals:
         """All valid epochs, whatever the safe epoch: (starts, ends), int64, both inclusive, sorted, disjoint."""
-        return self.common_valid([ref], 0, self.last_epoch)
+        return self.common_valid([ref], self.table(ref).root_begin, self.last_epoch)
 
     def common_valid(self, refs: Iterable[TableRef], lo: int, hi: int) -> Intervals:
         """The epochs of [lo, hi] valid for all these tables at once, as `valid_intervals` gives them."""
         out = single(max(lo, 0), min(hi, self.last_epoch))
         for table, until in self.needed(refs):
-            if table.derived and len(out[0]) and out[0][0] < until:
+            if table.tested and len(out[0]) and out[0][0] < until:
                 own = self._local(table, int(out[0][0]), int(out[1][-1]))
                 out = intersect(out, own if until == FAR else or_from(own, until))
         return coalesce(out)
 
     def largest_valid_at_most(
-        self, refs: Iterable[TableRef], epoch: int | None = None, *, read: Iterable[TableRef] | None = None
+        self,
+        refs: Iterable[TableRef],
+        epoch: int | None = None,
+        *,
+        read: Iterable[TableRef] | None = None,
+        floor: int = 0,
     ) -> int | None:
         """The largest epoch <= `epoch` (None: any) that is valid for all these tables; None when there is none.
 
-        It is not below the safe epoch of the tables to be read: `read`, by default the same ones. Their ancestors' rows
-        are not needed, so only what is remembered of their changes counts.
+        It is not below the safe epoch of the tables to be read: `read`, by default the same ones; nor below `floor`.
+        Their ancestors' rows are not needed, so only what is remembered of their changes counts.
         """
         refs = list(refs)
-        floor = self.floor(refs if read is None else read)
-        needed = [(table, until) for table, until in self.needed(refs) if table.derived]
+        floor = max(floor, self.floor(refs if read is None else read))
+        needed = [(table, until) for table, until in self.needed(refs) if table.tested]
         at = start = self.last_epoch if epoch is None else min(epoch, self.last_epoch)
         for _ in range(SWEEPS):
             before = at
@@ -222,8 +273,8 @@ class EpochView:
         return self._largest_in_windows(refs, floor, at, max(start - at, 1))
 
     def floor(self, refs: Iterable[TableRef]) -> int:
-        """The lowest epoch at which all these tables can still be read."""
-        return max((self.table(ref).safe_epoch for ref in refs), default=0)
+        """The lowest epoch at which all these tables can still be read, and the root tables among them were there."""
+        return max((max(self.table(ref).safe_epoch, self.table(ref).root_begin) for ref in refs), default=0)
 
     def _largest_in_windows(self, refs: list[TableRef], floor: int, at: int, width: int) -> int | None:
         """The same from ever wider windows of whole arrays: for tables whose valid epochs interleave badly."""
@@ -237,8 +288,10 @@ class EpochView:
 
     def _local_end(self, table: TableEpochs, epoch: int) -> int:
         """The largest epoch <= `epoch` that the table's newest commit there reaches to, by its own test; -1: none."""
-        if not table.derived or not table.upstreams:
-            return epoch if not table.derived or newest_at(table.commits, epoch) else -1
+        if not table.derived:
+            return epoch if epoch >= table.adopted else -1
+        if not table.upstreams:
+            return epoch if newest_at(table.commits, epoch) else -1
         commit = newest_at(table.commits, epoch)
         if table.ended and commit == table.position:
             return epoch
@@ -250,6 +303,8 @@ class EpochView:
 
     def _local(self, table: TableEpochs, lo: int, hi: int) -> Intervals:
         """The epochs round [lo, hi] at which a derived table passes its own test, whatever its upstreams' validity."""
+        if not table.derived:
+            return single(table.adopted, self.last_epoch)
         begin = max(int(table.commits.searchsorted(lo, "right")) - 1, 0)
         stop = int(table.commits.searchsorted(hi, "right"))
         starts = table.commits[begin:stop]

@@ -17,7 +17,16 @@ from typing import TypeVar, cast
 
 import lmdb
 
-from ..errors import CatalogFull, CatalogLost, Corrupt, InvalidInput, OutcomeUnknown, StoreClosed, WriteFailed
+from ..errors import (
+    CatalogFull,
+    CatalogLost,
+    CatalogUnavailable,
+    Corrupt,
+    InvalidInput,
+    OutcomeUnknown,
+    StoreClosed,
+    WriteFailed,
+)
 from .catalog import Txn, View
 from .files import make_private_dir, sync_dir
 from .lmdb_pages import PAGE, check_metas, check_pages, has_metas
@@ -220,7 +229,10 @@ class LmdbCatalog:
     def check(self) -> None:
         """Every page that is in use; opening looks at the first ones alone."""
         with self._environment() as env, _typed_errors(env, self._folder):
-            _check_pages(env, self._folder / "data.mdb")
+            try:
+                _check_pages(env, self._folder / "data.mdb")
+            except OSError as error:
+                raise _refused(self._folder, error) from error
 
     def close(self) -> None:
         if not self._closed:
@@ -262,6 +274,8 @@ def _typed_errors(env: lmdb.Environment, folder: Path) -> Iterator[None]:
                 f"the catalog {folder} may have taken this change or not: {error}. Close every store of this root that "
                 "the process has open, open it again, and retry with the same txn"
             ) from error
+        if isinstance(error, lmdb.MemoryError | lmdb.ReadersFullError | lmdb.LockError):
+            raise _refused(folder, error) from error
         raise WriteFailed(
             f"the catalog {folder} failed: {error}. Nothing was committed; mend it, then retry"
         ) from error
@@ -289,8 +303,25 @@ def _forget_unfinished(data: Path) -> None:
 
 
 def _open_environment(folder: Path, durability: str) -> lmdb.Environment:
+    """The environment, with typed errors: a catalog that is there and that the system refuses to open is not lost."""
+    if not _has_content(folder / "data.mdb"):
+        return _open_env(folder, durability, is_new=True)
+    try:
+        return _open_env(folder, durability, is_new=False)
+    except OSError as error:
+        raise _refused(folder, error) from error
+
+
+def _refused(folder: Path, error: Exception) -> CatalogUnavailable:
+    reason = getattr(error, "strerror", None) or error
+    return CatalogUnavailable(
+        f"the catalog {folder} cannot be read now: {reason}. It is not known to be damaged, this call wrote nothing; "
+        "mend that, then try again"
+    )
+
+
+def _open_env(folder: Path, durability: str, *, is_new: bool) -> lmdb.Environment:
     data = folder / "data.mdb"
-    is_new = not _has_content(data)
     if not is_new:
         check_metas(data)
     _reserve(folder / "lock.mdb")
@@ -312,7 +343,7 @@ def _open_environment(folder: Path, durability: str) -> lmdb.Environment:
     except lmdb.Error as error:
         if is_new:
             raise WriteFailed(f"the catalog {folder} was not made: {error}; mend that, then open it again") from error
-        raise CatalogLost(f"the catalog {folder} cannot be opened: {error}") from error
+        raise _refused(folder, error) from error
     try:
         with _typed_errors(env, folder):
             _make_ready(env, folder, durability)

@@ -19,13 +19,13 @@ from ..errors import EpochExpired, InvalidInput, LogTruncated
 from .catalog import View
 from .changes import CHANGE_FIELDS, INSERT, change_columns
 from .definitions import TableDef, get_version
-from .epoch import as_epoch
+from .epoch import as_epoch, show_epoch
 from .feed import Feed
 from .files import Files
-from .prune import passed
+from .prune import check_filter, passed
 from .ranges import key_pieces
 from .records import after_prefix, log_key
-from .scan import EVERYTHING, KeyRange, ScanPlan, plan_scan
+from .scan import EVERYTHING, READ_BYTES, KeyRange, ScanPlan, plan_scan
 from .schema import TableSchema
 from .version import LabelGroup, LogEntry
 
@@ -70,34 +70,33 @@ class LogPlan:
         columns: Sequence[str] | None = None,
         filter: pc.Expression | None = None,
         key_range: KeyRange = EVERYTHING,
+        piece_bytes: int = READ_BYTES,
     ) -> Iterator[pa.RecordBatch]:
         """The changes in order: by epoch and key ("epochs"), or by key, one change for each ("net").
 
-        `filter` may name key columns only: it must judge all images of a row alike. What is wrong with the arguments is
-        raised at once, what is wrong with files by the iterator.
+        piece_bytes: of a backfill what is read at a time, as in ScanPlan.batches. `filter` may name key columns only:
+        it must judge all images of a row alike. What is wrong with the arguments is raised at once, what is wrong with
+        files by the iterator.
         """
         schema = self.schema(columns)
         self._check(mode, pre_images, filter)
-        return self._batches(files, schema, mode, pre_images, columns, filter, key_range)
-
-    def _batches(
-        self,
-        files: Files,
-        schema: pa.Schema,
-        mode: str,
-        pre_images: bool,
-        columns: Sequence[str] | None,
-        filter: pc.Expression | None,
-        key_range: KeyRange,
-    ) -> Iterator[pa.RecordBatch]:
         if self.backfill:
-            tables = self._snapshot(files, columns, filter, key_range)
+            tables = self._snapshot(files, columns, filter, key_range, piece_bytes)
         else:
             tables = self._changes(files, mode, pre_images, schema.names[: -len(CHANGE_FIELDS)], filter, key_range)
+        return self._batches(tables, schema, filter)
+
+    def _batches(
+        self, tables: Iterator[pa.Table], schema: pa.Schema, filter: pc.Expression | None
+    ) -> Iterator[pa.RecordBatch]:
+        """Nothing of a table is held here once it was given out."""
         for table in tables:
             rows = passed(self.table.name, table, filter).select(schema.names)
-            whole = pa.Table.from_arrays(rows.columns, schema=schema)
-            yield from whole.to_batches(max_chunksize=BATCH_ROWS)
+            del table
+            batches = pa.Table.from_arrays(rows.columns, schema=schema).to_batches(max_chunksize=BATCH_ROWS)[::-1]
+            del rows
+            while batches:
+                yield batches.pop()
 
     def _check(self, mode: str, pre_images: bool, filter: pc.Expression | None) -> None:
         if mode not in ("epochs", "net"):
@@ -107,11 +106,8 @@ class LogPlan:
                 f"table {self.table.name!r}: the states before these changes have been let go, so there are no "
                 "pre-images; ask with pre_images=False"
             )
-        if filter is not None and not isinstance(filter, pc.Expression):
-            raise InvalidInput(
-                f"filter must be a pyarrow.compute.Expression, such as pc.field('x') > 1, not {filter!r}"
-            )
         if filter is not None:
+            check_filter(filter)
             keys = pa.schema([self.table.schema.field(name) for name in self.table.primary_key])
             try:
                 keys.empty_table().filter(filter)
@@ -122,15 +118,24 @@ class LogPlan:
                 ) from error
 
     def _snapshot(
-        self, files: Files, columns: Sequence[str] | None, filter: pc.Expression | None, key_range: KeyRange
+        self,
+        files: Files,
+        columns: Sequence[str] | None,
+        filter: pc.Expression | None,
+        key_range: KeyRange,
+        piece_bytes: int,
     ) -> Iterator[pa.Table]:
         wanted = None if columns is None else [*columns, *(key for key in self.table.primary_key if key not in columns)]
         assert self.before is not None
-        for batch in self.before.batches(files, wanted, filter, key_range):
-            data, labels = pa.Table.from_batches([batch]), np.full(batch.num_rows, self.before.epoch)
+        epoch = self.before.epoch
+
+        def inserts(batch: pa.RecordBatch) -> pa.Table:
+            data, labels = pa.Table.from_batches([batch]), np.full(batch.num_rows, epoch)
             for field, column in zip(CHANGE_FIELDS, change_columns(INSERT, labels), strict=True):
                 data = data.append_column(field, column)
-            yield data
+            return data
+
+        return map(inserts, self.before.batches(files, wanted, filter, key_range, piece_bytes=piece_bytes))
 
     def _changes(
         self,
@@ -181,11 +186,13 @@ def plan_changes(
     end = max(version.max_committed_epoch, after) if until is None else as_epoch("until", until)
     if end < after:
         raise InvalidInput(
-            f"changes of {table.name!r}: the range ({after}, {end}] is inverted; until must not lie below after"
+            f"changes of {table.name!r}: the range ({show_epoch(after)}, {show_epoch(end)}] is inverted; until must "
+            "not lie below after"
         )
     if after < version.log_start:
         raise LogTruncated(
-            f"the log of {table.name!r} begins after epoch {version.log_start}; {after} was truncated. Read a "
+            f"the log of {table.name!r} begins after epoch {show_epoch(version.log_start)}; {show_epoch(after)} was "
+            "truncated. Read a "
             "snapshot and go on from there"
         )
     entries = _entries(view, table, after, end)
@@ -202,7 +209,7 @@ def plan_changes(
         if not by_commit and group.label <= after
         for segment in group.segments
     ]
-    stored = table.changelog == "full"
+    stored = all(_stores_images(table, group) for group in groups) if groups else table.changelog == "full"
     if stored:
         before = None
     elif after == 0:  # before its first entry a table is empty, however much of its history has been let go
@@ -210,6 +217,12 @@ def plan_changes(
     else:
         before = plan_scan(view, table, after).extended(earlier) if after >= version.safe_epoch else None
     return LogPlan(table.schema, before, tuple(groups), stored=stored)
+
+
+def _stores_images(table: TableDef, group: LabelGroup) -> bool:
+    if group.stores_images is None:  # an entry of version 0.1
+        return table.first_changelog == "full"
+    return group.stores_images
 
 
 def plan_backfill(view: View, table: TableDef, epoch: int) -> LogPlan:
@@ -222,7 +235,10 @@ def next_epoch(view: View, table: TableDef, after: int) -> int | None:
     version = get_version(view, table.id, table.name)
     after = as_epoch("after", after)
     if after < version.log_start:
-        raise LogTruncated(f"the log of {table.name!r} begins after epoch {version.log_start}; {after} was truncated")
+        raise LogTruncated(
+            f"the log of {table.name!r} begins after epoch {show_epoch(version.log_start)}; {show_epoch(after)} was "
+            "truncated"
+        )
     for _, record in view.scan(log_key(table.id, after + 1), log_key(table.id, version.max_committed_epoch + 1)):
         entry = LogEntry.from_record(record)
         return min([group.label for group in entry.groups if group.label > after] + [entry.epoch])

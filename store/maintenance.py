@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ..errors import EpochlogError, StoreClosed, TableDropped
 from .catalog import Txn, View
 from .compaction import Outcome, compact_table
-from .definitions import TableDef, all_tables, get_version
+from .definitions import TableDef, TableOptions, all_tables, get_version
 from .records import after_prefix, table_key, trouble_key
 from .retention import apply_retention
 from .shipping import ship
@@ -63,7 +63,7 @@ class Maintenance:
         self._woken = threading.Event()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
-        self._seen: dict[int, tuple[TableVersion, int]] = {}
+        self._seen: dict[int, tuple[TableVersion, TableOptions, int]] = {}
         self._vacuumed_ms: int | None = None
 
     def start(self) -> None:
@@ -92,7 +92,7 @@ class Maintenance:
         for table, version in self._attempt("looking", lambda: self._handle.catalog.read(self._due)) or ():
             if self._closing.is_set():
                 return False
-            self._seen[table.id] = (version, self._handle.catalog.now_ms())
+            self._seen[table.id] = (version, table.options, self._handle.catalog.now_ms())
             if self._look_after(table) in (Outcome.PROGRESS, Outcome.DONE):
                 self._seen.pop(table.id)
                 more = True
@@ -104,12 +104,12 @@ class Maintenance:
     # ---- the parts of a round ------------------------------------------------------------------------------------
 
     def _due(self, view: View) -> list[tuple[TableDef, TableVersion]]:
-        """Tables that have changed since they were looked at, or were not for some time."""
+        """Tables that have changed, or have other options, since they were looked at, or were not for some time."""
         now_ms, found = self._handle.catalog.now_ms(), []
         for table in all_tables(view):
             version = get_version(view, table.id, table.name)
             seen = self._seen.get(table.id)
-            if seen is None or seen[0] != version or not 0 <= now_ms - seen[1] < LOOK_AGAIN_MS:
+            if seen is None or seen[:2] != (version, table.options) or not 0 <= now_ms - seen[2] < LOOK_AGAIN_MS:
                 found.append((table, version))
         return found
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from .catalog import Txn, View
 from .definitions import JobRecord, TableDef, all_jobs, get_job, get_table, get_version
-from .epoch import to_unix_ms
+from .epoch import show_epoch, to_unix_ms
 from .failpoints import reached
 from .holds import held_from
 from .made import discard_made
@@ -54,7 +54,7 @@ def park(handle: Handle, tx: Txn, table: TableDef, late: Late, now_ms: int) -> N
     lacked = [_first_change(handle, tx, up, job.position) for up in above]
     days = (now_ms - (_progress_ms(job) or now_ms)) / 86_400_000
     lost = (
-        f"the changes of {table.name!r} from epoch {late.change} on were let go of, as the log is kept for "
+        f"the changes of {table.name!r} from epoch {show_epoch(late.change)} on were let go of, as the log is kept for "
         f"{table.options.log_retention} and the job had made no headway for {days:,.1f} days"
     )
     discard_made(tx, job.outputs, now_ms)

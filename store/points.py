@@ -60,6 +60,14 @@ class PointReader:
                 break
         return _in_order(found)
 
+    def known(self, levels: Sequence[Level], needles: pa.Array) -> np.ndarray:
+        """For each of these keys (sorted, each once) whether any of the levels has it, be it as a tombstone."""
+        found = np.zeros(len(needles), np.bool_)
+        for level in levels:
+            for part in self._in_level(level, needles) if len(needles) else ():
+                found[part.at] = True
+        return found
+
     def _in_level(self, level: Level, needles: pa.Array) -> list[_Found]:
         if isinstance(level, Rows):
             return _hits(level, needles, 0)

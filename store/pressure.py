@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import EpochlogError
+from .catalog import View
 from .clock import Deadline
 from .compaction import Outcome, compact_table
-from .definitions import TableDef, TableOptions, get_version
+from .definitions import TableDef, TableOptions, get_table, get_version
 from .picking import PIECE_BYTES
 from .version import TableVersion
 
@@ -48,7 +49,14 @@ def relieve(handle: Handle, written: Sequence[tuple[TableDef, TableVersion]]) ->
         if version.l0_segments >= table.options.compact_segments:
             handle.wake_maintenance()
         if version.l0_segments >= table.options.max_segments:
-            _log.warning("table %r: %s", table.name, pressure(version, table.options))
+            if table.id not in handle.told_backlog:
+                handle.told_backlog.add(table.id)
+                _log.warning(
+                    "table %r: %s. Open the store with maintenance=True in one process, or call store.compact() now "
+                    "and then, and no commit has to; this is said once",
+                    table.name,
+                    pressure(version, table.options),
+                )
             try:
                 _fold(handle, table, version)
             except EpochlogError as error:
@@ -66,8 +74,10 @@ def _fold(handle: Handle, table: TableDef, version: TableVersion) -> None:
 def _wait(handle: Handle, table: TableDef) -> None:
     """Give the compaction that is under way a little time, so that it keeps up with the writers."""
     deadline, pause = Deadline.after(WAIT_S), threading.Event()
-    while not deadline.passed:
-        version = handle.catalog.read(lambda view: get_version(view, table.id, table.name))
-        if version.l0_segments < table.options.max_segments:
-            return
+
+    def at_limit(view: View) -> bool:
+        most = get_table(view, table.id, table.name).options.max_segments
+        return get_version(view, table.id, table.name).l0_segments >= most
+
+    while not deadline.passed and handle.catalog.read(at_limit):
         pause.wait(_POLL_S)

@@ -22,6 +22,11 @@ def has_died(identity: str) -> bool:
     return bool(machine) and machine == _machine() and pid.isdecimal() and _began(int(pid)) != began
 
 
+def is_this(identity_: str) -> bool:
+    """Whether that is this process; False where the system tells no process apart."""
+    return bool(_machine()) and identity_ == identity()
+
+
 def _machine() -> str:
     """ "" where the system does not tell; then no process is known to have died."""
     try:

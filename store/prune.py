@@ -6,6 +6,8 @@ for it may replace an older row that would pass.
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -32,8 +34,7 @@ def filter_columns(table: TableSchema, columns: Sequence[str], filter: pc.Expres
 
 def needed_columns(table: str, schema: pa.Schema, columns: Sequence[str], filter: pc.Expression) -> list[str]:
     """The same of a filter on these columns. InvalidInput when it does not fit them."""
-    if not isinstance(filter, pc.Expression):
-        raise InvalidInput(f"filter must be a pyarrow.compute.Expression, such as pc.field('x') > 1, not {filter!r}")
+    check_filter(filter)
     try:
         schema.empty_table().filter(filter)
     except _UNFIT as error:
@@ -42,6 +43,46 @@ def needed_columns(table: str, schema: pa.Schema, columns: Sequence[str], filter
     if binds(pa.schema([schema.field(name) for name in wanted]), filter):
         return wanted
     return wanted + [name for name in schema.names if name not in wanted and not binds(_without(schema, name), filter)]
+
+
+MOST_DEPTH = 2_000
+"""Calls of an expression inside of each other: Arrow goes down into each by recursion, and the stack ends some time."""
+MOST_CALLS = 40_000
+_STACK = 256 << 20
+_stack_size = threading.Lock()
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+
+
+def check_filter(filter: object) -> None:
+    """InvalidInput for what is no expression, or one that is so deep or large that evaluating it would end the process,
+    or take forever.
+    """
+    if not isinstance(filter, pc.Expression):
+        raise InvalidInput(f"filter must be a pyarrow.compute.Expression, such as pc.field('x') > 1, not {filter!r}")
+    text = _QUOTED.sub("", _described(filter))
+    depth = deepest = 0
+    for step in re.findall(r"[()]", text):
+        depth += 1 if step == "(" else -1
+        deepest = max(deepest, depth)
+    if deepest > MOST_DEPTH or text.count("(") > MOST_CALLS:
+        raise InvalidInput(
+            f"the filter is {deepest} levels deep and has {text.count('(')} calls; at most {MOST_DEPTH} and "
+            f"{MOST_CALLS} are taken. For a long list of values use isin; join many terms pairwise, not in a row"
+        )
+
+
+def _described(filter: pc.Expression) -> str:
+    """The expression as text, made by a thread with much stack: Arrow describes it by recursion too."""
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.append(str(filter)), name="epochlog-filter")
+    with _stack_size:
+        before = threading.stack_size(_STACK)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    return found[0]
 
 
 def binds(schema: pa.Schema, filter: pc.Expression) -> bool:

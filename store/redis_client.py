@@ -159,32 +159,32 @@ class RedisServer:
         except said.NoScriptError:
             raise
         except said.BusyLoadingError as error:
-            raise NotSent(self._shown(error)) from error
+            raise NotSent(self._shown(error)) from None
         except (said.AuthenticationError, said.AuthorizationError) as error:
             raise self._refused(error) from None
         except said.ResponseError as error:
             if any(word in str(error) for word in _NOT_YET):
-                raise NotSent(self._shown(error)) from error
-            raise self._refused(error) from error
-        except said.InvalidResponse as error:
-            raise self.damaged("its answer is no Redis answer") from error
+                raise NotSent(self._shown(error)) from None
+            raise self._refused(error) from None
+        except said.InvalidResponse:
+            raise self.damaged("its answer is no Redis answer") from None
         except (said.RedisError, OSError) as error:
-            raise Cut(self._shown(error)) from error
+            raise Cut(self._shown(error)) from None
         finally:
             pool.release(connection)
 
     def _borrow(self, pool: redis.ConnectionPool) -> Any:
-        """A live connection; NotSent where there is none to be had now."""
+        """A live connection; NotSent where there is none to be had now. No cause is kept: it may quote the password."""
         try:
             return pool.get_connection()
         except (said.AuthenticationError, said.AuthorizationError) as error:
             raise self._refused(error) from None
         except said.ResponseError as error:
             if any(word in str(error) for word in _NOT_YET):
-                raise NotSent(self._shown(error)) from error
+                raise NotSent(self._shown(error)) from None
             raise self._refused(error) from None
         except (said.RedisError, OSError) as error:
-            raise NotSent(self._shown(error)) from error
+            raise NotSent(self._shown(error)) from None
         except (ValueError, TypeError) as error:
             reason = without_secrets(error, self._url)
         raise InvalidInput(f"the {self._role} URL cannot be used: {reason}")
@@ -233,8 +233,8 @@ def _checked(url: str, role: str, timeout_s: float | None) -> dict[str, Any]:
         parts = urlsplit(url)
     except ValueError:
         raise InvalidInput(f"{role} must be a URL like {shape}") from None
-    if "@" not in parts.netloc and "@" in parts.path + parts.fragment:
-        raise InvalidInput(f"a / or # in the password of a {role} URL is written %2F or %23")
+    if "@" not in parts.netloc and "@" in parts.path + parts.query + parts.fragment:
+        raise InvalidInput(f"a /, ? or # in the password of a {role} URL is written %2F, %3F or %23")
     given = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
     for name in given:
         if name not in _PARAMETERS and not name.startswith("ssl_"):

@@ -17,7 +17,7 @@ from .clock import Clock
 from .definitions import StoreRecord
 from .dump import newest_shipped
 from .files import Files, make_private_dir
-from .founding import found_record, is_used, known_record, refuse_stranger, write_marker
+from .founding import Asked, found_record, is_used, known_record, refuse_stranger, write_marker
 from .marker import MARKER, Marker, read_marker, require_kind
 from .redis_catalog import RedisCatalog, claim_root, found_catalog
 from .redis_client import RedisServer
@@ -29,7 +29,7 @@ def open_in_redis(
     files: Files,
     url: str,
     marker: Marker | None,
-    interval_ms: int,
+    asked: Asked,
     clock: Clock | None,
     *,
     volatile: bool,
@@ -43,7 +43,7 @@ def open_in_redis(
         if not volatile:
             server.check_durable()
         if marker is None:
-            return _found(root, folder, files, server, interval_ms, clock)
+            return _found(root, folder, files, server, asked, clock)
         return _opened(files, server, marker, clock)
     except BaseException:
         server.close()
@@ -68,7 +68,7 @@ def root_name(root: str, folder: Path | None) -> str:
 
 
 def _found(
-    root: str, folder: Path | None, files: Files, server: RedisServer, interval_ms: int, clock: Clock | None
+    root: str, folder: Path | None, files: Files, server: RedisServer, asked: Asked, clock: Clock | None
 ) -> tuple[RedisCatalog, StoreRecord]:
     """Make the store of a root that has no marker, or go on where another has stopped."""
     if folder is not None and folder.exists() and not folder.is_dir():
@@ -87,7 +87,7 @@ def _found(
         store_id = claim_root(server, name, uuid.uuid4().hex, instead_of)
         marker = Marker(store_id, "redis", found_catalog(server, store_id))
         catalog = RedisCatalog(server, store_id, marker.generation or "", clock)
-        record = found_record(catalog, interval_ms, store_id)
+        record = found_record(catalog, asked, store_id)
         written = read_marker(files)
         if written is not None:
             return _opened(files, server, written, clock)

@@ -35,7 +35,7 @@ def replay(plan: LogPlan, files: Files, columns: Sequence[str] | None = None) ->
 def _replayed(
     plan: LogPlan, files: Files, columns: Sequence[str] | None, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    for as_it_lies, groups in groupby(plan.groups, _lies_ready):
+    for as_it_lies, groups in groupby(plan.groups, lies_ready):
         if as_it_lies:
             for group in groups:
                 yield from _of(plan, files, group, schema)
@@ -43,7 +43,8 @@ def _replayed(
             yield from replace(plan, groups=tuple(groups)).batches(files, columns=columns)
 
 
-def _lies_ready(group: LabelGroup) -> bool:
+def lies_ready(group: LabelGroup) -> bool:
+    """Whether a log epoch is given out as its one file has it."""
     return len(group.segments) == 1 and group.segments[0].rows >= WORTH_ROWS
 
 
@@ -52,10 +53,13 @@ def _of(plan: LogPlan, files: Files, group: LabelGroup, schema: pa.Schema) -> It
     reader = SegmentReader(files, segment, plan.table, KeyCodec(plan.table.schema, plan.table.primary_key))
     same = change_columns(UPSERT, np.full(min(BATCH_ROWS, segment.rows), group.label))
     names = schema.names[: -len(same)]
-    for batch in reader.batches(names):
+
+    def changes(batch: pa.RecordBatch) -> pa.RecordBatch:
         kinds, *epoch = (column.slice(0, batch.num_rows) for column in same)
         deleted = marks(pa.chunked_array([batch.column(OP)])) if OP in batch.schema.names else None
         if deleted is not None:
             kinds = change_kinds(deleted)
         rows = [batch.column(name) for name in names]
-        yield pa.RecordBatch.from_arrays([*rows, kinds, *epoch], schema=schema)
+        return pa.RecordBatch.from_arrays([*rows, kinds, *epoch], schema=schema)
+
+    return map(changes, reader.batches(names))  # which holds nothing of a block once it was given out

@@ -124,8 +124,6 @@ def _exported(uri: str | Path) -> _State:
         header, records = decode_dump(path, bytes(files.read(name)))
     except FileNotFoundError as error:
         raise InvalidInput(f"there is no file {path}") from error
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be read: {error.strerror or error}") from error
     if header.since:
         raise InvalidInput(f"{path} has only what changed since version {header.since}; name an export, or no uri")
     return _checked(path, header, _merged({}, records))

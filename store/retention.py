@@ -6,6 +6,7 @@ nothing. What much has gathered goes in several transactions, each of which leav
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -13,8 +14,8 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from .catalog import Txn, View
-from .definitions import Counters, TableDef, TableOptions, all_jobs, get_runs, get_version, move_counters
-from .epoch import from_unix_ms
+from .definitions import Counters, TableDef, TableOptions, all_jobs, get_runs, get_table, get_version, move_counters
+from .epoch import from_unix_ms, show_epoch
 from .garbage import let_go
 from .holds import Hold, holds_of, job_holder
 from .parking import Late, late_jobs, park
@@ -33,6 +34,8 @@ from .version import (
 
 if TYPE_CHECKING:
     from .handle import Handle
+
+_log = logging.getLogger("epochlog")
 
 BATCH = 256
 """Log entries, and remembered commits, that one transaction lets go of at most."""
@@ -83,26 +86,59 @@ class Released:
 def apply_retention(handle: Handle, table: TableDef) -> None:
     """Let go of what the table keeps no longer; TableDropped when it has gone."""
 
-    def body(tx: Txn) -> bool:
+    def body(tx: Txn) -> Released | None:
         found = look(handle, tx, table)
         if found is not None:
+            now = get_table(tx, table.id, table.name)
             for late in found.parked:
-                park(handle, tx, table, late, handle.catalog.now_ms())
+                park(handle, tx, now, late, handle.catalog.now_ms())
             _write(tx, table.id, found, handle.catalog.now_ms())
-        return found is not None and found.more
+        return found
 
-    while handle.catalog.read(lambda view: look(handle, view, table)) is not None:
-        if not handle.catalog.transact(body):
-            return
+    done: list[Released] = []
+    try:
+        while handle.catalog.read(lambda view: look(handle, view, table)) is not None:
+            found = handle.catalog.transact(body)
+            if found is not None:
+                done.append(found)
+            if found is None or not found.more:
+                return
+    finally:
+        _log_release(table, done)
+
+
+def _log_release(table: TableDef, done: Sequence[Released]) -> None:
+    """Tell what files and jobs a table has let go of; what is forgotten of commits, and marks alone, are no news."""
+    files = [
+        file for found in done for file in (*found.parts, *(one for entry in found.entries for one in entry.files))
+    ]
+    if files:
+        begins, size = show_epoch(done[-1].version.log_start), sum(file.bytes for file in files)
+        _log.info(
+            "table %r: let go of %d files of the past, %d bytes; its log begins after epoch %s",
+            table.name,
+            len(files),
+            size,
+            begins,
+        )
+    for late in (late for found in done for late in found.parked):
+        _log.info(
+            "job %r: parked at epoch %s: the changes of %r from %s on were let go of, and it had made no headway since",
+            late.job.name,
+            show_epoch(late.job.position),
+            table.name,
+            show_epoch(late.change),
+        )
 
 
 def raise_safe_epoch(handle: Handle, table: TableDef) -> None:
     """The part of it that a compaction needs: let go of states, so that their versions are not written again."""
 
     def raised(view: View) -> TableVersion | None:
+        options = get_table(view, table.id, table.name).options  # as they are now: they may have been altered
         version, now_ms = get_version(view, table.id, table.name), handle.catalog.now_ms()
         holds = holds_of(view, table.id, now_ms, handle.leases.live)
-        after = apply_safe_epoch(version, limits(table.options, holds, now_ms).states)
+        after = apply_safe_epoch(version, limits(options, holds, now_ms).states)
         return after if after != version else None
 
     def body(tx: Txn) -> None:
@@ -115,7 +151,8 @@ def raise_safe_epoch(handle: Handle, table: TableDef) -> None:
 
 
 def look(handle: Handle, view: View, table: TableDef) -> Released | None:
-    """What a table can let go of in one transaction; None: nothing."""
+    """What a table can let go of in one transaction, by the options that it has now; None: nothing."""
+    table = get_table(view, table.id, table.name)
     (may, parked), before = _limits(handle, view, table), get_version(view, table.id, table.name)
     found = truncated(view, table.id, apply_safe_epoch(before, may.states), _mark(view, table.id, before, may.log))
     found = _without_past(view, table.id, replace(found, parked=parked), handle.catalog.now_ms())

@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from ..errors import Corrupt
 from .datafile import (
     OP,
     KeyRange,
@@ -34,6 +33,7 @@ from .files import Files, inside_root
 from .keys import Key, KeyCodec
 from .merge import Rows
 from .records import checked
+from .refusals import undecodable
 from .schema import TableSchema
 from .threads import each
 from .widths import Sizes, block_sizes
@@ -249,8 +249,8 @@ def read_part(
     groups = [block] if block is not None else blocks_of(part.blocks, key_range, passing, repeated=part.history)
     try:
         table = _decode(data, part, codec, list(columns), groups, filter, schema, epochs=at is not None, keyed=keyed)
-    except (pa.ArrowException, OSError, KeyError) as error:
-        raise Corrupt(part.path, f"it cannot be decoded ({error})") from error
+    except (pa.ArrowException, OSError, MemoryError, KeyError) as error:
+        raise undecodable(part.path, error) from error
     keys = keys_of(codec, table) if keyed else pa.nulls(table.num_rows)
     first, end = row_span(codec, keys, key_range)
     keys, table = keys.slice(first, end - first), table.slice(first, end - first)

@@ -22,7 +22,8 @@ from ..errors import EpochExpired, EpochNotCommitted, InvalidInput
 from .balance import weigh
 from .catalog import View
 from .definitions import TableDef, get_entries, get_runs, get_version
-from .epoch import as_epoch
+from .epoch import as_epoch, show_epoch
+from .explain import distance
 from .files import Files
 from .keys import Key, KeyCodec, last_of_each, sort_indices
 from .merge import Rows, fold, fold_data, joined, lookup, newest_wins
@@ -54,6 +55,15 @@ class ScanPlan:
     @property
     def codec(self) -> KeyCodec:
         return KeyCodec(self.table.schema, self.table.primary_key)
+
+    @property
+    def files(self) -> list[Part | Segment]:
+        """The files that hold the rows, and those that hide some of them."""
+        found: list[Part | Segment] = []
+        for run in self.runs:
+            past = run.history if self.epoch < run.hi else ()
+            found += [*run.parts, *(part for part in past if part.until > self.epoch)]
+        return [*found, *self.segments]
 
     @property
     def rows_at_most(self) -> int:
@@ -94,7 +104,7 @@ class ScanPlan:
         schema = self.schema(columns)
         wanted = self._wanted(schema, filter)
         # one run alone needs no merge, and nothing of it lies in memory twice; tables of no columns cannot be joined
-        count = 1 if self._lone_run or not schema.names else self._bytes_of(wanted) // READ_BYTES
+        count = 1 if self.is_lone_run or not schema.names else self._bytes_of(wanted) // READ_BYTES
         parts, borders = self._parts(count, self.passing(filter, key_range), key_range), Borders()
         tables = [self._selected(files, schema, wanted, filter, part, borders) for part in parts]
         return pa.concat_tables(tables) if len(tables) > 1 else tables[0]
@@ -107,19 +117,20 @@ class ScanPlan:
         key_range: KeyRange = EVERYTHING,
         *,
         applied: bool = True,
+        piece_bytes: int = READ_BYTES,
     ) -> Iterator[pa.RecordBatch]:
         """The same in record batches, in key order, a bounded number of rows at a time.
 
-        applied: else the filter only decides what need not be read, and rows that fail it, and older versions of such,
-        are among the result. What is wrong with the arguments is raised at once, what is wrong with files by the
-        iterator.
+        piece_bytes: what is read at a time at most, more or less (whole blocks of files are). applied: else the filter
+        only decides what need not be read, and rows that fail it, and older versions of such, are among the result.
+        What is wrong with the arguments is raised at once, what is wrong with files by the iterator.
         """
         schema = self.schema(columns)
         wanted = self._wanted(schema, filter if applied else None)
-        count = max(self.rows_at_most // BATCH_ROWS, self._bytes_of(wanted) // READ_BYTES)
+        count = max(self.rows_at_most // BATCH_ROWS, self._bytes_of(wanted) // piece_bytes)
         parts = self._parts(count, self.passing(filter, key_range), key_range)
         read = partial(self._selected, files, schema, wanted, filter, borders=Borders(), applied=applied)
-        return (batch for part in parts for batch in read(passing=part).to_batches(max_chunksize=BATCH_ROWS))
+        return _batches_of(lambda part: read(passing=part), parts)
 
     def _parts(self, count: int, passing: list[KeyRange], within: KeyRange) -> list[list[KeyRange]]:
         """What passes in at most `count` pieces, one at least, though it be empty."""
@@ -131,8 +142,7 @@ class ScanPlan:
 
     def _bytes_of(self, columns: Sequence[str]) -> int:
         """What these columns of all files take in memory."""
-        files: list[Part | Segment] = [*(part for run in self.runs for part in run.parts), *self.segments]
-        return round(sum(span.bytes for span in weigh(self.table, files, columns)))
+        return round(sum(span.bytes for span in weigh(self.table, self.files, columns)))
 
     def passing(self, filter: pc.Expression | None, within: KeyRange = EVERYTHING) -> list[KeyRange]:
         """The key ranges to read, ascending: by what the filter says of the first key column no other row passes."""
@@ -158,21 +168,21 @@ class ScanPlan:
         applied: bool = True,
     ) -> pa.Table:
         """The rows of the ranges that pass the filter."""
-        keyed = not self._lone_run or passing != [EVERYTHING]
+        keyed = not self.is_lone_run or passing != [EVERYTHING]
         found = self._found(files, wanted, filter, passing, borders, keyed=keyed)
         data = fold_data(found) if found else _no_rows(self.table, self.codec, wanted).data
         data = passed(self.table.name, data, filter if applied else None).select(schema.names)
         return data.cast(schema) if schema.names else data  # a cast of no columns would forget the number of rows
 
     @property
-    def _lone_run(self) -> bool:
+    def is_lone_run(self) -> bool:
         """Whether one run alone tells, without its history: there is nothing to merge."""
         return not self.segments and len(self.runs) == 1 and self.epoch >= self.runs[0].hi
 
     @property
     def rows_known(self) -> int | None:
         """The number of rows where one run tells; None where they must be read to be counted."""
-        if self._lone_run:
+        if self.is_lone_run:
             return sum(part.rows for part in self.runs[0].parts)
         return None if self.segments or self.runs else 0
 
@@ -307,7 +317,8 @@ def plan_scan(view: View, table: TableDef, epoch: int | None) -> ScanPlan:
     at = version.max_committed_epoch if epoch is None else as_epoch("epoch", epoch)
     if at < version.safe_epoch:
         raise EpochExpired(
-            f"table {table.name!r} is readable from epoch {version.safe_epoch} on; {at} has been let go. "
+            f"table {table.name!r} is readable from epoch {show_epoch(version.safe_epoch)} on; {show_epoch(at)} has "
+            "been let go. "
             "Keep more with TableOptions(history_retention=...), or pin it with a snapshot while it is there"
         )
     # every entry of a table lies above all runs or is folded into one; a run newer than `at` is read with its history
@@ -321,9 +332,9 @@ def plan_scan(view: View, table: TableDef, epoch: int | None) -> ScanPlan:
 def require_complete(name: str, epoch: int | None, complete_through: int) -> None:
     """EpochNotCommitted when something may still land in the table at or below the epoch."""
     if epoch is not None and epoch > complete_through:
+        short = f"complete only through {show_epoch(complete_through)}, {distance(complete_through, epoch)} short"
         raise EpochNotCommitted(
-            f"table {name!r} is complete through epoch {complete_through} only; {epoch} lies "
-            f"{epoch - complete_through} above. "
+            f"table {name!r} at {show_epoch(epoch)}: it {f'is {short}' if complete_through else 'has no commit yet'}. "
             "Read an earlier epoch, or take a snapshot that waits: consistency=epochlog.AtLeast(epoch, timeout=...)"
         )
 
@@ -373,6 +384,16 @@ def _run_rows(
         return [gather(run.parts, None)]
     past = [part for part in run.history if part.until > epoch]
     return [gather(run.parts, epoch, marked=oldest), gather(past, epoch, together=newest_wins)]
+
+
+def _batches_of(
+    read: Callable[[list[KeyRange]], pa.Table], parts: Sequence[list[KeyRange]]
+) -> Iterator[pa.RecordBatch]:
+    """Piece after piece; nothing of one is held here once it was given out."""
+    for part in parts:
+        batches = read(part).to_batches(max_chunksize=BATCH_ROWS)[::-1]
+        while batches:
+            yield batches.pop()
 
 
 def _overlaps(low: Key, high: Key, key_range: KeyRange) -> bool:

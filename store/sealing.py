@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..errors import ClockSkew
 from .catalog import Txn, View
 from .definitions import Counters, move_counters
-from .epoch import boundary, from_unix_ms, newest_index
+from .epoch import boundary, from_unix_ms, newest_index, show_epoch, show_time
 from .failpoints import reached
 from .records import bound_key
 
@@ -24,7 +24,8 @@ def check_skew(epoch: int, now_ms: int) -> None:
     """Refuse an epoch too far ahead of the clock: one bad clock must not hide the others' data."""
     if epoch > from_unix_ms(now_ms + MAX_SKEW_MS):
         raise ClockSkew(
-            f"epoch {epoch} lies more than {MAX_SKEW_MS // 1000} s ahead of the clock ({from_unix_ms(now_ms)}), or the "
+            f"epoch {show_epoch(epoch)} lies more than {MAX_SKEW_MS // 1000} s ahead of the clock "
+            f"({show_time(now_ms)}), or the "
             "clock was set back since the newest commit; set the clocks right, or wait until the clock has caught up"
         )
 

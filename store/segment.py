@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..errors import Corrupt
 from .datafile import (
     OP,
     KeyRange,
@@ -30,6 +29,7 @@ from .files import Files, inside_root
 from .keys import Key, KeyCodec
 from .merge import Rows
 from .records import checked
+from .refusals import undecodable
 from .schema import TableSchema
 from .threads import each
 from .widths import Sizes, block_sizes
@@ -129,9 +129,11 @@ def _file_of(schema: pa.Schema, batches: Sequence[pa.RecordBatch], compression: 
 def _compression(files: Files, table: pa.Table) -> str | None:
     """None where a sample says that it would not pay; what crosses a network is always compressed."""
     way = compression(files)
+    if files.remote:
+        return way
     sample = table.slice(table.num_rows // 2, _SAMPLE_ROWS).to_batches()
     plain, packed = (_file_of(table.schema, sample, codec).size for codec in (None, way))
-    return way if files.remote or packed < _WORTH_DECODING * plain else None
+    return way if packed < _WORTH_DECODING * plain else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +164,8 @@ class SegmentReader:
         blocks = blocks_of(self.segment.blocks, key_range, passing) if block is None else [block]
         try:
             table = self._decode(data, names, blocks, borders)
-        except (pa.ArrowException, OSError, KeyError) as error:
-            raise Corrupt(self.segment.path, f"it cannot be decoded ({error})") from error
+        except (pa.ArrowException, OSError, MemoryError, KeyError) as error:
+            raise undecodable(self.segment.path, error) from error
         keys = keys_of(self.codec, table)
         first, end = row_span(self.codec, keys, key_range)
         if end - first < len(keys):
@@ -180,8 +182,8 @@ class SegmentReader:
             reader, _ = self._opened(data, {*columns, *self._op}, use_threads=True)
             for place in range(reader.num_record_batches):
                 yield _apart(reader.get_batch(place), data)
-        except (pa.ArrowException, OSError, KeyError) as error:
-            raise Corrupt(self.segment.path, f"it cannot be decoded ({error})") from error
+        except (pa.ArrowException, OSError, MemoryError, KeyError) as error:
+            raise undecodable(self.segment.path, error) from error
 
     @property
     def _op(self) -> list[str]:

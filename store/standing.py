@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from ..errors import RestoreRejected
 from .catalog import View
 from .definitions import JobRecord, TableDef, get_table, get_version
+from .epoch import show_epoch
 from .holds import held_from
 from .lineage import EpochView
 
@@ -35,7 +36,7 @@ def job_findings(view: View, job: JobRecord) -> Iterator[str]:
     for table in _tables(view, job.outputs):
         committed = get_version(view, table.id, table.name).max_committed_epoch
         if committed != job.position:
-            yield f"it stands at {job.position}, and its output {table.name} at {committed}"
+            yield f"it stands at {show_epoch(job.position)}, and its output {table.name} at {show_epoch(committed)}"
 
 
 def _upstream_findings(view: View, job: JobRecord, epochs: EpochView) -> Iterator[str]:
@@ -45,16 +46,25 @@ def _upstream_findings(view: View, job: JobRecord, epochs: EpochView) -> Iterato
     for table in _tables(view, job.upstreams):
         version, through = get_version(view, table.id, table.name), epochs.complete_through(table.id)
         if job.position > through:
-            yield f"it stands at {job.position}, and its upstream {table.name} is complete through {through} only"
+            yield (
+                f"it stands at {show_epoch(job.position)}, and its upstream {table.name} is complete through "
+                f"{show_epoch(through)} only"
+            )
         at = held_from(job, table.id)
         if at is not None and at < version.log_start:
-            yield f"it goes on from {at}, and the log of its upstream {table.name} begins after {version.log_start}"
+            yield (
+                f"it goes on from {show_epoch(at)}, and the log of its upstream {table.name} begins after "
+                f"{show_epoch(version.log_start)}"
+            )
         if job.state == "finished" and job.drain is None and version.end_epoch is None:
-            yield f"it is finished at {job.position}, and its upstream {table.name} is not (it stands at {through})"
+            yield (
+                f"it is finished at {show_epoch(job.position)}, and its upstream {table.name} is not (it stands at "
+                f"{show_epoch(through)})"
+            )
     for table in _tables(view, job.outputs):
         end = get_version(view, table.id, table.name).end_epoch
         if (end is not None) != (job.state == "finished"):
-            yield f"it is {job.state}, and the data of its output {table.name} ended at {end}"
+            yield f"it is {job.state}, and the data of its output {table.name} ended at {show_epoch(end)}"
 
 
 def _tables(view: View, ids: tuple[int, ...]) -> Iterator[TableDef]:

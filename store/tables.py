@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..errors import InvalidInput, LogHeld, TableExists, TableInUse
-from .catalog import Txn
+from .catalog import Txn, View
 from .cursors import table_goes
 from .definitions import (
     Counters,
@@ -14,10 +14,12 @@ from .definitions import (
     all_jobs,
     find_table,
     get_job,
+    get_table,
     get_version,
     move_counters,
 )
-from .epoch import as_epoch
+from .differences import table_differences
+from .epoch import as_epoch, from_unix_ms, show_epoch
 from .failpoints import reached
 from .garbage import let_go
 from .handle import Handle
@@ -27,28 +29,97 @@ from .reach import files_of
 from .records import HEAD, after_prefix, compact_key, head_key, name_key, runs_key, table_key, trouble_key
 from .retention import truncate
 from .schema import TableSchema
+from .settings import Settings
 from .version import TableVersion
 
-CHANGELOGS = ("upsert", "full")
 
+def create_table(
+    handle: Handle,
+    schema: TableSchema,
+    changelog: str | None = None,
+    options: TableOptions | None = None,
+    *,
+    exist_ok: bool = False,
+) -> TableDef:
+    """Make a root table, of changelog "upsert" unless told otherwise; TableExists if the name is taken.
 
-def create_table(handle: Handle, schema: TableSchema, changelog: str, options: TableOptions) -> TableDef:
-    """Make a root table; TableExists if the name is taken."""
-    if changelog not in CHANGELOGS:
-        raise InvalidInput(f"table {schema.name!r}: changelog must be one of {CHANGELOGS}, not {changelog!r}")
-    if not isinstance(options, TableOptions):
-        raise InvalidInput(f"table {schema.name!r}: options must be epochlog.TableOptions, not {options!r}")
-    table = handle.catalog.transact(lambda tx: add_table(tx, schema, changelog, options, None))
+    exist_ok: a root table of that name is taken as it is when it does not differ in what is given here.
+    """
+    settings = Settings(options, changelog)
+    settings.check(schema.name, derived=False)
+
+    def body(tx: Txn) -> TableDef:
+        if exist_ok and tx.get(name_key(schema.name)) is not None:
+            return _same_table(tx, schema, settings)
+        issue_epoch(tx, handle)
+        return add_table(tx, schema, settings, None)
+
+    table = handle.catalog.transact(body)
     reached("table:created")
     return table
 
 
-def add_table(tx: Txn, schema: TableSchema, changelog: str, options: TableOptions, job_id: int | None) -> TableDef:
-    """Part of a transaction: a new table under a new id."""
+def _same_table(tx: Txn, schema: TableSchema, settings: Settings) -> TableDef:
+    """The root table that is there, or TableExists with all in which it is not what was asked for."""
+    found = find_table(tx, schema.name)
+    differs = table_differences(found, schema, settings)
+    remedy = f", ask for what it is, or drop it with store.drop_table({schema.name!r})"
+    if found.job_id is not None:
+        differs.insert(0, f"it is an output of job {get_job(tx, found.job_id, '?').name!r}, not a root table")
+        remedy = ""
+    elif not table_differences(found, schema, Settings()):
+        remedy = f", ask for what it is, or change it with store.table({schema.name!r}).alter(…)"
+    if differs:
+        raise TableExists(
+            f"there is a table {schema.name!r} already, and it is not as asked for: {'; '.join(differs)}. Take another "
+            f"name{remedy}"
+        )
+    return found
+
+
+def alter_table(handle: Handle, table: TableDef, settings: Settings) -> None:
+    """Give a table other settings. TableDropped, InvalidInput."""
+    handle.catalog.transact(lambda tx: altered(tx, table.id, table.name, settings))
+    reached("table:altered")
+    handle.wake_maintenance()
+
+
+def altered(tx: Txn, table_id: int, name: str, settings: Settings) -> TableDef:
+    """Part of a transaction: a table with other settings. TableDropped, InvalidInput."""
+    table = get_table(tx, table_id, name)
+    settings.check(table.name, derived=table.derived)  # as it is now: an output may have been adopted
+    after = settings.of(table, get_version(tx, table_id, name).max_committed_epoch)
+    if after != table:
+        tx.put(table_key(table_id), after.to_record())
+    return after
+
+
+def issue_epoch(tx: Txn, handle: Handle) -> None:
+    """Issue an epoch for a table's making, above all before it; none in a store that has none yet."""
+    counters = Counters.read(tx)
+    if counters.last_epoch:
+        move_counters(tx, counters, max(counters.last_epoch + 1, from_unix_ms(handle.catalog.now_ms())))
+
+
+def add_table(tx: Txn, schema: TableSchema, settings: Settings, job_id: int | None) -> TableDef:
+    """Part of a transaction: a new table under a new id.
+
+    A root table is there from the newest epoch on, which was issued for it; an output cannot be read there yet.
+    """
     if tx.get(name_key(schema.name)) is not None:
         raise TableExists(f"there is a table {schema.name!r} already; get it with store.table({schema.name!r})")
     counters = Counters.read(tx)
-    table = TableDef(counters.next_table, schema, changelog, options, job_id)
+    created = counters.last_epoch + 1 if job_id is not None and counters.last_epoch else counters.last_epoch
+    changelog, options = settings.changelog or "upsert", settings.options or TableOptions()
+    table = TableDef(
+        counters.next_table,
+        schema,
+        changelog,
+        options,
+        job_id,
+        drop_unchanged=settings.drop_unchanged is not False,
+        created=created,
+    )
     tx.put(HEAD, replace(counters, next_table=table.id + 1).to_record())
     tx.put(table_key(table.id), table.to_record())
     tx.put(head_key(table.id), TableVersion().to_record())
@@ -61,24 +132,28 @@ def drop_table(handle: Handle, name: str) -> None:
 
     def body(tx: Txn) -> None:
         table = find_table(tx, name)
-        if table.job_id is not None:
-            owner = get_job(tx, table.job_id, "?").name
-            raise TableInUse(
-                f"table {name!r} is an output of job {owner!r}; drop the job with store.drop_job({owner!r})"
-            )
-        for job in all_jobs(tx):
-            if table.id in job.upstreams:
-                raise TableInUse(f"table {name!r} is read by job {job.name!r}; drop that job first")
-        for load in all_loads(tx):
-            if table.id in load.tables and load.state != "finished":
-                raise TableInUse(
-                    f"table {name!r} is written by load {load.name!r}; drop that one first with "
-                    f"store.drop_load({load.name!r})"
-                )
+        refuse_in_use(tx, table)
         remove_table(tx, table.id, handle.catalog.now_ms())
 
     handle.catalog.transact(body)
     reached("table:dropped")
+
+
+def refuse_in_use(view: View, table: TableDef) -> None:
+    """TableInUse names the job or load that reads, owns or writes the table."""
+    name = table.name
+    if table.job_id is not None:
+        owner = get_job(view, table.job_id, "?").name
+        raise TableInUse(f"table {name!r} is an output of job {owner!r}; drop the job with store.drop_job({owner!r})")
+    for job in all_jobs(view):
+        if table.id in job.upstreams:
+            raise TableInUse(f"table {name!r} is read by job {job.name!r}; drop that job first")
+    for load in all_loads(view):
+        if table.id in load.tables and load.state != "finished":
+            raise TableInUse(
+                f"table {name!r} is written by load {load.name!r}; drop that one first with "
+                f"store.drop_load({load.name!r})"
+            )
 
 
 def remove_table(tx: Txn, table_id: int, now_ms: int) -> None:
@@ -114,14 +189,15 @@ def truncate_log(handle: Handle, table: TableDef, before: int) -> None:
             return True
         if before > version.max_committed_epoch:
             raise InvalidInput(
-                f"the log of {table.name!r} ends at epoch {version.max_committed_epoch}; it cannot be truncated "
-                f"before {before}"
+                f"the log of {table.name!r} ends at epoch {show_epoch(version.max_committed_epoch)}; it cannot be "
+                "truncated "
+                f"before {show_epoch(before)}"
             )
         for hold in holds_of(tx, table.id, handle.catalog.now_ms(), handle.leases.live):
             if hold.log_epoch is not None and hold.log_epoch < before:
                 raise LogHeld(
-                    f"{hold.holder} still needs the log of {table.name!r} after epoch {hold.log_epoch}; "
-                    f"truncate before {hold.log_epoch} at most, or end that holder"
+                    f"{hold.holder} still needs the log of {table.name!r} after epoch {show_epoch(hold.log_epoch)}; "
+                    f"truncate before {show_epoch(hold.log_epoch)} at most, or end that holder"
                 )
         return truncate(handle, tx, table.id, version, before)
 

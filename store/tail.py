@@ -39,11 +39,16 @@ tail: Kept[tuple[pa.RecordBatch, ...]] = Kept(LIMIT_BYTES, lambda batches: sum(b
 
 def follow(plan: LogPlan, files: Files, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
     """The changes of the plan as its `batches` gives them without old images, in batches of another size."""
-    if len(plan.groups) > NEAR_EPOCHS or plan.rows > NEAR_ROWS:
+    if not is_near(plan):
         yield from replay(plan, files, columns)
         return
     for group in plan.groups:
         yield from _decoded(replace(plan, groups=(group,)), files, columns)
+
+
+def is_near(plan: LogPlan) -> bool:
+    """Whether these changes are decoded epoch by epoch, and kept for others."""
+    return len(plan.groups) <= NEAR_EPOCHS and plan.rows <= NEAR_ROWS
 
 
 def _decoded(plan: LogPlan, files: Files, columns: Sequence[str] | None) -> tuple[pa.RecordBatch, ...]:

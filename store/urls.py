@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 _PASSWORD = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*://[^:/?#@]*):(?P<secret>.*)@", re.IGNORECASE | re.DOTALL)
 _PARAMETER = re.compile(
@@ -18,9 +20,19 @@ def masked(address: str) -> str:
 
 
 def without_secrets(message: object, address: str) -> str:
-    """A message that may quote the address, or the password in it, with *** there."""
+    """A message that may quote the address, or the password in it, with *** there: as it is written in the address, and
+    as it is meant, for libraries decode it before they quote it.
+    """
     text = str(message).replace(address, masked(address))
-    for pattern in (_PASSWORD, _PARAMETER):
-        for found in pattern.finditer(address):
-            text = text.replace(found["secret"], "***")
+    found = [match["secret"] for pattern in (_PASSWORD, _PARAMETER) for match in pattern.finditer(address)]
+    forms = {form for secret in found for form in _forms(secret)} - {""}
+    for form in sorted(forms, key=len, reverse=True):
+        text = text.replace(form, "***")
     return text
+
+
+def _forms(secret: str) -> set[str]:
+    """The ways in which a message may spell it."""
+    meant = {secret, unquote(secret), unquote_plus(secret)}
+    encoded = {code(form, safe="") for form in meant for code in (quote, quote_plus)}
+    return {*meant, *encoded, *(repr(form)[1:-1] for form in meant), *(json.dumps(form)[1:-1] for form in meant)}

@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..errors import EpochlogError, StoreClosed, TableDropped
+import pyarrow as pa
+
+from ..errors import CatalogUnavailable, Corrupt, EpochlogError, ReadFailed, StoreClosed, TableDropped
 from .catalog import View
 from .definitions import TableDef, get_table
 from .dump import ship_folder
 from .keys import KeyCodec
+from .refusals import undecodable
 from .verify_catalog import Contents, TableFiles, check_records, check_table
 from .verify_exchanges import check_exchange_files, check_exchanges
 from .verify_files import check_ends, check_part, check_segment
@@ -35,29 +38,37 @@ class Problem:
     what: str
 
 
+class _Unread(Problem):
+    """A file that the system refused to give."""
+
+
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What `verify` found. `unreachable`: files that no table reaches; they are no damage, vacuum removes them."""
+    """What `verify` found. `unreachable`: files that no table reaches; they are no damage, vacuum removes them.
+
+    `unread`: files that the system refused to give, so nothing is known of them; the report is not `ok` then.
+    """
 
     tables: int
     files: int
     bytes: int
     problems: tuple[Problem, ...] = ()
     unreachable: tuple[str, ...] = field(default=())
+    unread: tuple[Problem, ...] = ()
 
     @property
     def ok(self) -> bool:
-        return not self.problems
+        return not self.problems and not self.unread
 
 
 def verify_store(handle: Handle, progress: Progress | None = None) -> VerifyReport:
-    """Check everything; never raises for damage."""
+    """Check everything; never raises for damage. CatalogUnavailable, ReadFailed: nothing could be asked."""
     listed = {info.path for info in handle.files.list(handle.store_id)}  # before asking what is reached
     listed = {path for path in listed if not path.startswith(f"{ship_folder(handle.store_id)}/")}
     try:
         handle.catalog.check()
         contents = handle.catalog.read(check_records)
-    except StoreClosed:
+    except (StoreClosed, CatalogUnavailable, ReadFailed):
         raise
     except EpochlogError as error:
         return VerifyReport(0, 0, 0, (Problem("catalog", str(error)),))
@@ -66,15 +77,17 @@ def verify_store(handle: Handle, progress: Progress | None = None) -> VerifyRepo
     for table in contents.tables:
         problems += _check_table(handle, table, contents, reached, progress)
     problems += [Problem(where, what) for where, what in handle.catalog.read(check_exchanges)]
-    files, found = check_exchange_files(handle)
+    files, found, refused = check_exchange_files(handle)
     reached.update(files)
     problems += [Problem(where, what) for where, what in found]
+    problems += [_Unread(where, what) for where, what in refused]
     return VerifyReport(
         tables=len(contents.tables),
         files=len(reached),
         bytes=sum(reached.values()),
-        problems=tuple(problems),
+        problems=tuple(problem for problem in problems if not isinstance(problem, _Unread)),
         unreachable=tuple(sorted(listed - set(reached) - contents.under_way)),
+        unread=tuple(problem for problem in problems if isinstance(problem, _Unread)),
     )
 
 
@@ -121,13 +134,24 @@ def _each_file(handle: Handle, table: TableDef, files: TableFiles) -> Iterator[P
     schema = table.schema
     codec = KeyCodec(schema.schema, schema.primary_key)
     for segment in files.segments:
-        found = [Problem(segment.path, what) for what in check_segment(handle.files, schema, codec, segment)]
-        yield from found or [None]
+        yield from _told(segment.path, check_segment(handle.files, schema, codec, segment)) or [None]
     for run in files.runs:
         whole = True
         for part in (*run.parts, *run.history):
-            found = [Problem(part.path, what) for what in check_part(handle.files, schema, codec, run, part)]
+            found = _told(part.path, check_part(handle.files, schema, codec, run, part))
             whole = whole and not found
             yield from found or [None]
         if whole:
-            yield from (Problem(part.path, what) for part, what in check_ends(handle.files, schema, codec, run))
+            for past in run.history:
+                yield from _told(past.path, check_ends(handle.files, schema, codec, run, past))
+
+
+def _told(path: str, found: Iterator[str]) -> list[Problem]:
+    """What a check finds in a file; that it could not be read is no damage."""
+    try:
+        return [Problem(path, what) for what in found]
+    except ReadFailed as error:
+        return [_Unread(path, str(error))]
+    except (pa.ArrowException, OSError, MemoryError) as error:
+        told = undecodable(path, error)
+        return [Problem(path, told.what) if isinstance(told, Corrupt) else _Unread(path, str(told))]

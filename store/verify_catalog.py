@@ -11,6 +11,7 @@ from .catalog import View
 from .compaction import read_work
 from .cursors import broken_consumers
 from .definitions import Counters, JobRecord, TableDef, all_jobs, all_tables, get_runs, get_version
+from .epoch import show_epoch
 from .history import EpochMemory, read_epoch_view
 from .loads import all_loads, broken_load
 from .made import made_of
@@ -72,7 +73,7 @@ def _each_record(view: View, tables: set[int], counters: Counters) -> Iterator[F
         elif kind == "gone" and not 0 <= _table_id(rest) < counters.next_table:
             yield where, "belongs to a table that there never was"
         elif kind == "bound" and key_epoch(key) > counters.last_epoch:
-            yield where, f"is a boundary above last_epoch {counters.last_epoch}"
+            yield where, f"is a boundary above last_epoch {show_epoch(counters.last_epoch)}"
         elif kind in ("intent", "hold") and (wrong := _names_itself(kind, rest, record)):
             yield where, wrong
     for (kind, table_id), count in sorted(orphans.items()):
@@ -120,13 +121,13 @@ def _job(view: View, job: JobRecord, tables: dict[int, TableDef]) -> Iterator[Fi
     if missing:
         yield where, f"refers to tables that are not there: {missing}"
     if job.barrier is not None and not job.barrier[0] == job.position < job.barrier[1]:
-        yield where, f"stands at {job.position}, and its barrier is {job.barrier}"
+        yield where, f"stands at {show_epoch(job.position)}, and its barrier is {job.barrier}"
     for table in (tables[output] for output in job.outputs if output in tables):
         if table.job_id != job.id:
             yield where, f"is not the job that its output {table.name} names"
         committed = get_version(view, table.id, table.name).max_committed_epoch
         if committed != job.position:
-            yield where, f"stands at {job.position}, and its output {table.name} at {committed}"
+            yield where, f"stands at {show_epoch(job.position)}, and its output {table.name} at {show_epoch(committed)}"
     foreign = [table.name for table in tables.values() if table.job_id == job.id and table.id not in job.outputs]
     if foreign:
         yield where, f"does not know that it writes {foreign}"
@@ -168,7 +169,7 @@ def _outcomes(view: View, tables: set[int]) -> Iterator[Finding]:
         for table_id in tables.intersection(record["tables"]):
             commit = view.get(hist_key(table_id, epoch))
             if commit is not None and commit["txn"] != [app, txn_id]:
-                yield f"transaction {(app, txn_id)}", f"is not the one that landed at {epoch}"
+                yield f"transaction {(app, txn_id)}", f"is not the one that landed at {show_epoch(epoch)}"
     for key, record in view.scan(b"txnapp/", after_prefix(b"txnapp/")):
         app = key[len(b"txnapp/") :].decode()
         if counted.pop(app, 0) != record["count"]:
@@ -206,11 +207,14 @@ def check_table(view: View, table: TableDef, folder: str) -> TableFiles:
     found += [f"breaks the invariant {name}" for name in broken_runs(version, runs)]
     last_epoch = Counters.read(view).last_epoch
     if version.max_committed_epoch > last_epoch:
-        found.append(f"is committed at {version.max_committed_epoch}, above last_epoch {last_epoch}")
+        found.append(
+            f"is committed at {show_epoch(version.max_committed_epoch)}, above last_epoch {show_epoch(last_epoch)}"
+        )
     if entries and entries[-1].epoch > version.max_committed_epoch:
-        found.append(f"has a log entry at {entries[-1].epoch}, above its newest commit")
+        found.append(f"has a log entry at {show_epoch(entries[-1].epoch)}, above its newest commit")
     found += _counts(version, entries)
     found += _labels(entries)
+    found += _old_rows(table, entries)
     found += _commits(view, table, version, entries)
     made = made_of(view, table.id)
     files = TableFiles((*(file for entry in entries for file in entry.files), *made), runs)
@@ -240,10 +244,22 @@ def _labels(entries: list[LogEntry]) -> Iterator[str]:
     for entry in entries:
         labels = [group.label for group in entry.groups]
         if labels != sorted(set(labels)) or (labels and not before < labels[0] <= labels[-1] <= entry.epoch):
-            yield f"has the log epochs {labels} in the commit at {entry.epoch}, after {before}"
+            yield f"has the log epochs {labels} in the commit at {show_epoch(entry.epoch)}, after {show_epoch(before)}"
         if any(segment.label != group.label for group in entry.groups for segment in group.segments):
-            yield f"has segments with labels other than their log epoch in the commit at {entry.epoch}"
+            yield f"has segments with labels other than their log epoch in the commit at {show_epoch(entry.epoch)}"
         before = entry.epoch
+
+
+def _old_rows(table: TableDef, entries: list[LogEntry]) -> Iterator[str]:
+    """Entries have old rows only if they say so, and say so where the table's changelog promises it."""
+    for entry in entries:
+        kept = {group.stores_images for group in entry.groups}
+        if False in kept and any(group.images for group in entry.groups):
+            yield f"has old rows of the commit at {show_epoch(entry.epoch)}, which says that it stores none"
+        if False in kept and table.stores_images_after(entry.epoch - 1):
+            yield (
+                f"has no old rows of the commit at {show_epoch(entry.epoch)}, and stores them since {table.full_since}"
+            )
 
 
 def _commits(view: View, table: TableDef, version: TableVersion, entries: list[LogEntry]) -> Iterator[str]:
@@ -270,7 +286,7 @@ def _commits(view: View, table: TableDef, version: TableVersion, entries: list[L
         if epochs:
             yield f"{what} {len(epochs)} commits, the first at {epochs[0]}"
     if version.max_committed_epoch and version.max_committed_epoch not in known:
-        yield f"remembers nothing of its newest commit {version.max_committed_epoch}"
+        yield f"remembers nothing of its newest commit {show_epoch(version.max_committed_epoch)}"
 
 
 def _tells(commit: Commit, entry: LogEntry) -> bool:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..errors import Corrupt
+from ..errors import Corrupt, ReadFailed
 from .catalog import View
 from .datafile import verified
 from .exchanges import DIGEST_BYTES, FILES, all_queries, exchange_files, pushed_key, records_of, usage_key
@@ -38,8 +38,12 @@ def _query(view: View, query: str, record: Record) -> Iterator[str]:
     if declared != {name: channel["stage"] for name, channel in channels.items()}:
         yield "has other channels than it declares"
     ended = {name for name, channel in channels.items() if channel["last"] is not None}
-    if ended != set(record["ended"]):
-        yield f"counts {sorted(record['ended'])} as ended, and they are {sorted(ended)}"
+    passed = {name for name in ended if channels[name]["next"] > channels[name]["last"]}
+    if "passed" not in record:  # of version 0.1
+        if ended != set(record["ended"]):
+            yield f"counts {sorted(record['ended'])} as ended, and they are {sorted(ended)}"
+    elif passed != set(record["passed"]):
+        yield f"counts {sorted(record['passed'])} as passed, and they are {sorted(passed)}"
     for name, consumer in records_of(view, b"xk", query):
         lost = [channel for _, names in consumer["stages"] for channel in names if channel not in channels]
         if lost:
@@ -72,13 +76,14 @@ def _channel(view: View, query: str, name: str, channel: Record, pushed: int, di
         yield f"has batches of channel {name} behind its end mark {channel['last']}"
 
 
-def check_exchange_files(handle: Handle) -> tuple[dict[str, int], list[Finding]]:
-    """Path and bytes of every file that an exchange reaches, and what is wrong with them. Of a batch that was released
-    meanwhile nothing is said.
+def check_exchange_files(handle: Handle) -> tuple[dict[str, int], list[Finding], list[Finding]]:
+    """Path and bytes of every file that an exchange reaches, what is wrong with them, and which the system refused to
+    give. Of a batch that was released meanwhile nothing is said.
     """
     folder = handle.table_folder(FILES)
     batches = handle.catalog.read(lambda view: [r for _, r in view.scan(b"xp/", after_prefix(b"xp/"))])
     found: list[Finding] = []
+    refused: list[Finding] = []
     for batch in batches:
         path = batch["path"]
         try:
@@ -87,7 +92,9 @@ def check_exchange_files(handle: Handle) -> tuple[dict[str, int], list[Finding]]
             verified(handle.files, path, batch["bytes"], batch["crc32"], again=True)
         except Corrupt as error:
             found.append((path, error.what))
+        except ReadFailed as error:
+            refused.append((path, str(error)))
     if found:
         now = dict(handle.catalog.read(lambda view: list(exchange_files(view))))
         found = [(path, what) for path, what in found if path in now]
-    return {batch["path"]: batch["bytes"] for batch in batches}, found
+    return {batch["path"]: batch["bytes"] for batch in batches}, found, refused

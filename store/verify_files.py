@@ -55,16 +55,17 @@ def check_part(files: Files, schema: TableSchema, codec: KeyCodec, run: Run, par
         yield f"its rows end at {until}, not {part.until}"
 
 
-def check_ends(files: Files, schema: TableSchema, codec: KeyCodec, run: Run) -> Iterator[tuple[Part, str]]:
-    """What a run's history and its live rows say of the same keys: a live row begins where its last old one ends."""
-    for past in run.history:
-        for low, high in _ranges(past.blocks):
-            old = read_part(files, past, schema, codec, [UNTIL], key_range=(low, high))
-            for part in run.parts:
-                if (high is None or part.key_min < high) and (low is None or part.key_max >= low):
-                    live = read_part(files, part, schema, codec, [EPOCH], key_range=(low, high))
-                    if _overlap(old, live):
-                        yield past, f"holds rows of keys whose live rows in {part.path} begin before they end"
+def check_ends(files: Files, schema: TableSchema, codec: KeyCodec, run: Run, past: Part) -> Iterator[str]:
+    """What a file of a run's history and its live rows say of the same keys: a live row begins where its last old one
+    ends.
+    """
+    for low, high in _ranges(past.blocks):
+        old = read_part(files, past, schema, codec, [UNTIL], key_range=(low, high))
+        for part in run.parts:
+            if (high is None or part.key_min < high) and (low is None or part.key_max >= low):
+                live = read_part(files, part, schema, codec, [EPOCH], key_range=(low, high))
+                if _overlap(old, live):
+                    yield f"holds rows of keys whose live rows in {part.path} begin before they end"
 
 
 def _overlap(old: Rows, live: Rows) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import EpochlogError, EpochRegressed, TableFinished
+from .epoch import show_epoch
 from .records import Record, checked
 from .run import Run
 from .segment import Segment
@@ -23,12 +24,15 @@ class InvariantBroken(EpochlogError, AssertionError):
 class LabelGroup:
     """The segments of one log epoch, in the order in which later wins.
 
-    images: for a table with changelog="full", segments with the rows before that epoch of the keys that it touches.
+    images: if the group stores them (changelog="full"), segments with the rows before that epoch of the keys that it
+    touches, in the order in which later wins; a delete says that there was none. stores_images: whether it does, though
+    it may have replaced no row; None: an entry of version 0.1, of which the table's first changelog tells.
     """
 
     label: int
     segments: tuple[Segment, ...]
     images: tuple[Segment, ...] = ()
+    stores_images: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +64,18 @@ class LogEntry:
             [group.label, [file.to_record() for file in group.segments], [file.to_record() for file in group.images]]
             for group in self.groups
         ]
-        return {"epoch": self.epoch, "groups": groups, "end": self.end}
+        record = {"epoch": self.epoch, "groups": groups, "end": self.end}
+        marks = {group.stores_images for group in self.groups} - {None}
+        return {**record, "images": marks.pop()} if marks else record
 
     @classmethod
     @checked
     def from_record(cls, record: Record) -> LogEntry:
+        stored = record.get("images")
         groups = tuple(
-            LabelGroup(label, tuple(map(Segment.from_record, segments)), tuple(map(Segment.from_record, images)))
+            LabelGroup(
+                label, tuple(map(Segment.from_record, segments)), tuple(map(Segment.from_record, images)), stored
+            )
             for label, segments, images in record["groups"]
         )
         return cls(record["epoch"], groups, record["end"])
@@ -144,13 +153,17 @@ def runs_from_record(record: Record | None) -> Runs:
 def broken_invariants(version: TableVersion) -> Iterator[str]:
     """The names of the invariants that a version breaks; none, for every version that a store ever holds."""
     if version.safe_epoch > version.max_committed_epoch:
-        yield f"safe-epoch-within-committed: {version.safe_epoch} > {version.max_committed_epoch}"
+        yield (
+            f"safe-epoch-within-committed: {show_epoch(version.safe_epoch)} > {show_epoch(version.max_committed_epoch)}"
+        )
     if version.compacted_epoch > version.max_committed_epoch:
-        yield f"runs-within-committed: {version.compacted_epoch} > {version.max_committed_epoch}"
+        yield (
+            f"runs-within-committed: {show_epoch(version.compacted_epoch)} > {show_epoch(version.max_committed_epoch)}"
+        )
     if version.end_epoch is not None and version.end_epoch != version.max_committed_epoch:
-        yield f"nothing-after-end-of-data: {version.end_epoch} != {version.max_committed_epoch}"
+        yield f"nothing-after-end-of-data: {show_epoch(version.end_epoch)} != {show_epoch(version.max_committed_epoch)}"
     if version.known_from and version.known_from >= version.max_committed_epoch:
-        yield f"newest-commit-known: {version.known_from} > {version.max_committed_epoch}"
+        yield f"newest-commit-known: {show_epoch(version.known_from)} > {show_epoch(version.max_committed_epoch)}"
     for name in ("log_segments", "log_bytes", "l0_segments", "l0_bytes", "runs", "run_bytes"):
         if getattr(version, name) < 0:
             yield f"counts-not-negative: {name} is {getattr(version, name)}"
@@ -161,7 +174,7 @@ def broken_runs(version: TableVersion, runs: Runs) -> Iterator[str]:
     at = 0
     for run in runs:
         if run.lo != at or run.lo >= run.hi:
-            yield f"runs-adjoin: ({run.lo}, {run.hi}] after {at}"
+            yield f"runs-adjoin: ({run.lo}, {run.hi}] after {show_epoch(at)}"
         at = run.hi
         for left, right in zip(run.parts, run.parts[1:], strict=False):
             if not left.key_max < right.key_min:
@@ -169,7 +182,7 @@ def broken_runs(version: TableVersion, runs: Runs) -> Iterator[str]:
         if run.lo == 0 and any(part.deletes for part in run.parts):
             yield f"no-tombstones-at-the-bottom: ({run.lo}, {run.hi}]"
     if at != version.compacted_epoch:
-        yield f"runs-reach-compacted-epoch: {at} != {version.compacted_epoch}"
+        yield f"runs-reach-compacted-epoch: {show_epoch(at)} != {show_epoch(version.compacted_epoch)}"
     if (len(runs), sum(run.bytes for run in runs)) != (version.runs, version.run_bytes):
         yield f"runs-counted: {len(runs)} runs, not {version.runs}"
 
@@ -180,14 +193,16 @@ def apply_commit(table: str, version: TableVersion, entry: LogEntry) -> TableVer
     labels = [group.label for group in entry.groups]
     if entry.epoch <= version.max_committed_epoch:
         raise EpochRegressed(
-            f"table {table!r} is committed through epoch {version.max_committed_epoch}; {entry.epoch} must exceed it"
+            f"table {table!r} is committed through epoch {show_epoch(version.max_committed_epoch)}; "
+            f"{show_epoch(entry.epoch)} must exceed it"
         )
     if labels != sorted(set(labels)) or (
         labels and not version.max_committed_epoch < labels[0] <= labels[-1] <= entry.epoch
     ):
         raise EpochRegressed(
-            f"table {table!r}: labels {labels} must rise, lie above {version.max_committed_epoch} and not above "
-            f"{entry.epoch}"
+            f"table {table!r}: labels {labels} must rise, lie above {show_epoch(version.max_committed_epoch)} and not "
+            "above "
+            f"{show_epoch(entry.epoch)}"
         )
     return _checked(
         replace(
@@ -204,7 +219,9 @@ def apply_commit(table: str, version: TableVersion, entry: LogEntry) -> TableVer
 
 def require_open(table: str, version: TableVersion) -> None:
     if version.end_epoch is not None:
-        raise TableFinished(f"table {table!r} was finished at epoch {version.end_epoch} and takes no further writes")
+        raise TableFinished(
+            f"table {table!r} was finished at epoch {show_epoch(version.end_epoch)} and takes no further writes"
+        )
 
 
 def apply_runs(version: TableVersion, runs: Runs, folded: Sequence[LogEntry] = ()) -> TableVersion:

@@ -11,7 +11,8 @@ import pytest
 import epochlog as el
 from epochlog.checkpoint.barrier import Barrier
 from epochlog.checkpoint.job import JobRunner
-from epochlog.store.commit import JobCommit, TableEdit, commit_job
+from epochlog.store.commit import JobCommit, commit_job
+from epochlog.store.edits import TableEdit
 from lab import Lab, keys_of, mirror, refuse, sums, table_of
 
 
@@ -160,7 +161,7 @@ def test_a_runner_overtaken_during_its_refresh_has_no_effect(lab: Lab) -> None:
 
     def overtaken(ctx: Any) -> None:
         ctx.upsert("j_out", table_of({9: (9, 9)}))
-        epochs.append(lab.store.job("j").step_local(mirror("r", "j_out")))
+        epochs.append(lab.store.job("j").step_local(mirror("r", "j_out"), take_over=True))
 
     with pytest.raises(el.Fenced):
         old.step_local(overtaken)
@@ -177,7 +178,7 @@ def test_a_runner_that_was_overtaken_before_the_commit_of_the_other_has_no_effec
 
     def overtaken(ctx: Any) -> None:
         with pytest.raises(Died):
-            new.step_local(dies)
+            new.step_local(dies, take_over=True)
         ctx.upsert("j_out", table_of({9: (9, 9)}))
 
     with pytest.raises(el.Fenced):
@@ -193,7 +194,7 @@ def test_a_fenced_runner_leaves_no_error_behind(lab: Lab) -> None:
     old, new = lab.job("j", ["r"]), lab.store.job("j")
 
     def overtaken_then_dies(ctx: Any) -> None:
-        new.step_local(mirror("r", "j_out"))
+        new.step_local(mirror("r", "j_out"), take_over=True)
         raise Died
 
     with pytest.raises(Died):

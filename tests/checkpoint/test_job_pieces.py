@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 import epochlog as el
-from epochlog.checkpoint.job import LocalContext
+from epochlog.checkpoint.local_context import LocalRefreshContext
 from lab import Lab, State, keys_of, mirror, refuse, state_of, table_of
 
 
@@ -188,7 +188,7 @@ def test_a_fenced_runner_takes_no_piece(lab: Lab) -> None:
 
     def overtaken(ctx: Any) -> None:
         mirror("r", "j_out")(ctx)
-        assert lab.store.job("j").step_local(mirror("r", "j_out")) == 0
+        assert lab.store.job("j").step_local(mirror("r", "j_out"), take_over=True) == 0
 
     with pytest.raises(el.Fenced):
         old.step_local(overtaken)
@@ -246,7 +246,7 @@ def test_several_parts_take_it_whole(lab: Lab) -> None:
     run = lab.store.job("j")._runner.begin(whole=True)
     assert run is not None and run.ended is None and not run.taken_in
     assert run.outputs["j_out"].previous.segments == () and lab.store.job("j").info.snapshot_rows == 0
-    context = LocalContext(lab.store._handle, run)
+    context = LocalRefreshContext(lab.store._handle, run)
     assert sorted(state_of(context.changes("r"))) == sorted(state)
     assert not lab.store.verify().problems
 

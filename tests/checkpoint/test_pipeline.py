@@ -80,10 +80,10 @@ def test_it_returns_though_more_is_written_all_the_time(lab: Lab) -> None:
 
     pipe.add(job, refresh)
     pipe.add(lab.job("b", ["a_out"]), mirror("a_out", "b_out"))
-    for _ in range(3):
+    for value in range(3):
         pipe.run(until="idle")
         assert job.info.committed_epoch >= before and lab.store.job("b").info.committed_epoch >= before
-        before = lab.put({1: (1, 1)})
+        before = lab.put({1: (1, value)})
 
 
 def test_jobs_that_fail_are_given_up_and_those_below_are_not_waited_for(lab: Lab) -> None:
@@ -363,7 +363,7 @@ def test_misuse(lab: Lab, tmp_path: Path) -> None:
         again = el.Pipeline(lab.store)
         again.add(lab.store.job("a"), refuse)
         until(lambda: states(pipe)["a"] in ("idle", "backing off"))
-        with pytest.raises(el.JobRunning):
+        with pytest.raises(el.JobRunning, match=r"already in this process, by a pipeline of process \d+ on .* since"):
             again.run()
     assert repr(el.Pipeline(lab.store)).endswith("no jobs>") and "a: " in repr(pipe)
 
@@ -392,18 +392,17 @@ def ticks(folder: Path, trouble: str, rounds: int = 115) -> tuple[Ticks, el.JobS
 
     def hangs(ctx: Any) -> None:
         hanging.set()
+        time.let_go()
         go_on.wait()
 
     pipe.add(lab.job("a", ["r"]), noted)
     pipe.add(lab.job("b", ["a_out", "r"], interval=2), noted)
     if trouble:
         pipe.add(lab.job("c", ["other"]), fails if trouble == "fails" else hangs)
-    waiting = 3 if trouble == "fails" else 2
+    members = 3 if trouble else 2
     with running(pipe, lambda: (go_on.set(), time.let_go())):
         for number in range(rounds):
-            time.advance(700 if number < 10 else 31_000, waiting)
-            if trouble == "hangs" and number > 2:
-                hanging.wait()
+            time.advance(700 if number < 10 else 31_000, lambda: members - hanging.is_set())
             if number % 2:
                 lab.put({0: (0, number)})
         status = next((row for row in pipe.status() if row.name == "c"), None)
@@ -417,6 +416,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Ticks:
     return found
 
 
+@pytest.mark.medium
 @pytest.mark.local_only
 def test_b12_the_ticks_of_a_job_are_the_same_beside_one_that_fails_a_hundred_times(alone: Ticks, tmp_path) -> None:
     beside, status = ticks(tmp_path / "store", "fails")
@@ -445,3 +445,69 @@ class Hurry:
     def wait(self, event: threading.Event, timeout_ms: int) -> bool:
         self._ms += timeout_ms
         return event.wait(0.0005)
+
+
+def test_a_pipeline_waits_for_a_live_runner_and_goes_on_when_it_has_ended(
+    lab: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "epochlog")
+    job, other, pipe, at_work, told = lab.job("a", ["r"]), lab.store.job("a"), el.Pipeline(lab.store), *_events(2)
+    pipe.add(job, mirror("r", "a_out"))
+    lab.put({1: (0, 10)})
+    lab.store.checkpoint()
+
+    def slowly(ctx: Any) -> None:
+        mirror("r", "a_out")(ctx)
+        at_work.set()
+        assert told.wait(60)
+
+    step = threading.Thread(target=other.step_local, args=[slowly])
+    step.start()
+    assert at_work.wait(60)
+    run = threading.Thread(target=pipe.run, args=["idle"])
+    run.start()
+    until(lambda: states(pipe) == {"a": "waiting"})
+    told.set()
+    step.join()
+    run.join()
+    assert states(pipe) == {"a": "idle"} and lab.rows("a_out") == {1: (0, 10)}
+    waits = [record.getMessage() for record in caplog.records if "waits for it to end" in record.getMessage()]
+    assert len(waits) == 1 and "'a' is run by a step of process" in waits[0]
+    assert other.info.runner is None
+
+
+def test_a_pipeline_that_takes_over_waits_for_nobody(lab: Lab) -> None:
+    job, other, pipe = lab.job("a", ["r"]), lab.store.job("a"), el.Pipeline(lab.store)
+    pipe.add(job, mirror("r", "a_out"), take_over=True)
+    lab.put({1: (0, 10)})
+    lab.store.checkpoint()
+
+    def meanwhile(ctx: Any) -> None:
+        pipe.run(until="idle")
+        mirror("r", "a_out")(ctx)
+
+    with pytest.raises(el.Fenced):
+        other.step_local(meanwhile)
+    assert lab.rows("a_out") == {1: (0, 10)} and job.info.incarnation == 2
+
+
+def test_a_step_beside_a_pipeline_is_refused(lab: Lab) -> None:
+    job, pipe, seen = lab.job("a", ["r"]), el.Pipeline(lab.store), []
+    lab.put({1: (0, 10)})
+    lab.store.checkpoint()
+
+    def refresh(ctx: Any) -> None:
+        mirror("r", "a_out")(ctx)
+        for one in (job, lab.store.job("a")):
+            with pytest.raises(el.JobRunning, match="a pipeline of process"):
+                one.step_local(mirror("r", "a_out"))
+        seen.append(job.info.runner)
+
+    pipe.add(job, refresh)
+    pipe.run(until="idle")
+    assert [runner.kind for runner in seen if runner] == ["pipeline"]
+    assert job.info.runner is None and job.step_local(refresh) is None
+
+
+def _events(count: int) -> list[threading.Event]:
+    return [threading.Event() for _ in range(count)]

@@ -214,7 +214,9 @@ def test_a_job_hears_the_same(lab: Lab, seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 120))
+@pytest.mark.parametrize(
+    "seed", [*range(100, 106), *(pytest.param(seed, marks=pytest.mark.campaign) for seed in range(106, 140))]
+)
 def test_a_job_hears_the_same_in_many_histories(lab: Lab, seed: int) -> None:
     print(f"seed {seed}")
     against_a_job(lab, seed, 80)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,7 +25,19 @@ def waits(store: Any) -> dict[str, Wait]:
         epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms())
         return read_waits(view, handle, epochs, list(all_jobs(view)))
 
-    return handle.catalog.read(body)
+    return {name: replace(wait, since_ms=None) for name, wait in handle.catalog.read(body).items()}
+
+
+def due_since(lab: Lab, name: str) -> int | None:
+    """How long the job has been due, in milliseconds."""
+    handle = lab.store._handle
+
+    def body(view: Any) -> Wait:
+        epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms())
+        return read_waits(view, handle, epochs, list(all_jobs(view)))[name]
+
+    since_ms = handle.catalog.read(body).since_ms
+    return None if since_ms is None else lab.now_ms - since_ms
 
 
 def next_boundary(epoch: int, every: int = 1) -> int:
@@ -156,6 +169,7 @@ class Watched(World):
         return done
 
 
+@pytest.mark.medium
 @pytest.mark.local_only
 def test_a_runner_finds_a_barrier_exactly_when_the_job_waits_for_one(tmp_path: Path) -> None:
     said = set()
@@ -165,3 +179,45 @@ def test_a_runner_finds_a_barrier_exactly_when_the_job_waits_for_one(tmp_path: P
         world.close()
         said |= set(world.said)
     assert said | {"rebuild"} == set(get_args(WaitKind))
+
+
+@pytest.mark.parametrize(("backfill", "hours"), [("snapshot", 24), ("log", 5)])  # a log is held for a day
+@pytest.mark.parametrize("rows", [True, False])
+def test_the_lag_of_a_job_that_never_ran_grows_and_so_does_how_long_it_is_due(
+    lab: Lab, backfill: str, hours: int, rows: bool
+) -> None:
+    """Whatever happens to its upstream: nothing, new commits, and old ones that are forgotten."""
+    lab.root_table("other")
+    if rows:
+        lab.put({1: (1, 1)})
+    job = lab.job("j", ["r"], backfill=backfill)
+    seen: list[tuple[int, int | None]] = []
+    for times in range(1, 5):
+        lab.tick(hours * 3600)
+        lab.put({times: (1, 1)}, "r" if rows else "other")
+        lab.store.compact(full=True)
+        seen.append((job.info.lag_ms, due_since(lab, "j")))
+        assert job.info.state == "creating"
+    assert seen == [(times * hours * 3_600_000,) * 2 for times in range(1, 5)]
+
+
+def test_a_late_job_that_merges_is_due_since_its_first_stop(lab: Lab) -> None:
+    job = lab.job("j", ["r"], max_lag=0)
+    job.step_local(mirror("r", "j_out"))
+    lab.tick()
+    for minutes in range(1, 4):
+        lab.put({1: (1, minutes)})
+        lab.tick(60)
+        due = due_since(lab, "j")
+        assert due is not None and minutes * 60_000 - 1000 <= due <= minutes * 60_000
+
+
+def test_a_rebuild_is_due_since_it_was_asked_for(lab: Lab) -> None:
+    job = lab.job("j", ["r"])
+    job.step_local(mirror("r", "j_out"))
+    lab.tick(60)
+    job.rebuild()
+    for _ in range(2):
+        lab.tick(60)
+        lab.put({1: (1, lab.now_ms % 100)})
+    assert due_since(lab, "j") == 120_000 == job.info.lag_ms

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Protocol
 from uuid import uuid4
 
+import pytest
+
 from epochlog.store.catalog import Catalog
 from epochlog.store.clock import Clock, SystemClock
 from epochlog.store.lmdb_catalog import LmdbCatalog
@@ -16,7 +18,7 @@ from epochlog.store.redis_client import RedisServer as Client
 from redis_server import RedisServer
 from stores import watch
 
-KINDS = ("lmdb", "redis")
+KINDS = ("lmdb", pytest.param("redis", marks=pytest.mark.redis))
 
 
 class Maker(Protocol):
@@ -56,6 +58,13 @@ def server_of(folder: Path, *extra: str) -> Iterator[RedisServer]:
         check_stores()
     finally:
         server.stop()
+
+
+def empty(server: RedisServer) -> None:
+    """Kill it and start it again without its data."""
+    server.kill()
+    server.lose_data()
+    server.start()
 
 
 def check_stores() -> None:

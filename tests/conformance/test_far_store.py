@@ -11,6 +11,7 @@ import epochlog as el
 from s3_server import SECRET, S3Server
 from stores import servers
 
+pytestmark = pytest.mark.redis
 SCHEMA = pa.schema([pa.field("k", pa.int64())])
 
 

@@ -21,6 +21,7 @@ from epochlog.store.marker import MARKER, read_marker
 from redis_server import RedisServer
 from s3_server import S3Server
 
+pytestmark = pytest.mark.redis
 SCHEMA = pa.schema([pa.field("id", pa.int64())])
 
 

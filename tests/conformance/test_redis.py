@@ -6,7 +6,6 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -18,7 +17,8 @@ import pytest
 import redis
 
 import epochlog as el
-from conformance.catalogs import RedisMaker, check_stores, server_of
+from certificates import make_certificate
+from conformance.catalogs import RedisMaker, check_stores, empty, server_of
 from epochlog.store import redis_client, redis_run, redis_scripts
 from epochlog.store.catalog import Txn, View
 from epochlog.store.redis_catalog import RedisCatalog
@@ -27,7 +27,7 @@ from epochlog.store.shipping import ship
 from redis_server import PASSWORD, RedisServer
 from tcp_proxy import TcpProxy
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.redis]
 
 SCHEMA = pa.schema([pa.field("id", pa.int64())])
 COMMIT = redis_scripts.COMMIT.sha
@@ -273,13 +273,6 @@ def test_changes_are_whole_however_many_there_are(maker: RedisMaker, count: int)
 # ---- lost, emptied and older servers ------------------------------------------------------------------------------
 
 
-def empty(server: RedisServer) -> None:
-    server.kill()
-    shutil.rmtree(server.folder)
-    server.folder.mkdir()
-    server.start()
-
-
 def test_an_emptied_server_is_noticed_and_not_written_to(server: RedisServer, tmp_path: Path) -> None:
     with el.open(tmp_path / "s", server.url()) as store:
         table = store.create_table("t", SCHEMA, ["id"])
@@ -335,15 +328,14 @@ def test_a_key_that_is_gone_or_of_another_type_is_lost_or_damaged_never_empty(ma
 def copy_of(server: RedisServer, folder: Path) -> Path:
     """The data as it is now, from a server that is down for the moment."""
     server.kill()
-    shutil.copytree(server.folder, folder)
+    server.copy_data(folder)
     server.start()
     return folder
 
 
 def put_back(server: RedisServer, copy: Path) -> None:
     server.kill()
-    shutil.rmtree(server.folder)
-    shutil.copytree(copy, server.folder)
+    server.put_data_back(copy)
     server.start()
 
 
@@ -722,14 +714,8 @@ def test_a_url_that_cannot_be_used_is_told_without_its_password(tmp_path: Path, 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with cert.pem and key.pem for 127.0.0.1, signed by itself; made with the openssl command."""
-    folder = tmp_path_factory.mktemp("tls")
-    command = [
-        "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1",
-        "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem"),
-    ]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True)
-    return folder
+    """A folder with cert.pem and key.pem for 127.0.0.1, signed by itself."""
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 def test_rediss_checks_the_certificate(shared: RedisServer, tmp_path: Path, certificate: Path, impatient: None) -> None:

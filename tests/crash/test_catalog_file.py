@@ -70,6 +70,7 @@ def with_catalog(whole: Path, root: Path, data: bytes) -> Path:
     return root
 
 
+@pytest.mark.medium
 def test_a_file_cut_short_at_any_page_is_refused(whole: Path, tmp_path: Path) -> None:
     """It is read only when nothing but free pages is missing."""
     data = (whole / "catalog" / "data.mdb").read_bytes()
@@ -123,6 +124,7 @@ def test_a_flipped_transaction_id_is_no_way_back(whole: Path, tmp_path: Path) ->
             assert met == "Corrupt", f"page {page}, bit {bit}: {met}"
 
 
+@pytest.mark.medium
 def test_random_damage_ends_no_process(whole: Path, tmp_path: Path) -> None:
     damage(whole, tmp_path, times=12)
 

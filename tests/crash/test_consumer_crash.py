@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
+from conformance.catalogs import KINDS
 from crash.children import child, lines
 from stores import servers
 
@@ -22,7 +23,7 @@ def say(process: subprocess.Popen[str], what: str) -> None:
     process.stdin.flush()
 
 
-@pytest.mark.parametrize("kind", ["lmdb", "redis"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_zombie_that_wakes_up_has_no_effect(tmp_path: Path, kind: str) -> None:
     root, catalog = tmp_path / "s", servers.redis.url() if kind == "redis" else None
     with el.open(root, catalog, volatile=True) as store:

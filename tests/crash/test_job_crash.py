@@ -111,7 +111,9 @@ def test_killed_after_writing_and_before_the_commit(store: el.Store) -> None:
         before = store.table("totals").history().to_pylist()
         with driver(store, "hang") as running:
             prev, curr = map(int, running.expect("hanging"))
-            running.kill()
+            with pytest.raises(el.JobRunning, match=f"a step of process {running.process.pid} on "):
+                store.job("j").step_local(refresh)
+            running.kill()  # it is known to be dead at once: nobody waits for its lease
         assert store.table("totals").history().to_pylist() == before
         assert store.verify().unreachable, "what it wrote is there, and nothing points to it"
         seen = []
@@ -153,7 +155,9 @@ def test_a_stopped_runner_that_goes_on_is_fenced(store: el.Store) -> None:
         old.expect("hanging")
         old.process.send_signal(signal.SIGSTOP)
         new = store.job("j")
-        assert new.step_local(refresh) is not None
+        with pytest.raises(el.JobRunning, match=f"process {old.process.pid} on "):
+            new.step_local(refresh)
+        assert new.step_local(refresh, take_over=True) is not None
         epoch = change(store, rng)
         store.checkpoint()
         assert new.step_local(refresh) is not None
@@ -177,7 +181,7 @@ def test_a_stopped_runner_whose_barrier_is_still_open_is_fenced(store: el.Store)
         old.process.send_signal(signal.SIGSTOP)
         new = store.job("j")
         with pytest.raises(ZeroDivisionError):
-            new.step_local(lambda ctx: 1 // 0)
+            new.step_local(lambda ctx: 1 // 0, take_over=True)
         old.process.send_signal(signal.SIGCONT)
         old.go_on()
         assert old.expect("fenced") == ["Fenced"]

@@ -12,12 +12,14 @@ from datetime import timedelta
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 import epochlog as el
 from crash.children import child, lines
 from crash.committer import ROWS, SCHEMA, rows_of
 
 
+@pytest.mark.medium
 def test_processes_that_create_and_commit_at_once_lose_and_double_nothing(tmp_path: Path) -> None:
     processes, count = 3, 10
     with ExitStack() as stack:
@@ -74,6 +76,7 @@ def test_a_forked_child_reads_and_commits_with_the_store_of_its_parent(tmp_path:
         assert store.verify().ok
 
 
+@pytest.mark.medium
 def test_a_child_forked_while_threads_commit_is_not_stuck(tmp_path: Path) -> None:
     """Whatever lock another thread held at the moment of the fork is held for ever in the child."""
     with el.open(tmp_path / "s", durability="os") as store:

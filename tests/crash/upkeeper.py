@@ -14,8 +14,9 @@ from contextlib import suppress
 import pyarrow as pa
 
 import epochlog as el
-from epochlog.store.commit import TableEdit, commit_root
+from epochlog.store.commit import commit_root
 from epochlog.store.definitions import find_table
+from epochlog.store.edits import TableEdit
 from epochlog.store.intents import SEALED_MS
 from epochlog.store.writer import SegmentWriter, write_target
 

@@ -29,13 +29,24 @@ def copy(upstream: str, output: str) -> Callable[[Any], None]:
     return refresh
 
 
+def copy_whole(ctx: Any) -> None:
+    """`copy` for the view, with all rows written again and deletes of keys that are not there: little of it changes."""
+    copy("a", "view")(ctx)
+    ctx.upsert("view", ctx.table("a").select(SCHEMA.names))
+    ctx.delete("view", pa.table({"id": pa.array([998, 999], pa.int64())}))
+
+
 def tell_jobs(store: el.Store, commit: Callable[[dict[str, Any]], int], attempt: Attempt) -> None:
     """`commit` is the story's: of root tables, told to the ledger."""
     make(store, "view", attempt, snapshot_rows=25)
     attempt(store.checkpoint)
     step(store, "view", attempt)
     step_all(store, "view", attempt)
-    commit({"a": [{9: 10}]})
+    attempt(lambda: store.table("view").alter(changelog="full"))
+    commit({"a": [{9: 10, 10: 10, 11: None}]})
+    attempt(store.checkpoint)
+    attempt(lambda: store.job("view").step_local(copy_whole))
+    commit({"a": [{9: 11}]})
     attempt(lambda: store.job("view").rebuild())
     step_all(store, "view", attempt)
     make(store, "late", attempt)
@@ -79,7 +90,11 @@ def check_jobs(store: el.Store) -> None:
         table, upstream = store.table(info.name), store.table(COPIES[info.name])
         assert table.info.max_committed_epoch == info.committed_epoch
         if info.committed_epoch and upstream.info.safe_epoch <= info.committed_epoch:
-            assert rows(store, info.name) == rows(store, upstream.name, info.committed_epoch), info
+            try:
+                wanted = rows(store, upstream.name, info.committed_epoch)
+            except el.EpochNotCommitted:  # the upstream was made after that boundary
+                wanted = []
+            assert rows(store, info.name) == wanted, info
 
 
 def rows(store: el.Store, table: str, epoch: int | None = None) -> list[dict[str, Any]]:

@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
-from epochlog.store import changes, commit, feed, images, log
+from epochlog.store import changes, commit, edits, feed, images, log, preparing, unchanged
 from epochlog.store.changes import ByKey, Touches
 from epochlog.store.merge import Rows
 from epochlog.store.version import LogEntry
 from faults.plant import Plant
-from logworld import GONE, KEYS, Label, World, keys_of, rows_of, tiny
+from logworld import GONE, KEYS, SCHEMA, Label, World, keys_of, rows_of, tiny
 
 NAN = float("nan")
 
@@ -66,7 +67,7 @@ def a_race(base: Path) -> None:
     try:
         start = table.upsert(rows_of([(1, 1.0), (2, 1.0)]))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(commit, "write_images", write)
+            patch.setattr(preparing, "write_images", write)
             table.upsert(rows_of([(1, 3.0), (2, 3.0)]))
         found = table.changes(start, pre_images=True).read_all()
         told = list(zip(*(found[name].to_pylist() for name in ("_change_type", "k", "v")), strict=True))
@@ -79,6 +80,42 @@ def a_race(base: Path) -> None:
         world.close()
 
 
+def an_alter(base: Path) -> None:
+    """A table begins to store old rows when it has entries already."""
+    world = World(base / "s")
+    try:
+        table = world.table("upsert")
+        start = table.upsert(rows_of([(1, 1.0)]))
+        table.upsert(rows_of([(1, 2.0)]))
+        table.alter(changelog="full")
+        table.upsert(rows_of([(1, 3.0)]))
+        found = table.changes(start, mode="net", pre_images=True).read_all()
+        assert found["v"].to_pylist() == [1.0, 3.0]
+    finally:
+        world.close()
+
+
+def a_job_that_repeats_itself(base: Path) -> None:
+    """What it writes is there already, but for one row; in between it writes something else."""
+    world = World(base / "s")
+    try:
+        world.table("upsert").upsert(rows_of([(1, 1.0)]))
+        job = world.store.create_job("j", ["upsert"], {"out": (SCHEMA.remove(2), ["k"])})
+        out, before = world.store.table("out"), [(1, 0.0), (2, 2.0), (3, NAN)]
+        for writes in ([before], [[(key, 9.0) for key in range(5)], [(1, -0.0), (2, 2.0), (3, NAN)]]):
+            world.table("upsert").upsert(rows_of([(1, float(len(writes)))]))
+            world.store.checkpoint()
+            with pytest.MonkeyPatch.context() as patch:
+                tiny(patch)  # a segment for each
+                last = job.step_local(
+                    lambda ctx, writes=writes: [ctx.upsert("out", rows_of(rows).drop(["s"])) for rows in writes]
+                )
+            assert last
+        assert out.changes(last - 1, last).read_all()["k"].to_pylist() == [0, 1, 4]
+    finally:
+        world.close()
+
+
 # ---- bugs ----------------------------------------------------------------------------------------------------------
 
 
@@ -86,30 +123,30 @@ def images_are_those_after(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows of the state that the commit makes."""
     real = images.write_images
 
-    def after(handle: Any, table: Any, before: Any, epochs: Sequence[Any]) -> Any:
-        return real(handle, table, before.extended([segment for epoch in epochs for segment in epoch]), epochs)
+    def after(handle: Any, table: Any, before: Any, epochs: Sequence[Any], intent: str) -> Any:
+        return real(handle, table, before.extended([segment for epoch in epochs for segment in epoch]), epochs, intent)
 
-    monkeypatch.setattr(commit, "write_images", after)
+    monkeypatch.setattr(preparing, "write_images", after)
 
 
 def images_are_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The base of an edit is looked at for an overwrite only."""
-    real = commit._append
+    real = commit.append_entry
 
     def append(tx: Any, table: Any, edit: Any, *args: Any, **options: Any) -> Any:
         return real(tx, table, replace(edit, base=None), *args, **options)
 
-    monkeypatch.setattr(commit, "_append", append)
+    monkeypatch.setattr(commit, "append_entry", append)
 
 
 def labels_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     """All segments of a commit become one log epoch."""
-    real = commit._grouped
+    real = edits.grouped
 
     def merged(edit: Any, epoch: int, labels: Any) -> Any:
         return {epoch: [segment for _, group in sorted(real(edit, epoch, labels).items()) for segment in group]}
 
-    monkeypatch.setattr(commit, "_grouped", merged)
+    monkeypatch.setattr(edits, "grouped", merged)
 
 
 def later_labels_do_not_see_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +239,31 @@ def the_state_before_a_unit_is_that_before_all(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(log.ScanPlan, "extended", lambda plan, segments: plan)
 
 
+def old_rows_are_as_the_table_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether entries store old rows is taken from the table, not from each of them."""
+    monkeypatch.setattr(log, "_stores_images", lambda table, group: table.changelog == "full")
+
+
+def what_is_written_first_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit is not judged on what it comes to."""
+    real = unchanged.newest_wins
+    monkeypatch.setattr(unchanged, "newest_wins", lambda rows: real(rows[::-1]))
+
+
+def zeros_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = changes.same_values
+
+    def same(left: pa.Array, right: pa.Array) -> np.ndarray:
+        return real(*(pc.add(side, 0.0) if pa.types.is_floating(side.type) else side for side in (left, right)))
+
+    monkeypatch.setattr(changes, "same_values", same)
+
+
 PLANTS = [
+    Plant("old-rows-are-as-the-table-is-now", old_rows_are_as_the_table_is_now, an_alter),
+    Plant("what-a-job-writes-first-counts", what_is_written_first_counts, a_job_that_repeats_itself),
+    Plant("unchanged-rows-of-a-job-are-kept", unchanged_rows_are_changes, a_job_that_repeats_itself),
+    Plant("a-zero-is-another-zero", zeros_are_one, a_job_that_repeats_itself),
     Plant("images-of-the-state-after", images_are_those_after, random_logs),
     Plant("images-are-not-made-again-when-another-commit-landed", images_are_not_made_again, a_race),
     Plant("labels-of-a-commit-are-merged", labels_are_merged, random_logs),

@@ -40,5 +40,6 @@ def test_a_small_disk_that_is_full(tmp_path: Path) -> None:
         run(tmp_path, "limit", [])
 
 
+@pytest.mark.medium
 def test_files_that_may_grow_no_further(tmp_path: Path) -> None:
     run(tmp_path, "limit", [])

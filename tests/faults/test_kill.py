@@ -70,6 +70,7 @@ def reached_in(text: str) -> Iterator[str]:
             yield str(node.args[0].value)
 
 
+@pytest.mark.medium
 def test_every_failpoint_is_registered_and_every_registered_one_is_there() -> None:
     folders = [folder for folder in LIBRARY.iterdir() if (folder / "__init__.py").exists() and folder.name != "tests"]
     sources = [path for folder in folders for path in folder.rglob("*.py") if path.name != "failpoints.py"]
@@ -92,6 +93,7 @@ def test_an_unknown_name_is_refused() -> None:
     failpoints.reached("nowhere")
 
 
+@pytest.mark.medium
 def test_the_environment_arms_a_failpoint(tmp_path: Path) -> None:
     program = "import sys, epochlog as el; el.open(sys.argv[1])"
     environment = {**os.environ, "EPOCHLOG_KILL_AT": "write:synced"}

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from epochlog import api
+from epochlog import transaction
 from epochlog.store import files as files_module
 from epochlog.store import lmdb_catalog, segment
 from epochlog.store.files import Files, LocalFiles
@@ -124,13 +124,19 @@ def catalog_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
 def commit_before_its_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """The catalog is told first, the file is written then."""
     late: dict[str, tuple[LocalFiles, pa.Buffer]] = {}
-    write, exists, transact = LocalFiles.write, LocalFiles.exists, LmdbCatalog.transact
+    write, stamp, exists, transact = LocalFiles.write, LocalFiles.stamp, LocalFiles.exists, LmdbCatalog.transact
 
     def write_late(files: LocalFiles, path: str, data: pa.Buffer) -> None:
         if path.endswith(".arrow"):
             late[path] = (files, data)
         else:
             write(files, path, data)
+
+    def stamp_of_a_file(files: LocalFiles, path: str) -> Any:
+        """What is read before the commit is written for it, or the bug would show before any power is cut."""
+        if path in late:
+            write(files, path, late.pop(path)[1])
+        return stamp(files, path)
 
     def transact_first(catalog: LmdbCatalog, body: Callable[[Any], Any]) -> Any:
         try:
@@ -141,12 +147,13 @@ def commit_before_its_segments(monkeypatch: pytest.MonkeyPatch) -> None:
                 del late[path]
 
     monkeypatch.setattr(LocalFiles, "write", write_late)
+    monkeypatch.setattr(LocalFiles, "stamp", stamp_of_a_file)
     monkeypatch.setattr(LocalFiles, "exists", lambda files, path: path in late or exists(files, path))
     monkeypatch.setattr(LmdbCatalog, "transact", transact_first)
 
 
 def a_transaction_for_each_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = api.commit_own
+    real = transaction.commit_own
 
     def commit_one_by_one(handle: Any, edits: list[Any], *, epoch: int | None = None, txn: Any = None) -> int:
         first = real(handle, edits[:1], epoch=epoch, txn=txn)
@@ -154,7 +161,7 @@ def a_transaction_for_each_table(monkeypatch: pytest.MonkeyPatch) -> None:
             real(handle, [edit], txn=(txn[0] + "'", txn[1]))
         return first
 
-    monkeypatch.setattr(api, "commit_own", commit_one_by_one)
+    monkeypatch.setattr(transaction, "commit_own", commit_one_by_one)
 
 
 def a_failed_sync_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

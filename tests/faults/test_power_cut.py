@@ -11,6 +11,7 @@ from faults.power import cut_everywhere, cut_twice, seeded
 pytestmark = pytest.mark.local_only
 
 
+@pytest.mark.medium
 def test_a_power_cut_before_any_operation(tmp_path: Path) -> None:
     cut_everywhere(tmp_path, seeded(), chances=1, most=60)
 

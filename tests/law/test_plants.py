@@ -11,6 +11,7 @@ import pytest
 
 import epochlog as el
 from epochlog.checkpoint import barrier_run
+from epochlog.checkpoint import claims as claims_module
 from epochlog.checkpoint import job as job_module
 from epochlog.store import commit as commit_module
 from epochlog.store.lineage import EpochView, TableEpochs, TableRef
@@ -20,7 +21,7 @@ from law.world import run
 pytestmark = [pytest.mark.local_only, pytest.mark.slow]
 
 SEEDS = 40
-FIRST_SEED = {"not-transitive": 130}  # it shows at 1 seed in 20 only: begin where one is near
+FIRST_SEED = {"not-transitive": 130, "log-begins-early": 34}  # they show at few seeds only: begin where one is near
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -58,7 +59,7 @@ def empty_entries_block(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def incarnation_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (commit_module, job_module):
+    for module in (commit_module, claims_module, job_module):
         monkeypatch.setattr(module, "check_incarnation", lambda job, incarnation: None)
 
 
@@ -79,12 +80,12 @@ def log_range(after_by: int, until_by: int) -> Plant:
 
 def barrier_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each attempt decides anew: the barrier in the record is passed over."""
-    checked = job_module.JobRunner._checked
+    entered = job_module.JobRunner._entered
 
-    def forgetful(runner: Any, job: Any, incarnation: int) -> Any:
-        return replace(checked(runner, job, incarnation), barrier=None)
+    def forgetful(runner: Any, tenure: Any, **options: Any) -> Any:
+        return replace(entered(runner, tenure, **options), barrier=None)
 
-    def record(runner: Any, incarnation: int) -> Any:
+    def record(runner: Any, tenure: Any) -> Any:
         def body(tx: Any) -> Any:
             job = replace(job_module.get_job(tx, runner.job_id, runner.name), barrier=None)
             barrier = runner._decide(tx)
@@ -94,7 +95,7 @@ def barrier_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return runner.handle.catalog.transact(body)
 
-    monkeypatch.setattr(job_module.JobRunner, "_checked", forgetful)
+    monkeypatch.setattr(job_module.JobRunner, "_entered", forgetful)
     monkeypatch.setattr(job_module.JobRunner, "_record", record)
 
 
@@ -111,11 +112,11 @@ def outputs_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 def rows_of_a_failed_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a refresh wrote before it raised is committed."""
 
-    def step_local(runner: Any, refresh: Any) -> int | None:
-        barrier = runner.begin()
+    def step_local(runner: Any, refresh: Any, **options: Any) -> int | None:
+        barrier = runner.begin(**options)
         if barrier is None:
             return None
-        context = job_module.LocalContext(runner.handle, barrier)
+        context = job_module.LocalRefreshContext(runner.handle, barrier)
         try:
             refresh(context)
         except Exception as error:
@@ -141,8 +142,8 @@ PLANTS: dict[str, tuple[Plant, str]] = {
     "aligned-is-latest": (aligned_is_latest, "the law"),
     "complete-for-valid": (complete_for_valid, "the law"),
     "not-transitive": (not_transitive, "the law"),
-    "empty-entries-block": (empty_entries_block, "nothing changed|seed"),
-    "incarnation-ignored": (incarnation_ignored, "DID NOT RAISE|taken over"),
+    "empty-entries-block": (empty_entries_block, "nothing changed"),
+    "incarnation-ignored": (incarnation_ignored, "DID NOT RAISE Fenced|had taken over"),
     "incarnation-ignored-by-commits": (incarnation_ignored_by_commits, "another had taken over"),
     "log-begins-early": (log_range(-1, 0), "the law"),
     "log-begins-late": (log_range(1, 0), "the law"),
@@ -150,7 +151,7 @@ PLANTS: dict[str, tuple[Plant, str]] = {
     "log-ends-late": (log_range(0, 1), "the law"),
     "barrier-not-recorded": (barrier_not_recorded, "decided anew|is not the barrier"),
     "second-output-lost": (outputs_one_by_one, "the law"),
-    "ends-forgotten": (ends_forgotten, "aligned|global|as_of|everything|caught up"),
+    "ends-forgotten": (ends_forgotten, "not caught up"),
     "failed-refresh-committed": (rows_of_a_failed_refresh, "moved by a failure"),
 }
 

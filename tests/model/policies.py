@@ -18,19 +18,26 @@ from epochlog.errors import (
     TableNotReadable,
 )
 from epochlog.store.epoch import to_unix_ms
-from model.history import History
+from model.history import INTERVAL_MS, History
 
 Answer = dict[str, int] | type[EpochlogError]
 
 
 @dataclass(frozen=True)
 class Question:
-    """One moment of a history: which tables a query reads, which are creating or parked, and the clock."""
+    """One moment of a history: which tables a query reads, which are creating or parked, and the clock.
+
+    Of `global`: the bound, which jobs are marked as late, and whose history is kept for twice the bound.
+    """
 
     history: History
     tables: list[str]
     away: frozenset[str]
     clock_ms: int
+    bound_ms: int = 600_000
+    parked: frozenset[str] = frozenset()
+    marked: frozenset[str] = frozenset()
+    long_kept: frozenset[str] = frozenset()
     known: dict[tuple[str, int], bool] = field(default_factory=dict)
 
     def valid(self, table: str, epoch: int) -> bool:
@@ -56,16 +63,90 @@ class Question:
 
 def global_(question: Question, *, include_creating: bool) -> Answer:
     history = question.history
-    left_out = set() if include_creating else {table for table in history.names if _cut_off(question, table)}
-    if left_out.intersection(question.tables):
+    if include_creating:
+        return question.same(question.largest(history.names, history.last_epoch), NoConsistentEpoch)
+    members, epoch = taking_part(question)
+    if not members.issuperset(question.tables):
         return TableNotReadable
-    members = [table for table in history.names if table not in left_out]
-    return question.same(question.largest(members, history.last_epoch), NoConsistentEpoch)
+    return question.same(epoch if epoch >= question.floor else None, NoConsistentEpoch)
 
 
-def _cut_off(question: Question, table: str) -> bool:
-    """Whether it is creating or parked, or descends from one that is."""
-    return table in question.away or any(_cut_off(question, up) for up in question.history.upstreams(table))
+def taking_part(question: Question) -> tuple[set[str], int]:
+    """The tables that take part in `global`, and the largest epoch valid for all of them: the rules one by one."""
+    history = question.history
+    alone = {job for job in history.jobs if job in question.away or stands_outside(question, job)}
+    members = without(history, alone | meeting_too_rarely(question))
+    while (epoch := common(question, members)) is None:
+        jobs = [name for name in members if name in history.jobs and not history.ended(name)]
+        leaving = max(jobs, key=lambda job: (-first_lack(history, job), history.jobs[job].interval, age(history, job)))
+        alone = alone | {leaving}
+        members = without(history, alone | meeting_too_rarely(question))
+    return members, epoch
+
+
+def age(history: History, job: str) -> int:
+    """Its place in the order in which the jobs were made."""
+    return history.names.index(job)
+
+
+def stands_outside(question: Question, job: str) -> bool:
+    """Whether a job is marked or over the bound, its upstreams apart."""
+    lag_ms = question.clock_ms - to_unix_ms(first_lack(question.history, job))
+    return job in question.marked or lag_ms > question.bound_ms
+
+
+def first_lack(history: History, job: str) -> int:
+    """The oldest change that the newest commit of a job lacks, put back to what caused it; a far epoch for none.
+
+    What is forgotten may have been a change, as late as it can have been.
+    """
+    position = history.position(job)
+    forgotten = {history.known_from[up] for up in history.upstreams(job) if not history.remembers(up, position)}
+    return min(_untaken(history, job, position) | forgotten, default=1 << 60)
+
+
+def without(history: History, out: set[str]) -> set[str]:
+    """All tables but these and what descends from them; whoever has finished stays, and holds what descends from it."""
+
+    def stays(table: str) -> bool:
+        if table in history.roots or history.ended(table):
+            return True
+        return table not in out and all(stays(up) for up in history.upstreams(table))
+
+    return {table for table in history.names if stays(table)}
+
+
+def meeting_too_rarely(question: Question) -> set[str]:
+    """Jobs of long intervals that have too few boundaries in common with those before them: counted one by one."""
+    history, half = question.history, question.bound_ms // 2
+    counted = [job for job in history.jobs if not history.ended(job) and job not in question.parked]
+    out = {job for job in counted if history.jobs[job].interval * INTERVAL_MS > half}
+    reached = without(history, out)
+    together: list[int] = []
+    for job in sorted(counted, key=lambda job: (history.jobs[job].interval, age(history, job))):
+        step = history.jobs[job].interval
+        if job not in reached:
+            continue
+        steps = [*together, step]
+        if any(all(k % one == 0 for one in steps) for k in range(1, half // INTERVAL_MS + 1)):
+            together.append(step)
+        else:
+            out.add(job)
+    return out
+
+
+def common(question: Question, members: set[str]) -> int | None:
+    """The largest epoch valid for all members, unless it is too old, or too old for a member that is kept for long."""
+    history = question.history
+    kept = max([history.safe_epoch.get(table, 0) for table in members if table in question.long_kept], default=0)
+    marks = sorted({*history.marks(), history.last_epoch}, reverse=True)
+    found = next(
+        (e for e in marks if e <= history.last_epoch and all(question.valid(table, e) for table in members)), None
+    )
+    if found is None or found < kept:
+        return None
+    too_old = found < history.last_epoch and question.clock_ms - to_unix_ms(found + 1) > question.bound_ms
+    return None if too_old else found
 
 
 def aligned(question: Question) -> Answer:
@@ -151,4 +232,5 @@ def _changes(history: History, table: str, after: int, until: int | None = None)
         entry.epoch
         for entry in history.log[table]
         if entry.changed and after < entry.epoch and (until is None or entry.epoch <= until)
+        if entry.epoch > history.known_from.get(table, 0)
     ]

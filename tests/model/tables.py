@@ -1,7 +1,7 @@
 """Tables as a store must show them, written out plainly: a dict per commit, a list of log groups, no files.
 
 Shapes of tables (key and value columns of several types), rows as tuples, and the expected answer to every question
-that a table is asked. Values are compared after `plain`: NaN equals NaN, -0.0 equals 0.0.
+that a table is asked. NaN equals NaN; -0.0 equals 0.0 in keys, which show as 0.0, and nowhere else.
 """
 
 from __future__ import annotations
@@ -30,6 +30,12 @@ class Shape:
     @property
     def names(self) -> list[str]:
         return self.schema.names
+
+    def stored(self, row: Row) -> Row:
+        """The row as it is shown."""
+        return tuple(
+            plain(value) if name in self.key else exact(value) for name, value in zip(self.names, row, strict=True)
+        )
 
     def key_of(self, row: Row) -> Key:
         return tuple(plain(row[self.names.index(name)]) for name in self.key)
@@ -87,16 +93,19 @@ SHAPES = {
 
 
 def plain(value: Any) -> Any:
-    """A value by which equal ones are equal: one NaN, no negative zero."""
+    """A part of a key by which equal ones are equal: one NaN, no negative zero."""
+    return value + 0.0 if value == 0 and isinstance(value, float) else exact(value)
+
+
+def exact(value: Any) -> Any:
+    """A value of a row, by which those are equal that are no change of one another: one NaN, two zeros."""
     if isinstance(value, float):
-        return "NaN" if math.isnan(value) else value + 0.0
+        if value == 0 and math.copysign(1, value) < 0:
+            return "-0.0"
+        return "NaN" if math.isnan(value) else value
     if isinstance(value, list):
-        return tuple(plain(item) for item in value)
+        return tuple(exact(item) for item in value)
     return value
-
-
-def plain_row(row: Sequence[Any]) -> Row:
-    return tuple(plain(value) for value in row)
 
 
 def key_order(key: Key) -> tuple[Any, ...]:
@@ -113,7 +122,7 @@ def rows_of(table: pa.Table) -> list[Row]:
         if pa.types.is_temporal(column.type):
             column = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())
         columns.append(column.to_pylist())
-    return [plain_row(row) for row in zip(*columns, strict=True)] if columns else []
+    return [tuple(exact(value) for value in row) for row in zip(*columns, strict=True)] if columns else []
 
 
 @dataclass(frozen=True)
@@ -129,6 +138,7 @@ class Group:
     label: int
     entry: int  # the commit's epoch
     changes: dict[Key, tuple[bool, Row]]  # deleted, row
+    stored: bool = False  # with the rows that it replaced
 
 
 @dataclass
@@ -152,6 +162,7 @@ class ModelTable:
     flush_rows: int = 1 << 20
     full: bool = False  # old rows are stored with the log
     log_retention_ms: int = 86_400_000
+    created: int = 0  # the epoch that was issued for its making; it cannot be read before
     safe_epoch: int = 0
     log_start: int = 0
     memory: int = 0  # commits from this one on are remembered
@@ -177,7 +188,10 @@ class ModelTable:
         found: dict[Key, tuple[bool, Row]] = {}
         for op in ops:
             for row in op.rows:
-                found[self.shape.key_of(row)] = (op.delete, plain_row(self.shape.bare(row) if op.delete else row))
+                found[self.shape.key_of(row)] = (
+                    op.delete,
+                    self.shape.stored(self.shape.bare(row) if op.delete else row),
+                )
         return found
 
     def commit(self, epoch: int, sealed: Sequence[tuple[int, Sequence[Sequence[Op]]]], operation: str) -> None:
@@ -193,7 +207,7 @@ class ModelTable:
                 counts = [counts[0] + len(folded) - deleted, counts[1] + deleted, counts[2] + 1]
                 changes.update(folded)
             if changes:
-                self.groups.append(Group(label, epoch, changes))
+                self.groups.append(Group(label, epoch, changes, self.full))
             for key, (gone, row) in changes.items():
                 state.pop(key, None) if gone else state.update({key: row})
         self.states.append((epoch, state))
@@ -224,6 +238,12 @@ class ModelTable:
             if group.label <= after:
                 _apply(state, group)
         return state
+
+    def stores(self, after: int, until: int | None) -> bool:
+        """Whether old rows of that range are told, whatever became of the states."""
+        end = max(self.newest, after) if until is None else until
+        groups = [group for group in self.groups if after < group.label <= end]
+        return all(group.stored for group in groups) if groups else self.full
 
     def changes(
         self, after: int, until: int | None, mode: str, images: bool, keep: Callable[[Key], bool]

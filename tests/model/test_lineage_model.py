@@ -185,6 +185,7 @@ def catch_up(seed: int, history: History) -> None:
     assert {view.lag_ms(table) for table in history.names} == {0}, (seed, "lag")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seeds", batches(), ids=lambda seeds: f"seeds-{seeds[0]}-{seeds[-1]}")
 def test_the_law_holds_and_everything_catches_up(seeds: range) -> None:
     for seed in seeds:

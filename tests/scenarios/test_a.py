@@ -108,6 +108,7 @@ def net(table: el.Table, after: int, until: int, low: int, high: int) -> Changes
     return tuple(found[name].to_pylist() for name in ("_change_type", "k", "v"))  # pyright: ignore[reportReturnType]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("changelog", ["upsert", pytest.param("full", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("flushed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a1_net_changes_are_the_difference_of_two_states(store: el.Store, flushed: bool, changelog: str) -> None:

@@ -105,7 +105,7 @@ def test_a8_a_fenced_writer_is_refused_and_the_new_one_succeeds(lab: Lab) -> Non
 
     def overtaken(ctx) -> None:
         mirror("r", "j_out")(ctx)
-        assert lab.store.job("j").step_local(mirror("r", "j_out")) is not None
+        assert lab.store.job("j").step_local(mirror("r", "j_out"), take_over=True) is not None
         lab.store.vacuum(grace=0)
 
     with pytest.raises(el.Fenced):
@@ -153,6 +153,7 @@ def an_hour_of_writing(lab: Lab, check: object = None) -> None:
             check()
 
 
+@pytest.mark.medium
 def test_a11_a_long_reader_reads_the_same_and_what_it_needs_goes_when_it_closes(lab: Lab) -> None:
     table = lab.root_table(options=SHORT)
     for number in range(4):
@@ -175,6 +176,7 @@ def test_a11_a_long_reader_reads_the_same_and_what_it_needs_goes_when_it_closes(
         lab.rows("r", at)
 
 
+@pytest.mark.medium
 def test_a11_the_log_that_a_reader_needs_stays_while_it_needs_it(lab: Lab) -> None:
     """The reader is a job that is ever further behind, and works: it takes in one minute of ten."""
     table, minutes = lab.root_table(options=replace(SHORT, log_retention=timedelta(minutes=15))), count()
@@ -199,6 +201,7 @@ def test_a11_the_log_that_a_reader_needs_stays_while_it_needs_it(lab: Lab) -> No
     assert table.info.log_start_epoch > at and table.info.log_segments < 5
 
 
+@pytest.mark.medium
 @pytest.mark.local_only
 def test_a11_what_a_reader_held_goes_when_it_dies(lab: Lab) -> None:
     table = lab.root_table(options=SHORT)

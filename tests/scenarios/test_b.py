@@ -127,6 +127,7 @@ def write(lab: Lab, dice: random.Random, writers: int) -> None:
     lab.store.commit({"r": segments})
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
 def test_b7_two_views_at_once_each_with_a_view_on_top(lab: Lab, seed: int) -> None:
     """Created together under write load, one piece at a time, by runners that die at random; the writers become four.
@@ -328,6 +329,7 @@ def test_b11_down_for_longer_than_the_log_is_kept(lab: Lab) -> None:
     assert rows == [{1: (0, 1), 2: (0, 20), 3: (0, 3)}] * 3
 
 
+@pytest.mark.medium
 def test_b12_a_job_that_fails_changes_nothing_for_another(tmp_path: Path) -> None:
     """Two unconnected jobs: one fails 100 times; the other's barriers come at the same ticks as without it."""
 

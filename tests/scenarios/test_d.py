@@ -212,10 +212,13 @@ def test_d9_what_an_end_mark_promises_is_waited_for(tmp_path: Path) -> None:
         fill(ex, "probe", 0, range(2))
         fill(ex, "build", -1, range(8), end=False)
         ex.end("build", 9)
-        assert ex.stage == 1  # so says the counter, and it is no evidence
+        assert ex.stage == -1
         mail = ex.consume("join", incarnation=1)
         assert taken(mail, 8) == run_of("build", range(8)) and mail.poll(0.05) is None and not mail.done
-        fill(ex, "build", -1, (9, 8), end=False)
+        fill(ex, "build", -1, (9,), end=False)
+        assert ex.stage == -1
+        fill(ex, "build", -1, (8,), end=False)
+        assert ex.stage == 1
         assert taken(mail) == run_of("build", (8, 9)) + run_of("probe", range(2))
 
 
@@ -297,7 +300,7 @@ def test_d10_data_that_is_missing_is_said_to_be(tmp_path: Path, damage: str) -> 
     with served(tmp_path) as (store, server), client(server) as ex:
         mail = ex.consume("join", incarnation=1)
         assert taken(mail, 1) == [("probe", 0)]
-        with pytest.raises(el.Corrupt, match=path.name) as told:
+        with pytest.raises(el.Corrupt, match="sequence 1 of channel 'probe' is damaged") as told:
             taken(mail)
-        assert told.value.path.endswith(path.name) and not mail.done
-        assert [problem.where for problem in store.verify().problems] == [told.value.path]
+        assert path.name not in str(told.value) and not mail.done
+        assert [Path(problem.where).name for problem in store.verify().problems] == [path.name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from patience import until
 from redis_server import RedisServer
 from tcp_proxy import TcpProxy
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.redis]
 
 STAGES = {-2: ["seed"], -1: ["left", "right"], 0: ["probe"]}
 STAGE_OF = {name: stage for stage, names in STAGES.items() for name in names}
@@ -99,12 +98,24 @@ def test_d8_the_counter_is_kept_in_redis(ex: ExchangeClient, server: RedisServer
     until(lambda: held(server, store) is None)
 
 
+def test_d8_a_stage_passes_with_the_push_that_completes_it(
+    ex: ExchangeClient, server: RedisServer, store: el.Store
+) -> None:
+    """Its end mark came before: neither the catalog nor Redis counts it until all up to there was pushed."""
+    ex.end("seed", 1)
+    ex.push("seed", -2, 1, BATCH)
+    assert (ex.stage, held(server, store)) == (-2, -2)
+    ex.push("seed", -2, 0, BATCH)
+    until(lambda: held(server, store) == -1)  # unasked
+    assert ex.stage == -1
+
+
 def test_d8_redis_is_killed_and_comes_back_empty(ex: ExchangeClient, server: RedisServer, store: el.Store) -> None:
     """Rebuilt from the end marks, not from stage -2."""
     produce(ex, "seed", "left", "right")
     assert ex.stage == 0
     server.kill()
-    shutil.rmtree(server.folder / "appendonlydir")
+    server.lose_data()
     server.start()
     until(lambda: ex.stage == 0 and held(server, store) == 0)
 
@@ -115,13 +126,12 @@ def test_d8_redis_comes_back_with_an_old_counter(ex: ExchangeClient, server: Red
     produce(ex, "seed")
     assert ex.stage == -1
     server.kill()
-    shutil.copytree(server.folder / "appendonlydir", old)
+    server.copy_data(old)
     server.start()
     produce(ex, "left", "right")
     until(lambda: ex.stage == 0 and held(server, store) == 0)
     server.kill()
-    shutil.rmtree(server.folder / "appendonlydir")
-    shutil.copytree(old, server.folder / "appendonlydir")
+    server.put_data_back(old)
     server.start()
     assert held(server, store) in (-1, 0)  # 0 only if it was mended at once
     until(lambda: ex.stage == 0 and held(server, store) == 0)
@@ -135,14 +145,13 @@ def test_d8_an_old_counter_of_a_query_that_was_made_again_is_not_ahead(
     assert ex.stage == 1
     server.kill()
     old = server.folder.parent / "old"
-    shutil.copytree(server.folder / "appendonlydir", old)
+    server.copy_data(old)
     server.start()
     ex.drop()
     declare(ex)
     assert ex.stage == -2
     server.kill()
-    shutil.rmtree(server.folder / "appendonlydir")
-    shutil.copytree(old, server.folder / "appendonlydir")
+    server.put_data_back(old)
     server.start()
     assert held(server, store) in (1, -2)  # -2 only if it was mended at once
     for _ in range(3):
@@ -249,7 +258,8 @@ def test_d8_a_url_that_is_none_is_refused(store: el.Store) -> None:
 
 @pytest.mark.slow
 def test_d8_epochlog_serve_and_its_redis_are_killed_together(store: el.Store, server: RedisServer) -> None:
-    command = [sys.executable, "-m", "epochlog", "serve", store.root, "--json", "--coordinator", server.url(), "--bind"]
+    command = [sys.executable, "-m", "epochlog", "serve", store.root, "--no-token", "--json"]
+    command += ["--coordinator", server.url(), "--bind"]
 
     def started(bind: str) -> tuple[subprocess.Popen[str], str]:
         child = subprocess.Popen([*command, bind], stdout=subprocess.PIPE, text=True)
@@ -265,7 +275,7 @@ def test_d8_epochlog_serve_and_its_redis_are_killed_together(store: el.Store, se
             child.kill()
             server.kill()
             child.communicate()
-            shutil.rmtree(server.folder / "appendonlydir")
+            server.lose_data()
             child, _ = started(location.removeprefix("grpc://"))
             assert ex.stage == -1  # Redis is away yet
             server.start()

@@ -14,7 +14,7 @@ from simulation.world import World
 
 pytestmark = pytest.mark.local_only
 
-SEEDS = int(os.environ.get("EPOCHLOG_SIM_SEEDS", "1000"))
+SEEDS = int(os.environ.get("EPOCHLOG_SIM_SEEDS", "300"))
 FEW = 12
 IN_ONE = 50
 
@@ -63,6 +63,7 @@ def test_the_seeds_have_what_they_are_to_show() -> None:
     assert any(len(plan.descendants(plan.jobs[0].name)) < len(plan.jobs) for plan in plans)
 
 
+@pytest.mark.medium
 def test_the_runs_have_what_they_are_to_show() -> None:
     """Carry-over, unknown outcomes, rollbacks, failures, ends: all of them happen."""
     steps = [entry[2] for seed in range(40) for entry in World(seed).run().trace]

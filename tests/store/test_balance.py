@@ -156,6 +156,7 @@ def test_where_the_catalog_tells_enough_no_file_is_opened(tmp_path: Path, monkey
     assert looks.count == 0
 
 
+@pytest.mark.medium
 def test_of_many_small_segments_a_few_stand_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = Looks(monkeypatch)
     chance = np.random.default_rng(5)

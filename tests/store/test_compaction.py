@@ -295,6 +295,7 @@ def test_a_table_that_grows_at_its_end_is_not_written_again(store: el.Store, mon
     assert trace.bytes_reused == old.bytes and trace.rows_in == trace.rows_out == 600
 
 
+@pytest.mark.medium
 def test_what_was_replaced_once_is_not_written_again(store: el.Store, clock: Clock) -> None:
     table = store.create_table("t", SCHEMA, ["id"], options=FOREVER)
     table.upsert(rows(0, 100))
@@ -384,7 +385,7 @@ def test_who_was_taken_over_has_no_effect(
         calls.append(1)
         if len(calls) == 2:
             clock.now_ms += LEASE_MS
-            monkeypatch.setattr("epochlog.store.leases._alive", set())  # as in another process
+            monkeypatch.setattr("epochlog.store.leases._alive", {})  # as in another process
             assert some(other, full=True) is Outcome.DONE
         return made(*args, **options)
 
@@ -404,6 +405,7 @@ el.open(sys.argv[1], durability="os").compact("t", full=True)
 """
 
 
+@pytest.mark.medium
 @pytest.mark.local_only
 def test_a_task_whose_process_is_known_to_have_died_is_taken_over_at_once(tmp_path: Path) -> None:
     with el.open(tmp_path / "k", durability="os") as store:
@@ -464,7 +466,8 @@ def test_a_commit_at_the_limit_folds_l0_and_says_so(store: el.Store, caplog: pyt
             table.upsert(rows(n, 10, n))
             version = store._handle.catalog.read(lambda view: get_version(view, 1, "t"))
             assert version.l0_segments < 4
-    assert "4 segments of the log wait for compaction, 4 are the most" in caplog.text
+    (told,) = [text for text in caplog.messages if "4 segments of the log wait for compaction, 4 are the most" in text]
+    assert "maintenance=True" in told  # and once, however many commits fold
     assert {trace.by for trace in traces_of(store)} == {"commit"} and table.count() == 49
     assert table.info.runs < 6 and table.next_epoch(0) is not None and table.info.log_segments == 40
 

@@ -201,6 +201,7 @@ def test_a_close_in_the_middle_of_a_compaction_waits_for_one_slice(lab: Lab, mon
     assert lab.store.table("r").info.runs == 1 and len(lab.rows("r")) == 160
 
 
+@pytest.mark.medium
 def test_closing_twice_or_in_a_forked_child_is_harmless(tmp_path: Path) -> None:
     code = (
         "import os, sys, threading, epochlog as el\n"

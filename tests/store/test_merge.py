@@ -133,6 +133,7 @@ def test_untouched_pieces_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> Non
     assert shared == [True, False, True, True]
 
 
+@pytest.mark.medium
 @kinds
 def test_sources_of_key_ranges_that_lie_apart_are_put_side_by_side(keyed: Keyed) -> None:
     """What is only ever appended, in whatever order, needs no merge; what meets it does, newest wins."""
@@ -215,6 +216,7 @@ def test_sorted_unique_of_sorted_rows_copies_nothing() -> None:
     assert rows.deleted is None
 
 
+@pytest.mark.medium
 def test_a_larger_random_case(request: pytest.FixtureRequest) -> None:
     seed = int(np.random.SeedSequence().entropy) % 2**32
     print(f"seed {seed}")

@@ -37,6 +37,7 @@ def keys(schema: pa.Schema, primary: list[str], ids: np.ndarray) -> pa.Table:
     return rows(schema, ids, 0).select(primary)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", SCHEMAS)
 @pytest.mark.parametrize("kept_bytes", [0, 1 << 20])
 def test_get_finds_what_a_whole_read_holds(

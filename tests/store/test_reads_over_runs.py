@@ -183,6 +183,7 @@ def test_every_column_type_through_segments_and_runs(store: el.Store) -> None:
     assert store.verify().ok
 
 
+@pytest.mark.medium
 def test_every_key_type_through_segments_and_runs(store: el.Store) -> None:
     """One table a type: rows come in key order, and each is found by its key."""
     for name, kind in [

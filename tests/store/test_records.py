@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import struct
 import zlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 import epochlog as el
 from epochlog.errors import Corrupt, InvalidInput
-from epochlog.store.definitions import JobRecord, TableDef, TableOptions
+from epochlog.store.definitions import JobRecord, Runner, TableDef, TableOptions
 from epochlog.store.loads import LoadRecord
 from epochlog.store.picking import Task
 from epochlog.store.records import Record, pack, unpack
@@ -42,10 +43,18 @@ VALUES: list[Any] = [
     TableOptions(),
     TableDef(1, SCHEMA, "upsert", TableOptions(), None),
     JobRecord(1, "job", (1,), (2,), "snapshot", 1, 1000, barrier=(1, 2, "checkpoint")),
+    Runner("step:1", "lease", "1-2-3", "host", 7, 5, "step"),
     LoadRecord("load", (1, 2), 4, finish_tables=True),
     Task("many", 0, 9, 1, 9, 5, ("x",)),
 ]
-DECODERS = {type(value): value.to_record() for value in VALUES}
+
+
+def record_of(value: Any) -> Record:
+    """Return what the catalog keeps of a value; a runner is part of its job's record."""
+    return asdict(value) if isinstance(value, Runner) else value.to_record()
+
+
+DECODERS = {type(value): record_of(value) for value in VALUES}
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.sampled_from(["", "x", b"x"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["", "path", 1]), inner, max_size=3),
@@ -59,7 +68,7 @@ def through(record: Record) -> Record:
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
 def test_every_record_comes_back_as_it_was_written(value: Any) -> None:
-    assert type(value).from_record(through(value.to_record())) == value
+    assert type(value).from_record(through(record_of(value))) == value
 
 
 def test_none_is_forgotten() -> None:

@@ -164,7 +164,7 @@ def test_every_arrow_shape_is_taken(data: object) -> None:
     assert ORDERS.conform(data).equals(EXPECTED)
 
 
-@pytest.mark.parametrize("data", [None, 3, "id", [{"id": 1}], {"id": [1]}])
+@pytest.mark.parametrize("data", [None, 3, "id", {"id": [1]}])
 def test_what_is_not_tabular_is_refused(data: object) -> None:
     with pytest.raises(InvalidInput, match=r"table orders: .* is not tabular"):
         ORDERS.conform(data)
@@ -188,10 +188,10 @@ def test_wrong_columns_are_named() -> None:
     "data, message",
     [
         ({"id": ["1"], "amount": [1.0], "note": ["x"]}, "column 'id': type string does not fit int64"),
-        ({"id": [1.0], "amount": [1.0], "note": ["x"]}, "column 'id': type double"),
+        ({"id": [1.0, 1.5], "amount": [1.0] * 2, "note": ["x"] * 2}, "column 'id', row 1: 1.5 of type double"),
         ({"id": [True], "amount": [1.0], "note": ["x"]}, "column 'id': type bool"),
-        ({"id": pa.array([1], pa.uint64()), "amount": [1.0], "note": ["x"]}, "column 'id': type uint64"),
-        ({"id": [1], "amount": [1], "note": ["x"]}, "column 'amount': type int64"),
+        ({"id": pa.array([2**63], pa.uint64()), "amount": [1.0], "note": ["x"]}, f"column 'id', row 0: {2**63} of"),
+        ({"id": [1], "amount": [2**53 + 1], "note": ["x"]}, f"column 'amount', row 0: {2**53 + 1} of type int64"),
         ({"id": [1], "amount": [1.0], "note": [b"x"]}, "column 'note': type binary"),
         ({"id": [1], "amount": [1.0], "note": [5]}, "column 'note': type int64"),
         ({"id": [None, 1, None], "amount": [1.0] * 3, "note": ["x"] * 3}, "primary-key column 'id': 2 of its values"),
@@ -206,7 +206,7 @@ def test_wrong_types_and_null_keys_are_named(data: dict[str, object], message: s
 def test_pandas_objects_that_do_not_mix_are_refused() -> None:
     with pytest.raises(SchemaMismatch, match="table orders, column 'id'"):
         ORDERS.conform(pd.DataFrame({"id": [1, "a"], "amount": [1.0, 2.0], "note": ["x", "y"]}))
-    with pytest.raises(SchemaMismatch, match="Int64"):
+    with pytest.raises(SchemaMismatch, match="primary-key column 'id': 1 of its values are null"):
         ORDERS.conform(pd.DataFrame({"id": [1, None], "amount": [1.0, 2.0], "note": ["x", "y"]}))
 
 
@@ -267,18 +267,21 @@ def _array(values: list[object], kind: pa.DataType) -> pa.Array:
 
 
 LOSSY = [
-    (pa.int64(), pa.int32(), [1]),
-    (pa.uint64(), pa.int64(), [1]),
-    (pa.int8(), pa.uint8(), [1]),
-    (pa.float64(), pa.float32(), [0.5]),
-    (pa.int64(), pa.float64(), [1]),
+    (pa.int64(), pa.int32(), [2**31]),
+    (pa.uint64(), pa.int64(), [2**63]),
+    (pa.int8(), pa.uint8(), [-1]),
+    (pa.float64(), pa.float32(), [0.1]),
+    (pa.float32(), pa.float16(), [0.5]),
+    (pa.int64(), pa.float64(), [2**53 + 1]),
     (pa.int64(), pa.timestamp("us"), [1]),
     (pa.string(), pa.timestamp("us"), ["2020-01-01"]),
     (pa.timestamp("us"), pa.timestamp("us", "UTC"), [1]),
     (pa.timestamp("us"), pa.date32(), [0]),
     (pa.timestamp("ns"), pa.timestamp("us"), [1]),
     (pa.timestamp("s"), pa.timestamp("ns"), [2**60]),
-    (pa.decimal128(5, 2), pa.decimal128(5, 1), [Decimal("1.20")]),
+    (pa.decimal128(5, 2), pa.decimal128(5, 1), [Decimal("1.25")]),
+    (pa.float64(), pa.decimal128(5, 2), [0.5]),
+    (pa.decimal128(5, 2), pa.float64(), [Decimal("1.25")]),
     (pa.binary(), pa.binary(2), [b"abc"]),
     (pa.string(), pa.binary(), ["a"]),
     (pa.binary(3), pa.binary(2), [b"abc"]),
@@ -394,6 +397,7 @@ def test_key_size_limit() -> None:
         fixed.conform(pa.table({"id": pa.array([b"a" * MAX_KEY_BYTES], pa.binary(MAX_KEY_BYTES)), "s": ["b"]}))
 
 
+@pytest.mark.medium
 def test_row_size_limit() -> None:
     schema = schema_of(("id", pa.int64()), ("v", pa.binary()), ("s", pa.string()), key=("id",))
     half = MAX_ROW_BYTES // 2

@@ -7,7 +7,7 @@ import pickle
 import threading
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -107,11 +107,6 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
         class Spy:
             schema = file.schema
             num_record_batches = file.num_record_batches
-
-            def __enter__(self) -> Self:
-                return self
-
-            def __exit__(self, *_: object) -> None: ...
 
             def get_batch(self, place: int) -> pa.RecordBatch:
                 found.append((place, file.schema.names))

@@ -115,6 +115,7 @@ def by_chance(lab: Lab, seed: int, turns: int) -> None:
         log.close()
 
 
+@pytest.mark.medium
 def test_dropped_at_any_moment_nobody_notices(lab: Lab) -> None:
     by_chance(lab, 1, 25)
 

@@ -362,6 +362,7 @@ def test_a_file_that_cannot_be_deleted_is_told_of_and_tried_again(lab: Lab, monk
     assert paths(lab.store.vacuum(grace=0).deleted) == paths(report.kept)
 
 
+@pytest.mark.medium
 @pytest.mark.local_only
 @pytest.mark.parametrize("point", ["vacuum:marked", "vacuum:before-delete", "vacuum:before-delete:2", "vacuum:deleted"])
 def test_a_vacuum_that_dies_is_repeated_harmlessly(lab: Lab, point: str) -> None:

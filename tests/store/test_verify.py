@@ -103,6 +103,12 @@ def no_label(record: Any) -> Any:
     return record
 
 
+def with_images(entry: Any) -> Any:
+    """A log entry that has old rows, and says that it has none."""
+    ((label, segments, _),) = entry["groups"]
+    return {**entry, "groups": [[label, segments, segments]], "images": False}
+
+
 def let_go(handle: Handle) -> None:
     path = next(iter(handle.catalog.read(lambda view: get_runs(view, 1))[0].parts)).path
     put(gone_key(1, path), path=path, table_id=1, bytes=1, at_ms=0, version=1)(handle)
@@ -154,6 +160,8 @@ IN_THE_CATALOG: dict[str, tuple[Damage, str]] = {
         at_newest(log_key, lambda entry: {**entry, "groups": [[entry["epoch"] + 1, *entry["groups"][0][1:]]]}),
         "has the log epochs",
     ),
+    "old-rows-unsaid": (at_newest(log_key, with_images), "says that it stores none"),
+    "old-rows-missing": (put(table_key(1), changelog="full", full_since=0), "stores them since 0"),
     "log-counted": (put(head_key(1), log_segments=77), "counts 77 log_segments"),
     "l0-counted": (put(head_key(1), l0_bytes=77), "counts 77 l0_bytes"),
     "safe-epoch": (put(head_key(1), safe_epoch=1 << 50), "safe-epoch-within-committed"),
@@ -166,6 +174,7 @@ IN_THE_CATALOG: dict[str, tuple[Damage, str]] = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.damages_store
 @pytest.mark.parametrize("name", IN_THE_CATALOG)
 def test_damage_of_the_catalog_is_named(handle: Handle, name: str) -> None:

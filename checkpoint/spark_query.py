@@ -1,0 +1,258 @@
+"""Running a job as a StreamingQuery: its micro-batches are times in which this driver steps the job, waits and tries
+again.
+
+The rows of the query's source, which Spark makes itself, mean nothing; so a query costs no process, and its checkpoint
+is nothing to keep. The catalog is the only truth. Failures are treated as a pipeline treats them (`supervision`).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from pyspark.sql.streaming.query import StreamingQuery
+
+from ..errors import InvalidInput, JobRunning
+from ..store.clock import monotonic_s
+from .claims import Tenure
+from .job import JobRunner
+from .live import is_active, live
+from .spark_job import Refresh, check_given, gone, lost, step
+from .supervision import TRIES, Supervised, backoff_ms, begun, failed, succeeded, waiting
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LOOK_S = 0.1
+"""How often a waiting micro-batch looks whether its query was stopped."""
+REST_S = 10.0
+"""How long a micro-batch waits for something to do; then the next one does, so that the query reports progress."""
+START_TRIES = 3
+_SPAN = re.compile(r"(\d+) *(milliseconds?|ms|seconds?|s|minutes?|min|hours?|h|days?|d)")
+_UNITS_MS = {"m": 60_000, "s": 1_000, "h": 3_600_000, "d": 86_400_000}
+_log = logging.getLogger("epochlog")
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """When a query steps its job: whenever there is something to do, until there is nothing, or once in `every_ms`."""
+
+    kind: Literal["continuous", "available_now", "every"]
+    every_ms: int = 0
+
+    def options(self) -> dict[str, Any]:
+        """What Spark is told."""
+        if self.kind == "available_now":
+            return {"availableNow": True}
+        return {"processingTime": f"{self.every_ms} milliseconds"}
+
+
+def make_pace(trigger: str | timedelta) -> Pace:
+    """The pace that `trigger` names; InvalidInput says what may be given."""
+    if trigger == "continuous":
+        return Pace("continuous")
+    if trigger == "available_now":
+        return Pace("available_now")
+    return Pace("every", span_ms("trigger", trigger, " (or 'continuous' or 'available_now')"))
+
+
+def span_ms(what: str, span: object, more: str = "") -> int:
+    """Whole milliseconds of a timedelta, or of text as '5 minutes'; at least 1. `what` names it in the InvalidInput."""
+    found = _SPAN.fullmatch(span.strip()) if isinstance(span, str) else None
+    if isinstance(span, timedelta):
+        ms = span // timedelta(milliseconds=1)
+    elif found is not None:
+        unit = found[2]
+        ms = int(found[1]) * (1 if unit.startswith(("ms", "milli")) else _UNITS_MS[unit[0]])
+    else:
+        ms = 0
+    if ms < 1:
+        raise InvalidInput(
+            f"{what} is a timedelta or text as '5 minutes', of 1 millisecond or more{more}, not {span!r}"
+        )
+    return ms
+
+
+class Loop:
+    """What a query's micro-batches do. Spark calls one at a time."""
+
+    def __init__(self, runner: JobRunner, session: SparkSession, refresh: Refresh, pace: Pace, poll_ms: int) -> None:
+        self.runner = runner
+        self.tenure: Tenure = runner.tenure("query")
+        self.tenure.alive = lambda: is_active(self.query)
+        self.query: StreamingQuery | None = None
+        self.looks = 0
+        """How often there was nothing to do."""
+        self._session = session
+        self._refresh = refresh
+        self._pace = pace
+        self._poll_ms = poll_ms
+        self._now = Supervised()
+        self._pause = threading.Event()
+        self._halted = False
+        self._at_work = threading.RLock()
+
+    @property
+    def active(self) -> bool:
+        """Whether the query goes on, or is being started."""
+        return not self._halted and is_active(self.query)
+
+    def halt(self) -> None:
+        """Step no more, and wait for the step at hand."""
+        self._halted = True
+        with self._at_work:
+            return
+
+    def enter(self, *, take_over: bool = False) -> bool:
+        """Whether the query runs the job now; else another runner does, which it waits for."""
+        try:
+            self.runner.enter(self.tenure, take_over=take_over)
+        except JobRunning as error:
+            if self._now.state != "waiting":
+                _log.info("%s. The query waits for it to end", error)
+            self._now = waiting(self._now, _now_ms())
+            return False
+        return True
+
+    def __call__(self, _frame: DataFrame, _batch: int) -> None:
+        """One micro-batch."""
+        rest_s, done = monotonic_s() + REST_S, False
+        while self.active:
+            now_ms = _now_ms()
+            if now_ms < self._now.due_ms:
+                if self._now.state == "idle" and (done or monotonic_s() > rest_s or self._pace.kind != "continuous"):
+                    return
+                self._pause.wait(min((self._now.due_ms - now_ms) / 1000, LOOK_S))
+                continue
+            with self._at_work:
+                if not self.active:
+                    break
+                epoch = self._try()
+            done = done or epoch is not None
+            if epoch and self._pace.kind == "every":
+                return
+        self.runner.leave(self.tenure)
+
+    def _try(self) -> int | None:
+        """One step, and what follows from it. Raises what another try cannot mend: it ends the query."""
+        waited = self._now.state == "waiting"
+        self._now = self._now if waited else begun(self._now)
+        try:
+            if not self.runner.entered(self.tenure) and not self.enter():
+                return None
+            epoch = step(self.runner, self._session, self._refresh, tenure=self.tenure)
+        except Exception as error:  # noqa: BLE001  # a refresh raises what it likes
+            self._failed(error)
+            return None
+        self._now = succeeded(self._now, epoch, _now_ms(), finished=False)
+        if epoch is None:
+            self._now = replace(self._now, due_ms=_now_ms() + self._poll_ms)
+            self.looks += 1
+        return epoch
+
+    def _failed(self, error: Exception) -> None:
+        if not self.active:  # stopped meanwhile, and Spark's tasks with it
+            return
+        tries = TRIES if self._pace.kind == "available_now" else None
+        self._now = failed(self._now, error, _now_ms(), tries)
+        name, failures = self.runner.name, self._now.failures
+        if self._now.ended:
+            self.runner.leave(self.tenure)
+            raise error
+        self.runner.fail(error)
+        _log.warning(
+            "job %r failed, and is tried again in %d ms (failures in a row: %d): %s: %s",
+            name,
+            backoff_ms(failures),
+            failures,
+            type(error).__name__,
+            error,
+        )
+
+
+class JobQuery(StreamingQuery):
+    """The query of a job."""
+
+    def __init__(self, query: StreamingQuery, loop: Loop) -> None:
+        super().__init__(query._jsq)
+        self._loop = loop
+
+    def processAllAvailable(self) -> None:  # noqa: N802  # Spark's own name
+        """Wait until the job has found nothing more to do; raises what the query failed with."""
+        before, pause = self._loop.looks, threading.Event()
+        while self.isActive and self._loop.looks < before + 2:  # the first look may have begun before this call
+            pause.wait(LOOK_S)
+        error = self.exception()
+        if error is not None:
+            raise error
+
+    def stop(self) -> None:
+        """Stop the query after the barrier at hand; the job is free for others when it returns."""
+        self._loop.halt()  # Spark would interrupt it, and the job would count as failed
+        super().stop()
+        self._loop.runner.leave(self._loop.tenure)
+
+
+def start(
+    runner: JobRunner,
+    session: SparkSession,
+    refresh: Refresh,
+    *,
+    trigger: str | timedelta = "continuous",
+    poll: str | timedelta = "100 milliseconds",
+    take_over: bool = False,
+) -> StreamingQuery:
+    """Run the job as a StreamingQuery that commits barrier after barrier.
+
+    A failure is noted on the job and tried again, as a pipeline does; what another try cannot mend ends the query.
+    Raises JobRunning when the job has a live query in this process; for a runner elsewhere the query waits.
+    """
+    check_given(runner, session, refresh)
+    loop = Loop(runner, session, refresh, make_pace(trigger), span_ms("poll", poll))
+    live.claim(runner, take_over=take_over)
+    runner.again = lambda: step(runner, session, refresh)
+    try:
+        loop.enter(take_over=take_over)
+        query = JobQuery(_retried(runner, session, lambda: _started(loop, session, make_pace(trigger))), loop)
+    except BaseException:
+        runner.leave(loop.tenure)
+        live.set(runner, None)
+        raise
+    loop.query = query
+    live.set(runner, query)
+    return query
+
+
+def _started(loop: Loop, session: SparkSession, pace: Pace) -> StreamingQuery:
+    stream = session.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    name = f"{loop.runner.name}@{loop.runner.handle.store_id[:8]}"
+    if any(query.name == name for query in session.streams.active):  # one that was fenced, and is at work still
+        name = f"{name}, incarnation {loop.tenure.incarnation}"
+    return stream.writeStream.foreachBatch(loop).queryName(name).trigger(**pace.options()).start()
+
+
+def _retried(runner: JobRunner, session: SparkSession, begin: Callable[[], StreamingQuery]) -> StreamingQuery:
+    """What `begin` gives; it is tried a few times, and what it failed with is noted on the job."""
+    pause = threading.Event()
+    for failures in range(1, START_TRIES + 1):
+        try:
+            return begin()
+        except Exception as error:
+            known = lost(runner.name, session) if gone(session) else error
+            runner.fail(known)
+            if known is not error:
+                raise known from error
+            if failures == START_TRIES:
+                raise
+            _log.warning("the query of job %r could not be started, and is tried again: %s", runner.name, error)
+            pause.wait(backoff_ms(failures) / 1000)
+    raise AssertionError("not reached")
+
+
+def _now_ms() -> int:
+    return int(monotonic_s() * 1000)

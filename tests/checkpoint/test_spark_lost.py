@@ -1,0 +1,42 @@
+"""What SparkLost says is what helps: after `spark.stop()` a new session, after the death of the JVM a new process.
+
+Tried with PySpark 4.3: `getOrCreate` works after `stop()`, and is refused by the dead gateway after the JVM was killed,
+also when the session is stopped or the gateway is taken out of SparkContext before.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from epochlog.checkpoint.spark_job import gone, lost
+
+
+class Dead:
+    """A context whose JVM refuses connections."""
+
+    @property
+    def _jsc(self) -> Any:
+        raise ConnectionRefusedError("[Errno 111] Connection refused")
+
+    _jvm = _jsc
+
+
+def stopped() -> Any:
+    """A session whose context was stopped, in a JVM that lives."""
+    system = SimpleNamespace(nanoTime=lambda: 1)
+    jvm = SimpleNamespace(java=SimpleNamespace(lang=SimpleNamespace(System=system)))
+    return SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None, _jvm=jvm))
+
+
+def test_a_stopped_session_is_made_anew() -> None:
+    assert gone(stopped())
+    told = str(lost("days", stopped()))
+    assert "job 'days' has gone: it was stopped" in told and "Make a new one, in this process too" in told
+
+
+def test_a_dead_jvm_wants_another_process() -> None:
+    session: Any = SimpleNamespace(sparkContext=Dead())
+    assert gone(session)
+    told = str(lost("days", session))
+    assert "its JVM has died" in told and "start the program again" in told and "Make a new one" not in told

@@ -1,0 +1,74 @@
+"""Several root tables written together: one epoch, all or nothing."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from .errors import InvalidInput
+from .store.commit import commit_own
+from .store.definitions import TableDef, find_table
+from .store.edits import TableEdit
+from .store.handle import Handle
+from .store.one_process import OneProcess
+from .store.outcomes import TxnPair, check_pair
+from .store.writer import SegmentWriter, remove_segments
+from .table import segment_writer
+
+
+class Transaction(OneProcess):
+    """Upserts and deletes of several root tables that land together at one epoch when the `with` block ends well."""
+
+    def __init__(self, handle: Handle, txn: TxnPair | None, epoch: int | None) -> None:
+        check_pair(txn)
+        self._handle = handle
+        self._txn = txn
+        self._at = epoch
+        self._writers: dict[str, tuple[TableDef, SegmentWriter]] = {}
+        self._epoch: int | None = None
+        self._state = "new"
+
+    @property
+    def epoch(self) -> int:
+        """The commit's epoch; known when the block has ended."""
+        if self._epoch is None:
+            raise InvalidInput("the transaction has not committed; its epoch is known when the `with` block has ended")
+        return self._epoch
+
+    def upsert(self, table: str, data: object) -> None:
+        self._writer(table).upsert(data)
+
+    def delete(self, table: str, keys: object) -> None:
+        self._writer(table).delete(keys)
+
+    def __enter__(self) -> Self:
+        if self._state != "new":
+            raise InvalidInput(f"this transaction is {self._state}; begin another with store.transaction()")
+        self._state = "open"
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._state = "over"
+        edits: list[TableEdit] = []
+        try:
+            if kind is None:
+                for table, writer in self._writers.values():
+                    edits.append(TableEdit(table.id, table.name, tuple(writer.finish())))
+        except BaseException:
+            remove_segments(self._handle.files, [segment for edit in edits for segment in edit.segments])
+            raise
+        finally:
+            for _, writer in self._writers.values():
+                writer.discard()
+        if kind is None:
+            self._epoch = commit_own(self._handle, edits, epoch=self._at, txn=self._txn)
+
+    def _writer(self, name: str) -> SegmentWriter:
+        if self._state != "open":
+            raise InvalidInput(f"this transaction is {self._state}: write inside its `with` block")
+        if name not in self._writers:
+            table = self._handle.catalog.read(lambda view: find_table(view, name))
+            self._writers[name] = (table, segment_writer(self._handle, table, self._txn))
+        return self._writers[name][1]
