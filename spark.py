@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import subprocess
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from .errors import EpochlogError, InvalidInput
+from .errors import EpochlogError, InvalidInput, JavaMissing
+from .exchange.spark_options import NO_CATALOG
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from .batch.spark_read import Load
 
 FORMAT = "epochlog"
+OLDEST_JAVA = 17
 
 SETTINGS = {
     "spark.python.unix.domain.socket.enabled": "true",
@@ -53,6 +57,7 @@ def spark(app_name: str = "epochlog", **conf: Any) -> SparkSession:
 
     conf: Spark settings, with dots written as they are (`**{"spark.sql.shuffle.partitions": 4}`) or as double
     underscores (`spark__sql__shuffle__partitions=4`); `master` is local[*]. They win over this library's own settings.
+    Raises JavaMissing, which names the Java that was found, where Spark cannot run on it.
     """
     from pyspark.sql import SparkSession
 
@@ -63,9 +68,43 @@ def spark(app_name: str = "epochlog", **conf: Any) -> SparkSession:
     builder = SparkSession.builder.appName(app_name).master(str(settings.pop("master", "local[*]")))
     for name, value in settings.items():
         builder = builder.config(name, str(value).lower() if isinstance(value, bool) else str(value))
-    session = builder.getOrCreate()
+    try:
+        session = builder.getOrCreate()
+    except Exception as error:
+        wrong = java_trouble(os.environ)
+        if wrong is not None:
+            raise JavaMissing(wrong) from error
+        raise
     register(session)
     return session
+
+
+def java_trouble(environ: Mapping[str, str]) -> str | None:
+    """Why Spark cannot run on the Java that this environment names, with what to do; None when it can."""
+    home = environ.get("JAVA_HOME")
+    folders = [os.path.join(home, "bin")] if home else environ.get("PATH", "").split(os.pathsep)
+    places = [os.path.join(folder, "java") for folder in folders]
+    path = places[0] if home else next((place for place in places if os.access(place, os.X_OK)), None)
+    todo = (
+        f"Spark needs Java {OLDEST_JAVA} or newer. On Debian or Ubuntu: sudo apt-get install openjdk-17-jre-headless; "
+        "elsewhere https://adoptium.net. JAVA_HOME may name the folder of one that is there"
+    )
+    if path is None:
+        return f"no Java was found: JAVA_HOME is not set, and there is no java on PATH. {todo}"
+    where = f"JAVA_HOME is {home!r}" if home else "it is the first on PATH"
+    try:
+        done = subprocess.run(
+            [path, "-version"], check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"the Java at {path} does not run ({where}): {error}. {todo}"
+    said = f"{done.stderr}{done.stdout}".strip()
+    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    if found is None:
+        return f"{path} does not say which version of Java it is ({where}), but {said[:200]!r}. {todo}"
+    if int(found[1]) < OLDEST_JAVA:
+        return f"the Java at {path} is version {found[1]}, which is too old ({where}). {todo}"
+    return None
 
 
 def register(session: SparkSession) -> None:
@@ -73,25 +112,50 @@ def register(session: SparkSession) -> None:
     context = session.sparkContext
     if str(context.master).startswith("local") and "PYSPARK_PYTHON" not in os.environ:
         context.pythonExec = sys.executable  # Spark's default is the first python3 on the path, whatever that may lack
-    session.dataSource.register(EpochlogSource)
+    with _active(session):
+        session.dataSource.register(EpochlogSource)
     _tell_more()
+
+
+@contextlib.contextmanager
+def _active(session: SparkSession) -> Iterator[None]:
+    """Make a session this thread's active one meanwhile: Spark looks there whether the name is taken, whichever session
+    it is registered with, and only lets the session itself register again.
+    """
+    inner: Any = session
+    sessions = inner._get_j_spark_session_class(inner._jvm)
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(inner._jsparkSession)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
 
 
 def _tell_more() -> None:
     """Make `read` and `readStream` of "epochlog" tell the source what Spark does not: how many tasks the session runs
-    at a time, and that a stream is one.
+    at a time, and that a stream is one; and writers refuse what would put a table into Spark's own catalog, which keeps
+    no options.
 
     A Python source is planned in a process of its own, which knows no session. And Spark asks for the schema without a
     word on whether a batch or a stream is loaded, and a stream has the change columns where a batch has not.
     `readChangeFeed` says it, so a user's own option works just as well.
     """
-    from pyspark.sql.readwriter import DataFrameReader
-    from pyspark.sql.streaming.readwriter import DataStreamReader
+    from pyspark.sql.readwriter import DataFrameReader, DataFrameWriter
+    from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
     kinds: list[tuple[Any, dict[str, str]]] = [(DataFrameReader, {}), (DataStreamReader, {"readChangeFeed": "true"})]
     for kind, options in kinds:
         if not getattr(kind.format, "knows_epochlog", False):
             kind.format = _telling(kind.format, options)
+    writers: list[tuple[Any, str]] = [(DataFrameWriter, "saveAsTable"), (DataStreamWriter, "toTable")]
+    for kind, saving in writers:
+        if not getattr(kind.format, "knows_epochlog", False):
+            kind.format = _noting(kind.format)
+            setattr(kind, saving, _refusing(getattr(kind, saving), saving))
 
 
 def _telling(plain: Callable[[Any, str], Any], options: Mapping[str, str]) -> Callable[[Any, str], Any]:
@@ -105,6 +169,32 @@ def _telling(plain: Callable[[Any, str], Any], options: Mapping[str, str]) -> Ca
 
     told.knows_epochlog = True  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
     return told
+
+
+def _noting(plain: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """`format` of a writer, which says of itself whether it writes to this source."""
+
+    @wraps(plain)
+    def noted(self: Any, source: str) -> Any:
+        self._writes_epochlog = source.lower() == FORMAT
+        return plain(self, source)
+
+    noted.knows_epochlog = True  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+    return noted
+
+
+def _refusing(plain: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """`saveAsTable` or `toTable`, refused for this source."""
+
+    @wraps(plain)
+    def refused(self: Any, *args: Any, **named: Any) -> Any:
+        source = args[1] if len(args) > 1 else named.get("format")
+        if (source or "").lower() == FORMAT or (source is None and getattr(self, "_writes_epochlog", False)):
+            table = args[0] if args else named.get("name", named.get("tableName"))
+            raise InvalidInput(f"{name}({table!r}) is not for format('epochlog'). {NO_CATALOG}")
+        return plain(self, *args, **named)
+
+    return refused
 
 
 class EpochlogSource(DataSource):

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from ..errors import InvalidInput
-from ..store.prune import binds, needed_columns
+from ..store.prune import binds, check_filter, needed_columns
 
 if TYPE_CHECKING:
     from .doors import TableSnapshot
@@ -120,6 +120,8 @@ class TableDataset(ds.UnionDataset):
 
     def _scan(self, schema: pa.Schema, filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
         """These columns of the rows that pass; a filter on columns that are shown in other types, judged by those."""
+        if filter is not None:
+            check_filter(filter)
         if filter is None or binds(self._plain, filter):
             found = self._table.scan(columns=schema.names, filter=filter)
             return (batch.cast(schema) if schema.names else batch for batch in found)

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from ..store.expiry import told, told_each
 from ..store.handle import Handle
+from ..store.one_process import OneProcess
 from ..store.scan import ScanPlan
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from .dataset import TableDataset
 
 
-class TableSnapshot:
+class TableSnapshot(OneProcess):
     """A table as of `epoch`, the same rows for as long as it can be read; in key order through every door but SQL.
 
     Of a `Snapshot`, it can be read until that is closed; of a `Table`, until what it reads is let go of and vacuumed.
@@ -29,6 +30,10 @@ class TableSnapshot:
     `filter` is a pyarrow.compute.Expression: what it says of the first key column decides which files and row groups
     are read at all.
     """
+
+    _instead = (
+        "send store.root and the token of a snapshot: epochlog.open(root).snapshot(consistency=epochlog.Exact(token))"
+    )
 
     def __init__(self, handle: Handle, plan: ScanPlan, check: Callable[[], None] = lambda: None) -> None:
         self._handle = handle

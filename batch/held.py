@@ -14,6 +14,7 @@ from ..errors import InvalidInput, InvalidName, LimitExceeded, SnapshotExpired, 
 from ..store.catalog import Txn, View
 from ..store.clock import seconds
 from ..store.definitions import all_tables, get_table, get_version
+from ..store.epoch import show_epoch
 from ..store.handle import Handle
 from ..store.holds import NO_PLAN, Hold, all_holds
 from ..store.records import hold_key
@@ -115,7 +116,8 @@ def _require_kept(view: View, table: str, table_id: int, epoch: int) -> None:
     safe = get_version(view, table_id, table).safe_epoch
     if epoch < safe:
         raise SnapshotExpired(
-            f"{table} at {epoch}: its history below {safe} has been let go; take a new snapshot and hold that"
+            f"{table} at {show_epoch(epoch)}: its history below {show_epoch(safe)} has been let go; take a new "
+            "snapshot and hold that"
         )
 
 

@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 
 from ..errors import LogTruncated
 from ..store.catalog import View
-from ..store.commit import REFUSALS, BaseMoved, TableEdit, commit_root
+from ..store.commit import REFUSALS, commit_root
 from ..store.definitions import TableDef, get_table
+from ..store.edits import BaseMoved, TableEdit
 from ..store.expiry import planned_anew
 from ..store.handle import Handle
 from ..store.intents import require_intents

@@ -23,9 +23,9 @@ from ..errors import (
     TableNotReadable,
 )
 from ..store.clock import seconds
-from ..store.epoch import MAX_EPOCH, as_epoch, last_of_unix_ms
+from ..store.epoch import MAX_EPOCH, as_epoch, last_of_unix_ms, show_epoch
 from ..store.explain import distance, let_go
-from ..store.lineage import EpochView
+from ..store.lineage import EpochView, require_begun
 from .token import Token, decode_token
 
 DEFAULT_TIMEOUT_S = 10.0
@@ -45,44 +45,43 @@ class Policy(Protocol):
 class Global:
     """The largest epoch valid for all tables of the store, whatever the query reads.
 
-    Tables that are creating or parked, and all that descend from them, take no part, and reading one raises
-    TableNotReadable. `include_creating=True` counts them like all others.
+    Tables that are creating or parked, that lag more than the store's `global_max_lag` or commit too rarely for it, and
+    all that descend from them, take no part, and reading one raises TableNotReadable. `include_creating=True` counts
+    them like all others.
     """
 
     name: ClassVar[str] = "global"
     include_creating: bool = False
 
     def covers(self, view: EpochView) -> list[str]:
-        """All tables that take part."""
-        left_out = {} if self.include_creating else self.left_out(view)
+        """All tables that take part, and can be read at their common epoch."""
+        left_out = self.left_out(view)
         return [name for name in view.ids if name not in left_out]
 
+    def left_out(self, view: EpochView) -> dict[str, str]:
+        """Why each table is not covered that is not, by name."""
+        if self.include_creating:
+            return {}
+        found = view.membership
+        gone = {name: let_go(view.table(name), found.epoch) for name in found.members}
+        return {**found.left_out, **{name: f"{name} cannot be read: {why}" for name, why in gone.items() if why}}
+
     def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
-        """One epoch for all. TableNotReadable, or NoConsistentEpoch when tables that take part share no valid epoch."""
-        left_out = {} if self.include_creating else self.left_out(view)
-        refused = [left_out[name] for name in tables if name in left_out]
-        if refused:
-            raise TableNotReadable(
-                f"under global, {_listed(refused)}. Wait until it is done, read it with consistency='aligned', "
-                "or pass include_creating=True"
-            )
-        members = [name for name in view.ids if name not in left_out]
-        at = view.largest_valid_at_most(members, read=tables)
+        """One epoch for all. TableNotReadable, or NoConsistentEpoch where the history of a table is gone there."""
+        if self.include_creating:
+            members, at = list(view.ids), view.largest_valid_at_most(view.ids, read=tables)
+        else:
+            found = view.membership
+            refused = [_under_aligned(view, name, found.left_out[name]) for name in tables if name in found.left_out]
+            if refused:
+                raise TableNotReadable(
+                    f"under global, {listed(refused)}. Wait until it takes part again, read it with "
+                    "consistency='aligned', or pass include_creating=True"
+                )
+            members, at = found.members, found.epoch if found.epoch >= view.floor(tables) else None
         if at is None:
             raise _no_epoch(self.name, view, members, tables, view.last_epoch)
         return dict.fromkeys(tables, at)
-
-    @staticmethod
-    def left_out(view: EpochView) -> dict[str, str]:
-        """Why each table that takes no part takes none, by name."""
-        out: dict[str, str] = {}
-        for table in view.closure(view.tables):
-            cause = next((view.tables[up].name for up in table.upstreams if view.tables[up].name in out), None)
-            if table.state in ("creating", "parked"):
-                out[table.name] = f"{table.name} cannot be read: it is {table.state}"
-            elif cause is not None:
-                out[table.name] = f"{table.name} cannot be read: it descends from a table that cannot ({out[cause]})"
-        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +105,8 @@ class Latest:
     name: ClassVar[str] = "latest"
 
     def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
-        """Each table's newest commit; 0, where it reads as empty, without one."""
-        return {name: view.table(name).position for name in tables}
+        """Each table's newest commit; without one 0, or where a root table was made, where it reads as empty."""
+        return {name: max(view.table(name).position, view.table(name).root_begin) for name in tables}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +132,17 @@ class AsOf:
         return min(max(last_of_unix_ms(_unix_ms(self.timestamp)), 0), MAX_EPOCH)
 
     def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
-        """One epoch for all. EpochExpired below the history that a table keeps, else NoConsistentEpoch when none is."""
+        """One epoch for all. EpochExpired below the history that a table keeps, EpochNotCommitted before one was made,
+        else NoConsistentEpoch when none is.
+        """
         until = self.until()
         floor = view.floor(tables)
         if until < floor:
             reasons = [reason for name in tables if (reason := let_go(view.table(name), until))]
-            raise EpochExpired(f"as of {until}: {_listed(reasons)}. Ask for epoch {floor} or later")
+            early = any(until < view.table(name).root_begin for name in tables)
+            raise (EpochNotCommitted if early else EpochExpired)(
+                f"as of {show_epoch(until)}: {listed(reasons)}. Ask for epoch {show_epoch(floor)} or later"
+            )
         at = view.largest_valid_at_most(tables, until)
         if at is None:
             raise _no_epoch(self.name, view, tables, tables, min(until, view.last_epoch))
@@ -164,8 +168,10 @@ class AtLeast:
             raise _no_epoch(self.name, view, tables, tables, min(self.epoch, view.last_epoch))
         if at < self.epoch:
             reasons = view.why_not(tables, self.epoch)
-            short = f"the largest valid epoch {at} is {distance(at, self.epoch)} below {self.epoch}"
-            raise NoConsistentEpoch(f"at_least: {short}: {_listed(reasons)}. Wait longer or ask for less")
+            short = (
+                f"the largest valid epoch {show_epoch(at)} is {distance(at, self.epoch)} below {show_epoch(self.epoch)}"
+            )
+            raise NoConsistentEpoch(f"at_least: {short}: {listed(reasons)}. Wait longer or ask for less")
         return dict.fromkeys(tables, at)
 
 
@@ -189,10 +195,11 @@ class Bounded:
         max_lag_ms = round(seconds(self.max_lag, "max_lag") * 1000, 3)  # 1.005 * 1000 lies below 1005
         late = {name: lag_ms for name in tables if (lag_ms := view.lag_ms(name, at)) > max_lag_ms}
         if late:
-            lags = _listed([f"{name} lags {lag_ms:,} ms" for name, lag_ms in late.items()])
-            reasons = _listed(view.why_not(tables, view.last_epoch)) or "its newest changes lie past that epoch"
+            lags = listed([f"{name} lags {lag_ms:,} ms" for name, lag_ms in late.items()])
+            reasons = listed(view.why_not(tables, view.last_epoch)) or "its newest changes lie past that epoch"
             raise StalenessExceeded(
-                f"bounded: at the largest valid epoch {at} {lags}, more than {max_lag_ms:,.0f} ms: {reasons}. "
+                f"bounded: at the largest valid epoch {show_epoch(at)} {lags}, more than {max_lag_ms:,.0f} ms: "
+                f"{reasons}. "
                 "Wait longer or allow more lag"
             )
         return dict.fromkeys(tables, at)
@@ -224,9 +231,16 @@ class Exact:
         """The tables given."""
         return list(self.epochs)
 
+    def left_out(self, view: EpochView) -> Mapping[str, str]:
+        """Why the snapshot of the token had not those that it left out."""
+        return self.token.left_out if self.token else {}
+
     def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
         """The epochs given. InvalidInput for a table without one, TableDropped for a token's table that is no more."""
         missing = [name for name in tables if name not in self.epochs]
+        refused = [self.token.left_out[name] for name in missing if name in self.token.left_out] if self.token else []
+        if refused:
+            raise TableNotReadable(f"the snapshot of this token left out what is asked for: {listed(refused)}")
         if missing:
             raise InvalidInput(
                 f"exact has no epoch for {', '.join(missing)}; it has: {', '.join(self.epochs) or 'none'}"
@@ -268,6 +282,23 @@ def choose_epochs(policy: Policy, view: EpochView, tables: Sequence[str] | None 
     return out
 
 
+def left_out_of(policy: Policy, view: EpochView) -> dict[str, str]:
+    """Why a snapshot of all tables under the policy has not those that it leaves out: a sentence for each, by name."""
+    told = getattr(policy, "left_out", None)
+    reasons = told(view) if callable(told) else {}
+    if not isinstance(reasons, Mapping):
+        raise InvalidInput(f"the policy {policy!r} must say why by table name, not {reasons!r}")
+    if isinstance(policy, Exact):
+        return {str(name): str(why) for name, why in reasons.items()}
+    return {name: _under_aligned(view, name, str(why)) for name, why in reasons.items() if name in view.ids}
+
+
+def _under_aligned(view: EpochView, name: str, why: str) -> str:
+    """The reason, with the epoch at which the table can be read by itself."""
+    at = view.largest_valid_at_most([name])
+    return f"{why}; aligned {'finds no epoch for it either' if at is None else f'would read it at {show_epoch(at)}'}"
+
+
 def timeout_of(policy: Policy) -> float:
     """For how many seconds a policy may be asked again; 0.0 when it says nothing. InvalidInput for what is none."""
     given = getattr(policy, "timeout", None)
@@ -291,15 +322,18 @@ def _covered(policy: Policy, view: EpochView) -> list[str]:
 def _readable(view: EpochView, name: str, epoch: int) -> int:
     """The epoch, if the table can be read there."""
     safe, through = view.table(name).safe_epoch, view.complete_through(name)
+    require_begun(view.table(name), epoch)
     if epoch < safe:
         raise EpochExpired(
-            f"{name} at {epoch}: its history below {safe} has been let go, {distance(epoch, safe)} later; "
-            f"ask for {safe} or later"
+            f"{name} at {show_epoch(epoch)}: its history below {show_epoch(safe)} has been let go, "
+            f"{distance(epoch, safe)} later; "
+            f"ask for {show_epoch(safe)} or later"
         )
     if epoch > through:
+        short = f"is complete only through {show_epoch(through)}, {distance(through, epoch)} short"
         raise EpochNotCommitted(
-            f"{name} at {epoch}: it is complete only through {through}, {distance(through, epoch)} short; "
-            "wait for it or ask for an earlier epoch"
+            f"{name} at {show_epoch(epoch)}: it {short if through else 'has no commit yet'}; wait for it or ask for an "
+            "earlier epoch"
         )
     return epoch
 
@@ -327,12 +361,17 @@ def _no_epoch(
     oldest = view.largest_valid_at_most(members, epoch, read=())
     if oldest is not None:
         reasons += [f"{reason}, and it is the newest valid one" for reason in view.why_not(read, oldest)]
+    at = view.largest_valid_at_most(read) if policy == Global.name else None
+    instead = "consistency='latest' and do without consistency"
+    if at is not None:
+        instead = f"consistency='aligned', which chooses {show_epoch(at)} now"
     return NoConsistentEpoch(
-        f"{policy}: no epoch is valid for {_listed(list(read), ', ')}: {_listed(reasons)}. "
-        "Wait for the jobs named, or read with consistency='latest' and do without consistency"
+        f"{policy}: no epoch is valid for {listed(list(read), ', ')}: {listed(reasons)}. "
+        f"Wait for the jobs named, or read with {instead}"
     )
 
 
-def _listed(items: Sequence[str], between: str = "; ") -> str:
+def listed(items: Sequence[str], between: str = "; ") -> str:
+    """Join sentences or names; those past the first few are counted only."""
     more = len(items) - MAX_REASONS
     return between.join(items[:MAX_REASONS]) + (f"{between}and {more} more" if more > 0 else "")

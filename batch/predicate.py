@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
+from operator import and_, or_
 from typing import Any
 
 import pyarrow as pa
@@ -35,15 +37,12 @@ _FLIPPED = {"less": "greater", "less_equal": "greater_equal", "greater": "less",
 def parse_predicate(text: str, schema: pa.Schema) -> pc.Expression:
     """What `text` means for a table of this schema; InvalidInput, with the place, when it means nothing."""
     parser = _Parser(text, schema)
-    try:
-        found = parser.any_of()
-    except RecursionError:
-        raise InvalidInput("the filter is nested too deeply; take IN, or a join, for long lists") from None
+    found = parser.any_of()
     parser.expect("end")
     try:
         pa.Table.from_arrays([pa.nulls(1, kind) for kind in schema.types], schema=schema).filter(found)
     except (pa.ArrowException, TypeError) as error:
-        raise InvalidInput(f"filter {text!r} does not fit the columns it names: {error}") from error
+        raise InvalidInput(f"filter {_shown(text)} does not fit the columns it names: {error}") from error
     return found
 
 
@@ -172,11 +171,32 @@ def _known(column: pc.Expression, answer: bool) -> pc.Expression:
     return pc.if_else(column.is_valid(), pa.scalar(answer), pa.scalar(None, pa.bool_()))
 
 
+MOST_TERMS = 2_000
+"""Comparisons of one filter; a list after IN is one of them, however long."""
+MOST_NESTED = 100
+"""Parentheses, and NOTs, inside of each other."""
+_SHOWN = 200
+
+
+def _shown(text: str) -> str:
+    """The text in quotes, or its beginning when it is long."""
+    return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}… ({len(text)} characters)"
+
+
+def _joined(terms: list[pc.Expression], join: Callable[[Any, Any], pc.Expression]) -> pc.Expression:
+    """The terms joined pairwise: Arrow goes down into an expression by recursion, so it must not be as deep as long."""
+    while len(terms) > 1:
+        pairs = [join(left, right) for left, right in zip(terms[::2], terms[1::2], strict=False)]
+        terms = pairs + terms[len(pairs) * 2 :]
+    return terms[0]
+
+
 class _Parser:
     """Recursive descent over the tokens of one text."""
 
     def __init__(self, text: str, schema: pa.Schema) -> None:
         self.text, self.schema, self.at = text, schema, 0
+        self.terms = self.nested = 0
         self.kind, self.value = "", ""
         self.step()
 
@@ -190,7 +210,7 @@ class _Parser:
         return left
 
     def error(self, wanted: str) -> InvalidInput:
-        return InvalidInput(f"filter {self.text!r}: expected {wanted} near position {self.at}")
+        return InvalidInput(f"filter {_shown(self.text)}: expected {wanted} near position {self.at}")
 
     def word(self, *words: str) -> bool:
         """Take the next token if it is one of these keywords."""
@@ -212,27 +232,35 @@ class _Parser:
             raise self.error(what)
 
     def any_of(self) -> pc.Expression:
-        found = self.all_of()
+        found = [self.all_of()]
         while self.word("OR"):
-            found = found | self.all_of()
-        return found
+            found.append(self.all_of())
+        return _joined(found, or_)
 
     def all_of(self) -> pc.Expression:
-        found = self.negated()
+        found = [self.negated()]
         while self.word("AND"):
-            found = found & self.negated()
-        return found
+            found.append(self.negated())
+        return _joined(found, and_)
 
     def negated(self) -> pc.Expression:
+        self.nested += 1
+        if self.nested > MOST_NESTED:
+            raise InvalidInput(f"the filter nests more than {MOST_NESTED} parentheses or NOTs inside of each other")
         if self.word("NOT"):
-            return ~self.negated()
-        if self.sign("("):
+            found = ~self.negated()
+        elif self.sign("("):
             found = self.any_of()
             self.expect(")")
-            return found
-        return self.predicate()
+        else:
+            found = self.predicate()
+        self.nested -= 1
+        return found
 
     def predicate(self) -> pc.Expression:
+        self.terms += 1
+        if self.terms > MOST_TERMS:
+            raise InvalidInput(f"the filter has more than {MOST_TERMS} comparisons; take IN, or a join, for long lists")
         if self.kind in ("number", "text") or (
             self.kind == "word" and self.value.upper() in ("TRUE", "FALSE", "DATE", "TIMESTAMP")
         ):
@@ -285,7 +313,7 @@ class _Parser:
         name = name[1:-1].replace(name[0] * 2, name[0]) if quoted else name
         if name not in self.schema.names:
             raise InvalidInput(
-                f"filter {self.text!r}: there is no column {name!r}; there are {', '.join(self.schema.names)}"
+                f"filter {_shown(self.text)}: there is no column {name!r}; there are {', '.join(self.schema.names)}"
             )
         return self.schema.field(name)
 

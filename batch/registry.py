@@ -13,7 +13,7 @@ GROUP = "epochlog.consistency"
 BUILT_IN = {cls.name: cls for cls in (Global, Aligned, Latest, AsOf, AtLeast, Bounded, Exact)}
 
 
-def resolve_policy(consistency: str | type | Policy = "global", **options: object) -> Policy:
+def resolve_policy(consistency: str | type | Policy = "global", /, **options: object) -> Policy:
     """The policy of that name or class made with these options, or the given policy itself.
 
     Names: `global`, `aligned`, `latest`, `as_of`, `at_least`, `bounded`, `exact`, and any registered in the entry point

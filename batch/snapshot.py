@@ -9,7 +9,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from ..errors import EpochExpired, InvalidInput, LimitExceeded, SnapshotExpired, TableDropped
+from ..errors import EpochExpired, InvalidInput, LimitExceeded, SnapshotExpired, TableDropped, TableNotReadable
 from ..store.catalog import Txn, View
 from ..store.definitions import get_table
 from ..store.handle import Handle
@@ -17,11 +17,14 @@ from ..store.history import read_epoch_view
 from ..store.holds import Hold, put_holds
 from ..store.leases import LEASE_MS
 from ..store.lineage import EpochView
+from ..store.one_process import OneProcess, warn_unclosed
+from ..store.outside import mark_late
 from ..store.records import Record, head_key, runs_key
 from ..store.scan import ScanPlan, plan_scan
+from ..store.schema import TableSchema
 from .doors import TableSnapshot
 from .held import HeldSnapshot, hold_snapshot
-from .policy import Policy, choose_epochs
+from .policy import Global, Policy, choose_epochs, left_out_of, listed
 from .token import decode_token, encode_token
 from .waiting import until_chosen
 
@@ -35,19 +38,31 @@ _CHOICES = 3
 """Choices that may be overtaken by retention before one is made inside the transaction that pins it."""
 
 
-class Snapshot:
+class Snapshot(OneProcess):
     """Tables as of chosen epochs; the same bytes for its whole life, whatever is committed or compacted meanwhile.
 
     `snapshot[name]` reads one table. Use it in a `with` block, or close it: it holds history back until then.
+    `left_out` says of a snapshot of all tables which it has not, and why; reading one raises TableNotReadable.
     """
 
+    _instead = "send store.root and snapshot.token: epochlog.open(root).snapshot(consistency=epochlog.Exact(token))"
+
     def __init__(
-        self, handle: Handle, holder: str, plans: Mapping[str, ScanPlan], token: str, policy: Policy, view: EpochView
+        self,
+        handle: Handle,
+        holder: str,
+        plans: Mapping[str, ScanPlan],
+        token: str,
+        policy: Policy,
+        view: EpochView,
+        left_out: Mapping[str, LeftOut],
     ) -> None:
         self._handle = handle
         self._holder = holder
         self._plans = dict(plans)
+        self._left_out = dict(left_out)
         self._open = True
+        self.left_out = {name: one.why for name, one in left_out.items()}
         self.token = token
         self.policy = policy
         self.epochs = {name: plan.epoch for name, plan in plans.items()}
@@ -71,6 +86,10 @@ class Snapshot:
     ) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        if self._open and not self._handle.leases.closing:
+            warn_unclosed(self)
+
     def __repr__(self) -> str:
         state = "open" if self._open else "closed"
         return f"<Snapshot {state}, {self.policy!r}: {self.epochs}>"
@@ -81,14 +100,20 @@ class Snapshot:
             self._open = False
             self._handle.leases.release(self._holder)
 
-    def hold(self, lasting: float | timedelta, name: str | None = None) -> HeldSnapshot:
+    def hold(self, lasting: float | timedelta, name: str | None = None, *, partial: bool = False) -> HeldSnapshot:
         """Keep what the token reads for `lasting` (seconds or a timedelta) from now on, whoever closes or dies.
 
         `store.held_snapshots()` lists what is held so, by name (None makes one), `store.release_snapshot(name)` ends
         it. Under the name of the same epochs again it moves their end. Raises InvalidName, LimitExceeded, TableDropped,
-        SnapshotExpired, and InvalidInput when another snapshot has the name.
+        SnapshotExpired, InvalidInput when another snapshot has the name, and TableNotReadable for a snapshot of all
+        tables that left some out, unless it is to be held without them (`partial`).
         """
         self._check_open()
+        if self.left_out and not partial:
+            raise TableNotReadable(
+                f"this snapshot of all tables has left some out: {listed([*self.left_out.values()])}. "
+                "Hold it without them with partial=True, or take a snapshot that names the tables it is to have"
+            )
         return hold_snapshot(self._handle, decode_token(self.token), lasting, name)
 
     def spark(
@@ -123,6 +148,9 @@ class Snapshot:
         for name in self._plans:
             table = self[name]
             connection.register(name, Relation(table, schema=shown(table.schema, in_duckdb)))
+        for name, one in self._left_out.items():  # a query that names it is told why, not that there is none
+            refused = TableSnapshot(self._handle, ScanPlan(one.schema, 0), lambda name=name: self._check(name))
+            connection.register(name, Relation(refused, schema=shown(refused.schema, in_duckdb)))
         return connection
 
     def _check_open(self) -> None:
@@ -133,6 +161,8 @@ class Snapshot:
 
     def _check(self, table: str) -> None:
         self._check_open()
+        if table in self.left_out:
+            raise TableNotReadable(f"this snapshot left out what is asked for: {self.left_out[table]}")
         if table not in self._plans:
             raise InvalidInput(f"this snapshot has no table {table!r}; it has {sorted(self._plans)}")
 
@@ -153,12 +183,21 @@ def take_snapshot(handle: Handle, policy: Policy, tables: Sequence[str] | None =
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A table that a snapshot of all tables has not, and why."""
+
+    schema: TableSchema
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Choice:
     """Epochs that a policy chose, the files to read, and what the catalog said of each table at that moment."""
 
     view: EpochView
     plans: Mapping[str, ScanPlan]
     standing: Mapping[str, Standing]
+    left_out: Mapping[str, LeftOut]
 
 
 Standing = tuple[Record | None, Record | None]
@@ -174,6 +213,8 @@ def _choose_and_pin(handle: Handle, policy: Policy, tables: Sequence[str] | None
 
     for _ in range(_CHOICES):
         choice = handle.catalog.read(choose)
+        if isinstance(policy, Global):
+            mark_late(handle, choice.view)
         with suppress(EpochExpired, TableDropped):  # since: choose again
             plans, keys = handle.catalog.transact(lambda tx, choice=choice: _pinned(handle, tx, choice, holder))
             break
@@ -186,8 +227,10 @@ def _choose_and_pin(handle: Handle, policy: Policy, tables: Sequence[str] | None
         choice, plans, keys = handle.catalog.transact(choose_and_pin)
     handle.leases.share(holder, keys)
     names = {table_id: name for name, table_id in choice.view.ids.items()}
-    token = encode_token({choice.view.ids[name]: plan.epoch for name, plan in plans.items()}, names, handle.store_id)
-    return Snapshot(handle, holder, plans, token, policy, choice.view)
+    epochs = {choice.view.ids[name]: plan.epoch for name, plan in plans.items()}
+    why = {name: one.why for name, one in choice.left_out.items()}
+    token = encode_token(epochs, names, handle.store_id, why)
+    return Snapshot(handle, holder, plans, token, policy, choice.view, choice.left_out)
 
 
 def _chosen(handle: Handle, view: View, policy: Policy, tables: Sequence[str] | None) -> _Choice:
@@ -195,7 +238,13 @@ def _chosen(handle: Handle, view: View, policy: Policy, tables: Sequence[str] | 
     chosen = choose_epochs(policy, epochs, tables)
     plans = {name: plan_scan(view, get_table(view, epochs.ids[name], name), epoch) for name, epoch in chosen.items()}
     standing = {name: _standing(view, epochs.ids[name]) for name in chosen}
-    return _Choice(epochs, plans, standing)
+    reasons = left_out_of(policy, epochs) if tables is None else {}
+    left_out = {
+        name: LeftOut(get_table(view, epochs.ids[name], name).schema, why)
+        for name, why in reasons.items()
+        if name in epochs.ids and name not in chosen
+    }
+    return _Choice(epochs, plans, standing, left_out)
 
 
 def _pinned(handle: Handle, tx: Txn, choice: _Choice, holder: str) -> tuple[dict[str, ScanPlan], list[bytes]]:

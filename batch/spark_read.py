@@ -16,6 +16,7 @@ from ..exchange.offsets import parse_start
 from ..exchange.pieces import Piece, cut
 from ..exchange.spark_options import (
     FEED,
+    NO_CATALOG,
     STREAM,
     WRITE,
     Options,
@@ -37,11 +38,13 @@ from ..store.definitions import TableDef, find_table, get_table, get_version
 from ..store.handle import Handle
 from ..store.history import read_epoch_view
 from ..store.holds import Hold, put_holds
+from ..store.lineage import EpochView, require_begun
 from ..store.log import LogPlan, plan_changes
+from ..store.outside import mark_late
 from ..store.records import hold_key
 from ..store.scan import ScanPlan, plan_scan, require_complete
 from ..store.schema import TableSchema
-from .policy import AsOf, Exact, Policy, choose_epochs
+from .policy import AsOf, Exact, Global, Policy, choose_epochs
 from .predicate import parse_predicate
 from .registry import resolve_policy
 from .waiting import until_chosen
@@ -129,9 +132,7 @@ def resolve_load(options: Options) -> Load:
     settle()
     if "provider" in options:
         raise InvalidInput(
-            "CREATE TABLE … USING epochlog gives the reader no options, so it cannot work; write CREATE "
-            "TEMPORARY VIEW … USING epochlog "
-            "OPTIONS (path '…', table '…')"
+            f"CREATE TABLE … USING epochlog gives the reader no options, so it cannot work. {NO_CATALOG}"
         )
     writing = given(options, WRITE)
     if writing:
@@ -145,6 +146,8 @@ def resolve_load(options: Options) -> Load:
         def look() -> Load:
             return handle.catalog.read(lambda view: _resolve(view, handle, place, options, policy))
 
+        if isinstance(policy, Global):
+            mark_late(handle, handle.catalog.read(lambda view: _epochs(view, handle)))
         return look() if policy is None else until_chosen(handle, policy, look)
 
 
@@ -186,11 +189,17 @@ def _chosen_epoch(view: View, handle: Handle, table: TableDef, options: Options,
     version = whole(options, "versionAsOf")
     if version is None and policy is None:
         return get_version(view, table.id, table.name).max_committed_epoch
-    epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms(), handle.store_id)
+    epochs = _epochs(view, handle)
     if policy is not None:
         return choose_epochs(policy, epochs, [table.name])[table.name]
+    assert version is not None
     require_complete(table.name, version, epochs.complete_through(table.id))
+    require_begun(epochs.table(table.id), version)
     return plan_scan(view, table, version).epoch
+
+
+def _epochs(view: View, handle: Handle) -> EpochView:
+    return read_epoch_view(view, handle.memory, handle.catalog.now_ms(), handle.store_id)
 
 
 def _policy(options: Options) -> Policy | None:

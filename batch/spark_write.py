@@ -23,8 +23,9 @@ from ..exchange.spark_options import READ, Options, Place, given, place_of, text
 from ..exchange.task_writer import write_batches
 from ..exchange.worker import settle
 from ..store.catalog import View
-from ..store.commit import TableEdit, commit_own, commit_root, refuse_unwritable
+from ..store.commit import commit_own, commit_root, refuse_unwritable
 from ..store.definitions import TableDef, find_table
+from ..store.edits import TableEdit
 from ..store.handle import Handle, open_handle
 from ..store.intents import SEALED_MS
 from ..store.outcomes import TxnPair, check_pair, landed, outcome_of

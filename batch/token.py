@@ -6,7 +6,7 @@ import base64
 import binascii
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgpack
 
@@ -27,16 +27,22 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A decoded token: the store's id ("" when unknown) and the entries by table name."""
+    """A decoded token: the store's id ("" when unknown), the entries by table name, and of a snapshot of all tables
+    why it left out others, by name.
+    """
 
     store_id: str
     entries: Mapping[str, Entry]
+    left_out: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def encode_token(epochs: Mapping[int, int], names: Mapping[int, str], store_id: str = "") -> str:
-    """The token of a snapshot that read table `id` at `epochs[id]`; about 40 characters a table."""
+def encode_token(
+    epochs: Mapping[int, int], names: Mapping[int, str], store_id: str = "", left_out: Mapping[str, str] | None = None
+) -> str:
+    """The token of a snapshot that read table `id` at `epochs[id]`; about 40 characters a table, and the reasons."""
     rows = [[names[table_id], table_id, epoch] for table_id, epoch in epochs.items()]
-    body: bytes = msgpack.packb([FORMAT, store_id, rows])  # pyright: ignore[reportAssignmentType]
+    more = [list(map(list, left_out.items()))] if left_out else []
+    body: bytes = msgpack.packb([FORMAT, store_id, rows, *more])  # pyright: ignore[reportAssignmentType]
     return _text(zlib.crc32(body).to_bytes(4, "big") + body)
 
 
@@ -62,6 +68,8 @@ def decode_token(token: str) -> Token:
     match record:
         case [_, str(store_id), list(rows)]:
             return Token(store_id, dict(map(_entry, rows)))
+        case [_, str(store_id), list(rows), list(left_out)]:
+            return Token(store_id, dict(map(_entry, rows)), dict(map(_reason, left_out)))
     raise _bad("it holds no table list")
 
 
@@ -70,6 +78,13 @@ def _entry(row: object) -> tuple[str, Entry]:
         case [str(name), int(table_id), int(epoch)] if 0 <= epoch <= MAX_EPOCH:
             return name, Entry(table_id, epoch)
     raise _bad("an entry of it is no table at an epoch")
+
+
+def _reason(row: object) -> tuple[str, str]:
+    match row:
+        case [str(name), str(why)]:
+            return name, why
+    raise _bad("a table that it leaves out has no reason")
 
 
 def _text(raw: bytes) -> str:

@@ -199,6 +199,8 @@ def figures(scale: float, book: Book, tmp_path_factory: pytest.TempPathFactory) 
     with ExitStack() as stack:
         store = stack.enter_context(el.open(tmp_path_factory.mktemp("control"), durability="os"))
         stack.enter_context(mock.patch.object(coordinator, "make_task", lambda handle, asked, times: Watched(asked)))
+        # the segments that are reported are there as little as their table
+        stack.enter_context(mock.patch.object(coordinator, "check_reported"))
         crowds = {
             STREAM: stack.enter_context(streaming(store._handle, jobs)),
             PAIR: stack.enter_context(calling(store._handle, jobs)),

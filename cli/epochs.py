@@ -29,7 +29,7 @@ def epochs(session: Session) -> None:
         return read_epoch_view(view, handle.memory, handle.catalog.now_ms(), handle.store_id)
 
     view = handle.catalog.read(body)
-    left_out = {} if options.tables else Global.left_out(view)
+    left_out = {} if options.tables else Global().left_out(view)
     names = list(dict.fromkeys(options.tables)) or [name for name in sorted(view.ids) if name not in left_out]
     found = timeline(view, names, limit_of(options), options.at) if names else Timeline((), (), ())
     facts = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ..checkpoint.graph import JobInfo, job_info
+from ..checkpoint.graph import JobInfo, RunnerInfo, job_info, runner_of
 from ..checkpoint.waiting import Wait, read_waits
 from ..errors import Corrupt
 from ..store.catalog import View
@@ -98,7 +98,7 @@ def look(handle: Handle) -> StoreLook:
             handle.interval_ms,
             sorted(tables, key=lambda one: one.table.name),
             [
-                JobLook(job_info(job, epochs), job, waits[job.name], _rows_above(view, job))
+                JobLook(job_info(view, handle, job, epochs), job, waits[job.name], _rows_above(view, job))
                 for job in sorted(jobs, key=lambda job: job.name)
             ],
             [(load, sum(part.finished for _, part in load_parts(view, load.name))) for load in all_loads(view)],
@@ -200,13 +200,17 @@ def job_facts(one: JobLook, look: StoreLook, waits_for: str) -> Facts:
         "upstreams": list(info.upstreams),
         "outputs": list(info.outputs),
         "committed_at": epoch_iso(info.committed_epoch),
-        "interval_ms": record.interval * look.interval_ms,
-        "max_lag": record.max_lag,
+        "runner": runner_facts(info.runner),
         "failed_since": None if record.failed_ms is None else iso(record.failed_ms),
         "barrier": _barrier_facts(record, look.now_ms),
         "snapshot": None if one.rows_above is None else {"rows": info.snapshot_rows, "of_at_most": one.rows_above},
         "waits_for": {**asdict(one.wait), "text": waits_for},
     }
+
+
+def runner_facts(runner: RunnerInfo | None) -> Facts | None:
+    """Who runs a job, and since when."""
+    return None if runner is None else {**asdict(runner), "since": iso(runner.since_ms)}
 
 
 def _rows_above(view: View, job: JobRecord) -> int | None:
@@ -238,17 +242,23 @@ def describe_table(handle: Handle, name: str, counter: RowCounter) -> Facts:
         table = find_table(view, name)
         epochs = read_epoch_view(view, handle.memory, now_ms, handle.store_id)
         one = look_at(view, table, epochs)
+        job = None if table.job_id is None else get_job(view, table.job_id, "?")
         holds = holds_of(view, table.id, now_ms, handle.leases.live)
         readers = sorted(job.name for job in all_jobs(view) if table.id in job.upstreams)
         above = [view_table.name for view_table in (epochs.tables[up] for up in epochs.tables[table.id].upstreams)]
         more = {
             "changelog": table.changelog,
+            "full_since": table.full_since,
+            "drop_unchanged": table.drop_unchanged if table.derived else None,
             "upstreams": above,
+            "runner": None if job is None else runner_facts(runner_of(view, handle, job)),
             "read_by": readers,
             "retention": {
                 "history_s": table.options.history_retention.total_seconds(),
                 "log_s": table.options.log_retention.total_seconds(),
             },
+            "compact_segments": table.options.compact_segments,
+            "max_segments": table.options.max_segments,
             "schema": list(columns(table)),
             "run_list": [run_facts(run) for run in get_runs(view, table.id)],
             "log": log_facts(view, table, one.version),

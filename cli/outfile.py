@@ -14,6 +14,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from ..errors import InvalidInput, WriteFailed
+from ..store.files import sync_dir
 
 _T = pa.types
 ENDINGS = (".parquet", ".arrow", ".csv")
@@ -30,6 +31,8 @@ class OutFile:
         kind = self.path.suffix
         if kind not in ENDINGS:
             raise InvalidInput(f"--out {self.path}: its ending says what is written: {', '.join(ENDINGS)}")
+        if self.path.is_symlink():
+            raise InvalidInput(f"--out {self.path} is a link, and none is followed: remove it, or name another file")
         if self.path.exists():
             raise InvalidInput(f"--out {self.path} is there already: remove it, or name another file")
         odd = [field for field in schema if kind == ".csv" and _not_in_csv(field.type)]
@@ -42,15 +45,17 @@ class OutFile:
     def write(
         self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], progress: Callable[[int], None]
     ) -> tuple[int, int]:
-        """The rows and bytes written. Until all are, they stand in a file beside, which goes when something fails.
-        progress: is told of the rows so far.
+        """The rows and bytes written. Until all are, they stand in a file beside, which goes when something fails. Both
+        are new, and for this user alone. progress: is told of the rows so far.
 
         Raises WriteFailed, and what reading raises.
         """
         part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
         rows = 0
+        with _failures(part):
+            made = _new(part)
         try:
-            with _failures(part), open(part, "wb") as file:
+            with _failures(part), made as file:
                 with _writer(file, self.path.suffix, schema) as writer:
                     for batch in batches:
                         writer.write_batch(batch)
@@ -60,6 +65,7 @@ class OutFile:
                 os.fsync(file.fileno())
             with _failures(self.path):
                 self._publish(part)
+                sync_dir(self.path.parent)
                 return rows, self.path.stat().st_size
         finally:
             with suppress(OSError):
@@ -73,6 +79,11 @@ class OutFile:
             raise InvalidInput(f"--out {self.path} has come to be there meanwhile: name another file") from None
         except OSError:  # a file system without links
             os.rename(part, self.path)
+
+
+def _new(part: Path) -> IO[bytes]:
+    """A new file that only this user can read; what somebody has put there is neither used nor removed."""
+    return os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb")
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import io
 import json
+import re
 import sys
 import threading
 from collections.abc import Iterable
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 PATIENCE_S = 1.0
 """How long a command may take before it shows that it works."""
 FLUSH_ROWS = 1000
+_STEERS = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Characters that a terminal obeys, or that turn the order of what it shows; JSON lets them stand as they are."""
 PAGE_COLUMNS = 120
 
 
@@ -131,7 +134,8 @@ class Output:
 
     def _dumped(self, value: Any, indent: int | None) -> str:
         ascii_only = "utf" not in (sys.stdout.encoding or "").lower()
-        return json.dumps(value, indent=indent, ensure_ascii=ascii_only, allow_nan=False)
+        text = json.dumps(value, indent=indent, ensure_ascii=ascii_only, allow_nan=False)
+        return _STEERS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
     def _write(self, text: str) -> None:
         if self.on_terminal:

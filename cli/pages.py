@@ -89,6 +89,7 @@ def status(facts: Facts) -> list[Table | str]:
     if facts["jobs"]:
         headers = ("job", "state", "committed epoch", ">lag", "waits for")
         shown.append(grid(headers, ((job["name"], *_progress(job)) for job in facts["jobs"])))
+        shown.extend(_outside(facts["jobs"]))
     return [*shown, *loads(facts["loads"]), *held(facts["snapshots"])]
 
 
@@ -144,7 +145,21 @@ def jobs(found: Sequence[Facts]) -> list[Table | str]:
     )
     headers = ("graph", "state", "committed epoch", ">lag", "waits for")
     each = ("job", "reads", "writes", ">every", ">incarnation", "barrier", "last error")
-    return [grid(headers, drawn), grid(each, (_job(job) for job in found))]
+    running = [job for job in found if job["runner"]]
+    more = [grid(("job", "run by", "process", "on", "since"), map(_runner, running))] if running else []
+    return [grid(headers, drawn), *_outside(found), grid(each, (_job(job) for job in found)), *more]
+
+
+def _outside(found: Sequence[Facts]) -> Iterable[str]:
+    """Why reads under `global` leave out tables of jobs whose state does not say so already."""
+    reasons = [job["outside"] for job in found if _is_outside(job)]
+    if reasons:
+        yield f"not counted under global: {safe('; '.join(reasons))}"
+
+
+def _is_outside(job: Facts) -> bool:
+    """Whether `global` leaves its tables out, and not just because something is creating or parked."""
+    return bool(job["outside"]) and not job["outside"].rstrip(")").endswith(("it is creating", "it is parked"))
 
 
 def _progress(job: Facts) -> tuple[Text | str, ...]:
@@ -156,6 +171,8 @@ def _progress(job: Facts) -> tuple[Text | str, ...]:
         shown.append(", rebuilding", "yellow")
     if job["draining"]:
         shown.append(", draining", "yellow")
+    if _is_outside(job):
+        shown.append(", outside", "yellow")
     failed = job["waits_for"]["kind"] == "failed"
     waits = Text(safe(job["waits_for"]["text"]), "red" if failed else "")
     return shown, epoch_text(job["committed_epoch"]), lag_text(job["lag_ms"]), waits
@@ -167,7 +184,14 @@ def _job(job: Facts) -> tuple[Text | str, ...]:
         f"{barrier['kind']} {barrier['prev']} → {barrier['curr']}, {span_text(barrier['age_ms'])}" if barrier else NONE
     )
     every, incarnation = span_text(job["interval_ms"]), count_text(job["incarnation"])
+    every += f" = {job['interval']:,} boundaries" * (job["interval"] > 1)
     return job["name"], ", ".join(job["upstreams"]), ", ".join(job["outputs"]), every, incarnation, told, _error(job)
+
+
+def _runner(job: Facts) -> tuple[str, ...]:
+    """Who runs a job, and since when."""
+    runner = job["runner"]
+    return job["name"], runner["kind"], str(runner["pid"]), one_line(runner["host"]), runner["since"]
 
 
 def _error(job: Facts) -> Text:
@@ -181,6 +205,7 @@ def description(facts: Facts) -> list[Table | str]:
     named = [
         ("state", state(facts["state"])),
         ("job", f"{facts['job']}, reads {', '.join(facts['upstreams'])}" if facts["job"] else NONE),
+        ("run by", _run_by(facts["runner"])),
         ("read by", ", ".join(facts["read_by"]) or NONE),
         ("committed epoch", epoch_text(facts["max_committed_epoch"])),
         ("readable from", epoch_text(facts["safe_epoch"]) if facts["safe_epoch"] else "the beginning"),
@@ -191,6 +216,8 @@ def description(facts: Facts) -> list[Table | str]:
         ("bytes", bytes_text(facts["bytes"])),
         ("log", _log(log)),
         ("retention", _retention(facts["retention"])),
+        ("compaction", f"at {facts['compact_segments']:,} segments; commits fold at {facts['max_segments']:,}"),
+        ("changelog", _changelog(facts)),
     ]
     head = Table.grid(padding=(0, 2))
     for name, value in named:
@@ -211,6 +238,12 @@ def description(facts: Facts) -> list[Table | str]:
     return shown
 
 
+def _run_by(runner: Facts | None) -> str:
+    if runner is None:
+        return NONE
+    return f"a {runner['kind']} of process {runner['pid']} on {one_line(runner['host'])} since {runner['since']}"
+
+
 def _writer(writer: Facts) -> tuple[str, ...]:
     intent = f"{writer['kind']} {writer['intent'][:8]}"
     return intent, writer["by"] or NONE, span_text(writer["age_ms"]), writer["expires"]
@@ -225,6 +258,16 @@ def _log(log: Facts) -> str:
 def _retention(kept: Facts) -> str:
     history, log = (span_text(round(kept[name] * 1000)) for name in ("history_s", "log_s"))
     return f"history {history}, log {log}"
+
+
+def _changelog(facts: Facts) -> str:
+    """Whether old rows are stored, and of an output what becomes of what changes nothing."""
+    stored = "upsert: old rows are looked up"
+    if facts["full_since"] is not None:
+        since = f", after {epoch_text(facts['full_since'])}" if facts["full_since"] else ""
+        stored = f"full: old rows are stored{since}"
+    unchanged = {None: "", True: "; unchanged rows are left out", False: "; unchanged rows are kept"}
+    return stored + unchanged[facts["drop_unchanged"]]
 
 
 def _column(column: Facts) -> tuple[str, ...]:
@@ -367,5 +410,9 @@ def verification(facts: Facts) -> list[Table | str]:
     if facts["problems"]:
         found = ((problem["where"], Text(safe(problem["what"]), "red")) for problem in facts["problems"])
         shown.append(grid(("where", "problem"), found))
-    count = len(facts["problems"])
-    return [*shown, f"{checked}: {'ok' if facts['ok'] else f'{count:,} problem' + 's' * (count != 1)}"]
+    if facts["unread"]:
+        refused = ((one["where"], Text(safe(one["what"]), "red")) for one in facts["unread"])
+        shown.append(grid(("could not be read (no damage is known)", "why"), refused))
+    count, unread = len(facts["problems"]), len(facts["unread"])
+    found = [f"{count:,} problem" + "s" * (count != 1)] * bool(count) + [f"{unread:,} not read"] * bool(unread)
+    return [*shown, f"{checked}: {', '.join(found) or 'ok'}"]

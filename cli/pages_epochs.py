@@ -100,7 +100,7 @@ def _asked(options: Facts) -> Iterator[str]:
 
 def _left_out(facts: Facts) -> str:
     reasons = "; ".join(facts["left_out"].values())
-    return reasons and f"not counted, as under global: {reasons}"
+    return reasons and f"not counted under global: {reasons}"
 
 
 # ---- held snapshots ----------------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ import pyarrow.compute as pc
 
 from ..batch.predicate import parse_predicate
 from ..errors import InvalidInput
+from ..store.catalog import View
+from ..store.definitions import find_table, get_version
 from .arguments import limit_of
 from .facts import Facts
 from .moments import epoch_of, policy_of
@@ -20,7 +22,6 @@ from .session import Session
 from .words import bytes_text, epoch_text
 
 if TYPE_CHECKING:
-    from ..api import TableInfo
     from ..batch.snapshot import Snapshot
 
 PAGE_ROWS = 500
@@ -56,7 +57,7 @@ def changes(session: Session) -> None:
     table = session.store.table(options.table)
     after, until = (epoch_of(session.handle, text, table.name) for text in (options.after, options.until))
     reader = table.changes(
-        _beginning(table.info, pre_images=options.pre_images) if after is None else after,
+        _beginning(session, table.name, pre_images=options.pre_images) if after is None else after,
         until,
         mode=options.mode,
         pre_images=options.pre_images,
@@ -71,11 +72,18 @@ def changes(session: Session) -> None:
         _show_rows(session, reader, None)
 
 
-def _beginning(info: TableInfo, *, pre_images: bool) -> int:
-    """What all changes follow: the log's beginning; for pre-images, the oldest state that they are known from."""
-    if not pre_images or info.changelog == "full":
-        return info.log_start_epoch
-    return max(info.log_start_epoch, min(info.safe_epoch, info.max_committed_epoch))
+def _beginning(session: Session, name: str, *, pre_images: bool) -> int:
+    """What all changes follow: the log's beginning; for pre-images, the oldest epoch past which they are known."""
+
+    def body(view: View) -> int:
+        table = find_table(view, name)
+        version = get_version(view, table.id, name)
+        if not pre_images or table.stores_images_after(version.log_start):
+            return version.log_start
+        known = version.safe_epoch if table.full_since is None else min(version.safe_epoch, table.full_since)
+        return max(version.log_start, known)
+
+    return session.handle.catalog.read(body)
 
 
 def _reader(moment: Snapshot, name: str, session: Session) -> pa.RecordBatchReader:

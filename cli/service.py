@@ -10,6 +10,8 @@ from pathlib import Path
 from ..checkpoint.decisions import JobSettings
 from ..checkpoint.running import CoordinatorSettings
 from ..errors import InvalidInput, ReadFailed
+from ..exchange.connections import allow_open_files
+from ..exchange.tokens import token_from
 from ..serving import serve as serve_store
 from .session import Session
 
@@ -21,13 +23,15 @@ def serve(session: Session) -> None:
     options = session.options
     if (options.tls_cert is None) != (options.tls_key is None):
         raise InvalidInput("--tls-cert and --tls-key belong together")
-    token, read_token = _token(options.token_file), _token(options.read_token_file)
+    token = None if options.token_file is None else token_from(options.token_file)
+    read_token = None if options.read_token_file is None else token_from(options.read_token_file)
     tls = None if options.tls_cert is None else (_read(options.tls_cert), _read(options.tls_key))
     scheme = "grpc" if tls is None else "grpc+tls"
     times = _times(options)
     told = threading.Event()
     before = {number: signal.signal(number, lambda *_: told.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     place = f"{scheme}://{options.bind}"
+    allow_open_files()
     given = {"coordinator": options.coordinator, "control": times, "metrics": options.metrics}
     server = serve_store(session.store, place, token=token, read_token=read_token, tls=tls, **given)
     try:
@@ -56,10 +60,6 @@ def _times(options: argparse.Namespace) -> CoordinatorSettings:
     }
     known = {name: value for name, value in given.items() if value is not None}
     return CoordinatorSettings(checkpoints=JobSettings(**known))
-
-
-def _token(path: str | None) -> str | None:
-    return None if path is None else _read(path).decode("ascii", "replace").strip()
 
 
 def _read(path: str) -> bytes:

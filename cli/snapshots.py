@@ -38,7 +38,7 @@ def snapshot(session: Session) -> None:
 def _take(session: Session) -> None:
     options = session.options
     with session.store.snapshot(options.tables or None, **policy_of(session.handle, options)) as moment:
-        held = moment.hold(timedelta(seconds=options.hold), options.name)
+        held = moment.hold(timedelta(seconds=options.hold), options.name, partial=options.partial)
         facts = {**held_facts(held, session.handle.catalog.now_ms()), "lag_ms": moment.lag_ms}
     if session.out.as_json:
         session.out.document(facts)

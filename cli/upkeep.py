@@ -54,7 +54,7 @@ def vacuum(session: Session) -> None:
 
 
 def verify(session: Session) -> int:
-    """Check everything; 1 when something is damaged."""
+    """Check everything; 1 when something is damaged, or could not be read."""
     report = verify_store(session.handle, session.out.waiting.step)
     facts = {"ok": report.ok, **asdict(report)}
     if session.out.as_json:

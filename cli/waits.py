@@ -29,7 +29,7 @@ def _own(job: JobLook, now_ms: int) -> str:
         case "boundary":
             return f"its next boundary, {at}, in {span_text(max(0, to_unix_ms(wait.epoch or 0) + 1 - now_ms))}"
         case "runner":
-            late = span_text(max(0, now_ms - to_unix_ms(wait.epoch or 0)))
+            late = span_text(max(0, now_ms - (wait.since_ms or now_ms)))
             act = "go on with its snapshot" if record.cursor else "commit its barrier" if record.barrier else None
             return f"a runner to {act or 'begin its barrier'} at {at}, due for {late}"
         case "failed":

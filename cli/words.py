@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
+from ..store.epoch import show_time as iso
 from ..store.epoch import to_unix_ms
 
 NONE = "-"
-
-
-def iso(unix_ms: int) -> str:
-    """Unix milliseconds as ISO 8601 in UTC."""
-    return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def epoch_iso(epoch: int) -> str | None:

@@ -72,6 +72,16 @@ def test_a_store_needs_neither_spark_nor_flight() -> None:
     assert not loaded & {"pyspark", "pyarrow.flight", "duckdb", "polars", "rich", "redis"}
 
 
+def test_contexts_can_be_named_without_spark() -> None:
+    """As `def refresh(ctx: epochlog.SparkRefreshContext)` does, which loads the class."""
+    names = "epochlog.LocalRefreshContext, epochlog.SparkRefreshContext, epochlog.PartRefreshContext"
+    assert not modules_after(f"import epochlog\n{names}, epochlog.CheckReport") & {
+        "pyspark",
+        "pyarrow.flight",
+        "duckdb",
+    }
+
+
 def test_plans_need_neither_a_store_nor_arrow() -> None:
     loaded = modules_after("from epochlog.checkpoint import Edge, TaskState, Vertex, check_restore, plan_checkpoint")
     assert not loaded & HEAVY

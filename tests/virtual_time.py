@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from lab import Lab
 
@@ -29,19 +30,19 @@ class VirtualTime:
             self._changed.notify_all()
         return event.is_set()
 
-    def settle(self, threads: int) -> None:
+    def settle(self, threads: Callable[[], int]) -> None:
         """Until so many threads wait, and none of them has a reason to go on."""
 
         def settled() -> bool:
             going = [event.is_set() or self._now_ms >= due_ms for due_ms, event in self._waiting.values()]
             if any(going):
                 self._changed.notify_all()
-            return len(going) == threads and not any(going)
+            return len(going) == threads() and not any(going)
 
         with self._changed:
             self._changed.wait_for(settled)
 
-    def advance(self, ms: int, threads: int) -> None:
+    def advance(self, ms: int, threads: Callable[[], int]) -> None:
         """Let time pass and all that becomes due be done, for so many threads that wait between their steps."""
         self.settle(threads)
         with self._changed:

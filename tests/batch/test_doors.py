@@ -278,6 +278,7 @@ def test_the_doors_of_a_table_stay_at_their_epoch(store: el.Store) -> None:
     assert table.lazy().collect().height == table.dataset().count_rows() == ROWS - 3
 
 
+@pytest.mark.medium
 def test_whatever_takes_arrow_streams_takes_tables(store: el.Store) -> None:
     with store.snapshot(["t"], consistency="latest") as snapshot:
         wanted = snapshot["t"].to_arrow()
@@ -352,6 +353,7 @@ def test_a_dataset_that_nobody_has_any_more_is_gone(store: el.Store) -> None:
         assert not [held for held in gc.get_objects() if isinstance(held, TableDataset)]
 
 
+@pytest.mark.medium
 def test_threads_share_a_door(store: el.Store) -> None:
     with store.snapshot(["t"], consistency="latest") as snapshot, snapshot.duckdb() as connection:
         lazy, dataset = snapshot["t"].lazy(), snapshot["t"].dataset()

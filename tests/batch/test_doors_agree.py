@@ -299,6 +299,7 @@ def agree(case: Case, model: dict[Any, dict[str, Any]], snapshot: el.Snapshot, c
     assert table.to_pandas().shape == (len(rows), len(names))
 
 
+@pytest.mark.medium
 @settings(max_examples=15)
 @given(cases())
 def test_doors_agree(case: Case) -> None:

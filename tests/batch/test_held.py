@@ -77,6 +77,7 @@ with el.open(sys.argv[1], create=False) as store:
 """
 
 
+@pytest.mark.medium
 @pytest.mark.local_only
 def test_another_process_reads_it(lab: Lab) -> None:
     nightly = hold(lab)

@@ -25,7 +25,7 @@ from epochlog.errors import (
     TableNotFound,
     TableNotReadable,
 )
-from epochlog.store.epoch import EPOCH_ORIGIN_MS, MAX_EPOCH, from_unix_ms, last_of_unix_ms
+from epochlog.store.epoch import EPOCH_ORIGIN_MS, MAX_EPOCH, from_unix_ms, last_of_unix_ms, show_epoch
 from epochlog.store.intervals import ints
 from epochlog.store.lineage import EpochView, TableEpochs
 
@@ -110,9 +110,9 @@ def test_a_failed_choice_names_the_table_the_reason_and_the_distance() -> None:
     with pytest.raises(NoConsistentEpoch) as caught:
         Aligned().choose(v, ["orders", "daily"])
     text = str(caught.value)
-    assert f"daily is committed through {at(40)}, 81,920 epochs (20 ms) behind" in text
+    assert f"daily is committed through {show_epoch(at(40))}, 20 ms behind" in text
     assert f"the change of orders at {at(50)}" in text
-    assert "1 epoch (0 ms) below" in text
+    assert "less than 1 ms below" in text
 
 
 def test_latest_takes_each_tables_own_newest_commit() -> None:
@@ -146,7 +146,7 @@ def test_a_timestamp_means_the_end_of_its_millisecond_and_utc() -> None:
 
 def test_as_of_below_the_history_kept_is_expired() -> None:
     v = view(replace(ORDERS, safe_epoch=at(30)), DAILY)
-    with pytest.raises(EpochExpired, match=f"history of orders below epoch {at(30)} .* 40,960 epochs .10 ms. below"):
+    with pytest.raises(EpochExpired, match=f"history of orders below epoch {at(30)} .* is 10 ms below"):
         AsOf(epoch=at(20)).choose(v, ["orders", "daily"])
 
 
@@ -175,7 +175,7 @@ def test_as_of_takes_one_good_argument(options: dict) -> None:
 def test_at_least_is_aligned_and_not_below() -> None:
     for epoch in (at(45), at(50) - 1):
         assert AtLeast(epoch).choose(STORE, ["daily"]) == {"daily": at(50) - 1}
-    with pytest.raises(NoConsistentEpoch, match=r"1 epoch \(0 ms\) below .*does not reflect the change of orders"):
+    with pytest.raises(NoConsistentEpoch, match=r"less than 1 ms below .*does not reflect the change of orders"):
         AtLeast(at(50)).choose(STORE, ["daily"])
     with pytest.raises(NoConsistentEpoch, match="is not sealed yet"):
         AtLeast(at(70)).choose(STORE, ["orders"])

@@ -309,6 +309,7 @@ def test_a_policy_of_ones_own_is_asked(lab: Lab) -> None:
         assert read(snapshot) == {"j_out": {0: (3, 60)}}
 
 
+@pytest.mark.medium
 def test_a_snapshot_taken_from_a_mirror_while_it_steps_is_whole(lab: Lab) -> None:
     """Readers and a job at work in threads: each snapshot is aligned, whatever moment it came at."""
     job = lab.job("m", ["r"])

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 
+import epochlog as el
 from epochlog import api
 from epochlog.__main__ import main
 from epochlog.store.clock import SystemClock
@@ -22,11 +22,9 @@ REVENUE = pa.schema([("day", pa.string()), ("cents", pa.int64())])
 SEEN = pa.schema([("id", pa.int64())])
 
 
-def refresh(ctx) -> None:
-    days = ctx.changes("orders", mode="net", pre_images=True)["day"].unique()
-    now = ctx.table("orders")
-    sums = now.filter(pc.is_in(now["day"], days)).group_by("day").aggregate([("cents", "sum")])
-    ctx.upsert("revenue", sums.rename_columns(["day", "cents"]))
+def refresh(ctx: el.LocalRefreshContext) -> None:
+    sums = ctx.table("orders", among=ctx.touched("orders", "day")).group_by("day").aggregate([("cents", "sum")])
+    ctx.recompute("revenue", by="day", from_=sums.rename_columns(["day", "cents"]))
 
 
 def orders(ids: list[int], days: list[str], cents: list[int]) -> pa.Table:

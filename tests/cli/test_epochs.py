@@ -57,7 +57,7 @@ def test_no_table_named_means_those_that_global_counts(run, lake) -> None:
     facts = facts_of(run, lake.root)
     assert [one["name"] for one in facts["tables"]] == ["nothing_yet", "orders", "revenue"]
     assert facts["left_out"] == {"seen": "seen cannot be read: it is creating"}
-    assert "not counted, as under global: seen cannot be read: it is creating" in run("epochs", lake.root).out
+    assert "not counted under global: seen cannot be read: it is creating" in run("epochs", lake.root).out
     named = facts_of(run, lake.root, "seen")
     assert [one["readable"] for one in named["stretches"]] == [False] * 3
     assert named["stretches"][0]["why_not"] == [{"table": "seen", "reason": "seen (creating) has no commit yet"}]

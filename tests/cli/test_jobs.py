@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import re
 from pathlib import Path
@@ -73,28 +74,28 @@ lines
 │  └─ slow_out
 └─ job top, below revenue
 orders
-├─ job broken                  failed     -                                       1.1 s   a runner to try again, failing for 60 ms with LookupError: no such day
+├─ job broken                  failed     -                                       6.1 s   a runner to try again, failing for 60 ms with LookupError: no such day
 │  └─ broken_out
-│     └─ job best              creating   -                                       1.1 s   the first commit of broken_out: job broken is failing
+│     └─ job best              creating   -                                       6.1 s   the first commit of broken_out: job broken is failing
 │        └─ best_out
 ├─ job daily                   running    409599999 (2025-01-01T00:01:39.999Z)    1.1 s   a runner to begin its barrier at 434175999 (2025-01-01T00:01:45.999Z), due for 101 ms
 │  ├─ revenue
 │  │  └─ job top               running    409599999 (2025-01-01T00:01:39.999Z)    1.1 s   revenue, complete through 430079999 (2025-01-01T00:01:44.999Z): job daily has a barrier to run
 │  │     └─ top_out
-│  │        └─ job weekly      creating   -                                       1.1 s   a runner to begin its barrier at 430079999 (2025-01-01T00:01:44.999Z), due for 1.1 s
+│  │        └─ job weekly      creating   -                                       6.1 s   a runner to begin its barrier at 430079999 (2025-01-01T00:01:44.999Z), due for 6.1 s
 │  │           └─ weekly_out
 │  └─ visits
-│     └─ job late              creating   -                                       1.1 s   a runner to begin its barrier at 430079999 (2025-01-01T00:01:44.999Z), due for 1.1 s
+│     └─ job late              creating   -                                       6.1 s   a runner to begin its barrier at 430079999 (2025-01-01T00:01:44.999Z), due for 6.1 s
 │        └─ late_out
 └─ job late, below visits
-job      reads            writes            every   incarnation   barrier                         last error
-best     broken_out       best_out          1.0 s             0   -                               -
-broken   orders           broken_out        1.0 s             1   initial 0 → 434175999, 101 ms   LookupError: no such day
-daily    orders           revenue, visits   1.0 s             1   -                               -
-late     visits, orders   late_out          1.0 s             0   -                               -
-slow     lines            slow_out          5.0 s             1   -                               -
-top      lines, revenue   top_out           1.0 s             1   -                               -
-weekly   top_out          weekly_out        7.0 s             0   -                               -
+job      reads            writes                           every   incarnation   barrier                         last error
+best     broken_out       best_out                         1.0 s             0   -                               -
+broken   orders           broken_out                       1.0 s             1   initial 0 → 434175999, 101 ms   LookupError: no such day
+daily    orders           revenue, visits                  1.0 s             1   -                               -
+late     visits, orders   late_out                         1.0 s             0   -                               -
+slow     lines            slow_out          5.0 s = 5 boundaries             1   -                               -
+top      lines, revenue   top_out                          1.0 s             1   -                               -
+weekly   top_out          weekly_out        7.0 s = 7 boundaries             0   -                               -
 """  # noqa: E501
 
 
@@ -158,11 +159,18 @@ def test_a_rebuild_is_told(lab: Lab) -> None:
     assert re.search(r"job slow +running, rebuilding .* a runner to", text(*pages.jobs(list(facts_of(lab).values()))))
 
 
+def test_who_runs_a_job_is_told(lab: Lab) -> None:
+    assert "run by" not in text(*pages.jobs(list(facts_of(lab).values())))
+    lab.store.job("daily")._runner.begin()
+    page = text(*pages.jobs(list(facts_of(lab).values())))
+    assert re.search(rf"daily +step +{os.getpid()} +{os.uname().nodename} +2025-01-01T00:01:", page)
+
+
 def test_json_tells_what_the_page_tells(run: Any, lab: Lab) -> None:
     names = {
         "name", "upstreams", "outputs", "state", "committed_epoch", "lag_ms", "incarnation", "last_error", "draining",
-        "lost", "snapshot_rows", "rebuilding", "committed_at", "interval_ms", "max_lag", "failed_since", "barrier",
-        "snapshot", "waits_for",
+        "lost", "snapshot_rows", "rebuilding", "committed_at", "interval", "interval_ms", "max_lag", "max_lag_ms",
+        "failed_since", "barrier", "snapshot", "waits_for", "outside", "runner",
     }  # fmt: skip
     lab.store.close()
     for command in ("jobs", "status"):
@@ -176,6 +184,7 @@ def test_json_tells_what_the_page_tells(run: Any, lab: Lab) -> None:
             "writer": "broken",
             "through": 0,
             "cause": "broken",
+            "since_ms": None,
             "text": "the first commit of broken_out: job broken is failing",
         }
     assert run("status", lab.root).out.count("the first commit of broken_out: job broken is failing") == 1

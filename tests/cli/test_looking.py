@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from datetime import datetime
 
@@ -18,8 +19,8 @@ TABLE_KEYS = {
 }  # fmt: skip
 JOB_KEYS = {
     "name", "upstreams", "outputs", "state", "committed_epoch", "committed_at", "lag_ms", "incarnation", "last_error",
-    "draining", "lost", "snapshot_rows", "rebuilding", "interval_ms", "max_lag", "failed_since", "barrier", "snapshot",
-    "waits_for",
+    "draining", "lost", "snapshot_rows", "rebuilding", "interval", "interval_ms", "max_lag", "max_lag_ms",
+    "failed_since", "barrier", "snapshot", "waits_for", "runner", "outside",
 }  # fmt: skip
 
 
@@ -70,7 +71,41 @@ def test_describe_as_json(run, lake) -> None:
     assert (log["first_epoch"], log["last_epoch"]) == (lake.epochs["first"], lake.epochs["delete"])
     assert facts["run_list"] == [] and log["unfolded_segments"] == 3
     assert facts["retention"] == {"history_s": 3600.0, "log_s": 86400.0}
-    assert json.loads(run("describe", lake.root, "revenue", "--json").out)["upstreams"] == ["orders"]
+    assert (facts["changelog"], facts["full_since"], facts["drop_unchanged"]) == ("upsert", None, None)
+    assert (facts["compact_segments"], facts["max_segments"]) == (8, 64)
+    view = json.loads(run("describe", lake.root, "revenue", "--json").out)
+    assert view["upstreams"] == ["orders"] and view["drop_unchanged"] is True
+
+
+def test_describe_says_who_runs_the_job(run, lake) -> None:
+    def told() -> tuple[object, str]:
+        page = run("describe", lake.root, "revenue").out
+        found = re.search(r"run by +(.*)", page)
+        assert found is not None
+        return json.loads(run("describe", lake.root, "revenue", "--json").out)["runner"], found[1].strip()
+
+    assert told() == (None, "-")
+    assert json.loads(run("describe", lake.root, "orders", "--json").out)["runner"] is None
+    seen = []
+    with api.open(lake.root, create=False) as store:
+        store.table("orders").upsert([{"id": 77, "day": "sun", "cents": 1}])
+        store.checkpoint()
+        store.job("daily").step_local(lambda ctx: seen.append(told()))
+    [(runner, words)] = seen
+    assert (runner["kind"], runner["pid"]) == ("step", os.getpid())
+    assert words == f"a step of process {os.getpid()} on {os.uname().nodename} since {runner['since']}"
+
+
+def test_describe_shows_settings_and_since_when(run, lake) -> None:
+    assert "upsert: old rows are looked up" in run("describe", lake.root, "orders").out
+    run("alter", lake.root, "table", "revenue", "--changelog", "full", "--max-segments", "1000")
+    people = run("describe", lake.root, "revenue").out
+    assert re.search(rf"changelog +full: .*, after {lake.epochs['view']} .*; unchanged rows are left out", people)
+    assert re.search(r"compaction +at 8 segments; commits fold at 1,000", people)
+    run("alter", lake.root, "table", "revenue", "--drop-unchanged", "no")
+    assert "unchanged rows are kept" in run("describe", lake.root, "revenue").out
+    refused = run("alter", lake.root, "table", "orders", "--drop-unchanged", "no")
+    assert refused.code == 1 and "outputs of jobs" in refused.err
 
 
 def test_describe_says_who_holds_a_table_back_and_since_when(run, lake) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import stat
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
+import epochlog as el
 from epochlog import api
 from epochlog.__main__ import main
 from epochlog.cli import outfile, output
@@ -256,3 +258,62 @@ def test_a_program_is_shown_none(lake, monkeypatch, options, quiet) -> None:
 
     monkeypatch.setattr(output, "Waiting", Seen)
     assert main(["verify", lake.root, *options]) == 0 and seen == [quiet]
+
+
+@pytest.mark.parametrize("leads_to", ["nothing", "victim"])
+def test_no_planted_link_is_followed(run, lake, tmp_path, leads_to) -> None:
+    """In a folder that others write to, as /tmp: what the link leads to stays as it is."""
+    victim, out = tmp_path / "victim", tmp_path / "rows.csv"
+    victim.write_text("as it was")
+    out.symlink_to(tmp_path / leads_to)
+    done = run("read", lake.root, "orders", "--out", out)
+    assert done.code == 1 and "is a link" in done.err
+    assert victim.read_text() == "as it was" and sorted(os.listdir(tmp_path)) == ["lake", "rows.csv", "victim"]
+
+
+@pytest.mark.parametrize("planted", ["link", "file"])
+def test_what_lies_in_the_way_of_the_part_is_neither_used_nor_removed(run, lake, tmp_path, planted) -> None:
+    victim, out = tmp_path / "victim", tmp_path / "rows.csv"
+    victim.write_text("as it was")
+    part = tmp_path / f"rows.csv.{os.getpid()}.part"
+    part.symlink_to(victim) if planted == "link" else part.write_text("somebody's")
+    done = run("read", lake.root, "orders", "--out", out)
+    assert done.code == 1 and "cannot be written" in done.err and part.name in done.err
+    assert victim.read_text() == "as it was" and part.is_symlink() == (planted == "link") and not out.exists()
+
+
+def test_a_link_that_comes_meanwhile_is_not_followed(run, lake, tmp_path, monkeypatch) -> None:
+    victim, out = tmp_path / "victim", tmp_path / "rows.csv"
+    victim.write_text("as it was")
+    whole = outfile.OutFile._publish
+
+    def publish(self: outfile.OutFile, part: Path) -> None:
+        out.symlink_to(victim)
+        whole(self, part)
+
+    monkeypatch.setattr(outfile.OutFile, "_publish", publish)
+    done = run("read", lake.root, "orders", "--out", out)
+    assert done.code == 1 and "come to be there" in done.err and victim.read_text() == "as it was"
+
+
+@pytest.mark.parametrize("mask", [0, 0o022, 0o077, 0o177])
+def test_the_file_is_for_its_user_alone(run, lake, tmp_path, mask) -> None:
+    before = os.umask(mask)
+    try:
+        assert run("read", lake.root, "orders", "--out", tmp_path / "rows.parquet").code == 0
+        with api.open(lake.root) as store:
+            store.export_catalog(tmp_path / "catalog.dump")
+    finally:
+        os.umask(before)
+    for name in ("rows.parquet", "catalog.dump"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600 & ~mask
+
+
+def test_an_export_follows_no_link(lake, tmp_path) -> None:
+    for leads_to in ("nothing", "victim"):
+        (tmp_path / "victim").write_text("as it was")
+        out = tmp_path / f"{leads_to}.dump"
+        out.symlink_to(tmp_path / leads_to)
+        with api.open(lake.root) as store, pytest.raises(el.InvalidInput, match="is there already"):
+            store.export_catalog(out)
+    assert (tmp_path / "victim").read_text() == "as it was" and not (tmp_path / "nothing").exists()

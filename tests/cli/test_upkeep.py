@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -63,6 +64,22 @@ def test_verify_of_a_damaged_store_exits_1_and_names_the_files(run, lake) -> Non
     assert {problem["where"] for problem in facts["problems"]} == set(damaged)
     people = run("verify", lake.root)
     assert people.code == 1 and damaged[0] in people.out and f"{len(facts['problems'])} problems" in people.out
+
+
+def test_verify_of_files_that_could_not_be_opened_exits_1_and_calls_none_damaged(run, lake, monkeypatch) -> None:
+    plainly = pa.memory_map
+
+    def refused(path: str) -> pa.MemoryMappedFile:
+        if path.endswith(".json"):
+            return plainly(path)
+        raise OSError(errno.EMFILE, "Too many open files", path)
+
+    monkeypatch.setattr(pa, "memory_map", refused)
+    done = run("verify", lake.root, "--json")
+    facts = json.loads(done.out)
+    assert (done.code, facts["ok"], facts["problems"], len(facts["unread"])) == (1, False, [], facts["files"])
+    page = run("verify", lake.root).out
+    assert "no damage is known" in page and page.endswith(f"checked: {facts['files']} not read\n")
 
 
 def test_verify_lists_unreachable_files_as_no_damage(run, lake) -> None:

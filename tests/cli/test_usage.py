@@ -48,6 +48,9 @@ def test_version_and_help(run) -> None:
         ("changes", "a", "t", "--mode", "gross"),
         ("changes", "a", "t", "--after", "²"),
         ("status", "a", "--watch", "-1"),
+        ("serve", "a"),
+        ("serve", "a", "--token-file", "t", "--no-token"),
+        ("serve", "a", "--no-token", "--read-token-file", "t"),
     ],
 )
 def test_wrong_usage_exits_2_and_touches_nothing(run, argv, tmp_path, monkeypatch) -> None:
@@ -55,6 +58,11 @@ def test_wrong_usage_exits_2_and_touches_nothing(run, argv, tmp_path, monkeypatc
     done = run(*argv)
     assert (done.code, done.out) == (2, "") and "usage: epochlog" in done.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_serve_says_both_ways_to_name_who_may_call(run, tmp_path) -> None:
+    told = run("serve", tmp_path).err
+    assert "--token-file FILE" in told and "--no-token" in told and "secrets.token_urlsafe" in told
 
 
 def test_every_command_of_the_grammar_has_a_home() -> None:
@@ -165,6 +173,7 @@ def test_a_process_says_the_same(spawn, lake, tmp_path) -> None:
     assert spawn("ls").code == 2
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "argv",
     [

@@ -203,7 +203,7 @@ def test_an_empty_table_reads_as_empty(lake) -> None:
         ({"consistency": "wishful"}, "InvalidInput: there is no consistency policy 'wishful'"),
         ({"timestampAsOf": "yesterday"}, "InvalidInput: option timestampAsOf"),
         ({"timestampAsOf": "2026"}, "InvalidInput: option timestampAsOf"),
-        ({"columns": "[]"}, "InvalidInput: option columns"),
+        ({"columns": "[1]"}, "InvalidInput: option columns"),
         ({"filter": "amount LIKE 'a'"}, "InvalidInput: filter .* does not fit the columns"),
         ({"table": "missing"}, "TableNotFound: there is no table 'missing'"),
         ({"table": ""}, "InvalidInput: .*needs .option"),

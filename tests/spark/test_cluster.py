@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
+from conformance.catalogs import KINDS
 from lakes import SCHEMA, rows
 from stores import servers
 
@@ -19,7 +20,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.local_only]
 DRIVER = Path(__file__).with_name("cluster_driver.py")
 
 
-@pytest.mark.parametrize("kind", ["lmdb", "redis"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_tasks_of_other_processes_read_one_snapshot(tmp_path: Path, kind: str) -> None:
     catalog = None if kind == "lmdb" else servers.redis.url()
     with el.open(str(tmp_path / "lake"), catalog) as store:

@@ -13,7 +13,7 @@ from lakes import SCHEMA, Lake, rows
 from s3_server import S3Server
 from stores import servers
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.redis]
 
 
 @pytest.fixture

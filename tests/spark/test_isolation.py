@@ -17,7 +17,7 @@ import epochlog as el
 from lakes import rows
 from stores import servers
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.redis]
 
 DRIVER = Path(__file__).with_name("driver.py")
 COPY = pa.schema([pa.field("id", pa.int64(), nullable=False), ("amount", pa.float64())])
@@ -89,7 +89,7 @@ def one_is_killed_in_mid_barrier(store: el.Store, one: Driver, other: Driver) ->
     one.tell("hang")
     one.expect("hanging")
     for part in range(2):
-        last = store.table("orders").upsert(rows(part * 5, 10, amount=part + 2.0))
+        last = store.table("orders").upsert(rows(part * 5 + 1, 10, amount=part + 2.0))
         other.tell("idle")
         found = [row.split("/") for row in other.expect("idle")]
         assert all(int(epoch) >= last and restarts == "0" for _, epoch, restarts in found), (found, last)

@@ -11,6 +11,7 @@ from pyspark.sql.functions import sum as total_of
 
 import epochlog as el
 from lakes import rows
+from patience import until
 
 pytestmark = pytest.mark.spark
 
@@ -109,6 +110,34 @@ def test_the_first_step_of_a_backfill_sees_inserts(lake, job) -> None:
     ]
 
 
+def test_what_is_written_again_is_left_out(lake) -> None:
+    """The tasks write whole days; what differs is decided when they are committed, over all of their segments."""
+    output = el.Output(DAYS, ["day"], changelog="full")
+    job = lake.store.create_job("days", ["orders"], {"days": output})
+
+    def whole(ctx) -> None:
+        days = ctx.table("orders").groupBy("day").agg(count("*").alias("n"), total_of("amount").alias("total"))
+        ctx.upsert("days", days.selectExpr("day", "0L AS n", "total").repartition(3))
+        ctx.upsert("days", days.repartition(3))
+
+    lake.orders.upsert(rows(0, 30))
+    lake.store.checkpoint()
+    first = job.step(lake.spark, whole)
+    lake.orders.upsert(rows(3, 1, amount=7.0))  # of one day
+    lake.store.checkpoint()
+    assert job.step(lake.spark, whole)
+    law(lake)
+    days = lake.store.table("days")
+    changed = days.changes(first, pre_images=True).read_all().to_pydict()
+    assert changed["day"] == ["d0", "d0"] and changed["_change_type"] == ["update_preimage", "update_postimage"]
+    lake.orders.upsert(rows(3, 1, amount=7.0))
+    lake.store.checkpoint()
+    last = job.step(lake.spark, whole)
+    assert last and days.changes(last - 1).read_all().num_rows == 0
+    report = lake.store.verify()
+    assert report.ok and not report.unreachable
+
+
 def test_later_calls_win_within_a_barrier(lake, job) -> None:
     lake.orders.upsert(rows(0, 3))
     lake.store.checkpoint()
@@ -194,11 +223,14 @@ def test_start_follows_commits_and_refuses_a_second_runner(lake, job) -> None:
         for part in range(4):
             wait_until(lake, job, lake.orders.upsert(rows(part * 5, 10)))
             law(lake)
-        with pytest.raises(el.JobRunning):
+        with pytest.raises(el.JobRunning, match="already in this process, by a query of process"):
             job.start(lake.spark, refresh)
         with pytest.raises(el.JobRunning):
             lake.store.job("days").start(lake.spark, refresh)
+        with pytest.raises(el.JobRunning, match="a query of process"):
+            job.step(lake.spark, refresh)
         assert query.isActive
+        wait_until(lake, job, lake.orders.upsert(rows(50, 1)))
     finally:
         query.stop()
     again = lake.store.job("days").start(lake.spark, refresh, trigger="available_now")
@@ -206,23 +238,54 @@ def test_start_follows_commits_and_refuses_a_second_runner(lake, job) -> None:
     assert again.exception() is None
 
 
-def test_a_failing_barrier_fails_the_query_and_stands_as_last_error(lake, job) -> None:
+def test_a_failing_barrier_stands_as_last_error_and_is_tried_again(lake, job) -> None:
     lake.orders.upsert(rows(0, 3))
     lake.store.checkpoint()
-    query = job.start(lake.spark, lambda ctx: ctx.upsert("days", ctx.table("orders")))
+    good, failures = threading.Event(), []
+
+    def often_wrong(ctx) -> None:
+        if good.is_set():
+            return refresh(ctx)
+        failures.append(1)
+        return ctx.upsert("days", ctx.table("orders"))
+
+    query = job.start(lake.spark, often_wrong)
+    try:
+        until(lambda: len(failures) > 2)
+        assert job.info.last_error == "SchemaMismatch: table days: unknown column 'id'; it takes day, n, total"
+        assert query.isActive and lake.store.table("days").history().num_rows == 0
+        good.set()
+        query.processAllAvailable()
+        assert job.info.last_error is None
+        law(lake)
+    finally:
+        query.stop()
+
+
+def test_a_query_that_is_to_end_gives_up_in_the_end(lake, job) -> None:
+    lake.orders.upsert(rows(0, 3))
+    lake.store.checkpoint()
+    query, tries = None, []
+
+    def wrong(ctx) -> None:
+        tries.append(1)
+        ctx.upsert("days", ctx.table("orders"))
+
+    query = job.start(lake.spark, wrong, trigger="available_now")
     with pytest.raises(Exception, match="unknown column 'id'"):
         query.awaitTermination()
-    assert job.info.last_error == "SchemaMismatch: table days: unknown column 'id'; it takes day, n, total"
-    assert lake.store.table("days").history().num_rows == 0
-    job.start(lake.spark, refresh, trigger="available_now").awaitTermination()
-    law(lake)
+    assert len(tries) == 5 and job.info.runner is None
+    assert "SchemaMismatch" in (job.info.last_error or "")
 
 
 def test_a_runner_that_was_taken_over_stops(lake, job) -> None:
     query = job.start(lake.spark, refresh)
     wait_until(lake, job, lake.orders.upsert(rows(0, 3)))
     other = lake.store.job("days")
-    other.step(lake.spark, refresh)  # takes the job over
+    with pytest.raises(el.JobRunning, match="a query of process"):
+        other.step(lake.spark, refresh)
+    assert query.isActive
+    other.step(lake.spark, refresh, take_over=True)
     lake.orders.upsert(rows(3, 3))
     with pytest.raises(Exception, match="Fenced: job 'days' was taken over by incarnation 2"):
         query.awaitTermination()

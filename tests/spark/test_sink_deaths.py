@@ -148,6 +148,7 @@ def test_tasks_that_die_and_drivers_that_die(tmp_path: Path, spark: SparkSession
         assert table.to_arrow().equals(rows(20)) and store.table(view).to_arrow().equals(rows(MANY))
 
 
+@pytest.mark.redis
 def test_tasks_that_run_twice_and_executors_that_die(tmp_path: Path, spark: SparkSession, s3: S3Server) -> None:
     """On a cluster, files on S3, catalog in Redis. The driver dies when it has committed, and is told so by nobody."""
     settings = {

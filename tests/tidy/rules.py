@@ -21,6 +21,7 @@ LAYERS = {
     "checkpoint": 3,
     "batch": 4,
     "table": 5,
+    "transaction": 5,
     "api": 5,
     "spark": 5,
     "serving": 5,
@@ -31,6 +32,9 @@ LAYERS = {
 }
 PACKAGES = ("store", "exchange", "checkpoint", "batch", "cli", "demo")
 OUTSIDE = ("tests", "bench", "examples", "docs", "scripts", "typings")
+
+# Variables and attributes that hold epochs, whatever they are of.
+EPOCHS = re.compile(r"_?(\w+_)?(epoch|position|until|through)|safe|curr|prev|log_start|known_from")
 
 # What may be imported only in some places (fnmatch patterns of paths); everywhere else in the library it is refused.
 IMPORT_HOMES = {
@@ -153,7 +157,14 @@ BANS = (
     Ban(
         "only store/files.py opens, syncs, renames, lists and deletes files",
         FILE_WORK,
-        ("store/files.py", "store/lmdb_catalog.py", "demo/*.py", "cli/entry.py", "cli/outfile.py"),
+        (
+            "store/files.py",
+            "store/lmdb_catalog.py",
+            "exchange/tokens.py",
+            "demo/*.py",
+            "cli/entry.py",
+            "cli/outfile.py",
+        ),
     ),
     Ban(
         "only store/files.py speaks to file systems (store/prune.py hands pyarrow one, to ask it about statistics)",
@@ -301,6 +312,21 @@ def docstring(path: str, tree: ast.Module) -> Iterator[str]:
         yield f"{path}: the module has no docstring; its first line says its one reason to exist"
 
 
+def bare_epochs(path: str, tree: ast.Module) -> Iterator[str]:
+    """An error that names an epoch tells its time too, but where it shows code (`after=…`)."""
+    if layer(path) is None:
+        return
+    for raised in (node for node in nodes(tree) if isinstance(node, ast.Raise)):
+        for text in (node for node in ast.walk(raised) if isinstance(node, ast.JoinedStr)):
+            before = ""
+            for part in text.values:
+                shown = part.value if isinstance(part, ast.FormattedValue) and part.conversion == -1 else None
+                name = shown.id if isinstance(shown, ast.Name) else getattr(shown, "attr", "")
+                if EPOCHS.fullmatch(name) and not before.endswith("="):
+                    yield f"{path}:{text.lineno}: {name} is shown without its time; write show_epoch({name})"
+                before = str(part.value) if isinstance(part, ast.Constant) else ""
+
+
 def machine_words(path: str, text: str) -> Iterator[str]:
     """Nothing in the project names a path of the machine it was written on."""
     for number, line in enumerate(text.splitlines(), start=1):
@@ -324,6 +350,7 @@ TREE_RULES: tuple[Callable[[str, ast.Module], Iterator[str]], ...] = (
     import_homes,
     banned_names,
     docstring,
+    bare_epochs,
 )
 
 

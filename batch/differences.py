@@ -1,0 +1,196 @@
+"""What is different between the rows that an output has and those that its query gives (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import InvalidInput, SchemaMismatch
+from ..store.distinct import same_values
+from ..store.epoch import to_unix_ms
+from ..store.keys import KeyCodec, sort_indices
+from ..store.merge import lookup
+from ..store.schema import TableSchema
+
+EXPECTED = "_expected"
+_T = pa.types
+
+
+@dataclass(frozen=True, slots=True)
+class OutputCheck:
+    """How one output compares with its query.
+
+    rows, expected_rows: how many the output has, and the query gives. missing, extra, different: how many rows only the
+    query gives, only the output has, and both have with other values. The tables hold the first of each, by key:
+    `missing_rows` and `extra_rows` whole rows; `different_rows` the key and each column that differs somewhere, twice:
+    as the output has it, and under `<column>_expected` as the query gives it.
+    """
+
+    output: str
+    rows: int
+    expected_rows: int
+    missing: int
+    extra: int
+    different: int
+    missing_rows: pa.Table
+    extra_rows: pa.Table
+    different_rows: pa.Table
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no difference."""
+        return not (self.missing or self.extra or self.different)
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"{self.output}: {self.rows:,} rows, as the query gives"
+        lines = [f"{self.output}: {self.rows:,} rows, the query gives {self.expected_rows:,}"]
+        for what, count, rows in (
+            ("are missing", self.missing, self.missing_rows),
+            ("are too many", self.extra, self.extra_rows),
+            ("have other values", self.different, self.different_rows),
+        ):
+            if count:
+                first = f", the first {rows.num_rows:,}" if rows.num_rows < count else ""
+                lines += [f"{count:,} {what}{first}:", *aligned(rows)]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """Whether a job's outputs are what a query over its upstreams gives, at `epoch`, the job's newest commit.
+
+    outputs: those that were compared, by name. `print(report)` shows the differences.
+    """
+
+    job: str
+    epoch: int
+    outputs: Mapping[str, OutputCheck]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no output differs."""
+        return all(output.ok for output in self.outputs.values())
+
+    def __str__(self) -> str:
+        verdict = "equal to its query" if self.ok else "NOT equal to its query"
+        time = datetime.fromtimestamp(to_unix_ms(self.epoch) / 1000, UTC).isoformat(timespec="milliseconds")
+        heading = f"job {self.job} at epoch {self.epoch} ({time.removesuffix('+00:00')}Z): {verdict}"
+        return "\n".join([heading, *map(str, self.outputs.values())])
+
+
+def compare(schema: TableSchema, found: pa.Table, answer: pa.Table, tolerance: float, sample: int) -> OutputCheck:
+    """The rows of an output beside those of its query. InvalidInput for an answer that no such table could hold."""
+    codec, key = KeyCodec(schema.schema, schema.primary_key), list(schema.primary_key)
+    found, wanted = _by_key(codec, found), _by_key(codec, fitted(schema, answer))
+    found_keys, wanted_keys = codec.encode(found), codec.encode(wanted)
+    _refuse_repeated(schema, wanted, wanted_keys)
+    at = lookup(found_keys, wanted_keys)
+    missing = wanted.filter(pa.array(at < 0))
+    extra = found.filter(pa.array(lookup(wanted_keys, found_keys) < 0))
+    ours, theirs = found.take(pa.array(at[at >= 0])), wanted.filter(pa.array(at >= 0))
+    others = [name for name in schema.schema.names if name not in key]
+    differ = {name: ~_same(ours.column(name), theirs.column(name), tolerance) for name in others}
+    rows = np.flatnonzero(np.any([*differ.values(), np.zeros(ours.num_rows, np.bool_)], axis=0))
+    shown = [name for name in others if differ[name].any()]
+    first = pa.array(rows[:sample])
+    sides = (("", ours), (EXPECTED, theirs))
+    pairs = {name + suffix: side.column(name).take(first) for name in shown for suffix, side in sides}
+    return OutputCheck(
+        schema.name,
+        found.num_rows,
+        wanted.num_rows,
+        missing.num_rows,
+        extra.num_rows,
+        len(rows),
+        missing.slice(0, sample),
+        extra.slice(0, sample),
+        pa.table({**{name: ours.column(name).take(first) for name in key}, **pairs}),
+    )
+
+
+def fitted(schema: TableSchema, answer: pa.Table) -> pa.Table:
+    """A query's answer in the output's columns and types, cast where no value changes."""
+    names: list[str] = answer.column_names
+    if sorted(names) != sorted(schema.schema.names):
+        raise InvalidInput(
+            f"the query of {schema.name!r} gives the columns {names}, and the output has {schema.schema.names}; name "
+            "and leave out as it has them (SELECT sum(x) AS total)"
+        )
+    columns = {field.name: _cast(schema.name, answer.column(field.name), field) for field in schema.schema}
+    return schema.conform(pa.table(columns))
+
+
+def _cast(table: str, column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    kind = field.type
+    if column.type.equals(kind):
+        return column
+    try:
+        made = column.cast(kind, safe=True)
+        both_floats = _T.is_floating(kind) and _T.is_floating(column.type)
+        exact = both_floats or same_values(_one(made.cast(column.type)), _one(column)).all()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise SchemaMismatch(
+            f"the query of {table!r}: column {field.name!r} of type {column.type} is not {kind}: {error}; cast it in "
+            "the query"
+        ) from error
+    if not exact:
+        raise SchemaMismatch(
+            f"the query of {table!r}: column {field.name!r} has values of type {column.type} that are none of {kind}; "
+            "cast it in the query"
+        )
+    return made
+
+
+def _by_key(codec: KeyCodec, rows: pa.Table) -> pa.Table:
+    return rows.take(pa.array(sort_indices(codec.encode(rows)))).combine_chunks()
+
+
+def _refuse_repeated(schema: TableSchema, rows: pa.Table, keys: pa.Array) -> None:
+    again = np.flatnonzero(pc.equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)) if len(keys) > 1 else []
+    if len(again):
+        key = rows.select(list(schema.primary_key)).slice(again[0], 1).to_pylist()[0]
+        raise InvalidInput(
+            f"the query of {schema.name!r} gives several rows with the key {key}, and the output has one at most; "
+            f"group by {list(schema.primary_key)}"
+        )
+
+
+def _same(left: pa.ChunkedArray, right: pa.ChunkedArray, tolerance: float) -> np.ndarray:
+    """bool[rows]: null equals null, NaN equals NaN, -0.0 equals 0.0; floats may lie `tolerance` apart."""
+    if not _T.is_floating(left.type):
+        return same_values(_one(left), _one(right))
+    a, b = (_one(pc.add(column.cast(pa.float64()), 0.0)) for column in (left, right))
+    same = same_values(a, b)
+    if tolerance:
+        x, y = (pc.fill_null(column, np.nan).to_numpy(zero_copy_only=False) for column in (a, b))
+        with np.errstate(invalid="ignore"):
+            near = np.abs(x - y) <= tolerance * np.maximum(1.0, np.maximum(np.abs(x), np.abs(y)))
+        same |= near & np.isfinite(x) & np.isfinite(y)
+    return same
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    joined = column.combine_chunks()
+    return joined if isinstance(joined, pa.Array) else pa.concat_arrays(joined.chunks)
+
+
+def aligned(rows: pa.Table) -> list[str]:
+    """A few rows as lines of text, under the names of their columns."""
+    columns = [[name, *map(_text, rows.column(name).to_pylist())] for name in rows.column_names]
+    widths = [max(map(len, column)) for column in columns]
+    return ["  " + "  ".join(_padded(columns, widths, place)) for place in range(rows.num_rows + 1)]
+
+
+def _padded(columns: Sequence[Sequence[str]], widths: Sequence[int], place: int) -> list[str]:
+    return [column[place].ljust(width) for column, width in zip(columns, widths, strict=True)]
+
+
+def _text(value: Any) -> str:
+    return "null" if value is None else repr(value) if isinstance(value, str | bytes) else str(value)

@@ -1,0 +1,170 @@
+"""The commands that change or remove what is there: alter, rebuild and drop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from datetime import timedelta
+
+from ..checkpoint.graph import refuse_in_use as refuse_job_in_use
+from ..checkpoint.pace import boundaries_text
+from ..store.catalog import View
+from ..store.definitions import TableDef, all_jobs, find_job, find_table, get_table
+from ..store.history import read_commits, read_epoch_view
+from ..store.holds import holds_of
+from ..store.tables import refuse_in_use
+from .asking import ask
+from .facts import Facts, RowCounter, TableLook, look_at, table_facts
+from .session import Session
+from .words import bytes_text, count_text, epoch_text, listed, safe
+
+_SPANS = ("history_retention", "log_retention")
+
+
+def alter(session: Session) -> None:
+    """Change a job's interval and permitted lag, or a table's options and changelog."""
+    if session.options.kind == "job":
+        _alter_job(session)
+    else:
+        _alter_table(session)
+
+
+def _alter_job(session: Session) -> None:
+    options = session.options
+    job = session.store.job(options.name)
+    job.alter(interval=_span(options.interval), max_lag=_span(options.max_lag))
+    info = job.info
+    if session.out.as_json:
+        session.out.document(asdict(info))
+    else:
+        session.out.show(
+            f"job {info.name}: every {boundaries_text(info.interval, session.handle.interval_ms)} of the store; may "
+            f"merge when more than {boundaries_text(info.max_lag, info.interval_ms)} of its own behind"
+        )
+
+
+def _alter_table(session: Session) -> None:
+    asked, name = session.options, session.options.name
+    now = session.handle.catalog.read(lambda view: find_table(view, name)).options
+    spans = {what: timedelta(seconds=getattr(asked, what)) for what in _SPANS if getattr(asked, what) is not None}
+    counts = {
+        what: getattr(asked, what) for what in ("compact_segments", "max_segments") if getattr(asked, what) is not None
+    }
+    wanted = replace(now, **spans, **counts)
+    shorter = [what for what, span in spans.items() if span < getattr(now, what)]
+    if shorter:
+        lost = [f"{what} was {getattr(now, what)}, and would be {spans[what]}" for what in shorter]
+        ask(session, f"Let go of what table {name} keeps for longer than that?", lost)
+    table = session.store.table(name)
+    dropping = None if asked.drop_unchanged is None else asked.drop_unchanged == "yes"
+    table.alter(options=wanted if spans or counts else None, changelog=asked.changelog, drop_unchanged=dropping)
+    if session.out.as_json:
+        options = {**asdict(wanted), **{what: getattr(wanted, what).total_seconds() for what in _SPANS}}
+        session.out.document({"name": name, "changelog": table.info.changelog, "options": options})
+    else:
+        session.out.show(
+            f"table {name}: changelog {table.info.changelog}, "
+            + ", ".join(f"{what} {getattr(wanted, what)}" for what in asdict(wanted))
+        )
+
+
+def rebuild(session: Session) -> None:
+    """Ask for a job's outputs to be made anew."""
+    name = session.options.job
+    job = session.store.job(name)
+    tables = _look(session, lambda view: _outputs(view, name))
+    lost = [*_told(tables), "each is made anew from the upstreams' rows, and stays readable as it is until then"]
+    ask(session, f"Rebuild job {name}, dropping what it has under way?", lost)
+    job.rebuild()
+    if session.out.as_json:
+        session.out.document(asdict(job.info))
+    else:
+        outputs = listed([one["name"] for one in tables])
+        session.out.show(f"job {name}: its next step makes {outputs} anew")
+
+
+def drop(session: Session) -> None:
+    """Drop a table, or a job with its outputs."""
+    kind, name, store = session.options.kind, session.options.name, session.store
+    keep = session.options.keep_outputs
+
+    def droppable(view: View) -> list[TableDef]:
+        if kind == "table":
+            table = find_table(view, name)
+            refuse_in_use(view, table)
+            return [table]
+        if not keep:
+            refuse_job_in_use(view, find_job(view, name))
+        return _outputs(view, name)
+
+    tables = _look(session, droppable)
+    told = ["its tables stay, as root tables"] if keep else [*_told(tables)]
+    ask(session, f"Drop {kind} {name}, for good?", told)
+    if kind == "table":
+        store.drop_table(name)
+    else:
+        store.drop_job(name, keep_outputs=keep)
+    if session.out.as_json:
+        session.out.document({"kind": kind, "name": name, "tables": [] if keep else tables})
+    else:
+        session.out.show(f"dropped {kind} {name}", "\n".join(told))
+
+
+def adopt(session: Session) -> None:
+    """Make a finished job's output a root table."""
+    name = session.options.table
+    session.store.adopt(name)
+    at = session.handle.catalog.read(lambda view: find_table(view, name)).adopted
+    if session.out.as_json:
+        session.out.document({"name": name, "adopted": at})
+    else:
+        session.out.show(f"table {name} is a root table" + f" from {epoch_text(at)} on" * bool(at))
+
+
+def _span(seconds: float | None) -> timedelta | None:
+    return None if seconds is None else timedelta(seconds=seconds)
+
+
+def _outputs(view: View, name: str) -> list[TableDef]:
+    return [get_table(view, table, f"output of {name}") for table in find_job(view, name).outputs]
+
+
+def _look(session: Session, chosen: Callable[[View], list[TableDef]]) -> list[Facts]:
+    """What is in the tables, how many commits made it, and who holds it."""
+    handle, live = session.handle, session.handle.leases.live
+
+    def body(view: View) -> list[tuple[TableLook, Facts]]:
+        own = {f"job:{job.name}" for job in all_jobs(view)}  # a job that reads or writes a table is told otherwise
+        now_ms = handle.catalog.now_ms()
+        epochs = read_epoch_view(view, handle.memory, now_ms, handle.store_id)
+        return [
+            (
+                look_at(view, table, epochs),
+                {
+                    "commits": len(read_commits(view, table)),
+                    "held_by": sorted({hold.holder for hold in holds_of(view, table.id, now_ms, live)} - own),
+                },
+            )
+            for table in chosen(view)
+        ]
+
+    counter, kept = (
+        RowCounter(handle, wanted=True),
+        ("name", "rows", "bytes", "max_committed_epoch", "max_committed_at"),
+    )
+    out = []
+    for one, more in handle.catalog.read(body):
+        facts = table_facts(one, counter.of(one.plan))
+        out.append({**{name: facts[name] for name in kept}, **more})
+    return out
+
+
+def _told(tables: Sequence[Facts]) -> Iterator[str]:
+    for one in tables:
+        holders = f"; held by {safe(listed(one['held_by']))}" if one["held_by"] else ""
+        commits = f"{one['commits']:,} commit{'s' * (one['commits'] != 1)}"
+        rows = f"{count_text(one['rows'])} row{'s' * (one['rows'] != 1)}"
+        yield (
+            f"table {one['name']}: {rows}, {bytes_text(one['bytes'])}, {commits}, the newest "
+            f"at {epoch_text(one['max_committed_epoch'])}{holders}"
+        )

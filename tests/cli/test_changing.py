@@ -1,0 +1,147 @@
+"""alter, rebuild and drop: they ask before they destroy, and say what will be gone."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from epochlog import api
+
+
+class Terminal(io.StringIO):
+    """What a person types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def person(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Somebody at a terminal who gives one answer."""
+
+    def sits(answer: str) -> None:
+        monkeypatch.setattr("sys.stdin", Terminal(answer + "\n"))
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+
+    return sits
+
+
+def tables_of(root: str) -> list[str]:
+    with api.open(root, create=False) as store:
+        return [info.name for info in store.tables()]
+
+
+DESTROYING = [["drop", "table", "nothing_yet"], ["drop", "job", "daily"], ["rebuild", "daily"]]
+
+
+def argv_of(words: list[str], root: str) -> list[str]:
+    return [words[0], root, *words[1:]]
+
+
+@pytest.mark.parametrize("words", DESTROYING, ids=" ".join)
+@pytest.mark.parametrize("more", [[], ["--json"]], ids=["plain", "json"])
+def test_without_a_terminal_nothing_is_destroyed_unless_yes_is_said(run, lake, words, more) -> None:
+    before = (Path(lake.root) / "catalog" / "data.mdb").read_bytes()
+    done = run(*argv_of(words, lake.root), *more)
+    assert (done.code, done.out) == (2, "")
+    assert words[-1] in done.err and "--yes" in done.err and done.err.count("\n") == 1
+    assert (Path(lake.root) / "catalog" / "data.mdb").read_bytes() == before
+
+
+@pytest.mark.parametrize("answer", ["", "n", "no", "yess", "q"])
+def test_any_answer_but_yes_leaves_it(run, lake, person, answer) -> None:
+    person(answer)
+    done = run("drop", lake.root, "job", "daily")
+    assert done.code == 1 and "nothing was done" in done.err
+    assert "revenue" in tables_of(lake.root)
+
+
+@pytest.mark.parametrize("answer", ["y", "yes", " Y "])
+def test_a_person_sees_what_will_be_gone_and_says_yes(run, lake, person, answer) -> None:
+    person(answer)
+    with api.open(lake.root) as store:
+        held = store.snapshot(["revenue"], consistency="latest").hold(3600, "kept")
+        assert held.name == "kept"
+    done = run("drop", lake.root, "job", "daily")
+    assert done.code == 0
+    assert "table revenue: 2 rows" in done.err and "1 commit," in done.err
+    assert f"{lake.epochs['view']} (" in done.err and "held by snapshot:kept" in done.err
+    assert "Drop job daily, for good? [y/N]" in done.err
+    assert "dropped job daily" in done.out
+    assert tables_of(lake.root) == ["nothing_yet", "orders", "seen"]
+
+
+def test_drop_as_json_tells_what_went(run, lake) -> None:
+    facts = json.loads(run("drop", lake.root, "table", "nothing_yet", "--yes", "--json").out)
+    assert facts == {
+        "kind": "table",
+        "name": "nothing_yet",
+        "tables": [{
+            "name": "nothing_yet", "rows": 0, "bytes": 0, "max_committed_epoch": 0, "max_committed_at": None,
+            "commits": 0, "held_by": [],
+        }],
+    }  # fmt: skip
+
+
+def test_what_is_in_use_or_not_there_is_an_error_before_anybody_is_asked(run, lake, person) -> None:
+    for words, told in (
+        (["drop", "table", "orders"], "'daily'|'broken'"),
+        (["drop", "table", "revenue"], "'daily'"),
+        (["drop", "table", "none"], "'none'"),
+        (["drop", "job", "none"], "'none'"),
+        (["rebuild", "none"], "'none'"),
+        (["alter", "job", "none", "--interval", "2s"], "'none'"),
+    ):
+        person("y")
+        done = run(*argv_of(words, lake.root))
+        assert done.code == 1 and "[y/N]" not in done.err, done
+        assert any(name in done.err for name in told.split("|"))
+
+
+def test_tables_of_a_job_can_be_kept(run, lake) -> None:
+    assert run("adopt", lake.root, "revenue").code == 1
+    assert run("drop", lake.root, "table", "revenue", "--keep-outputs").code == 2
+    facts = json.loads(run("drop", lake.root, "job", "daily", "--keep-outputs", "--yes", "--json").out)
+    assert facts == {"kind": "job", "name": "daily", "tables": []}
+    assert "revenue" in tables_of(lake.root)
+    assert "table revenue is a root table from" in run("adopt", lake.root, "revenue").out
+    assert json.loads(run("adopt", lake.root, "orders", "--json").out) == {"name": "orders", "adopted": 0}
+
+
+def test_rebuild_makes_anew(run, lake) -> None:
+    facts = json.loads(run("rebuild", lake.root, "daily", "--yes", "--json").out)
+    assert (facts["name"], facts["rebuilding"]) == ("daily", True)
+    assert "revenue anew" in run("rebuild", lake.root, "daily", "--yes").out
+
+
+def test_alter_tells_boundaries_and_time(run, lake) -> None:
+    done = run("alter", lake.root, "job", "daily", "--interval", "10s", "--max-lag", "5m")
+    assert done.out == (
+        "job daily: every 10 boundaries (10 s) of the store; may merge when more than 30 boundaries (300 s) of its own "
+        "behind\n"
+    )
+    facts = json.loads(run("alter", lake.root, "job", "daily", "--interval", "1m", "--json").out)
+    assert (facts["interval"], facts["interval_ms"], facts["max_lag"], facts["max_lag_ms"]) == (60, 60_000, 5, 300_000)
+    done = run("alter", lake.root, "job", "daily", "--interval", "1500ms")
+    assert done.code == 1 and "take 1 boundary (1 s) or 2 boundaries (2 s)" in done.err
+
+
+@pytest.mark.parametrize("words", [["job", "daily"], ["table", "orders"], ["job", "daily", "--changelog", "full"]])
+def test_alter_of_nothing_or_of_something_else_is_wrong_usage(run, lake, words) -> None:
+    assert run("alter", lake.root, *words).code == 2
+
+
+def test_alter_of_a_table_asks_before_it_keeps_less(run, lake) -> None:
+    facts = json.loads(run("alter", lake.root, "table", "orders", "--log-retention", "9d", "--json").out)
+    assert facts["options"]["log_retention"] == 9 * 86_400 and facts["changelog"] == "upsert"
+    done = run("alter", lake.root, "table", "orders", "--log-retention", "1h")
+    assert done.code == 2 and "--yes" in done.err
+    done = run("alter", lake.root, "table", "orders", "--log-retention", "1h", "--changelog", "full", "--yes")
+    assert done.out == (
+        "table orders: changelog full, history_retention 1:00:00, log_retention 1:00:00, compact_segments 8, "
+        "max_segments 64\n"
+    )

@@ -1,0 +1,223 @@
+"""The query of a job: what it costs, when it steps, and how it waits for another runner."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import epochlog as el
+from epochlog.checkpoint import spark_query
+from epochlog.checkpoint.spark_query import make_pace, span_ms
+from epochlog.store.definitions import Runner, get_job
+from epochlog.store.records import job_key, lease_key
+from lakes import rows
+from patience import until
+
+pytestmark = pytest.mark.spark
+
+
+def copy(ctx) -> None:
+    name = next(iter(ctx._run.outputs))
+    ctx.upsert(name, ctx.table("orders").select("id", "amount"))
+
+
+def made(lake, name: str = "copy") -> el.Job:
+    schema = pa.schema([lake.orders.schema.field("id"), lake.orders.schema.field("amount")])
+    return lake.store.create_job(name, ["orders"], {f"{name}_out": (schema, ["id"])})
+
+
+def python_processes() -> int:
+    """Python processes below this one: Spark's workers and readers."""
+    parents, names = {}, {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                name, _, rest = (entry / "stat").read_text().partition("(")[2].rpartition(")")
+            except OSError:
+                continue
+            parents[int(entry.name)], names[int(entry.name)] = int(rest.split()[1]), name
+    found = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sum("python" in names[pid] for pid in found if pid in names)
+
+
+def test_queries_cost_no_process(lake) -> None:
+    lake.orders.upsert(rows(0, 5))
+    jobs = [made(lake, f"j{number}") for number in range(3)]
+    first = jobs[0].start(lake.spark, copy)
+    queries = [first]
+    try:
+        first.processAllAvailable()
+        until(lambda: jobs[0].info.committed_epoch > 0)
+        before = python_processes()
+        queries += [job.start(lake.spark, lambda ctx: None) for job in jobs[1:]]
+        for job in jobs[1:]:
+            until(lambda job=job: job.info.committed_epoch > 0)
+        assert python_processes() <= before
+        assert [job.info.runner.kind for job in jobs if job.info.runner] == ["query"] * 3
+    finally:
+        for query in queries:
+            query.stop()
+    assert [job.info.runner for job in jobs] == [None] * 3
+
+
+def test_a_query_by_time_commits_one_barrier_each_time(lake) -> None:
+    job = made(lake)
+    lake.orders.upsert(rows(0, 5))
+    lake.store.checkpoint()
+    query = job.start(lake.spark, copy, trigger=timedelta(hours=1))
+    try:
+        until(lambda: query.lastProgress is not None)
+        position = job.info.committed_epoch
+        assert position > 0
+        lake.orders.upsert(rows(9, 1))
+        lake.store.checkpoint()
+        assert query.isActive and job.info.committed_epoch == position
+    finally:
+        query.stop()
+    assert job.step(lake.spark, copy) is not None
+
+
+def test_a_query_waits_for_a_runner_elsewhere_and_goes_on(lake, caplog) -> None:
+    caplog.set_level("INFO", "epochlog")
+    job, handle = made(lake), lake.store._handle
+    lake.orders.upsert(rows(0, 5))
+
+    def theirs(tx, runner: Runner | None) -> None:
+        tx.put(job_key(1), replace(get_job(tx, 1, "copy"), incarnation=1, runner=runner).to_record())
+        tx.put(lease_key("theirs"), {"expires_ms": handle.catalog.now_ms() + 3_600_000})
+
+    runner = Runner("query:theirs", "theirs", "far/1 2 3", "far", 2, handle.catalog.now_ms(), "query")
+    handle.catalog.transact(lambda tx: theirs(tx, runner))
+    query = job.start(lake.spark, copy)
+    try:
+        until(lambda: query.status["isTriggerActive"])
+        assert query.isActive and job.info.committed_epoch == 0 and job.info.last_error is None
+        handle.catalog.transact(lambda tx: theirs(tx, None))
+        until(lambda: job.info.committed_epoch > 0)
+    finally:
+        query.stop()
+    waits = [record.getMessage() for record in caplog.records if "waits for it to end" in record.getMessage()]
+    assert len(waits) == 1 and "a query of process 2 on far" in waits[0]
+
+
+# ---- starting and stopping -------------------------------------------------------------------------------------------
+
+
+def failing(times: int, monkeypatch: pytest.MonkeyPatch, noted: Callable[[], str | None]) -> list[str | None]:
+    """Spark refuses to start a query so many times; the list has what was noted on the job before each try."""
+    started, seen = spark_query._started, []
+
+    def refused(*given):
+        seen.append(noted())
+        if len(seen) <= times:
+            raise ConnectionError(f"no answer {len(seen)}")
+        return started(*given)
+
+    monkeypatch.setattr(spark_query, "_started", refused)
+    return seen
+
+
+def test_a_start_that_fails_is_noted_and_tried_again(lake, monkeypatch) -> None:
+    job = made(lake)
+    lake.orders.upsert(rows(0, 5))
+    seen = failing(2, monkeypatch, lambda: job.info.last_error)
+    query = job.start(lake.spark, copy)
+    try:
+        assert seen == [None, "ConnectionError: no answer 1", "ConnectionError: no answer 2"]
+        until(lambda: job.info.committed_epoch > 0)
+        assert job.info.last_error is None
+    finally:
+        query.stop()
+
+
+def test_a_start_that_fails_each_time_lets_go_of_the_job(lake, monkeypatch) -> None:
+    job = made(lake)
+    lake.orders.upsert(rows(0, 5))
+    seen = failing(3, monkeypatch, lambda: job.info.last_error)
+    with pytest.raises(ConnectionError, match="no answer 3"):
+        job.start(lake.spark, copy)
+    assert len(seen) == 3 and job.info.last_error == "ConnectionError: no answer 3" and job.info.runner is None
+    lake.store.checkpoint()
+    assert lake.store.job("copy").step(lake.spark, copy)
+
+
+def test_a_query_takes_over_while_the_one_before_is_at_work(lake) -> None:
+    job, began, go = made(lake), threading.Event(), threading.Event()
+    lake.orders.upsert(rows(0, 5))
+
+    def slow(ctx) -> None:
+        began.set()
+        go.wait()
+        copy(ctx)
+
+    before = job.start(lake.spark, slow)
+    try:
+        began.wait()
+        after = lake.store.job("copy").start(lake.spark, copy, take_over=True)
+        until(lambda: job.info.committed_epoch > 0)
+        go.set()
+        until(lambda: not before.isActive)
+        assert "Fenced" in str(before.exception()) and after.isActive
+        assert after.name != before.name
+        after.stop()
+    finally:
+        go.set()
+        before.stop()
+
+
+@pytest.mark.parametrize("how", ["the query", "the job"])
+def test_a_query_is_stopped_after_the_barrier_at_hand(lake, how: str) -> None:
+    job, began, go = made(lake), threading.Event(), threading.Event()
+    lake.orders.upsert(rows(0, 5))
+
+    def slow(ctx) -> None:
+        began.set()
+        go.wait()
+        copy(ctx)
+
+    query = job.start(lake.spark, slow)
+    began.wait()
+    stopping = threading.Thread(target=query.stop if how == "the query" else job.stop)
+    stopping.start()
+    stopping.join(0.3)
+    assert stopping.is_alive() and job.info.runner is not None
+    go.set()
+    stopping.join()
+    assert not query.isActive and query.exception() is None
+    info = job.info
+    assert info.committed_epoch > 0 and info.state == "running" and info.last_error is None and info.runner is None
+
+
+def test_what_is_no_function_or_session_is_refused_at_once(lake) -> None:
+    job = made(lake)
+    lake.orders.upsert(rows(0, 5))
+    lake.store.checkpoint()
+    for run in (job.start, job.step):
+        with pytest.raises(el.InvalidInput, match="job 'copy': refresh is a function of one argument, not None"):
+            run(lake.spark, None)
+        with pytest.raises(el.InvalidInput, match="job 'copy': spark is a SparkSession"):
+            run(None, copy)
+    assert job.info.incarnation == 0 and job.info.last_error is None
+
+
+@pytest.mark.parametrize(
+    ("given", "ms"),
+    [("5 minutes", 300_000), ("100 milliseconds", 100), (timedelta(seconds=2), 2_000), ("1 h", 3_600_000)],
+)
+def test_times_are_told_in_whole_milliseconds(given, ms: int) -> None:
+    assert span_ms("trigger", given) == make_pace(given).every_ms == ms
+
+
+@pytest.mark.parametrize("given", ["often", "", "0 seconds", timedelta(0), "5", 5, None, "-1 s"])
+def test_other_triggers_are_refused(given) -> None:
+    with pytest.raises(el.InvalidInput, match="'continuous' or 'available_now'"):
+        make_pace(given)
