@@ -14,7 +14,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
 
-from ..errors import EpochlogError, Fenced, JobNotFound, JobParked, OutcomeUnknown
+from ..errors import EpochlogError, Fenced, JobNotFound, JobParked, OutcomeUnknown, by_name
+from ..exchange.flight_errors import told
 from ..store.clock import Clock
 from ..store.commit import REFUSALS
 from ..store.handle import Handle
@@ -113,7 +114,8 @@ class Carrier:
                 self.give_up(key, running, error)
             return
         except REFUSALS as error:
-            answer = partial(self.manager.refused, key, barrier_id, error)
+            # its text goes on to the parts
+            answer = partial(self.manager.refused, key, barrier_id, by_name(*told(error)) or error)
         except Exception as error:  # noqa: BLE001 (a sync that failed, a defect: whether it has landed is not known)
             _log.warning("%s: whether its commit has landed is not known: %s", key, error)
             answer = partial(self.manager.unknown, key, barrier_id)
@@ -147,19 +149,19 @@ class Carrier:
         running.inject = None
         for actor, incarnation in announce.actors.items():
             part, gone = running.part(actor), actor in announce.finished
-            told = wire.Committed(part, incarnation, announce.barrier_id, announce.epoch, gone)
-            owner = self.tell(part, incarnation, told)
+            message = wire.Committed(part, incarnation, announce.barrier_id, announce.epoch, gone)
+            owner = self.tell(part, incarnation, message)
             if owner is not None:
-                owner.committed = told
+                owner.committed = message
 
     def _abort(self, abort: to.Abort, running: Running) -> None:
         running.inject, running.news = None, True
         for actor, incarnation in abort.actors.items():
             part = running.part(actor)
-            told = wire.Aborted(part, incarnation, abort.barrier_id, abort.reason[: wire.MAX_TEXT])
-            owner = self.tell(part, incarnation, told)
+            message = wire.Aborted(part, incarnation, abort.barrier_id, abort.reason[: wire.MAX_TEXT])
+            owner = self.tell(part, incarnation, message)
             if owner is not None:
-                owner.aborted = told
+                owner.aborted = message
 
     def _drop(self, drop: to.Drop, running: Running) -> None:
         segments = [segment for found in drop.segments.values() for segment in found]
@@ -187,7 +189,7 @@ class Carrier:
             found = running.task.state(part.number)
         except EpochlogError as error:
             with self.lock:
-                self.tell(part, start.incarnation, wire.Refused(part, type(error).__name__, str(error)))
+                self.tell(part, start.incarnation, wire.Refused(part, *told(error)))
             return
         started = wire.Started(part, start.incarnation, found.state, start.finished or found.finished)
         with self.lock:
@@ -225,7 +227,7 @@ class Carrier:
 
     def give_up(self, key: str, running: Running, error: EpochlogError) -> None:
         """It is somebody else's now, gone or parked, or can never commit again: its parts end here."""
-        self._send_off(running, f"{type(error).__name__}: {error}")
+        self._send_off(running, ": ".join(told(error)))
         self.carry(self.manager.unregister(key))
         self.running.pop(key, None)
         self.submit(running.task.leave)

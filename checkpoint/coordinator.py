@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from ..errors import BadMessage, EpochlogError, Fenced, JobNotFound, LoadNotFound, SegmentUnknown
+from ..exchange.flight_errors import told
 from ..exchange.line import Line
 from ..store.clock import Clock, SystemClock, monotonic_s
 from ..store.handle import Handle
@@ -220,7 +221,7 @@ class Coordinator:
                     )
                 self._carrier.carry(decided)
         except EpochlogError as error:
-            session.send(wire.Refused(part, type(error).__name__, str(error)[: wire.MAX_TEXT]))
+            session.send(wire.Refused(part, *told(error)))
 
     def _resume(self, session: Session, asked: wire.Attach) -> None:
         """Go on as the same incarnation over another line, or be told that it has ended."""

@@ -5,7 +5,7 @@ descriptor or metadata names its root, its folders or its files; the server's ow
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,15 @@ import pytest
 from pyarrow import flight
 
 import epochlog as el
+from control.world import attach, rows, served, worker
+from epochlog.checkpoint import control as wire
+from epochlog.checkpoint import coordinator, tasks
+from epochlog.checkpoint.session import Session
 from epochlog.exchange import ExchangeClient
 from epochlog.exchange.flight_errors import told
 from epochlog.store import datafile
 from epochlog.store.files import LocalFiles
-from patience import PATIENCE_S
+from patience import PATIENCE_S, until
 from security.doors import READ_TOKEN, ROWS, TOKEN, Stranger, bearer, error_of, every_method, every_service
 
 pytestmark = pytest.mark.local_only
@@ -174,6 +178,60 @@ PATH = f"/srv/lake/{'0' * 32}/t00000001/{'1' * 32}-{'2' * 32}.arrow"
 def test_whatever_the_error_no_path_is_told(error: el.EpochlogError) -> None:
     name, text = told(error)
     assert name == type(error).__name__ and "t0000" not in text and "srv" not in text
+
+
+def attach_fails(patch: pytest.MonkeyPatch, fail: Callable[..., Any]) -> None:
+    patch.setattr(coordinator, "make_task", fail)
+
+
+def state_fails(patch: pytest.MonkeyPatch, fail: Callable[..., Any]) -> None:
+    patch.setattr(tasks.LoadTask, "state", fail)
+
+
+def commit_fails(patch: pytest.MonkeyPatch, fail: Callable[..., Any]) -> None:
+    patch.setattr(tasks.LoadTask, "commit", fail)
+
+
+def decision_fails(patch: pytest.MonkeyPatch, fail: Callable[..., Any]) -> None:
+    patch.setattr(tasks.LoadTask, "decide", fail)
+
+
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        (attach_fails, el.ReadFailed(f"{PATH} cannot be read: too many open files")),
+        (attach_fails, el.InvalidInput(f"{PATH} is odd")),
+        (state_fails, el.CatalogUnavailable("redis://user@10.0.0.7/t0000 does not answer")),
+        (commit_fails, el.CatalogUnavailable("/srv/lake/t0000: disk full")),
+        (commit_fails, el.SegmentUnknown(f"segment {PATH} is gone")),
+        (decision_fails, el.Fenced(f"{PATH} is another's")),
+        (commit_fails, el.TableFinished(f"{PATH} ended")),
+    ],
+)
+def test_no_worker_is_told_a_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Callable[..., None], error: el.EpochlogError
+) -> None:
+    """What a coordinator tells over the control line passes what errors of calls pass."""
+    told: list[str] = []
+    send = Session.send
+
+    def sent(self: Session, message: wire.Message) -> None:
+        told.append(str(getattr(message, "reason", "")))
+        send(self, message)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(Session, "send", sent)
+    with served(tmp_path) as (store, server), worker(server, store) as one:
+        where(monkeypatch, fail)
+        with suppress(el.EpochlogError):
+            part = attach(one)
+            part.writer("clicks").upsert(rows(1))
+            until(lambda: any(told), part)
+        until(lambda: any(told))
+        said = [text for text in told if text]
+        assert not [text for text in said if "srv" in text or "t0000" in text or "10.0.0.7" in text], said
 
 
 def test_what_is_no_path_is_told_as_it_is() -> None:
