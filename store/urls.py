@@ -10,6 +10,8 @@ _PASSWORD = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*://[^:/?#@]*):(?P<secret>.*
 _PARAMETER = re.compile(
     r"(?P<before>[?&][^=&#]*(?:secret|token|password|key)[^=&#]*=)(?P<secret>[^&#]+)", re.IGNORECASE
 )
+_SHORT = 2
+"""Characters of a secret that words have too: it is looked for only where it stands as a word of its own."""
 
 
 def masked(address: str) -> str:
@@ -27,8 +29,13 @@ def without_secrets(message: object, address: str) -> str:
     found = [match["secret"] for pattern in (_PASSWORD, _PARAMETER) for match in pattern.finditer(address)]
     forms = {form for secret in found for form in _forms(secret)} - {""}
     for form in sorted(forms, key=len, reverse=True):
-        text = text.replace(form, "***")
+        text = _standing(form).sub("***", text) if len(form) <= _SHORT else text.replace(form, "***")
     return text
+
+
+def _standing(secret: str) -> re.Pattern[str]:
+    """It where it stands by itself, in quotes or brackets, or as the password or a parameter of a URL."""
+    return re.compile(rf"(?<![^\s'\"`()\[\]<>{{}}:=,]){re.escape(secret)}(?=[\s'\"`()\[\]<>{{}}@&#:;,]|\.?(?:\s|\Z))")
 
 
 def _forms(secret: str) -> set[str]:

@@ -48,6 +48,28 @@ def test_every_spelling_of_a_password_is_masked(password: str) -> None:
                 assert written not in text.partition(" of ")[2] or written in "redis://user:***@redis.test:1/0"
 
 
+SHORT = st.text(LETTERS, min_size=1, max_size=2).filter(lambda word: not set(word) & set("* '(),"))
+
+
+@given(password=SHORT)
+def test_a_short_password_is_masked_where_it_stands_as_one(password: str) -> None:
+    written = quote(password, safe="")
+    for url in (f"redis://user:{written}@redis.test:1/0", f"s3://bucket/x?secret_key={written}&region=eu"):
+        for text in (f"ERR args: '{password}'", f"AUTH {password}", f"\r\n{password}\r\n", repr(("default", password))):
+            masks = without_secrets(text, url)
+            assert masks.count("***") == 1, f"{masks} of {password!r}"
+        for decoded in (f"redis://user:{password}@redis.test:1/0", f"s3://bucket/x?secret_key={password}&region=eu"):
+            assert f":{password}@" not in without_secrets(decoded, url), decoded
+            assert f"={password}&" not in without_secrets(decoded, url), decoded
+
+
+@pytest.mark.parametrize("password", ["e", "1", "er", "10", "O"])
+def test_a_short_password_takes_no_letters_out_of_words(password: str) -> None:
+    text = f"Error 111 connecting to redis.test:6310 (10.0.0.1): OOM refused, reserved 10100; AUTH '{password}'"
+    shown = without_secrets(text, f"redis://user:{password}@redis.test:6310/0")
+    assert shown == text.replace(f"'{password}'", "'***'")
+
+
 # ---- a server that quotes what it was told -----------------------------------------------------------------------
 
 
