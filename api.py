@@ -417,10 +417,10 @@ class Job(OneProcess):
         """Run the job as a StreamingQuery that commits barrier after barrier; a second live start raises JobRunning.
 
         trigger: "continuous"; "available_now" to end when everything sealed so far is committed; or a time (timedelta,
-        "5 minutes"; Spark is told whole milliseconds), for one barrier in each such time at most. poll: how often a
-        continuous query looks. Failures are noted as the job's last_error and tried again, as `Pipeline` does, five
-        times in a row for "available_now"; Fenced, JobParked, JobNotFound, SparkLost and StoreClosed end the query.
-        While another process runs the job, the query waits for its end; take_over=True fences it at once.
+        "1 minute 30 seconds"; Spark is told whole milliseconds), for one barrier in each such time at most. poll: how
+        often a continuous query looks. Failures are noted as the job's last_error and tried again, as `Pipeline` does,
+        five times in a row for "available_now"; Fenced, JobParked, JobNotFound, SparkLost and StoreClosed end the
+        query. While another process runs the job, the query waits for its end; take_over=True fences it at once.
         """
         from .checkpoint.spark_query import start
 

@@ -33,8 +33,11 @@ LOOK_S = 0.1
 REST_S = 10.0
 """How long a micro-batch waits for something to do; then the next one does, so that the query reports progress."""
 START_TRIES = 3
-_SPAN = re.compile(r"(\d+) *(milliseconds?|ms|seconds?|s|minutes?|min|hours?|h|days?|d)")
+_PART = r"([0-9]{1,12}) *(milliseconds?|ms|seconds?|s|minutes?|min|hours?|h|days?|d)"
+_SPAN = re.compile(rf"(?:interval +)?{_PART}(?: +{_PART})*", re.IGNORECASE | re.ASCII)
 _UNITS_MS = {"m": 60_000, "s": 1_000, "h": 3_600_000, "d": 86_400_000}
+_MOST_MS = 36_500 * _UNITS_MS["d"]
+"""Spark counts microseconds in 64 bits."""
 _log = logging.getLogger("epochlog")
 
 
@@ -62,20 +65,27 @@ def make_pace(trigger: str | timedelta) -> Pace:
 
 
 def span_ms(what: str, span: object, more: str = "") -> int:
-    """Whole milliseconds of a timedelta, or of text as '5 minutes'; at least 1. `what` names it in the InvalidInput."""
-    found = _SPAN.fullmatch(span.strip()) if isinstance(span, str) else None
+    """Whole milliseconds of a timedelta, or of text as '5 minutes' or '1 minute 30 seconds'; at least 1. `what` names
+    it in the InvalidInput.
+    """
+    text = span.strip() if isinstance(span, str) else ""
+    ms = 0
     if isinstance(span, timedelta):
         ms = span // timedelta(milliseconds=1)
-    elif found is not None:
-        unit = found[2]
-        ms = int(found[1]) * (1 if unit.startswith(("ms", "milli")) else _UNITS_MS[unit[0]])
-    else:
-        ms = 0
-    if ms < 1:
+    elif _SPAN.fullmatch(text):
+        ms = sum(
+            int(count) * _unit_ms(unit.lower()) for count, unit in re.findall(_PART, text, re.IGNORECASE | re.ASCII)
+        )
+    if not 1 <= ms <= _MOST_MS:
         raise InvalidInput(
-            f"{what} is a timedelta or text as '5 minutes', of 1 millisecond or more{more}, not {span!r}"
+            f"{what} is a timedelta or text as '5 minutes' or '1 minute 30 seconds', from 1 millisecond to 36,500 days"
+            f"{more}, not {repr(span)[:100]}"
         )
     return ms
+
+
+def _unit_ms(unit: str) -> int:
+    return 1 if unit.startswith(("ms", "milli")) else _UNITS_MS[unit[0]]
 
 
 class Loop:

@@ -211,13 +211,28 @@ def test_what_is_no_function_or_session_is_refused_at_once(lake) -> None:
 
 @pytest.mark.parametrize(
     ("given", "ms"),
-    [("5 minutes", 300_000), ("100 milliseconds", 100), (timedelta(seconds=2), 2_000), ("1 h", 3_600_000)],
+    [
+        ("5 minutes", 300_000),
+        ("100 milliseconds", 100),
+        (timedelta(seconds=2), 2_000),
+        ("1 h", 3_600_000),
+        ("5 Minutes", 300_000),
+        ("1 minute 30 seconds", 90_000),
+        ("INTERVAL 1 hour 2 MIN  3 s", 3_723_000),
+        ("1 second 250 ms", 1_250),
+    ],
 )
 def test_times_are_told_in_whole_milliseconds(given, ms: int) -> None:
     assert span_ms("trigger", given) == make_pace(given).every_ms == ms
 
 
-@pytest.mark.parametrize("given", ["often", "", "0 seconds", timedelta(0), "5", 5, None, "-1 s"])
+NONSENSE = ["1 minute 30", "minute", "interval", "1 minute -30 seconds", "1 month", "1 s, 2 ms", "9" * 5_000 + " s"]
+NONSENSE += ["1 minutes30 seconds", "\u0665 minutes", "0 s 0 ms", "5 \u017f", "999999999 days"]
+
+
+@pytest.mark.parametrize(
+    "given", ["often", "", "0 seconds", timedelta(0), timedelta.max, "5", 5, None, "-1 s", *NONSENSE]
+)
 def test_other_triggers_are_refused(given) -> None:
     with pytest.raises(el.InvalidInput, match="'continuous' or 'available_now'"):
         make_pace(given)
