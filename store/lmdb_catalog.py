@@ -323,7 +323,7 @@ def _refused(folder: Path, error: Exception) -> CatalogUnavailable:
 def _open_env(folder: Path, durability: str, *, is_new: bool) -> lmdb.Environment:
     data = folder / "data.mdb"
     if not is_new:
-        check_metas(data)
+        check_metas(data, MAP_SIZE)
     _reserve(folder / "lock.mdb")
     try:
         env = lmdb.open(

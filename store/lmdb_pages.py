@@ -38,11 +38,27 @@ class _Enough(Exception):
     """As many pages as were to be looked at have been."""
 
 
-def check_metas(data: Path) -> None:
-    """Raise Corrupt for a file without its two meta pages: before it is mapped, for LMDB looks at those at once."""
+def check_metas(data: Path, map_size: int) -> None:
+    """Raise Corrupt for a file without two meta pages that LMDB can map: it looks at those at once, maps as many bytes
+    as they count, and tells of a count past all memory as if memory were short.
+    """
     size = data.stat().st_size
     if size < 2 * PAGE:
         raise Corrupt(str(data), f"it has {size} bytes, fewer than its two meta pages")
+    for page_size, last_page in _counted(data):
+        if page_size != PAGE or (last_page + 1) * PAGE > map_size:
+            counts = f"{last_page + 1} pages of {page_size} bytes"
+            raise Corrupt(str(data), f"a meta page counts {counts}, which no catalog has")
+
+
+def _counted(data: Path) -> list[tuple[int, int]]:
+    """The page size and the last page of both meta pages, where they begin as LMDB's do."""
+    if not has_metas(data):
+        return []
+    with data.open("rb") as stream:
+        head = stream.read(2 * PAGE)
+    places = [page * PAGE + _META_AT for page in range(2)]
+    return [(int.from_bytes(head[at : at + 4], "little"), _META.unpack_from(head, at)[-2]) for at in places]
 
 
 def has_metas(data: Path) -> bool:

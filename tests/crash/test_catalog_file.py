@@ -124,6 +124,16 @@ def test_a_flipped_transaction_id_is_no_way_back(whole: Path, tmp_path: Path) ->
             assert met == "Corrupt", f"page {page}, bit {bit}: {met}"
 
 
+@pytest.mark.parametrize("page", [0, 1])
+@pytest.mark.parametrize("at, what", [(META_ID - 8, "pages of 4096 bytes"), (40, "bytes, which no catalog has")])
+def test_a_meta_page_that_counts_too_much_is_damage(whole: Path, tmp_path: Path, page: int, at: int, what: str) -> None:
+    """LMDB maps as many bytes as that, and says that there is no memory: the catalog is not merely unavailable."""
+    hurt = bytearray((whole / "catalog" / "data.mdb").read_bytes())
+    hurt[page * PAGE + at : page * PAGE + at + 8] = (1 << 50).to_bytes(8, "little")
+    with pytest.raises(el.Corrupt, match=what):
+        el.open(with_catalog(whole, tmp_path / "s", bytes(hurt)))
+
+
 @pytest.mark.medium
 def test_random_damage_ends_no_process(whole: Path, tmp_path: Path) -> None:
     damage(whole, tmp_path, times=12)

@@ -111,7 +111,7 @@ def test_a_catalog_that_the_system_refuses_is_not_lost(root: Path, monkeypatch: 
     with pytest.raises(el.CatalogUnavailable, match=f"{os.strerror(code)}.*not known to be damaged"):
         el.open(root)
     monkeypatch.undo()
-    monkeypatch.setattr(lmdb_catalog, "check_metas", lambda _: (_ for _ in ()).throw(OSError(code, os.strerror(code))))
+    monkeypatch.setattr(lmdb_catalog, "check_metas", lambda *_: (_ for _ in ()).throw(OSError(code, os.strerror(code))))
     with pytest.raises(el.CatalogUnavailable, match=os.strerror(code)):
         el.open(root)
     monkeypatch.undo()
