@@ -44,7 +44,8 @@ _PLACES = (
     WriteFailed,
 )
 """Errors whose messages say where something lies at the server: that is for who runs it."""
-_FILE = re.compile(r"[^\s'\"]*\b[0-9a-f]{32}/t[0-9a-f]{8}/[\w.-]+")
+_WORD = re.compile(r"[^\s'\"]+")
+_FILE = re.compile(r"\b[0-9a-f]{32}/t[0-9a-f]{8}/[\w.-]+")
 
 
 def told(error: EpochlogError) -> tuple[str, str]:
@@ -54,7 +55,13 @@ def told(error: EpochlogError) -> tuple[str, str]:
         _log.error("a call failed: %s: %s", name, error)
         damaged = "what was asked for is damaged" if isinstance(error, Corrupt) else "the server's store failed"
         return name, f"{damaged}; the server's own log says where and why"
-    return name, _FILE.sub("a file", str(error))[:MOST_TEXT]
+    return name, _WORD.sub(_without_file, str(error))[:MOST_TEXT]
+
+
+def _without_file(word: re.Match[str]) -> str:
+    """The word without a path in it that ends in a data file. One search a word: a stranger may send a long one."""
+    found = _FILE.search(word[0])
+    return word[0] if found is None else "a file" + word[0][found.end() :]
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from epochlog.checkpoint import control as wire
 from epochlog.checkpoint import coordinator, tasks
 from epochlog.checkpoint.session import Session
 from epochlog.exchange import ExchangeClient
-from epochlog.exchange.flight_errors import told
+from epochlog.exchange.flight_errors import MOST_TEXT, told
 from epochlog.store import datafile
 from epochlog.store.files import LocalFiles
 from patience import PATIENCE_S, until
@@ -237,3 +237,10 @@ def test_no_worker_is_told_a_place(
 def test_what_is_no_path_is_told_as_it_is() -> None:
     text = "table 'orders': a/b is no column; there are id, v"
     assert told(el.InvalidInput(text)) == ("InvalidInput", text)
+
+
+def test_a_long_text_costs_what_its_length_does() -> None:
+    """A stranger sends such a name of a policy; this was quadratic, and would not end today."""
+    text = "x" * 3_000_000
+    assert told(el.InvalidInput(text)) == ("InvalidInput", text[:MOST_TEXT])
+    assert told(el.InvalidInput(f"{text} {PATH}: {PATH}"[-500:]))[1].endswith(" a file: a file")
