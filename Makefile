@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test check redis campaign format bench bench-quick pypaimon clean
+.PHONY: help setup setup-demo demo test check long redis campaign format bench bench-quick pypaimon clean
 
 # where it is set, every test process would compile every test anew: a seventh of `make check`
 unexport PYTHONDONTWRITEBYTECODE
@@ -33,8 +33,11 @@ demo: setup-demo  ## the flights demo: four views on Spark, compared with DuckDB
 check: setup  ## format, lint, types, tidy and fast tests: under two minutes
 	@$(PASSES) check
 
-test: setup pypaimon  ## every test: those with Spark beside the fast and the slow ones, then stores again on Redis and S3; types of all
+test: setup pypaimon  ## tests of everything, with Spark too; stores again on Redis and S3; types of all: under ten minutes
 	@$(PASSES) test
+
+long: setup  ## the same on a larger scale, with random kills: half an hour
+	@$(PASSES) long
 
 redis: setup  ## the tests that use Redis, with each redis-server that this machine can have
 	@$(PASSES) redis

@@ -1,6 +1,6 @@
 """Runs the passes of one make target one after the other, whatever becomes of each, and ends with one summary.
 
-    python scripts/passes.py check|test|redis|campaign [--workers N]
+    python scripts/passes.py check|test|long|redis|campaign [--workers N]
 
 The last line is `N passed, N failed`, of all passes together; a pass that is no test run counts as one. The exit code
 is 1 when anything failed.
@@ -24,8 +24,8 @@ from xml.etree import ElementTree as ET
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 PYTEST = (sys.executable, "-m", "pytest", "-q")
-QUICK = "not spark and not slow and not medium and not campaign"
-# what is run again with the catalog in Redis, and with the files on S3; fewer examples, since each step is a request
+QUICK = "not spark and not slow and not medium and not long and not campaign"
+# what is run again with the catalog in Redis, and with the files on S3
 AGAIN = tuple(f"tests/{name}" for name in ("store", "model", "scenarios", "law", "checkpoint", "batch"))
 
 
@@ -72,25 +72,38 @@ def check(spread: Sequence[str]) -> list[Pass]:
         ),
         Pass("lint", (str(BIN / "ruff"), "check", "--quiet", ".")),
         Pass("types of the library", (str(BIN / "basedpyright"), *users_code()), beside=True),
-        Pass("quick tests", (*PYTEST, "-m", QUICK, *spread, "--dist", "loadfile"), brief),
+        Pass("quick tests", (*PYTEST, "-m", QUICK, *spread, "--dist", "worksteal"), brief),
     ]
 
 
 def test(spread: Sequence[str]) -> list[Pass]:
-    """Those with Spark one by one, beside the fast and the slow ones, and then stores again on Redis and S3."""
-    again = [
+    """Those with Spark one by one, beside all others; then what is quick again on Redis and S3."""
+    return [
+        Pass("types, of tests and bench too", (str(BIN / "basedpyright"),), beside=True),
+        Pass("Spark", (*PYTEST, "-m", "spark and not long and not campaign"), beside=True),
+        Pass("tests", (*PYTEST, "-m", "not spark and not long and not campaign", *spread, "--dist", "worksteal")),
+        *again(QUICK, spread),
+    ]
+
+
+def long(spread: Sequence[str]) -> list[Pass]:
+    """What `test` leaves out, but for the campaign."""
+    return [
+        Pass("Spark, long", (*PYTEST, "-m", "spark and long and not campaign"), beside=True),
+        Pass("long tests", (*PYTEST, "-m", "not spark and long and not campaign", *spread, "--dist", "worksteal")),
+        *again(f"not spark and not campaign and not ({QUICK})", spread),
+    ]
+
+
+def again(which: str, spread: Sequence[str]) -> list[Pass]:
+    """Tests of stores on Redis and S3. Fewer examples, since each step is a request."""
+    return [
         Pass(
             f"again with EPOCHLOG_TEST_STORE={store}",
-            (*PYTEST, *AGAIN, "-m", "not spark and not slow and not campaign", *spread, "--dist", "worksteal"),
+            (*PYTEST, *AGAIN, "-m", which, *spread, "--dist", "worksteal"),
             {"EPOCHLOG_TEST_STORE": store, "HYPOTHESIS_PROFILE": "far", "EPOCHLOG_LAW_SEEDS": "3"},
         )
         for store in ("redis", "s3")
-    ]
-    return [
-        Pass("types, of tests and bench too", (str(BIN / "basedpyright"),), beside=True),
-        Pass("Spark", (*PYTEST, "-m", "spark and not campaign"), beside=True),
-        Pass("fast and slow tests", (*PYTEST, "-m", "not spark and not campaign", *spread, "--dist", "loadfile")),
-        *again,
     ]
 
 
@@ -113,7 +126,9 @@ def campaign(spread: Sequence[str]) -> list[Pass]:
     places = ("tests/law", "tests/model", "tests/conformance/test_racing.py", "tests/crash/test_upkeep.py")
     return [
         Pass("campaign", (*PYTEST, "-m", "campaign", *spread, "--dist", "worksteal")),
-        Pass("random tests, deep", (*PYTEST, "-m", "not spark and not slow and not campaign", *spread), deep),
+        Pass(
+            "random tests, deep", (*PYTEST, "-m", "not spark and not slow and not long and not campaign", *spread), deep
+        ),
         Pass("simulation", (*PYTEST, "tests/simulation", *spread, "--dist", "worksteal")),
         Pass("the law and the models, long", (*PYTEST, *places, "-m", "not spark"), long),
     ]
@@ -187,7 +202,7 @@ def run_all(passes: Sequence[Pass]) -> int:
     return int(any(one.failed for one in outcomes))
 
 
-TARGETS = {"check": check, "test": test, "redis": redis, "campaign": campaign}
+TARGETS = {"check": check, "test": test, "long": long, "redis": redis, "campaign": campaign}
 
 
 def main() -> int:

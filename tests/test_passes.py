@@ -123,9 +123,12 @@ def chosen_by(one: Pass, marks: set[str]) -> bool:
     return Expression.compile(given[given.index("-m", 3) + 1]).evaluate(lambda name, **_: name in marks)
 
 
-def test_every_test_but_the_campaigns_is_in_one_pass_of_make_test() -> None:
-    whole = [one for one in passes.test(()) if one.counts_tests and not set(passes.AGAIN) & set(one.command)]
-    for count in range(5):
-        for marks in map(set, combinations(("spark", "slow", "medium", "redis"), count)):
-            assert sum(chosen_by(one, marks) for one in whole) == 1, marks
+def test_every_test_but_the_campaigns_is_in_one_pass_of_make_test_or_make_long() -> None:
+    whole = [one for one in (*passes.test(()), *passes.long(())) if one.counts_tests]
+    first = [one for one in whole if not set(passes.AGAIN) & set(one.command)]
+    again = [one for one in whole if one.environment.get("EPOCHLOG_TEST_STORE") == "redis"]
+    for count in range(6):
+        for marks in map(set, combinations(("spark", "slow", "medium", "long", "redis"), count)):
+            assert sum(chosen_by(one, marks) for one in first) == 1, marks
+            assert sum(chosen_by(one, marks) for one in again) == ("spark" not in marks), marks
             assert not any(chosen_by(one, marks | {"campaign"}) for one in whole)

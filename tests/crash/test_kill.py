@@ -21,7 +21,7 @@ def test_acknowledged_commits_survive_kills(tmp_path: Path) -> None:
     kill_again_and_again(tmp_path, times=3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_acknowledged_commits_survive_many_kills(tmp_path: Path) -> None:
     kill_again_and_again(tmp_path, times=20)
 

@@ -158,7 +158,7 @@ def test_random_runs() -> None:
     random_runs(range(40))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_more_random_runs() -> None:
     random_runs(range(1_000, 1_300))
 

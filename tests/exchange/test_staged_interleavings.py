@@ -111,7 +111,7 @@ def longer(**done: int) -> tuple[int, int]:
     return walk(LONGER, {"c": LONGER}, events, did("c", **done))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_order_of_a_longer_join() -> None:
     orders, worlds = longer(take=1, save=1, ack=1, die=1)
     assert (orders, worlds > 10_000) == (factorial(12), True)
@@ -205,7 +205,7 @@ def test_random_runs() -> None:
     random_runs(range(30))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_more_random_runs() -> None:
     random_runs(range(1_000, 1_100))
 

@@ -96,7 +96,7 @@ def serve(tmp_path: Path, location: str) -> Process:
     return server
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_subscriber_killed_at_any_moment_ends_with_the_table(
     tmp_path: Path, lake: tuple[el.Table, str], seed: int
 ) -> None:

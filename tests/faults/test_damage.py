@@ -18,7 +18,7 @@ def test_damage_here_and_there(tmp_path: Path) -> None:
     check_damage(tmp_path, stride=97, first=seeded().randrange(97))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_damage_at_every_byte(tmp_path: Path) -> None:
     check_damage(tmp_path, stride=1)
 

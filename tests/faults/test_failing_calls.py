@@ -15,7 +15,7 @@ from faults.power import Again, calls, fail_once, seeded, told_on
 pytestmark = [pytest.mark.local_only, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("code", [errno.EIO, pytest.param(errno.ENOSPC, marks=pytest.mark.long)])
 def test_one_call_fails(tmp_path: Path, code: int) -> None:
     count = calls(tmp_path / "first")
     for number in seeded().sample(range(1, count + 1), 5):

@@ -264,7 +264,7 @@ def test_a_planted_bug_is_caught(plant: Plant, tmp_path: Path, monkeypatch: pyte
         shutil.rmtree(entry)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("check", list(dict.fromkeys(plant.caught_by for plant in PLANTS)))
 def test_without_a_bug_each_check_passes(check: Callable[[Path], object], tmp_path: Path) -> None:
     check(tmp_path)

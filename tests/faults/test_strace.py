@@ -70,9 +70,10 @@ def some_turns(tmp_path: Path, name: str, count: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("turns", [1, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", CALLS, ids=[f"{name.strip()}-{what}" for name, what in CALLS.items()])
-def test_calls_fail(tmp_path: Path, name: str) -> None:
-    some_turns(tmp_path, name, 3)
+def test_calls_fail(tmp_path: Path, name: str, turns: int) -> None:
+    some_turns(tmp_path, name, turns)
 
 
 @pytest.mark.slow

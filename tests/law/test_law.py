@@ -35,7 +35,7 @@ def test_the_law_holds_under_random_load(seeds: range, tmp_path: Path) -> None:
         run(seed, tmp_path / str(seed))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seeds", batches(SLOW_SEEDS))
 def test_the_law_holds_under_longer_random_load(seeds: range, tmp_path: Path) -> None:
     for seed in seeds:

@@ -327,7 +327,7 @@ def replaced(history: History, job: str, max_lag: int) -> History:
     return replace(history, jobs={**history.jobs, job: replace(history.jobs[job], max_lag=max_lag)})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("start", range(10_000, 10_600, 100))
 def test_a_longer_campaign(start: int) -> None:
     for seed, rng, history in runs(range(start, start + 100)):

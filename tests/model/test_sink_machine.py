@@ -209,6 +209,6 @@ def test_sinks_equal_a_dict_briefly() -> None:
 
 
 @pytest.mark.local_only
-@pytest.mark.slow
+@pytest.mark.long
 def test_sinks_equal_a_dict() -> None:
     run(30, 40)

@@ -646,5 +646,10 @@ def test_a_store_is_its_model() -> None:
 
 
 @pytest.mark.slow
+def test_a_store_is_its_model_for_longer() -> None:
+    run(examples=25, steps=50)
+
+
+@pytest.mark.long
 def test_a_store_is_its_model_for_long() -> None:
     run(examples=120, steps=60)

@@ -129,5 +129,6 @@ def test_d11_a_hundred_joins_under_random_kills_give_the_result_of_none(tmp_path
     assert all(kills[kind] >= groups // 2 for kind in Cast.KINDS), kills
 
 
+@pytest.mark.long
 def test_d11_without_kills(tmp_path: Path, seed: str) -> None:
     assert run_group(tmp_path / "calm", f"{seed}/0", JOINS, {}) == (Counter(), "")

@@ -11,7 +11,7 @@ from staged_join import Serve, Work, serve, work
 from scenarios import planted_joins as planted
 from scenarios.test_d11 import run_group
 
-pytestmark = [pytest.mark.local_only, pytest.mark.slow]
+pytestmark = [pytest.mark.local_only, pytest.mark.redis, pytest.mark.long]
 
 GROUPS = 40
 KILLS = {"producer": 2, "consumer": 16}

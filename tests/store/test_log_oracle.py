@@ -68,7 +68,7 @@ def test_changes_are_those_of_the_oracle(steps: list[tuple[str, Any]], retention
 @pytest.mark.slow
 @pytest.mark.local_only
 @given(st.lists(STEPS, min_size=3, max_size=9), st.sampled_from([0, 20, 3_600_000]), st.integers(0, 8))
-@settings(max_examples=10)
+@settings(max_examples=4)
 def test_changes_are_those_of_the_oracle_in_many_ranges(
     steps: list[tuple[str, Any]], retention_ms: int, low: int
 ) -> None:

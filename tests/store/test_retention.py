@@ -345,7 +345,7 @@ Play = Callable[[Lab, random.Random], None]
 
 
 @pytest.mark.local_only
-@pytest.mark.parametrize("chains", [2, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("chains", [2, pytest.param(8, marks=pytest.mark.long)])
 def test_random_chains_keep_the_newest_version_of_each(tmp_path: Path, chains: int) -> None:
     """Whatever is written, stepped and let go of: each view by itself is found by `aligned` at a valid epoch, with the
     rows that it had there.

@@ -120,7 +120,7 @@ def test_dropped_at_any_moment_nobody_notices(lab: Lab) -> None:
     by_chance(lab, 1, 25)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(10, 13))
 def test_dropped_at_any_moment_nobody_notices_for_longer(lab: Lab, seed: int) -> None:
     print(f"seed {seed}")
