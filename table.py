@@ -121,7 +121,10 @@ class Table(OneProcess):
         commits from now on; what earlier ones stored stays. drop_unchanged: of outputs only, for commits from now on.
         Raises InvalidInput, TableDropped.
         """
-        alter_table(self._handle, self._table, Settings(options, changelog, drop_unchanged))
+        settings = Settings(options, changelog, drop_unchanged)
+        if settings == Settings():
+            raise InvalidInput(f"table {self.name!r}: alter takes options=, changelog= or drop_unchanged=")
+        alter_table(self._handle, self._table, settings)
 
     # ---- writing -------------------------------------------------------------------------------------------------
 

@@ -239,7 +239,7 @@ def alter_job(
     What is None stays. A barrier that is recorded is committed as it is; the next ones are boundaries of the new
     interval. options: for all outputs, or by the outputs' names. JobNotFound, InvalidInput.
     """
-    if interval is None and max_lag is None and options is None:
+    if interval is None and max_lag is None and (options is None or options == {}):
         raise InvalidInput(f"job {name!r}: alter takes interval=, max_lag= or options=")
     named = options if isinstance(options, Mapping) else {}
     for table, given in {**named, **({} if isinstance(options, Mapping) else {name: options})}.items():

@@ -135,6 +135,14 @@ def test_alter_of_nothing_or_of_something_else_is_wrong_usage(run, lake, words) 
     assert run("alter", lake.root, *words).code == 2
 
 
+def test_alter_of_nothing_names_what_can_be_altered(run, lake) -> None:
+    done = run("alter", lake.root, "job", "daily")
+    assert "alter: say what to change: --interval, --max-lag\n" in done.err, done.err
+    done = run("alter", lake.root, "table", "orders")
+    assert "say what to change: --history-retention, --log-retention, --compact-segments" in done.err
+    assert "--changelog, --drop-unchanged\n" in done.err
+
+
 def test_alter_of_a_table_asks_before_it_keeps_less(run, lake) -> None:
     facts = json.loads(run("alter", lake.root, "table", "orders", "--log-retention", "9d", "--json").out)
     assert facts["options"]["log_retention"] == 9 * 86_400 and facts["changelog"] == "upsert"

@@ -433,7 +433,8 @@ class StoreMachine(RuleBasedStateMachine):
             model.retention_ms, model.log_retention_ms, model.compact_segments = states_ms, log_ms, compact_segments
         if full is not None:
             model.full = full
-        self.handles[name].alter(options=options, changelog={None: None, True: "full", False: "upsert"}[full])
+        if options is not None or full is not None:
+            self.handles[name].alter(options=options, changelog={None: None, True: "full", False: "upsert"}[full])
 
     @rule(data=st.data(), name=st.sampled_from(sorted(SHAPES)))
     def truncate(self, data: st.DataObject, name: str) -> None:

@@ -193,9 +193,23 @@ def test_altering_changes_what_it_is_given(lab: Lab) -> None:
     lab.reopen()
     assert _settings(lab.store.table("j_out").info) == ("full", options, False)
     written = lab.txn_id()
-    lab.store.table("r").alter()
     lab.store.table("r").alter(options=options, changelog="full")
     assert lab.txn_id() == written, "nothing changed, so nothing is written"
+
+
+def test_altering_nothing_is_refused_as_it_is_of_jobs(lab: Lab) -> None:
+    lab.root_table()
+    lab.job("j", ["r"])
+    written = lab.txn_id()
+    for name in ("r", "j_out"):
+        with pytest.raises(
+            el.InvalidInput, match=f"table '{name}': alter takes options=, changelog= or drop_unchanged="
+        ):
+            lab.store.table(name).alter()
+    for nothing in ({}, {"options": {}}):
+        with pytest.raises(el.InvalidInput, match="job 'j': alter takes interval=, max_lag= or options="):
+            lab.store.job("j").alter(**nothing)
+    assert lab.txn_id() == written
 
 
 def test_bad_settings_change_nothing(lab: Lab) -> None:
