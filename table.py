@@ -124,7 +124,7 @@ class Table(OneProcess):
         settings = Settings(options, changelog, drop_unchanged)
         if settings == Settings():
             raise InvalidInput(f"table {self.name!r}: alter takes options=, changelog= or drop_unchanged=")
-        alter_table(self._handle, self._table, settings)
+        alter_table(self._handle, self._table, lambda _: settings)
 
     # ---- writing -------------------------------------------------------------------------------------------------
 

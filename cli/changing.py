@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
+from typing import Any
 
 from ..checkpoint.graph import refuse_in_use as refuse_job_in_use
 from ..checkpoint.pace import boundaries_text
+from ..errors import EpochlogError
 from ..store.catalog import View
-from ..store.definitions import TableDef, all_jobs, find_job, find_table, get_table
+from ..store.definitions import TableDef, TableOptions, all_jobs, find_job, find_table, get_table
 from ..store.history import read_commits, read_epoch_view
 from ..store.holds import holds_of
-from ..store.tables import refuse_in_use
+from ..store.settings import Settings
+from ..store.tables import alter_table, refuse_in_use
 from .asking import ask
 from .facts import Facts, RowCounter, TableLook, look_at, table_facts
 from .session import Session
 from .words import bytes_text, count_text, epoch_text, listed, safe
 
 _SPANS = ("history_retention", "log_retention")
+_OPTIONS = (*_SPANS, "compact_segments", "max_segments")
 
 
 def alter(session: Session) -> None:
@@ -44,28 +48,41 @@ def _alter_job(session: Session) -> None:
 
 
 def _alter_table(session: Session) -> None:
-    asked, name = session.options, session.options.name
-    now = session.handle.catalog.read(lambda view: find_table(view, name)).options
-    spans = {what: timedelta(seconds=getattr(asked, what)) for what in _SPANS if getattr(asked, what) is not None}
-    counts = {
-        what: getattr(asked, what) for what in ("compact_segments", "max_segments") if getattr(asked, what) is not None
-    }
-    wanted = replace(now, **spans, **counts)
-    shorter = [what for what, span in spans.items() if span < getattr(now, what)]
-    if shorter:
-        lost = [f"{what} was {getattr(now, what)}, and would be {spans[what]}" for what in shorter]
-        ask(session, f"Let go of what table {name} keeps for longer than that?", lost)
-    table = session.store.table(name)
+    """Only the named options are written, onto those that are there by then; less is kept only where it was asked."""
+    asked, name, handle = session.options, session.options.name, session.handle
+    table = handle.catalog.read(lambda view: find_table(view, name))
+    named = {what: getattr(asked, what) for what in _OPTIONS if getattr(asked, what) is not None}
+    named.update({what: timedelta(seconds=named[what]) for what in _SPANS if what in named})
     dropping = None if asked.drop_unchanged is None else asked.drop_unchanged == "yes"
-    table.alter(options=wanted if spans or counts else None, changelog=asked.changelog, drop_unchanged=dropping)
+    replace(table.options, **named)  # what cannot be is told before anybody is asked
+    shorter = _shorter(table.options, named)
+    if shorter:
+        lost = [f"{what} was {kept}, and would be {named[what]}" for what, kept in shorter.items()]
+        ask(session, f"Let go of what table {name} keeps for longer than that?", lost)
+
+    def chosen(now: TableDef) -> Settings:
+        if not asked.yes and (found := _shorter(now.options, named)) != shorter:
+            told = " and ".join(f"{what} is {getattr(now.options, what)}" for what in {**shorter, **found})
+            raise EpochlogError(
+                f"table {name}: {told} by now, which somebody else has changed; nothing was done. Run it again"
+            )
+        return Settings(replace(now.options, **named) if named else None, asked.changelog, dropping)
+
+    after = alter_table(handle, table, chosen)
     if session.out.as_json:
-        options = {**asdict(wanted), **{what: getattr(wanted, what).total_seconds() for what in _SPANS}}
-        session.out.document({"name": name, "changelog": table.info.changelog, "options": options})
+        options = {**asdict(after.options), **{what: getattr(after.options, what).total_seconds() for what in _SPANS}}
+        session.out.document({"name": name, "changelog": after.changelog, "options": options})
     else:
         session.out.show(
-            f"table {name}: changelog {table.info.changelog}, "
-            + ", ".join(f"{what} {getattr(wanted, what)}" for what in asdict(wanted))
+            f"table {name}: changelog {after.changelog}, "
+            + ", ".join(f"{what} {getattr(after.options, what)}" for what in asdict(after.options))
         )
+
+
+def _shorter(now: TableOptions, named: Mapping[str, Any]) -> dict[str, timedelta]:
+    """How long is kept now what would be kept for less."""
+    kept = {what: getattr(now, what) for what in _SPANS}
+    return {what: span for what, span in kept.items() if what in named and named[what] < span}
 
 
 def rebuild(session: Session) -> None:

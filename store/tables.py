@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from ..errors import InvalidInput, LogHeld, TableExists, TableInUse
@@ -77,11 +78,14 @@ def _same_table(tx: Txn, schema: TableSchema, settings: Settings) -> TableDef:
     return found
 
 
-def alter_table(handle: Handle, table: TableDef, settings: Settings) -> None:
-    """Give a table other settings. TableDropped, InvalidInput."""
-    handle.catalog.transact(lambda tx: altered(tx, table.id, table.name, settings))
+def alter_table(handle: Handle, table: TableDef, chosen: Callable[[TableDef], Settings]) -> TableDef:
+    """Give a table the settings that are chosen for it as it is now, in one transaction. TableDropped, InvalidInput."""
+    after = handle.catalog.transact(
+        lambda tx: altered(tx, table.id, table.name, chosen(get_table(tx, table.id, table.name)))
+    )
     reached("table:altered")
     handle.wake_maintenance()
+    return after
 
 
 def altered(tx: Txn, table_id: int, name: str, settings: Settings) -> TableDef:

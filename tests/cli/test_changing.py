@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+import epochlog as el
 from epochlog import api
+from epochlog.cli import changing
 
 
 class Terminal(io.StringIO):
@@ -153,3 +159,57 @@ def test_alter_of_a_table_asks_before_it_keeps_less(run, lake) -> None:
         "table orders: changelog full, history_retention 1:00:00, log_retention 1:00:00, compact_segments 8, "
         "max_segments 64\n"
     )
+
+
+def options_of(store: api.Store, name: str) -> el.TableOptions:
+    return store.table(name).info.options
+
+
+def between(monkeypatch: pytest.MonkeyPatch, root: str, change: Callable[[api.Store], object]) -> None:
+    """Somebody else makes a change between the question and the answer."""
+
+    def answered(*_: object) -> None:
+        with api.open(root) as store:
+            change(store)
+
+    monkeypatch.setattr(changing, "ask", answered)
+
+
+def test_alter_leaves_what_somebody_else_changes_meanwhile(run, lake, monkeypatch) -> None:
+    """One names log_retention and is asked; another sets the rest before the answer."""
+    others = el.TableOptions(history_retention=timedelta(hours=7), compact_segments=3, max_segments=9)
+    between(monkeypatch, lake.root, lambda store: store.table("orders").alter(options=others, changelog="full"))
+    done = run("alter", lake.root, "table", "orders", "--log-retention", "1h")
+    assert done.out == (
+        "table orders: changelog full, history_retention 7:00:00, log_retention 1:00:00, compact_segments 3, "
+        "max_segments 9\n"
+    )
+    with api.open(lake.root) as store:
+        assert options_of(store, "orders") == replace(others, log_retention=timedelta(hours=1))
+
+
+def test_alter_lets_go_of_nothing_that_was_not_asked_about(run, lake, monkeypatch) -> None:
+    longer = el.TableOptions(log_retention=timedelta(days=30))
+    between(monkeypatch, lake.root, lambda store: store.table("orders").alter(options=longer))
+    done = run("alter", lake.root, "table", "orders", "--log-retention", "1h", "--compact-segments", "2")
+    assert done.code == 1 and "log_retention is 30 days, 0:00:00 by now" in done.err, done.err
+    with api.open(lake.root) as store:
+        assert options_of(store, "orders") == longer
+    longer_yet = el.TableOptions(log_retention=timedelta(days=60))
+    between(monkeypatch, lake.root, lambda store: store.table("orders").alter(options=longer_yet))
+    done = run("alter", lake.root, "table", "orders", "--log-retention", "1h", "--yes")
+    assert done.code == 0, "who says yes beforehand says it to whatever there is"
+    with api.open(lake.root) as store:
+        assert options_of(store, "orders").log_retention == timedelta(hours=1)
+
+
+def test_alter_does_nothing_to_another_table_of_that_name(run, lake, monkeypatch) -> None:
+    def anew(store: api.Store) -> None:
+        store.drop_table("nothing_yet")
+        store.create_table("nothing_yet", pa.schema([("id", pa.int64())]), ["id"])
+
+    between(monkeypatch, lake.root, anew)
+    done = run("alter", lake.root, "table", "nothing_yet", "--log-retention", "1h")
+    assert done.code == 1 and "nothing_yet" in done.err
+    with api.open(lake.root) as store:
+        assert options_of(store, "nothing_yet") == el.TableOptions()
