@@ -9,10 +9,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from ..store.epoch import show_span
 from .facts import Facts
 from .graph import graph
 from .plain import cell
-from .words import NONE, bytes_text, count_text, epoch_text, lag_text, listed, one_line, safe, span_text
+from .words import NONE, bytes_text, count_text, epoch_text, lag_text, listed, one_line, safe
 
 STATE_STYLES = {
     "creating": "yellow",
@@ -115,7 +116,7 @@ def held(found: Sequence[Facts]) -> Iterable[Table]:
 def _held(one: Facts) -> tuple[str, ...]:
     epochs = sorted(set(one["epochs"].values()))
     at = epoch_text(epochs[0]) if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}"
-    return one["name"], listed(list(one["epochs"])), at, one["until"], span_text(one["left_ms"])
+    return one["name"], listed(list(one["epochs"])), at, one["until"], show_span(one["left_ms"])
 
 
 def _upkeep(found: Sequence[Facts]) -> Iterable[Table]:
@@ -181,9 +182,9 @@ def _progress(job: Facts) -> tuple[Text | str, ...]:
 def _job(job: Facts) -> tuple[Text | str, ...]:
     barrier = job["barrier"]
     told = (
-        f"{barrier['kind']} {barrier['prev']} → {barrier['curr']}, {span_text(barrier['age_ms'])}" if barrier else NONE
+        f"{barrier['kind']} {barrier['prev']} → {barrier['curr']}, {show_span(barrier['age_ms'])}" if barrier else NONE
     )
-    every, incarnation = span_text(job["interval_ms"]), count_text(job["incarnation"])
+    every, incarnation = show_span(job["interval_ms"]), count_text(job["incarnation"])
     every += f" = {job['interval']:,} boundaries" * (job["interval"] > 1)
     return job["name"], ", ".join(job["upstreams"]), ", ".join(job["outputs"]), every, incarnation, told, _error(job)
 
@@ -246,7 +247,7 @@ def _run_by(runner: Facts | None) -> str:
 
 def _writer(writer: Facts) -> tuple[str, ...]:
     intent = f"{writer['kind']} {writer['intent'][:8]}"
-    return intent, writer["by"] or NONE, span_text(writer["age_ms"]), writer["expires"]
+    return intent, writer["by"] or NONE, show_span(writer["age_ms"]), writer["expires"]
 
 
 def _log(log: Facts) -> str:
@@ -256,7 +257,7 @@ def _log(log: Facts) -> str:
 
 
 def _retention(kept: Facts) -> str:
-    history, log = (span_text(round(kept[name] * 1000)) for name in ("history_s", "log_s"))
+    history, log = (show_span(round(kept[name] * 1000)) for name in ("history_s", "log_s"))
     return f"history {history}, log {log}"
 
 
@@ -282,7 +283,7 @@ def _run(run: Facts) -> tuple[str, ...]:
 
 def _hold(hold: Facts) -> tuple[str, ...]:
     at = (NONE if hold[name] is None else epoch_text(hold[name]) for name in ("log_epoch", "read_epoch"))
-    return hold["holder"], *at, span_text(hold["age_ms"]), hold["expires"] or NONE
+    return hold["holder"], *at, show_span(hold["age_ms"]), hold["expires"] or NONE
 
 
 def commits(found: Iterable[Facts]) -> Table:
@@ -371,7 +372,7 @@ def traces(found: Sequence[Facts]) -> Table:
             f"{one['rows_in']:,} → {one['rows_out']:,}",
             bytes_text(one["bytes_in"]),
             bytes_text(one["bytes_out"]),
-            span_text(one["took_ms"]),
+            show_span(one["took_ms"]),
         )
         for one in found
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..store.epoch import to_unix_ms
-from .words import epoch_text, one_line, span_text
+from ..store.epoch import show_span, to_unix_ms
+from .words import epoch_text, one_line
 
 if TYPE_CHECKING:
     from .facts import JobLook
@@ -27,13 +27,13 @@ def _own(job: JobLook, now_ms: int) -> str:
     at = epoch_text(wait.epoch)
     match wait.kind:
         case "boundary":
-            return f"its next boundary, {at}, in {span_text(max(0, to_unix_ms(wait.epoch or 0) + 1 - now_ms))}"
+            return f"its next boundary, {at}, in {show_span(max(0, to_unix_ms(wait.epoch or 0) + 1 - now_ms))}"
         case "runner":
-            late = span_text(max(0, now_ms - (wait.since_ms or now_ms)))
+            late = show_span(max(0, now_ms - (wait.since_ms or now_ms)))
             act = "go on with its snapshot" if record.cursor else "commit its barrier" if record.barrier else None
             return f"a runner to {act or 'begin its barrier'} at {at}, due for {late}"
         case "failed":
-            since = "" if record.failed_ms is None else f" for {span_text(max(0, now_ms - record.failed_ms))}"
+            since = "" if record.failed_ms is None else f" for {show_span(max(0, now_ms - record.failed_ms))}"
             return f"a runner to try again, failing{since} with {one_line(record.last_error or '')}"
         case "rebuild":
             return f"job.rebuild(): {one_line(record.lost or 'the logs it needs are gone')}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..store.epoch import show_span, to_unix_ms
 from ..store.epoch import show_time as iso
-from ..store.epoch import to_unix_ms
 
 NONE = "-"
 
@@ -30,23 +30,9 @@ def bytes_text(count: int) -> str:
     return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
 
 
-def span_text(ms: int) -> str:
-    """A length of time by its two largest units: `350 ms`, `1.2 s`, `3 min 5 s`, `2 h 5 min`, `4 d 3 h`."""
-    if ms < 1000:
-        return f"{ms} ms"
-    if ms < 60_000:
-        return f"{ms // 100 / 10:.1f} s"
-    minutes, s = divmod(ms // 1000, 60)
-    hours, minutes_left = divmod(minutes, 60)
-    days, hours_left = divmod(hours, 24)
-    if days:
-        return f"{days} d {hours_left} h"
-    return f"{hours} h {minutes_left} min" if hours else f"{minutes} min {s} s"
-
-
 def lag_text(ms: int) -> str:
     """How far behind; `none` when everything is reflected."""
-    return span_text(ms) if ms else "none"
+    return show_span(ms) if ms else "none"
 
 
 def count_text(count: int | None) -> str:

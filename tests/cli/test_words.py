@@ -17,15 +17,6 @@ def test_bytes(count: int, text: str) -> None:
     assert words.bytes_text(count) == text
 
 
-@pytest.mark.parametrize(
-    "ms, text",
-    [(0, "0 ms"), (999, "999 ms"), (1000, "1.0 s"), (1299, "1.2 s"), (59_999, "59.9 s"), (60_000, "1 min 0 s"),
-     (3_599_999, "59 min 59 s"), (7_500_000, "2 h 5 min"), (86_400_000, "1 d 0 h"), (356_400_000, "4 d 3 h")],
-)  # fmt: skip
-def test_spans(ms: int, text: str) -> None:
-    assert words.span_text(ms) == text
-
-
 def test_epochs_have_their_time_and_zero_has_none() -> None:
     epoch = from_unix_ms(1_750_000_000_123) + 5
     assert words.epoch_text(epoch) == f"{epoch} (2025-06-15T15:06:40.123Z)"

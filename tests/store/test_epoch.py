@@ -20,6 +20,7 @@ from epochlog.store.epoch import (
     from_unix_ms,
     last_of_unix_ms,
     newest_index,
+    show_span,
     to_unix_ms,
 )
 
@@ -93,3 +94,13 @@ def test_a_length_of_time_is_seconds_or_a_timedelta(value: object) -> None:
     with pytest.raises(InvalidInput, match="max_lag"):
         seconds(value, "max_lag")  # pyright: ignore[reportArgumentType]
     assert seconds(timedelta(milliseconds=1500), "max_lag") == 1.5
+
+
+@pytest.mark.parametrize(
+    "ms, text",
+    [(0, "0 ms"), (999, "999 ms"), (1000, "1.0 s"), (1299, "1.2 s"), (59_999, "59.9 s"), (60_000, "1 min"),
+     (3_599_999, "59 min 59 s"), (7_200_000, "2 h"), (7_500_000, "2 h 5 min"),
+     (86_400_000, "1 d"), (356_400_000, "4 d 3 h")],
+)  # fmt: skip
+def test_spans_are_told_by_their_two_largest_units(ms: int, text: str) -> None:
+    assert show_span(ms) == text
