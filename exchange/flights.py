@@ -120,7 +120,8 @@ class FlightDesk:
 
         def rows() -> Iterator[pa.RecordBatch]:
             reading = self.pins.reading(asked.flight, asked.part)
-            with as_flight_errors(), self.traffic.enter(call) as passage, reading as part:
+            # do_get has returned by now: what it gives counts as a call until it ends
+            with as_flight_errors(), call.counted(), self.traffic.enter(call) as passage, reading as part:
                 yield from passage.outward(part.batches(), part.footprint)
 
         return flight.GeneratorStream(schema, rows())

@@ -11,9 +11,10 @@ from __future__ import annotations
 import hmac
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -70,6 +71,7 @@ class Call:
     cancelled: Callable[[], bool]
     hang_up: Callable[[], None]
     may_write: bool = True  # whether its token may
+    counted: Callable[[], AbstractContextManager[None]] = nullcontext  # inside, it counts as one of its connection's
 
 
 class Flights(Protocol):
@@ -276,7 +278,9 @@ class _Door(flight.FlightServerBase):
             with suppress(OSError):
                 hang_up(self.port, [peer])
 
-        return Call(peer, context.is_cancelled, cut, _role(context) >= Role.WRITE)
+        may_write = _role(context) >= Role.WRITE
+        counted = partial(self._server.callers.calling, peer, may_write)
+        return Call(peer, context.is_cancelled, cut, may_write, counted)
 
 
 class _Caller(flight.ServerMiddleware):

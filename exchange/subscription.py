@@ -116,7 +116,9 @@ class _Subscription:
         table = handle.catalog.read(lambda view: table_of(view, request.table, known))
         self.watched = head_key(table.id)
         self._name = table.name
-        self._consumer = None if request.consumer is None else _opened(handle, request, request.consumer)
+        self._consumer = (
+            None if request.consumer is None else _opened(handle, request, request.consumer, line.may_write)
+        )
         place = _start(handle, table, request, self._consumer)
         try:
             self._feed = TableFeed(handle, table, request.columns, place, ADVICE, self._metered)
@@ -343,11 +345,10 @@ class _Subscription:
                 return
 
 
-def _opened(handle: Handle, request: Request, name: str) -> Consumer:
+def _opened(handle: Handle, request: Request, name: str, may_write: bool) -> Consumer:
     resumed = None if request.resume is None else request.resume.incarnation
-    return open_consumer(
-        handle, name, [request.table], too_old=request.too_old, keep=request.keep_s, incarnation=resumed
-    )
+    tables, too_old, keep = [request.table], request.too_old, request.keep_s
+    return open_consumer(handle, name, tables, too_old=too_old, keep=keep, incarnation=resumed, may_write=may_write)
 
 
 def _start(handle: Handle, table: TableDef, request: Request, consumer: Consumer | None) -> Place | None:

@@ -31,6 +31,8 @@ KEEP = timedelta(days=7)
 """How long a consumer that nobody has open holds its logs, unless it says otherwise."""
 MOST_CONSUMERS = 1_000
 """Consumers of one store."""
+MOST_FOR_READERS = MOST_CONSUMERS * 3 // 4
+"""Consumers that there may be, whoever made them, when somebody who may only read makes one more."""
 TOO_OLD = ("error", "snapshot")
 
 
@@ -166,14 +168,16 @@ def open_consumer(
     keep: float | timedelta | None = KEEP,
     states: bool = False,
     incarnation: int | None = None,
+    may_write: bool = True,
 ) -> Consumer:
     """The consumer of that name, made if there is none, under a new incarnation: an earlier one is fenced.
 
     too_old: what to do where changes after its position were truncated while it was away: "error" raises LogTruncated,
     "snapshot" begins anew with the tables' rows. keep: how long (seconds or a timedelta) it may be away before it holds
     the log no longer; None: for good. states: it reads old rows, so where they are not stored with the log, the states
-    at its position are held too. What the newest opener says of these counts. Raises InvalidName, InvalidInput,
-    LimitExceeded, TableNotFound, TableDropped.
+    at its position are held too. What the newest opener says of these counts. may_write: for whom it is made may; who
+    may only read leaves a quarter of the places. Raises InvalidName, InvalidInput, LimitExceeded, TableNotFound,
+    TableDropped.
     """
     check_consumer_name(name)
     if too_old not in TOO_OLD:
@@ -188,7 +192,7 @@ def open_consumer(
         if incarnation is not None:
             _require_newest(get_consumer(tx, name), incarnation)
         if known is None:
-            record, found = _founded(tx, name, tables, too_old)
+            record, found = _founded(tx, name, tables, too_old, MOST_CONSUMERS if may_write else MOST_FOR_READERS)
         else:
             record = ConsumerRecord.from_record(known)
             found = _same_tables(tx, record, tables)
@@ -274,9 +278,13 @@ def _fenced(record: ConsumerRecord, incarnation: int) -> Fenced:
 # ---- what it comes to --------------------------------------------------------------------------------------------
 
 
-def _founded(tx: Txn, name: str, tables: Sequence[str], too_old: str) -> tuple[ConsumerRecord, list[TableDef]]:
-    if sum(1 for _ in tx.scan(b"consumer/", after_prefix(b"consumer/"))) >= MOST_CONSUMERS:
-        raise LimitExceeded(f"there are {MOST_CONSUMERS:,} consumers already; drop one with store.drop_consumer(name)")
+def _founded(
+    tx: Txn, name: str, tables: Sequence[str], too_old: str, most: int
+) -> tuple[ConsumerRecord, list[TableDef]]:
+    there = sum(1 for _ in tx.scan(b"consumer/", after_prefix(b"consumer/")))
+    if there >= most:
+        kept = "" if most == MOST_CONSUMERS else f", and the last {MOST_CONSUMERS - most} places are for who may write"
+        raise LimitExceeded(f"there are {there:,} consumers already{kept}; drop one with store.drop_consumer(name)")
     found = [find_table(tx, table) for table in tables]
     position = None
     for table in found:  # before there were records of consumers, a hold without an end was all there was of one

@@ -4,21 +4,34 @@ their rules (store/test_schema.py, batch/test_snapshot.py), those of one record 
 
 from __future__ import annotations
 
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyarrow import flight
 
 import epochlog as el
 from epochlog.errors import BadMessage, InvalidInput, LimitExceeded
+from epochlog.exchange import flights
+from epochlog.exchange import server as exchange_server
+from epochlog.exchange.connections import Patience
 from epochlog.exchange.line import MAX_MESSAGE, ClientLine, ask, connect
 from epochlog.exchange.server import MAX_ACTION, MAX_COMMAND
 from epochlog.exchange.staged import state, wire
 from epochlog.exchange.staged.content import encoded
+from epochlog.exchange.traffic import Limits
+from epochlog.store import consumers
 from epochlog.store.conform import MAX_BATCH_BYTES, conform_table
+from epochlog.store.consumers import open_consumer
+from patience import until
+from security.doors import READ_TOKEN, ROWS, TOKEN, bearer, error_of
 
 pytestmark = pytest.mark.local_only
+OF_ITS_OWN = [("grpc.use_local_subchannel_pool", 1)]
+"""Else all clients of a process share one connection."""
 
 
 @pytest.mark.parametrize("what, longest", [("table", 63), ("query", 63)])
@@ -80,6 +93,68 @@ def test_bytes_of_a_pushed_batch() -> None:
     assert encoded(batch(most)).size <= wire.MAX_BATCH
     with pytest.raises(LimitExceeded, match="several"):
         encoded(batch(wire.MAX_BATCH - 63))
+
+
+def test_consumers_that_readers_make_leave_a_quarter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names are kept in the catalog for as long as a reader asks: with all of them taken no writer's job could read."""
+    assert consumers.MOST_FOR_READERS == 750
+    monkeypatch.setattr(consumers, "MOST_CONSUMERS", 4)
+    monkeypatch.setattr(consumers, "MOST_FOR_READERS", 3)
+
+    def subscribed(location: str, token: str, name: str) -> None:
+        with el.connect(location, token=token) as client, client.subscribe("t", consumer=name, reconnect=0.1) as sub:
+            next(iter(sub))
+
+    with el.open(tmp_path / "s", durability="os") as store:
+        store.create_table("t", ROWS.schema, ["id"]).upsert(ROWS)
+        with el.serve(store, token=TOKEN, read_token=READ_TOKEN) as server:
+            for name in ("a", "b", "c"):
+                subscribed(server.location, READ_TOKEN, name)
+            with pytest.raises(
+                LimitExceeded, match=r"3 consumers already, and the last 1 places are for who may write"
+            ):
+                subscribed(server.location, READ_TOKEN, "d")
+            subscribed(server.location, READ_TOKEN, "a")  # what is there is read on
+            subscribed(server.location, TOKEN, "of_an_owner")
+            with pytest.raises(LimitExceeded, match=r"there are 4 consumers already; drop one"):
+                subscribed(server.location, TOKEN, "e")
+        store.drop_consumer("a")
+        open_consumer(store._handle, "of_the_store_itself", ["t"]).close()
+
+
+@pytest.mark.parametrize("token", [READ_TOKEN, TOKEN])
+def test_gets_count_for_their_connection_until_they_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    """do_get returns at once; what it gives goes on for as long as the client likes."""
+    monkeypatch.setattr(exchange_server, "Patience", partial(Patience, calls_of_one=3))
+    monkeypatch.setattr(flights, "Limits", partial(Limits, in_flight_bytes=1 << 30))  # nobody waits for room
+    wide = pa.table({"id": range(16_384), "v": [f"{one:08d}" * 512 for one in range(16_384)]})
+    options, path = flight.FlightCallOptions(headers=bearer(token)), flight.FlightDescriptor.for_path("wide")
+    with el.open(tmp_path / "s", durability="os") as store, ExitStack() as stack:
+        store.create_table("wide", wide.schema, ["id"]).upsert(wide)
+        server = stack.enter_context(el.serve(store, token=TOKEN, read_token=READ_TOKEN))
+        one, two = (
+            stack.enter_context(closing(flight.connect(server.location, generic_options=OF_ITS_OWN))) for _ in range(2)
+        )
+        ticket = one.get_flight_info(path, options).endpoints[0].ticket
+
+        def got(client: flight.FlightClient) -> int:
+            return client.do_get(ticket, options).read_all().num_rows
+
+        streams = [one.do_get(ticket, options) for _ in range(3)]
+        for stream in streams:
+            stream.read_chunk()
+        with pytest.raises(flight.FlightError, match="LimitExceeded.*3 of them over this connection"):
+            got(one)
+        with pytest.raises(flight.FlightError, match="LimitExceeded"):
+            list(one.list_flights(options=options))
+        assert got(two) == wide.num_rows
+        streams[0].read_all()
+        until(lambda: error_of(got, one) is None)
+        for stream in streams[1:]:
+            stream.cancel()
+        until(lambda: not server._server.callers._calls)
 
 
 def test_bytes_of_one_upsert() -> None:
