@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 PYTEST = (sys.executable, "-m", "pytest", "-q")
 QUICK = "not spark and not slow and not medium and not long and not campaign"
+# a JVM that lives for seconds gains nothing by compiling well and by collecting garbage beside
+BRIEF_JVM = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 # what is run again with the catalog in Redis, and with the files on S3
 AGAIN = tuple(f"tests/{name}" for name in ("store", "model", "scenarios", "law", "checkpoint", "batch"))
 
@@ -80,7 +82,7 @@ def test(spread: Sequence[str]) -> list[Pass]:
     """Those with Spark one by one, beside all others; then what is quick again on Redis and S3."""
     return [
         Pass("types, of tests and bench too", (str(BIN / "basedpyright"),), beside=True),
-        Pass("Spark", (*PYTEST, "-m", "spark and not long and not campaign"), beside=True),
+        Pass("Spark", (*PYTEST, "-m", "spark and not long and not campaign"), BRIEF_JVM, beside=True),
         Pass("tests", (*PYTEST, "-m", "not spark and not long and not campaign", *spread, "--dist", "worksteal")),
         *again(QUICK, spread),
     ]

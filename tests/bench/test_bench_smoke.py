@@ -23,7 +23,7 @@ def command() -> list[str]:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_quick_run_makes_every_row_of_every_table_and_its_report(tmp_path: Path) -> None:
     report, results = tmp_path / "PERFORMANCE.md", tmp_path / "figures.json"
     # in a worker of xdist the benchmark plugin would take this run for one of its own and keep no samples

@@ -17,6 +17,7 @@ from epochlog.demo.views import VIEWS
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_a_quick_run(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "epochlog.demo", "--quick", "--json", "--output", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -103,6 +103,7 @@ def test_the_shell_knows_its_name(installed: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_spark_knows_its_name(installed: str, tmp_path: Path) -> None:
     root = tmp_path / "lake"
     minute_ms = 29_000_000 * MINUTE_MS  # long ago: every minute since then is the same

@@ -13,7 +13,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tpch.py"
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_runs_as_printed(tmp_path: Path) -> None:
     command = [sys.executable, EXAMPLE, "--refreshes", "2", "--seed", "5"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

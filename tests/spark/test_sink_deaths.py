@@ -149,6 +149,7 @@ def test_tasks_that_die_and_drivers_that_die(tmp_path: Path, spark: SparkSession
 
 
 @pytest.mark.redis
+@pytest.mark.long
 def test_tasks_that_run_twice_and_executors_that_die(tmp_path: Path, spark: SparkSession, s3: S3Server) -> None:
     """On a cluster, files on S3, catalog in Redis. The driver dies when it has committed, and is told so by nobody."""
     settings = {

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 import pytest
 import tpch
 import tpch_data
@@ -102,10 +103,10 @@ def old_rows_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
 def orders_that_moved_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """An order is joined again when a line of it has changed, and not when it has itself."""
 
-    def lines_only(ctx: Any) -> list[int] | None:
+    def lines_only(ctx: Any) -> pa.Table | None:
         if ctx.barrier.prev == 0:
             return None
-        return ctx.changes("lineitem", columns=["l_orderkey"]).toArrow()["l_orderkey"].unique().to_pylist()
+        return ctx.touched("lineitem", "l_orderkey").toArrow().rename_columns(["key"])
 
     monkeypatch.setattr(tpch_views, "touched", lines_only)
 
@@ -123,10 +124,10 @@ def before_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
 def nothing_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of a view stay when their keys have no answer any more."""
 
-    def only_added(ctx: Any, view: str, answer: DataFrame, before: DataFrame) -> None:
-        ctx.upsert(view, answer)
+    def only_added(ctx: Any, view: str, *, by: str, touched: pa.Table, from_: DataFrame) -> None:
+        ctx.upsert(view, from_)
 
-    monkeypatch.setattr(tpch_views, "replace", only_added)
+    monkeypatch.setattr(el.SparkRefreshContext, "recompute", only_added)
 
 
 def rounded(monkeypatch: pytest.MonkeyPatch) -> None:

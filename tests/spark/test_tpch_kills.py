@@ -293,7 +293,7 @@ def story(tmp_path: Path, seed: int) -> Iterator[Story]:
     made.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1])
 def test_at_any_moment_the_views_are_duckdbs_answers(story: Story) -> None:
     play(story, SHORT)
