@@ -33,7 +33,8 @@ class HeldSnapshot:
     """A snapshot held under a name as of now; times are Unix milliseconds.
 
     epochs: by table; a table that was dropped since is not among them. token: `consistency=epochlog.Exact(token)`
-    repeats it, in any process, until `until_ms`.
+    repeats it, in any process, until `until_ms`. The one that `snapshot.hold` returns also says why tables were left
+    out; the catalog does not keep the reasons, so the ones of `store.held_snapshots()` do not.
     """
 
     name: str
@@ -76,7 +77,7 @@ def hold_snapshot(handle: Handle, token: Token, lasting: float | timedelta, name
             since_ms = before[entry.table_id].since_ms if before else now_ms
             holds.append(Hold(KIND + chosen, entry.table_id, None, entry.epoch, since_ms, now_ms + length_ms))
             tx.put(hold_key(entry.table_id, holds[-1].holder), holds[-1].to_record())
-        return _told(chosen, holds, names, handle.store_id)
+        return _told(chosen, holds, names, handle.store_id, token.left_out)
 
     return handle.catalog.transact(body)
 
@@ -135,12 +136,14 @@ def _is_held(hold: Hold, now_ms: int) -> bool:
     return hold.version == NO_PLAN and hold.expires_ms is not None and hold.expires_ms > now_ms
 
 
-def _told(name: str, holds: Sequence[Hold], names: Mapping[int, str], store_id: str) -> HeldSnapshot:
+def _told(
+    name: str, holds: Sequence[Hold], names: Mapping[int, str], store_id: str, left_out: Mapping[str, str] | None = None
+) -> HeldSnapshot:
     epochs = {hold.table_id: hold.read_epoch or 0 for hold in sorted(holds, key=lambda hold: hold.table_id)}
     return HeldSnapshot(
         name,
         {names[table_id]: epoch for table_id, epoch in epochs.items()},
-        encode_token(epochs, names, store_id),
+        encode_token(epochs, names, store_id, left_out),
         min(hold.since_ms for hold in holds),
         min(hold.expires_ms or 0 for hold in holds),
     )

@@ -242,9 +242,8 @@ class Exact:
         if refused:
             raise TableNotReadable(f"the snapshot of this token left out what is asked for: {listed(refused)}")
         if missing:
-            raise InvalidInput(
-                f"exact has no epoch for {', '.join(missing)}; it has: {', '.join(self.epochs) or 'none'}"
-            )
+            there = ", ".join(self.epochs) or "none"
+            raise InvalidInput(f"exact has no epoch for {', '.join(missing)}; it has: {there}{advice_of(self)}")
         if self.token:
             self._check_identity(self.token, view, tables)
         return {name: self.epochs[name] for name in tables}
@@ -280,6 +279,16 @@ def choose_epochs(policy: Policy, view: EpochView, tables: Sequence[str] | None 
             raise InvalidInput(f"the policy {policy!r} chose no epoch for {name}")
         out[name] = _readable(view, name, as_epoch(f"the epoch chosen for {name}", chosen[name]))
     return out
+
+
+def advice_of(policy: Policy) -> str:
+    """What is known of tables that a token has not, as the end of a message; nothing for other policies."""
+    if not isinstance(policy, Exact) or policy.token is None:
+        return ""
+    return (
+        ". The snapshot of this token was taken without it: of other tables alone, before it was made, or of all, and "
+        "left out what could not be read then. job.info.outside and `epochlog jobs` tell what cannot be read now"
+    )
 
 
 def left_out_of(policy: Policy, view: EpochView) -> dict[str, str]:

@@ -24,7 +24,7 @@ from ..store.scan import ScanPlan, plan_scan
 from ..store.schema import TableSchema
 from .doors import TableSnapshot
 from .held import HeldSnapshot, hold_snapshot
-from .policy import Global, Policy, choose_epochs, left_out_of, listed
+from .policy import Global, Policy, advice_of, choose_epochs, left_out_of, listed
 from .token import decode_token, encode_token
 from .waiting import until_chosen
 
@@ -164,7 +164,8 @@ class Snapshot(OneProcess):
         if table in self.left_out:
             raise TableNotReadable(f"this snapshot left out what is asked for: {self.left_out[table]}")
         if table not in self._plans:
-            raise InvalidInput(f"this snapshot has no table {table!r}; it has {sorted(self._plans)}")
+            advice = advice_of(self.policy)
+            raise InvalidInput(f"this snapshot has no table {table!r}; it has {sorted(self._plans)}{advice}")
 
 
 def take_snapshot(handle: Handle, policy: Policy, tables: Sequence[str] | None = None) -> Snapshot:

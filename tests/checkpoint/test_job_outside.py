@@ -208,7 +208,8 @@ def test_tokens_and_held_snapshots_refuse_what_was_left_out(lab: Lab) -> None:
         with pytest.raises(el.TableNotReadable, match=r"has left some out: late_out cannot be read.*partial=True"):
             moment.hold(60.0, "nightly")
         assert not lab.store.held_snapshots()
-        assert list(moment.hold(60.0, "nightly", partial=True).epochs) == ["r", "good_out"]
+        nightly, left_out = moment.hold(60.0, "nightly", partial=True), moment.left_out
+        assert list(nightly.epochs) == ["r", "good_out"]
     with lab.store.snapshot(["r", "good_out"]) as moment:
         moment.hold(60.0, "named")
     with pytest.raises(el.TableNotReadable, match="snapshot of this token left out .*late_out cannot be read: it lags"):
@@ -218,6 +219,30 @@ def test_tokens_and_held_snapshots_refuse_what_was_left_out(lab: Lab) -> None:
         with pytest.raises(el.TableNotReadable, match="late_out cannot be read"):
             again["late_out"]
         assert again.token == token
+    with pytest.raises(el.TableNotReadable, match="late_out cannot be read: it lags"):
+        read(lab, "late_out", consistency=el.Exact(nightly.token))
+    with lab.store.snapshot(consistency=el.Exact(nightly.token)) as held:
+        assert held.left_out == left_out
+        with pytest.raises(el.TableNotReadable, match="late_out cannot be read: it lags"):
+            held["late_out"]
+
+
+def test_a_held_snapshot_that_is_listed_says_what_is_known_of_what_it_has_not(lab: Lab) -> None:
+    """The holds are of the tables that it has; of the others the catalog keeps nothing."""
+    go_on(lab, 11, "good")
+    with lab.store.snapshot() as moment:
+        moment.hold(60.0, "nightly", partial=True)
+    (listed,) = lab.store.held_snapshots()
+    told = r"late_out; it has: r, good_out\. .*left out what could not be read then.*job\.info\.outside.*epochlog jobs"
+    with pytest.raises(el.InvalidInput, match=told):
+        read(lab, "late_out", consistency=el.Exact(listed.token))
+    with (
+        lab.store.snapshot(consistency=el.Exact(listed.token)) as held,
+        pytest.raises(el.InvalidInput, match=r"'late_out'.*left out what could not be read then.*job\.info\.outside"),
+    ):
+        held["late_out"]
+    with pytest.raises(el.InvalidInput, match=r"it has: r$"):
+        read(lab, "late_out", consistency=el.Exact({"r": 5}))
 
 
 def test_a_table_whose_history_is_short_is_left_out_by_itself(lab: Lab) -> None:
