@@ -83,6 +83,7 @@ class Carrier:
             with self.lock:
                 running.news = running.news or news
         with self.lock:
+            self.manager.pace(key, running.task.interval_ms)
             settled = barrier is None and not running.news
             self.carry(self.manager.decided(key, decision.barrier_id, barrier, settled=settled, last=last))
 

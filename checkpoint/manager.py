@@ -155,6 +155,10 @@ class CheckpointManager:
         """
         return self._told(job, lambda to, now: to.decided(now, barrier_id, barrier, settled, last))
 
+    def pace(self, job: str, interval_ms: int | None) -> None:
+        """The job's triggers are multiples of this interval from now on."""
+        self._told(job, lambda to, now: to.pace(now, interval_ms))
+
     def committed(self, job: str, barrier_id: int, epoch: int) -> list[Decision]:
         """Answers Commit: it has landed, at that epoch."""
         return self._told(job, lambda to, now: to.committed(now, barrier_id, epoch))

@@ -9,6 +9,7 @@ nobody starts from the catalog while it might still change. Rules: docs/SEMANTIC
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from ..errors import Fenced, SegmentUnknown
 from .attempt import Attempt, joined, next_multiple
@@ -162,6 +163,12 @@ class JobProtocol:
         return self._roll_back(now, {actor}, reason)
 
     # ---- answers -------------------------------------------------------------------------------------------------
+
+    def pace(self, now: int, interval_ms: int | None) -> list[Decision]:
+        if interval_ms != self.settings.interval_ms:
+            self.settings = replace(self.settings, interval_ms=interval_ms)
+            self._due_ms = self._trigger_after(now)
+        return []
 
     def decided(self, now: int, barrier_id: int, barrier: Barrier | None, settled: bool, last: bool) -> list[Decision]:
         attempt = self._attempt

@@ -58,6 +58,11 @@ class Task(Protocol):
         """The tables that its parts may write."""
         ...
 
+    @property
+    def interval_ms(self) -> int | None:
+        """From one trigger to the next, as `decide` has found it last."""
+        ...
+
     def same(self, asked: Attach) -> None:
         """InvalidInput unless a part that attaches so belongs to it."""
         ...
@@ -101,6 +106,7 @@ class LoadTask:
         self._handle = handle
         self._asked = asked
         self._settings = settings
+        self.interval_ms = settings.interval_ms
         self._load: LoadRecord | None = None
         self._number = 0  # the highest number that was given to a commit
         self.tables: Collection[str] = tuple(sorted(asked.tables))
@@ -205,7 +211,8 @@ class JobTask:
         record = handle.catalog.read(lambda view: find_job(view, asked.part.name))
         self._handle = handle
         self._parts = asked.parts
-        self._settings = replace(settings, interval_ms=handle.interval_ms * record.interval)
+        self.interval_ms: int | None = handle.interval_ms * record.interval
+        self._settings = replace(settings, interval_ms=self.interval_ms)
         self._runner = JobRunner(handle, record.id, record.name)
         self._tenure = self._runner.tenure("coordinator")
         self._run: BarrierRun | None = None
@@ -238,6 +245,8 @@ class JobTask:
     def decide(self, *, news: bool, drain: bool) -> tuple[Barrier | None, bool]:
         end = record_drain(self._runner) if drain else None
         self._run = self._runner.begin(whole=True, tenure=self._tenure)
+        job = self._runner.record() if self._run is None else self._run.job
+        self.interval_ms = self._handle.interval_ms * job.interval  # it may have been altered
         if self._run is None:
             return None, False
         # barriers of earlier boundaries come before the one that ends it

@@ -36,6 +36,28 @@ def test_triggers_are_multiples_of_the_interval_however_late_the_ticks_are(desk:
     assert injected(desk)[4:] == [6_000, 7_000]
 
 
+@pytest.mark.parametrize(("interval_ms", "then"), [(5_000, [5_000, 10_000]), (2_000, [4_000, 6_000, 8_000, 10_000])])
+def test_another_pace_holds_from_the_next_trigger_on(desk: Desk, interval_ms: int, then: list[int]) -> None:
+    desk.job("j")
+    desk.works("j")
+    desk.to(3_000)
+    desk.manager.pace("j", interval_ms)
+    desk.to(10_900)
+    assert injected(desk) == [1_000, 2_000, 3_000, *then]
+    desk.manager.pace("gone", interval_ms)
+
+
+def test_a_pace_that_stays_moves_no_trigger(desk: Desk) -> None:
+    """Not even one that is to come again because it was not used up."""
+    desk.job("j")
+    desk.works("j")
+    desk.to(999)
+    desk.now = START_MS + 1_500
+    desk.manager.pace("j", 1_000)
+    desk.do(desk.manager.tick())
+    assert injected(desk) == [1_500]
+
+
 def test_a_trigger_that_comes_while_a_barrier_is_in_flight_waits_for_its_end_and_the_pause(desk: Desk) -> None:
     desk.job("j", min_pause_ms=300)
     desk.to(2_500)

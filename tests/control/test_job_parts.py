@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,22 @@ def test_a_runner_of_its_own_fences_the_parts_only_when_told_to(tmp_path: Path) 
             job.step_local(whole)
         with pytest.raises((el.Cancelled, Fenced)):
             until(lambda: job.step_local(whole, take_over=True) and part.step(refresh, PATIENCE_S) is None)
+        check(store)
+
+
+def test_an_altered_interval_holds_from_the_next_barrier_on(tmp_path: Path) -> None:
+    """The coordinator looks at it when it decides one, however long the parts have been attached."""
+    with world(tmp_path) as (store, server), worker(server, store) as one:
+        job = store.job("revenue")
+        job.alter(interval=timedelta(hours=1))
+        part = one.attach(job="revenue", index=0, of=1, timeout=PATIENCE_S)
+        job.alter(interval=1)
+        write(store, random.Random(1))
+        server.coordinator.checkpoint("job", "revenue")  # the one that would be due within the hour
+        until(lambda: part.step(refresh, 0.05) is not None)
+        for seed in (2, 3):  # and nobody asks for these
+            write(store, random.Random(seed))
+            until(lambda: part.step(refresh, 0.05) is not None)
         check(store)
 
 
