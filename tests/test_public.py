@@ -72,6 +72,7 @@ def test_a_store_needs_neither_spark_nor_flight() -> None:
     assert not loaded & {"pyspark", "pyarrow.flight", "duckdb", "polars", "rich", "redis"}
 
 
+@pytest.mark.medium
 def test_contexts_can_be_named_without_spark() -> None:
     """As `def refresh(ctx: epochlog.SparkRefreshContext)` does, which loads the class."""
     names = "epochlog.LocalRefreshContext, epochlog.SparkRefreshContext, epochlog.PartRefreshContext"
@@ -87,6 +88,7 @@ def test_plans_need_neither_a_store_nor_arrow() -> None:
     assert not loaded & HEAVY
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("first", ["epochlog.spark", "epochlog.register", "__import__('epochlog.spark')"])
 def test_spark_is_the_function_whatever_is_imported_first(first: str) -> None:
     program = f"import epochlog\n{first}\nimport epochlog.spark\nfrom epochlog import spark\n"

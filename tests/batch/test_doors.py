@@ -121,6 +121,7 @@ DOORS: dict[str, Door] = {
 }
 
 
+@pytest.mark.medium
 def test_a_door_reads_the_columns_and_blocks_that_are_asked_for(store: el.Store, read: Count) -> None:
     with store.snapshot(["t"], consistency="latest") as snapshot:
         for door, look in DOORS.items():

@@ -351,6 +351,7 @@ def test_an_overwrite_by_changes_keeps_what_they_make(store: el.Store) -> None:
     assert held(store) == {4: 5}
 
 
+@pytest.mark.medium
 def test_few_keys_are_in_memory_when_few_rows_are_replaced_by_many(
     store: el.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

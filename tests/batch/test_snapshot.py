@@ -90,6 +90,7 @@ with el.open(sys.argv[1], create=False, clock=lambda: now) as store:
 """
 
 
+@pytest.mark.medium
 @pytest.mark.local_only
 def test_a_token_repeats_a_snapshot_in_another_process(lab: Lab) -> None:
     import json

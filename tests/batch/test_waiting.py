@@ -103,6 +103,7 @@ def step(store: el.Store) -> None:
     assert store.job("j").step_local(sums("r", "j_out"))
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("only_news")
 def test_whoever_waits_writes_nothing_and_looks_at_one_record(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     epoch = lab.put({1: (0, 11)})

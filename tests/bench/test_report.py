@@ -95,6 +95,7 @@ def test_a_run_is_whole_when_every_row_of_every_table_is_there() -> None:
     assert whole(1).keys() - whole(0.1).keys() == {(BASE, "P18")}
 
 
+@pytest.mark.medium
 def test_the_report_is_written_between_its_markers_with_the_plots_beside_it(tmp_path: Path) -> None:
     page, book = tmp_path / "PERFORMANCE.md", Book()
     page.write_text(MARKED)

@@ -273,6 +273,7 @@ def test_what_is_no_number_of_rows(lab: Lab, bad: Any) -> None:
         lab.job("j", ["r"], snapshot_rows=bad)
 
 
+@pytest.mark.medium
 def test_it_holds_nobody_back(tmp_path: Path) -> None:
     """Another job's barriers, and what `global` chooses, are the same with a job that is being created and without."""
 

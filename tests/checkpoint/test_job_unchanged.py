@@ -274,6 +274,7 @@ def test_pieces_of_a_snapshot_are_judged_together(lab: Lab) -> None:
 # ---- at random ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("changelog", ["upsert", "full"])
 @pytest.mark.parametrize("seed", range(4))
 def test_random_refreshes_commit_what_differs(

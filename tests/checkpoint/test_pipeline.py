@@ -425,6 +425,7 @@ def test_b12_the_ticks_of_a_job_are_the_same_beside_one_that_fails_a_hundred_tim
     assert sorted(beside) == sorted(alone)
 
 
+@pytest.mark.medium
 @pytest.mark.local_only
 def test_the_ticks_of_a_job_are_the_same_beside_one_that_hangs(alone: Ticks, tmp_path) -> None:
     beside, status = ticks(tmp_path / "store", "hangs", rounds=30)
@@ -447,6 +448,7 @@ class Hurry:
         return event.wait(0.0005)
 
 
+@pytest.mark.medium
 def test_a_pipeline_waits_for_a_live_runner_and_goes_on_when_it_has_ended(
     lab: Lab, caplog: pytest.LogCaptureFixture
 ) -> None:

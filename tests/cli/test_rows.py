@@ -125,6 +125,7 @@ def test_a_policy_of_ones_own_takes_its_options(run, lake, monkeypatch) -> None:
         assert (done.code, done.out) == (code, "") and sentence in done.err, options
 
 
+@pytest.mark.medium
 def test_people_see_a_limited_number_of_rows_and_how_to_see_more(run, lake) -> None:
     with api.open(lake.root) as store:
         store.table("orders").upsert(pa.table({"id": list(range(1000)), "day": ["d"] * 1000, "cents": [0] * 1000}))

@@ -34,6 +34,7 @@ def samples(rng: random.Random, one: Stretch) -> set[int]:
     return {one.first, one.last, rng.randint(one.first, one.last)}
 
 
+@pytest.mark.medium
 def test_every_epoch_is_as_the_definitions_say() -> None:
     seen = set()
     for seed, rng, view in worlds(SEEDS):

@@ -88,6 +88,7 @@ def test_long_ranges_are_whole_from_both_ends_and_may_be_left_early(catalog: Cat
         assert (first, last) == (keys[:taken], keys[::-1][:taken])
 
 
+@pytest.mark.medium
 def test_large_records_in_a_range_come_whole(catalog: Catalog) -> None:
     def body(tx: Txn) -> None:
         for n in range(40):

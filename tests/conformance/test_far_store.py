@@ -26,6 +26,7 @@ def rows(*keys: int) -> pa.Table:
     return pa.table({"k": keys}, schema=SCHEMA)
 
 
+@pytest.mark.medium
 def test_requests_of_commits_and_reads(store: el.Store, s3: S3Server) -> None:
     """A commit is one request for each file that it writes; what a reader has seen is not fetched again."""
     table = store.table("t")

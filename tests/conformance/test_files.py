@@ -211,6 +211,7 @@ def stopped() -> S3Server:
     return server
 
 
+@pytest.mark.medium
 def test_a_server_that_is_gone(stopped: S3Server) -> None:
     once = pafs.S3FileSystem(
         access_key=USER,
@@ -224,6 +225,7 @@ def test_a_server_that_is_gone(stopped: S3Server) -> None:
     refused(ArrowFiles(once, "bucket/lake"), new_name(), "NETWORK_CONNECTION")
 
 
+@pytest.mark.medium
 def test_a_server_that_is_asked_too_often_is_asked_again(s3: S3Server) -> None:
     files, name, data = on_s3(s3), new_name(), b"x" * 1_000
     for method, call in (("PUT", lambda: files.write(name, data)), ("GET", lambda: files.read(name))):

@@ -90,6 +90,7 @@ def test_a_marker_that_goes_while_it_is_looked_at_is_none_yet(tmp_path: Path, mo
     assert read_marker(files) is None
 
 
+@pytest.mark.medium
 def test_a_creation_cut_off_anywhere_is_taken_up(
     root: str, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -193,6 +193,7 @@ def proxied(server: el.StoreServer) -> TcpProxy:
     return TcpProxy(int(server.location.rpartition(":")[2]))
 
 
+@pytest.mark.medium
 def test_a_cut_line_costs_nothing(tmp_path: Path) -> None:
     """The same incarnation goes on over another line: what it sealed and reported is committed once."""
     with served(tmp_path) as (store, server):
@@ -318,6 +319,7 @@ def test_a_report_that_is_lost_or_whose_commit_is_not_heard(tmp_path: Path, deli
         assert history["rows_upserted"].to_pylist() == [1, 1]
 
 
+@pytest.mark.medium
 def test_what_was_said_while_the_line_was_cut(tmp_path: Path) -> None:
     """The last commit, and the end of a load, are told when the worker comes back."""
     with served(tmp_path) as (store, server):
@@ -395,6 +397,7 @@ def test_an_old_coordinator_commits_nothing_any_more(tmp_path: Path) -> None:
         assert ids(store) == [1, 3]
 
 
+@pytest.mark.medium
 def test_a_silent_coordinator_is_left(tmp_path: Path) -> None:
     """A black hole: the line stands, and nothing comes. The worker opens another one by itself."""
     with served(tmp_path, settings(timeout_ms=400)) as (store, server), worker(server, store) as one:

@@ -215,6 +215,7 @@ def test_what_is_no_token(token: Any) -> None:
         call_options(token)
 
 
+@pytest.mark.medium
 def test_a_shutdown_is_bounded_though_lines_are_open_and_a_call_waits(server: Server) -> None:
     entered, release = threading.Event(), threading.Event()
 

@@ -82,6 +82,7 @@ def test_another_root_and_no_tls_are_refused(server: el.StoreServer, stranger: b
             client.get_flight_info(plain.path("t"), options)
 
 
+@pytest.mark.medium
 def test_the_control_stream_travels_over_tls(
     store: el.Store, server: el.StoreServer, certificate: Path, stranger: bytes
 ) -> None:

@@ -115,6 +115,7 @@ def store(tmp_path: Any) -> Iterator[el.StoreServer]:
         yield server
 
 
+@pytest.mark.medium
 def test_a_producer_that_reads_no_answers_is_read_no_further(
     store: el.StoreServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

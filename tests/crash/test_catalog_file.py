@@ -110,6 +110,7 @@ def test_a_damaged_record_is_named_and_the_rest_is_served(whole: Path, tmp_path:
         assert len(store.table("t").history()) == COMMITS
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "bits", [(0, 2, 31, 63), pytest.param((0, *range(2, 64)), marks=pytest.mark.long)], ids=["some", "all"]
 )

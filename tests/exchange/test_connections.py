@@ -71,6 +71,7 @@ def test_a_connection_that_makes_no_call_is_ended(said: bytes) -> None:
     server.shutdown(5)
 
 
+@pytest.mark.medium
 def test_silent_connections_end_also_while_no_file_can_be_opened() -> None:
     """A flood that is faster than the looks at it takes all files; to list a process's files, or to copy one, takes
     another.
@@ -87,6 +88,7 @@ def test_silent_connections_end_also_while_no_file_can_be_opened() -> None:
     server.shutdown(5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("error", [OSError(13, "refused"), RuntimeError("a defect")])
 def test_who_looks_at_connections_goes_on_after_a_failure(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -137,6 +139,7 @@ def test_a_token_that_is_unknown_is_no_call() -> None:
     server.shutdown(5)
 
 
+@pytest.mark.medium
 def test_an_idle_client_is_cut_off_and_does_not_notice() -> None:
     server = Server("grpc://127.0.0.1:0", token=None, actions=ACTIONS, patience=Patience(idle_s=0.3))
     with plain.connected(server.location) as (client, _):
@@ -217,6 +220,7 @@ def metrics(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetricsPort]:
     found.close()
 
 
+@pytest.mark.medium
 def test_requests_for_metrics_end_however_slowly_they_come(metrics: MetricsPort) -> None:
     """A byte now and then is no progress: a request has its time, and no more."""
     port = int(metrics.location.split(":")[2].partition("/")[0])

@@ -72,6 +72,7 @@ def test_every_death_of_the_consumer(plan: Plan, ways: int) -> None:
     assert every_death(plan, 1) == ways
 
 
+@pytest.mark.medium
 def test_every_two_deaths_of_the_consumer() -> None:
     once = dict(DEATHS)[SMALL]
     kept_build, kept_both = 16 * factorial(3) + 8 * factorial(2), 5 * factorial(2)  # the same count for what is left
@@ -154,6 +155,7 @@ def random_runs(seeds: range) -> None:
             raise
 
 
+@pytest.mark.medium
 def test_random_runs() -> None:
     random_runs(range(40))
 

@@ -279,6 +279,7 @@ def test_killed_and_started_empty(books: Books, serve: Callable[[str], RedisMark
     assert marks.losses == 1
 
 
+@pytest.mark.medium
 def test_a_connection_that_is_cut_delayed_or_swallowed(
     books: Books, serve: Callable[[str], RedisMarks], proxy: TcpProxy, client: redis.Redis
 ) -> None:

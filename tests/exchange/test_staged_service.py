@@ -198,6 +198,7 @@ def test_a_query_that_nobody_uses_ends_with_its_lease_and_vacuum_takes_what_it_h
             assert taken(other.consume("join", incarnation=1)) == run_of("build", range(2))
 
 
+@pytest.mark.medium
 @local
 def test_a_query_in_use_outlasts_its_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer that waits is a use; another process's vacuum sees the lease renewed."""
@@ -452,6 +453,7 @@ def test_a_close_ends_an_iteration_that_waits(tmp_path: Path) -> None:
 # ---- servers that are silent, or away ------------------------------------------------------------------------------
 
 
+@pytest.mark.medium
 @local
 def test_a_server_that_falls_silent_is_left_for_a_new_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -537,6 +539,7 @@ def test_a_consumer_that_was_killed_as_it_claimed_does_not_replace_the_one_that_
             opened.close()
 
 
+@pytest.mark.medium
 @local
 def test_a_server_that_is_away_for_good(tmp_path: Path) -> None:
     with served(tmp_path) as (_, server):

@@ -249,6 +249,7 @@ def test_a_table_made_anew_under_its_name_is_another_one(tmp_path: Path) -> None
                 next(sub)
 
 
+@pytest.mark.medium
 def test_a_server_that_fails_at_each_try_is_given_up_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(tmp_path) as (_, table, serving):
         table.upsert(rows(1))
@@ -351,6 +352,7 @@ def test_subscribers_lend_each_other_room_and_miss_nothing(tmp_path: Path, monke
     traffic.close()
 
 
+@pytest.mark.medium
 def test_a_reader_that_is_idle_is_not_slow(tmp_path: Path) -> None:
     with served(tmp_path, Bounds(window=100, slow_s=0.1, beat_s=0.02)) as (_, table, serving):
         table.upsert(rows(1))
@@ -372,6 +374,7 @@ def test_a_client_that_connects_and_never_reads_is_cut_off(tmp_path: Path) -> No
         table.truncate_log(first)
 
 
+@pytest.mark.medium
 def test_fifty_idle_readers_ask_the_catalog_as_often_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(tmp_path) as (store, table, serving):
         table.upsert(rows(1))

@@ -71,6 +71,7 @@ def rest(reader: flight.FlightStreamReader) -> int:
     return sum(chunk.data.num_rows for chunk in reader)
 
 
+@pytest.mark.medium
 def test_a_client_that_reads_nothing_is_cut_off(store: el.Store) -> None:
     with Served(store, Limits(stall_s=0.2)) as served, ExitStack() as stack:
         client, other = (stack.enter_context(plain.connected(served.server.location))[0] for _ in range(2))

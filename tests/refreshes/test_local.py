@@ -43,6 +43,7 @@ def test_the_refresh_of_a_policys_page_keeps_the_law(shown: Shown, tmp_path: Pat
 BEST = "SELECT 1 AS rank, day, cents FROM ({sums}) ORDER BY cents DESC, day LIMIT 1"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_pipelines_refreshes_keep_the_law(seed: int, tmp_path: Path) -> None:
     sums = stories.SUMS.format("day")

@@ -135,6 +135,7 @@ def test_a1_net_changes_are_the_difference_of_two_states(store: el.Store, flushe
 # ---- A2, A5 ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("changelog", ["upsert", "full"])
 def test_a2_next_epoch_walks_all_committed_epochs_and_waits_for_the_sealed_ones(
     store: el.Store, changelog: str

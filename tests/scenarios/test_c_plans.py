@@ -262,6 +262,7 @@ def test_plans_are_those_of_the_graph_of_tasks(graph: tuple[list[Vertex], list[E
     assert (plan.trigger, plan.wait, plan.finished, plan.fully_finished) == (waits - held, waits, finished, fully)
 
 
+@pytest.mark.medium
 @settings(max_examples=50)
 @given(graphs())
 def test_components_are_those_of_the_graph_of_tasks(graph: tuple[list[Vertex], list[Edge]]) -> None:
@@ -275,6 +276,7 @@ def test_components_are_those_of_the_graph_of_tasks(graph: tuple[list[Vertex], l
     assert set(components(vertices, edges)) == {frozenset(some) for some in group.values()}
 
 
+@pytest.mark.medium
 @settings(max_examples=50)
 @given(graphs())
 def test_states_in_which_nobody_finished_early_can_be_restored(

@@ -163,6 +163,7 @@ def test_d7_the_reply_to_a_push_is_lost(tmp_path: Path, wait: bool) -> None:
         until(lambda: len(files_of(store)) == 4)
 
 
+@pytest.mark.medium
 def test_d7_the_reply_to_an_acknowledgement_or_an_end_mark_is_lost(tmp_path: Path) -> None:
     with served(tmp_path) as (store, server), client(server) as ex:
         ex.declare("join", {0: ["probe"]})

@@ -221,6 +221,7 @@ def test_d8_without_a_coordinator_the_catalog_counts(store: el.Store) -> None:
         assert [*seen, ex.stage] == [-2, -1, -1, 0, 1, 1]
 
 
+@pytest.mark.medium
 def test_d8_a_bad_connection_between_server_and_redis(store: el.Store, server: RedisServer) -> None:
     """Cut after delivery, cut before, a black hole, a delay: every answer is that of the end marks."""
     proxy = TcpProxy(server.port)

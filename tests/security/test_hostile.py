@@ -107,6 +107,7 @@ def honest(server: el.StoreServer) -> None:
     assert server._handle.catalog.read(lambda view: sum(1 for _ in view.scan(b"table/", b"table0"))) == 1, "one table"
 
 
+@pytest.mark.medium
 def test_noise_for_every_service(server: el.StoreServer, stranger: Stranger) -> None:
     exchanges, actions = services(server)
     for noise in NOISE:
@@ -234,6 +235,7 @@ def talk(server: el.StoreServer, stranger: Stranger, seed: int, rounds: int) -> 
     honest(server)
 
 
+@pytest.mark.medium
 def test_random_messages_for_every_service(server: el.StoreServer, stranger: Stranger) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"repeat with talk(server, stranger, {seed}, 60)")

@@ -122,6 +122,7 @@ def test_consumers_that_readers_make_leave_a_quarter(tmp_path: Path, monkeypatch
         open_consumer(store._handle, "of_the_store_itself", ["t"]).close()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("token", [READ_TOKEN, TOKEN])
 def test_gets_count_for_their_connection_until_they_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str

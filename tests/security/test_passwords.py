@@ -133,6 +133,7 @@ def random_password(seed: int) -> str:
     return "pw" + "".join(rng.choices(LETTERS, k=14))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", range(3))
 def test_no_error_repr_or_log_has_a_password(
     parrot: Parrot, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,

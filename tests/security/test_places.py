@@ -149,6 +149,7 @@ def test_no_reader_is_told_a_place(
     assert fault in (nothing, fail) or "a_secret_place" in caplog.text or "/t0000" in caplog.text, "its log tells"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_no_consumer_of_a_staged_query_is_told_a_place(
     store: el.Store, fault: Fault, monkeypatch: pytest.MonkeyPatch

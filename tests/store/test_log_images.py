@@ -303,6 +303,7 @@ def test_a_race_that_ends_in_an_error_leaves_no_file(
         assert len(store.verify().unreachable) == 1, "its segment, which is left to vacuum"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", range(6))
 def test_random_races(store: el.Store, table: el.Table, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Labels over many blocks and pieces, raced at random: the log tells of each what it replaced."""

@@ -273,6 +273,7 @@ def taken_for_damage(text: str) -> list[int]:
     ]
 
 
+@pytest.mark.medium
 def test_nobody_but_the_judge_makes_damage_of_the_systems_errors() -> None:
     """store/refusals.py alone decides; who catches OSError or Arrow's errors asks it."""
     folders = ("store", "exchange", "checkpoint", "batch", "cli")

@@ -344,6 +344,7 @@ def test_a_finished_table_and_its_view_stay_readable(lab: Lab) -> None:
 Play = Callable[[Lab, random.Random], None]
 
 
+@pytest.mark.medium
 @pytest.mark.local_only
 @pytest.mark.parametrize("chains", [2, pytest.param(8, marks=pytest.mark.long)])
 def test_random_chains_keep_the_newest_version_of_each(tmp_path: Path, chains: int) -> None:
