@@ -175,6 +175,35 @@ BANS = (
 )
 BANS_OUTSIDE = (Ban("bytes from disk or wire are never executed", ("marshal.*", "shelve.*", "yaml*", "eval", "exec")),)
 
+# The subjects of commits after this one follow the rule of CONTRIBUTING.md; those before it are left as they are.
+FIRST_SUBJECT_AFTER = "e5a8db795adb22a7b55f1c77daf25db76d41c496"
+MAX_SUBJECT = 72
+SUBJECT = re.compile(r"(?P<area>[a-z0-9][\w./-]*(, [\w./-]+)*): (?P<verb>[a-z][a-z-]*) \S.*")
+# Forms of verbs that are no imperatives (adds, added, adding), and words that are no verbs.
+NOT_IMPERATIVE = re.compile(
+    r"(?!(bring|ring|string|embed|shed|shred|focus|bias|alias)\b)"
+    r"(\w*([^s]s|[^e]ed|ing)|an?|the|this|that|these|no|not|now|one|some|all|each|every|it|its|what|who\w*|how|where|when|which)"
+)
+
+# Words that a docstring does not begin with: a function's begins with a verb, a class's and a module's with a noun.
+INDIRECT = re.compile(
+    r"(what|whatever|who|whoever|whom|whose|whether|how|where|when|which|why|nothing|the same)\b", re.IGNORECASE
+)
+# How many docstrings of each folder (`.` for the root) still begin so. These numbers may only go down.
+INDIRECT_DOCSTRINGS = {
+    ".": 8,
+    "batch": 40,
+    "bench": 20,
+    "checkpoint": 96,
+    "cli": 40,
+    "demo": 8,
+    "examples": 3,
+    "exchange": 89,
+    "scripts": 5,
+    "store": 197,
+    "tests": 208,
+}
+
 # Written in pieces, so that this file does not break its own rule.
 MACHINE_WORDS = tuple(
     a + b
@@ -343,6 +372,38 @@ def lock_lines(path: str, text: str) -> Iterator[str]:
     for pin in re.split(r"\n(?=\S)", text.strip()):
         if not re.match(r"[a-z0-9][a-z0-9._-]*==\S+", pin) or "--hash=sha256:" not in pin:
             yield f"{path}: {pin.splitlines()[0]!r} is not pinned by version and hash"
+
+
+def commit_subject(subject: str) -> Iterator[str]:
+    """Refuse the subject of a commit that is not `area: imperative` in at most MAX_SUBJECT characters."""
+    if len(subject) > MAX_SUBJECT:
+        yield f"{subject!r}: {len(subject)} characters; a subject has at most {MAX_SUBJECT}, the why goes into the body"
+    match = SUBJECT.fullmatch(subject)
+    if match is None:
+        yield f"{subject!r}: a subject is `area: imperative`, as in `store: refuse a key that is null`"
+    elif NOT_IMPERATIVE.fullmatch(match["verb"]):
+        yield f"{subject!r}: {match['verb']!r} is no imperative; say what the commit does: `add`, `refuse`, `name`"
+
+
+def indirect_docstrings(path: str, tree: ast.Module) -> Iterator[str]:
+    """List the docstrings that begin with a word of INDIRECT. They are counted against INDIRECT_DOCSTRINGS."""
+    for node in nodes(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            match = INDIRECT.match(ast.get_docstring(node) or "")
+            if match:
+                line, name = (1, "the module") if isinstance(node, ast.Module) else (node.lineno, node.name)
+                yield f"{path}:{line}: the docstring of {name} begins with {match[0]!r}"
+
+
+def ratchet(found: dict[str, list[str]], allowed: dict[str, int]) -> Iterator[str]:
+    """Compare what was found in each folder with the number that is allowed there, which may only go down."""
+    for folder in sorted({*found, *allowed}):
+        here, most = found.get(folder, []), allowed.get(folder, 0)
+        if len(here) > most:
+            told = f"{folder}: {len(here)} docstrings begin with a word that CONTRIBUTING.md refuses; {most} did before"
+            yield "\n    ".join((f"{told}. Begin yours with a verb or a noun. All of them:", *here))
+        elif len(here) < most:
+            yield f"{folder}: only {len(here)} are left; write that in place of {most} into INDIRECT_DOCSTRINGS"
 
 
 TREE_RULES: tuple[Callable[[str, ast.Module], Iterator[str]], ...] = (

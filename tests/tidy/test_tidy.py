@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,32 @@ def problems(path: str, text: str) -> str:
 def test_the_project_is_tidy() -> None:
     found = [problem for name in project_files() for problem in rules.check(name, (ROOT / name).read_text("utf-8"))]
     assert not found, "\n" + "\n".join(found)
+
+
+def commit_subjects(root: Path, after: str) -> list[str]:
+    """List the subjects after a commit; none without git, in an archive, or where a shallow clone lacks that commit."""
+    command = ["git", "log", "--no-merges", "--format=%s", f"{after}..HEAD"]
+    try:
+        return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        return []
+
+
+def test_commit_subjects_say_what_they_do() -> None:
+    subjects = commit_subjects(ROOT, rules.FIRST_SUBJECT_AFTER)
+    found = [problem for subject in subjects for problem in rules.commit_subject(subject)]
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_no_folder_has_more_indirect_docstrings_than_before() -> None:
+    found: dict[str, list[str]] = {}
+    for name in project_files():
+        if name.endswith(".py"):
+            folder = name.partition("/")[0] if "/" in name else "."
+            tree = ast.parse((ROOT / name).read_text("utf-8"))
+            found.setdefault(folder, []).extend(rules.indirect_docstrings(name, tree))
+    problems = list(rules.ratchet(found, rules.INDIRECT_DOCSTRINGS))
+    assert not problems, "\n" + "\n".join(problems)
 
 
 def test_the_files_are_found() -> None:
@@ -189,3 +216,87 @@ def test_places_outside_the_clone_are_refused(path: str, word: str) -> None:
 ])  # fmt: skip
 def test_a_lock_that_names_places_or_lacks_hashes_is_refused(text: str, complaint: str) -> None:
     assert complaint in problems("requirements.lock", text)
+
+
+@pytest.mark.parametrize("subject, complaint", [
+    ("Makers of one store at once", "a subject is `area: imperative`"),
+    ("store: Treat a marker as absent", "a subject is `area: imperative`"),
+    ("store:treat a marker as absent", "a subject is `area: imperative`"),
+    ("store: treat", "a subject is `area: imperative`"),
+    ("Store: treat a marker as absent", "a subject is `area: imperative`"),
+    ("store: treats a marker as absent", "'treats' is no imperative"),
+    ("store: treated a marker as absent", "'treated' is no imperative"),
+    ("store: treating a marker as absent", "'treating' is no imperative"),
+    ("store: the marker is absent", "'the' is no imperative"),
+    ("store: whoever makes a store looks for a marker", "'whoever' is no imperative"),
+    ("store: treat a half-written marker as absent, as is one that is being written", "77 characters"),
+    ("", "a subject is `area: imperative`"),
+])  # fmt: skip
+def test_subjects_that_name_no_area_or_deed_are_refused(subject: str, complaint: str) -> None:
+    assert complaint in "\n".join(rules.commit_subject(subject))
+
+
+@pytest.mark.parametrize("subject", [
+    "store: treat a half-written marker as absent",
+    "exchange/staged: pass a stage that has no channels",
+    "store, cli: feed the reader before the writer",
+    "docs: bring the guide up to date",
+    "tests/tidy: count docstrings",
+    "store: " + "x" * 20 + " " + "y" * (rules.MAX_SUBJECT - 28),
+])  # fmt: skip
+def test_subjects_that_follow_the_rule_pass(subject: str) -> None:
+    assert not list(rules.commit_subject(subject))
+
+
+def test_subjects_are_read_where_the_history_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(folder: Path, *words: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+        return subprocess.run(["git", *who, *words], cwd=folder, capture_output=True, text=True, check=True).stdout
+
+    whole, shallow, archive = tmp_path / "whole", tmp_path / "shallow", tmp_path / "archive"
+    for folder in (whole, archive):
+        folder.mkdir()
+    git(whole, "init", "-q")
+    for subject in ("first", "second", "store: add a third"):
+        git(whole, "commit", "-q", "--allow-empty", "-m", f"{subject}\n\nBecause.")
+    first = git(whole, "rev-list", "--max-parents=0", "HEAD").strip()
+    git(tmp_path, "clone", "-q", "--depth=1", whole.as_uri(), str(shallow))
+
+    assert commit_subjects(whole, first) == ["store: add a third", "second"]
+    assert commit_subjects(shallow, first) == []
+    assert commit_subjects(archive, first) == []
+    monkeypatch.setenv("PATH", str(archive))
+    assert commit_subjects(whole, first) == []
+
+
+def test_docstrings_that_begin_indirectly_are_counted() -> None:
+    text = '''"Whose module."
+class A:
+    "Whoever asks."
+    def f(self):
+        "Whether it is."
+async def g():
+    """
+    The same, later."""
+def h():
+    "Whatsoever, or wholly: begin with a word that is none of these."
+'''
+    found = list(rules.indirect_docstrings("store/a.py", ast.parse(text)))
+    assert sorted(found) == [
+        "store/a.py:1: the docstring of the module begins with 'Whose'",
+        "store/a.py:2: the docstring of A begins with 'Whoever'",
+        "store/a.py:4: the docstring of f begins with 'Whether'",
+        "store/a.py:6: the docstring of g begins with 'The same'",
+    ]
+
+
+@pytest.mark.parametrize("count, allowed, complaint", [
+    (2, {"store": 1}, "store: 2 docstrings begin with a word that CONTRIBUTING.md refuses; 1 did before"),
+    (1, {}, "store: 1 docstrings begin with"),
+    (1, {"store": 2}, "store: only 1 are left; write that in place of 2"),
+    (0, {"store": 2, "gone": 0}, "store: only 0 are left"),
+    (2, {"store": 2}, ""),
+])  # fmt: skip
+def test_the_ratchet_turns_one_way(count: int, allowed: dict[str, int], complaint: str) -> None:
+    told = "\n".join(rules.ratchet({"store": ["store/a.py:1: …"] * count}, allowed))
+    assert complaint in told if complaint else not told
