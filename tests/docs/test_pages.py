@@ -141,7 +141,29 @@ def test_the_architecture_names_only_modules_that_there_are() -> None:
     assert not {name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in modules)}
 
 
-SPOKEN = sorted({ROOT / "README.md", *(ROOT / "docs" / "guide").glob("*.md"), ROOT / "docs" / "SPARK.md"})
+def glossary() -> list[tuple[str, str, str]]:
+    """List the rows of the glossary: the term, where it lives, and its names in the code today."""
+    lines = (ROOT / "docs" / "GLOSSARY.md").read_text("utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    assert all(len(row) == 5 for row in rows)
+    return [(term, where, today) for term, _, where, today, _ in rows if term not in {"term", "---"}]
+
+
+def test_the_glossary_has_a_term_once_and_names_the_code_as_it_is() -> None:
+    rows = glossary()
+    terms = [term for row in rows for term in row[0].split(", ")]
+    assert len(terms) > 90
+    assert len(set(terms)) == len(terms)
+    for term, where, today in rows:
+        modules = [ROOT / path for path in re.findall(r"`([\w/]+\.py)`", where)]
+        assert not [path for path in modules if not path.is_file()], f"{term}: {where}"
+        code = "".join(path.read_text("utf-8") for path in modules)
+        lacking = [name for name in re.findall(r"`(\w+)`", today) if not re.search(rf"\b{name}\b", code)]
+        assert not lacking, f"{term}: {where} do not say {lacking}; change the row with the code"
+
+
+PAGES = {ROOT / "README.md", ROOT / "docs" / "SPARK.md", ROOT / "docs" / "GLOSSARY.md"}
+SPOKEN = sorted(PAGES | set((ROOT / "docs" / "guide").glob("*.md")))
 
 
 def in_backticks(page: Path) -> list[str]:
@@ -171,7 +193,7 @@ def test_names_in_the_middle_of_text_are_ones_that_there_are(prefix: str, owner:
         (page.name, name)
         for page in SPOKEN
         for code in in_backticks(page)
-        for name in re.findall(rf"(?<![\w.]){prefix}\.(\w+)", code)
+        for name in re.findall(rf"(?<![\w./]){prefix}\.(\w+)", code)
     ]
     made = inspect.getsource(owner.__init__) if isinstance(owner, type) else ""  # what only an instance has
     assert not {(page, name) for page, name in found if not hasattr(owner, name) and f"self.{name} " not in made}
