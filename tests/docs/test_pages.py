@@ -162,6 +162,20 @@ def test_the_glossary_has_a_term_once_and_names_the_code_as_it_is() -> None:
         assert not lacking, f"{term}: {where} do not say {lacking}; change the row with the code"
 
 
+def test_decisions_are_numbered_listed_and_have_their_four_sections() -> None:
+    folder = ROOT / "docs" / "decisions"
+    records = sorted(folder.glob("0*.md"))
+    index = (folder / "README.md").read_text("utf-8")
+    assert [path.name[:5] for path in records] == [f"{number:04d}-" for number in range(1, len(records) + 1)]
+    for path in records:
+        text = path.read_text("utf-8")
+        title = text.splitlines()[0].removeprefix(f"# {path.name[:4]}. ")
+        assert f"| [{path.name[:4]}]({path.name}) | {title} |" in index
+        assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["Context", "Choice", "Alternatives", "Cost"], path.name
+        assert max(map(len, text.splitlines())) <= 140, path.name
+        assert all((ROOT / module).is_file() for module in re.findall(r"`([\w/]+\.py)`", text)), path.name
+
+
 PAGES = {ROOT / "README.md", ROOT / "docs" / "SPARK.md", ROOT / "docs" / "GLOSSARY.md"}
 SPOKEN = sorted(PAGES | set((ROOT / "docs" / "guide").glob("*.md")))
 
