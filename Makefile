@@ -33,10 +33,10 @@ demo: setup-demo  ## the flights demo: four views on Spark, compared with DuckDB
 check: setup  ## format, lint, types, tidy and fast tests: under two minutes
 	@$(PASSES) check
 
-test: setup pypaimon  ## tests of everything, with Spark too; stores again on Redis and S3; types of all: under ten minutes
+test: setup pypaimon  ## tests of everything, with Spark too; stores again on S3 and Redis: under ten minutes
 	@$(PASSES) test
 
-long: setup  ## the same on a larger scale, with random kills: half an hour
+long: setup pypaimon  ## the same on a larger scale, with random kills; types of tests and bench too: half an hour
 	@$(PASSES) long
 
 redis: setup  ## the tests that use Redis, with each redis-server that this machine can have

@@ -27,8 +27,9 @@ PYTEST = (sys.executable, "-m", "pytest", "-q")
 QUICK = "not spark and not slow and not medium and not long and not campaign"
 # a JVM that lives for seconds gains nothing by compiling well and by collecting garbage beside
 BRIEF_JVM = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-# what is run again with the catalog in Redis, and with the files on S3
-AGAIN = tuple(f"tests/{name}" for name in ("store", "model", "scenarios", "law", "checkpoint", "batch"))
+# what is run again with the catalog in Redis, and with the files on S3 beside it
+AGAIN = tuple(f"tests/{name}" for name in ("store", "model", "scenarios", "law"))
+AGAIN_LONG = (*AGAIN, "tests/checkpoint", "tests/batch")
 
 
 @dataclass(frozen=True)
@@ -79,34 +80,31 @@ def check(spread: Sequence[str]) -> list[Pass]:
 
 
 def test(spread: Sequence[str]) -> list[Pass]:
-    """Those with Spark one by one, beside all others; then what is quick again on Redis and S3."""
+    """Those with Spark one by one, beside all others; then the quick ones of stores again, on S3 and Redis."""
     return [
-        Pass("types, of tests and bench too", (str(BIN / "basedpyright"),), beside=True),
         Pass("Spark", (*PYTEST, "-m", "spark and not long and not campaign"), BRIEF_JVM, beside=True),
         Pass("tests", (*PYTEST, "-m", "not spark and not long and not campaign", *spread, "--dist", "worksteal")),
-        *again(QUICK, spread),
+        again("s3", AGAIN, QUICK, spread),
     ]
 
 
 def long(spread: Sequence[str]) -> list[Pass]:
     """What `test` leaves out, but for the campaign."""
     return [
+        Pass("types, of tests and bench too", (str(BIN / "basedpyright"),), beside=True),
         Pass("Spark, long", (*PYTEST, "-m", "spark and long and not campaign"), beside=True),
         Pass("long tests", (*PYTEST, "-m", "not spark and long and not campaign", *spread, "--dist", "worksteal")),
-        *again(f"not spark and not campaign and not ({QUICK})", spread),
+        *(again(store, AGAIN_LONG, "not spark and not campaign", spread) for store in ("redis", "s3")),
     ]
 
 
-def again(which: str, spread: Sequence[str]) -> list[Pass]:
-    """Tests of stores on Redis and S3. Fewer examples, since each step is a request."""
-    return [
-        Pass(
-            f"again with EPOCHLOG_TEST_STORE={store}",
-            (*PYTEST, *AGAIN, "-m", which, *spread, "--dist", "worksteal"),
-            {"EPOCHLOG_TEST_STORE": store, "HYPOTHESIS_PROFILE": "far", "EPOCHLOG_LAW_SEEDS": "3"},
-        )
-        for store in ("redis", "s3")
-    ]
+def again(store: str, places: Sequence[str], which: str, spread: Sequence[str]) -> Pass:
+    """Tests of stores with the catalog in Redis, and the files on S3 perhaps. Few examples: each step is a request."""
+    return Pass(
+        f"again with EPOCHLOG_TEST_STORE={store}",
+        (*PYTEST, *places, "-m", which, *spread, "--dist", "worksteal"),
+        {"EPOCHLOG_TEST_STORE": store, "HYPOTHESIS_PROFILE": "far", "EPOCHLOG_LAW_SEEDS": "3"},
+    )
 
 
 def redis(spread: Sequence[str]) -> list[Pass]:

@@ -126,9 +126,12 @@ def chosen_by(one: Pass, marks: set[str]) -> bool:
 def test_every_test_but_the_campaigns_is_in_one_pass_of_make_test_or_make_long() -> None:
     whole = [one for one in (*passes.test(()), *passes.long(())) if one.counts_tests]
     first = [one for one in whole if not set(passes.AGAIN) & set(one.command)]
-    again = [one for one in whole if one.environment.get("EPOCHLOG_TEST_STORE") == "redis"]
+    again = {
+        one.environment["EPOCHLOG_TEST_STORE"]: one for one in passes.long(()) if one not in first and one.counts_tests
+    }
+    assert set(again) == {"redis", "s3"}
     for count in range(6):
         for marks in map(set, combinations(("spark", "slow", "medium", "long", "redis"), count)):
             assert sum(chosen_by(one, marks) for one in first) == 1, marks
-            assert sum(chosen_by(one, marks) for one in again) == ("spark" not in marks), marks
+            assert all(chosen_by(one, marks) == ("spark" not in marks) for one in again.values()), marks
             assert not any(chosen_by(one, marks | {"campaign"}) for one in whole)

@@ -117,7 +117,7 @@ el.open(no_such_option=1)
 """
 
 
-@pytest.mark.parametrize("how", ["wheel", "clone", "editable"])
+@pytest.mark.parametrize("how", [pytest.param("wheel", marks=pytest.mark.long), "clone", "editable"])
 def test_a_users_editor_knows_the_types(how: str, source: Path, wheel: Path, tmp_path: Path) -> None:
     """Pyright, which is what Pylance asks, in a project of the user's and with the user's environment."""
     what = {"wheel": [wheel], "clone": [source], "editable": ["--editable", source]}[how]

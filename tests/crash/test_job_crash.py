@@ -124,7 +124,7 @@ def test_killed_after_writing_and_before_the_commit(store: el.Store) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 4))])
 def test_killed_at_random_moments(store: el.Store, seed: int) -> None:
     rng = random.Random(seed)
     print(f"seed {seed}")

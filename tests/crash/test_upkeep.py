@@ -40,7 +40,7 @@ def rounds(process: Popen[str]) -> int:
     return int(said[0].split()[1])
 
 
-@pytest.mark.parametrize("changelog", ["upsert", "full"])
+@pytest.mark.parametrize("changelog", [pytest.param("upsert", marks=pytest.mark.long), "full"])
 def test_vacuum_beside_commits_compactions_and_readers(tmp_path: Path, changelog: str) -> None:
     options = el.TableOptions(history_retention=timedelta(0), log_retention=timedelta(0), compact_segments=2)
     with el.open(tmp_path / "s", durability="os") as store:

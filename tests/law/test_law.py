@@ -42,7 +42,7 @@ def test_the_law_holds_under_longer_random_load(seeds: range, tmp_path: Path) ->
         run(seed, tmp_path / str(seed), rounds=40)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.local_only
 def test_the_load_has_everything_in_it(tmp_path: Path) -> None:
     seen: Counter[str] = Counter()

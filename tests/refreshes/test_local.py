@@ -15,7 +15,10 @@ from refreshes.world import Story, View, World
 
 pytestmark = pytest.mark.local_only
 
-SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))]
+SEEDS = [
+    0,
+    *(pytest.param(seed, marks=pytest.mark.slow if seed < 3 else pytest.mark.long) for seed in range(1, 6)),
+]
 ROUNDS = 6
 
 

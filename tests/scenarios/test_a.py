@@ -109,8 +109,8 @@ def net(table: el.Table, after: int, until: int, low: int, high: int) -> Changes
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("changelog", ["upsert", pytest.param("full", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("flushed", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("changelog", ["upsert", pytest.param("full", marks=pytest.mark.long)])
+@pytest.mark.parametrize("flushed", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a1_net_changes_are_the_difference_of_two_states(store: el.Store, flushed: bool, changelog: str) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")

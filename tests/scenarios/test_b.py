@@ -128,7 +128,7 @@ def write(lab: Lab, dice: random.Random, writers: int) -> None:
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 8))])
 def test_b7_two_views_at_once_each_with_a_view_on_top(lab: Lab, seed: int) -> None:
     """Created together under write load, one piece at a time, by runners that die at random; the writers become four.
     Each equals its query at the end, and whenever it can be read aligned.

@@ -118,7 +118,9 @@ def seed() -> str:
     return found
 
 
-@pytest.mark.parametrize("groups", [2, pytest.param(GROUPS, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize(
+    "groups", [1, pytest.param(3, marks=pytest.mark.long), pytest.param(GROUPS, marks=pytest.mark.campaign)]
+)
 def test_d11_a_hundred_joins_under_random_kills_give_the_result_of_none(tmp_path: Path, seed: str, groups: int) -> None:
     kills: Counter[str] = Counter()
     for group in range(groups):
@@ -126,7 +128,7 @@ def test_d11_a_hundred_joins_under_random_kills_give_the_result_of_none(tmp_path
         assert not problems, f"EPOCHLOG_D11_SEED={seed}, group {group}:\n{problems}"
         kills += hit
     print(f"killed: {dict(kills)}")
-    assert all(kills[kind] >= groups // 2 for kind in Cast.KINDS), kills
+    assert all(kills[kind] >= groups for kind in Cast.KINDS), kills
 
 
 @pytest.mark.long

@@ -20,9 +20,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.local_only]
 DRIVER = Path(__file__).with_name("cluster_driver.py")
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind == "lmdb" else pytest.mark.long) for kind in KINDS]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
 def test_tasks_of_other_processes_read_one_snapshot(tmp_path: Path, kind: str) -> None:
     catalog = None if kind == "lmdb" else servers.redis.url()
     with el.open(str(tmp_path / "lake"), catalog) as store:

@@ -66,6 +66,7 @@ def moved_on(store: el.Store, round_: int) -> None:
     store.vacuum(grace=0)
 
 
+@pytest.mark.long
 def test_two_drivers_read_one_token(tmp_path: Path, spark: SparkSession) -> None:
     root, late_ms = tmp_path / "lake", 0
 

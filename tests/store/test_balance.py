@@ -92,7 +92,7 @@ def check(store: el.Store, plan: ScanPlan, count: int, columns: list[str]) -> li
     return found
 
 
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.slow] if seed else []) for seed in range(8)])
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.long] if seed else []) for seed in range(8)])
 @pytest.mark.parametrize("key", KEYS)
 def test_pieces_are_of_like_bytes(tmp_path: Path, key: str, seed: int) -> None:
     """A huge run under many small segments, or segments alone, or a past epoch, with every skew there is."""

@@ -235,7 +235,7 @@ def test_a_delete_in_an_upper_run_hides_the_row_below_and_is_gone_at_the_bottom(
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))])
 def test_random_runs_read_as_a_dict_at_every_epoch(
     store: el.Store, clock: Clock, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
