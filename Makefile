@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test check long redis campaign format bench bench-quick pypaimon clean
+.PHONY: help setup setup-demo demo test test-one check long redis campaign format bench bench-quick pypaimon clean
 
 # where it is set, every test process would compile every test anew: a seventh of `make check`
 unexport PYTHONDONTWRITEBYTECODE
@@ -35,6 +35,10 @@ check: setup  ## format, lint, types, tidy and fast tests: under two minutes
 
 test: setup pypaimon  ## tests of everything, with Spark too; stores again on S3 and Redis: under ten minutes
 	@$(PASSES) test
+
+test-one: setup  ## one test: make test-one T=tests/store/test_run.py::test_name, or a file, a folder, T="PATH -k WORD"
+	@$(if $(T),,$(error say which test: make test-one T=tests/store/test_run.py))
+	@$(PYTEST) $(T)
 
 long: setup pypaimon  ## the same on a larger scale, with random kills; types of tests and bench too: half an hour
 	@$(PASSES) long
