@@ -194,6 +194,19 @@ def test_long_functions_and_modules_are_refused() -> None:
     assert problems("tests/test_a.py", DOC + long + "x = 1\n" * rules.MAX_MODULE_LINES) == ""
 
 
+def test_long_lines_of_pages_are_refused_but_for_tables_and_code() -> None:
+    fits, long = "x" * rules.MAX_PAGE_WIDTH, "x" * (rules.MAX_PAGE_WIDTH + 1)
+    text = f"{fits}\n| {long} |\n```python\n{long}\n```\n"
+    assert problems("docs/a.md", text) == ""
+    assert problems("docs/a.md", text + long) == "docs/a.md:6: 141 characters; a line of a page has at most 140"
+    assert problems(rules.WIDE_PAGES[0], text + long) == ""
+
+
+@pytest.mark.parametrize("path", rules.WIDE_PAGES)
+def test_a_page_that_was_mended_leaves_the_list(path: str) -> None:
+    assert list(rules.page_width(path, (ROOT / path).read_text("utf-8"))), f"take {path} out of WIDE_PAGES"
+
+
 @pytest.mark.parametrize("text", ["", "x = 1\n", '""" """\n', "# a comment\nimport os\n"])
 def test_a_module_without_a_docstring_is_refused(text: str) -> None:
     assert "no docstring" in problems("store/a.py", text)
