@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from ..errors import EpochlogError, Fenced, JobNotFound, JobParked, OutcomeUnknown, by_name
 from ..exchange.flight_errors import told
+from ..store.backoff import Backoff
 from ..store.clock import Clock
 from ..store.commit import REFUSALS
 from ..store.handle import Handle
@@ -31,7 +32,8 @@ from .tasks import HOPELESS
 _log = logging.getLogger("epochlog")
 
 CATALOG_THREADS = 4
-MAX_RETRY_S = 5.0
+BACKOFF = Backoff(first_s=0.1, limit_s=5.0)
+"""Delays before the outcome of a commit is asked for again."""
 
 
 class Carrier:
@@ -122,7 +124,7 @@ class Carrier:
             answer = partial(self.manager.unknown, key, barrier_id)
         else:
             with self.lock:
-                running.retry_s = 0.1
+                running.unresolved = 0
                 self.carry(self.manager.committed(key, barrier_id, epoch))
                 if over:
                     self._over(key, running, epoch)
@@ -139,8 +141,8 @@ class Carrier:
                 epoch = running.task.resolve()
             except EpochlogError as error:
                 _log.warning("%s: the outcome of its commit cannot be found out yet: %s", resolve.job, error)
-                self.closed.wait(running.retry_s)
-                running.retry_s = min(running.retry_s * 2, MAX_RETRY_S)
+                running.unresolved += 1
+                self.closed.wait(BACKOFF.delay_s(running.unresolved))
                 continue
             with self.lock:
                 self.carry(self.manager.resolved(resolve.job, resolve.barrier_id, epoch))

@@ -54,7 +54,10 @@ class Owner:
 
 @dataclass(slots=True)
 class Running:
-    """A load or job that the manager knows."""
+    """A load or job that the manager knows.
+
+    unresolved: how often the outcome of a commit could not be found out since the last commit that landed.
+    """
 
     task: Task
     parts: int
@@ -62,7 +65,7 @@ class Running:
     name: str
     news: bool = False
     inject: to.Inject | None = None
-    retry_s: float = 0.1
+    unresolved: int = 0
 
     def part(self, actor: to.Actor) -> Part:
         return Part(self.kind, self.name, actor[1])

@@ -23,7 +23,7 @@ from .claims import Tenure
 from .job import JobRunner
 from .live import is_active, live
 from .spark_job import Refresh, check_given, gone, lost, step
-from .supervision import TRIES, Supervised, backoff_ms, begun, failed, succeeded, waiting
+from .supervision import BACKOFF, TRIES, Supervised, backoff_ms, begun, failed, succeeded, waiting
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -260,7 +260,7 @@ def _retried(runner: JobRunner, session: SparkSession, begin: Callable[[], Strea
             if failures == START_TRIES:
                 raise
             _log.warning("the query of job %r could not be started, and is tried again: %s", runner.name, error)
-            pause.wait(backoff_ms(failures) / 1000)
+            pause.wait(BACKOFF.delay_s(failures))
     raise AssertionError("not reached")
 
 

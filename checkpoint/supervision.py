@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..errors import Fenced, JobNotFound, JobParked, SparkLost, StoreClosed
+from ..store.backoff import Backoff
 
 LOOK_MS = 100
 """How long an idle job waits before it looks for a barrier again."""
-FIRST_BACKOFF_MS = 100
-LONGEST_BACKOFF_MS = 30_000
+BACKOFF = Backoff(first_s=0.1, limit_s=30.0)
+"""Delays before a step that failed is tried again."""
 WAIT_MS = 500
 """How long who waits for another runner of the job waits before looking whether that one is still alive."""
 TRIES = 5
@@ -90,8 +91,8 @@ def woken(one: Supervised, now_ms: int) -> Supervised:
 
 
 def backoff_ms(failures: int) -> int:
-    """Twice as long after each failure in a row, up to a bound."""
-    return min(FIRST_BACKOFF_MS << min(failures - 1, 30), LONGEST_BACKOFF_MS)
+    """Return the milliseconds to wait after so many failures in a row."""
+    return round(1000 * BACKOFF.delay_s(failures))
 
 
 def at_rest(jobs: Mapping[int, Supervised]) -> bool:

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from ..errors import InvalidInput
 from ..exchange.offsets import SNAPSHOT
+from ..store.backoff import Backoff
 from ..store.catalog import Txn, View
 from ..store.changes import each_epoch
 from ..store.clock import Deadline
@@ -44,7 +45,7 @@ CHUNK_ROWS = 1 << 16
 """Rows of one chunk at most."""
 MOVE_HOLD_EVERY = 64
 """Barriers of a replay after which the log behind them is let go of; a reader that has caught up does so at once."""
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.005, 0.1
+_BACKOFF = Backoff(first_s=0.005, limit_s=0.1)
 
 
 class HasName(Protocol):
@@ -168,7 +169,7 @@ class UpstreamLog:
         timeout: seconds or a timedelta; None waits for as long as it takes.
         """
         deadline = None if timeout is None else Deadline.after(timeout)
-        wait_s = _FIRST_WAIT_S
+        looks = 0
         while not self._closed.is_set():
             item = self._next()
             if item is not None:
@@ -176,8 +177,9 @@ class UpstreamLog:
             if deadline is not None and deadline.passed:
                 return None
             # the catalog has no way to call back: ask again, less and less often
+            looks += 1
+            wait_s = _BACKOFF.delay_s(looks)
             self._closed.wait(wait_s if deadline is None else min(wait_s, deadline.left_s))
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
         return None
 
     def ack(self, barrier: Barrier | int | None = None) -> None:

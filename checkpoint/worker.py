@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from ..errors import AccessDenied, BadMessage, EpochlogError, InvalidInput, ServerUnavailable
 from ..exchange.line import ClientLine, Pem, ask, check_destination, connect, pem_of
+from ..store.backoff import Backoff
 from ..store.clock import Deadline, monotonic_s
 from ..store.handle import Handle
 from ..store.loads import MOST_PARTS
@@ -29,7 +30,8 @@ _log = logging.getLogger("epochlog")
 
 CONTROL = b"control"
 """The name of the exchange."""
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 2.0
+BACKOFF = Backoff(first_s=0.05, limit_s=2.0)
+"""Delays before the line is opened again."""
 ATTACH_S = 30.0
 PARTING_S = 1.0
 """How long a worker that is closed waits until its last words are read."""
@@ -207,7 +209,7 @@ class Worker:
     # ---- threads -------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        pause_s = FIRST_PAUSE_S
+        failures = 0
         while not self._closed.is_set():
             try:
                 line = ClientLine(self.location, CONTROL, token=self._token, tls_roots=self._roots)
@@ -215,9 +217,9 @@ class Worker:
                 self._in_trouble(error)
             else:
                 if self._serve(line):
-                    pause_s = FIRST_PAUSE_S
-            self._closed.wait(pause_s)
-            pause_s = min(pause_s * 2, MAX_PAUSE_S)
+                    failures = 0
+            failures += 1
+            self._closed.wait(BACKOFF.delay_s(failures))
 
     def _serve(self, line: ClientLine) -> bool:
         """Read the line until it ends; whether the coordinator had welcomed this worker on it."""

@@ -23,6 +23,7 @@ from ..errors import (
     OutcomeUnknown,
     ServerUnavailable,
 )
+from ..store.backoff import Backoff
 from ..store.clock import Deadline, monotonic_s
 from ..store.epoch import as_epoch, show_epoch
 from .gate import StageGate
@@ -43,7 +44,10 @@ from .subscription_messages import (
     encode,
 )
 
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 1.0
+BACKOFF = Backoff(first_s=0.05, limit_s=1.0)
+"""Delays before another connection is made."""
+_LOOK_S = 1.0
+"""How often a waiting caller looks again while there is no connection."""
 SILENT_BEATS = 5
 """Beats of the server that may be missing before the connection counts as cut."""
 RENEW_GATE = 4_096
@@ -236,9 +240,9 @@ class Subscription:
                     raise self._error
                 if deadline is not None and deadline.passed:
                     return False
-                wait_s = MAX_PAUSE_S if self._line is None else self._silent_s()
+                wait_s = _LOOK_S if self._line is None else self._silent_s()
                 if self._line is not None and wait_s <= 0:
-                    self._heard_s, wait_s = monotonic_s(), MAX_PAUSE_S
+                    self._heard_s, wait_s = monotonic_s(), _LOOK_S
                     self._line.hang_up()
                 self._changed.wait(min(wait_s, wait_s if deadline is None else deadline.left_s))
             return True
@@ -251,7 +255,7 @@ class Subscription:
     # ---- the reading thread --------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        pause_s = FIRST_PAUSE_S
+        failures = 0
         while True:
             reason: EpochlogError
             try:
@@ -264,15 +268,15 @@ class Subscription:
             with self._changed:
                 line, self._line = self._line, None
                 if self._lost_s is None:
-                    pause_s, self._lost_s = FIRST_PAUSE_S, monotonic_s()
+                    failures, self._lost_s = 0, monotonic_s()
                 self._error = self._fatal(reason)
                 self._changed.notify_all()
             if line is not None:
                 line.close()
+            failures += 1
             with self._changed:
-                if self._changed.wait_for(self._over, pause_s):
+                if self._changed.wait_for(self._over, BACKOFF.delay_s(failures)):
                     return
-            pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     def _over(self) -> bool:
         """Whether no other connection is needed; a consumer may acknowledge after the end of the data."""

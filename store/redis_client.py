@@ -20,13 +20,14 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from ..errors import CatalogFull, CatalogUnavailable, Corrupt, EpochlogError, InvalidInput, StoreClosed, WriteFailed
+from .backoff import Backoff
 from .clock import Deadline
 from .redis_scripts import Script
 from .urls import without_secrets
 
 RECONNECT_S = 30.0
 """How long a call waits for a server that does not answer."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0
+_BACKOFF = Backoff(first_s=0.01, limit_s=1.0)
 _TIMEOUTS = {"socket_connect_timeout": 5.0, "socket_timeout": 10.0}
 
 SCHEMES = ("redis", "rediss", "unix")
@@ -71,7 +72,7 @@ class RedisServer:
 
     def again(self, attempt: Any, deadline: Deadline | None = None) -> Any:
         """The result of an attempt that may be made twice; CatalogUnavailable when the server stays away."""
-        deadline, pause = deadline or Deadline.after(RECONNECT_S), _FIRST_PAUSE_S
+        deadline, failures = deadline or Deadline.after(RECONNECT_S), 0
         while True:
             try:
                 return attempt()
@@ -81,8 +82,8 @@ class RedisServer:
                         f"the {self._role} server {self.name} has not answered for {RECONNECT_S:.0f} s ({error}); "
                         "nothing was written by this call. Bring the server back, then try again"
                     ) from error
-                self.pause(min(pause, deadline.left_s))
-                pause = min(2 * pause, _LONGEST_PAUSE_S)
+                failures += 1
+                self.pause(min(_BACKOFF.delay_s(failures), deadline.left_s))
 
     def pause(self, seconds: float) -> None:
         """Waits; ended by `close`."""

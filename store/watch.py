@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from ..errors import EpochlogError
+from .backoff import Backoff
 from .catalog import Catalog, View
 from .clock import monotonic_s
 from .definitions import Counters
@@ -21,8 +22,8 @@ from .records import HEAD
 
 _log = logging.getLogger("epochlog")
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.005, 0.1
-"""Between two looks: the shorter after news, then twice as long each time."""
+BACKOFF = Backoff(first_s=0.005, limit_s=0.1)
+"""Delays between two looks, counted from the last news."""
 
 
 class Waiter(Protocol):
@@ -112,8 +113,9 @@ class Watch:
             self._came.set()
 
     def _run(self) -> None:
-        wait_s = FIRST_WAIT_S
+        looks = 1
         while True:
+            wait_s = BACKOFF.delay_s(looks)
             with self._lock:
                 waiters = list(self._seen)
                 if not waiters:
@@ -124,7 +126,7 @@ class Watch:
                 found = self._look(waiters, arrivals, version)
             except EpochlogError as error:  # each waiter asks by itself, and is told
                 _log.warning("the catalog cannot be asked for news: %s", error)
-                found, wait_s = waiters, LONGEST_WAIT_S
+                found, wait_s = waiters, BACKOFF.limit_s
             for waiter in found:
                 waiter.news()
             now_s = monotonic_s()
@@ -132,7 +134,7 @@ class Watch:
                 waiter.check(now_s)
             self._came.wait(wait_s)
             self._came.clear()
-            wait_s = FIRST_WAIT_S if found else min(2 * wait_s, LONGEST_WAIT_S)
+            looks = 1 if found else looks + 1
 
     def _look(self, waiters: list[Waiter], arrivals: int, version: int) -> list[Waiter]:
         """Whose record is another one than at the look before."""

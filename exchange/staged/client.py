@@ -16,7 +16,7 @@ from ..line import ClientLine, Pem, ask, check_destination, connect, pem_of
 from . import wire
 from .content import as_batch, encoded
 from .mail import WINDOW, Mail
-from .pusher import FIRST_PAUSE_S, MAX_PAUSE_S, RETRIED, Pusher
+from .pusher import BACKOFF, RETRIED, Pusher
 from .state import Cursor, check_name
 
 TIMEOUT_S = 60.0
@@ -263,7 +263,7 @@ class ExchangeClient:
 
     def _ask(self, action: str, body: bytes, timeout: float | timedelta | None) -> bytes:
         """One call, made again while the server is away. All of them may be made twice."""
-        deadline, pause_s = Deadline.after(self._seconds(timeout)), FIRST_PAUSE_S
+        deadline, failures = Deadline.after(self._seconds(timeout)), 0
         while True:
             if self._closed.is_set():
                 raise InvalidInput("this client was closed; make another")
@@ -282,8 +282,8 @@ class ExchangeClient:
                         self._client = None
                 with suppress(Exception):
                     client.close()
-            self._closed.wait(min(pause_s, deadline.left_s))
-            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+            failures += 1
+            self._closed.wait(min(BACKOFF.delay_s(failures), deadline.left_s))
 
 
 def _checked(what: str, value: object, least: int) -> int:

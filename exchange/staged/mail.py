@@ -25,7 +25,7 @@ from ..gate import StageGate
 from ..line import ClientLine, Parcel
 from . import wire
 from .content import decoded
-from .pusher import FIRST_PAUSE_S, MAX_PAUSE_S, RETRIED, SILENT_S
+from .pusher import BACKOFF, RETRIED, SILENT_S
 
 if TYPE_CHECKING:
     from .state import Cursor
@@ -176,16 +176,17 @@ class Mail:
             self._line.hang_up()
 
     def _run(self) -> None:
-        pause_s = FIRST_PAUSE_S
+        failures = 0
         while not self._closed and not (self._gate is not None and self._gate.done):
             reason: Exception | None = None
             try:
                 line = self._open_line()
                 if self._keep(line):
-                    pause_s = FIRST_PAUSE_S
+                    failures = 0
                 reason = line.reason
             except EpochlogError as error:
                 reason = error
+            failures += 1
             with self._changed:
                 self._line = None
                 if isinstance(reason, EpochlogError) and self._is_final(reason):
@@ -193,8 +194,7 @@ class Mail:
                 self._changed.notify_all()
                 if self._error is not None:
                     return
-                self._changed.wait_for(lambda: self._closed, pause_s)
-            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+                self._changed.wait_for(lambda: self._closed, BACKOFF.delay_s(failures))
 
     def _is_final(self, reason: EpochlogError) -> bool:
         again = type(reason) is EpochlogError or type(reason).__name__ in RETRIED

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from ...errors import BadMessage, EpochlogError, ServerUnavailable
+from ...store.backoff import Backoff
 from ...store.clock import Deadline, monotonic_s
 from ..line import ClientLine
 from . import wire
@@ -22,7 +23,8 @@ WINDOW = 48 << 20
 """Bytes on their way: then a push waits for answers."""
 SILENT_S = 10.0
 """After so long without a word of the server, while it owes one, its line is given up."""
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.02, 1.0
+BACKOFF = Backoff(first_s=0.02, limit_s=1.0)
+"""Delays before a line is opened, or a call is made, again."""
 AGAIN_S = 0.1
 RETRIED = ("CatalogUnavailable", "OutcomeUnknown", "StoreClosed", "ServerUnavailable", "SegmentUnknown", "ReadFailed")
 """Answers after which the same may be asked again."""
@@ -163,7 +165,7 @@ class Pusher:
             line.send_rows(sent.rows, sent.message)
 
     def _read_all(self) -> None:
-        pause_s = FIRST_PAUSE_S
+        failures = 0
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._waiting)
@@ -175,10 +177,10 @@ class Pusher:
                 self._in_trouble(error)
             else:
                 if self._keep(line):
-                    pause_s = FIRST_PAUSE_S
+                    failures = 0
+            failures += 1
             with self._changed:
-                self._changed.wait_for(lambda: self._closed, pause_s)
-            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+                self._changed.wait_for(lambda: self._closed, BACKOFF.delay_s(failures))
 
     def _keep(self, line: ClientLine) -> bool:
         """Read answers until the line ends; whether there was any."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import msgpack
 
 from ...errors import Corrupt, EpochlogError, QueryNotFound
+from ...store.backoff import Backoff
 from ...store.catalog import Catalog, Txn, View
 from ...store.clock import Deadline
 from ...store.handle import Handle
@@ -32,7 +33,8 @@ SERVER_KEY = b"meta/exchange"
 """The catalog's record of the newest server that keeps marks in a coordinator."""
 ANSWER_S = 2.0
 """How long one call waits for Redis, unless the URL says otherwise."""
-FIRST_REST_S, LONGEST_REST_S = 0.5, 10.0
+BACKOFF = Backoff(first_s=0.5, limit_s=10.0)
+"""Delays after which a Redis server that failed is called again."""
 _MOST_CUTS = 8
 _NOTICED = {
     LOST: "it holds nothing",
@@ -117,7 +119,7 @@ class RedisMarks:
         self._incarnation = catalog.transact(_next_incarnation)
         self._generation, self._turn, self._anew, self._fenced = 0, 0, True, False
         self._held: dict[str, tuple[str, ...]] = {}  # query -> SHA-1 of each of the marks that Redis may hold of it
-        self._rest, self._rest_s = Deadline.after(0), 0.0
+        self._rest, self._failures = Deadline.after(0), 0
         self._turns = threading.Lock()
         self._changed = threading.Condition()
         self._owed: dict[str, None] = {}
@@ -214,7 +216,7 @@ class RedisMarks:
             self._fenced = newest != self._incarnation
             self._put_off()
             return None
-        self._rest_s = 0.0
+        self._failures = 0
         return counted
 
     def _write(self, query: str, marks: bytes, *, force: bool = False) -> tuple[int, int]:
@@ -242,13 +244,13 @@ class RedisMarks:
         self._generation, self._anew = self._generation + 1, True
 
     def _away(self, error: Exception) -> None:
-        if not self._rest_s and not self._closing:
+        if not self._failures and not self._closing:
             _log.warning("coordinator %s is away, the catalog answers: %s", self._server.name, error)
         self._put_off()
 
     def _put_off(self) -> None:
-        self._rest_s = min(max(2 * self._rest_s, FIRST_REST_S), LONGEST_REST_S)
-        self._rest = Deadline.after(self._rest_s)
+        self._failures += 1
+        self._rest = Deadline.after(BACKOFF.delay_s(self._failures))
 
 
 def _newest_incarnation(view: View) -> int:

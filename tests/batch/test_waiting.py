@@ -15,6 +15,7 @@ import pytest
 import epochlog as el
 from epochlog.batch import waiting
 from epochlog.store import watch
+from epochlog.store.backoff import Backoff
 from epochlog.store.records import HEAD
 from epochlog.store.watch import AnyNews, Watch
 from lab import Lab, state_of, sums
@@ -94,8 +95,7 @@ def only_news(monkeypatch: pytest.MonkeyPatch) -> None:
 def rare_looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nobody looks at the catalog by himself."""
     with monkeypatch.context() as patch:
-        patch.setattr(watch, "FIRST_WAIT_S", NEVER_S)
-        patch.setattr(watch, "LONGEST_WAIT_S", NEVER_S)
+        patch.setattr(watch, "BACKOFF", Backoff(first_s=NEVER_S, limit_s=NEVER_S))
         yield
 
 

@@ -13,6 +13,7 @@ import epochlog as el
 from epochlog.exchange.staged import redis_marks as module
 from epochlog.exchange.staged.redis_marks import EndMark, EndMarks, RedisMarks
 from epochlog.store import redis_client
+from epochlog.store.backoff import Backoff
 from epochlog.store.clock import SystemClock
 from epochlog.store.lmdb_catalog import LmdbCatalog
 from epochlog.store.redis_marks import marks_key
@@ -58,8 +59,7 @@ def catalog(tmp_path: Path) -> Iterator[LmdbCatalog]:
 @pytest.fixture
 def serve(catalog: LmdbCatalog, books: Books, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], RedisMarks]]:
     """Marks as another server of the store has them each time."""
-    monkeypatch.setattr(module, "FIRST_REST_S", 0.01)
-    monkeypatch.setattr(module, "LONGEST_REST_S", 0.05)
+    monkeypatch.setattr(module, "BACKOFF", Backoff(first_s=0.01, limit_s=0.05))
     monkeypatch.setattr(module, "ANSWER_S", 0.3)
     made: list[RedisMarks] = []
 

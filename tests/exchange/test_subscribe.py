@@ -16,6 +16,7 @@ from epochlog.exchange import subscriber, table_feed
 from epochlog.exchange.line import ClientLine
 from epochlog.exchange.subscription import Bounds, _Subscription
 from epochlog.exchange.traffic import Limits, Traffic
+from epochlog.store.backoff import Backoff
 from epochlog.store.footprint import Footprint
 from epochlog.store.records import head_key
 from following import SCHEMA, TOKEN, Breaking, Replica, rows, served
@@ -25,7 +26,7 @@ from rowsets import WIDE, wide_rows
 
 @pytest.fixture(autouse=True)
 def quick_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscriber, "FIRST_PAUSE_S", 0.005)
+    monkeypatch.setattr(subscriber, "BACKOFF", Backoff(first_s=0.005, limit_s=1.0))
 
 
 def test_the_rows_come_first_then_each_change_then_what_is_new(tmp_path: Path) -> None:

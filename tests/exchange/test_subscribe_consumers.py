@@ -15,6 +15,7 @@ from epochlog.exchange.line import ClientLine
 from epochlog.exchange.subscription import Bounds
 from epochlog.exchange.subscription_messages import Answer, encode
 from epochlog.store import consumers
+from epochlog.store.backoff import Backoff
 from epochlog.store.consumers import list_consumers, reset_consumer
 from following import TOKEN, Breaking, Replica, rows, served
 from patience import PATIENCE_S, until
@@ -22,7 +23,7 @@ from patience import PATIENCE_S, until
 
 @pytest.fixture(autouse=True)
 def quick_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscriber, "FIRST_PAUSE_S", 0.005)
+    monkeypatch.setattr(subscriber, "BACKOFF", Backoff(first_s=0.005, limit_s=1.0))
 
 
 def test_it_goes_on_after_what_was_acknowledged(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import epochlog as el
 from epochlog.exchange import subscriber, table_feed
 from epochlog.exchange.subscription import Bounds
+from epochlog.store.backoff import Backoff
 from epochlog.store.consumers import list_consumers
 from following import Replica, Serving, rows, served
 from patience import PATIENCE_S, until
@@ -23,7 +24,7 @@ TROUBLES = ["late", "cut", "black hole", "cut after delivery"]
 
 @pytest.fixture(autouse=True)
 def quick_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscriber, "FIRST_PAUSE_S", 0.005)
+    monkeypatch.setattr(subscriber, "BACKOFF", Backoff(first_s=0.005, limit_s=1.0))
 
 
 @contextmanager

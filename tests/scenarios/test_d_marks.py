@@ -14,6 +14,7 @@ import pytest
 import epochlog as el
 from epochlog.exchange import ExchangeClient
 from epochlog.exchange.staged import redis_marks
+from epochlog.store.backoff import Backoff
 from epochlog.store.redis_marks import marks_key
 from patience import until
 from redis_server import RedisServer
@@ -43,8 +44,7 @@ def store(tmp_path: Path) -> Iterator[el.Store]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Redis is given up sooner, and asked again sooner."""
     monkeypatch.setattr(redis_marks, "ANSWER_S", 0.3)
-    monkeypatch.setattr(redis_marks, "FIRST_REST_S", 0.01)
-    monkeypatch.setattr(redis_marks, "LONGEST_REST_S", 0.05)
+    monkeypatch.setattr(redis_marks, "BACKOFF", Backoff(first_s=0.01, limit_s=0.05))
 
 
 @pytest.fixture
