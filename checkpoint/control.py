@@ -8,7 +8,6 @@ Restarted, Stopped and Pong.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -17,6 +16,7 @@ import msgpack
 
 from ..errors import BadMessage, Corrupt
 from ..store.loads import MAX_STATE, MOST_PARTS
+from ..store.paths import is_segment_path
 from ..store.schema import is_name
 from ..store.segment import Segment
 
@@ -33,7 +33,6 @@ MAX_NUMBER = (1 << 63) - 1
 
 Kind = Literal["load", "job"]
 Check = Callable[[Any], Any]
-_SEGMENT_PATH = re.compile(r"[0-9a-f]{32}/t[0-9a-f]{8}/[0-9a-f]{32}-[0-9a-f]{32}\.arrow")
 
 
 class Part(NamedTuple):
@@ -109,7 +108,7 @@ def _segment(record: Any) -> Segment:
     except Corrupt:
         raise BadMessage("a segment lacks a field, or has one that none has") from None
     numbers = (found.table_id, found.rows, found.deletes, found.bytes, found.crc32)
-    if type(found.path) is not str or not _SEGMENT_PATH.fullmatch(found.path):
+    if type(found.path) is not str or not is_segment_path(found.path):
         raise BadMessage("a segment's path is none that a writer gives")
     if not all(type(number) is int and 0 <= number <= MAX_NUMBER for number in numbers) or found.deletes > found.rows:
         raise BadMessage("a segment's numbers are none")

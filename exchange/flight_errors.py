@@ -26,6 +26,7 @@ from ..errors import (
     WriteFailed,
     by_name,
 )
+from ..store.paths import end_of_file_path
 
 _log = logging.getLogger("epochlog")
 
@@ -45,7 +46,6 @@ _PLACES = (
 )
 """Errors whose messages say where something lies at the server: that is for who runs it."""
 _WORD = re.compile(r"[^\s'\"]+")
-_FILE = re.compile(r"\b[0-9a-f]{32}/t[0-9a-f]{8}/[\w.-]+")
 
 
 def told(error: EpochlogError) -> tuple[str, str]:
@@ -60,8 +60,8 @@ def told(error: EpochlogError) -> tuple[str, str]:
 
 def _without_file(word: re.Match[str]) -> str:
     """The word without a path in it that ends in a data file. One search a word: a stranger may send a long one."""
-    found = _FILE.search(word[0])
-    return word[0] if found is None else "a file" + word[0][found.end() :]
+    end = end_of_file_path(word[0])
+    return word[0] if end is None else "a file" + word[0][end:]
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from .folding import Folder
 from .garbage import let_go
 from .intents import revoked
 from .keys import KeyCodec
+from .paths import RUN_ENDING
 from .picking import Piece, Task, pick, pieces
 from .process import has_died, identity
 from .reach import files_of
@@ -291,7 +292,7 @@ def _folded(
     """These pieces with their parts, in order. The next one is worked on while one is given: writing keeps one core
     busy. What was written and is not taken is removed.
     """
-    folder = Folder(handle.files, table.schema, lambda: handle.new_path(table.id, ".parquet"))
+    folder = Folder(handle.files, table.schema, lambda: handle.new_path(table.id, RUN_ENDING))
     reusable = {part.path: part for run in runs for part in run.parts}
     rewritten = frozenset(work.task.rewritten)
 

@@ -1,4 +1,4 @@
-"""Files of catalog records, exported or shipped: their names, and their bytes (docs/formats/dump.md).
+"""Files of catalog records, exported or shipped: which there are, and their bytes (docs/formats/dump.md).
 
 A file is the magic, the SHA-256 of what follows, and a zstandard frame of msgpack: a header, then [key, packed record]
 pairs, with nil for a deleted record. A record keeps the checksum that it has in the catalog.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
@@ -17,14 +16,12 @@ import zstandard
 
 from ..errors import Corrupt, UnsupportedFormat
 from .files import Files
-from .marker import is_store_id
+from .paths import is_store_id, ship_folder, shipped_of
 
 MAGIC = b"epochlog catalog"
 DUMP_FORMAT = 1
-ENDING = ".dump"
 _HEAD_BYTES = len(MAGIC) + hashlib.sha256().digest_size
 _MOST_BYTES = 1 << 30  # of one record; read in pieces, so no more is ever held for it than what is there
-_NAME = re.compile(r"(?P<generation>[0-9a-f]{32})-(?P<since>[0-9a-f]{16})-(?P<version>[0-9a-f]{16})\.dump")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,27 +49,16 @@ class Shipped:
     version: int
 
 
-# ---- names -------------------------------------------------------------------------------------------------------
-
-
-def ship_folder(store_id: str) -> str:
-    """Where a store's shipped catalog records lie, relative to the root."""
-    return f"{store_id}/catalog"
-
-
-def ship_path(header: Header) -> str:
-    name = f"{header.generation}-{header.since:016x}-{header.version:016x}{ENDING}"
-    return f"{ship_folder(header.store_id)}/{name}"
+# ---- files -------------------------------------------------------------------------------------------------------
 
 
 def shipped_files(files: Files, store_id: str) -> list[Shipped]:
     """All generations' files, by generation, since and version."""
     found = []
     for info in files.list(ship_folder(store_id)):
-        match = _NAME.fullmatch(info.path.rsplit("/", 1)[-1])
-        if match:
-            since, version = int(match["since"], 16), int(match["version"], 16)
-            found.append(Shipped(info.path, info.size, match["generation"], since, version))
+        named = shipped_of(info.path)
+        if named is not None:
+            found.append(Shipped(info.path, info.size, *named))
     return sorted(found, key=lambda file: (file.generation, file.since, file.version))
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import Corrupt, SnapshotExpired
 from .datafile import FileGone
+from .paths import table_of
 from .reach import files_of
-from .verdicts import table_of
 
 if TYPE_CHECKING:
     from .handle import Handle

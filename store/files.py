@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 import threading
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import pyarrow.fs as pafs
 
 from ..errors import InvalidInput, ReadFailed, WriteFailed
 from .failpoints import is_armed, reached
+from .paths import has_unique_name
 from .refusals import is_missing, read_failed
 from .urls import masked, without_secrets
 
@@ -312,9 +312,6 @@ def _try_remove(path: str) -> None:
 
 # ---- other file systems --------------------------------------------------------------------------------------------
 
-_UNIQUE = re.compile(r"[0-9a-f]{32}\.[a-z]+$")
-"""How the names of data files end: with a number that nobody has drawn before."""
-
 
 @dataclass(frozen=True, slots=True)
 class ArrowFiles:
@@ -330,7 +327,7 @@ class ArrowFiles:
 
     def write(self, path: str, data: pa.Buffer | bytes) -> None:
         full = self._full(path)
-        if not _UNIQUE.search(path) and self._is_taken(path):
+        if not has_unique_name(path) and self._is_taken(path):
             raise FileExistsError(errno.EEXIST, "the file is there already", full)
         try:
             stream = self._create(full)

@@ -16,10 +16,10 @@ from .definitions import StoreRecord
 from .epoch import show_span
 from .failpoints import reached
 from .files import Files
-from .marker import MARKER, Marker, is_store_id, read_marker
+from .marker import Marker, read_marker
+from .paths import CATALOG_FOLDER, LMDB_DATA, LMDB_LOCK, MARKER, is_store_id
 from .records import HEAD, STORE
 
-CATALOG_FOLDER = "catalog"
 DEFAULT_INTERVAL_MS = 1000
 
 
@@ -113,7 +113,7 @@ def _strangers(folder: Path) -> list[str]:
     if folder.is_dir():
         found += sorted(entry.name for entry in folder.iterdir() if entry.name not in (CATALOG_FOLDER, MARKER))
     if catalog.is_dir():
-        made = ("data.mdb", "lock.mdb")
+        made = (LMDB_DATA, LMDB_LOCK)
         found += sorted(f"{CATALOG_FOLDER}/{entry.name}" for entry in catalog.iterdir() if entry.name not in made)
     elif catalog.exists() or (folder / MARKER).exists():
         found.append(CATALOG_FOLDER)

@@ -18,7 +18,6 @@ from .definitions import StoreRecord
 from .epoch import MAX_EPOCH, from_unix_ms
 from .files import Files, open_files
 from .founding import (
-    CATALOG_FOLDER,
     DEFAULT_INTERVAL_MS,
     Asked,
     found_record,
@@ -29,12 +28,13 @@ from .founding import (
     write_marker,
 )
 from .history import EpochMemory
-from .intents import Intents, file_name
+from .intents import Intents
 from .leases import RUNNER_MS, Leases
 from .lmdb_catalog import LmdbCatalog
 from .marker import Marker, read_marker, require_kind
 from .one_process import OneProcess
 from .outside import checked_global_max_lag_ms
+from .paths import CATALOG_FOLDER, file_name, table_folder
 from .urls import masked
 from .watch import Watch
 
@@ -81,7 +81,7 @@ class Handle(OneProcess):
 
     def table_folder(self, table_id: int) -> str:
         """Where a table's files lie, relative to the root."""
-        return f"{self.store_id}/t{table_id:08x}"
+        return table_folder(self.store_id, table_id)
 
     def new_path(self, table_id: int, ending: str) -> str:
         """Where this open store writes a new file of a table."""

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 from .changes import by_key, end_to_end, replaced, stacked
 from .definitions import TableDef
 from .files import Files
-from .intents import file_name
 from .keys import KeyCodec
 from .merge import Rows, lookup, newest_wins
+from .paths import SEGMENT_ENDING, file_name
 from .points import PointReader
 from .ranges import cost, key_pieces
 from .scan import EVERYTHING, KeyRange, ScanPlan
@@ -47,7 +47,7 @@ def write_images(
     try:
         for key_range in pieces:
             for place, rows in _old_rows(handle.files, table.schema, before, epochs, key_range):
-                path = f"{handle.table_folder(table.id)}/{file_name(intent, '.arrow')}"
+                path = f"{handle.table_folder(table.id)}/{file_name(intent, SEGMENT_ENDING)}"
                 codec = KeyCodec(table.schema.schema, table.schema.primary_key)
                 file = write_segment(handle.files, path, table.id, table.schema, codec, rows)
                 written[place].append(file)
@@ -76,7 +76,7 @@ def patched_images(
     try:
         for key_range in key_pieces(handle.files, table.schema, since, cost(since) // PIECE_ROWS, EVERYTHING):
             for place, rows in _rows_again(handle.files, table.schema, now, since, epochs, key_range):
-                path = f"{handle.table_folder(table.id)}/{file_name(intent, '.arrow')}"
+                path = f"{handle.table_folder(table.id)}/{file_name(intent, SEGMENT_ENDING)}"
                 file = write_segment(handle.files, path, table.id, table.schema, codec, rows)
                 written[place].append(file)
     except BaseException:

@@ -19,6 +19,7 @@ from ..errors import SegmentUnknown, StoreClosed
 from .catalog import Catalog, Txn, View
 from .failpoints import reached
 from .leases import LEASE_MS, Leases
+from .paths import intent_of
 from .records import Record, after_prefix, intent_key
 
 T = TypeVar("T")
@@ -41,17 +42,6 @@ class Intent:
 
     def to_record(self) -> Record:
         return asdict(self)
-
-
-def file_name(intent: str, ending: str) -> str:
-    """A final, unique name for a new file: nothing is ever renamed."""
-    return f"{intent}-{uuid.uuid4().hex}{ending}"
-
-
-def intent_of(path: str) -> str:
-    """The intent that a file was written under; "" when its name tells none."""
-    name = path.rsplit("/", 1)[-1]
-    return name[:32] if name[32:33] == "-" else ""
 
 
 def all_intents(view: View) -> list[Intent]:

@@ -30,6 +30,7 @@ from ..errors import (
 from .catalog import Txn, View
 from .files import make_private_dir, sync_dir
 from .lmdb_pages import PAGE, check_metas, check_pages, has_metas
+from .paths import LMDB_DATA, LMDB_LOCK
 from .records import Record, pack, unpack
 
 T = TypeVar("T")
@@ -178,7 +179,7 @@ class _Environments:
 def _inode(folder: Path) -> Inode | None:
     """Names the data file. (A folder's inode is soon used again by another folder; that of an open file is not.)"""
     try:
-        status = (folder / "data.mdb").stat()
+        status = (folder / LMDB_DATA).stat()
     except FileNotFoundError:
         return None
     return status.st_dev, status.st_ino
@@ -195,8 +196,8 @@ class LmdbCatalog:
     ) -> None:
         if create:
             make_private_dir(folder)
-            _forget_unfinished(folder / "data.mdb")
-        elif not _has_content(folder / "data.mdb"):
+            _forget_unfinished(folder / LMDB_DATA)
+        elif not _has_content(folder / LMDB_DATA):
             raise CatalogLost(
                 f"the catalog {folder} is gone. Restore it from a copy; the data files alone are no store"
             )
@@ -230,7 +231,7 @@ class LmdbCatalog:
         """Every page that is in use; opening looks at the first ones alone."""
         with self._environment() as env, _typed_errors(env, self._folder):
             try:
-                _check_pages(env, self._folder / "data.mdb")
+                _check_pages(env, self._folder / LMDB_DATA)
             except OSError as error:
                 raise _refused(self._folder, error) from error
 
@@ -304,7 +305,7 @@ def _forget_unfinished(data: Path) -> None:
 
 def _open_environment(folder: Path, durability: str) -> lmdb.Environment:
     """The environment, with typed errors: a catalog that is there and that the system refuses to open is not lost."""
-    if not _has_content(folder / "data.mdb"):
+    if not _has_content(folder / LMDB_DATA):
         return _open_env(folder, durability, is_new=True)
     try:
         return _open_env(folder, durability, is_new=False)
@@ -321,10 +322,10 @@ def _refused(folder: Path, error: Exception) -> CatalogUnavailable:
 
 
 def _open_env(folder: Path, durability: str, *, is_new: bool) -> lmdb.Environment:
-    data = folder / "data.mdb"
+    data = folder / LMDB_DATA
     if not is_new:
         check_metas(data, MAP_SIZE)
-    _reserve(folder / "lock.mdb")
+    _reserve(folder / LMDB_LOCK)
     try:
         env = lmdb.open(
             str(folder),
@@ -358,7 +359,7 @@ def _make_ready(env: lmdb.Environment, folder: Path, durability: str) -> None:
     if durability == "disk":  # whoever made the file may not have lived to do it
         env.sync(True)
         sync_dir(folder)
-    _check_pages(env, folder / "data.mdb", PAGES_CHECKED_AT_OPEN)
+    _check_pages(env, folder / LMDB_DATA, PAGES_CHECKED_AT_OPEN)
 
 
 def _reserve(lock: Path) -> None:

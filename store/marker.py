@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import Corrupt, ForeignRoot, InvalidInput, UnsupportedFormat
 from .definitions import FORMAT_VERSION
 from .files import Files
+from .paths import MARKER, is_store_id
 
-MARKER = "epochlog.json"
 _START = b'{\n "store_id": "'
-_STORE_ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +30,6 @@ class Marker:
         body = json.dumps(fields, indent=1).encode()
         assert body.startswith(_START)
         return body
-
-
-def is_store_id(text: object) -> bool:
-    return isinstance(text, str) and _STORE_ID.fullmatch(text) is not None
 
 
 def read_marker(files: Files) -> Marker | None:

@@ -18,8 +18,9 @@ from .edits import BaseMoved, TableEdit, check_unused, log_epochs
 from .epoch import show_epoch
 from .expiry import planned_anew
 from .images import patched_images, write_images
-from .intents import intent_of, require_intents
+from .intents import require_intents
 from .made import made_of
+from .paths import intent_of
 from .scan import ScanPlan, plan_scan
 from .segment import Segment
 from .unchanged import without_unchanged

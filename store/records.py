@@ -37,6 +37,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import msgpack
 
 from ..errors import Corrupt
+from .paths import name_of
 
 Record = dict[str, Any]
 
@@ -157,11 +158,11 @@ def consumer_key(name: str) -> bytes:
 
 def used_key(table_id: int, path: str) -> bytes:
     """`path` is a segment's; its last part is a unique name."""
-    return b"used/%08x/" % table_id + path.rsplit("/", 1)[-1].encode()
+    return b"used/%08x/" % table_id + name_of(path).encode()
 
 
 def gone_key(table_id: int, path: str) -> bytes:
-    return b"gone/%08x/" % table_id + path.rsplit("/", 1)[-1].encode()
+    return b"gone/%08x/" % table_id + name_of(path).encode()
 
 
 def intent_key(intent: str) -> bytes:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from ..errors import CatalogInUse, CatalogLost, CatalogRolledBack, CatalogUnavailable, OutcomeUnknown
 from .catalog import Txn, View
 from .clock import Clock, monotonic_s
-from .marker import is_store_id
+from .paths import is_store_id
 from .redis_client import RECONNECT_S, Argument, Cut, RedisServer
 from .redis_run import Again, RedisView, Reply, Run, Wish, decode
 from .redis_scripts import (

@@ -18,7 +18,8 @@ from .definitions import StoreRecord
 from .dump import newest_shipped
 from .files import Files, make_private_dir
 from .founding import Asked, found_record, is_used, known_record, refuse_stranger, write_marker
-from .marker import MARKER, Marker, read_marker, require_kind
+from .marker import Marker, read_marker, require_kind
+from .paths import MARKER
 from .redis_catalog import RedisCatalog, claim_root, found_catalog
 from .redis_client import RedisServer
 

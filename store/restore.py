@@ -15,12 +15,13 @@ from ..errors import CatalogInUse, CatalogLost, Corrupt, EpochlogError, InvalidI
 from .catalog import Txn
 from .clock import SystemClock
 from .definitions import Counters, TableDef
-from .dump import Header, Shipped, decode_dump, encode_dump, ship_path, shipped_files
+from .dump import Header, Shipped, decode_dump, encode_dump, shipped_files
 from .files import Files, open_files
-from .founding import CATALOG_FOLDER, stored_record
+from .founding import stored_record
 from .handle import Place, as_place
 from .lmdb_catalog import LmdbCatalog
-from .marker import MARKER, Marker, is_store_id, read_marker
+from .marker import Marker, read_marker
+from .paths import CATALOG_FOLDER, LMDB_DATA, MARKER, is_store_id, ship_path
 from .records import HEAD, STORE, Record, head_key, unpack
 from .shipping import chain_of, file_at
 from .version import LogEntry, TableVersion, runs_from_record
@@ -213,7 +214,7 @@ def _report(state: _State) -> RestoreReport:
 
 def _refuse_live_folder(place: Place) -> None:
     """CatalogInUse where the root has an embedded catalog with a store in it."""
-    if place.folder is None or not (place.folder / CATALOG_FOLDER / "data.mdb").exists():
+    if place.folder is None or not (place.folder / CATALOG_FOLDER / LMDB_DATA).exists():
         return
     folder = place.folder / CATALOG_FOLDER
     try:
@@ -266,7 +267,8 @@ def _into_redis(
     finally:
         server.close()
     header = Header(store_id, generation, 0, version, state.header.last_epoch, at_ms, len(state.records))
-    files.write(ship_path(header), encode_dump(header, sorted(state.records.items())))
+    path = ship_path(header.store_id, header.generation, header.since, header.version)
+    files.write(path, encode_dump(header, sorted(state.records.items())))
     return Marker(store_id, "redis", generation)
 
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, cast
 from ..errors import CatalogLost, Corrupt, InvalidInput
 from .catalog import View
 from .definitions import Counters
-from .dump import Header, Shipped, decode_dump, encode_dump, ship_path, shipped_files
+from .dump import Header, Shipped, decode_dump, encode_dump, shipped_files
 from .files import Files, open_files
 from .marker import read_marker
+from .paths import ship_path
 from .records import HEAD, pack, unpack
 from .urls import masked
 
@@ -106,7 +107,8 @@ def _write(handle: Handle, catalog: RedisCatalog, since: int, changes: Changes, 
         at_ms=catalog.now_ms(),
         count=len(changes.records),
     )
-    path, data = ship_path(header), encode_dump(header, sorted(changes.records.items()))
+    path = ship_path(header.store_id, header.generation, header.since, header.version)
+    data = encode_dump(header, sorted(changes.records.items()))
     try:
         handle.files.write(path, data)
         handle.whole_dumps.add(path)

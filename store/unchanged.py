@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from .changes import Pool
 from .files import Files
-from .intents import file_name
 from .keys import KeyCodec
 from .merge import Rows, lookup, newest_wins
+from .paths import SEGMENT_ENDING, file_name, folder_of
 from .ranges import cost, key_pieces
 from .scan import EVERYTHING, KeyRange, ScanPlan
 from .schema import TableSchema
@@ -100,5 +100,5 @@ def _rewritten(
     rows = SegmentReader(files, segment, table, codec).read()
     deleted = None if rows.deleted is None or not rows.deleted[keep].any() else rows.deleted[keep]
     left = Rows(rows.keys.filter(mask), rows.data.filter(mask), deleted)
-    path = f"{segment.path.rsplit('/', 1)[0]}/{file_name(intent_for(segment), '.arrow')}"
+    path = f"{folder_of(segment.path)}/{file_name(intent_for(segment), SEGMENT_ENDING)}"
     return write_segment(files, path, segment.table_id, table, codec, left, segment.label)

@@ -26,12 +26,13 @@ from .failpoints import reached
 from .files import FileInfo
 from .garbage import all_gone, let_go
 from .holds import all_holds, all_leases, holds_of
-from .intents import Intent, all_intents, intent_of
+from .intents import Intent, all_intents
 from .outcomes import forget_unused
+from .paths import intent_of, table_of
 from .reach import all_files
 from .records import after_prefix, gone_key, intent_key
 from .shipping import ship
-from .verdicts import REACHED_AND_GONE, Fate, Known, Verdict, judge, pins, table_of
+from .verdicts import REACHED_AND_GONE, Fate, Known, Verdict, judge, pins
 
 if TYPE_CHECKING:
     from .handle import Handle

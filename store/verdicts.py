@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from .dump import ENDING, ship_folder
 from .files import FileInfo
 from .garbage import Gone
 from .holds import NO_PLAN, Hold
-from .intents import Intent, intent_of
+from .intents import Intent
+from .paths import intent_of, is_shipped, table_of
 
-_DATA_FILE = re.compile(r"t([0-9a-f]{8})/[0-9a-f]{32}-[0-9a-f]{32}\.(?:arrow|parquet)")
 REACHED_AND_GONE = "the catalog reaches it and has noted it as gone: never deleted; please report this"
 
 
@@ -60,13 +58,6 @@ class Known:
     ended: Mapping[str, int] = field(default_factory=dict)
 
 
-def table_of(store_id: str, path: str) -> int | None:
-    """The table whose data file this is, by its name; None for anything else."""
-    folder, slash, rest = path.partition("/")
-    found = _DATA_FILE.fullmatch(rest) if slash and folder == store_id else None
-    return None if found is None else int(found[1], 16)
-
-
 def judge(listed: Iterable[FileInfo], known: Known, grace_ms: int) -> Iterator[Verdict]:
     """The fate of every file that was listed, and of those that the catalog notes as gone."""
     seen = set()
@@ -88,7 +79,7 @@ def _judge(path: str, size: int, known: Known, grace_ms: int) -> Verdict:
     if gone is not None:
         return _unreached(path, size, known, gone, grace_ms)
     if table_id is None:
-        ours = path.startswith(ship_folder(known.store_id) + "/") and path.endswith(ENDING)
+        ours = is_shipped(known.store_id, path)
         return Verdict(path, size, Fate.REACHED if ours else Fate.FOREIGN, "not a data file of this store")
     name = intent_of(path)
     intent = known.intents.get(name)

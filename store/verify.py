@@ -16,8 +16,8 @@ import pyarrow as pa
 from ..errors import CatalogUnavailable, Corrupt, EpochlogError, ReadFailed, StoreClosed, TableDropped
 from .catalog import View
 from .definitions import TableDef, get_table
-from .dump import ship_folder
 from .keys import KeyCodec
+from .paths import ship_folder
 from .refusals import undecodable
 from .verify_catalog import Contents, TableFiles, check_records, check_table
 from .verify_exchanges import check_exchange_files, check_exchanges

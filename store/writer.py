@@ -16,9 +16,9 @@ from ..errors import WriteFailed
 from .definitions import TableDef
 from .failpoints import reached
 from .files import Files
-from .intents import file_name
 from .keys import KeyCodec
 from .merge import Rows, newest_wins, sorted_unique
+from .paths import SEGMENT_ENDING, file_name
 from .schema import TableSchema
 from .segment import Segment, write_segment
 
@@ -115,7 +115,7 @@ class SegmentWriter:
         if self._pending:
             rows = self._pending[0] if len(self._pending) == 1 else newest_wins(self._pending)
             target = self._target
-            path = f"{target.folder}/{file_name(target.intent, '.arrow')}"
+            path = f"{target.folder}/{file_name(target.intent, SEGMENT_ENDING)}"
             self._failed = True
             self._flushed.append(write_segment(target.files, path, target.table_id, target.schema, self._codec, rows))
             self._failed = False

@@ -22,6 +22,7 @@ from ...store.definitions import Counters, move_counters
 from ...store.exchanges import FILES, end_expired, end_query, purge
 from ...store.garbage import let_go
 from ...store.handle import Handle
+from ...store.paths import SEGMENT_ENDING
 from ...store.shipping import ship
 from ..line import Line
 from ..server import Action, Exchange, Role
@@ -128,7 +129,7 @@ class StagedExchange:
 
     def write(self, data: pa.Buffer) -> str:
         """A new durable file of an exchange; its path."""
-        path = self.handle.new_path(FILES, ".arrow")
+        path = self.handle.new_path(FILES, SEGMENT_ENDING)
         self.handle.files.write(path, data)
         return path
 

@@ -17,7 +17,8 @@ import epochlog as el
 from conformance.catalogs import server_of
 from epochlog.store import redis_catalog
 from epochlog.store.files import ArrowFiles, LocalFiles
-from epochlog.store.marker import MARKER, read_marker
+from epochlog.store.marker import read_marker
+from epochlog.store.paths import MARKER
 from redis_server import RedisServer
 from s3_server import S3Server
 
