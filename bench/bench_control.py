@@ -41,6 +41,7 @@ class Watched:
     """A job of which the catalog's side costs nothing: notes when its barrier goes out and when it may be committed."""
 
     tables: Collection[str] = ("t",)
+    interval_ms: int | None = None
 
     def __init__(self, asked: wire.Attach) -> None:
         self._parts = asked.parts

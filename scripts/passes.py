@@ -141,14 +141,17 @@ def run(one: Pass, report: Path) -> Outcome:
         print(title, flush=True)
     wanted = (f"--junitxml={report}", "-o", "junit_family=xunit1") if one.counts_tests else ()
     before = time.perf_counter()
-    done = subprocess.run(
-        [*one.command, *wanted],
-        env={**os.environ, **one.environment},
-        stdout=subprocess.PIPE if one.beside else None,
-        stderr=subprocess.STDOUT if one.beside else None,
-        text=True,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [*one.command, *wanted],
+            env={**os.environ, **one.environment},
+            stdout=subprocess.PIPE if one.beside else None,
+            stderr=subprocess.STDOUT if one.beside else None,
+            text=True,
+            check=False,
+        )
+    except OSError as error:
+        return Outcome(one.name, 0, (f"{one.name}: {error}",), time.perf_counter() - before)
     seconds, code = time.perf_counter() - before, done.returncode
     if one.beside:
         print(f"{title}\n{done.stdout}", end="", flush=True)
@@ -182,7 +185,7 @@ def _id(case: ET.Element) -> str:
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    wide = max(len(one.name) for one in outcomes)
+    wide = max((len(one.name) for one in outcomes), default=0)
     lines = ["", f"{'pass':{wide}}  passed  failed  seconds"]
     lines += [f"{one.name:{wide}}  {one.passed:6}  {len(one.failed):6}  {one.seconds:7.1f}" for one in outcomes]
     lines += [f"FAILED {test}  ({one.name})" for one in outcomes for test in one.failed]
@@ -199,7 +202,7 @@ def run_all(passes: Sequence[Pass]) -> int:
             running.append(aside.submit(run, one, report) if one.beside else run(one, report))
         outcomes = [one.result() if isinstance(one, Future) else one for one in running]
     print(summary(outcomes), flush=True)
-    return int(any(one.failed for one in outcomes))
+    return int(not outcomes or any(one.failed for one in outcomes))
 
 
 TARGETS = {"check": check, "test": test, "long": long, "redis": redis, "campaign": campaign}

@@ -118,6 +118,17 @@ def test_when_all_is_well_the_exit_code_says_so(tmp_path: Path, capfd: pytest.Ca
     assert (code, said[-1]) == (0, "2 passed, 0 failed")
 
 
+def test_a_command_that_is_not_there_has_failed_and_the_others_run(capfd: pytest.CaptureFixture[str]) -> None:
+    code, said = ended(capfd, Pass("gone", ("/no/such/command",)), command("main", ""))
+    assert (code, said[-1]) == (1, "1 passed, 1 failed")
+    assert any(line.startswith("FAILED gone: ") and line.endswith("(gone)") for line in said)
+
+
+def test_where_there_is_nothing_to_run_nothing_has_passed(capfd: pytest.CaptureFixture[str]) -> None:
+    code, said = ended(capfd)
+    assert (code, said[-1]) == (1, "0 passed, 0 failed")
+
+
 def chosen_by(one: Pass, marks: set[str]) -> bool:
     given = list(one.command)
     return Expression.compile(given[given.index("-m", 3) + 1]).evaluate(lambda name, **_: name in marks)
