@@ -37,8 +37,11 @@ def _machine() -> str:
 
 
 def _began(pid: int) -> str:
-    """When the process began, in ticks since the machine did; "" if there is none."""
+    """When the process began, in ticks since the machine did; "" if there is none, or its parent has not taken note of
+    its end yet.
+    """
     try:
-        return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[19]
+        state, *rest = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        return "" if state in "ZX" else rest[18]
     except (OSError, IndexError):
         return ""
