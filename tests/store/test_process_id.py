@@ -1,4 +1,4 @@
-"""Whether another process of this machine has died: at once, whatever its parent does."""
+"""Tests of telling that another process of this machine has died: at once, whatever its parent does."""
 
 from __future__ import annotations
 
