@@ -34,6 +34,7 @@ class RefreshContext(OneProcess, Generic[W]):
         self._run = run
         self._make_writer = make_writer
         self._writers: dict[str, W] = {}
+        self._written: set[str] = set()  # outputs of which a write has succeeded
         self._finished: dict[str, list[Segment]] = {}
         self._over = False
 
@@ -50,6 +51,16 @@ class RefreshContext(OneProcess, Generic[W]):
         if output not in self._writers:
             self._writers[output] = self._make_writer(self._run.output(output).target)
         return self._writers[output]
+
+    def _require_unwritten(self, output: str) -> None:
+        """Raise InvalidInput when this refresh has written the output: `recompute` would leave those rows there."""
+        if self._over:
+            raise self._run.late_write()
+        if output in self._written:
+            raise InvalidInput(
+                f"this refresh has written {output!r} already, and recompute replaces only what the output had before: "
+                "call recompute once for an output, with all its groups, and before any upsert or delete of it"
+            )
 
     def _only_upstream(self, output: str, by: Sequence[str]) -> str:
         """The upstream whose changes tell which groups of the output are touched, where nobody else does."""

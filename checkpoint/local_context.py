@@ -105,10 +105,12 @@ class LocalRefreshContext(RefreshContext[SegmentWriter]):
     def upsert(self, output: str, data: object) -> None:
         """Write rows of an output; committed with all others when the refresh returns, or not at all."""
         self._writer(output).upsert(data)
+        self._written.add(output)
 
     def delete(self, output: str, keys: object) -> None:
         """Delete rows of an output by primary key; unknown keys are fine."""
         self._writer(output).delete(keys)
+        self._written.add(output)
 
     def recompute(self, output: str, *, by: str | Sequence[str], from_: object, touched: object | None = None) -> None:
         """Make `from_` all the rows that the output has of the touched groups: upsert these, delete the others.
@@ -118,10 +120,12 @@ class LocalRefreshContext(RefreshContext[SegmentWriter]):
         it, of a job with one upstream that has the columns `by`, it is `ctx.touched(upstream, by)`. The columns `by`
         need not be of the primary key, and null is a group like others.
 
-        Raises InvalidInput for a row of a group that was not touched, and where `touched` must be given.
+        Raises InvalidInput for a row of a group that was not touched, where `touched` must be given, and when this
+        refresh has written rows of the output before: call it once for an output, with all its groups.
         """
         schema = self._run.output(output).table.schema
-        writer, names, key = self._writer(output), group_columns(output, schema.schema, by), list(schema.primary_key)
+        self._require_unwritten(output)
+        names, key = group_columns(output, schema.schema, by), list(schema.primary_key)
         rows = schema.conform(from_)
         if names:
             groups = groups_of(schema, self._touched_by(output, names) if touched is None else touched, names)
@@ -130,8 +134,10 @@ class LocalRefreshContext(RefreshContext[SegmentWriter]):
         else:
             groups = self._whole(output, touched)
         before = self.output(output, columns=key, among=groups)
+        writer = self._writer(output)
         writer.delete(before.filter(pa.array(~belonging(before, rows.select(key)))))
         writer.upsert(rows)
+        self._written.add(output)
 
     def _touched_by(self, output: str, names: list[str]) -> pa.Table:
         return self.touched(self._only_upstream(output, names), names)

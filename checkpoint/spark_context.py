@@ -166,10 +166,12 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
         A column `_change_type` may tell of each row whether it is an "upsert" or a "delete".
         """
         self._writer(output).write(frame)
+        self._written.add(output)
 
     def delete(self, output: str, keys: DataFrame) -> None:
         """Delete rows of an output by primary key (exactly its columns); unknown keys are fine."""
         self._writer(output).write(keys, deletes=True)
+        self._written.add(output)
 
     def recompute(
         self,
@@ -186,12 +188,14 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
         they have. Without it, of a job with one upstream that has the columns `by`, it is `ctx.touched(upstream, by)`.
         The columns `by` need not be of the primary key, and null is a group like others. It is one write.
 
-        Raises InvalidInput for a row of a group that was not touched, and where `touched` must be given.
+        Raises InvalidInput for a row of a group that was not touched, where `touched` must be given, and when this
+        refresh has written rows of the output before: call it once for an output, with all its groups.
         """
         from pyspark.sql import functions as F  # noqa: N812 (Spark's own convention)
 
         found = self._run.output(output)
-        writer, names = self._writer(output), group_columns(output, found.table.schema.schema, by)
+        self._require_unwritten(output)
+        names = group_columns(output, found.table.schema.schema, by)
         check_frame(found.table.schema, from_.schema)
         if CHANGE_TYPE in from_.columns:
             raise SchemaMismatch(f"recompute({output!r}) takes rows as they are now, without {CHANGE_TYPE!r}; drop it")
@@ -207,7 +211,8 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
         if found.previous.files:
             before = self.output(output, columns=key, among=groups)
             rows = before.join(rows, key, "full").fillna("delete", [CHANGE_TYPE])
-        writer.write(rows)
+        self._writer(output).write(rows)
+        self._written.add(output)
 
     def _touched_by(self, output: str, names: list[str]) -> DataFrame:
         return self.touched(self._only_upstream(output, names), names)

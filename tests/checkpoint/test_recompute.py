@@ -216,6 +216,32 @@ def test_what_cannot_be_recomputed_is_told(shop: Shop) -> None:
     assert job.info.committed_epoch == 0
 
 
+@pytest.mark.parametrize("by", ["day", []])
+def test_an_output_is_recomputed_once_and_before_it_is_written(shop: Shop, by: Any) -> None:
+    """It replaces what the output had before the barrier: rows that were written since would stay in their group."""
+    job = shop.job("revenue", BY_DAY, ["day"])
+    shop.orders.upsert(orders_of((1, "mon", "a", 5)))
+    row = pa.table({"day": ["mon"], "cents": [5]})
+    other = pa.table({"day": ["x"], "cents": [1]})
+
+    def refresh(ctx: el.LocalRefreshContext) -> None:
+        ctx.recompute("revenue", by=by, from_=row)
+        with pytest.raises(el.InvalidInput, match="once for an output, with all its groups"):
+            ctx.recompute("revenue", by=by, from_=row)
+        ctx.upsert("revenue", other)
+
+    assert shop.step(job, refresh) == [{"day": "mon", "cents": 5}, {"day": "x", "cents": 1}]
+    shop.orders.upsert(orders_of((1, "mon", "a", 6)))
+
+    def written(ctx: el.LocalRefreshContext) -> None:
+        ctx.upsert("revenue", other)
+        ctx.recompute("revenue", by=by, from_=row)
+
+    with pytest.raises(el.InvalidInput, match="has written 'revenue' already"):
+        shop.step(job, written)
+    assert shop.store.table("revenue").count() == 2
+
+
 @pytest.mark.parametrize("rows_a_piece", [1, 2, 3])
 def test_a_backfill_in_pieces_is_right(shop: Shop, rows_a_piece: int) -> None:
     job = shop.job("revenue", BY_DAY, ["day"], snapshot_rows=rows_a_piece)
@@ -253,10 +279,10 @@ def test_each_part_writes_its_share_of_the_groups(shop: Shop) -> None:
     run = job._runner.begin()
     assert run is not None
     parts = [PartRefreshContext(shop.store._handle, run, part, 3) for part in range(3)]
-    for context in parts:
-        revenue(context)
     with pytest.raises(el.InvalidInput, match="3 parts"):
         parts[0].recompute("revenue", by=[], from_=BY_DAY.empty_table())
+    for context in parts:
+        revenue(context)
     written = [context._finish()["revenue"] for context in parts]
     assert sum(segment.rows for segments in written for segment in segments) == 20
     job._runner.commit(run, {"revenue": [segment for segments in written for segment in segments]})

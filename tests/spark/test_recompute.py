@@ -95,6 +95,8 @@ def test_what_a_refresh_reads_and_is_refused(lake: Any) -> None:
         with pytest.raises(el.InvalidInput, match="groups of table 'dear' are given as ctx.touched gives them"):
             ctx.recompute("dear", by="day", from_=tue, touched=[{"day": "tue"}])
         ctx.recompute("dear", by=[], from_=tue)
+        with pytest.raises(el.InvalidInput, match="once for an output, with all its groups"):
+            ctx.recompute("dear", by=[], from_=tue)
 
     assert [(row["id"], row["day"]) for row in step(lake, job, look)] == [(2, "tue")]
 
