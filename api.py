@@ -325,9 +325,10 @@ class Store(OneProcess):
     def adopt(self, name: str) -> Table:
         """Make an output of a finished job a root table, which anybody may write, so that a migration can end.
 
-        Jobs that read it go on. Policies choose no epoch below the job's last commit for it, or for what is made from
-        it; it can still be read there by itself. A root table is returned as it is. Raises TableNotFound, and
-        TableInUse while the job may still write it (`job.stop(drain=True)` ends that).
+        Jobs that read it go on; one that has finished does not take in what is written from now on, and stays as it is
+        (its own output can be adopted, too). Policies choose no epoch below the job's last commit for it, or for what
+        is made from it; it can still be read there by itself. A root table is returned as it is. Raises TableNotFound,
+        and TableInUse while the job may still write it (`job.stop(drain=True)` ends that).
         """
         return Table(self._handle, adopt_table(self._handle, name))
 
