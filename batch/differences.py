@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,8 @@ import pyarrow.compute as pc
 
 from ..errors import InvalidInput, SchemaMismatch
 from ..store.distinct import same_values
-from ..store.epoch import to_unix_ms
-from ..store.keys import KeyCodec, sort_indices
+from ..store.epoch import show_epoch
+from ..store.keys import KeyCodec, contiguous, sort_indices
 from ..store.merge import lookup
 from ..store.schema import TableSchema
 
@@ -80,8 +79,7 @@ class CheckReport:
 
     def __str__(self) -> str:
         verdict = "equal to its query" if self.ok else "NOT equal to its query"
-        time = datetime.fromtimestamp(to_unix_ms(self.epoch) / 1000, UTC).isoformat(timespec="milliseconds")
-        heading = f"job {self.job} at epoch {self.epoch} ({time.removesuffix('+00:00')}Z): {verdict}"
+        heading = f"job {self.job} at epoch {show_epoch(self.epoch)}: {verdict}"
         return "\n".join([heading, *map(str, self.outputs.values())])
 
 
@@ -134,7 +132,7 @@ def _cast(table: str, column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArr
     try:
         made = column.cast(kind, safe=True)
         both_floats = _T.is_floating(kind) and _T.is_floating(column.type)
-        exact = both_floats or same_values(_one(made.cast(column.type)), _one(column)).all()
+        exact = both_floats or same_values(contiguous(made.cast(column.type)), contiguous(column)).all()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise SchemaMismatch(
             f"the query of {table!r}: column {field.name!r} of type {column.type} is not {kind}: {error}; cast it in "
@@ -165,8 +163,8 @@ def _refuse_repeated(schema: TableSchema, rows: pa.Table, keys: pa.Array) -> Non
 def _same(left: pa.ChunkedArray, right: pa.ChunkedArray, tolerance: float) -> np.ndarray:
     """bool[rows]: null equals null, NaN equals NaN, -0.0 equals 0.0; floats may lie `tolerance` apart."""
     if not _T.is_floating(left.type):
-        return same_values(_one(left), _one(right))
-    a, b = (_one(pc.add(column.cast(pa.float64()), 0.0)) for column in (left, right))
+        return same_values(contiguous(left), contiguous(right))
+    a, b = (contiguous(pc.add(column.cast(pa.float64()), 0.0)) for column in (left, right))
     same = same_values(a, b)
     if tolerance:
         x, y = (pc.fill_null(column, np.nan).to_numpy(zero_copy_only=False) for column in (a, b))
@@ -174,11 +172,6 @@ def _same(left: pa.ChunkedArray, right: pa.ChunkedArray, tolerance: float) -> np
             near = np.abs(x - y) <= tolerance * np.maximum(1.0, np.maximum(np.abs(x), np.abs(y)))
         same |= near & np.isfinite(x) & np.isfinite(y)
     return same
-
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    joined = column.combine_chunks()
-    return joined if isinstance(joined, pa.Array) else pa.concat_arrays(joined.chunks)
 
 
 def aligned(rows: pa.Table) -> list[str]:

@@ -17,7 +17,7 @@ from ..errors import Corrupt
 from .downloads import downloads
 from .files import Files
 from .kept import Name
-from .keys import Key, KeyCodec, search
+from .keys import Key, KeyCodec, contiguous, search
 from .merge import Rows
 from .schema import TableSchema
 
@@ -188,13 +188,6 @@ def key_columns(codec: KeyCodec) -> set[str]:
 def keys_of(codec: KeyCodec, table: pa.Table) -> pa.Array:
     """The encoded keys of what was read of a file, its `key_columns` among it."""
     return contiguous(table.column(KEY)) if codec.hidden else codec.encode(table)
-
-
-def contiguous(column: pa.ChunkedArray) -> pa.Array:
-    """A column as one array."""
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
 def marks(column: pa.ChunkedArray) -> np.ndarray | None:

@@ -8,12 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .keys import contiguous
+
 
 def same_rows(left: pa.Table, right: pa.Table) -> np.ndarray:
     """bool[rows]: where the two tables (one schema, one length) agree in every column."""
     same = np.ones(left.num_rows, np.bool_)
     for name in left.column_names:
-        same &= same_values(_one(left.column(name)), _one(right.column(name)))
+        same &= same_values(contiguous(left.column(name)), contiguous(right.column(name)))
     return same
 
 
@@ -79,8 +81,3 @@ def _sizes(column: pa.Array) -> np.ndarray:
 
 def _mask(values: pa.Array) -> np.ndarray:
     return pc.fill_null(values, False).to_numpy(zero_copy_only=False)
-
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    joined = column.combine_chunks()
-    return joined if isinstance(joined, pa.Array) else pa.concat_arrays(joined.chunks)

@@ -57,7 +57,7 @@ class KeyCodec:
 
     def encode(self, table: pa.Table | pa.RecordBatch) -> pa.Array:
         """One contiguous array of `key_type`, a key for each row. The key columns must hold no null."""
-        columns = [_contiguous(table.column(name)) for name in self.primary_key]
+        columns = [contiguous(table.column(name)) for name in self.primary_key]
         if len(columns) == 1:
             return _single(columns[0])
         parts: list[pa.Array | pa.Scalar] = []
@@ -132,7 +132,8 @@ class KeyCodec:
         return pa.array(keys, self.key_type)
 
 
-def _contiguous(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+def contiguous(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """Join a column's chunks to one array."""
     if isinstance(column, pa.Array):
         return column
     if column.num_chunks == 1:

@@ -20,7 +20,6 @@ from .datafile import (
     block_fields,
     blocks_of,
     compression,
-    contiguous,
     file_table,
     key_columns,
     key_stats,
@@ -30,7 +29,7 @@ from .datafile import (
     verified,
 )
 from .files import Files, inside_root
-from .keys import Key, KeyCodec
+from .keys import Key, KeyCodec, contiguous
 from .merge import Rows
 from .records import checked
 from .refusals import undecodable

@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..errors import Corrupt
-from .datafile import KeyRange, Stats, contiguous, key_stats, verified
+from .datafile import KeyRange, Stats, key_stats, verified
 from .files import Files
-from .keys import Key, KeyCodec, last_of_each
+from .keys import Key, KeyCodec, contiguous, last_of_each
 from .merge import Rows, lookup
 from .run import EPOCH, UNTIL, Part, Run, read_part
 from .schema import TableSchema
