@@ -45,26 +45,28 @@ def check_metas(data: Path, map_size: int) -> None:
     size = data.stat().st_size
     if size < 2 * PAGE:
         raise Corrupt(str(data), f"it has {size} bytes, fewer than its two meta pages")
-    for page_size, last_page in _counted(data):
+    head = _head(data)
+    if not _are_metas(head):
+        return  # LMDB says so itself
+    for place in (_META_AT, PAGE + _META_AT):
+        page_size, last_page = int.from_bytes(head[place : place + 4], "little"), _META.unpack_from(head, place)[-2]
         if page_size != PAGE or (last_page + 1) * PAGE > map_size:
             counts = f"{last_page + 1} pages of {page_size} bytes"
             raise Corrupt(str(data), f"a meta page counts {counts}, which no catalog has")
 
 
-def _counted(data: Path) -> list[tuple[int, int]]:
-    """The page size and the last page of both meta pages, where they begin as LMDB's do."""
-    if not has_metas(data):
-        return []
-    with data.open("rb") as stream:
-        head = stream.read(2 * PAGE)
-    places = [page * PAGE + _META_AT for page in range(2)]
-    return [(int.from_bytes(head[at : at + 4], "little"), _META.unpack_from(head, at)[-2]) for at in places]
-
-
 def has_metas(data: Path) -> bool:
-    """Whether both meta pages begin as LMDB's do."""
+    """Tell whether both meta pages begin as LMDB's do."""
+    return _are_metas(_head(data))
+
+
+def _head(data: Path) -> bytes:
+    """Read the two meta pages."""
     with data.open("rb") as stream:
-        head = stream.read(2 * PAGE)
+        return stream.read(2 * PAGE)
+
+
+def _are_metas(head: bytes) -> bool:
     return all(head[at : at + len(_MAGIC)] == _MAGIC for at in (16, PAGE + 16))
 
 

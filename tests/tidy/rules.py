@@ -221,7 +221,7 @@ INDIRECT_DOCSTRINGS = {
     "examples": 3,
     "exchange": 89,
     "scripts": 5,
-    "store": 196,
+    "store": 195,
     "tests": 208,
 }
 
