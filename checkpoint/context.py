@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
 from ..errors import InvalidInput
@@ -51,6 +52,12 @@ class RefreshContext(OneProcess, Generic[W]):
         if output not in self._writers:
             self._writers[output] = self._make_writer(self._run.output(output).target)
         return self._writers[output]
+
+    @contextmanager
+    def _writing(self, output: str) -> Iterator[W]:
+        """Give the writer of an output, and note that it has been written when the block ends well."""
+        yield self._writer(output)
+        self._written.add(output)
 
     def _require_unwritten(self, output: str) -> None:
         """Raise InvalidInput when this refresh has written the output: `recompute` would leave those rows there."""

@@ -104,13 +104,13 @@ class LocalRefreshContext(RefreshContext[SegmentWriter]):
 
     def upsert(self, output: str, data: object) -> None:
         """Write rows of an output; committed with all others when the refresh returns, or not at all."""
-        self._writer(output).upsert(data)
-        self._written.add(output)
+        with self._writing(output) as writer:
+            writer.upsert(data)
 
     def delete(self, output: str, keys: object) -> None:
         """Delete rows of an output by primary key; unknown keys are fine."""
-        self._writer(output).delete(keys)
-        self._written.add(output)
+        with self._writing(output) as writer:
+            writer.delete(keys)
 
     def recompute(self, output: str, *, by: str | Sequence[str], from_: object, touched: object | None = None) -> None:
         """Make `from_` all the rows that the output has of the touched groups: upsert these, delete the others.
@@ -134,10 +134,9 @@ class LocalRefreshContext(RefreshContext[SegmentWriter]):
         else:
             groups = self._whole(output, touched)
         before = self.output(output, columns=key, among=groups)
-        writer = self._writer(output)
-        writer.delete(before.filter(pa.array(~belonging(before, rows.select(key)))))
-        writer.upsert(rows)
-        self._written.add(output)
+        with self._writing(output) as writer:
+            writer.delete(before.filter(pa.array(~belonging(before, rows.select(key)))))
+            writer.upsert(rows)
 
     def _touched_by(self, output: str, names: list[str]) -> pa.Table:
         return self.touched(self._only_upstream(output, names), names)

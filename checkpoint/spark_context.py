@@ -165,13 +165,13 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
 
         A column `_change_type` may tell of each row whether it is an "upsert" or a "delete".
         """
-        self._writer(output).write(frame)
-        self._written.add(output)
+        with self._writing(output) as writer:
+            writer.write(frame)
 
     def delete(self, output: str, keys: DataFrame) -> None:
         """Delete rows of an output by primary key (exactly its columns); unknown keys are fine."""
-        self._writer(output).write(keys, deletes=True)
-        self._written.add(output)
+        with self._writing(output) as writer:
+            writer.write(keys, deletes=True)
 
     def recompute(
         self,
@@ -211,8 +211,8 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
         if found.previous.files:
             before = self.output(output, columns=key, among=groups)
             rows = before.join(rows, key, "full").fillna("delete", [CHANGE_TYPE])
-        self._writer(output).write(rows)
-        self._written.add(output)
+        with self._writing(output) as writer:
+            writer.write(rows)
 
     def _touched_by(self, output: str, names: list[str]) -> DataFrame:
         return self.touched(self._only_upstream(output, names), names)
