@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test test-one check long redis campaign format bench bench-quick pypaimon clean
+.PHONY: help setup setup-demo demo test test-one check long redis campaign format docs bench bench-quick pypaimon clean
 
 # where it is set, every test process would compile every test anew: a seventh of `make check`
 unexport PYTHONDONTWRITEBYTECODE
@@ -61,6 +61,10 @@ pypaimon: setup
 format: setup  ## format and fix what can be fixed
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
 
+docs: setup  ## the site of all pages and the API reference, into site/; its links are checked
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict  # --quiet would not count warnings
+	@echo "read site/index.html; its search wants a server: $(BIN)/python -m http.server --directory site"
+
 clean:  ## remove everything that was made here
-	@rm -rf .venv .venv-pypaimon .redis build dist demo-output *.egg-info src/*.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks spark-warehouse metastore_db
+	@rm -rf .venv .venv-pypaimon .redis build dist site demo-output *.egg-info src/*.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks spark-warehouse metastore_db
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

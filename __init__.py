@@ -88,33 +88,35 @@ from .errors import (
 from .lazy import lazily
 
 if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
-    from .api import Job, Store, open
+    from .api import Store, open
     from .batch.check import CheckContext
     from .batch.differences import CheckReport, OutputCheck
-    from .batch.held import HeldSnapshot
+    from .batch.named_snapshots import HeldSnapshot
     from .batch.policy import Aligned, AsOf, AtLeast, Bounded, Exact, Global, Latest
-    from .batch.snapshot import Snapshot
-    from .batch.spark_write import sink
-    from .checkpoint.barrier import Barrier
-    from .checkpoint.graph import JobInfo, Output, RunnerInfo
-    from .checkpoint.local_context import LocalRefreshContext
-    from .checkpoint.part import JobPart, LoadPart
-    from .checkpoint.pipeline import JobStatus, Pipeline
-    from .checkpoint.replay import EndOfData
-    from .checkpoint.running import CoordinatorSettings
-    from .checkpoint.shares import PartRefreshContext
-    from .checkpoint.spark_context import SparkRefreshContext
-    from .checkpoint.upstream import Chunk, UpstreamLog
-    from .checkpoint.worker import Worker
+    from .checkpoint.coordinator.state import CoordinatorSettings
+    from .checkpoint.job.barrier import Barrier
+    from .checkpoint.job.job_ddl import JobInfo, Output, RunnerInfo
+    from .checkpoint.job.local_context import LocalRefreshContext
+    from .checkpoint.log_source.log_barriers import EndOfData
+    from .checkpoint.log_source.log_source import Chunk, UpstreamLog
+    from .checkpoint.pipeline.pipeline import JobStatus
+    from .checkpoint.worker.actor import JobPart, LoadPart
+    from .checkpoint.worker.row_partitioning import PartRefreshContext
+    from .checkpoint.worker.worker import Worker
     from .exchange.client import Client, ServedTable, connect
-    from .exchange.subscriber import Subscription
+    from .exchange.subscription.client import Subscription
+    from .job import Job
+    from .pipeline import Pipeline
     from .serving import StoreServer, serve
-    from .spark import register, spark
-    from .store.consumers import ConsumerInfo
-    from .store.definitions import TableOptions
-    from .store.restore import RestoreReport, restore_catalog
-    from .store.segment import Segment
-    from .store.vacuum import VacuumedFile, VacuumReport
+    from .snapshot import Snapshot
+    from .spark.refresh_context import SparkRefreshContext
+    from .spark.session import register, spark
+    from .spark.sink import sink
+    from .store.backup.restore import RestoreReport, restore_catalog
+    from .store.changelog.consumers import ConsumerInfo
+    from .store.maintenance.vacuum import VacuumedFile, VacuumReport
+    from .store.metadata.definitions import TableOptions
+    from .store.sst.segment import Segment
     from .table import Table, TableInfo, TableWriter
     from .transaction import Transaction
 
@@ -122,48 +124,43 @@ __version__ = "0.1.0"
 
 # Where each lazy name lives. A module's names are all bound at its first use.
 _HOMES: dict[str, tuple[str, ...]] = {
-    "api": (
-        "open",
-        "Store",
-        "Job",
-    ),
+    "api": ("open", "Store"),
+    "job": ("Job",),
     "transaction": ("Transaction",),
     "table": (
         "Table",
         "TableInfo",
         "TableWriter",
     ),
-    "store.definitions": ("TableOptions",),
-    "store.consumers": ("ConsumerInfo",),
-    "store.segment": ("Segment",),
-    "store.vacuum": (
+    "store.metadata.definitions": ("TableOptions",),
+    "store.changelog.consumers": ("ConsumerInfo",),
+    "store.sst.segment": ("Segment",),
+    "store.maintenance.vacuum": (
         "VacuumReport",
         "VacuumedFile",
     ),
-    "store.restore": (
+    "store.backup.restore": (
         "restore_catalog",
         "RestoreReport",
     ),
-    "checkpoint.graph": (
+    "checkpoint.job.job_ddl": (
         "JobInfo",
         "Output",
         "RunnerInfo",
     ),
-    "checkpoint.local_context": ("LocalRefreshContext",),
-    "checkpoint.shares": ("PartRefreshContext",),
-    "checkpoint.spark_context": ("SparkRefreshContext",),
-    "checkpoint.pipeline": (
-        "Pipeline",
-        "JobStatus",
-    ),
-    "checkpoint.upstream": (
+    "checkpoint.job.local_context": ("LocalRefreshContext",),
+    "checkpoint.worker.row_partitioning": ("PartRefreshContext",),
+    "spark.refresh_context": ("SparkRefreshContext",),
+    "checkpoint.pipeline.pipeline": ("JobStatus",),
+    "pipeline": ("Pipeline",),
+    "checkpoint.log_source.log_source": (
         "UpstreamLog",
         "Chunk",
     ),
-    "checkpoint.replay": ("EndOfData",),
-    "checkpoint.barrier": ("Barrier",),
-    "batch.snapshot": ("Snapshot",),
-    "batch.held": ("HeldSnapshot",),
+    "checkpoint.log_source.log_barriers": ("EndOfData",),
+    "checkpoint.job.barrier": ("Barrier",),
+    "snapshot": ("Snapshot",),
+    "batch.named_snapshots": ("HeldSnapshot",),
     "batch.check": ("CheckContext",),
     "batch.differences": ("CheckReport", "OutputCheck"),
     "batch.policy": (
@@ -177,15 +174,15 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "serving": ("serve", "StoreServer"),
     "exchange.client": ("connect", "Client", "ServedTable"),
-    "exchange.subscriber": ("Subscription",),
-    "checkpoint.worker": ("Worker",),
-    "checkpoint.part": ("LoadPart", "JobPart"),
-    "checkpoint.running": ("CoordinatorSettings",),
-    "spark": (
+    "exchange.subscription.client": ("Subscription",),
+    "checkpoint.worker.worker": ("Worker",),
+    "checkpoint.worker.actor": ("LoadPart", "JobPart"),
+    "checkpoint.coordinator.state": ("CoordinatorSettings",),
+    "spark.session": (
         "register",
         "spark",
     ),
-    "batch.spark_write": ("sink",),
+    "spark.sink": ("sink",),
 }
 
 __all__ = [
@@ -325,12 +322,12 @@ class _Package(ModuleType):
     """The package itself: a public name stays what it is when a submodule of that name (`epochlog.spark`) is imported.
 
     The import system binds a submodule as an attribute of its package once it is loaded, over whatever was there.
+    `from epochlog.spark import sink` finds the submodule all the same.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, ModuleType) and name in _HOMES.get(name, ()):
-            value = getattr(value, name)
-        super().__setattr__(name, value)
+        if not (isinstance(value, ModuleType) and name in __all__):
+            super().__setattr__(name, value)
 
 
 sys.modules[__name__].__class__ = _Package

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command with these arguments (default: the command line's). 0: done; 1: an error; 2: wrong usage."""
-    from .cli.entry import run
+    from .cli.main import run
 
     return run(sys.argv[1:] if argv is None else argv)
 

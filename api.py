@@ -1,58 +1,51 @@
-"""The face that users see: open, Store and Job, a thin composition of the packages below."""
+"""The public entry points: `open` and `Store`, a thin composition of the packages below."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import pyarrow as pa
 
-from .batch.held import HeldSnapshot, held_snapshots, release_snapshot
-from .batch.policy import Policy
-from .batch.registry import resolve_policy
-from .batch.snapshot import Snapshot, take_snapshot
-from .checkpoint.adopting import adopt_table, drop_job_alone
-from .checkpoint.drain import drain as drain_job
-from .checkpoint.graph import JobInfo, Output, alter_job, cancel_job, create_job, drop_job, list_jobs
-from .checkpoint.job import JobRunner, LocalRefresh
-from .checkpoint.live import live
+from epochlog.batch.named_snapshots import HeldSnapshot, held_snapshots, release_snapshot
+from epochlog.batch.policy import Policy
+from epochlog.batch.policy_registry import resolve_policy
+from epochlog.batch.snapshot import take_snapshot
+from epochlog.checkpoint.job.adopt import adopt_table, drop_job_alone
+from epochlog.checkpoint.job.job_ddl import JobInfo, Output, create_job, drop_job, list_jobs
+from epochlog.store.backup.incremental import export_catalog
+from epochlog.store.catalog.export_format import Header
+from epochlog.store.catalog.protocol import View
+from epochlog.store.changelog.consumers import ConsumerInfo, drop_consumer, list_consumers, reset_consumer
+from epochlog.store.check.verify import VerifyReport, verify_store
+from epochlog.store.commit.boundaries import force_boundary
+from epochlog.store.commit.commit import commit_root
+from epochlog.store.commit.edits import TableEdit
+from epochlog.store.commit.idempotency import TxnPair, resolve
+from epochlog.store.commit.lag_marks import alter_store
+from epochlog.store.commit.loads import drop_load
+from epochlog.store.commit.table_ddl import create_table, drop_table
+from epochlog.store.compaction.request import compact_tables
+from epochlog.store.env.clock import Clock
+from epochlog.store.env.process_local import OneProcess, warn_unclosed
+from epochlog.store.maintenance.scheduler import Maintenance
+from epochlog.store.maintenance.vacuum import GRACE, VacuumReport, vacuum
+from epochlog.store.metadata.definitions import Counters, TableDef, TableOptions
+from epochlog.store.metadata.lookups import all_tables, find_job, find_table, get_store
+from epochlog.store.session.handle import Handle, open_handle
+from epochlog.store.sst.segment import Segment
+from epochlog.store.types.schema import TableSchema
+
 from .errors import InvalidInput
-from .store.catalog import View
-from .store.clock import Clock
-from .store.commit import commit_root
-from .store.consumers import ConsumerInfo, drop_consumer, list_consumers, reset_consumer
-from .store.definitions import Counters, TableDef, TableOptions, all_tables, find_job, find_table, get_store
-from .store.dump import Header
-from .store.edits import TableEdit
-from .store.handle import Handle, open_handle
-from .store.loads import drop_load
-from .store.maintenance import Maintenance
-from .store.one_process import OneProcess, warn_unclosed
-from .store.outcomes import TxnPair, resolve
-from .store.outside import alter_store
-from .store.schema import TableSchema
-from .store.sealing import force_boundary
-from .store.segment import Segment
-from .store.shipping import export_catalog
-from .store.tables import create_table, drop_table
-from .store.upkeep import compact_tables
-from .store.vacuum import GRACE, VacuumReport, vacuum
-from .store.verify import VerifyReport, verify_store
+from .job import Job
+from .snapshot import Snapshot
 from .table import Table, TableInfo, TableWriter, table_info
 from .transaction import Transaction
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-
-    from .batch.check import CheckContext
-    from .batch.differences import CheckReport
-    from .checkpoint.spark_job import Refresh as SparkRefresh
-
-__all__ = ["Job", "JobInfo", "Store", "Table", "TableInfo", "TableOptions", "TableWriter", "Transaction", "open"]
+__all__ = ["JobInfo", "Store", "Table", "TableInfo", "TableOptions", "TableWriter", "Transaction", "open"]
 
 
 def open(
@@ -118,7 +111,7 @@ class Store(OneProcess):
 
     @property
     def global_max_lag(self) -> timedelta:
-        """How late a view may be before `global` goes on without it."""
+        """Return the bound on a view's lag; `global` goes on without a view that exceeds it."""
         return timedelta(milliseconds=self._handle.catalog.read(get_store).max_lag_ms)
 
     def alter(self, *, global_max_lag: float | timedelta) -> None:
@@ -127,7 +120,7 @@ class Store(OneProcess):
 
     @property
     def last_epoch(self) -> int:
-        """The newest epoch issued or sealed, over all tables."""
+        """Return the newest epoch issued or sealed, over all tables."""
         return self._handle.catalog.read(lambda view: Counters.read(view).last_epoch)
 
     def __enter__(self) -> Self:
@@ -174,11 +167,11 @@ class Store(OneProcess):
         return Table(self._handle, create_table(self._handle, checked, changelog, options, exist_ok=exist_ok))
 
     def table(self, name: str) -> Table:
-        """The table of that name, or TableNotFound."""
+        """Return the table of that name, or raise TableNotFound."""
         return Table(self._handle, self._handle.catalog.read(lambda view: find_table(view, name)))
 
     def tables(self) -> list[TableInfo]:
-        """All tables, by name."""
+        """Return all tables, by name."""
 
         def body(view: View) -> list[TableInfo]:
             return [table_info(self._handle, view, table) for table in all_tables(view)]
@@ -192,7 +185,7 @@ class Store(OneProcess):
     # ---- commits -------------------------------------------------------------------------------------------------
 
     def transaction(self, txn: TxnPair | None = None, *, epoch: int | None = None) -> Transaction:
-        """Several root tables, one epoch, all or nothing: `with store.transaction() as tx: tx.upsert(...)`."""
+        """Begin a transaction on root tables, all or nothing: `with store.transaction() as tx: tx.upsert(...)`."""
         return Transaction(self._handle, txn, epoch)
 
     def commit(
@@ -227,31 +220,32 @@ class Store(OneProcess):
     def snapshot(
         self, tables: Sequence[str] | None = None, *, consistency: str | type | Policy = "global", **policy_options: Any
     ) -> Snapshot:
-        """Several tables as of epochs that a policy chooses now, pinned until the snapshot is closed.
+        """Take a snapshot of several tables at epochs that a policy chooses now, pinned until the snapshot is closed.
 
         consistency: "global", "aligned", "latest", "as_of", "at_least", "bounded", "exact" (options as keyword
         arguments), or a policy object. Raises NoConsistentEpoch, StalenessExceeded, TableNotReadable, EpochExpired,
         EpochNotCommitted.
         """
-        return take_snapshot(self._handle, resolve_policy(consistency, **policy_options), tables)
+        return take_snapshot(self._handle, resolve_policy(consistency, **policy_options), tables, Snapshot)
 
     def held_snapshots(self) -> list[HeldSnapshot]:
-        """The snapshots that `snapshot.hold(…)` keeps readable now, by name."""
+        """Return the named snapshots that `snapshot.hold(…)` keeps readable now, by name."""
         return held_snapshots(self._handle)
 
     def release_snapshot(self, name: str) -> None:
-        """End what `snapshot.hold(…)` began, before its time, or SnapshotNotFound. Who reads it just now reads on."""
+        """Release a named snapshot before its time, or raise SnapshotNotFound. Its open readers read on."""
         release_snapshot(self._handle, name)
 
     def compact(self, table: str | None = None, full: bool = False) -> None:
-        """Fold the L0 of one table (None: of all) into its sorted run.
+        """Compact the L0 of one table (None: of all) into its sorted runs.
 
         Without `full` only where enough has gathered.
         """
         compact_tables(self._handle, table, full=full)
 
     def vacuum(self, dry_run: bool = False, *, grace: float | timedelta = GRACE) -> VacuumReport:
-        """Delete the files that nothing has reached for `grace` (seconds or a timedelta), and tell what stays and why.
+        """Delete the files unreachable for `grace` (seconds or a timedelta), and report the files that stay with the
+        reasons.
 
         Safe beside commits, readers and other vacuums: what is being written, or held by a snapshot, a job or another
         lease, stays. A read that holds nothing and takes longer than `grace` may raise SnapshotExpired. dry_run:
@@ -264,7 +258,7 @@ class Store(OneProcess):
         return verify_store(self._handle)
 
     def export_catalog(self, uri: str | Path) -> Header:
-        """Write all of the catalog, as of one moment, to a new file (a path or URI); returns what it says of itself.
+        """Write the whole catalog, as of one version, to a new file (a path or URI); return the header of the file.
 
         `epochlog.restore_catalog(root, uri)` makes the catalog anew from it. The data files are not in it.
         """
@@ -307,12 +301,14 @@ class Store(OneProcess):
         return Job(self._handle, record.id, record.name)
 
     def job(self, name: str) -> Job:
-        """The job of that name, or JobNotFound. Its first step claims the job, unless another runner is alive."""
+        """Return the job of that name, or raise JobNotFound. Its first step claims the job, unless another runner is
+        alive.
+        """
         record = self._handle.catalog.read(lambda view: find_job(view, name))
         return Job(self._handle, record.id, record.name)
 
     def jobs(self) -> list[JobInfo]:
-        """All jobs, by name."""
+        """Return all jobs, by name."""
         return list_jobs(self._handle)
 
     def drop_job(self, name: str, *, keep_outputs: bool = False) -> None:
@@ -335,7 +331,7 @@ class Store(OneProcess):
     # ---- consumers ----------------------------------------------------------------------------------------------
 
     def consumers(self) -> list[ConsumerInfo]:
-        """All named consumers, by name: where each stands, how far behind, and whether it still holds its log.
+        """Return all consumers, by name, each with its position, its lag and the state of its hold on the log.
 
         `UpstreamLog(…, consumer=name)`, a subscription or Spark's option consumerId makes one.
         """
@@ -343,158 +339,20 @@ class Store(OneProcess):
 
     def reset_consumer(self, name: str, to: str | int) -> None:
         """Move a consumer: to "snapshot" (it begins anew with the tables' rows), "earliest" (what the logs still have),
-        "latest" (only what is new from now on), or an epoch. Whoever has it open is fenced.
+        "latest" (only what is new from now on), or an epoch. A process that has it open is fenced.
 
         Raises ConsumerNotFound, TableDropped, InvalidInput, and LogTruncated for an epoch that the logs do not reach.
         """
         reset_consumer(self._handle, name, to)
 
     def drop_consumer(self, name: str) -> None:
-        """Forget a consumer and let go of what it holds, or ConsumerNotFound. Whoever has it open is told so."""
+        """Delete a consumer and release its hold on the log, or raise ConsumerNotFound, as an open one does from then
+        on.
+        """
         drop_consumer(self._handle, name)
 
     # ---- loads --------------------------------------------------------------------------------------------------
 
     def drop_load(self, name: str) -> None:
-        """Forget a load and the states of its parts, or LoadNotFound. The rows that it committed stay."""
+        """Delete a load and the states of its parts, or raise LoadNotFound. Its committed rows stay."""
         drop_load(self._handle, name)
-
-
-class Job(OneProcess):
-    """A job, and one runner of it: its first step or start claims the job, and fences an earlier runner that is idle.
-
-    A runner that is alive is not fenced: it is inside a step, or in a query or a pipeline, and its process has been
-    heard within ten seconds; one of this machine that has died is known to be dead at once.
-    """
-
-    _instead = "send store.root and the job's name: epochlog.open(root).job(name)"
-
-    def __init__(self, handle: Handle, job_id: int, name: str) -> None:
-        self._handle = handle
-        self._runner = JobRunner(handle, job_id, name)
-
-    @property
-    def name(self) -> str:
-        return self._runner.name
-
-    @property
-    def info(self) -> JobInfo:
-        """The job as of now."""
-        self._runner.record()
-        return next(info for info in list_jobs(self._handle) if info.name == self.name)
-
-    def __repr__(self) -> str:
-        return f"<epochlog.Job {self.name} of {self._handle.files.place}>"
-
-    def step_local(self, refresh: LocalRefresh, *, take_over: bool = False) -> int | None:
-        """One barrier with pyarrow tables: its epoch, or None when there is nothing to do or the job is finished.
-
-        refresh(ctx) reads ctx.changes/table/previous/output and writes ctx.upsert/delete; all of it is committed
-        together when it returns, and nothing when it raises. Of a job with snapshot_rows the first steps each take in a
-        piece of the upstreams' rows at one epoch: ctx.changes gives rows of one upstream, ctx.table all of them,
-        ctx.output what earlier pieces made; such a step returns 0, and the one after the last piece commits.
-
-        While another runner of the job is alive it raises JobRunning, which names it; take_over=True fences that one at
-        once. Raises Fenced when another has claimed the job since this one did, JobParked, JobNotFound, and what the
-        refresh raises.
-        """
-        return self._runner.step_local(refresh, take_over=take_over)
-
-    def step(self, spark: SparkSession, refresh: SparkRefresh, *, take_over: bool = False) -> int | None:
-        """The same with Spark DataFrames, in the foreground."""
-        from .checkpoint.spark_job import step
-
-        return step(self._runner, spark, refresh, take_over=take_over)
-
-    def start(
-        self,
-        spark: SparkSession,
-        refresh: SparkRefresh,
-        trigger: str | timedelta = "continuous",
-        poll: str | timedelta = "100 milliseconds",
-        *,
-        take_over: bool = False,
-    ) -> StreamingQuery:
-        """Run the job as a StreamingQuery that commits barrier after barrier; a second live start raises JobRunning.
-
-        trigger: "continuous"; "available_now" to end when everything sealed so far is committed; or a time (timedelta,
-        "1 minute 30 seconds"; Spark is told whole milliseconds), for one barrier in each such time at most. poll: how
-        often a continuous query looks. Failures are noted as the job's last_error and tried again, as `Pipeline` does,
-        five times in a row for "available_now"; Fenced, JobParked, JobNotFound, SparkLost and StoreClosed end the
-        query. While another process runs the job, the query waits for its end; take_over=True fences it at once.
-        """
-        from .checkpoint.spark_query import start
-
-        return start(self._runner, spark, refresh, trigger=trigger, poll=poll, take_over=take_over)
-
-    def alter(
-        self,
-        *,
-        interval: int | timedelta | None = None,
-        max_lag: float | timedelta | None = None,
-        options: TableOptions | Mapping[str, TableOptions] | None = None,
-    ) -> None:
-        """Change how often the job commits and how late it may be, as `store.create_job` takes them, and the options of
-        its outputs: one for all, or a dict by the outputs' names. What is None stays.
-
-        Whoever runs the job goes on, and is not fenced: a barrier that is recorded is committed as it is, and the next
-        ones are boundaries of the new interval. A max_lag that was given as a number stays that number of the job's own
-        boundaries, one that was given as a time stays that time. Raises InvalidInput, JobNotFound.
-        """
-        alter_job(self._handle, self._runner.job_id, self.name, interval=interval, max_lag=max_lag, options=options)
-
-    def check(
-        self,
-        query: str | Mapping[str, str] | Callable[[CheckContext], Any],
-        *,
-        tolerance: float = 0.0,
-        sample: int = 20,
-    ) -> CheckReport:
-        """Compare the outputs with a query over the upstreams, all as of the job's newest commit, and tell the
-        differences.
-
-        query: a SELECT that DuckDB answers, which sees the upstreams as tables of their names and nothing else; of a
-        job with several outputs a dict {output: SELECT}, of some or all; or a function, given a `CheckContext` whose
-        `.table(upstream)` is a pyarrow Table, that returns an Arrow-shaped table, or a dict of them by output. Columns
-        are matched by name, in any order, and cast where no value changes; rows by primary key. NaN equals NaN, -0.0
-        equals 0.0. tolerance: how far floats may lie apart, relative to the larger, or absolutely where both are below
-        1: sums of floats depend on their order. sample: rows of each kind of difference that the report keeps.
-
-        Everything is pinned while it is read, and the rows of both sides are held in memory. The job may run on.
-        Raises InvalidInput before the first commit and for a query that gives no such table, SchemaMismatch,
-        DependencyMissing where DuckDB is not installed, and EpochExpired for a parked job whose upstreams have gone on.
-        """
-        from .batch.check import check_job
-
-        return check_job(self._handle, self._runner.job_id, self.name, query, tolerance=tolerance, sample=sample)
-
-    def rebuild(self) -> None:
-        """Make the outputs anew: the next step, or steps, refresh from the upstreams' rows, with ctx.output empty.
-
-        For a parked job, or for new logic. It fences nobody; the old rows stay readable until the commit, which is one
-        log entry: what differs. Raises TableFinished.
-        """
-        self._runner.rebuild()
-
-    def cancel(self) -> None:
-        """Remove the job and its outputs at once while it is still creating; whoever runs it gets JobNotFound.
-
-        A query that `start` made in this process is stopped. Raises InvalidInput for a job that is not creating
-        (`store.drop_job` removes it), TableInUse when another job reads one of its outputs.
-        """
-        cancel_job(self._handle, self._runner.job_id, self.name)
-        live.stop(self._runner)
-
-    def stop(self, drain: bool = False, *, timeout: float | timedelta | None = 60.0) -> None:
-        """Stop the query that `start` made in this process, after the barrier at hand. It does not end the data.
-
-        drain: end the data too. What the upstreams have got so far is taken in, the commit that does it is the job's
-        last, and its outputs are finished: later changes of the upstreams are not its input. Without a query here the
-        rest is run with the refresh that this Job was last given; one that was given none records the end for whoever
-        runs the job next. Raises DrainPending after `timeout` (seconds or a timedelta; None: never), JobParked, Fenced,
-        and what the refresh raises. A finished job stays as it is.
-        """
-        if drain:
-            drain_job(self._runner, timeout)
-        else:
-            live.stop(self._runner)

@@ -206,7 +206,7 @@ class EpochNotCommitted(EpochlogError):
 
 
 class TxnMismatch(EpochlogError):
-    """The same (application, id) was committed before with other tables."""
+    """An earlier commit with this (application, id) wrote other tables."""
 
 
 class TxnAborted(EpochlogError):
@@ -352,7 +352,9 @@ class RefreshFailed(EpochlogError):
 
 
 def by_name(name: str, text: str) -> EpochlogError | None:
-    """An error of this module as another process told of it; None when there is none that a text alone makes."""
+    """Return an error of this module by the name and text that another process sent; None when no text alone can make
+    it.
+    """
     found = globals().get(name)
     if isinstance(found, type) and issubclass(found, EpochlogError) and "__init__" not in vars(found):
         return found(text)

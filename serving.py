@@ -7,24 +7,26 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from .batch.policy import timeout_of
-from .batch.registry import resolve_policy
-from .batch.snapshot import take_snapshot
-from .checkpoint.control import decode_request
-from .checkpoint.coordinator import Coordinator
-from .checkpoint.running import CoordinatorSettings
-from .checkpoint.worker import CONTROL
+from epochlog.batch.policy import timeout_of
+from epochlog.batch.policy_registry import resolve_policy
+from epochlog.batch.snapshot import take_snapshot
+from epochlog.checkpoint.control_messages import decode_request
+from epochlog.checkpoint.coordinator.coordinator import Coordinator
+from epochlog.checkpoint.coordinator.state import CoordinatorSettings
+from epochlog.checkpoint.worker.worker import CONTROL
+from epochlog.exchange.flight.planner import Chosen
+from epochlog.exchange.flight.service import FlightDesk
+from epochlog.exchange.server import SHUTDOWN_S, Certificate, Server
+from epochlog.exchange.staged.service import StagedExchange
+from epochlog.exchange.staged.stage_counter_redis import coordinated
+from epochlog.exchange.subscription.messages import SUBSCRIBE
+from epochlog.exchange.subscription.server import Subscriptions
+from epochlog.exchange.transport.duplex import Pem, pem_of
+from epochlog.exchange.transport.metrics_http import MetricsPort
+from epochlog.exchange.transport.services import Action, Exchange, Role
+from epochlog.store.env.clock import Deadline, SystemClock
+
 from .errors import InvalidInput
-from .exchange.flights import FlightDesk
-from .exchange.line import Pem, pem_of
-from .exchange.metrics_port import MetricsPort
-from .exchange.readings import Chosen
-from .exchange.server import SHUTDOWN_S, Action, Certificate, Exchange, Role, Server
-from .exchange.staged.redis_marks import coordinated
-from .exchange.staged.service import StagedExchange
-from .exchange.subscription import Subscriptions
-from .exchange.subscription_messages import SUBSCRIBE
-from .store.clock import Deadline, SystemClock
 
 if TYPE_CHECKING:
     from .api import Store
@@ -119,16 +121,16 @@ class StoreServer:
 
     @property
     def location(self) -> str:
-        """Where clients connect, with the port that was taken."""
+        """Return the URI that clients connect to, with the port that was taken."""
         return self._server.location
 
     @property
     def metrics_location(self) -> str | None:
-        """The URL of the metrics; None when they are not served."""
+        """Return the URL of the metrics; None when they are not served."""
         return None if self._metrics is None else self._metrics.location
 
     def metrics(self) -> str:
-        """Prometheus text of what runs here and of the store's tables."""
+        """Return the Prometheus text of the server and of the store's tables."""
         found = self.coordinator
         return found.metrics.text(self._handle, found.status(), found.workers, SystemClock()())
 

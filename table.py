@@ -10,31 +10,33 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .batch.doors import TableSnapshot
+from epochlog.batch.table_snapshot import TableSnapshot
+from epochlog.store.catalog.protocol import View
+from epochlog.store.changelog.log_plan import next_epoch, plan_changes
+from epochlog.store.commit.commit import commit_or_delete, commit_root, refuse_unwritable
+from epochlog.store.commit.edits import TableEdit
+from epochlog.store.commit.idempotency import TxnPair, check_pair, find_committed_epoch, has_outcome
+from epochlog.store.commit.table_ddl import alter_table, table_bytes, truncate_log
+from epochlog.store.env.process_local import OneProcess
+from epochlog.store.epochs.readable import require_begun
+from epochlog.store.epochs.view_reader import read_commits, read_epoch_view, table_state
+from epochlog.store.metadata.definitions import TableDef, TableOptions
+from epochlog.store.metadata.lookups import get_job, get_table, get_version
+from epochlog.store.metadata.table_settings import Settings
+from epochlog.store.retention.stale_reads import translate_stale_read, translate_stale_reads
+from epochlog.store.scan.scan_plan import ScanPlan, plan_scan, require_complete
+from epochlog.store.session.handle import Handle
+from epochlog.store.sst.segment import Segment
+from epochlog.store.sst.segment_writer import SegmentWriter
+from epochlog.store.types.epoch import as_epoch, show_epoch
+
 from .errors import InvalidInput, StoreClosed
-from .store.catalog import View
-from .store.commit import commit_own, commit_root, refuse_unwritable
-from .store.definitions import TableDef, TableOptions, get_job, get_table, get_version
-from .store.edits import TableEdit
-from .store.epoch import as_epoch, show_epoch
-from .store.expiry import told, told_each
-from .store.handle import Handle
-from .store.history import read_commits, read_epoch_view, table_state
-from .store.lineage import require_begun
-from .store.log import next_epoch, plan_changes
-from .store.one_process import OneProcess
-from .store.outcomes import TxnPair, check_pair, has_outcome, landed
-from .store.scan import ScanPlan, plan_scan, require_complete
-from .store.segment import Segment
-from .store.settings import Settings
-from .store.tables import alter_table, table_bytes, truncate_log
-from .store.writer import SegmentWriter, write_target
 
 if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
-    from .batch.dataset import TableDataset
+    from epochlog.batch.dataset import TableDataset
 
 HISTORY_SCHEMA = pa.schema(
     [
@@ -144,7 +146,7 @@ class Table(OneProcess):
         return self._commit(lambda writer: writer.delete(keys), "delete", txn, epoch)
 
     def writer(self) -> TableWriter:
-        """A writer that seals segments for `store.commit`; any number may be open on a root table."""
+        """Open a writer that seals segments for `store.commit`; any number may be open on a root table."""
         return TableWriter(self._handle, self._table)
 
     def finish(self) -> int:
@@ -156,7 +158,7 @@ class Table(OneProcess):
         self, fill: Callable[[SegmentWriter], None], operation: str, txn: TxnPair | None, epoch: int | None
     ) -> int:
         check_pair(txn)
-        done = landed(self._handle, txn, [self._table.id])
+        done = find_committed_epoch(self._handle, txn, [self._table.id])
         if done is not None:
             return done
         writer = segment_writer(self._handle, self._table)
@@ -167,14 +169,14 @@ class Table(OneProcess):
             writer.discard()
             raise
         edit = TableEdit(self._table.id, self._table.name, segments, operation=operation)
-        return commit_own(self._handle, [edit], epoch=epoch, txn=txn)
+        return commit_or_delete(self._handle, [edit], epoch=epoch, txn=txn)
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def to_arrow(
         self, *, epoch: int | None = None, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
     ) -> pa.Table:
-        """All rows at an epoch (None: the newest commit), in key order.
+        """Return the rows at an epoch (None: the newest commit) that pass the filter (None: all), in key order.
 
         Raises EpochExpired, and EpochNotCommitted where something may still land or the table had not been made.
         """
@@ -183,7 +185,9 @@ class Table(OneProcess):
     def scan(
         self, *, epoch: int | None = None, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
     ) -> pa.RecordBatchReader:
-        """The same in record batches, a bounded number of rows at a time."""
+        """Return the rows at an epoch (None: the newest commit) as a reader of batches, a bounded number of rows at a
+        time.
+        """
         return self._at(epoch).scan(columns=columns, filter=filter)
 
     def to_pandas(self, *, epoch: int | None = None, **options: Any) -> pd.DataFrame:
@@ -193,7 +197,7 @@ class Table(OneProcess):
         return self._at(epoch).to_polars(**options)
 
     def lazy(self, *, epoch: int | None = None) -> pl.LazyFrame:
-        """A polars LazyFrame of the epoch, which is fixed now and read when the frame is collected.
+        """Return a polars LazyFrame of the epoch, which is fixed now and read when the frame is collected.
 
         Columns and filters of the query decide what is read. Nothing holds the epoch meanwhile: SnapshotExpired when
         its files have been vacuumed; a snapshot's `lazy()` is held.
@@ -201,14 +205,14 @@ class Table(OneProcess):
         return self._at(epoch).lazy()
 
     def dataset(self, *, epoch: int | None = None) -> TableDataset:
-        """The epoch, fixed now, as a `pyarrow.dataset.Dataset`; as with `lazy`, nothing holds it."""
+        """Return a `pyarrow.dataset.Dataset` of the epoch, which is fixed now; as with `lazy`, no hold keeps it."""
         return self._at(epoch).dataset()
 
     def count(self, epoch: int | None = None) -> int:
         return self._at(epoch).count()
 
     def get(self, keys: object, *, epoch: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-        """One row for each key found, in the order asked.
+        """Return one row for each key found, in the order asked.
 
         keys: anything Arrow-shaped with exactly the primary-key columns, or a list of dicts; of one column also
         a scalar, an array or a list of scalars, of several columns a tuple or a list of tuples.
@@ -219,7 +223,7 @@ class Table(OneProcess):
         return self.schema.__arrow_c_schema__()
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """The rows as of the newest commit, for whatever takes Arrow streams."""
+        """Export the rows as of the newest commit as an Arrow stream."""
         return self._at(None).__arrow_c_stream__(requested_schema)
 
     def changes(
@@ -232,7 +236,7 @@ class Table(OneProcess):
         columns: Sequence[str] | None = None,
         filter: pc.Expression | None = None,
     ) -> pa.RecordBatchReader:
-        """What changed in (after, until] (None: up to the newest commit).
+        """Return the changes in (after, until] (None: up to the newest commit) as a reader of record batches.
 
         mode "epochs": each epoch's net changes in key order; "net": one change a key over the range. Columns: the
         table's, then `_change_type`, `_commit_version` (epoch), `_commit_timestamp`. Without pre_images the types are
@@ -242,10 +246,10 @@ class Table(OneProcess):
         """
         plan = self._read(lambda view, table: plan_changes(view, table, after, until))
         batches = plan.batches(self._handle.files, mode, pre_images=pre_images, columns=columns, filter=filter)
-        return pa.RecordBatchReader.from_batches(plan.schema(columns), told_each(self._handle, batches))
+        return pa.RecordBatchReader.from_batches(plan.schema(columns), translate_stale_reads(self._handle, batches))
 
     def next_epoch(self, after: int) -> int | None:
-        """The next log epoch past `after`, non-checkpoint ones too; None while there is none."""
+        """Return the next log epoch past `after`, non-checkpoint ones too; None while there is none."""
         return self._read(lambda view, table: next_epoch(view, table, after))
 
     def truncate_log(self, before: int) -> None:
@@ -253,7 +257,7 @@ class Table(OneProcess):
         truncate_log(self._handle, self._table, before)
 
     def history(self, limit: int | None = None) -> pa.Table:
-        """One row for each remembered commit, newest first."""
+        """Return one row for each remembered commit, newest first."""
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
             raise InvalidInput(f"limit must be a number of commits >= 0, not {limit!r}")
         commits = self._read(lambda view, table: read_commits(view, table, limit))
@@ -330,14 +334,14 @@ class TableWriter(OneProcess):
         return segments
 
     def abort(self) -> None:
-        """Forget what was not sealed."""
+        """Discard the rows that were not sealed."""
         self._writer.discard()
 
 
 def segment_writer(
     handle: Handle, table: TableDef, txn: TxnPair | None = None, *, sealed: bool = False
 ) -> SegmentWriter:
-    """A writer of one root table's segments; refuses at once what no commit would take.
+    """Open a writer of one root table's segments; refuse at once a table that no commit would take.
 
     Under a `txn` that has an outcome already nothing is refused: the commit returns that outcome.
     """
@@ -347,11 +351,11 @@ def segment_writer(
             refuse_unwritable(view, table)
 
     handle.catalog.read(check)
-    return SegmentWriter(write_target(handle, table, handle.intents.own(sealed=sealed)))
+    return SegmentWriter(handle.write_target(table, handle.intents.own(sealed=sealed)))
 
 
 def table_info(handle: Handle, view: View, table: TableDef) -> TableInfo:
-    """What the catalog tells of a table."""
+    """Read a table's settings and state from one view of the catalog."""
     version = get_version(view, table.id, table.name)
     job = get_job(view, table.job_id, "?") if table.job_id is not None else None
     plan = plan_scan(view, table, None)
@@ -370,5 +374,5 @@ def table_info(handle: Handle, view: View, table: TableDef) -> TableInfo:
         changelog=table.changelog,
         options=table.options,
         drop_unchanged=table.drop_unchanged,
-        _count=lambda: told(handle, lambda: plan.count(handle.files)),
+        _count=lambda: translate_stale_read(handle, lambda: plan.count(handle.files)),
     )

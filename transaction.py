@@ -5,14 +5,16 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
+from epochlog.store.commit.commit import commit_or_delete
+from epochlog.store.commit.edits import TableEdit
+from epochlog.store.commit.idempotency import TxnPair, check_pair
+from epochlog.store.env.process_local import OneProcess
+from epochlog.store.metadata.definitions import TableDef
+from epochlog.store.metadata.lookups import find_table
+from epochlog.store.session.handle import Handle
+from epochlog.store.sst.segment_writer import SegmentWriter, remove_segments
+
 from .errors import InvalidInput
-from .store.commit import commit_own
-from .store.definitions import TableDef, find_table
-from .store.edits import TableEdit
-from .store.handle import Handle
-from .store.one_process import OneProcess
-from .store.outcomes import TxnPair, check_pair
-from .store.writer import SegmentWriter, remove_segments
 from .table import segment_writer
 
 
@@ -30,7 +32,7 @@ class Transaction(OneProcess):
 
     @property
     def epoch(self) -> int:
-        """The commit's epoch; known when the block has ended."""
+        """Return the commit's epoch; known when the block has ended."""
         if self._epoch is None:
             raise InvalidInput("the transaction has not committed; its epoch is known when the `with` block has ended")
         return self._epoch
@@ -63,7 +65,7 @@ class Transaction(OneProcess):
             for _, writer in self._writers.values():
                 writer.discard()
         if kind is None:
-            self._epoch = commit_own(self._handle, edits, epoch=self._at, txn=self._txn)
+            self._epoch = commit_or_delete(self._handle, edits, epoch=self._at, txn=self._txn)
 
     def _writer(self, name: str) -> SegmentWriter:
         if self._state != "open":

@@ -1,4 +1,4 @@
-"""Holding a job's outputs against a query over its upstreams, all read at the epoch of its newest commit."""
+"""Comparison of a job's outputs with a query over its upstreams, all read at the epoch of its newest commit."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..errors import DependencyMissing, EpochExpired, InvalidInput
-from ..store.catalog import View
-from ..store.conform import as_table
-from ..store.definitions import get_job, get_table
-from ..store.handle import Handle
+from epochlog.errors import DependencyMissing, EpochExpired, InvalidInput
+from epochlog.store.catalog.protocol import View
+from epochlog.store.metadata.lookups import get_job, get_table
+from epochlog.store.session.handle import Handle
+from epochlog.store.types.coerce import as_table
+
+from .arrow_compat import in_duckdb, shown
 from .dataset import Relation
 from .differences import CheckReport, compare
 from .policy import Exact
-from .shown import in_duckdb, shown
-from .snapshot import Snapshot, take_snapshot
+from .snapshot import PinnedSnapshot, take_snapshot
 
 TRIES = 3
 """Commits of the job that may overtake the choice of its epoch."""
 
 
 class CheckContext:
-    """What a function given to `job.check` reads: the job's upstreams at its newest commit."""
+    """Argument of a function given to `job.check`: it reads the job's upstreams at the job's newest commit."""
 
-    def __init__(self, moment: Snapshot, epoch: int) -> None:
+    def __init__(self, moment: PinnedSnapshot, epoch: int) -> None:
         self._moment = moment
         self.epoch = epoch
 
     def table(self, upstream: str) -> pa.Table:
-        """All rows of an upstream at `epoch`. InvalidInput for what is none."""
+        """Return all rows of an upstream at `epoch`. Raises InvalidInput for a table that is no upstream."""
         return self._moment[upstream].to_arrow()
 
 
@@ -40,7 +41,7 @@ Query = str | Mapping[str, str] | Callable[[CheckContext], Any]
 def check_job(
     handle: Handle, job_id: int, name: str, query: Query, *, tolerance: float = 0.0, sample: int = 20
 ) -> CheckReport:
-    """What differs between the outputs and their query. See `Job.check`."""
+    """Compare the outputs with their query and return the differences. See `Job.check`."""
     if not isinstance(tolerance, int | float) or isinstance(tolerance, bool) or not 0 <= tolerance < 1:
         raise InvalidInput(f"job {name!r}: tolerance is a number from 0 to 1, not {tolerance!r}")
     if not isinstance(sample, int) or isinstance(sample, bool) or sample < 1:
@@ -56,8 +57,8 @@ def check_job(
     return CheckReport(name, epoch, found)
 
 
-def _pinned(handle: Handle, job_id: int, name: str) -> tuple[int, Snapshot, Snapshot]:
-    """The job's position, and snapshots of its upstreams and of its outputs there."""
+def _pinned(handle: Handle, job_id: int, name: str) -> tuple[int, PinnedSnapshot, PinnedSnapshot]:
+    """Return the job's position, and snapshots of its upstreams and of its outputs there."""
 
     def standing(view: View) -> tuple[int, list[str], list[str]]:
         job = get_job(view, job_id, name)
@@ -81,8 +82,8 @@ def _pinned(handle: Handle, job_id: int, name: str) -> tuple[int, Snapshot, Snap
     raise AssertionError
 
 
-def _answers(name: str, query: Query, above: Snapshot, epoch: int, outputs: list[str]) -> Mapping[str, Any]:
-    """What the query gives, by output."""
+def _answers(name: str, query: Query, above: PinnedSnapshot, epoch: int, outputs: list[str]) -> Mapping[str, Any]:
+    """Run the query and return its answers by output."""
     if isinstance(query, Mapping):
         answers: Any = {output: _asked(above, output, text) for output, text in _known(name, query, outputs).items()}
     elif isinstance(query, str):
@@ -107,8 +108,8 @@ def _only(name: str, outputs: list[str]) -> str:
     return outputs[0]
 
 
-def _asked(above: Snapshot, output: str, text: Any) -> pa.Table:
-    """The answer of DuckDB, which sees the upstreams and nothing else."""
+def _asked(above: PinnedSnapshot, output: str, text: Any) -> pa.Table:
+    """Return the answer of DuckDB, which sees only the upstreams."""
     if not isinstance(text, str):
         raise InvalidInput(f"the query of {output!r} is the text of a SELECT, not {text!r}")
     try:

@@ -1,23 +1,39 @@
-"""A table as of one epoch as a `pyarrow.dataset.Dataset`, so that what scans datasets scans it."""
+"""`pyarrow.dataset.Dataset` of a table at one epoch, for tools that scan datasets."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any, NoReturn, Protocol, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from ..errors import InvalidInput
-from ..store.prune import binds, check_filter, needed_columns
-
-if TYPE_CHECKING:
-    from .doors import TableSnapshot
+from epochlog.errors import InvalidInput
+from epochlog.store.scan.pruning import binds, check_filter, needed_columns
+from epochlog.store.scan.scan_plan import ScanPlan
 
 BATCH_ROWS = 1 << 17
 """Of a batch at most, unless another number is asked for; as pyarrow has it."""
+
+
+class ReadableTable(Protocol):
+    """Protocol of a table at one epoch, with the methods that datasets and polars use to read it."""
+
+    plan: ScanPlan
+
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def schema(self) -> pa.Schema: ...
+    def count(self) -> int: ...
+    def scan(
+        self, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
+    ) -> pa.RecordBatchReader: ...
+    def scan_unfiltered(
+        self, *, columns: Sequence[str] | None = None, skip: pc.Expression | None = None
+    ) -> Iterator[pa.RecordBatch]: ...
 
 
 class _Unreadable(io.RawIOBase):
@@ -54,7 +70,7 @@ _READER_OPTIONS = ("filter", "batch_size")
 
 
 class TableDataset(ds.UnionDataset):
-    """Reads only what is asked for: the columns named, and the files and row groups that can pass the filter.
+    """Dataset that reads only the columns named, and the files and row groups that can pass the filter.
 
     `scanner`, `to_table`, `to_batches`, `head`, `take`, `count_rows` and `filter` do what they do of any dataset, with
     rows in key order and the same epoch each time; a scanner is read once. There are no fragments, and Arrow's own
@@ -62,9 +78,9 @@ class TableDataset(ds.UnionDataset):
     """
 
     def __init__(
-        self, table: TableSnapshot, filter: pc.Expression | None = None, schema: pa.Schema | None = None
+        self, table: ReadableTable, filter: pc.Expression | None = None, schema: pa.Schema | None = None
     ) -> None:
-        """schema: the table's columns in the types of the tool that is to scan it."""
+        """Open the dataset. schema: the table's columns in the types of the tool that is to scan it."""
         told: pa.Schema = table.schema if schema is None else schema
         form, name = ds.IpcFileFormat(), table.plan.table.name
         # what Arrow finds when it does not ask the scanner below: without it, it would follow a null pointer
@@ -86,7 +102,8 @@ class TableDataset(ds.UnionDataset):
         batch_size: int = BATCH_ROWS,
         **options: Any,
     ) -> ds.Scanner:
-        """columns: names, or a dict from names to expressions; other options of pyarrow's are taken and change nothing.
+        """Return a scanner. columns: names, or a dict from names to expressions; other options of pyarrow's have no
+        effect.
 
         A scanner reads ahead, up to some 256 MiB. Raises SnapshotExpired, InvalidInput.
         """
@@ -97,18 +114,18 @@ class TableDataset(ds.UnionDataset):
     def reader(
         self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, batch_size: int = BATCH_ROWS
     ) -> pa.RecordBatchReader:
-        """The same as a plain reader, which reads what it is asked for and nothing ahead."""
+        """Return a RecordBatchReader of these columns of the rows that pass the filter; nothing is read ahead."""
         schema = pa.schema([self.schema.field(name) for name in self._table.plan.schema(columns).names])
         return pa.RecordBatchReader.from_batches(schema, _at_most(self._scan(schema, self._both(filter)), batch_size))
 
     def to_batches(self, columns: Columns | None = None, **options: Any) -> Iterator[pa.RecordBatch]:
-        """Of named columns nothing is read ahead."""
+        """Return the rows in record batches; with columns by name, nothing is read ahead."""
         if isinstance(columns, Mapping):
             return self.scanner(columns, **options).to_batches()
         return iter(self.reader(columns, **{name: options[name] for name in options if name in _READER_OPTIONS}))
 
     def head(self, num_rows: int, columns: Columns | None = None, **options: Any) -> pa.Table:
-        """The first rows by key; of named columns, what lies beyond them is not read."""
+        """Return the first rows by key; with columns by name, no rows beyond them are read."""
         if isinstance(columns, Mapping):
             return self.scanner(columns, **options).head(num_rows)
         reader = self.reader(columns, **{name: options[name] for name in options if name in _READER_OPTIONS})
@@ -119,7 +136,7 @@ class TableDataset(ds.UnionDataset):
         return pa.Table.from_batches(found, reader.schema)
 
     def _scan(self, schema: pa.Schema, filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
-        """These columns of the rows that pass; a filter on columns that are shown in other types, judged by those."""
+        """Yield these columns of the rows that pass the filter, which sees columns in the types of `schema`."""
         if filter is not None:
             check_filter(filter)
         if filter is None or binds(self._plain, filter):
@@ -132,12 +149,12 @@ class TableDataset(ds.UnionDataset):
         return (batch.cast(wanted).filter(filter).select(schema.names) for batch in every)
 
     def filter(self, expression: pc.Expression) -> Self:
-        """The rows that also pass this."""
+        """Return the dataset of the rows that pass this filter and the earlier ones."""
         needed_columns(self._name, self.schema, (), expression)
         return type(self)(self._table, self._both(expression), self.schema)
 
     def count_rows(self, filter: pc.Expression | None = None, **options: Any) -> int:
-        """Reads keys and the filter's columns; nothing where the number is known."""
+        """Count the rows from keys and the filter's columns; read nothing where the number is known."""
         both = self._both(filter)
         if both is None:
             return self._table.count()
@@ -168,15 +185,13 @@ class TableDataset(ds.UnionDataset):
         return self._filter & filter
 
     def _needed(self, made: Mapping[str, pc.Expression]) -> list[str]:
-        """The columns that the expressions need, in the table's order."""
+        """Return the columns that the expressions need, in the table's order."""
         named = {name for one in made.values() for name in needed_columns(self._name, self.schema, (), one.is_valid())}
         return [name for name in self.schema.names if name in named]
 
 
 class Relation(TableDataset):
-    """The same as DuckDB has it: it asks its scanner for a reader and nothing else, and what a LIMIT leaves out is not
-    read ahead.
-    """
+    """Dataset for DuckDB, which asks its scanner for a reader only; rows beyond a LIMIT are not read ahead."""
 
     def scanner(self, *args: Any, **options: Any) -> Any:
         return _Reading(self.reader(*args, **options))

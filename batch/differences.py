@@ -1,4 +1,4 @@
-"""What is different between the rows that an output has and those that its query gives (pure)."""
+"""Differences between the rows of an output and the rows that its query gives (pure)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import InvalidInput, SchemaMismatch
-from ..store.distinct import same_values
-from ..store.epoch import show_epoch
-from ..store.keys import KeyCodec, contiguous, sort_indices
-from ..store.merge import lookup
-from ..store.schema import TableSchema
+from epochlog.errors import InvalidInput, SchemaMismatch
+from epochlog.store.sst.merge import lookup
+from epochlog.store.types.epoch import show_epoch
+from epochlog.store.types.key_codec import KeyCodec, contiguous, sort_indices
+from epochlog.store.types.null_safe_equal import same_values
+from epochlog.store.types.schema import TableSchema
 
 EXPECTED = "_expected"
 _T = pa.types
@@ -23,7 +23,7 @@ _T = pa.types
 
 @dataclass(frozen=True, slots=True)
 class OutputCheck:
-    """How one output compares with its query.
+    """Comparison of one output with its query.
 
     rows, expected_rows: how many the output has, and the query gives. missing, extra, different: how many rows only the
     query gives, only the output has, and both have with other values. The tables hold the first of each, by key:
@@ -43,7 +43,7 @@ class OutputCheck:
 
     @property
     def ok(self) -> bool:
-        """Whether there is no difference."""
+        """Return True if there is no difference."""
         return not (self.missing or self.extra or self.different)
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class OutputCheck:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """Whether a job's outputs are what a query over its upstreams gives, at `epoch`, the job's newest commit.
+    """Result of comparing a job's outputs with a query over its upstreams, at `epoch`, the job's newest commit.
 
     outputs: those that were compared, by name. `print(report)` shows the differences.
     """
@@ -74,7 +74,7 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether no output differs."""
+        """Return True if no output differs."""
         return all(output.ok for output in self.outputs.values())
 
     def __str__(self) -> str:
@@ -84,7 +84,9 @@ class CheckReport:
 
 
 def compare(schema: TableSchema, found: pa.Table, answer: pa.Table, tolerance: float, sample: int) -> OutputCheck:
-    """The rows of an output beside those of its query. InvalidInput for an answer that no such table could hold."""
+    """Compare the rows of an output with those of its query. Raises InvalidInput for rows that no such table could
+    hold.
+    """
     codec, key = KeyCodec(schema.schema, schema.primary_key), list(schema.primary_key)
     found, wanted = _by_key(codec, found), _by_key(codec, fitted(schema, answer))
     found_keys, wanted_keys = codec.encode(found), codec.encode(wanted)
@@ -114,7 +116,7 @@ def compare(schema: TableSchema, found: pa.Table, answer: pa.Table, tolerance: f
 
 
 def fitted(schema: TableSchema, answer: pa.Table) -> pa.Table:
-    """A query's answer in the output's columns and types, cast where no value changes."""
+    """Return a query's answer in the output's columns and types, cast where no value changes."""
     names: list[str] = answer.column_names
     if sorted(names) != sorted(schema.schema.names):
         raise InvalidInput(
@@ -161,7 +163,7 @@ def _refuse_repeated(schema: TableSchema, rows: pa.Table, keys: pa.Array) -> Non
 
 
 def _same(left: pa.ChunkedArray, right: pa.ChunkedArray, tolerance: float) -> np.ndarray:
-    """bool[rows]: null equals null, NaN equals NaN, -0.0 equals 0.0; floats may lie `tolerance` apart."""
+    """Return bool[rows]: null equals null, NaN equals NaN, -0.0 equals 0.0; floats may lie `tolerance` apart."""
     if not _T.is_floating(left.type):
         return same_values(contiguous(left), contiguous(right))
     a, b = (contiguous(pc.add(column.cast(pa.float64()), 0.0)) for column in (left, right))
@@ -175,7 +177,7 @@ def _same(left: pa.ChunkedArray, right: pa.ChunkedArray, tolerance: float) -> np
 
 
 def aligned(rows: pa.Table) -> list[str]:
-    """A few rows as lines of text, under the names of their columns."""
+    """Format a few rows as lines of text, under the names of their columns."""
     columns = [[name, *map(_text, rows.column(name).to_pylist())] for name in rows.column_names]
     widths = [max(map(len, column)) for column in columns]
     return ["  " + "  ".join(_padded(columns, widths, place)) for place in range(rows.num_rows + 1)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import polars as pl
 import pyarrow as pa
@@ -11,23 +10,22 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from polars.io.plugins import register_io_source
 
-from ..errors import InvalidInput
-from ..store.prune import filter_columns
-from .shown import in_polars, shown
+from epochlog.errors import InvalidInput
+from epochlog.store.scan.pruning import filter_columns
 
-if TYPE_CHECKING:
-    from .doors import TableSnapshot
+from .arrow_compat import in_polars, shown
+from .dataset import ReadableTable
 
 
 def frame_of(table: pa.Table) -> pl.DataFrame:
-    """The same rows; decimals of more than 38 digits, which polars has not, as text."""
+    """Return the rows as a polars DataFrame; decimals of more than 38 digits, which polars lacks, become text."""
     frame = pl.from_arrow(table.cast(shown(table.schema, in_polars)))
     assert isinstance(frame, pl.DataFrame)
     return frame
 
 
-def lazy_frame(table: TableSnapshot) -> pl.LazyFrame:
-    """Nothing is read before it is collected.
+def lazy_frame(table: ReadableTable) -> pl.LazyFrame:
+    """Return a polars LazyFrame of the table; no rows are read before it is collected.
 
     polars applies its predicates itself, so that they mean what they mean in polars (NaN equals NaN there, say). What
     of them can be said in Arrow's terms only decides which row groups are not read.
@@ -48,8 +46,8 @@ def lazy_frame(table: TableSnapshot) -> pl.LazyFrame:
     return register_io_source(read, schema=frame_of(table.schema.empty_table()).schema, is_pure=True)
 
 
-class _Asked(ds.Dataset):
-    """An empty dataset that remembers the filter it was asked with: so polars says a predicate in Arrow's terms."""
+class _FilterProbe(ds.Dataset):
+    """Empty dataset that records the filter with which polars scans it: a predicate in Arrow's terms."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
@@ -64,13 +62,13 @@ class _Asked(ds.Dataset):
         return iter(())
 
 
-def _arrow_filter(table: TableSnapshot, predicate: pl.Expr) -> pc.Expression | None:
-    """What every row fulfils that passes the predicate; None when that cannot be told.
+def _arrow_filter(table: ReadableTable, predicate: pl.Expr) -> pc.Expression | None:
+    """Return an Arrow filter that every row passing the predicate passes; None when polars can give none.
 
     Never of floats, where polars compares in other ways: NaN is a number, and a float32 may equal 0.1.
     """
     schema = shown(table.schema, in_polars)
-    asked = _Asked(schema)
+    asked = _FilterProbe(schema)
     try:
         pl.scan_pyarrow_dataset(asked).filter(predicate).collect()
         named = filter_columns(table.plan.table, (), asked.filter)

@@ -4,16 +4,20 @@ A policy is any object with `choose(view, tables) -> {table: epoch}`, tables by 
 raises NoConsistentEpoch; a policy with a `timeout` (seconds) > 0 is then asked again with a newer view until that much
 monotonic time has passed. The waiting is the caller's. `covers(view)`, if there, names the tables of a snapshot that
 names none itself.
+
+`options`, if there, are those that the command line has for it. `asked_at(view, tables, epoch)`, if there, gives the
+options with which `epochlog epochs` asks it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
-from ..errors import (
+from epochlog.errors import (
     EpochExpired,
     EpochNotCommitted,
     InvalidInput,
@@ -22,11 +26,15 @@ from ..errors import (
     TableDropped,
     TableNotReadable,
 )
-from ..store.clock import seconds
-from ..store.epoch import MAX_EPOCH, as_epoch, last_of_unix_ms, show_epoch
-from ..store.explain import distance, let_go
-from ..store.lineage import EpochView, require_begun
+from epochlog.store.env.clock import seconds
+from epochlog.store.epochs.readable import distance, explain_expired, require_begun
+from epochlog.store.types.epoch import MAX_EPOCH, as_epoch, last_of_unix_ms, show_epoch
+
+from .policy_options import OptionKind, PolicyOption
 from .token import Token, decode_token
+
+if TYPE_CHECKING:  # it loads numpy, and the command line asks policies for their options before it needs that
+    from epochlog.store.epochs.view import EpochView
 
 DEFAULT_TIMEOUT_S = 10.0
 MAX_REASONS = 8
@@ -34,16 +42,16 @@ MAX_REASONS = 8
 
 @runtime_checkable
 class Policy(Protocol):
-    """What a snapshot needs of a policy."""
+    """Protocol of a consistency policy."""
 
     def choose(self, view: EpochView, tables: Sequence[str], /) -> Mapping[str, int]:
-        """The epoch to read each of these tables at."""
+        """Return the epoch to read each of these tables at."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Global:
-    """The largest epoch valid for all tables of the store, whatever the query reads.
+    """Policy that chooses the largest epoch valid for all tables of the store that take part, even those not read.
 
     Tables that are creating or parked, that lag more than the store's `global_max_lag` or commit too rarely for it, and
     all that descend from them, take no part, and reading one raises TableNotReadable. `include_creating=True` counts
@@ -51,23 +59,28 @@ class Global:
     """
 
     name: ClassVar[str] = "global"
+    options: ClassVar[tuple[PolicyOption, ...]] = (
+        PolicyOption("include_creating", OptionKind.FLAG, "count creating and parked tables too", implies=True),
+    )
     include_creating: bool = False
 
     def covers(self, view: EpochView) -> list[str]:
-        """All tables that take part, and can be read at their common epoch."""
+        """Return all tables that take part, and can be read at their common epoch."""
         left_out = self.left_out(view)
         return [name for name in view.ids if name not in left_out]
 
     def left_out(self, view: EpochView) -> dict[str, str]:
-        """Why each table is not covered that is not, by name."""
+        """Return the reason for each table that is not covered, by name."""
         if self.include_creating:
             return {}
         found = view.membership
-        gone = {name: let_go(view.table(name), found.epoch) for name in found.members}
+        gone = {name: explain_expired(view.table(name), found.epoch) for name in found.members}
         return {**found.left_out, **{name: f"{name} cannot be read: {why}" for name, why in gone.items() if why}}
 
     def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
-        """One epoch for all. TableNotReadable, or NoConsistentEpoch where the history of a table is gone there."""
+        """Return one epoch for all. Raises TableNotReadable, or NoConsistentEpoch where the history of a table is gone
+        there.
+        """
         if self.include_creating:
             members, at = list(view.ids), view.largest_valid_at_most(view.ids, read=tables)
         else:
@@ -86,12 +99,12 @@ class Global:
 
 @dataclass(frozen=True, slots=True)
 class Aligned:
-    """The largest epoch valid for the tables of this query."""
+    """Policy that chooses the largest epoch valid for the tables of the query."""
 
     name: ClassVar[str] = "aligned"
 
     def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
-        """One epoch for all, or NoConsistentEpoch."""
+        """Return one epoch for all. Raises NoConsistentEpoch."""
         at = view.largest_valid_at_most(tables)
         if at is None:
             raise _no_epoch(self.name, view, tables, tables, view.last_epoch)
@@ -100,23 +113,27 @@ class Aligned:
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """Each table at its own newest commit: the freshest, and not consistent."""
+    """Policy that reads each table at its own newest commit: the freshest, and not consistent."""
 
     name: ClassVar[str] = "latest"
 
     def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
-        """Each table's newest commit; without one 0, or where a root table was made, where it reads as empty."""
+        """Return each table's newest commit; without one 0, or a root table's first epoch, at which it is empty."""
         return {name: max(view.table(name).position, view.table(name).root_begin) for name in tables}
 
 
 @dataclass(frozen=True, slots=True)
 class AsOf:
-    """The largest valid epoch at or below an epoch, or at or below the end of a millisecond.
+    """Policy that chooses the largest valid epoch at or below an epoch, or at or below the end of a millisecond.
 
     `timestamp` is a datetime (a naive one is taken as UTC), an ISO 8601 string of one, or Unix milliseconds.
     """
 
     name: ClassVar[str] = "as_of"
+    options: ClassVar[tuple[PolicyOption, ...]] = (
+        PolicyOption("epoch", OptionKind.EPOCH, "at or before this epoch"),
+        PolicyOption("timestamp", OptionKind.TIMESTAMP, "the newest agreed epoch at or before this time", implies=True),
+    )
     epoch: int | None = None
     timestamp: datetime | str | int | None = None
 
@@ -125,20 +142,24 @@ class AsOf:
             raise InvalidInput("as_of takes one of epoch= and timestamp=")
         self.until()
 
+    @staticmethod
+    def asked_at(view: EpochView, tables: Sequence[str], epoch: int) -> dict[str, Any]:
+        return {"epoch": epoch}
+
     def until(self) -> int:
-        """The epoch not to go beyond."""
+        """Return the highest epoch that may be chosen."""
         if self.epoch is not None:
             return as_epoch("epoch", self.epoch)
         return min(max(last_of_unix_ms(_unix_ms(self.timestamp)), 0), MAX_EPOCH)
 
     def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
-        """One epoch for all. EpochExpired below the history that a table keeps, EpochNotCommitted before one was made,
-        else NoConsistentEpoch when none is.
+        """Return one epoch for all. Raises EpochExpired below the history that a table keeps, EpochNotCommitted before
+        one was made, else NoConsistentEpoch when none is valid.
         """
         until = self.until()
         floor = view.floor(tables)
         if until < floor:
-            reasons = [reason for name in tables if (reason := let_go(view.table(name), until))]
+            reasons = [reason for name in tables if (reason := explain_expired(view.table(name), until))]
             early = any(until < view.table(name).root_begin for name in tables)
             raise (EpochNotCommitted if early else EpochExpired)(
                 f"as of {show_epoch(until)}: {listed(reasons)}. Ask for epoch {show_epoch(floor)} or later"
@@ -151,9 +172,13 @@ class AsOf:
 
 @dataclass(frozen=True, slots=True)
 class AtLeast:
-    """Aligned, but not below `epoch`: what was written there is in it. Waits up to `timeout` (seconds, timedelta)."""
+    """Policy that waits up to `timeout` (seconds, timedelta) for an aligned epoch not below `epoch`."""
 
     name: ClassVar[str] = "at_least"
+    options: ClassVar[tuple[PolicyOption, ...]] = (
+        PolicyOption("epoch", OptionKind.EPOCH, "at this epoch or later", implies=True),
+        PolicyOption("timeout", OptionKind.SECONDS, "how long to wait"),
+    )
     epoch: int
     timeout: float | timedelta = DEFAULT_TIMEOUT_S
 
@@ -161,8 +186,12 @@ class AtLeast:
         object.__setattr__(self, "epoch", as_epoch("epoch", self.epoch))
         object.__setattr__(self, "timeout", seconds(self.timeout, "timeout"))
 
+    @staticmethod
+    def asked_at(view: EpochView, tables: Sequence[str], epoch: int) -> dict[str, Any]:
+        return {"epoch": epoch, "timeout": 0}
+
     def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
-        """One epoch for all; NoConsistentEpoch as long as the largest valid one lies below."""
+        """Return one epoch for all. Raises NoConsistentEpoch as long as the largest valid one lies below."""
         at = view.largest_valid_at_most(tables)
         if at is None:
             raise _no_epoch(self.name, view, tables, tables, min(self.epoch, view.last_epoch))
@@ -177,9 +206,15 @@ class AtLeast:
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """Aligned, if no table then lags more than `max_lag`; waits up to `timeout` for that. Seconds or timedeltas."""
+    """Policy that waits up to `timeout` for an aligned epoch at which no table lags more than `max_lag`. Seconds or
+    timedeltas.
+    """
 
     name: ClassVar[str] = "bounded"
+    options: ClassVar[tuple[PolicyOption, ...]] = (
+        PolicyOption("max_lag", OptionKind.SECONDS, "refuse to read anything further behind", implies=True),
+        PolicyOption("timeout", OptionKind.SECONDS, "how long to wait"),
+    )
     max_lag: float | timedelta
     timeout: float | timedelta = DEFAULT_TIMEOUT_S
 
@@ -187,8 +222,15 @@ class Bounded:
         object.__setattr__(self, "max_lag", seconds(self.max_lag, "max_lag"))
         object.__setattr__(self, "timeout", seconds(self.timeout, "timeout"))
 
+    @staticmethod
+    def asked_at(view: EpochView, tables: Sequence[str], epoch: int) -> dict[str, Any]:
+        """The least lag, in whole seconds, that is not refused."""
+        newest = view.largest_valid_at_most(tables)
+        lag_ms = 0 if newest is None else max(view.lag_ms(name, newest) for name in tables)
+        return {"max_lag": math.ceil(lag_ms / 1000), "timeout": 0}
+
     def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
-        """One epoch for all; StalenessExceeded as long as there is none, or a table lags more there."""
+        """Return one epoch for all. Raises StalenessExceeded as long as there is none, or a table lags more there."""
         at = view.largest_valid_at_most(tables)
         if at is None:
             raise StalenessExceeded(str(_no_epoch(self.name, view, tables, tables, view.last_epoch)))
@@ -207,9 +249,19 @@ class Bounded:
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """The epochs given, by table name or as the token of an earlier snapshot, which this repeats."""
+    """Policy that reads the given epochs, by table name, or those of the token of an earlier snapshot."""
 
     name: ClassVar[str] = "exact"
+    options: ClassVar[tuple[PolicyOption, ...]] = (
+        PolicyOption("epoch", OptionKind.EPOCH, "at this epoch", "epochs_or_token", each_table=True, implies=True),
+        PolicyOption(
+            "token",
+            OptionKind.SNAPSHOT,
+            "repeat the snapshot of this token, or the one held under this name",
+            "epochs_or_token",
+            implies=True,
+        ),
+    )
     epochs_or_token: Mapping[str, int] | str
     epochs: Mapping[str, int] = field(init=False)
     token: Token | None = field(init=False, default=None)
@@ -227,16 +279,22 @@ class Exact:
         else:
             raise InvalidInput(f"exact takes a dict of epochs by table name, or a token, not {given!r}")
 
+    @staticmethod
+    def asked_at(view: EpochView, tables: Sequence[str], epoch: int) -> dict[str, Any]:
+        return {"epochs_or_token": dict.fromkeys(tables, epoch)}
+
     def covers(self, view: EpochView) -> list[str]:
-        """The tables given."""
+        """Return the tables given."""
         return list(self.epochs)
 
     def left_out(self, view: EpochView) -> Mapping[str, str]:
-        """Why the snapshot of the token had not those that it left out."""
+        """Return the reasons in the token for the tables that its snapshot left out, by name."""
         return self.token.left_out if self.token else {}
 
     def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
-        """The epochs given. InvalidInput for a table without one, TableDropped for a token's table that is no more."""
+        """Return the epochs given. Raises InvalidInput for a table without one, TableDropped for a dropped table of a
+        token.
+        """
         missing = [name for name in tables if name not in self.epochs]
         refused = [self.token.left_out[name] for name in missing if name in self.token.left_out] if self.token else []
         if refused:
@@ -261,7 +319,8 @@ class Exact:
 
 
 def choose_epochs(policy: Policy, view: EpochView, tables: Sequence[str] | None = None) -> dict[str, int]:
-    """What the policy chooses for these tables (None: those it covers), checked: known, complete, not expired.
+    """Return the epochs that the policy chooses for these tables (None: those it covers), checked: known, complete, not
+    expired.
 
     Raises what the policy raises (NoConsistentEpoch: ask again with a newer view while its `timeout` lasts),
     TableNotFound, EpochExpired, EpochNotCommitted, or InvalidInput when the policy leaves out a table or an epoch.
@@ -282,7 +341,7 @@ def choose_epochs(policy: Policy, view: EpochView, tables: Sequence[str] | None 
 
 
 def advice_of(policy: Policy) -> str:
-    """What is known of tables that a token has not, as the end of a message; nothing for other policies."""
+    """Return a sentence on tables that a token lacks, to end a message with; "" for other policies."""
     if not isinstance(policy, Exact) or policy.token is None:
         return ""
     return (
@@ -292,7 +351,7 @@ def advice_of(policy: Policy) -> str:
 
 
 def left_out_of(policy: Policy, view: EpochView) -> dict[str, str]:
-    """Why a snapshot of all tables under the policy has not those that it leaves out: a sentence for each, by name."""
+    """Return the reason for each table, by name, that a snapshot of all tables under the policy leaves out."""
     told = getattr(policy, "left_out", None)
     reasons = told(view) if callable(told) else {}
     if not isinstance(reasons, Mapping):
@@ -303,19 +362,19 @@ def left_out_of(policy: Policy, view: EpochView) -> dict[str, str]:
 
 
 def _under_aligned(view: EpochView, name: str, why: str) -> str:
-    """The reason, with the epoch at which the table can be read by itself."""
+    """Return the reason, with the epoch at which the table can be read by itself."""
     at = view.largest_valid_at_most([name])
     return f"{why}; aligned {'finds no epoch for it either' if at is None else f'would read it at {show_epoch(at)}'}"
 
 
 def timeout_of(policy: Policy) -> float:
-    """For how many seconds a policy may be asked again; 0.0 when it says nothing. InvalidInput for what is none."""
+    """Return the seconds for which a policy may be asked again; 0.0 without a timeout. Raises InvalidInput."""
     given = getattr(policy, "timeout", None)
     return 0.0 if given is None else seconds(given, f"the timeout of the policy {policy!r}")
 
 
 def _covered(policy: Policy, view: EpochView) -> list[str]:
-    """The tables of a snapshot that names none: what the policy covers, else all."""
+    """Return the tables of a snapshot that names none: those that the policy covers, else all."""
     covers = getattr(policy, "covers", None)
     if covers is None:
         return list(view.ids)
@@ -329,7 +388,7 @@ def _covered(policy: Policy, view: EpochView) -> list[str]:
 
 
 def _readable(view: EpochView, name: str, epoch: int) -> int:
-    """The epoch, if the table can be read there."""
+    """Return the epoch if the table can be read there."""
     safe, through = view.table(name).safe_epoch, view.complete_through(name)
     require_begun(view.table(name), epoch)
     if epoch < safe:
@@ -348,7 +407,7 @@ def _readable(view: EpochView, name: str, epoch: int) -> int:
 
 
 def _unix_ms(value: object) -> int:
-    """Unix milliseconds of a timestamp."""
+    """Return the Unix milliseconds of a timestamp."""
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value)
@@ -365,7 +424,7 @@ def _unix_ms(value: object) -> int:
 def _no_epoch(
     policy: str, view: EpochView, members: Sequence[str], read: Sequence[str], epoch: int
 ) -> NoConsistentEpoch:
-    """Why the members share no valid epoch up to `epoch` at which the tables to read still have their history."""
+    """Return the error for members without a common valid epoch up to `epoch` that the tables to read still have."""
     reasons = view.why_not(members, epoch)
     oldest = view.largest_valid_at_most(members, epoch, read=())
     if oldest is not None:

@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import InvalidInput
+from epochlog.errors import InvalidInput
 
 _TOKEN = re.compile(
     r"""\s*(?:(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<text>'(?:[^']|'')*')"""
@@ -35,7 +35,7 @@ _FLIPPED = {"less": "greater", "less_equal": "greater_equal", "greater": "less",
 
 
 def parse_predicate(text: str, schema: pa.Schema) -> pc.Expression:
-    """What `text` means for a table of this schema; InvalidInput, with the place, when it means nothing."""
+    """Parse `text` into a filter on a table of this schema. Raises InvalidInput, a syntax error's with its position."""
     parser = _Parser(text, schema)
     found = parser.any_of()
     parser.expect("end")
@@ -88,7 +88,7 @@ def one_of(field: pa.Field, values: list[Any]) -> pc.Expression:
 
 
 def literal(field: pa.Field, value: object) -> pa.Scalar:
-    """A Python value as a scalar of the column's type."""
+    """Convert a Python value to a scalar of the column's type."""
     kind = _value_type(field)
     try:
         if isinstance(value, Decimal) and pa.types.is_temporal(kind):
@@ -117,8 +117,8 @@ def _value_type(field: pa.Field) -> pa.DataType:
 
 
 def _place(field: pa.Field, value: object) -> Fraction | None:
-    """Where a literal lies on the scale of a column whose values are whole multiples of a step: in steps. None for
-    other columns, and for what `literal` refuses.
+    """Return a literal's position on the scale of a column whose values are multiples of a step, in steps. None for
+    other columns, and for literals that `literal` refuses.
     """
     kind = _value_type(field)
     if isinstance(value, Decimal) and not pa.types.is_temporal(kind):
@@ -137,7 +137,7 @@ def _place(field: pa.Field, value: object) -> Fraction | None:
 
 
 def _unix_ns(text: str) -> int:
-    """Nanoseconds from 1970 to an ISO 8601 time, UTC where it names no offset. ValueError when it is none."""
+    """Return the nanoseconds from 1970 to an ISO 8601 time, UTC where it names no offset. Raises ValueError."""
     fraction = _FRACTION.search(text)
     if fraction and len(fraction[1]) > 9:
         raise ValueError("a second has at most nine decimals")
@@ -147,7 +147,7 @@ def _unix_ns(text: str) -> int:
 
 
 def _bounds(kind: pa.DataType) -> tuple[int, int]:
-    """The first and the last step of a column."""
+    """Return the first and the last step of a column."""
     if pa.types.is_decimal(kind):
         most = 10**kind.precision - 1
         return -most, most
@@ -167,7 +167,7 @@ def _at(kind: pa.DataType, step: int) -> pa.Scalar:
 
 
 def _known(column: pc.Expression, answer: bool) -> pc.Expression:
-    """The same for every value, and null for a null."""
+    """Return an expression that gives `answer` for every value of the column, and null for a null."""
     return pc.if_else(column.is_valid(), pa.scalar(answer), pa.scalar(None, pa.bool_()))
 
 
@@ -179,12 +179,12 @@ _SHOWN = 200
 
 
 def _shown(text: str) -> str:
-    """The text in quotes, or its beginning when it is long."""
+    """Return the text in quotes, or its beginning when it is long."""
     return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}… ({len(text)} characters)"
 
 
 def _joined(terms: list[pc.Expression], join: Callable[[Any, Any], pc.Expression]) -> pc.Expression:
-    """The terms joined pairwise: Arrow goes down into an expression by recursion, so it must not be as deep as long."""
+    """Join the terms pairwise: Arrow evaluates an expression by recursion, so its depth must stay small."""
     while len(terms) > 1:
         pairs = [join(left, right) for left, right in zip(terms[::2], terms[1::2], strict=False)]
         terms = pairs + terms[len(pairs) * 2 :]

@@ -7,30 +7,31 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
-from ..errors import EpochExpired, InvalidInput, LimitExceeded, SnapshotExpired, TableDropped, TableNotReadable
-from ..store.catalog import Txn, View
-from ..store.definitions import get_table
-from ..store.handle import Handle
-from ..store.history import read_epoch_view
-from ..store.holds import Hold, put_holds
-from ..store.leases import LEASE_MS
-from ..store.lineage import EpochView
-from ..store.one_process import OneProcess, warn_unclosed
-from ..store.outside import mark_late
-from ..store.records import Record, head_key, runs_key
-from ..store.scan import ScanPlan, plan_scan
-from ..store.schema import TableSchema
-from .doors import TableSnapshot
-from .held import HeldSnapshot, hold_snapshot
+from epochlog.errors import EpochExpired, InvalidInput, LimitExceeded, SnapshotExpired, TableDropped, TableNotReadable
+from epochlog.store.catalog.keys import head_key, runs_key
+from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.records import Record
+from epochlog.store.commit.lag_marks import mark_late
+from epochlog.store.env.process_local import OneProcess, warn_unclosed
+from epochlog.store.epochs.view import EpochView
+from epochlog.store.epochs.view_reader import read_epoch_view
+from epochlog.store.metadata.lookups import get_table
+from epochlog.store.retention.holds import Hold, put_holds
+from epochlog.store.scan.scan_plan import ScanPlan, plan_scan
+from epochlog.store.session.handle import Handle
+from epochlog.store.session.leases import LEASE_MS
+from epochlog.store.types.schema import TableSchema
+
+from .named_snapshots import HeldSnapshot, hold_snapshot
 from .policy import Global, Policy, advice_of, choose_epochs, left_out_of, listed
+from .table_snapshot import TableSnapshot
 from .token import decode_token, encode_token
 from .waiting import until_chosen
 
 if TYPE_CHECKING:
     import duckdb
-    from pyspark.sql import DataFrame, SparkSession
 
 MAX_OPEN_SNAPSHOTS = 1_000
 """Of one open store: each holds history back, and thousands are a leak."""
@@ -38,10 +39,9 @@ _CHOICES = 3
 """Choices that may be overtaken by retention before one is made inside the transaction that pins it."""
 
 
-class Snapshot(OneProcess):
-    """Tables as of chosen epochs; the same bytes for its whole life, whatever is committed or compacted meanwhile.
+class PinnedSnapshot(OneProcess):
+    """Tables as of chosen epochs, pinned until it is closed. `Snapshot` adds Spark's way to read them.
 
-    `snapshot[name]` reads one table. Use it in a `with` block, or close it: it holds history back until then.
     `left_out` says of a snapshot of all tables which it has not, and why; reading one raises TableNotReadable.
     """
 
@@ -95,7 +95,7 @@ class Snapshot(OneProcess):
         return f"<Snapshot {state}, {self.policy!r}: {self.epochs}>"
 
     def close(self) -> None:
-        """Let go of what the snapshot holds; reading from it afterwards raises SnapshotExpired."""
+        """Release the holds of the snapshot; reading from it afterwards raises SnapshotExpired."""
         if self._open:
             self._open = False
             self._handle.leases.release(self._holder)
@@ -116,23 +116,8 @@ class Snapshot(OneProcess):
             )
         return hold_snapshot(self._handle, decode_token(self.token), lasting, name)
 
-    def spark(
-        self, table: str, spark: SparkSession, *, columns: Sequence[str] | None = None, filter: str | None = None
-    ) -> DataFrame:
-        """The table of this snapshot as a Spark DataFrame; keep the snapshot open while Spark reads.
-
-        `filter` is a WHERE clause over single columns. Name the columns: Spark prunes none of a Python source. What
-        takes no more memory than the session's `spark.sql.autoBroadcastJoinThreshold` carries a broadcast hint.
-        """
-        self._check(table)
-        if not (filter is None or isinstance(filter, str)):
-            raise InvalidInput(f"for Spark a filter is the text of a WHERE clause, such as 'id < 5', not {filter!r}")
-        from .spark_frame import frame_of
-
-        return frame_of(self._handle, self._plans[table], self.token, spark, columns, filter)
-
     def duckdb(self) -> duckdb.DuckDBPyConnection:
-        """A DuckDB connection with every table of the snapshot as a view of its name.
+        """Return a DuckDB connection with every table of the snapshot as a view of its name.
 
         Queries read what they need when they run: their columns, and the row groups that may pass their filters; never
         a whole table into memory. Once the snapshot is closed they fail, and say so. Decimals of more than 38 digits
@@ -141,8 +126,8 @@ class Snapshot(OneProcess):
         """
         import duckdb
 
+        from .arrow_compat import in_duckdb, shown
         from .dataset import Relation
-        from .shown import in_duckdb, shown
 
         connection = duckdb.connect()
         for name in self._plans:
@@ -168,8 +153,16 @@ class Snapshot(OneProcess):
             raise InvalidInput(f"this snapshot has no table {table!r}; it has {sorted(self._plans)}{advice}")
 
 
-def take_snapshot(handle: Handle, policy: Policy, tables: Sequence[str] | None = None) -> Snapshot:
-    """Choose the epochs and pin them. A policy with a timeout is asked again, at news, until it has passed."""
+S = TypeVar("S", bound=PinnedSnapshot)
+
+
+def take_snapshot(
+    handle: Handle, policy: Policy, tables: Sequence[str] | None = None, kind: type[S] = PinnedSnapshot
+) -> S:
+    """Choose the epochs and pin them in a snapshot of that class.
+
+    A policy with a timeout is asked again when the catalog changes, until it has passed.
+    """
     if isinstance(tables, str):
         raise InvalidInput(f"tables is a list of table names: write [{tables!r}]")
     if tables is not None and not (isinstance(tables, Sequence) and all(isinstance(name, str) for name in tables)):
@@ -180,12 +173,12 @@ def take_snapshot(handle: Handle, policy: Policy, tables: Sequence[str] | None =
         raise LimitExceeded(
             f"{MAX_OPEN_SNAPSHOTS} snapshots of this store are open; close those that are done with (or use `with`)"
         )
-    return until_chosen(handle, policy, lambda: _choose_and_pin(handle, policy, tables))
+    return until_chosen(handle, policy, lambda: _choose_and_pin(handle, policy, tables, kind))
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A table that a snapshot of all tables has not, and why."""
+    """A table that a snapshot of all tables leaves out, and the reason."""
 
     schema: TableSchema
     why: str
@@ -205,8 +198,8 @@ Standing = tuple[Record | None, Record | None]
 """A table's own records, which tell what it can be read by: as long as they stay, so does a plan."""
 
 
-def _choose_and_pin(handle: Handle, policy: Policy, tables: Sequence[str] | None) -> Snapshot:
-    """Choosing takes time and keeps nobody from writing; the transaction that pins looks whether the plans hold yet."""
+def _choose_and_pin(handle: Handle, policy: Policy, tables: Sequence[str] | None, kind: type[S]) -> S:
+    """Choose epochs outside any transaction, so that writers go on, then pin them in one that rechecks the plans."""
     holder = handle.new_holder("snapshot")
 
     def choose(view: View) -> _Choice:
@@ -231,7 +224,7 @@ def _choose_and_pin(handle: Handle, policy: Policy, tables: Sequence[str] | None
     epochs = {choice.view.ids[name]: plan.epoch for name, plan in plans.items()}
     why = {name: one.why for name, one in choice.left_out.items()}
     token = encode_token(epochs, names, handle.store_id, why)
-    return Snapshot(handle, holder, plans, token, policy, choice.view, choice.left_out)
+    return kind(handle, holder, plans, token, policy, choice.view, choice.left_out)
 
 
 def _chosen(handle: Handle, view: View, policy: Policy, tables: Sequence[str] | None) -> _Choice:
@@ -249,7 +242,7 @@ def _chosen(handle: Handle, view: View, policy: Policy, tables: Sequence[str] | 
 
 
 def _pinned(handle: Handle, tx: Txn, choice: _Choice, holder: str) -> tuple[dict[str, ScanPlan], list[bytes]]:
-    """Part of a transaction: the plans, made again where a table has moved, and the keys of their holds."""
+    """Return, within a transaction, the plans, made again where a table has moved, and the keys of their holds."""
     now_ms, lease, plans = handle.catalog.now_ms(), handle.leases.own(tx), dict[str, ScanPlan]()
     holds = []
     for name, plan in choice.plans.items():

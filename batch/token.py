@@ -1,4 +1,4 @@
-"""The snapshot token: which tables were read at which epochs, as a short URL-safe string that repeats the snapshot."""
+"""Snapshot tokens: tables and their epochs as a short URL-safe string; reading by a token repeats its snapshot."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import msgpack
 
-from ..errors import InvalidInput
-from ..store.epoch import MAX_EPOCH
+from epochlog.errors import InvalidInput
+from epochlog.store.types.epoch import MAX_EPOCH
 
 FORMAT = 1
 MAX_TOKEN_CHARS = 1 << 20
@@ -39,7 +39,9 @@ class Token:
 def encode_token(
     epochs: Mapping[int, int], names: Mapping[int, str], store_id: str = "", left_out: Mapping[str, str] | None = None
 ) -> str:
-    """The token of a snapshot that read table `id` at `epochs[id]`; about 40 characters a table, and the reasons."""
+    """Return the token of a snapshot that read table `id` at `epochs[id]`; about 40 characters a table, and the
+    reasons.
+    """
     rows = [[names[table_id], table_id, epoch] for table_id, epoch in epochs.items()]
     more = [list(map(list, left_out.items()))] if left_out else []
     body: bytes = msgpack.packb([FORMAT, store_id, rows, *more])  # pyright: ignore[reportAssignmentType]
@@ -47,7 +49,9 @@ def encode_token(
 
 
 def decode_token(token: str) -> Token:
-    """What `encode_token` wrote. InvalidInput when it is anything else: cut, changed, or of a newer format."""
+    """Decode the text that `encode_token` wrote. Raises InvalidInput for text that is cut, changed or of a newer
+    format.
+    """
     if not isinstance(token, str) or len(token) > MAX_TOKEN_CHARS or not token.isascii():
         raise _bad("it is not one")
     try:

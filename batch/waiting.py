@@ -1,4 +1,4 @@
-"""Waiting for epochs that a policy accepts: it is asked again when the catalog has changed, and keeps nobody busy."""
+"""Waiting for epochs that a policy accepts: the policy is asked again when the catalog has changed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from ..errors import NoConsistentEpoch
-from ..store.clock import Deadline, monotonic_s
-from ..store.handle import Handle
+from epochlog.errors import NoConsistentEpoch
+from epochlog.store.env.clock import Deadline, monotonic_s
+from epochlog.store.session.handle import Handle
+
 from .policy import Policy, timeout_of
 
 T = TypeVar("T")
@@ -20,8 +21,8 @@ REST = 4
 
 
 def until_chosen(handle: Handle, policy: Policy, choose: Callable[[], T]) -> T:
-    """What `choose` returns; as long as it raises NoConsistentEpoch, and for the `timeout` of the policy (seconds of
-    monotonic time; none: no waiting), it is called again when something has changed. Its last error is raised then.
+    """Return the result of `choose`, called again after changes of the catalog while it raises NoConsistentEpoch and
+    the policy's `timeout` lasts (seconds of monotonic time; none: no waiting). Its last error is raised then.
     """
     deadline = Deadline.after(timeout_of(policy))
     try:

@@ -8,8 +8,9 @@ from pairs import ReplayClock, measure
 from report import Book, Figure, Target
 
 from epochlog.batch.policy import Aligned
-from epochlog.store.epoch import EPOCH_ORIGIN_MS, from_unix_ms
-from epochlog.store.lineage import EpochView, TableEpochs
+from epochlog.store.epochs.table_epochs import TableEpochs
+from epochlog.store.epochs.view import EpochView
+from epochlog.store.types.epoch import EPOCH_ORIGIN_MS, from_unix_ms
 
 TABLES, EPOCHS, ROOTS = 100, 10_000, 20
 WHO = ("choice of all", "choice, view made anew")

@@ -21,15 +21,17 @@ from pairs import ReplayClock, Samples, turned
 from report import Book, Figure, Target
 
 import epochlog as el
-from epochlog.checkpoint import JobSettings, coordinator
-from epochlog.checkpoint import control as wire
-from epochlog.checkpoint.barrier import Barrier
-from epochlog.checkpoint.coordinator import Coordinator
-from epochlog.checkpoint.running import Owner, key_of
-from epochlog.checkpoint.tasks import Opened
-from epochlog.exchange.line import ask, connect
-from epochlog.exchange.server import Exchange, Server
-from epochlog.store.loads import PartRecord
+from epochlog.checkpoint import JobSettings
+from epochlog.checkpoint import control_messages as wire
+from epochlog.checkpoint.coordinator import coordinator
+from epochlog.checkpoint.coordinator.coordinator import Coordinator
+from epochlog.checkpoint.coordinator.managed_jobs import Opened
+from epochlog.checkpoint.coordinator.state import Owner, key_of
+from epochlog.checkpoint.job.barrier import Barrier
+from epochlog.exchange.server import Server
+from epochlog.exchange.transport.duplex import ask, connect
+from epochlog.exchange.transport.services import Exchange
+from epochlog.store.commit.loads import PartRecord
 
 JOBS, ACTORS, WORKERS, CALLS_AT_ONCE = 50, 8, 4, 16
 STREAM, PAIR = "epochlog", "pair of calls"
@@ -83,7 +85,7 @@ class Calling(Coordinator):
         super().__init__(handle, SETTINGS)
         self._carrier._inject_one = self._call_each  # pyright: ignore[reportAttributeAccessIssue]
 
-    def attach(self, part: wire.Part) -> None:
+    def attach(self, part: wire.PartName) -> None:
         self._open(key_of(part), wire.Attach(part, ACTORS, (), False, 0))
         with self._carrier.lock:
             incarnation, decided = self._carrier.manager.attach(key_of(part), (part.name, part.number))
@@ -184,7 +186,7 @@ def calling(handle: Any, jobs: int) -> Iterator[Crowd]:
     try:
         for job in range(jobs):
             for actor in range(ACTORS):
-                found.attach(wire.Part("job", f"job{job}", actor))
+                found.attach(wire.PartName("job", f"job{job}", actor))
         yield Crowd(jobs, found, children)
     finally:
         found.close()

@@ -18,13 +18,15 @@ from plots import Panel, Plot
 from report import Book, Figure, Target, quartiles
 
 import epochlog as el
-from epochlog.store.catalog import Txn
-from epochlog.store.definitions import Counters, all_tables, get_version, move_counters
-from epochlog.store.epoch import from_unix_ms
-from epochlog.store.handle import Handle, open_handle
-from epochlog.store.records import head_key, hist_key, log_key
-from epochlog.store.segment import Segment
-from epochlog.store.version import Commit, LabelGroup, LogEntry, apply_commit
+from epochlog.store.catalog.keys import head_key, hist_key, log_key
+from epochlog.store.catalog.protocol import Txn
+from epochlog.store.metadata.counters import move_counters
+from epochlog.store.metadata.definitions import Counters
+from epochlog.store.metadata.lookups import all_tables, get_version
+from epochlog.store.metadata.version import Commit, LabelGroup, LogEntry, apply_commit
+from epochlog.store.session.handle import Handle, open_handle
+from epochlog.store.sst.segment import Segment
+from epochlog.store.types.epoch import from_unix_ms
 
 STAGES = (10, 1_000, 20_000)
 POINTS = (10, 100, 1_000, 5_000, 10_000, 20_000)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 
-from epochlog.checkpoint import control as wire
-from epochlog.exchange.line import ClientLine
-from epochlog.exchange.server import Action, Server
-from epochlog.store.segment import Segment
+from epochlog.checkpoint import control_messages as wire
+from epochlog.exchange.server import Server
+from epochlog.exchange.transport.duplex import ClientLine
+from epochlog.exchange.transport.services import Action
+from epochlog.store.sst.segment import Segment
 
 SEGMENT = Segment(
     f"{'a' * 32}/t00000001/{'b' * 32}-{'c' * 32}.arrow",
@@ -32,7 +33,7 @@ def report(inject: wire.Injected) -> wire.Reported:
 def over_a_line(location: str, first: int, jobs: int, actors: int, workers: int) -> None:
     """Be every `workers`-th actor of each job."""
     line = ClientLine(location, b"control", token=None, tls_roots=None)
-    mine = [wire.Part("job", f"job{job}", actor) for job in range(jobs) for actor in range(first, actors, workers)]
+    mine = [wire.PartName("job", f"job{job}", actor) for job in range(jobs) for actor in range(first, actors, workers)]
     line.send(wire.encode([wire.Hello(wire.VERSION, f"worker-{first}")]))
     line.send(wire.encode([wire.Attach(part, actors, (), False, 0) for part in mine]))
     print("ready", flush=True)
@@ -44,7 +45,7 @@ def over_a_line(location: str, first: int, jobs: int, actors: int, workers: int)
 
 def answering_calls() -> None:
     """An inject is noted, and its report handed out when it is collected."""
-    noted: dict[wire.Part, wire.Reported] = {}
+    noted: dict[wire.PartName, wire.Reported] = {}
 
     def inject(body: bytes) -> bytes:
         (message,) = wire.decode(body)

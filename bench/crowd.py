@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from data import SCHEMA
 
 import epochlog as el
-from epochlog.store.epoch import from_unix_ms, to_unix_ms
+from epochlog.store.types.epoch import from_unix_ms, to_unix_ms
 
 KEYS = 5_000
 FEED_ROWS = 100

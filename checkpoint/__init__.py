@@ -7,25 +7,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..lazy import lazily
+from epochlog.lazy import lazily
 
 if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
-    from .decisions import JobSettings, JobStatus, Report
-    from .manager import CheckpointManager
-    from .outbox import Outbox
-    from .plan import CheckpointPlan, Edge, TaskState, Vertex, check_restore, plan_checkpoint
+    from .manager.checkpoint_plan import CheckpointPlan, Edge, TaskState, Vertex, check_restore, plan_checkpoint
+    from .manager.commands import CheckpointStatus, JobSettings, Report
+    from .manager.manager import CheckpointManager
+    from .manager.unacked_reports import Outbox
 
 _HOMES: dict[str, tuple[str, ...]] = {
-    "manager": ("CheckpointManager",),
-    "outbox": ("Outbox",),
-    "decisions": ("JobSettings", "JobStatus", "Report"),
-    "plan": ("CheckpointPlan", "Edge", "TaskState", "Vertex", "check_restore", "plan_checkpoint"),
+    "manager.manager": ("CheckpointManager",),
+    "manager.unacked_reports": ("Outbox",),
+    "manager.commands": ("JobSettings", "CheckpointStatus", "Report"),
+    "manager.checkpoint_plan": ("CheckpointPlan", "Edge", "TaskState", "Vertex", "check_restore", "plan_checkpoint"),
 }
 
 __all__ = [
     "CheckpointManager",
     "JobSettings",
-    "JobStatus",
+    "CheckpointStatus",
     "Report",
     "Outbox",
     "CheckpointPlan",

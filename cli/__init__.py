@@ -1,1 +1,1 @@
-"""The `epochlog` command: arguments, what each command gathers, and how people and programs are shown it."""
+"""Command `epochlog`: its arguments, the facts that each command gathers, and their output for people and programs."""

@@ -1,4 +1,4 @@
-"""Asking before something is destroyed: on a terminal, or not at all where --yes was given."""
+"""Confirmation before a command destroys something: asked on a terminal, or skipped where --yes was given."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ..errors import EpochlogError
+from epochlog.errors import EpochlogError
 
 if TYPE_CHECKING:
-    from .session import Session
+    from .session import CommandSession
 
 
 class NotAsked(EpochlogError):
-    """The command destroys something, there is no terminal to ask on, and --yes was not given."""
+    """Refusal of a command that destroys something: there is no terminal to ask on, and --yes was not given."""
 
 
-def ask(session: Session, question: str, lost: Iterable[str]) -> None:
-    """Return when the answer is yes, or --yes was given. Raises NotAsked, or EpochlogError for another answer.
+def ask(session: CommandSession, question: str, lost: Iterable[str]) -> None:
+    """Ask the question; return when the answer is yes, or --yes was given. Raises NotAsked, or EpochlogError for
+    another answer.
 
     lost: lines that tell what will be gone.
     """

@@ -1,20 +1,21 @@
-"""What a command works with: the open store, its options, and where its result goes."""
+"""Session of a command: the open store, its options, and its output."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from dataclasses import dataclass
 
-from ..api import Store
-from ..store.handle import Handle
-from .output import Output
+from epochlog.api import Store
+from epochlog.store.session.handle import Handle
+
+from .render.output import CommandOutput
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
-    """One run of one command."""
+class CommandSession:
+    """Session of one run of one command."""
 
     handle: Handle
     store: Store
     options: Namespace
-    out: Output
+    out: CommandOutput

@@ -8,7 +8,8 @@ from pathlib import Path
 from queue import Empty
 from typing import Any, Literal
 
-from ..errors import EpochlogError
+from epochlog.errors import EpochlogError
+
 from .worker import Driver
 
 COMMITS_WHILE_DEAD = 2

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .data import KEYS
-from .views import VIEWS, View
+from .views import VIEWS, DemoView
 
 ROOTS = ("flights", "weather", "airlines", "airports", "planes")
 TABLES = (*ROOTS, *VIEWS)
@@ -40,7 +40,7 @@ class Moment:
         return all(finding.differing == 0 for finding in self.aligned.values())
 
 
-def compare(connection: Any, view: View) -> Finding:
+def compare(connection: Any, view: DemoView) -> Finding:
     """The view as stored against the view as defined; `connection` has the tables of one snapshot as relations."""
     columns, key = ", ".join(view.schema.names), ", ".join(view.key)
     counts = connection.execute(f"""

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from ..errors import EpochlogError
+from epochlog.errors import EpochlogError
 
 HOUR = pa.timestamp("us", tz="UTC")
 KEYS = {

@@ -20,7 +20,7 @@ AGE_STEP_NS = 10_000_000
 LOOK_EVERY = "400 milliseconds"
 
 
-class Feed:
+class DayFeed:
     """Days as files in a staging folder, moved one after the other into the streams' inboxes.
 
     A move is a rename, so that a stream never sees half a file; the files' ages rise day by day, because that is the
@@ -71,7 +71,7 @@ def arrived(store: Any, stream: str) -> tuple[int, int]:
 
 
 def start_stream(
-    spark: SparkSession, feed: Feed, stream: str, root: str, checkpoints: Path, files_per_batch: int
+    spark: SparkSession, feed: DayFeed, stream: str, root: str, checkpoints: Path, files_per_batch: int
 ) -> StreamingQuery:
     """A file stream over the inbox into the root table of the same name, `files_per_batch` day files at a time."""
     schema = spark.read.parquet(str(feed.staged / feed._name(stream, feed.days - 1))).schema

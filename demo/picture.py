@@ -1,12 +1,11 @@
-"""The picture of a run: committed epochs over time, one line and one lane of commits per table."""
+"""Picture of a run: committed epochs over time, a line and a lane of commits for each table; and its figures."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-
-from .compare import Moment
 
 COLOURS = {
     "flights": "#9aa0a6",
@@ -32,7 +31,27 @@ class Phase:
     end_s: float
 
 
-def draw(path: Path, traces: Mapping[str, Trace], phases: Sequence[Phase], moments: Sequence[Moment]) -> None:
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Data of the picture. snapshots: when each was taken, and its aligned epoch, in seconds of the run."""
+
+    traces: Mapping[str, Trace]
+    phases: Sequence[Phase]
+    snapshots: Trace
+
+
+def save(path: Path, figures: Figures) -> None:
+    """Write the figures as JSON, which `load` reads."""
+    path.write_text(json.dumps(asdict(figures)) + "\n", "utf-8")
+
+
+def load(path: Path) -> Figures:
+    """Read the figures that `save` wrote."""
+    saved = json.loads(path.read_text("utf-8"))
+    return Figures(saved["traces"], [Phase(**phase) for phase in saved["phases"]], saved["snapshots"])
+
+
+def draw(path: Path, figures: Figures) -> None:
     """Write the PNG. Shaded: a table's slowed or killed phase. Dots: the aligned epoch of each snapshot."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -41,16 +60,16 @@ def draw(path: Path, traces: Mapping[str, Trace], phases: Sequence[Phase], momen
     FigureCanvasAgg(figure)
     top, lanes = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     for name, colour in COLOURS.items():
-        if traces[name]:
-            top.step(*zip(*traces[name], strict=True), where="post", color=colour, label=name, linewidth=1.6)
+        if figures.traces[name]:
+            top.step(*zip(*figures.traces[name], strict=True), where="post", color=colour, label=name, linewidth=1.6)
     names = list(COLOURS)[::-1]
     lanes.eventplot(
-        [[at_s for at_s, _ in traces[name]] for name in names],
+        [[at_s for at_s, _ in figures.traces[name]] for name in names],
         colors=[COLOURS[name] for name in names],
         linelengths=0.7,
     )
     lanes.set_yticks(range(len(names)), names)
-    for phase in phases:
+    for phase in figures.phases:
         top.axvspan(phase.start_s, phase.end_s, color=COLOURS[phase.table], alpha=0.12, linewidth=0)
         lane = names.index(phase.table)
         lanes.fill_between(
@@ -60,13 +79,11 @@ def draw(path: Path, traces: Mapping[str, Trace], phases: Sequence[Phase], momen
         top.text(
             middle, 0.98, f"{phase.table}\n{phase.what}", transform=top.get_xaxis_transform(), ha="center", va="top"
         )
-    top.plot(
-        [m.at_s for m in moments], [m.epoch_s for m in moments], "o", color="black", label="aligned snapshot", zorder=3
-    )
+    top.plot(*zip(*figures.snapshots, strict=True), "o", color="black", label="aligned snapshot", zorder=3)
     top.set_ylabel("committed epoch (seconds of the run)")
-    top.set_title("What each table has committed; nobody waits for the slow or the dead one")
+    top.set_title("Committed epochs of each table: no view waits for the slowed one or the killed one")
     top.legend(loc="lower right")
     top.grid(alpha=0.3)
     lanes.set_xlabel("seconds of the run")
     lanes.set_title("commits", loc="left", fontsize=10)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=100)

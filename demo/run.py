@@ -14,14 +14,15 @@ from typing import Any
 
 from rich.console import Console
 
-from ..api import open as open_store
-from ..errors import EpochlogError
-from ..store.epoch import to_unix_ms
+from epochlog.api import open as open_store
+from epochlog.errors import EpochlogError
+from epochlog.store.types.epoch import to_unix_ms
+
 from . import data
 from .acts import Victim
 from .compare import TABLES, Moment, unlike_the_feed
-from .feed import Feed
-from .picture import Trace, draw
+from .feed import DayFeed
+from .picture import Figures, Trace, draw, save
 from .session import session
 from .show import Screen, comparison
 from .stage import KILLED, Plan, Stage
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def perform(plan: Plan, output: Path, console: Console, now_s: Callable[[], float]) -> dict[str, Any]:
-    """The whole run; the summary of it. The output folder keeps the picture, the store and the victim's log."""
+    """The whole run; the summary of it. The output folder keeps the picture, its figures, the store and a log."""
     work = output / WORK
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
@@ -90,7 +91,7 @@ def perform(plan: Plan, output: Path, console: Console, now_s: Callable[[], floa
         days = data.arrivals(
             tables["flights"], tables["weather"], plan.days, max(plan.files_per_batch, min(7, plan.days // 8))
         )
-        feed = Feed(work / "feed", days)
+        feed = DayFeed(work / "feed", days)
         stage = Stage(store, spark, feed, plan, victim, screen, now_s)
         stack.callback(stage.close)
         screen.say(
@@ -102,12 +103,15 @@ def perform(plan: Plan, output: Path, console: Console, now_s: Callable[[], floa
         screen.say(now_s(), "all days are in and every view has caught up")
         outcome = found(stage, days)
     picture = output / PICTURE
-    draw(picture, outcome.traces, list(stage.phases.values()), outcome.moments)
+    snapshots = [(moment.at_s, moment.epoch_s) for moment in outcome.moments]
+    figures = Figures(outcome.traces, list(stage.phases.values()), snapshots)
+    draw(picture, figures)
+    save(picture.with_suffix(".json"), figures)
     return report(console, outcome, picture, now_s())
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DemoOutcome:
     """What a finished run has shown. The last moment is the one at rest, after the end of the data."""
 
     stage: Stage
@@ -121,16 +125,16 @@ class Outcome:
         return all(moment.equal for moment in self.moments) and not any(self.differing_from_feed.values())
 
 
-def found(stage: Stage, days: Sequence[data.Day]) -> Outcome:
+def found(stage: Stage, days: Sequence[data.Day]) -> DemoOutcome:
     """Look once more, now that everything is at rest."""
     stage.show_at_rest()
     end = stage.look(fresh_only=False)
     assert end is not None
     lost = unlike_the_feed(stage.store, stage.feed.inboxes)
-    return Outcome(stage, days, [*stage.moments, end], lost, {name: stage.trace(name) for name in TABLES})
+    return DemoOutcome(stage, days, [*stage.moments, end], lost, {name: stage.trace(name) for name in TABLES})
 
 
-def report(console: Console, outcome: Outcome, picture: Path, took_s: float) -> dict[str, Any]:
+def report(console: Console, outcome: DemoOutcome, picture: Path, took_s: float) -> dict[str, Any]:
     """Print the comparison and the summary; return the summary."""
     stage, days = outcome.stage, outcome.days
     console.print(comparison(outcome.moments))

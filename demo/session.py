@@ -12,8 +12,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from ..errors import EpochlogError
-from ..spark import spark
+from epochlog.errors import EpochlogError
+from epochlog.spark.session import spark
 
 SETTINGS = {
     "spark.log.level": "ERROR",

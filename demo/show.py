@@ -19,7 +19,7 @@ LINES_KEPT = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ShownLine:
     """One table at one time: its committed epoch (as seconds of the run), lag, rows, commits seen, and its lot."""
 
     table: str
@@ -59,7 +59,7 @@ class Screen:
         if not self._live:
             self.console.print(line, highlight=False, soft_wrap=True)
 
-    def update(self, at_s: float, title: str, lines: Sequence[Line]) -> None:
+    def update(self, at_s: float, title: str, lines: Sequence[ShownLine]) -> None:
         """The present state of all tables."""
         if self._live:
             events = Text("\n".join(self._events), no_wrap=True, overflow="ellipsis")
@@ -70,7 +70,7 @@ class Screen:
             self.console.print(f"{at_s:6.1f} s  {title}: {states}", highlight=False, soft_wrap=True)
 
 
-def status(title: str, lines: Sequence[Line]) -> Table:
+def status(title: str, lines: Sequence[ShownLine]) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("table")
     for column in ("committed epoch", "lag", "rows", "commits"):

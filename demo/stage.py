@@ -11,14 +11,15 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from ..errors import EpochlogError, NoConsistentEpoch
-from ..store.epoch import to_unix_ms
+from epochlog.errors import EpochlogError, NoConsistentEpoch
+from epochlog.store.types.epoch import to_unix_ms
+
 from .acts import Slowdown, Victim
 from .compare import TABLES, Moment, findings
-from .feed import STREAMS, Feed, arrived, start_stream
+from .feed import STREAMS, DayFeed, arrived, start_stream
 from .picture import Phase
 from .session import start_job
-from .show import Line, Screen
+from .show import Screen, ShownLine
 from .views import VIEWS
 
 SLOWED, KILLED = "carrier_scoreboard", "weather_impact"
@@ -59,7 +60,7 @@ class Stage:
         self,
         store: Any,
         spark: SparkSession,
-        feed: Feed,
+        feed: DayFeed,
         plan: Plan,
         victim: Victim,
         screen: Screen,
@@ -172,19 +173,19 @@ class Stage:
         self._rows.clear()
         self.screen.update(self.now_s(), f"day {self.days_in} of {self.plan.days}", self._lines({}))
 
-    def _lines(self, lags: dict[str, int]) -> list[Line]:
+    def _lines(self, lags: dict[str, int]) -> list[ShownLine]:
         infos = {info.name: info for info in self.store.tables()}
         lines = [self._line(infos[name], lags.get(name, 0)) for name in TABLES]
         self._infos = infos
         return lines
 
-    def _line(self, info: Any, lag_ms: int) -> Line:
+    def _line(self, info: Any, lag_ms: int) -> ShownLine:
         before, epoch = self._infos.get(info.name), info.max_committed_epoch
         self.commits[info.name] += epoch > (before.max_committed_epoch if before else 0)
         states = {SLOWED: "slowed" if self.slowdown.on.is_set() else "", KILLED: self._victim_state()}
         at_s = self.epoch_s(epoch) if epoch else None
         rows = self._count(info, self.now_s())
-        return Line(info.name, at_s, lag_ms, rows, self.commits[info.name], states.get(info.name, ""))
+        return ShownLine(info.name, at_s, lag_ms, rows, self.commits[info.name], states.get(info.name, ""))
 
     def _count(self, info: Any, at_s: float) -> int:
         """The table's rows, counted anew every few seconds: a count reads all its keys."""

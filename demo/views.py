@@ -17,7 +17,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from ..checkpoint.spark_context import SparkRefreshContext
+from epochlog.spark.refresh_context import SparkRefreshContext
+
 from .data import HOUR
 
 LATE_MIN = 15
@@ -26,7 +27,7 @@ WORST_MIN_FLIGHTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class DemoView:
     """A job with its one output table, which share the name."""
 
     name: str
@@ -168,7 +169,7 @@ INT, TEXT, REAL = pa.int64(), pa.string(), pa.float64()
 VIEWS = {
     view.name: view
     for view in (
-        View(
+        DemoView(
             "route_delays",
             ("flights",),
             ("origin", "dest"),
@@ -179,7 +180,7 @@ VIEWS = {
             ROUTE_DELAYS,
             route_delays,
         ),
-        View(
+        DemoView(
             "worst_routes",
             ("route_delays",),
             ("origin", "dest"),
@@ -187,7 +188,7 @@ VIEWS = {
             WORST_ROUTES,
             worst_routes,
         ),
-        View(
+        DemoView(
             "weather_impact",
             ("flights", "weather"),
             ("origin", "time_hour"),
@@ -199,7 +200,7 @@ VIEWS = {
             WEATHER_IMPACT,
             weather_impact,
         ),
-        View(
+        DemoView(
             "carrier_scoreboard",
             ("flights", "airlines"),
             ("carrier",),

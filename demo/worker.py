@@ -19,14 +19,16 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
 
-from ..api import open as open_store
-from ..errors import EpochlogError
+from epochlog.api import open as open_store
+from epochlog.errors import EpochlogError
+
 from .session import session, start_job
 from .views import VIEWS
 
 
 def say(event: str, **values: Any) -> None:
-    print(json.dumps({"event": event, **values}), flush=True)
+    """Print an event as one line. Threads print beside each other: the end of a line goes with it, in one write."""
+    print(json.dumps({"event": event, **values}) + "\n", end="", flush=True)
 
 
 def held(refresh: Callable[[Any], None], hold: threading.Event, end: threading.Event) -> Callable[[Any], None]:

@@ -1,4 +1,5 @@
-"""Moving logs: what a table's change log is to those who follow it, and stages of a query to those who wait for them.
+"""Exchange of data between processes: a served store's rows, changes and subscriptions, and the staged exchange of
+queries.
 
 Its public names are loaded when they are first used, as those of the package itself.
 """
@@ -7,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..lazy import lazily
+from epochlog.lazy import lazily
 
 if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
-    from .gate import StageGate, stage_counter
+    from .stage_gate import StageGate, stage_counter
     from .staged.client import ExchangeClient
 
 _HOMES: dict[str, tuple[str, ...]] = {
-    "gate": ("StageGate", "stage_counter"),
+    "stage_gate": ("StageGate", "stage_counter"),
     "staged.client": ("ExchangeClient",),
 }
 

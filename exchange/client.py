@@ -1,4 +1,4 @@
-"""`connect`: a store that another process serves, as its readers see it."""
+"""`connect` and the client of a store that another process serves."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from ..errors import InvalidInput, StoreClosed
-from ..store.clock import seconds
-from ..store.consumers import KEEP
-from ..store.epoch import as_epoch
-from .flight_errors import CALL_ERRORS, as_epochlog_error
-from .flight_reader import FlightReader
-from .line import ClientLine, Pem, call_options, check_destination, pem_of
-from .line import connect as dial
-from .subscriber import Subscription
-from .subscription_messages import MAX_REQUEST, Request, encode
+from epochlog.errors import InvalidInput, StoreClosed
+from epochlog.store.changelog.consumers import KEEP
+from epochlog.store.env.clock import seconds
+from epochlog.store.types.epoch import as_epoch
+
+from .flight.reader import FlightReader
+from .subscription.client import Subscription
+from .subscription.messages import MAX_REQUEST, Request, encode
+from .transport.duplex import ClientLine, Pem, call_options, check_destination, pem_of
+from .transport.duplex import connect as dial
+from .transport.errors import CALL_ERRORS, as_epochlog_error
 
 TIMEOUT_S = 30.0
 RECONNECT_S = 60.0
@@ -36,12 +37,12 @@ def connect(
     timeout: float | timedelta = TIMEOUT_S,
     insecure: bool = False,
 ) -> Client:
-    """A client of a store that is served at `location`, grpc://host:port or grpc+tls://host:port. It connects when it
-    is first used.
+    """Return a client of a store that is served at `location`, grpc://host:port or grpc+tls://host:port. The client
+    connects when it is first used.
 
-    token: what the server asks for. tls_roots: PEM of the certificates to trust, or where it lies. timeout: how long
-    (seconds or a timedelta) any call waits for an answer, or for more of one. insecure: send the token to another host
-    without TLS. Raises InvalidInput, InsecureServer.
+    token: the server's access token. tls_roots: PEM of the certificates to trust, or the path of a file with it.
+    timeout: the longest wait (seconds or a timedelta) of any call for an answer, or for more of one. insecure: send the
+    token to another host without TLS. Raises InvalidInput, InsecureServer.
     """
     check_destination(location, token, insecure=insecure)
     roots = None if tls_roots is None else pem_of(tls_roots)
@@ -50,7 +51,7 @@ def connect(
 
 @dataclass(frozen=True, slots=True)
 class ServedTable:
-    """A table as its server lists it. epoch: of its newest commit, 0 before the first."""
+    """Table as its server lists it. epoch: of its newest commit, 0 before the first."""
 
     name: str
     schema: pa.Schema
@@ -68,7 +69,7 @@ class Client:
         self._closed = False
 
     def tables(self) -> list[ServedTable]:
-        """The tables that are served, by name. Raises AccessDenied, ServerUnavailable."""
+        """Return the tables that the server serves, sorted by name. Raises AccessDenied, ServerUnavailable."""
         self._require_open()
         client: Any = dial(self._location, self._roots)
         with closing(client):
@@ -90,8 +91,8 @@ class Client:
         columns: Sequence[str] | None = None,
         **policy_options: Any,
     ) -> pa.RecordBatchReader:
-        """The rows of a table at one epoch, in key order, as they arrive: nothing is collected, and the server holds
-        what it reads until the end, or until the reader is let go of.
+        """Return a reader of a table's rows at one epoch, in key order. Batches are given as they arrive: nothing is
+        collected, and the server holds the table's files until the end, or until the reader is released.
 
         consistency: a policy by its name, with its options (seconds or a timedelta for times): "latest", "aligned",
         "global", "as_of", "at_least", "bounded". epoch: exactly that one, unless the policy is one that takes an epoch.
@@ -119,7 +120,8 @@ class Client:
         pre_images: bool = False,
         columns: Sequence[str] | None = None,
     ) -> pa.RecordBatchReader:
-        """What changed in (after, until] (None: up to the newest commit), as `Table.changes` gives it, as it arrives.
+        """Return a reader of a table's changes in (after, until] (None: up to the newest commit), in the form of
+        `Table.changes`. Batches are given as they arrive.
 
         Raises LogTruncated, EpochExpired, TableNotFound, InvalidInput, AccessDenied, ServerUnavailable.
         """
@@ -161,7 +163,9 @@ class Client:
         return Subscription(opening, self._location, request, self._timeout_s, seconds(reconnect, "reconnect"))
 
     def close(self) -> None:
-        """Nothing more is asked by it; subscriptions and readers have connections of their own, and go on."""
+        """Close the client: every later call raises StoreClosed. Subscriptions and readers have connections of their
+        own and go on.
+        """
         self._closed = True
 
     def __enter__(self) -> Self:
@@ -176,7 +180,7 @@ class Client:
         return f"<epochlog client of {self._location}>"
 
     def _flight(self, wanted: dict[str, Any], waits_s: float = 0.0) -> pa.RecordBatchReader:
-        """What the command gives, as one stream."""
+        """Send the command to the server and return its rows as one stream."""
         self._require_open()
         try:
             command = json.dumps(wanted, allow_nan=False).encode()
@@ -206,7 +210,7 @@ def _columns(columns: Sequence[str] | None) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """An option of a policy, as JSON has it."""
+    """Return a policy's option as a value that JSON can hold: seconds of a timedelta, ISO 8601 of a datetime."""
     if isinstance(value, timedelta):
         return value.total_seconds()
     return value.isoformat() if isinstance(value, datetime) else value

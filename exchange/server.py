@@ -1,32 +1,33 @@
-"""The one Flight server of a store: who may call, which services there are, and how it ends in bounded time.
+"""Flight server of a store: its tokens, its services, and a shutdown in bounded time.
 
 A service is a function under a name: of an exchange (named by the first bytes of the descriptor's command, up to a
 colon), or of an action (named by its type); `Flights` serves the other calls of Flight. Each asks for a role, and every
-call carries a token, which gives one; tokens are compared in constant time and appear in no log. Whatever a service
-raises reaches the client as a Flight error without a traceback.
+call carries a token, which gives one; tokens are compared in constant time and appear in no log. An error of a service
+reaches the client as a Flight error without a traceback.
 """
 
 from __future__ import annotations
 
 import hmac
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import partial
 from typing import Any, Protocol
 
 import pyarrow as pa
 from pyarrow import flight
 
-from ..errors import AccessDenied, InsecureServer, InvalidInput, WriteFailed
-from ..store.clock import Deadline
-from .connections import Callers, Keeper, Patience
-from .flight_errors import as_flight_errors, untraced
-from .line import MAX_MESSAGE, Line, check_token, is_loopback, parsed
-from .sockets import hang_up, peer_address
-from .tokens import check_strength
+from epochlog.errors import AccessDenied, InsecureServer, InvalidInput, WriteFailed
+from epochlog.store.env.clock import Deadline
+
+from .transport.connections import Callers, Keeper, Patience
+from .transport.duplex import DuplexStream, check_token, is_loopback, parsed
+from .transport.errors import as_flight_errors, untraced
+from .transport.services import Action, Call, Exchange, Role
+from .transport.sockets import abort_connections, peer_address
+from .transport.tokens import check_strength
 
 MAX_ACTION = 1 << 20
 """Bytes of an action's body."""
@@ -35,47 +36,8 @@ MAX_COMMAND = 1 << 16
 SHUTDOWN_S = 5.0
 
 
-class Role(IntEnum):
-    """What a token allows; the greater includes the lesser."""
-
-    READ = 1
-    WRITE = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """Serves one line until it ends; given what follows the service's name in the command.
-
-    limit: bytes of a message.
-    """
-
-    serve: Callable[[Line, bytes], None]
-    role: Role = Role.WRITE
-    limit: int = MAX_MESSAGE
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """Answers an action's body with bytes. `about` is what `list_actions` says of it."""
-
-    serve: Callable[[bytes], bytes]
-    role: Role = Role.WRITE
-    about: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call in progress: whether its client has gone (or its deadline passed), and how to cut the client off."""
-
-    peer: str
-    cancelled: Callable[[], bool]
-    hang_up: Callable[[], None]
-    may_write: bool = True  # whether its token may
-    counted: Callable[[], AbstractContextManager[None]] = nullcontext  # inside, it counts as one of its connection's
-
-
 class Flights(Protocol):
-    """Serves what a plain Flight client asks for. All but `put` need to read only."""
+    """Services for plain Flight clients. All but `put` need to read only."""
 
     def listed(self, criteria: bytes) -> Iterable[flight.FlightInfo]: ...
     def info(self, descriptor: flight.FlightDescriptor, *, may_write: bool) -> flight.FlightInfo: ...
@@ -88,14 +50,14 @@ class Flights(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What a TLS server shows: a chain of certificates and its key, both PEM."""
+    """Certificate of a TLS server: its chain and its key, both PEM."""
 
     chain: bytes
     key: bytes
 
 
 class Server:
-    """A running server. What it serves is fixed when it starts."""
+    """Running Flight server. Its services are fixed when it starts."""
 
     def __init__(
         self,
@@ -120,7 +82,7 @@ class Server:
         scheme = "grpc" if certificate is None else "grpc+tls"
         shown = f"[{host}]" if ":" in host else host
         self._flights = flights
-        self._lines: set[Line] = set()
+        self._lines: set[DuplexStream] = set()
         self._lock = threading.Lock()
         self._ending = False
         patience = patience or Patience()
@@ -165,24 +127,24 @@ class Server:
         if ending.is_alive():  # large gets and puts, calls that wait for a silent client, or were let in meanwhile
             if self._flights is not None:
                 self._flights.end()
-            hang_up(self._door.port)
+            abort_connections(self._door.port)
             ending.join(deadline.left_s)
 
-    def open_line(self, line: Line) -> None:
-        """A line has been opened; from now on `shutdown` cuts it."""
+    def open_line(self, line: DuplexStream) -> None:
+        """Register an opened line; from now on `shutdown` cuts it."""
         with self._lock:
             self._lines.add(line)
             ending = self._ending
         if ending:
             line.hang_up()
 
-    def close_line(self, line: Line) -> None:
+    def close_line(self, line: DuplexStream) -> None:
         with self._lock:
             self._lines.discard(line)
 
 
 class _Door(flight.FlightServerBase):
-    """The Flight side. Every method of the base is answered here: its own defaults tell clients a traceback."""
+    """Flight side of the server. Every method of the base is overridden: its own defaults tell clients a traceback."""
 
     def __init__(
         self,
@@ -211,7 +173,7 @@ class _Door(flight.FlightServerBase):
                 )
             _require(context, service.role)
             call = self._call(context)
-            line = Line(reader, writer, call.hang_up, call.peer, service.limit, may_write=call.may_write)
+            line = DuplexStream(reader, writer, call.hang_up, call.peer, service.limit, may_write=call.may_write)
             with self._calling(context):
                 self._server.open_line(line)
                 try:
@@ -268,7 +230,7 @@ class _Door(flight.FlightServerBase):
             return flight.SchemaResult(self._flights.schema(descriptor))
 
     def _calling(self, context: Any) -> AbstractContextManager[None]:
-        """Inside, the call counts as one of its connection's."""
+        """Count the call as one of its connection's, inside of the block."""
         return self._server.callers.calling(peer_address(context.peer()), _role(context) >= Role.WRITE)
 
     def _call(self, context: Any) -> Call:
@@ -276,7 +238,7 @@ class _Door(flight.FlightServerBase):
 
         def cut() -> None:
             with suppress(OSError):
-                hang_up(self.port, [peer])
+                abort_connections(self.port, [peer])
 
         may_write = _role(context) >= Role.WRITE
         counted = partial(self._server.callers.calling, peer, may_write)
@@ -284,14 +246,14 @@ class _Door(flight.FlightServerBase):
 
 
 class _Caller(flight.ServerMiddleware):
-    """Of one call: what its token allows."""
+    """Role that the token of one call gives."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
 
 
 class _Guards(flight.ServerMiddlewareFactory):
-    """Lets in the calls that carry a token."""
+    """Middleware that lets in the calls that carry a known token."""
 
     def __init__(self, token: str, read_token: str | None) -> None:
         check_token(read_token)
@@ -310,13 +272,13 @@ class _Guards(flight.ServerMiddlewareFactory):
 
 
 def _require(context: Any, role: Role) -> None:
-    """AccessDenied when the call's token allows less."""
+    """Raise AccessDenied when the call's token gives a lesser role."""
     if _role(context) < role:
         raise AccessDenied("this needs the token that may write; the one given may only read")
 
 
 def _role(context: Any) -> Role:
-    """What the call's token allows; everything at a server without tokens."""
+    """Return the role that the call's token gives; WRITE at a server without tokens."""
     caller = context.get_middleware("token")
     return Role.WRITE if caller is None else caller.role
 
@@ -328,7 +290,9 @@ def _bytes(value: str | bytes) -> bytes:
 def checked_address(
     location: str, token: str | None, certificate: Certificate | None, read_token: str | None = None
 ) -> tuple[str, int]:
-    """Host and port of grpc://host:port (port 0: any free one), if a server may be bound there."""
+    """Return host and port of grpc://host:port (port 0: any free one) if a server may be bound there. Raises
+    InvalidInput, InsecureServer.
+    """
     scheme, host, port = parsed(location)
     if scheme == "grpc+tls" and certificate is None:
         raise InvalidInput(f"{location} needs tls=(certificate, key)")

@@ -18,8 +18,8 @@ from typing import Any
 import pyarrow as pa
 
 import epochlog as el
-from epochlog.store.epoch import EPOCH_ORIGIN_MS, to_unix_ms
-from epochlog.store.history import read_epoch_view
+from epochlog.store.epochs.view_reader import read_epoch_view
+from epochlog.store.types.epoch import EPOCH_ORIGIN_MS, to_unix_ms
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "policies"
 START_MS = EPOCH_ORIGIN_MS + 1_000_000

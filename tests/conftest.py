@@ -13,6 +13,11 @@ from redis_server import redis_executable, touched
 from s3_server import S3Server
 from stores import STORE, servers, watch
 
+pytest.register_assert_rewrite("epochlog.testing")
+# Processes that tests start find the helpers of tests/support, as this one does by `pythonpath` in pyproject.toml.
+SUPPORT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "support")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (SUPPORT, os.environ.get("PYTHONPATH"))))
+
 # No deadlines: a slow machine is no failure. `thorough` is for long campaigns: HYPOTHESIS_PROFILE=thorough make test
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
 COMMON = settings(deadline=None, print_blob=True, suppress_health_check=SLOW_IS_FINE)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from epochlog.spark import java_trouble
+from epochlog.spark.session import java_trouble
 
 
 def fake(folder: Path, said: str) -> Path:

@@ -32,6 +32,12 @@ def context_of(store: el.Store) -> Any:
     return seen[0]
 
 
+def pipeline_of(store: el.Store) -> el.Pipeline:
+    pipe = el.Pipeline(store)
+    pipe.add(store.job("j"), lambda ctx: None)
+    return pipe
+
+
 THINGS: dict[str, tuple[Callable[[el.Store], Any], str]] = {
     "store": (lambda store: store, r"send store\.root"),
     "table": (lambda store: store.table("t"), r"table\(name\)"),
@@ -42,7 +48,9 @@ THINGS: dict[str, tuple[Callable[[el.Store], Any], str]] = {
     "job": (lambda store: store.job("j"), r"job\(name\)"),
     "context": (context_of, "rows"),
     "transaction": (lambda store: store.transaction(), r"send store\.root"),
-    "log": (lambda store: el.UpstreamLog(store, ["t"], after=0), r"send store\.root"),
+    "log": (lambda store: el.UpstreamLog(store, ["t"], after=0), r"^UpstreamLog holds .*send store\.root.*UpstreamLog"),
+    "pipeline": (el.Pipeline, r"^Pipeline holds .*send store\.root.*Pipeline"),
+    "pipeline with a job": (pipeline_of, r"^Pipeline holds"),
 }
 
 

@@ -36,7 +36,7 @@ def test_the_demo_takes_packages_of_the_whole_lock_and_none_of_tests_or_bench() 
     assert {name: re.findall(r"==[^ ]+|sha256:\w+", block) for name, block in demo.items()} == {
         name: re.findall(r"==[^ ]+|sha256:\w+", whole[name]) for name in demo
     }
-    assert not set(demo) & (extras["test"] | extras["lint"] | extras["bench"]) - needed
+    assert not set(demo) & (extras["test"] | extras["lint"] | extras["docs"] | extras["bench"]) - needed
 
 
 @pytest.mark.slow

@@ -1,1 +1,1 @@
-"""The staged exchange: batches pushed durably to channels, and given to each consumer incarnation in stage order."""
+"""Staged exchange: batches pushed durably to channels, and given to each consumer incarnation in stage order."""

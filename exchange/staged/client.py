@@ -1,4 +1,4 @@
-"""`ExchangeClient`: what producers and consumers of a staged exchange use."""
+"""`ExchangeClient`, the client of a staged exchange for producers and consumers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
-from ...errors import EpochlogError, InvalidInput
-from ...store.clock import Deadline, seconds
-from ..line import ClientLine, Pem, ask, check_destination, connect, pem_of
-from . import wire
-from .content import as_batch, encoded
-from .mail import WINDOW, Mail
-from .pusher import BACKOFF, RETRIED, Pusher
+from epochlog.errors import EpochlogError, InvalidInput
+from epochlog.exchange.transport.duplex import ClientLine, Pem, ask, check_destination, connect, pem_of
+from epochlog.store.env.clock import Deadline, seconds
+
+from . import messages
+from .batch_file import as_batch, encoded
+from .pull_client import WINDOW, StageReader
+from .push_client import BACKOFF, RETRIED, Pusher
 from .state import Cursor, check_name
 
 TIMEOUT_S = 60.0
@@ -25,8 +26,8 @@ ATTEMPT_S = 10.0
 
 
 class ExchangeClient:
-    """Pushes batches to the channels of a query, and consumes them in stage order. Several clients may attach to one
-    query; threads may share one. Close it, or use it in a `with` block.
+    """Client that pushes batches to the channels of a query, and consumes them in stage order. Several clients may
+    attach to one query; threads may share one. Close it, or use it in a `with` block.
 
         with ExchangeClient(location, token=token, query="q1") as ex:
             ex.declare(consumer="join-0", stages={-1: ["build"], 0: ["probe"]})
@@ -63,7 +64,7 @@ class ExchangeClient:
         self._lock = threading.Lock()
         self._client: Any = None
         self._pushers: dict[str, Pusher] = {}
-        self._mails: list[Mail] = []
+        self._mails: list[StageReader] = []
         self._closed = threading.Event()
 
     # ---- declaring -----------------------------------------------------------------------------------------------
@@ -77,18 +78,18 @@ class ExchangeClient:
         budget: int | None = None,
         timeout: float | timedelta | None = None,
     ) -> None:
-        """Say which channels a consumer needs: {stage: channels}. Declare all consumers of a query before anything is
-        pushed to them; the same again is fine.
+        """Declare the channels that a consumer needs: {stage: channels}. Declare all consumers of a query before
+        anything is pushed to them; a repeat changes nothing but the lease.
 
         lease: how long the query stays when nobody uses it, a day by default; budget: bytes of its batches on disk,
         64 GiB by default. Both count in the query's first declaration. Raises InvalidInput when the consumer has other
         channels already, or a channel another stage; SequenceReleased when batches of a channel are gone already.
         """
-        given = wire.stages_of(stages)
+        given = messages.stages_of(stages)
         lease_ms = None if lease is None else max(1, round(seconds(lease, "lease") * 1000))
         if budget is not None and (type(budget) is not int or budget < 1):
             raise InvalidInput(f"budget is bytes, an int from 1, not {budget!r}")
-        body = wire.pack(
+        body = messages.pack(
             query=self.query,
             consumer=check_name("a consumer", consumer),
             stages=given,
@@ -98,8 +99,8 @@ class ExchangeClient:
         self._ask("staged.declare", body, timeout)
 
     def drop(self, *, timeout: float | timedelta | None = None) -> None:
-        """End the query, for all its clients; its batches are let go of. QueryNotFound is what they are told."""
-        self._ask("staged.drop", wire.pack(query=self.query), timeout)
+        """End the query, for all its clients; its batches are deleted. The other clients get QueryNotFound."""
+        self._ask("staged.drop", messages.pack(query=self.query), timeout)
 
     # ---- producers -----------------------------------------------------------------------------------------------
 
@@ -125,7 +126,7 @@ class ExchangeClient:
         timeout_s = self._seconds(timeout)
         fields = {
             "channel": check_name("a channel", channel),
-            "stage": _checked("stage", stage, -wire.MAX_STAGE),
+            "stage": _checked("stage", stage, -messages.MAX_STAGE),
             "seq": _checked("seq", seq, 0),
             "attempt": _checked("attempt", attempt, 0),
             "crc32": zlib.crc32(data),
@@ -133,11 +134,14 @@ class ExchangeClient:
         }
         pusher = self._pusher(channel)
         pusher.push(
-            lambda number: wire.pack(id=number, **fields), wire.as_rows(data), Deadline.after(timeout_s), wait=wait
+            lambda number: messages.pack(id=number, **fields),
+            messages.as_rows(data),
+            Deadline.after(timeout_s),
+            wait=wait,
         )
 
     def flush(self, channel: str | None = None, *, timeout: float | timedelta | None = None) -> None:
-        """Wait until all that was pushed here, to one channel or all, is durable. Raises what `push` raises."""
+        """Wait until all batches pushed here, to one channel or all, are durable. Raises the errors of `push`."""
         deadline = Deadline.after(self._seconds(timeout))
         with self._lock:
             pushers = [pusher for name, pusher in self._pushers.items() if channel in (None, name)]
@@ -160,7 +164,7 @@ class ExchangeClient:
         rows are not as many.
         """
         self.flush(channel, timeout=timeout)
-        body = wire.pack(
+        body = messages.pack(
             query=self.query,
             channel=check_name("a channel", channel),
             last=_checked("last_seq", last_seq, -1),
@@ -171,17 +175,19 @@ class ExchangeClient:
 
     @property
     def stage(self) -> int:
-        """The lowest stage with a channel that has not passed (all up to its end mark was pushed); one past the highest
-        when all have. It says who may start.
+        """Return the lowest stage with a channel that has not passed (all up to its end mark was pushed); one past the
+        highest when all have. Use it to decide which producers may start.
         """
-        return wire.unpack(self._ask("staged.stage", wire.pack(query=self.query), None), wire.STAGE)["stage"]
+        return messages.unpack(self._ask("staged.stage", messages.pack(query=self.query), None), messages.STAGE)[
+            "stage"
+        ]
 
     # ---- consumers -----------------------------------------------------------------------------------------------
 
     def consume(
         self, consumer: str, incarnation: int, cursor: Cursor | None = None, *, timeout: float | timedelta | None = None
-    ) -> Mail:
-        """Begin, or go on, as an incarnation of a consumer; a higher one than before fences those before.
+    ) -> StageReader:
+        """Begin, or go on, as an incarnation of a consumer; a higher incarnation fences the lower ones.
 
         cursor: {channel: next sequence}, what its durable state covers; None begins at the acknowledged one. Raises
         Fenced for a lower incarnation, InvalidInput for a consumer that was not declared, QueryNotFound,
@@ -192,8 +198,8 @@ class ExchangeClient:
             cursor = {check_name("a channel", key): _checked("cursor", seq, 0) for key, seq in cursor.items()}
 
         hello = {"query": self.query, "consumer": name, "incarnation": number, "cursor": cursor, "window": WINDOW}
-        mail = Mail(
-            lambda: self._line(wire.MAIL),
+        mail = StageReader(
+            lambda: self._line(messages.MAIL),
             lambda covered: self.acknowledge(name, number, covered),
             hello,
             self._seconds(timeout),
@@ -210,11 +216,12 @@ class ExchangeClient:
     def acknowledge(
         self, consumer: str, incarnation: int, cursor: Cursor, *, timeout: float | timedelta | None = None
     ) -> None:
-        """As `ack` of what `consume` gives: for a consumer that has made its state durable elsewhere, or later.
+        """Acknowledge a cursor, as `StageReader.ack` does, for a consumer that has made its state durable elsewhere, or
+        later.
 
         cursor: {channel: next sequence}. Raises Fenced unless this incarnation is the one that asked last.
         """
-        body = wire.pack(
+        body = messages.pack(
             query=self.query,
             consumer=check_name("a consumer", consumer),
             incarnation=_checked("incarnation", incarnation, 0),
@@ -250,7 +257,7 @@ class ExchangeClient:
         return self._timeout_s if timeout is None else seconds(timeout, "timeout")
 
     def _line(self, name: bytes) -> ClientLine:
-        return ClientLine(self.location, name, token=self._token, tls_roots=self._roots, limit=wire.MAX_FIELDS)
+        return ClientLine(self.location, name, token=self._token, tls_roots=self._roots, limit=messages.MAX_FIELDS)
 
     def _pusher(self, channel: str) -> Pusher:
         with self._lock:
@@ -258,11 +265,11 @@ class ExchangeClient:
                 raise InvalidInput("this client was closed; make another")
             found = self._pushers.get(channel)
             if found is None:
-                found = self._pushers[channel] = Pusher(lambda: self._line(wire.PUSH), self.query, self.location)
+                found = self._pushers[channel] = Pusher(lambda: self._line(messages.PUSH), self.query, self.location)
             return found
 
     def _ask(self, action: str, body: bytes, timeout: float | timedelta | None) -> bytes:
-        """One call, made again while the server is away. All of them may be made twice."""
+        """Run one action, and repeat it while the server is away. Every action may be run twice."""
         deadline, failures = Deadline.after(self._seconds(timeout)), 0
         while True:
             if self._closed.is_set():
@@ -287,6 +294,6 @@ class ExchangeClient:
 
 
 def _checked(what: str, value: object, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= wire.MAX_NUMBER:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= messages.MAX_NUMBER:
         raise InvalidInput(f"{what} is an int from {least}, not {value!r}")
     return value

@@ -1,7 +1,7 @@
-"""The served side of the staged exchange: what is asked of it in one call, its lines, and its upkeep.
+"""Service of the staged exchange: its actions, its lines and its upkeep.
 
-Batches come in by `intake`, and go out by `mailbox`. What changes the catalog goes through one group commit; who waits
-for news of a query is told after each.
+Batches come in by push handlers (`push_handler`) and go out by stage senders (`pull_handler`). Every change of the
+catalog goes through one group commit, and the waiters for news of a query are told after each.
 """
 
 from __future__ import annotations
@@ -9,30 +9,32 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
 
-from ...errors import EpochlogError
-from ...store.catalog import Txn
-from ...store.clock import Deadline
-from ...store.definitions import Counters, move_counters
-from ...store.exchanges import FILES, end_expired, end_query, purge
-from ...store.garbage import let_go
-from ...store.handle import Handle
-from ...store.paths import SEGMENT_ENDING
-from ...store.shipping import ship
-from ..line import Line
-from ..server import Action, Exchange, Role
-from . import keeping, wire
-from .commits import GroupCommit
-from .intake import Held, Intake, Memory
-from .mailbox import Mailbox
-from .marks import Marks
-from .state import Consumer, Cursor, Query
-from .uses import Uses
+from epochlog.errors import EpochlogError
+from epochlog.exchange.transport.duplex import DuplexStream
+from epochlog.exchange.transport.services import Action, Exchange, Role
+from epochlog.store.backup.incremental import ship
+from epochlog.store.catalog.protocol import Txn
+from epochlog.store.env.clock import Deadline
+from epochlog.store.env.paths import SEGMENT_ENDING
+from epochlog.store.metadata.counters import move_counters
+from epochlog.store.metadata.definitions import Counters
+from epochlog.store.metadata.exchange_records import FILES, end_expired, end_query, purge
+from epochlog.store.metadata.unreachable_files import mark_unreachable
+from epochlog.store.session.handle import Handle
+
+from . import messages, transactions
+from .group_commit import GroupCommit
+from .pull_handler import StageSender
+from .push_handler import HeldPush, Memory, PushHandler
+from .query_leases import Uses
+from .stage_counter import Marks
+from .state import Cursor, StageConsumer, StagedQuery
 
 LEASE_MS = 86_400_000
 """How long a query that nobody uses stays, unless it was declared with another time."""
@@ -45,7 +47,7 @@ _log = logging.getLogger("epochlog")
 
 
 class StagedExchange:
-    """The staged exchanges of one open store, while it is served. `exchanges` and `actions` are for its server."""
+    """Staged exchanges of one open store, while it is served. `exchanges` and `actions` are for its server."""
 
     def __init__(self, handle: Handle, marks: Marks | None = None) -> None:
         self.handle = handle
@@ -53,12 +55,14 @@ class StagedExchange:
         self.closing = threading.Event()
         self._marks = marks
         self._news: dict[str, int] = {}
-        self.claims = itertools.count(1)  # numbers claims of consumers in the order in which they are committed
-        self._mailboxes: dict[tuple[str, str], Mailbox] = {}
+        self.claims: Iterator[int] = itertools.count(
+            1
+        )  # numbers claims of consumers in the order in which they are committed
+        self._mailboxes: dict[tuple[str, str], StageSender] = {}
         self._commits = GroupCommit(handle.catalog)
         self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="epochlog-exchange-writes")
         self._freed: list[str] = []
-        self._held: list[Held] = []
+        self._held: list[HeldPush] = []
         self._room: dict[str, int] = {}
         self._woken = False  # whether upkeep has something to do
         self.uses = Uses(handle)
@@ -69,8 +73,8 @@ class StagedExchange:
     @property
     def exchanges(self) -> dict[bytes, Exchange]:
         return {
-            wire.PUSH: Exchange(self._push_line, Role.WRITE, wire.MAX_FIELDS),
-            wire.MAIL: Exchange(self._mail_line, Role.WRITE, wire.MAX_FIELDS),
+            messages.PUSH: Exchange(self._push_line, Role.WRITE, messages.MAX_FIELDS),
+            messages.MAIL: Exchange(self._mail_line, Role.WRITE, messages.MAX_FIELDS),
         }
 
     @property
@@ -85,13 +89,13 @@ class StagedExchange:
         }
 
     def stop(self) -> None:
-        """Let the lines end; `close` once they have."""
+        """Tell the lines to end; call `close` once they have."""
         with self.changed:
             self.closing.set()
             self.changed.notify_all()
 
     def close(self) -> None:
-        """End the threads. What was pushed and has no answer may be durable or not."""
+        """End the threads. A push that has no answer may be durable or not."""
         self.stop()
         self._writers.shutdown(wait=True)
         self._commits.close()
@@ -103,63 +107,65 @@ class StagedExchange:
     # ---- for lines -----------------------------------------------------------------------------------------------
 
     def submit(self, body: Callable[[Txn], Any]) -> Future[Any]:
-        """What a body returns, once it is durable; `tell` those who wait for it then."""
+        """Queue a body for the group commit and return a future of its result, set once it is durable; call `tell` for
+        its waiters then.
+        """
         return self._commits.submit(body)
 
     def transact(self, query: str, body: Callable[[Txn], Any]) -> Any:
-        """The same, waited for and told."""
+        """Commit a body for a query, wait until it is durable, tell the query's waiters, and return its result."""
         found = self._commits.submit(body).result()
         self.tell(query)
         return found
 
     def tell(self, query: str) -> None:
-        """Something of the query was committed: those who wait look again."""
+        """Wake the waiters for news of a query: something of it was committed."""
         with self.changed:
             self._news[query] = self._news.get(query, 0) + 1
             self.changed.notify_all()
 
     def news(self, query: str) -> int:
-        """Another number whenever something of the query was committed here."""
+        """Return a number that changes with every commit to the query in this process."""
         with self.changed:
             return self._news.get(query, 0)
 
     def work(self, what: Callable[[], None]) -> None:
-        """Have one of the threads do this that write files."""
+        """Run a function in one of the threads that write files."""
         self._writers.submit(what)
 
     def write(self, data: pa.Buffer) -> str:
-        """A new durable file of an exchange; its path."""
+        """Write a new durable file of an exchange; return its path."""
         path = self.handle.new_path(FILES, SEGMENT_ENDING)
         self.handle.files.write(path, data)
         return path
 
     def free(self, paths: Iterable[str]) -> None:
-        """Nothing reaches these files any more: they are deleted soon."""
+        """Hand unreachable files over to upkeep, which deletes them soon."""
         with self.changed:
             self._freed += paths
             self._woken = True
             self.changed.notify_all()
 
     def wake(self) -> None:
-        """Have upkeep look at once."""
+        """Wake upkeep at once."""
         with self.changed:
             self._woken = True
             self.changed.notify_all()
 
     def room(self, query: str) -> int:
-        """Another number whenever batches of the query may have room that had none."""
+        """Return a number that changes whenever room for batches of the query may have come."""
         with self.changed:
             return self._room.get(query, 0)
 
-    def hold(self, held: Held) -> None:
-        """Keep a push that found no room until there may be some, or it gives up."""
+    def hold(self, held: HeldPush) -> None:
+        """Keep a push that found no room until room may have come, or the push gives up."""
         with self.changed:
             self._held.append(held)
             self._woken = True
             self.changed.notify_all()
 
     def passed(self, query: str) -> None:
-        """A channel of the query may have passed: pushes to later stages may have room, and the marks are copied."""
+        """Retry held pushes to later stages and copy the marks: a channel of the query may have passed."""
         self._make_room(query)
         if self._marks is not None:
             self._marks.end(query)
@@ -173,66 +179,68 @@ class StagedExchange:
     # ---- actions -------------------------------------------------------------------------------------------------
 
     def _declare(self, body: bytes) -> bytes:
-        asked = wire.unpack(body, wire.DECLARE)
+        asked = messages.unpack(body, messages.DECLARE)
         lease_ms = asked["lease_ms"] or LEASE_MS
         expires_ms = self.handle.catalog.now_ms() + lease_ms
-        new = Query(asked["query"], {}, frozenset(), lease_ms, expires_ms, asked["budget"] or BUDGET)
-        consumer = Consumer(asked["consumer"], asked["stages"])
-        query = self.transact(new.name, lambda tx: keeping.declare(tx, new, consumer))
+        new = StagedQuery(asked["query"], {}, frozenset(), lease_ms, expires_ms, asked["budget"] or BUDGET)
+        consumer = StageConsumer(asked["consumer"], asked["stages"])
+        query = self.transact(new.name, lambda tx: transactions.declare(tx, new, consumer))
         self.uses.touch(query)
         if self._marks is not None:
             self._marks.declare(query.name, query.stages)
         return b""
 
     def _end(self, body: bytes) -> bytes:
-        asked = wire.unpack(body, wire.END)
+        asked = messages.unpack(body, messages.END)
         name, channel, last = asked["query"], asked["channel"], asked["last"]
         attempt, rows = asked["attempt"], asked["rows"]
-        self.uses.touch(self.transact(name, lambda tx: keeping.end(tx, name, channel, last, attempt, rows)))
+        self.uses.touch(self.transact(name, lambda tx: transactions.end(tx, name, channel, last, attempt, rows)))
         self.passed(name)
         return b""
 
     def _stage(self, body: bytes) -> bytes:
-        name = wire.unpack(body, wire.QUERY)["query"]
-        query = self.handle.catalog.read(lambda view: keeping.find_query(view, name))
-        return wire.pack(stage=query.stage if self._marks is None else self._marks.stage(name))
+        name = messages.unpack(body, messages.QUERY)["query"]
+        query = self.handle.catalog.read(lambda view: transactions.find_query(view, name))
+        return messages.pack(stage=query.stage if self._marks is None else self._marks.stage(name))
 
     def _drop(self, body: bytes) -> bytes:
-        name = wire.unpack(body, wire.QUERY)["query"]
+        name = messages.unpack(body, messages.QUERY)["query"]
         self.transact(name, lambda tx: end_query(tx, name))
         self.uses.forget(name)
-        self.free(purge(self.handle, name))
+        self.free(purge(self.handle.catalog, name))
         self._make_room(name)
         if self._marks is not None:
             self._marks.drop(name)
         return b""
 
     def _ack(self, body: bytes) -> bytes:
-        asked = wire.unpack(body, wire.ACK)
+        asked = messages.unpack(body, messages.ACK)
         self._acknowledge(asked["query"], asked["consumer"], asked["incarnation"], asked["cursor"])
         return b""
 
     def _acknowledge(self, query: str, consumer: str, incarnation: int, cursor: Cursor) -> None:
-        """Durable when this returns; the files of what all consumers have acknowledged go after that."""
-        freed = self.transact(query, lambda tx: keeping.acknowledge(tx, query, consumer, incarnation, cursor))
+        """Commit an acknowledgement; durable on return. The files of batches that all consumers have acknowledged are
+        deleted after that.
+        """
+        freed = self.transact(query, lambda tx: transactions.acknowledge(tx, query, consumer, incarnation, cursor))
         self.free(freed)
-        while len(freed) >= keeping.RELEASED:
-            freed = self.transact(query, lambda tx: keeping.release(tx, query, cursor))
+        while len(freed) >= transactions.RELEASED:
+            freed = self.transact(query, lambda tx: transactions.release(tx, query, cursor))
             self.free(freed)
         self._make_room(query)
 
     # ---- lines ---------------------------------------------------------------------------------------------------
 
-    def _push_line(self, line: Line, rest: bytes) -> None:
+    def _push_line(self, line: DuplexStream, rest: bytes) -> None:
         hello = line.first()
         if hello is not None:
-            Intake(self, line, wire.unpack(hello, wire.PUSH_HELLO)["query"]).serve()
+            PushHandler(self, line, messages.unpack(hello, messages.PUSH_HELLO)["query"]).serve()
 
-    def _mail_line(self, line: Line, rest: bytes) -> None:
+    def _mail_line(self, line: DuplexStream, rest: bytes) -> None:
         hello = line.first()
         if hello is None:
             return
-        mailbox = Mailbox(self, line, wire.unpack(hello, wire.MAIL_HELLO))
+        mailbox = StageSender(self, line, messages.unpack(hello, messages.MAIL_HELLO))
         with self.changed:
             before = self._mailboxes.get(mailbox.key)
             if before is not None and mailbox.is_late(before):
@@ -250,8 +258,8 @@ class StagedExchange:
     # ---- upkeep --------------------------------------------------------------------------------------------------
 
     def _look_after(self) -> None:
-        """Deletes files as they are let go of, has pushes tried again that found no room, and ends queries whose lease
-        has run out.
+        """Delete released files, retry held pushes, and end queries whose lease has run out, until the service
+        closes.
         """
         look = Deadline.after(LOOK_AGAIN_S)
         while not self.closing.is_set():
@@ -272,11 +280,11 @@ class StagedExchange:
                 self.uses.renew()
                 if look.passed:
                     look = Deadline.after(LOOK_AGAIN_S)
-                    end_expired(self.handle)
+                    end_expired(self.handle.catalog, self.handle.leases.live)
             except EpochlogError as error:
                 _log.warning("the upkeep of exchanges failed: %s", error)
 
-    def _due(self) -> list[Held]:
+    def _due(self) -> list[HeldPush]:
         return [
             held
             for held in self._held
@@ -284,7 +292,7 @@ class StagedExchange:
         ]
 
     def _delete(self, paths: list[str]) -> None:
-        """Delete files; what resists is left to vacuum."""
+        """Delete files; note those that cannot be deleted as unreachable, for vacuum."""
         left = list(paths)
         try:
             if left:
@@ -297,5 +305,5 @@ class StagedExchange:
                 self.handle.catalog.transact(lambda tx: self._note(tx, left))
 
     def _note(self, tx: Txn, paths: list[str]) -> None:
-        let_go(tx, FILES, [(path, 0) for path in paths], self.handle.catalog.now_ms())
+        mark_unreachable(tx, FILES, [(path, 0) for path in paths], self.handle.catalog.now_ms())
         move_counters(tx, Counters.read(tx))

@@ -1,4 +1,4 @@
-"""What is kept of a staged exchange, as values, and every decision about them (pure).
+"""State of a staged exchange as immutable values, and every decision about them (pure).
 
 A query has channels, each of one stage and one producer, and consumers that need some of them. Refusals are typed
 errors and change nothing. Rules: docs/SEMANTICS.md, 6.
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ...errors import (
+from epochlog.errors import (
     ChannelUnknown,
     ContentMismatch,
     EndMarkMismatch,
@@ -22,7 +22,7 @@ from ...errors import (
     QueryNotFound,
     SequenceReleased,
 )
-from ..gate import stage_counter
+from epochlog.exchange.stage_gate import stage_counter
 
 Stages = Mapping[int, tuple[str, ...]]
 """Stage -> its channels, lower stages first."""
@@ -38,12 +38,14 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,62}")
 
 
 def is_name(value: object) -> bool:
-    """Whether it can name a query, channel or consumer: 1 to 63 letters, digits, _ . : or -; no . : - first."""
+    """Return True if the value can name a query, channel or consumer: 1 to 63 letters, digits, _ . : or -; no . : -
+    first.
+    """
     return isinstance(value, str) and _NAME.fullmatch(value) is not None
 
 
 def check_name(what: str, value: object) -> str:
-    """InvalidInput unless it can name a query, channel or consumer."""
+    """Return the value if it can name a query, channel or consumer. Raises InvalidInput."""
     if not isinstance(value, str) or not is_name(value):
         raise InvalidInput(f"{what} is named by 1 to 63 letters, digits, _ . : or -, not {value!r}")
     return value
@@ -51,7 +53,7 @@ def check_name(what: str, value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """A batch that is durable. bytes and crc32 are those of its file; the same content has the same of both."""
+    """Durable batch. bytes and crc32 are those of its file; batches of equal content agree in both."""
 
     path: str
     bytes: int
@@ -64,9 +66,9 @@ class Pushed:
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
-    """passed: the channels of which all up to the end mark was pushed. lease_ms: how long it stays when nobody uses it;
-    budget: bytes of its batches on disk. Times are Unix ms.
+class StagedQuery:
+    """Query of a staged exchange. passed: the channels that were pushed up to their end marks. lease_ms: how long it
+    stays when nobody uses it; budget: bytes of its batches on disk. Times are Unix ms.
     """
 
     name: str
@@ -78,7 +80,9 @@ class Query:
 
     @property
     def stage(self) -> int:
-        """The counter: the lowest stage with a channel that has not passed, one past the highest when all have."""
+        """Return the stage counter: the lowest stage with a channel that has not passed, one past the highest when all
+        have.
+        """
         return stage_counter(self.stages, self.passed)
 
     def to_record(self) -> dict[str, Any]:
@@ -92,7 +96,7 @@ class Query:
         }
 
     @classmethod
-    def from_record(cls, name: str, record: Mapping[str, Any]) -> Query:
+    def from_record(cls, name: str, record: Mapping[str, Any]) -> StagedQuery:
         stages = {stage: tuple(channels) for stage, channels in record["stages"]}
         passed = frozenset(record["passed"])
         return cls(name, stages, passed, record["lease_ms"], record["expires_ms"], record["budget"])
@@ -100,9 +104,9 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """attempt: the highest seen. last: the end mark's sequence, rows_told its rows, None while it says none. All below
-    `next` was pushed, and of the rest what is in `ahead`; all below `released` was let go of. rows: of all that was
-    pushed.
+    """Channel of one producer. attempt: the highest seen. last: the end mark's sequence, rows_told its rows; None while
+    unknown. All sequences below `next` were pushed, and above it those in `ahead`; all below `released` were deleted.
+    rows: of all batches pushed.
     """
 
     name: str
@@ -116,13 +120,13 @@ class Channel:
     rows: int = 0
 
     def has(self, seq: int) -> bool:
-        """Whether that sequence was pushed."""
+        """Return True if the sequence was pushed."""
         at = bisect_left(self.ahead, seq)
         return seq < self.next or (at < len(self.ahead) and self.ahead[at] == seq)
 
     @property
     def passed(self) -> bool:
-        """Whether its end is known and all up to there was pushed."""
+        """Return True if the end mark is known and all sequences up to it were pushed."""
         return self.last is not None and self.next > self.last
 
     def to_record(self) -> dict[str, Any]:
@@ -134,9 +138,9 @@ class Channel:
 
 
 @dataclass(frozen=True, slots=True)
-class Consumer:
-    """incarnation: the highest that has asked, -1 before the first. cursor: what its durable state covers, as
-    acknowledged. start: where the present incarnation began.
+class StageConsumer:
+    """Consumer of a staged exchange. incarnation: the highest that has asked, -1 before the first. cursor: the
+    acknowledged position of its durable state. start: the cursor at which the present incarnation began.
     """
 
     name: str
@@ -158,7 +162,7 @@ class Consumer:
         }
 
     @classmethod
-    def from_record(cls, name: str, record: Mapping[str, Any]) -> Consumer:
+    def from_record(cls, name: str, record: Mapping[str, Any]) -> StageConsumer:
         stages = {stage: tuple(channels) for stage, channels in record["stages"]}
         return cls(name, stages, record["incarnation"], record["cursor"], record["start"])
 
@@ -166,11 +170,14 @@ class Consumer:
 # ---- declaring -----------------------------------------------------------------------------------------------------
 
 
-def with_consumer(query: Query, known: Consumer | None, given: Consumer, channels: Mapping[str, Channel]) -> Query:
-    """The query with one more consumer, or as it is when that is declared already.
+def with_consumer(
+    query: StagedQuery, known: StageConsumer | None, given: StageConsumer, channels: Mapping[str, Channel]
+) -> StagedQuery:
+    """Return the query with one more consumer; unchanged if that is declared already.
 
-    channels: those of the consumer's that are there. Raises InvalidInput when the consumer was declared with other
-    channels, or a channel has another stage; SequenceReleased when a channel's first batches are gone already.
+    channels: the consumer's channels that exist. Raises InvalidInput when the consumer was declared with other
+    channels, or a channel has another stage; SequenceReleased when a channel's first batches are deleted already;
+    LimitExceeded above MOST_CHANNELS.
     """
     if known is not None:
         if _unordered(known.stages) != _unordered(given.stages):
@@ -206,7 +213,7 @@ def _shown(stages: Stages) -> str:
 
 
 def check_producer(channel: Channel, stage: int | None, attempt: int) -> None:
-    """Fenced for an attempt that was replaced; InvalidInput for another stage than the channel's."""
+    """Raise Fenced for an attempt that was replaced, and InvalidInput for another stage than the channel's."""
     if attempt < channel.attempt:
         raise Fenced(
             f"channel {channel.name!r}: attempt {attempt} was replaced by attempt {channel.attempt}; what it sends now "
@@ -217,7 +224,7 @@ def check_producer(channel: Channel, stage: int | None, attempt: int) -> None:
 
 
 def check_repeat(channel: Channel, seq: int, known: tuple[int, int] | None, given: tuple[int, int]) -> None:
-    """ContentMismatch unless a sequence that was pushed before comes again with the same size and checksum."""
+    """Raise ContentMismatch if a sequence that was pushed before comes again with another size or checksum."""
     if known is not None and known != given:
         raise ContentMismatch(
             f"channel {channel.name!r}: sequence {seq} came again with other content; a producer that starts again "
@@ -226,8 +233,8 @@ def check_repeat(channel: Channel, seq: int, known: tuple[int, int] | None, give
 
 
 def with_push(channel: Channel, seq: int, rows: int, attempt: int) -> Channel:
-    """The channel with a sequence that it did not have. Raises EndMarkMismatch past the end mark, or when the rows are
-    not as many as the end mark told; LimitExceeded when too much lies behind a missing one.
+    """Return the channel with a sequence that it did not have. Raises EndMarkMismatch past the end mark, or when the
+    number of rows differs from the end mark's; LimitExceeded when too many sequences lie behind a missing one.
     """
     if channel.last is not None and seq > channel.last:
         raise EndMarkMismatch(
@@ -249,8 +256,8 @@ def with_push(channel: Channel, seq: int, rows: int, attempt: int) -> Channel:
 
 
 def with_end(channel: Channel, last: int, attempt: int, rows: int | None) -> Channel:
-    """The channel with its end mark, or as it is when it has this one. Raises EndMarkMismatch when it has another one,
-    when a later sequence was pushed, or when the rows are not as many as told.
+    """Return the channel with its end mark; unchanged when it has this one. Raises EndMarkMismatch when it has another
+    one, when a later sequence was pushed, or when the number of rows differs.
     """
     if channel.last is not None and channel.last != last:
         raise EndMarkMismatch(
@@ -281,12 +288,12 @@ def _check_rows(channel: Channel) -> None:
         )
 
 
-def has_room(query: Query, used: int, channel: Channel, seq: int, size: int) -> bool:
-    """Whether a batch may lie on disk now.
+def has_room(query: StagedQuery, used: int, channel: Channel, seq: int, size: int) -> bool:
+    """Return True if the query's disk budget has room for a batch now.
 
-    Stages above the lowest open one may fill half of the budget, that one all of it: what may start later cannot keep
-    out what must be done first. A channel of it that has nothing to deliver may always add its next batch, so that its
-    consumers get on whatever the others have piled up.
+    Stages above the lowest open one may fill half of the budget, that one all of it: a later stage cannot keep out an
+    earlier one. A channel of the lowest open stage with nothing to deliver may always add its next batch, so that its
+    consumers get on even if the other channels have filled the budget.
     """
     stage = query.stage
     if channel.stage <= stage and seq == channel.next == channel.released:
@@ -297,11 +304,14 @@ def has_room(query: Query, used: int, channel: Channel, seq: int, size: int) -> 
 # ---- consumers -----------------------------------------------------------------------------------------------------
 
 
-def claimed(consumer: Consumer, incarnation: int, cursor: Cursor | None, channels: Mapping[str, Channel]) -> Consumer:
-    """The consumer as this incarnation of it begins: at the cursor it brings, or at the acknowledged one.
+def claimed(
+    consumer: StageConsumer, incarnation: int, cursor: Cursor | None, channels: Mapping[str, Channel]
+) -> StageConsumer:
+    """Return the consumer as claimed by this incarnation, which begins at the cursor it brings, or at the acknowledged
+    one.
 
-    Raises Fenced when a higher one has asked, ChannelUnknown for a cursor of no channel of its, SequenceReleased when
-    what it would need is gone.
+    Raises Fenced when a higher one has asked, ChannelUnknown for a cursor of a channel that the consumer lacks,
+    SequenceReleased when a batch that it needs is deleted, InvalidInput for a cursor past an end mark.
     """
     if incarnation < consumer.incarnation:
         raise _replaced(consumer, incarnation)
@@ -321,11 +331,14 @@ def claimed(consumer: Consumer, incarnation: int, cursor: Cursor | None, channel
     return replace(consumer, incarnation=incarnation, start=start)
 
 
-def acknowledged(consumer: Consumer, incarnation: int, cursor: Cursor, channels: Mapping[str, Channel]) -> Consumer:
-    """The consumer once its durable state covers all below the cursor. It never goes back: a lower one changes nothing.
+def acknowledged(
+    consumer: StageConsumer, incarnation: int, cursor: Cursor, channels: Mapping[str, Channel]
+) -> StageConsumer:
+    """Return the consumer with its durable state covering all sequences below the cursor. A lower cursor changes
+    nothing.
 
-    Raises Fenced for an incarnation other than the one that asked last, ChannelUnknown, and InvalidInput beyond what
-    was pushed.
+    Raises Fenced for an incarnation other than the one that asked last, ChannelUnknown, and InvalidInput beyond the
+    batches that were pushed.
     """
     if incarnation < consumer.incarnation:
         raise _replaced(consumer, incarnation)
@@ -348,15 +361,15 @@ def acknowledged(consumer: Consumer, incarnation: int, cursor: Cursor, channels:
     return replace(consumer, cursor=after)
 
 
-def _replaced(consumer: Consumer, incarnation: int) -> Fenced:
+def _replaced(consumer: StageConsumer, incarnation: int) -> Fenced:
     return Fenced(
         f"consumer {consumer.name!r}: incarnation {incarnation} was replaced by incarnation {consumer.incarnation}; "
         "what it asks for or acknowledges now has no effect. End it"
     )
 
 
-def releasable(channel: str, consumers: Iterable[Consumer]) -> int:
-    """Below which sequence every consumer of the channel has acknowledged."""
+def releasable(channel: str, consumers: Iterable[StageConsumer]) -> int:
+    """Return the sequence below which every consumer of the channel has acknowledged; 0 if it has none."""
     return min((one.cursor.get(channel, 0) for one in consumers if channel in one.channels), default=0)
 
 

@@ -11,8 +11,10 @@ import pytest
 
 import epochlog as el
 from epochlog.__main__ import main
-from epochlog.batch.spark_read import resolve_load
-from epochlog.store.definitions import TableDef, find_table
+from epochlog.spark.batch_source import resolve_load
+from epochlog.store.metadata.definitions import TableDef
+from epochlog.store.metadata.lookups import find_table
+from epochlog.store.types.epoch import from_unix_ms
 from lab import KEY, SCHEMA, Lab, keys_of, mirror, refuse, table_of
 from stores import STORE
 
@@ -54,6 +56,7 @@ if STORE == "lmdb":  # these open the store by its path
     DOORS |= {"spark": spark_count, "flight": served}
 
 
+@pytest.mark.rule("2.7")
 @pytest.mark.parametrize("door", DOORS)
 def test_before_its_making_a_table_is_not_there_and_then_empty(lab: Lab, door: str) -> None:
     before = lab.store.last_epoch
@@ -73,6 +76,7 @@ def test_before_its_making_a_table_is_not_there_and_then_empty(lab: Lab, door: s
     assert read(lab, "old", before) == 1
 
 
+@pytest.mark.rule("2.7")
 def test_as_of_a_time_before_its_making_is_refused(lab: Lab) -> None:
     at_ms = lab.now_ms
     lab.tick()
@@ -83,6 +87,7 @@ def test_as_of_a_time_before_its_making_is_refused(lab: Lab) -> None:
     assert lab.store.snapshot(["old"], consistency="as_of", timestamp=at_ms)["old"].count() == 1
 
 
+@pytest.mark.rule("2.7")
 def test_a_table_can_be_read_as_soon_as_it_is_made(lab: Lab) -> None:
     lab.root_table("late")
     table = lab.store.table("late")
@@ -118,6 +123,7 @@ def test_a_name_that_is_taken_again_is_another_table(lab: Lab) -> None:
     assert lab.store.table("t").count() == 0
 
 
+@pytest.mark.rule("2.8")
 def test_an_output_was_not_there_before_its_job(lab: Lab) -> None:
     before = lab.store.last_epoch
     lab.tick()
@@ -151,6 +157,7 @@ def test_how_far_an_epoch_is_ahead_is_told_as_time(lab: Lab) -> None:
             read(last + (2000 << 12))
 
 
+@pytest.mark.rule("2.8")
 def test_a_log_backfill_makes_an_output_readable_before_its_job(lab: Lab) -> None:
     lab.tick()
     for number in range(2, 5):
@@ -181,6 +188,7 @@ def test_a_job_over_an_old_and_a_new_table_begins_when_both_are_there(lab: Lab) 
     assert lab.rows("j_out", epoch) == lab.rows("late", epoch)
 
 
+@pytest.mark.rule("2.7")
 def test_creating_tables_at_a_standing_clock_gives_rising_epochs(lab: Lab) -> None:
     made = []
     for number in range(3):
@@ -192,6 +200,7 @@ def test_creating_tables_at_a_standing_clock_gives_rising_epochs(lab: Lab) -> No
     assert lab.store.table("t0").count() == 1
 
 
+@pytest.mark.rule("2.9")
 def test_tables_of_a_store_of_before_read_as_they_did(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     before = lab.store.last_epoch
     lab.root_table("late")
@@ -217,3 +226,38 @@ def test_commits_with_epochs_of_their_own_go_on_above_the_making(tmp_path: Path)
     lab.root_table("a")
     assert lab.store.last_epoch == 0  # a store without an epoch gives none away
     assert lab.store.table("a").upsert(table_of({1: (0, 1)}), epoch=7) == 7
+
+
+@pytest.mark.rule("2.7")
+@pytest.mark.parametrize("door", DOORS)
+def test_a_table_of_a_store_without_epochs_begins_at_its_making_too(tmp_path: Path, door: str) -> None:
+    lab = Lab(tmp_path / "store", durability="disk")
+    made = from_unix_ms(lab.store._handle.catalog.now_ms())
+    lab.root_table("old")
+    lab.root_table("late")
+    assert lab.store.last_epoch == 0
+    with pytest.raises(el.EpochNotCommitted, match=r"no commit yet\. Take a snapshot that waits"):
+        lab.store.table("late").count(7)
+    lab.tick()
+    at = lab.put({1: (0, 1)}, "old")
+    with pytest.raises(el.EpochNotCommitted):
+        DOORS[door](lab, "late", made - 1)
+    with pytest.raises(el.EpochNotCommitted):
+        DOORS[door](lab, "late", 7)
+    assert DOORS[door](lab, "late", made) == 0
+    assert DOORS[door](lab, "late", at) == 0
+
+
+@pytest.mark.rule("2.7")
+def test_a_label_below_the_clock_lowers_the_making_of_all_tables(tmp_path: Path) -> None:
+    lab = Lab(tmp_path / "store")
+    lab.root_table("a")
+    lab.root_table("b")
+    job = lab.job("j", ["a"])
+    assert lab.store.table("a").upsert(table_of({1: (0, 1)}), epoch=100) == 100
+    assert (lab.store.table("a").count(100), lab.store.table("b").count(100)) == (1, 0)
+    for name in ("a", "b"):
+        with pytest.raises(el.EpochNotCommitted, match="was made at"):
+            lab.store.table(name).count(99)
+    epoch = job.step_local(mirror("a", "j_out"))
+    assert lab.rows("j_out", epoch) == lab.rows("a", epoch)

@@ -21,8 +21,9 @@ import pytest
 
 import epochlog as el
 from epochlog.batch.dataset import TableDataset
-from epochlog.store import run, scan, segment
-from epochlog.store.segment import SegmentReader
+from epochlog.store.scan import scan_plan
+from epochlog.store.sst import segment, sorted_run
+from epochlog.store.sst.segment import SegmentReader
 from lab import Lab
 
 ROWS, BLOCK = 1_200, 20
@@ -39,9 +40,9 @@ def rows(keys: range, salt: int = 0) -> pa.Table:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks, row groups and batches of few rows."""
     monkeypatch.setattr(segment, "BATCH_ROWS", BLOCK)
-    monkeypatch.setattr(run, "ROW_GROUP_ROWS", BLOCK)
-    monkeypatch.setattr(scan, "BATCH_ROWS", 10 * BLOCK)
-    monkeypatch.setattr(scan, "READ_BYTES", 100 * BLOCK)
+    monkeypatch.setattr(sorted_run, "ROW_GROUP_ROWS", BLOCK)
+    monkeypatch.setattr(scan_plan, "BATCH_ROWS", 10 * BLOCK)
+    monkeypatch.setattr(scan_plan, "READ_BYTES", 100 * BLOCK)
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ class Count:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.columns: set[str] = set()
         self.blocks = 0
-        decode, group = SegmentReader._decode, run.pq.ParquetFile.read_row_group
+        decode, group = SegmentReader._decode, sorted_run.pq.ParquetFile.read_row_group
 
         def counted(
             reader: SegmentReader, data: pa.Buffer, names: list[str], blocks: list[int], *left: Any
@@ -79,7 +80,7 @@ class Count:
             return group(file, place, columns=columns, use_threads=use_threads)
 
         monkeypatch.setattr(SegmentReader, "_decode", counted)
-        monkeypatch.setattr(run.pq.ParquetFile, "read_row_group", counted_group)
+        monkeypatch.setattr(sorted_run.pq.ParquetFile, "read_row_group", counted_group)
 
 
 @pytest.fixture

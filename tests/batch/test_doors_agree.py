@@ -20,7 +20,8 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 import epochlog as el
-from epochlog.store import run, scan, segment
+from epochlog.store.scan import scan_plan
+from epochlog.store.sst import segment, sorted_run
 from rowsets import KINDS
 
 pytestmark = pytest.mark.local_only  # what the doors add to reading lies above the catalog and the files
@@ -200,9 +201,9 @@ def judged(how: str, one: bool | None, other: bool | None) -> bool:
 def tiny_blocks() -> Iterator[None]:
     with (
         mock.patch.object(segment, "BATCH_ROWS", 2),
-        mock.patch.object(run, "ROW_GROUP_ROWS", 3),
-        mock.patch.object(scan, "BATCH_ROWS", 7),
-        mock.patch.object(scan, "READ_BYTES", 100),
+        mock.patch.object(sorted_run, "ROW_GROUP_ROWS", 3),
+        mock.patch.object(scan_plan, "BATCH_ROWS", 7),
+        mock.patch.object(scan_plan, "READ_BYTES", 100),
     ):
         yield
 

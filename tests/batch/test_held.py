@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import epochlog as el
-from epochlog.batch import held
-from epochlog.store.holds import holds_of
-from epochlog.store.leases import LEASE_MS
+from epochlog.batch import named_snapshots
+from epochlog.store.retention.holds import holds_of
+from epochlog.store.session.leases import LEASE_MS
 from lab import Lab, keys_of, state_of, sums
 
 NIGHT = timedelta(hours=12)
@@ -51,6 +51,7 @@ def hold(lab: Lab, name: str | None = "nightly", lasting: Any = NIGHT, tables: A
         return snapshot.hold(lasting, name)
 
 
+@pytest.mark.rule("3.18")
 def test_what_is_held_is_read_by_its_token_until_its_end_and_not_after(lab: Lab) -> None:
     with lab.store.snapshot(consistency="aligned") as snapshot:
         before = {table: state_of(snapshot[table].to_arrow()) for table in snapshot}
@@ -77,6 +78,7 @@ with el.open(sys.argv[1], create=False) as store:
 """
 
 
+@pytest.mark.rule("3.18")
 @pytest.mark.medium
 @pytest.mark.local_only
 def test_another_process_reads_it(lab: Lab) -> None:
@@ -88,6 +90,7 @@ def test_another_process_reads_it(lab: Lab) -> None:
     assert (done.stdout, done.stderr) == ("[10, 20, 30]\n", "")
 
 
+@pytest.mark.rule("3.18")
 def test_it_is_released_before_its_time(lab: Lab) -> None:
     nightly, other = hold(lab), hold(lab, "weekly")
     assert [one.name for one in lab.store.held_snapshots()] == ["nightly", "weekly"]
@@ -163,6 +166,7 @@ def test_of_two_at_once_one_has_the_name(lab: Lab) -> None:
     assert held_one.epochs in (older.epochs, newer.epochs)
 
 
+@pytest.mark.rule("3.18")
 @pytest.mark.parametrize("lasting", [0, -1, timedelta(days=367), "1h", None, float("inf"), True])
 def test_a_time_that_is_none_is_refused(lab: Lab, lasting: Any) -> None:
     with pytest.raises(el.InvalidInput, match="lasting must be"):
@@ -177,7 +181,7 @@ def test_a_name_that_is_none_is_refused(lab: Lab, name: Any) -> None:
 
 
 def test_only_so_many_are_held(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "MOST_HELD", 2)
+    monkeypatch.setattr(named_snapshots, "MOST_HELD", 2)
     hold(lab, "a")
     hold(lab, "b")
     with pytest.raises(el.LimitExceeded, match="2 snapshots of this store are held"):
@@ -201,6 +205,7 @@ def test_a_closed_snapshot_and_one_whose_lease_has_ended_cannot_be_held(lab: Lab
     assert lab.store.held_snapshots() == []
 
 
+@pytest.mark.rule("3.18")
 def test_a_dropped_table_takes_its_part_with_it(lab: Lab) -> None:
     nightly = hold(lab)
     lab.store.drop_job("j")

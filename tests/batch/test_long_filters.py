@@ -15,7 +15,7 @@ import pytest
 
 import epochlog as el
 from epochlog.batch.predicate import MOST_TERMS, _joined, parse_predicate
-from epochlog.store.prune import MOST_CALLS, MOST_DEPTH, check_filter
+from epochlog.store.scan.pruning import MOST_CALLS, MOST_DEPTH, check_filter
 
 pytestmark = pytest.mark.local_only
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64())])

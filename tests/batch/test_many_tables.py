@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import epochlog as el
-from epochlog.store.holds import all_holds, all_leases, holds_of
-from epochlog.store.leases import LEASE_MS
+from epochlog.store.retention.holds import all_holds, all_leases, holds_of
+from epochlog.store.session.leases import LEASE_MS
 from lab import KEY, SCHEMA, Lab, keys_of, state_of, sums, table_of
 
 NO_PAST = el.TableOptions(history_retention=timedelta(0))
@@ -142,6 +142,7 @@ def test_a_store_has_a_lease_of_its_own(tables: Lab) -> None:
     assert theirs.epochs == mine.epochs and leases(lab.store) == []
 
 
+@pytest.mark.rule("3.17")
 def test_what_the_dead_held_is_let_go_of_when_their_lease_has_run_out(tables: Lab) -> None:
     """Holds of a process that died last as long as its lease, though they were written long before that was renewed."""
     lab = tables
@@ -185,6 +186,7 @@ def overtaken(lab: Lab, monkeypatch: pytest.MonkeyPatch, by: Callable[[], object
     return done
 
 
+@pytest.mark.rule("3.16")
 def test_what_is_compacted_and_vacuumed_before_the_pin_is_planned_again(
     tables: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +208,7 @@ def test_what_is_compacted_and_vacuumed_before_the_pin_is_planned_again(
     other.close()
 
 
+@pytest.mark.rule("3.16")
 @pytest.mark.parametrize("times", [1, 10])
 def test_what_is_let_go_of_before_the_pin_is_chosen_again(
     tables: Lab, monkeypatch: pytest.MonkeyPatch, times: int
@@ -227,6 +230,7 @@ def test_what_is_let_go_of_before_the_pin_is_chosen_again(
     other.close()
 
 
+@pytest.mark.rule("3.16")
 def test_a_table_dropped_and_made_anew_before_the_pin_is_the_new_one(
     tables: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 import pytest
 
 import epochlog as el
-from epochlog.exchange.pieces import Piece
-from epochlog.store.log import plan_changes
-from epochlog.store.scan import plan_scan
+from epochlog.spark.partitions import ReadPartition
+from epochlog.store.changelog.log_plan import plan_changes
+from epochlog.store.scan.scan_plan import plan_scan
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 
@@ -61,7 +61,7 @@ def in_a_spark_task(store: el.Store, *, feed: bool) -> int:
     plan = handle.catalog.read(
         lambda view: plan_changes(view, table, 0, None) if feed else plan_scan(view, table, None)
     )
-    return sum(batch.num_rows for batch in Piece(handle.files, plan, pa.schema([]), (), mode="net").read())
+    return sum(batch.num_rows for batch in ReadPartition(handle.files, plan, pa.schema([]), (), mode="net").read())
 
 
 DOORS: dict[str, Callable[[el.Store], int]] = {

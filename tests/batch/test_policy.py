@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from epochlog.batch import registry
+from epochlog.batch import policy_registry
 from epochlog.batch.policy import Aligned, AsOf, AtLeast, Bounded, Exact, Global, Latest, choose_epochs, timeout_of
-from epochlog.batch.registry import resolve_policy
+from epochlog.batch.policy_registry import resolve_policy
 from epochlog.batch.token import encode_token
 from epochlog.errors import (
     EpochExpired,
@@ -25,9 +25,10 @@ from epochlog.errors import (
     TableNotFound,
     TableNotReadable,
 )
-from epochlog.store.epoch import EPOCH_ORIGIN_MS, MAX_EPOCH, from_unix_ms, last_of_unix_ms, show_epoch
-from epochlog.store.intervals import ints
-from epochlog.store.lineage import EpochView, TableEpochs
+from epochlog.store.epochs.table_epochs import TableEpochs
+from epochlog.store.epochs.view import EpochView
+from epochlog.store.types.epoch import EPOCH_ORIGIN_MS, MAX_EPOCH, from_unix_ms, last_of_unix_ms, show_epoch
+from epochlog.store.types.epoch_set import ints
 
 pytestmark = pytest.mark.local_only
 
@@ -60,11 +61,13 @@ STORE = view(ORDERS, DAILY, WORST, IDLE)
 # ---- global --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("3.1")
 def test_global_takes_one_epoch_for_the_whole_store() -> None:
     assert Global().choose(STORE, ["orders"]) == {"orders": at(30) - 1}
     assert choose_epochs(Global(), STORE) == dict.fromkeys(["orders", "daily", "worst", "idle"], at(30) - 1)
 
 
+@pytest.mark.rule("3.8", "3.9")
 def test_global_leaves_out_what_is_creating_or_parked_and_what_descends_from_it() -> None:
     for state in ("creating", "parked"):
         v = view(ORDERS, replace(DAILY, state=state), WORST, IDLE)
@@ -98,6 +101,7 @@ def test_a_safe_epoch_that_the_query_does_not_read_bounds_nothing() -> None:
 # ---- aligned, latest -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("3.2")
 def test_aligned_looks_at_the_tables_of_the_query_alone() -> None:
     assert Aligned().choose(STORE, ["orders"]) == {"orders": at(60)}
     assert Aligned().choose(STORE, ["orders", "daily"]) == dict.fromkeys(["orders", "daily"], at(50) - 1)
@@ -115,6 +119,7 @@ def test_a_failed_choice_names_the_table_the_reason_and_the_distance() -> None:
     assert "less than 1 ms below" in text
 
 
+@pytest.mark.rule("3.3")
 def test_latest_takes_each_tables_own_newest_commit() -> None:
     expected = {"orders": at(50), "daily": at(40), "worst": at(20), "idle": 0}
     assert choose_epochs(Latest(), STORE) == expected
@@ -123,6 +128,7 @@ def test_latest_takes_each_tables_own_newest_commit() -> None:
 # ---- as_of ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("3.4")
 def test_as_of_takes_the_largest_valid_epoch_at_or_below() -> None:
     for until, expected in [(at(45), at(45)), (at(40) - 1, at(30) - 1), (at(20), at(20)), (MAX_EPOCH, at(50) - 1)]:
         assert AsOf(epoch=until).choose(STORE, ["orders", "daily"]) == dict.fromkeys(["orders", "daily"], expected)
@@ -130,6 +136,7 @@ def test_as_of_takes_the_largest_valid_epoch_at_or_below() -> None:
         AsOf(epoch=at(15)).choose(STORE, ["daily"])
 
 
+@pytest.mark.rule("3.4")
 def test_a_timestamp_means_the_end_of_its_millisecond_and_utc() -> None:
     moment = datetime(2025, 1, 1, 0, 0, 0, 20_000, tzinfo=UTC)
     forms = [
@@ -144,6 +151,7 @@ def test_a_timestamp_means_the_end_of_its_millisecond_and_utc() -> None:
     assert AsOf(timestamp="1999-01-01").choose(STORE, ["orders"]) == {"orders": 0}
 
 
+@pytest.mark.rule("2.6")
 def test_as_of_below_the_history_kept_is_expired() -> None:
     v = view(replace(ORDERS, safe_epoch=at(30)), DAILY)
     with pytest.raises(EpochExpired, match=f"history of orders below epoch {at(30)} .* is 10 ms below"):
@@ -172,6 +180,7 @@ def test_as_of_takes_one_good_argument(options: dict) -> None:
 # ---- at_least, bounded ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("3.5")
 def test_at_least_is_aligned_and_not_below() -> None:
     for epoch in (at(45), at(50) - 1):
         assert AtLeast(epoch).choose(STORE, ["daily"]) == {"daily": at(50) - 1}
@@ -183,6 +192,7 @@ def test_at_least_is_aligned_and_not_below() -> None:
         AtLeast(at(10)).choose(view(ORDERS, table(5, "fresh", [1], [])), ["fresh"])
 
 
+@pytest.mark.rule("3.6")
 def test_bounded_measures_what_the_snapshot_lacks() -> None:
     assert Bounded(max_lag=0.050).choose(STORE, ["daily"]) == {"daily": at(50) - 1}
     with pytest.raises(StalenessExceeded, match=r"daily lags 50 ms, more than 49 ms.*committed through"):
@@ -196,6 +206,7 @@ def test_bounded_measures_what_the_snapshot_lacks() -> None:
         Bounded(max_lag=9).choose(view(ORDERS, table(5, "fresh", [1], [])), ["fresh"])
 
 
+@pytest.mark.rule("3.6")
 def test_a_lag_as_large_as_the_bound_is_within_it() -> None:
     """1.005 s times 1000 is a little less than 1005, and a lag of 1,005 ms was refused."""
     for lag_ms in (1005, 1001, 4099):
@@ -217,6 +228,7 @@ def test_timeouts_are_seconds_or_timedeltas() -> None:
 # ---- exact ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("3.7")
 def test_exact_repeats_given_epochs() -> None:
     epochs = {"orders": at(45), "daily": at(20)}
     assert choose_epochs(Exact(epochs), STORE) == epochs
@@ -225,6 +237,7 @@ def test_exact_repeats_given_epochs() -> None:
         choose_epochs(Exact(epochs), STORE, ["worst"])
 
 
+@pytest.mark.rule("3.7")
 def test_exact_repeats_a_token_and_defaults_to_its_tables() -> None:
     token = encode_token({1: at(45), 2: at(40)}, {1: "orders", 2: "daily"}, "s1")
     assert choose_epochs(Exact(token), view(ORDERS, DAILY, WORST, store_id="s1")) == {"orders": at(45), "daily": at(40)}
@@ -240,6 +253,7 @@ def test_a_token_means_the_table_and_not_its_name() -> None:
         assert choose_epochs(Exact(token), v, ["orders"]) == {"orders": at(45)}
 
 
+@pytest.mark.rule("2.6")
 def test_exact_epochs_must_be_readable_still_and_already() -> None:
     v = view(replace(ORDERS, safe_epoch=at(30)), DAILY)
     with pytest.raises(EpochExpired, match="orders"):
@@ -364,7 +378,7 @@ def test_other_packages_register_policies_as_entry_points(monkeypatch: pytest.Mo
             EntryPoint("failing", f"{__name__}:Failing", "epochlog.consistency"),
         ]
     )
-    monkeypatch.setattr(registry, "entry_points", lambda group: entries.select(group=group))
+    monkeypatch.setattr(policy_registry, "entry_points", lambda group: entries.select(group=group))
     monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Half=Half, Failing=Failing))
     made = resolve_policy("half", factor=3)
     assert isinstance(made, Half)

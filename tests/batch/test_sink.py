@@ -11,12 +11,11 @@ import pytest
 from pyspark import TaskContext
 
 import epochlog as el
-from epochlog.batch import overwrite as overwriting
-from epochlog.exchange import frames
-from epochlog.store import outcomes
-from epochlog.store.definitions import find_table
-from epochlog.store.intents import Intents
-from epochlog.store.writer import write_target
+from epochlog.spark import frames
+from epochlog.spark import overwrite as overwriting
+from epochlog.store.commit import idempotency
+from epochlog.store.metadata.lookups import find_table
+from epochlog.store.session.write_intents import Intents
 from sinkplay import CHANGES, DAY_MS, GRACE_MS, Later, Play, files_of, spark_intents, unreached
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.int64())])
@@ -133,6 +132,7 @@ def test_an_abort_that_does_not_reach_the_catalog_is_logged(
 # ---- exactly once --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("1.7")
 @pytest.mark.parametrize("mode", ["append", "overwrite"])
 def test_a_replay_writes_no_file_and_changes_nothing(store: el.Store, mode: str) -> None:
     first = plan(store, mode, txnAppId="a", txnVersion=1)
@@ -148,7 +148,7 @@ def test_a_replay_changes_nothing_even_when_its_outcome_is_forgotten_while_it_ru
     store: el.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its tasks have passed over their rows: to commit it would make the table empty."""
-    monkeypatch.setattr(outcomes, "KEPT_OUTCOMES", 1)
+    monkeypatch.setattr(idempotency, "KEPT_OUTCOMES", 1)
     one, two = (plan(store, "overwrite", txnAppId="a", txnVersion=number) for number in (1, 2))
     one.commit(one.run(rows(1)))
     again = plan(store, "overwrite", txnAppId="a", txnVersion=1)
@@ -158,6 +158,7 @@ def test_a_replay_changes_nothing_even_when_its_outcome_is_forgotten_while_it_ru
     assert held(store) == {2: 0} and store.table("t").history().num_rows == 2
 
 
+@pytest.mark.rule("1.7")
 @pytest.mark.parametrize("mode", ["append", "overwrite"])
 def test_of_two_drivers_with_one_transaction_one_lands(store: el.Store, clock: Later, mode: str) -> None:
     """Both were planned before either landed, so both have written."""
@@ -186,7 +187,7 @@ def test_a_replay_into_a_table_that_has_been_finished_since_is_no_error(store: e
 def test_a_transaction_that_can_land_no_more_is_refused_before_any_task(
     store: el.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outcomes, "KEPT_OUTCOMES", 2)
+    monkeypatch.setattr(idempotency, "KEPT_OUTCOMES", 2)
     store.create_table("other", SCHEMA, ["k"])
     for number in range(4):
         write = plan(store, txnAppId="a", txnVersion=number)
@@ -201,6 +202,7 @@ def test_a_transaction_that_can_land_no_more_is_refused_before_any_task(
     assert spark_intents(store) == 0 and files_of(store) == 4
 
 
+@pytest.mark.rule("1.7")
 def test_a_transaction_that_is_aborted_while_its_tasks_run_does_not_land(store: el.Store) -> None:
     write = plan(store, txnAppId="a", txnVersion=1)
     messages = write.run(rows(1))
@@ -380,7 +382,7 @@ def test_many_small_tasks_do_not_fill_the_driver(store: el.Store, monkeypatch: p
     assert frames.small_bytes(63) == frames.SMALL_BYTES
     assert sum(map(frames.small_bytes, range(100_000))) < 512 << 20
     table = store._handle.catalog.read(lambda view: find_table(view, "t"))
-    target = write_target(store._handle, table)
+    target = store._handle.write_target(table)
     for place, handed in ((0, True), (60_000, False)):
         monkeypatch.setattr(TaskContext, "get", lambda place=place: SimpleNamespace(partitionId=lambda: place))
         (result,) = frames._write_task(target, False, rows(*range(1000)).to_batches())

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 import pytest
 
 import epochlog as el
-from epochlog.store.holds import holds_of
-from epochlog.store.leases import LEASE_MS
+from epochlog.store.retention.holds import holds_of
+from epochlog.store.session.leases import LEASE_MS
 from lab import Lab, keys_of, mirror, state_of, sums
 
 
@@ -47,6 +47,7 @@ def expiries(lab: Lab) -> list[int]:
 # ---- the same for its whole life ------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("3.17")
 def test_a_pinned_snapshot_stays_the_same_through_commits_and_compaction(lab: Lab) -> None:
     with lab.store.snapshot(["r", "j_out"], consistency="aligned") as snapshot:
         before = read(snapshot)
@@ -90,6 +91,7 @@ with el.open(sys.argv[1], create=False, clock=lambda: now) as store:
 """
 
 
+@pytest.mark.rule("3.7")
 @pytest.mark.medium
 @pytest.mark.local_only
 def test_a_token_repeats_a_snapshot_in_another_process(lab: Lab) -> None:
@@ -127,6 +129,7 @@ def test_a_token_of_what_was_let_go_or_dropped_or_is_elsewhere_is_refused(lab: L
         lab.store.snapshot(consistency=el.Exact(token))
 
 
+@pytest.mark.rule("2.6", "3.7")
 def test_exact_epochs_are_read_as_given(lab: Lab) -> None:
     first = lab.store.snapshot()
     lab.put({1: (0, 11)})
@@ -144,6 +147,7 @@ def test_exact_epochs_are_read_as_given(lab: Lab) -> None:
 # ---- leases ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("3.17")
 def test_leases_are_taken_renewed_and_given_back(lab: Lab) -> None:
     assert expiries(lab) == []
     first, second = lab.store.snapshot(["r"]), lab.store.snapshot()
@@ -158,6 +162,7 @@ def test_leases_are_taken_renewed_and_given_back(lab: Lab) -> None:
     assert expiries(lab) == []
 
 
+@pytest.mark.rule("3.17")
 def test_a_jump_of_the_clock_ends_no_lease_of_a_living_holder(lab: Lab) -> None:
     with lab.store.snapshot(["r"], consistency="latest") as snapshot:
         before = read(snapshot)
@@ -180,6 +185,7 @@ def test_closing_the_store_gives_leases_back(lab: Lab) -> None:
 # ---- waiting --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("3.5")
 def test_at_least_waits_until_another_thread_steps(lab: Lab) -> None:
     epoch = lab.put({1: (0, 11)})
     lab.tick()
@@ -220,6 +226,7 @@ def test_at_least_is_met_at_once_where_it_holds_already(lab: Lab) -> None:
         assert set(snapshot.epochs.values()) == {epoch}
 
 
+@pytest.mark.rule("3.6")
 def test_bounded_by_its_lag(lab: Lab) -> None:
     with lab.store.snapshot(["r", "j_out"], consistency="bounded", max_lag=1, timeout=0) as snapshot:
         assert snapshot.lag_ms == {"r": 0, "j_out": 0}

@@ -11,10 +11,10 @@ from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import epochlog as el
-from epochlog.batch import registry
-from epochlog.batch.spark_read import make_reader, resolve_load
-from epochlog.store import run, segment
-from epochlog.store.lineage import EpochView
+from epochlog.batch import policy_registry
+from epochlog.spark.batch_source import make_reader, resolve_load
+from epochlog.store.epochs.view import EpochView
+from epochlog.store.sst import segment, sorted_run
 
 pytestmark = pytest.mark.local_only
 
@@ -33,7 +33,7 @@ class Decoded:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.groups = self.segments = 0
-        plain_group, plain_read = run._group_reader, segment.SegmentReader.read
+        plain_group, plain_read = sorted_run._group_reader, segment.SegmentReader.read
 
         def group_reader(*given):
             read = plain_group(*given)
@@ -48,14 +48,14 @@ class Decoded:
             self.segments += 1
             return plain_read(reader, *given, **more)
 
-        monkeypatch.setattr(run, "_group_reader", group_reader)
+        monkeypatch.setattr(sorted_run, "_group_reader", group_reader)
         monkeypatch.setattr(segment.SegmentReader, "read", read)
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The options of a table with a run of 16 row groups and a few newer commits, some way into its keys."""
-    monkeypatch.setattr(run, "ROW_GROUP_ROWS", GROUP)
+    monkeypatch.setattr(sorted_run, "ROW_GROUP_ROWS", GROUP)
     with el.open(tmp_path / "store") as store:
         table = store.create_table("t", SCHEMA, ["id"])
         table.upsert(rows(0, ROWS))
@@ -132,7 +132,7 @@ def test_a_policy_that_waits_is_waited_for(place: dict[str, str], monkeypatch: p
                 raise el.NoConsistentEpoch("not yet")
             return {name: view.table(name).position for name in tables}
 
-    named = registry._named
-    monkeypatch.setattr(registry, "_named", lambda name: Patient if name == "patient" else named(name))
+    named = policy_registry._named
+    monkeypatch.setattr(policy_registry, "_named", lambda name: Patient if name == "patient" else named(name))
     assert resolve_load({**place, "consistency": "patient"}).epoch == resolve_load(place).epoch
     assert len(asked) == 2

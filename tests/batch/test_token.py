@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from epochlog.batch.token import decode_token, encode_token
 from epochlog.errors import InvalidInput
-from epochlog.store.epoch import MAX_EPOCH
+from epochlog.store.types.epoch import MAX_EPOCH
 
 pytestmark = pytest.mark.local_only
 

@@ -14,10 +14,10 @@ import pytest
 
 import epochlog as el
 from epochlog.batch import waiting
-from epochlog.store import watch
-from epochlog.store.backoff import Backoff
-from epochlog.store.records import HEAD
-from epochlog.store.watch import AnyNews, Watch
+from epochlog.store.catalog.keys import HEAD
+from epochlog.store.env.backoff import Backoff
+from epochlog.store.session import watcher
+from epochlog.store.session.watcher import AnyNews, CatalogWatcher
 from lab import Lab, state_of, sums
 from patience import PATIENCE_S, until
 
@@ -95,7 +95,7 @@ def only_news(monkeypatch: pytest.MonkeyPatch) -> None:
 def rare_looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nobody looks at the catalog by himself."""
     with monkeypatch.context() as patch:
-        patch.setattr(watch, "BACKOFF", Backoff(first_s=NEVER_S, limit_s=NEVER_S))
+        patch.setattr(watcher, "BACKOFF", Backoff(first_s=NEVER_S, limit_s=NEVER_S))
         yield
 
 
@@ -103,6 +103,7 @@ def step(store: el.Store) -> None:
     assert store.job("j").step_local(sums("r", "j_out"))
 
 
+@pytest.mark.rule("1.3")
 @pytest.mark.medium
 @pytest.mark.usefixtures("only_news")
 def test_whoever_waits_writes_nothing_and_looks_at_one_record(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,10 +113,10 @@ def test_whoever_waits_writes_nothing_and_looks_at_one_record(lab: Lab, monkeypa
     with lab.open() as reading:
         calls = Calls(reading._handle, monkeypatch)
         readers = [Reader(reading, Asked(epoch, timeout=NEVER_S)) for _ in range(5)]
-        until(lambda: calls.reads["Watch"] >= 3 and Asked.times[epoch] >= 2 * len(readers))
+        until(lambda: calls.reads["CatalogWatcher"] >= 3 and Asked.times[epoch] >= 2 * len(readers))
         quiet = settled(calls)
-        looks = calls.reads["Watch"]
-        until(lambda: calls.reads["Watch"] >= looks + 5)
+        looks = calls.reads["CatalogWatcher"]
+        until(lambda: calls.reads["CatalogWatcher"] >= looks + 5)
         assert calls.reads["_choose_and_pin"] == quiet, "asked again, and nothing had changed"
         assert not calls.writes, "a waiting reader took the right to write from somebody"
         step(lab.store)
@@ -130,8 +131,8 @@ def settled(calls: Calls) -> int:
     """How many choices there have been, once there are no more."""
     before, looks = -1, 0
     while calls.reads["_choose_and_pin"] != before:
-        before, looks = calls.reads["_choose_and_pin"], calls.reads["Watch"]
-        until(lambda looks=looks: calls.reads["Watch"] >= looks + 3)
+        before, looks = calls.reads["_choose_and_pin"], calls.reads["CatalogWatcher"]
+        until(lambda looks=looks: calls.reads["CatalogWatcher"] >= looks + 3)
     return before
 
 
@@ -234,7 +235,7 @@ class Still:
 def test_who_comes_while_the_watch_looks_is_told_too() -> None:
     """Two arrivals, the second while the look for the first is under way: both are told once."""
     catalog: Any = Still()
-    whole = Watch(catalog)
+    whole = CatalogWatcher(catalog)
     first, second = AnyNews(), AnyNews()
     whole.add(first)
     assert catalog.looking.wait(PATIENCE_S)

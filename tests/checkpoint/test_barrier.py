@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from epochlog.checkpoint.barrier import Barrier, lag_in_boundaries, next_barrier
-from epochlog.store.epoch import EPOCH_ORIGIN_MS, boundary, newest_index
-from epochlog.store.intervals import ints
-from epochlog.store.lineage import EpochView, TableEpochs
+from epochlog.checkpoint.job.barrier import Barrier, lag_in_boundaries, next_barrier
+from epochlog.store.epochs.table_epochs import TableEpochs
+from epochlog.store.epochs.view import EpochView
+from epochlog.store.types.epoch import EPOCH_ORIGIN_MS, boundary, newest_index
+from epochlog.store.types.epoch_set import ints
 
 pytestmark = pytest.mark.local_only
 
@@ -45,6 +46,7 @@ def ask(v: EpochView, after: int, upstreams: tuple[int, ...] = (ORDERS,), **opti
     return next_barrier(v, upstreams, after, **wanted)
 
 
+@pytest.mark.rule("5.1")
 def test_the_first_boundary_past_a_change_is_taken() -> None:
     v = view(b(9), orders([in_interval(1), in_interval(4)]))
     assert ask(v, b(1)) == Barrier(b(1), b(4), "checkpoint")
@@ -56,17 +58,20 @@ def test_a_change_at_the_boundary_itself_belongs_to_it() -> None:
     assert ask(view(b(9), orders([b(4) + 1])), b(1)) == Barrier(b(1), b(5), "checkpoint")
 
 
+@pytest.mark.rule("1.3")
 def test_only_sealed_boundaries_count() -> None:
     assert ask(view(b(4) - 1, orders([in_interval(4)])), b(1)) is None
     assert ask(view(b(4), orders([in_interval(4)])), b(1)) is not None
 
 
+@pytest.mark.rule("2.1")
 def test_b16_empty_entries_wake_no_job() -> None:
     v = view(b(9), orders([in_interval(1)], commits=[in_interval(1), in_interval(4), in_interval(6)]))
     assert ask(v, b(1)) is None
     assert lag_in_boundaries(v, [ORDERS], b(1), interval_ms=SECOND) == 0
 
 
+@pytest.mark.rule("5.1")
 def test_it_stops_where_an_upstream_is_incomplete() -> None:
     v = view(b(9), orders([in_interval(1), in_interval(2), in_interval(4)]), daily([b(1), b(2)]))
     assert ask(v, b(1), (DAILY,)) == Barrier(b(1), b(2), "checkpoint")
@@ -82,12 +87,14 @@ def test_an_idle_upstream_holds_nobody_back() -> None:
     assert ask(v, b(1), (ORDERS, 6)) == Barrier(b(1), b(8), "checkpoint")
 
 
+@pytest.mark.rule("5.1")
 def test_it_passes_over_boundaries_that_an_upstream_merged_away() -> None:
     v = view(b(9), orders([in_interval(k) for k in range(1, 9)]), daily([b(1), b(4), b(8)]))
     assert ask(v, b(1), (ORDERS, DAILY)) == Barrier(b(1), b(4), "checkpoint")
     assert ask(v, b(4), (ORDERS, DAILY)) == Barrier(b(4), b(8), "checkpoint")
 
 
+@pytest.mark.rule("5.1")
 def test_b15_a_job_40_boundaries_behind_merges_to_shared_stops() -> None:
     v = view(b(140), orders([in_interval(k) for k in range(1, 141)]))
     assert ask(v, b(99), max_lag=10) == Barrier(b(99), b(128), "checkpoint")  # lag 40: multiples of 32
@@ -97,11 +104,13 @@ def test_b15_a_job_40_boundaries_behind_merges_to_shared_stops() -> None:
     assert lag_in_boundaries(v, [ORDERS], b(99), interval_ms=SECOND) == 40
 
 
+@pytest.mark.rule("5.1")
 def test_the_lag_is_counted_from_the_first_usable_boundary_not_from_the_position() -> None:
     v = view(b(500), orders([in_interval(1), in_interval(498)]))
     assert ask(v, b(1), max_lag=3) == Barrier(b(1), b(498), "checkpoint")
 
 
+@pytest.mark.rule("5.1")
 def test_merging_goes_only_where_all_upstreams_are_valid() -> None:
     v = view(b(50), orders([in_interval(k) for k in range(1, 51)]), daily([b(1), b(3), b(20), b(24), b(31)]))
     assert ask(v, b(1), (DAILY,), max_lag=3) == Barrier(b(1), b(3), "checkpoint")  # lag 47: no multiple of 32 is valid
@@ -124,6 +133,7 @@ def test_merging_counts_in_the_jobs_own_interval() -> None:
     assert lag_in_boundaries(v, [ORDERS], b(50), interval_ms=SECOND, job_interval=5) == 9
 
 
+@pytest.mark.rule("1.3")
 def test_b3_a_forced_boundary_is_a_stop_for_every_job() -> None:
     forced = in_interval(7) + 5
     v = view(b(15), orders([in_interval(7)]))
@@ -144,11 +154,13 @@ def test_a_forced_boundary_that_is_a_regular_one_can_be_merged_to() -> None:
     assert ask(v, b(1), forced=[b(32)]) == Barrier(b(1), b(32), "checkpoint")
 
 
+@pytest.mark.rule("5.2")
 def test_the_first_barrier_is_the_first_with_a_change() -> None:
     v = view(b(9), orders([in_interval(4), in_interval(6)]))
     assert ask(v, 0) == Barrier(0, b(4), "initial")
 
 
+@pytest.mark.rule("5.2")
 def test_b16_without_a_change_the_first_barrier_is_the_newest_sealed() -> None:
     v = view(b(9) + 5, orders([]))
     assert ask(v, 0) == Barrier(0, b(9), "initial")
@@ -157,6 +169,7 @@ def test_b16_without_a_change_the_first_barrier_is_the_newest_sealed() -> None:
     assert ask(v, b(9), first=False) is None
 
 
+@pytest.mark.rule("5.2")
 def test_a_snapshot_begins_at_the_newest_sealed_boundary() -> None:
     v = view(b(900), orders([in_interval(4), in_interval(6)]))
     assert ask(v, 0, snapshot=True, max_lag=3) == Barrier(0, b(900), "initial")
@@ -179,6 +192,7 @@ def test_no_stop_lies_below_an_upstreams_safe_epoch() -> None:
     assert ask(late, 0, (ORDERS, DAILY), snapshot=True) is None
 
 
+@pytest.mark.rule("2.1")
 def test_the_end_of_data_is_a_change() -> None:
     v = view(b(9), orders([in_interval(2), in_interval(7)], state="finished"))
     assert ask(v, b(2)) == Barrier(b(2), b(7), "checkpoint")
@@ -191,6 +205,7 @@ def test_after_the_end_of_an_upstream_only_the_others_count() -> None:
     assert ask(v, b(6), (ORDERS, 7)) is None
 
 
+@pytest.mark.rule("2.2")
 def test_forgotten_changes_count_as_changes() -> None:
     """The job then finds its log truncated, instead of taking silence for an unchanged upstream."""
     v = view(b(9), orders([], commits=[b(1)], known_from=b(4)))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import epochlog as el
-from epochlog.store.definitions import get_job
-from epochlog.store.records import job_key
+from epochlog.store.catalog.keys import job_key
+from epochlog.store.metadata.lookups import get_job
 from lab import Lab, commits, mirror, refuse, sums
 
 
@@ -33,6 +33,7 @@ def ran(lab: Lab, name: str = "j", upstream: str = "r", **options) -> el.Job:
     return job
 
 
+@pytest.mark.rule("5.7")
 def test_what_came_before_is_taken_in_and_what_comes_later_is_not(lab: Lab) -> None:
     lab.put({1: (0, 10)})
     job = ran(lab)
@@ -50,6 +51,7 @@ def test_what_came_before_is_taken_in_and_what_comes_later_is_not(lab: Lab) -> N
     assert lab.store.job("j").step_local(refuse) is None
 
 
+@pytest.mark.rule("2.3", "5.7")
 def test_a_drained_table_is_valid_and_complete_for_good(lab: Lab) -> None:
     lab.put({1: (0, 10)})
     job = ran(lab)
@@ -66,6 +68,7 @@ def test_a_drained_table_is_valid_and_complete_for_good(lab: Lab) -> None:
     assert job.info.lag_ms == 0
 
 
+@pytest.mark.rule("5.7")
 def test_an_end_without_anything_new_is_an_empty_commit(lab: Lab) -> None:
     lab.put({1: (0, 10)})
     job = ran(lab)
@@ -76,6 +79,7 @@ def test_an_end_without_anything_new_is_an_empty_commit(lab: Lab) -> None:
     assert lab.store.table("j_out").changes(0).read_all().num_rows == 1
 
 
+@pytest.mark.rule("5.7")
 def test_stop_alone_ends_no_data(lab: Lab) -> None:
     lab.put({1: (0, 10)})
     job = ran(lab)
@@ -168,6 +172,7 @@ def test_a_job_that_is_made_anew_ends_where_it_was_told_to(lab: Lab) -> None:
     assert states(lab)["j"] == "finished" and sorted(lab.rows("j_out")) == [1, 2]
 
 
+@pytest.mark.rule("5.7")
 def test_a_job_that_lags_far_does_not_merge_past_its_end(lab: Lab) -> None:
     lab.put({0: (0, 0)})
     job = ran(lab, max_lag=1)
@@ -187,6 +192,7 @@ def test_a_job_that_lags_far_does_not_merge_past_its_end(lab: Lab) -> None:
     assert job.info.committed_epoch == end
 
 
+@pytest.mark.rule("5.7")
 def test_it_waits_for_its_upstreams(lab: Lab) -> None:
     lab.put({1: (0, 10)})
     first = ran(lab, "a")
@@ -206,6 +212,7 @@ def test_it_waits_for_its_upstreams(lab: Lab) -> None:
     assert lab.rows("b_out") == {1: (0, 10), 2: (0, 20)}
 
 
+@pytest.mark.rule("5.7")
 def test_where_an_upstream_merged_the_end_away_it_is_the_next_stop(lab: Lab) -> None:
     lab.put({0: (0, 0)})
     first = ran(lab, "a", max_lag=1)

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from epochlog.checkpoint.groups import belonging, distinct, pruning
+from epochlog.checkpoint.job.row_groups import belonging, distinct, pruning
 
 pytestmark = pytest.mark.local_only
 
@@ -53,6 +53,7 @@ def table(chance: random.Random, rows: int, *columns: tuple[pa.DataType, list[An
     )
 
 
+@pytest.mark.rule("5.13")
 @pytest.mark.parametrize("column", VALUES, ids=lambda column: str(column[0]))
 @pytest.mark.parametrize("count", [0, 1, 4])
 def test_rows_belong_to_groups_of_their_values(column: tuple[pa.DataType, list[Any]], count: int) -> None:

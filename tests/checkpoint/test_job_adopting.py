@@ -35,6 +35,7 @@ def finished(lab: Lab, outputs: list[str]) -> el.Job:
     return job
 
 
+@pytest.mark.rule("2.10")
 def test_a_finished_jobs_table_is_written_by_anybody(lab: Lab) -> None:
     job = finished(lab, ["t"])
     before = lab.rows("t")
@@ -66,6 +67,7 @@ def test_what_may_still_be_written_by_its_job_is_refused(lab: Lab) -> None:
     assert lab.txn_id() == before and job.info.state == "creating"
 
 
+@pytest.mark.rule("2.10")
 def test_a_job_is_dropped_and_its_tables_stay(lab: Lab) -> None:
     job = lab.job("j", ["r"], ["t"])
     lab.put({1: (0, 1)})
@@ -85,6 +87,7 @@ def test_a_job_is_dropped_and_its_tables_stay(lab: Lab) -> None:
     lab.store.create_job("j", ["r"], {"u": (SCHEMA, KEY)})  # the name is free
 
 
+@pytest.mark.rule("2.10")
 def test_jobs_that_read_it_go_on(lab: Lab) -> None:
     lab.put({1: (0, 1)})
     lab.tick()
@@ -109,6 +112,7 @@ def test_jobs_that_read_it_go_on(lab: Lab) -> None:
         assert lab.rows("v", moment.epochs["v"]) == lab.rows("t", moment.epochs["t"])
 
 
+@pytest.mark.rule("2.11")
 def test_jobs_that_have_ended_with_it_stay_ended(lab: Lab) -> None:
     lab.put({1: (0, 1)})
     lab.store.table("r").finish()
@@ -142,6 +146,7 @@ def test_one_of_two_outputs_is_adopted_alone(lab: Lab) -> None:
     assert [info.name for info in lab.store.tables()] == ["a", "r"]
 
 
+@pytest.mark.rule("2.10")
 def test_no_epoch_of_before_is_told_wrongly(lab: Lab) -> None:
     """At every epoch, aligned reads of what came from t are refused, or as its query says."""
     lab.put({1: (0, 1)})

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from epochlog.store.definitions import JobRecord, find_table
-from epochlog.store.epoch import boundary_index
+from epochlog.store.metadata.definitions import JobRecord
+from epochlog.store.metadata.lookups import find_table
+from epochlog.store.types.epoch import boundary_index
 from lab import INTERVAL_MS, KEY, SCHEMA, Lab, mirror
 
 
@@ -71,7 +72,9 @@ OTHER = pa.schema([("v", pa.int64()), ("k", pa.int64()), ("g", pa.string()), ("m
     (SCHEMA, ["k", "g"], {}, r"column 'g' is nullable, and was asked for without nulls; .*key is \['k'\]"),
     (SCHEMA, ["k"], {"changelog": "full"}, r"changelog is 'upsert', not 'full'"),
     (SCHEMA, ["k"], {"options": el.TableOptions(history_retention=timedelta(hours=2))},
-     r"history_retention is 1:00:00, not 2:00:00"),
+     r"history_retention is 1 h, not 2 h"),
+    (SCHEMA, ["k"], {"options": el.TableOptions(history_retention=timedelta(hours=1, seconds=30))},
+     r"history_retention is 3,600,000 ms, not 3,630,000 ms"),
 ])  # fmt: skip
 def test_a_table_of_another_definition_says_what_differs(
     lab: Lab, schema: pa.Schema, key: list[str], options: dict[str, Any], told: str

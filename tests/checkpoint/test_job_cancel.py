@@ -36,6 +36,7 @@ def is_gone(lab: Lab, files: set[str], table: str = "j_out") -> None:
     assert report.ok and not report.unreachable, report
 
 
+@pytest.mark.rule("5.9")
 def test_before_during_and_after_its_pieces(lab: Lab) -> None:
     for steps in range(5):
         job = lab.job("j", ["r"], snapshot_rows=1)
@@ -69,6 +70,7 @@ def test_another_of_its_name_may_follow_at_once(lab: Lab) -> None:
     assert lab.rows("j_out") == lab.rows("r")
 
 
+@pytest.mark.rule("5.9")
 @pytest.mark.parametrize("pieces", [None, 2])
 def test_while_another_is_at_its_refresh(lab: Lab, pieces: int | None) -> None:
     """Its next call of the catalog tells it, and what it wrote is not left behind."""
@@ -122,6 +124,7 @@ def test_a_failed_refresh_of_a_cancelled_job_tells_of_that(lab: Lab) -> None:
         job.step_local(refresh)
 
 
+@pytest.mark.rule("5.9")
 def test_only_a_creating_one(lab: Lab) -> None:
     job = lab.job("j", ["r"])
     assert job.step_local(mirror("r", "j_out")) is not None
@@ -144,6 +147,7 @@ def test_a_parked_one_that_never_committed(lab: Lab) -> None:
     is_gone(lab, set())
 
 
+@pytest.mark.rule("5.9")
 def test_not_while_another_job_reads_it(lab: Lab) -> None:
     job = lab.job("j", ["r"], snapshot_rows=1)
     above = lab.job("above", ["j_out"])

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import epochlog as el
-from epochlog.checkpoint.barrier import Barrier
-from epochlog.checkpoint.job import JobRunner
-from epochlog.store.commit import JobCommit, commit_job
-from epochlog.store.edits import TableEdit
+from epochlog.checkpoint.job.barrier import Barrier
+from epochlog.checkpoint.job.runner import JobRunner
+from epochlog.store.commit.commit import JobCommit, commit_job
+from epochlog.store.commit.edits import TableEdit
 from lab import Lab, keys_of, mirror, refuse, sums, table_of
 
 
@@ -42,6 +42,7 @@ def noted(barriers: list[Barrier], then: Any) -> Any:
 # ---- the recorded barrier --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("5.1", "5.4")
 def test_a_recorded_barrier_survives_failure_time_and_reopening_and_is_the_same_for_every_runner(lab: Lab) -> None:
     lab.put({1: (0, 10)})
     lab.tick()
@@ -65,6 +66,7 @@ def test_a_recorded_barrier_survives_failure_time_and_reopening_and_is_the_same_
     assert lab.rows("j_out") == {1: (0, 22)}
 
 
+@pytest.mark.rule("1.4")
 def test_barriers_follow_each_other(lab: Lab) -> None:
     job, seen = lab.job("j", ["r"]), []
     lab.tick()
@@ -98,6 +100,7 @@ def test_a_commit_repeated_after_an_unknown_outcome_changes_nothing(lab: Lab) ->
     assert runner.begin() is None
 
 
+@pytest.mark.rule("1.5")
 def test_a_commit_of_a_barrier_that_is_over_is_refused(lab: Lab) -> None:
     lab.job("j", ["r"])
     lab.put({1: (0, 10)})
@@ -116,6 +119,7 @@ def test_a_commit_of_a_barrier_that_is_over_is_refused(lab: Lab) -> None:
     assert [epoch for epoch, _ in lab.entries("j_out")] == [first.barrier.curr, second.barrier.curr]
 
 
+@pytest.mark.rule("1.4", "1.5")
 def test_a_commit_past_the_barrier_or_without_one_is_refused(lab: Lab) -> None:
     lab.job("j", ["r"])
     lab.put({1: (0, 10)})
@@ -134,6 +138,7 @@ def test_a_commit_past_the_barrier_or_without_one_is_refused(lab: Lab) -> None:
 # ---- fencing ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("1.5", "5.3")
 def test_an_old_runner_is_fenced_for_good(lab: Lab) -> None:
     lab.put({1: (0, 10)})
     lab.tick()
@@ -154,6 +159,7 @@ def test_an_old_runner_is_fenced_for_good(lab: Lab) -> None:
     assert new.step_local(mirror("r", "j_out")) is not None  # the new one never noticed
 
 
+@pytest.mark.rule("5.4")
 def test_a_runner_overtaken_during_its_refresh_has_no_effect(lab: Lab) -> None:
     lab.put({1: (0, 10)})
     lab.tick()
@@ -221,6 +227,7 @@ def both(ctx: Any) -> None:
     sums("r", "right")(ctx)
 
 
+@pytest.mark.rule("1.4")
 def test_outputs_of_a_job_commit_together(lab: Lab) -> None:
     job = lab.job("j", ["r"], ["left", "right"])
     for number in range(3):
@@ -241,6 +248,7 @@ def test_an_output_that_is_not_written_gets_an_empty_entry(lab: Lab) -> None:
     assert lab.rows("right") == {}
 
 
+@pytest.mark.rule("5.4")
 @pytest.mark.parametrize("wrote", [False, True], ids=["before writing", "after writing"])
 def test_nothing_is_committed_when_the_refresh_raises(lab: Lab, wrote: bool) -> None:
     job = lab.job("j", ["r"], ["left", "right"])
@@ -299,6 +307,7 @@ def test_what_the_job_does_not_have_is_refused(lab: Lab, wrong: Any) -> None:
 # ---- what a refresh sees ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("1.4")
 def test_a_refresh_sees_its_inputs_at_the_barrier_and_its_outputs_at_the_one_before(lab: Lab) -> None:
     job, seen = lab.job("j", ["r"]), {}
     lab.put({1: (0, 10), 2: (0, 20)})
@@ -347,6 +356,7 @@ def test_results_without_rows_have_the_whole_schema(lab: Lab) -> None:
     assert {table.schema for table in seen} == {lab.store.table("r").schema}
 
 
+@pytest.mark.rule("1.4")
 def test_a_barrier_past_what_an_upstream_is_complete_through_is_refused(lab: Lab) -> None:
     """No decision records such a barrier; were one there all the same, the commit would not take it."""
     lab.put({1: (0, 10)})

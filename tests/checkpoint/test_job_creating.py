@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import epochlog as el
-from epochlog.checkpoint import job as job_module
-from epochlog.store.definitions import TableDef
+from epochlog.checkpoint.job import runner as job_module
+from epochlog.store.metadata.definitions import TableDef
 from lab import KEY, SCHEMA, Lab, keys_of, mirror, refuse, state_of, sums, table_of
 
 
@@ -24,6 +24,7 @@ def lab(tmp_path: Path) -> Lab:
 # ---- backfills -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("5.2")
 def test_a_snapshot_backfill_takes_the_rows_in_one_piece(lab: Lab) -> None:
     for number in range(3):
         lab.put({number: (0, number), 9: (0, number)})
@@ -52,6 +53,7 @@ def test_a_snapshot_backfill_takes_the_rows_in_one_piece(lab: Lab) -> None:
     assert lab.rows("j_out") == lab.rows("r")
 
 
+@pytest.mark.rule("5.2")
 def test_a_log_backfill_takes_every_boundary(lab: Lab) -> None:
     for number in range(4):
         lab.put({number: (0, number)})
@@ -160,6 +162,7 @@ def test_a_backfill_begins_where_the_logs_do_and_not_below(lab: Lab) -> None:
 # ---- first commits ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("5.2")
 @pytest.mark.parametrize("backfill", ["snapshot", "log"])
 def test_an_empty_input_has_a_first_commit(lab: Lab, backfill: str) -> None:
     job = lab.job("j", ["r"], backfill=backfill)
@@ -172,6 +175,7 @@ def test_an_empty_input_has_a_first_commit(lab: Lab, backfill: str) -> None:
     assert (job.info.state, job.info.lag_ms) == ("running", 0)
 
 
+@pytest.mark.rule("2.4")
 def test_a_table_is_valid_nowhere_below_its_first_commit(lab: Lab) -> None:
     lab.put({1: (0, 1)})
     lab.tick()
@@ -188,6 +192,7 @@ def test_a_table_is_valid_nowhere_below_its_first_commit(lab: Lab) -> None:
 # ---- creating --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("5.5")
 def test_creating_until_the_first_commit(lab: Lab) -> None:
     lab.put({1: (0, 1)})
     lab.tick()
@@ -204,6 +209,7 @@ def far_behind(lab: Lab, boundaries: int) -> None:
     lab.store.checkpoint()
 
 
+@pytest.mark.rule("5.5")
 def test_creating_while_the_lag_is_above_max_lag(lab: Lab) -> None:
     far_behind(lab, 7)
     job, states = lab.job("j", ["r"], backfill="log", max_lag=1), []
@@ -213,6 +219,7 @@ def test_creating_while_the_lag_is_above_max_lag(lab: Lab) -> None:
     assert states == sorted(states)  # once running, it stays so
 
 
+@pytest.mark.rule("5.5")
 def test_creating_while_an_upstream_is(lab: Lab) -> None:
     far_behind(lab, 7)
     first, second = lab.job("a", ["r"], backfill="log", max_lag=1), lab.job("b", ["a_out"])
@@ -226,6 +233,7 @@ def test_creating_while_an_upstream_is(lab: Lab) -> None:
     assert lab.state("b") == "running"
 
 
+@pytest.mark.rule("5.5")
 def test_a_job_runs_once_its_upstream_does_though_that_brought_no_rows(lab: Lab) -> None:
     """Its upstream came to run by an empty commit, which wakes nobody: it would have been creating for good."""
     far_behind(lab, 7)
@@ -245,6 +253,7 @@ def test_a_job_runs_once_its_upstream_does_though_that_brought_no_rows(lab: Lab)
         assert state_of(snapshot["b_out"].to_arrow()) == {k: (0, k) for k in range(4)}
 
 
+@pytest.mark.rule("3.9")
 def test_global_refuses_what_is_creating_and_what_descends_from_it(lab: Lab) -> None:
     lab.put({1: (0, 1)})
     lab.tick()
@@ -290,6 +299,7 @@ def made(lab: Lab) -> tuple[list[str], list[str], int]:
 OUT = {"out": (SCHEMA, KEY)}
 
 
+@pytest.mark.rule("1.1")
 @pytest.mark.parametrize("arguments, error, names", [
     ({"name": "j", "upstreams": ["r"], "outputs": OUT}, el.JobExists, "'j'"),
     ({"name": "n", "upstreams": ["nothing"], "outputs": OUT}, el.TableNotFound, "'nothing'"),
@@ -384,6 +394,7 @@ def test_a_job_dropped_during_its_refresh_commits_nothing(lab: Lab) -> None:
     assert lab.store.verify().ok
 
 
+@pytest.mark.rule("1.1")
 def test_a_derived_table_is_written_by_its_job_alone(lab: Lab) -> None:
     lab.job("j", ["r"])
     table = lab.store.table("j_out")

@@ -21,6 +21,7 @@ def states(lab: Lab) -> dict[str, str]:
     return {info.name: info.state for info in (*lab.store.tables(), *lab.store.jobs())}
 
 
+@pytest.mark.rule("5.6")
 def test_the_last_barrier_takes_in_the_end_of_the_data(lab: Lab) -> None:
     job = lab.job("j", ["r"])
     lab.put({1: (0, 10)})
@@ -37,6 +38,7 @@ def test_the_last_barrier_takes_in_the_end_of_the_data(lab: Lab) -> None:
     assert (job.info.committed_epoch, job.info.lag_ms) == (epoch, 0)
 
 
+@pytest.mark.rule("5.6")
 def test_finished_is_for_good(lab: Lab) -> None:
     job = lab.job("j", ["r"])
     lab.put({1: (0, 10)})
@@ -73,6 +75,7 @@ def test_a_finished_table_holds_nobody_back(lab: Lab) -> None:
             assert sorted(snapshot) == ["j_out", "o_out", "other", "r"]
 
 
+@pytest.mark.rule("5.6")
 def test_downstream_finishes_after_its_upstream(lab: Lab) -> None:
     first, second = lab.job("a", ["r"]), lab.job("b", ["a_out"])
     lab.put({1: (0, 10)})
@@ -96,6 +99,7 @@ def test_downstream_finishes_after_its_upstream(lab: Lab) -> None:
         assert set(snapshot.epochs.values()) == {lab.store.last_epoch}
 
 
+@pytest.mark.rule("5.6")
 def test_a_job_with_one_upstream_left_goes_on(lab: Lab) -> None:
     lab.root_table("other")
     job = lab.job("j", ["r", "other"])

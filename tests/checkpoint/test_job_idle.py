@@ -21,6 +21,7 @@ def lab(tmp_path: Path) -> Lab:
 # ---- idle ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("1.3")
 def test_an_idle_job_writes_nothing(lab: Lab) -> None:
     lab.put({1: (0, 10)})
     job = lab.job("j", ["r"])
@@ -34,6 +35,7 @@ def test_an_idle_job_writes_nothing(lab: Lab) -> None:
     assert lab.txn_id() == before
 
 
+@pytest.mark.rule("1.3")
 def test_idle_jobs_of_different_intervals_write_nothing(lab: Lab) -> None:
     """A boundary that one of them sealed is none for the other: they would seal for each other, for good."""
     lab.put({1: (0, 10)})
@@ -48,6 +50,7 @@ def test_idle_jobs_of_different_intervals_write_nothing(lab: Lab) -> None:
     assert lab.txn_id() == before
 
 
+@pytest.mark.rule("2.1")
 def test_an_empty_commit_upstream_wakes_nobody(lab: Lab) -> None:
     lab.put({1: (0, 10)})
     first, second = lab.job("a", ["r"]), lab.job("b", ["a_out"])
@@ -81,6 +84,7 @@ def test_a_job_that_waits_for_its_upstream_takes_its_barrier_when_that_has_commi
 # ---- holds -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("3.17")
 def test_a_job_holds_the_log_and_the_states_that_it_has_not_taken_in(lab: Lab) -> None:
     job = lab.job("j", ["r"])
     lab.put({1: (0, 10)})
@@ -117,6 +121,7 @@ def test_a_job_that_never_ran_holds_nothing_for_a_snapshot_and_the_whole_log_for
     lab.store.table("other").truncate_log(epochs[0])
 
 
+@pytest.mark.rule("3.17")
 def test_a_snapshot_holds_the_state_that_it_reads_until_it_is_closed(lab: Lab) -> None:
     epoch = lab.put({1: (0, 10)})
     table = lab.store.table("r")
@@ -134,6 +139,7 @@ def test_a_snapshot_holds_the_state_that_it_reads_until_it_is_closed(lab: Lab) -
         lab.rows("r", epoch)
 
 
+@pytest.mark.rule("3.17")
 def test_a_finished_job_holds_nothing(lab: Lab) -> None:
     job = lab.job("j", ["r"])
     lab.put({1: (0, 10)})

@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import epochlog as el
@@ -33,14 +34,35 @@ def test_a_start_and_each_commit_are_told_and_idle_steps_are_not(lab: Lab, caplo
     epoch = job.step_local(COPY)
     started, committed = caplog.messages
     assert started.startswith(f"job 'j': run by a step of process {os.getpid()} on ") and "incarnation 1" in started
-    assert committed.startswith(f"job 'j': committed epoch {epoch} (2025-01-01T00:01:") and ": 1 rows in " in committed
+    assert committed.startswith(f"job 'j': committed epoch {epoch} (2025-01-01T00:01:")
+    assert ": 1 rows written, 0 unchanged, in " in committed
     for _ in range(3):
         assert job.step_local(COPY) is None
     assert len(caplog.messages) == 2
     lab.put({2: (0, 20), 3: (0, 30)})
     lab.tick()
     job.step_local(COPY)
-    assert len(caplog.messages) == 3 and ": 2 rows in " in caplog.messages[2]
+    assert len(caplog.messages) == 3 and ": 2 rows written, 0 unchanged, in " in caplog.messages[2]
+
+
+def test_rows_that_change_nothing_are_told_apart(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    def refresh(ctx: Any) -> None:
+        ctx.upsert("j_out", ctx.table("r"))
+        ctx.delete("j_out", pa.table({"k": pa.array([77, 78], pa.int64())}))
+
+    def told(counts: str) -> None:
+        lab.tick()
+        lab.store.job("j").step_local(refresh)
+        assert f": {counts}, in " in caplog.messages[-1], caplog.messages
+
+    told("1 rows written, 2 unchanged")
+    lab.put({1: (0, 10)})
+    told("0 rows written, 3 unchanged")
+    lab.put({1: (0, 11), 2: (0, 20)})
+    told("2 rows written, 2 unchanged")
+    lab.store.table("j_out").alter(drop_unchanged=False)
+    lab.put({1: (0, 11)})
+    told("4 rows written, 0 unchanged")
 
 
 def test_a_takeover_names_who_was_fenced(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,8 +11,9 @@ import duckdb
 import pytest
 
 import epochlog as el
-from epochlog.store.definitions import StoreRecord, find_job
-from epochlog.store.records import STORE
+from epochlog.store.catalog.keys import STORE
+from epochlog.store.metadata.definitions import StoreRecord
+from epochlog.store.metadata.lookups import find_job
 from lab import Lab, sums
 
 MIN = 60  # intervals of a second
@@ -63,6 +64,7 @@ def read(lab: Lab, *tables: str, **policy: Any) -> dict[str, int]:
 # ---- the rule on a store -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("3.13")
 def test_a_view_that_nobody_runs_leaves_the_others_alone_after_hours_of_retention(lab: Lab) -> None:
     late_at = lab.store.job("late").info.committed_epoch
     go_on(lab, 5, "good")
@@ -84,6 +86,7 @@ def test_a_view_that_nobody_runs_leaves_the_others_alone_after_hours_of_retentio
     assert set(read(lab, "late_out", include_creating=True).values()) == {first_missing}
 
 
+@pytest.mark.rule("3.11")
 def test_a_reader_marks_the_job_and_its_own_commit_within_max_lag_lets_it_come_back(lab: Lab) -> None:
     go_on(lab, 11, "good")
     assert outside_ms(lab, "late") is None  # nobody has noticed, so nobody can be surprised
@@ -102,6 +105,7 @@ def test_a_reader_marks_the_job_and_its_own_commit_within_max_lag_lets_it_come_b
     assert read(lab)["late_out"] >= newest and lab.txn_id() != txn
 
 
+@pytest.mark.rule("3.11")
 def test_a_job_that_is_back_below_the_bound_but_not_caught_up_stays_outside(lab: Lab) -> None:
     """Else every read would go back and forth by minutes while it catches up."""
     go_on(lab, 12, "good")
@@ -122,6 +126,7 @@ def test_a_job_that_is_back_below_the_bound_but_not_caught_up_stays_outside(lab:
     assert job.step_local(sums("r", "late_out")) is not None and "late_out" in read(lab)
 
 
+@pytest.mark.rule("3.14")
 def test_rejoining_takes_reads_back_by_at_most_the_bound(lab: Lab) -> None:
     lab.store.job("late").alter(max_lag=timedelta(hours=1))
     go_on(lab, 11, "good")
@@ -141,6 +146,7 @@ def test_looking_at_a_store_marks_nobody(lab: Lab) -> None:
     assert lab.txn_id() == txn and outside_ms(lab, "late") is None
 
 
+@pytest.mark.rule("3.11")
 @pytest.mark.parametrize("how", ["rebuild", "drain"])
 def test_a_rebuild_or_drain_that_nobody_runs_does_not_freeze_global_over_idle_upstreams(lab: Lab, how: str) -> None:
     lab.root_table("other")
@@ -178,6 +184,7 @@ def test_a_drained_view_stays_readable_under_global_when_its_upstream_stands_out
 # ---- what is left out is not left out silently ---------------------------------------------------------------------
 
 
+@pytest.mark.rule("3.15")
 def test_a_snapshot_of_all_tables_says_what_it_left_out_and_why(lab: Lab) -> None:
     go_on(lab, 11, "good")
     aligned = read(lab, "late_out", consistency="aligned")["late_out"]
@@ -201,6 +208,7 @@ def test_a_snapshot_of_all_tables_says_what_it_left_out_and_why(lab: Lab) -> Non
             moment["late_out"]
 
 
+@pytest.mark.rule("3.15")
 def test_tokens_and_held_snapshots_refuse_what_was_left_out(lab: Lab) -> None:
     go_on(lab, 11, "good")
     with lab.store.snapshot() as moment:
@@ -245,6 +253,7 @@ def test_a_held_snapshot_that_is_listed_says_what_is_known_of_what_it_has_not(la
         read(lab, "late_out", consistency=el.Exact({"r": 5}))
 
 
+@pytest.mark.rule("3.13")
 def test_a_table_whose_history_is_short_is_left_out_by_itself(lab: Lab) -> None:
     lab.store.create_table(
         "brief", lab.store.table("r").schema, ["k"], options=el.TableOptions(history_retention=timedelta(0))
@@ -318,6 +327,7 @@ def test_another_bound_decides_from_the_next_read_on(lab: Lab) -> None:
     assert "late_out" not in read(lab)
 
 
+@pytest.mark.rule("3.10")
 def test_create_job_and_alter_say_whom_the_intervals_keep_out(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "epochlog"):
         lab.job("slow", ["r"], interval=timedelta(minutes=3))

@@ -10,8 +10,8 @@ import pytest
 
 import epochlog as el
 from epochlog.__main__ import main
-from epochlog.store.epoch import to_unix_ms
-from epochlog.store.holds import Hold, put_holds
+from epochlog.store.retention.holds import Hold, put_holds
+from epochlog.store.types.epoch import to_unix_ms
 from lab import Lab, mirror, refuse
 
 HOUR_MS = 3_600_000
@@ -40,6 +40,7 @@ def hours_pass(lab: Lab, hours: float) -> None:
     lab.store.compact()
 
 
+@pytest.mark.rule("5.10")
 def test_parked_when_its_log_goes_and_not_before(lab: Lab) -> None:
     job = running(lab)
     hours_pass(lab, 5)
@@ -50,12 +51,13 @@ def test_parked_when_its_log_goes_and_not_before(lab: Lab) -> None:
     hours_pass(lab, 2)
     info = job.info
     assert (info.state, info.committed_epoch) == ("parked", lab.entries("j_out")[-1][0])
-    assert info.lost is not None and "'r'" in info.lost and "1 day" in info.lost
+    assert info.lost is not None and "'r'" in info.lost and "kept for 1 d and the job" in info.lost
     assert lab.store.table("j_out").info.state == "parked"
     assert lab.store.table("r").info.log_start_epoch > info.committed_epoch
     assert lab.store.verify().ok
 
 
+@pytest.mark.rule("5.10")
 def test_a_commit_or_a_piece_is_headway(lab: Lab) -> None:
     """A job that is days behind and works is not parked, whatever it lacks."""
     job = running(lab, max_lag=1e9)
@@ -69,6 +71,7 @@ def test_a_commit_or_a_piece_is_headway(lab: Lab) -> None:
     assert lab.state("j") == "running"
 
 
+@pytest.mark.rule("5.10")
 def test_an_idle_job_is_never_parked(lab: Lab) -> None:
     job = running(lab)
     for _ in range(3):
@@ -117,6 +120,7 @@ def test_the_one_that_works_is_left_alone(lab: Lab) -> None:
     assert (lab.state("a"), lab.state("b")) == ("parked", "running")
 
 
+@pytest.mark.rule("5.10")
 def test_parked_for_rows_that_it_needs(lab: Lab) -> None:
     """The log reaches back, the states before it do not: its next refresh could not be made."""
     lab.root_table("brief", options=el.TableOptions(history_retention=timedelta(0), log_retention=timedelta(hours=1)))
@@ -152,6 +156,7 @@ def test_one_that_replays_the_log_and_never_began_is_parked(lab: Lab) -> None:
     assert lab.state("j") == "parked"
 
 
+@pytest.mark.rule("5.10")
 def test_the_step_says_so_and_changes_nothing(lab: Lab) -> None:
     job = running(lab)
     rows = lab.rows("j_out")
@@ -180,6 +185,7 @@ def test_its_runner_is_refused_at_the_commit(lab: Lab) -> None:
     assert lab.store.verify().unreachable == ()
 
 
+@pytest.mark.rule("5.10")
 def test_its_outputs_are_readable_for_ever_and_global_refuses_them(lab: Lab) -> None:
     running(lab)
     lab.root_table("s")

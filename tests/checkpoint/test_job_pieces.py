@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 import epochlog as el
-from epochlog.checkpoint.local_context import LocalRefreshContext
+from epochlog.checkpoint.job.local_context import LocalRefreshContext
 from lab import Lab, State, keys_of, mirror, refuse, state_of, table_of
 
 
@@ -43,6 +43,7 @@ def until_committed(step: Callable[[], int | None], limit: int = 1000) -> int:
     raise AssertionError("it does not end")
 
 
+@pytest.mark.rule("5.8")
 @pytest.mark.parametrize(("rows", "most", "pieces"), [(10, 3, 4), (9, 3, 3), (1, 5, 1), (0, 1, 1), (7, 1, 7)])
 def test_each_row_once_in_key_order(lab: Lab, rows: int, most: int, pieces: int) -> None:
     state, seen = filled(lab, rows) if rows else {}, []
@@ -67,6 +68,7 @@ def test_each_row_once_in_key_order(lab: Lab, rows: int, most: int, pieces: int)
     assert lab.store.verify().ok
 
 
+@pytest.mark.rule("5.8")
 def test_all_pieces_are_of_one_epoch_and_the_log_follows(lab: Lab) -> None:
     state = filled(lab, 6)
     job, epochs = lab.job("j", ["r"], snapshot_rows=2), set()
@@ -86,6 +88,7 @@ def test_all_pieces_are_of_one_epoch_and_the_log_follows(lab: Lab) -> None:
     assert lab.rows("j_out") == lab.rows("r") != state
 
 
+@pytest.mark.rule("5.8")
 def test_several_upstreams_one_after_another(lab: Lab) -> None:
     for name in ("s", "empty"):
         lab.root_table(name)
@@ -113,6 +116,7 @@ def test_several_upstreams_one_after_another(lab: Lab) -> None:
     assert lab.rows("j_out") == {**r, **{k + 1000: row for k, row in s.items()}}
 
 
+@pytest.mark.rule("5.8")
 def test_rolling_sums_over_pieces(lab: Lab) -> None:
     """A refresh that rolls its output forward sees what earlier pieces made."""
     state = filled(lab, 11)
@@ -157,6 +161,7 @@ def test_columns_and_filter_of_a_piece(lab: Lab) -> None:
     assert seen == [[3], [4, 5]]
 
 
+@pytest.mark.rule("5.8")
 def test_a_failed_piece_is_taken_again_and_a_taken_one_is_not(lab: Lab) -> None:
     state = filled(lab, 8)
     job, seen, dice = lab.job("j", ["r"], snapshot_rows=2), [], iter([0, 1, 1, 0, 1, 0, 0])
@@ -238,13 +243,14 @@ def test_abandoned_in_mid_snapshot(lab: Lab) -> None:
     assert lab.rows("j_out") == lab.rows("r") and job.info.state == "running"
 
 
+@pytest.mark.rule("5.8")
 def test_several_parts_take_it_whole(lab: Lab) -> None:
     """Pieces are for one runner; one that lets parts refresh side by side drops them and begins at the beginning."""
     state = filled(lab, 6)
     job = lab.job("j", ["r"], snapshot_rows=2)
     assert job.step_local(mirror("r", "j_out")) == 0
     run = lab.store.job("j")._runner.begin(whole=True)
-    assert run is not None and run.ended is None and not run.taken_in
+    assert run is not None and run.ended is None and not run.fully_loaded
     assert run.outputs["j_out"].previous.segments == () and lab.store.job("j").info.snapshot_rows == 0
     context = LocalRefreshContext(lab.store._handle, run)
     assert sorted(state_of(context.changes("r"))) == sorted(state)

@@ -69,6 +69,7 @@ def parked(lab: Lab, rows: State) -> el.Job:
     return job
 
 
+@pytest.mark.rule("5.11")
 def test_a_parked_job_goes_on_with_the_difference(lab: Lab) -> None:
     job = parked(lab, {k: (0, k) for k in range(5)})
     before, old = job.info.committed_epoch, lab.rows("j_out")
@@ -99,6 +100,7 @@ def gone(lab: Lab) -> set[str]:
     return {file.path for file in lab.store.vacuum(dry_run=True, grace=0).deleted}
 
 
+@pytest.mark.rule("5.11")
 def test_new_logic_for_a_job_that_runs_or_fails(lab: Lab) -> None:
     lab.put({k: (0, k) for k in range(6)})
     job = running(lab)
@@ -138,6 +140,7 @@ def test_nothing_differs(lab: Lab) -> None:
         assert set(snapshot.epochs.values()) == {lab.store.last_epoch}
 
 
+@pytest.mark.rule("5.11")
 def test_the_refresh_sees_nothing_of_before(lab: Lab) -> None:
     lab.put({k: (0, k) for k in range(5)})
     job = running(lab)
@@ -156,6 +159,7 @@ def test_the_refresh_sees_nothing_of_before(lab: Lab) -> None:
     assert seen == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.rule("5.11")
 def test_who_runs_the_job_is_not_fenced_and_does_it_with_the_next_step(lab: Lab) -> None:
     lab.put({k: (0, k) for k in range(5)})
     old = running(lab)
@@ -218,6 +222,7 @@ def test_a_creating_one_starts_over(lab: Lab) -> None:
     assert [at for at, _ in lab.entries("j_out")] == [epoch] and job.info.state == "running"
 
 
+@pytest.mark.rule("5.11")
 def test_a_finished_one_is_refused(lab: Lab) -> None:
     lab.put({1: (0, 1)})
     job = running(lab)
@@ -279,7 +284,7 @@ def test_every_kind_of_column_is_compared(lab: Lab) -> None:
 
 
 def test_a_large_table_is_compared_key_range_by_key_range(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    from epochlog.checkpoint import rebuild
+    from epochlog.checkpoint.job import rebuild
 
     monkeypatch.setattr(rebuild, "BATCH_ROWS", 7)
     lab.put({k: (0, k) for k in range(100)})
@@ -298,6 +303,7 @@ def test_a_large_table_is_compared_key_range_by_key_range(lab: Lab, monkeypatch:
     assert lab.rows("j_out") == lab.rows("r")
 
 
+@pytest.mark.rule("2.3", "5.11")
 def test_what_was_read_before_reads_the_same_after(lab: Lab) -> None:
     """Found by the law: the outputs of an idle job are complete through last_epoch, and the new rows landed there."""
     lab.put({k: (0, k) for k in range(6)})

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 import epochlog as el
-from epochlog.checkpoint.job import JobRunner
-from epochlog.store.definitions import Runner, get_job
-from epochlog.store.leases import RUNNER_MS
-from epochlog.store.process import identity
-from epochlog.store.records import job_key, lease_key
+from epochlog.checkpoint.job.runner import JobRunner
+from epochlog.store.catalog.keys import job_key, lease_key
+from epochlog.store.env.process_id import identity
+from epochlog.store.metadata.definitions import Runner
+from epochlog.store.metadata.lookups import get_job
+from epochlog.store.session.leases import RUNNER_MS
 from lab import Lab, mirror, refuse
 
 COPY = mirror("r", "j_out")
@@ -68,6 +69,7 @@ def in_a_step(lab: Lab, meanwhile: Callable[[], None]) -> Callable[[Any], None]:
 # ---- a live runner ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("5.3")
 def test_a_step_beside_a_step_is_refused_and_changes_nothing(lab: Lab) -> None:
     other = lab.store.job("j")
     lab.now_ms += 2_000
@@ -87,6 +89,7 @@ def test_a_step_beside_a_step_is_refused_and_changes_nothing(lab: Lab) -> None:
     assert other.step_local(COPY) is not None  # the first one is idle now
 
 
+@pytest.mark.rule("5.3")
 def test_take_over_fences_at_once(lab: Lab) -> None:
     old, new = lab.store.job("j"), lab.store.job("j")
 
@@ -114,6 +117,7 @@ def test_take_over_by_the_same_handle_from_another_thread(lab: Lab) -> None:
     assert job.step_local(COPY) is not None
 
 
+@pytest.mark.rule("5.3")
 def test_an_idle_handle_is_not_live_and_gets_fenced(lab: Lab) -> None:
     idle, other = lab.store.job("j"), lab.store.job("j")
     assert idle.step_local(COPY) is not None
@@ -132,7 +136,9 @@ def test_a_failed_step_leaves_nobody_running(lab: Lab, fails: str, monkeypatch: 
     job = lab.store.job("j")
     with monkeypatch.context() as patch:
         if fails != "refresh":
-            patch.setattr(f"epochlog.checkpoint.job.{'commit_job' if fails == 'commit' else 'plan_barrier'}", fail)
+            patch.setattr(
+                f"epochlog.checkpoint.job.runner.{'commit_job' if fails == 'commit' else 'plan_barrier'}", fail
+            )
         with pytest.raises(el.CatalogUnavailable):
             job.step_local(fail if fails == "refresh" else COPY)
     assert runner_of(lab) is None
@@ -156,6 +162,7 @@ def test_looking_for_work_writes_nothing_and_a_step_writes_no_more_than_before(l
 # ---- other processes -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("5.3")
 def test_a_runner_of_another_host_holds_until_its_lease_ends(lab: Lab) -> None:
     run_elsewhere(lab)
     job = lab.store.job("j")
@@ -169,6 +176,7 @@ def test_a_runner_of_another_host_holds_until_its_lease_ends(lab: Lab) -> None:
     assert job.info.incarnation == 2
 
 
+@pytest.mark.rule("5.3")
 def test_a_runner_of_this_machine_that_died_holds_nobody(lab: Lab) -> None:
     machine = identity().rsplit(" ", 2)[0]
     run_elsewhere(lab, f"{machine} {os.getpid()} 1")  # the same number, but another process had it then
@@ -190,6 +198,7 @@ def test_take_over_does_not_wait_for_another_host(lab: Lab) -> None:
 # ---- the lease -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("5.3")
 def test_a_jump_of_the_clock_ends_no_runner_of_this_process(lab: Lab) -> None:
     other = lab.store.job("j")
 
@@ -201,6 +210,7 @@ def test_a_jump_of_the_clock_ends_no_runner_of_this_process(lab: Lab) -> None:
     assert lab.store.job("j").step_local(in_a_step(lab, meanwhile)) is not None
 
 
+@pytest.mark.rule("5.3")
 def test_all_runners_of_a_store_share_one_lease_that_is_renewed_while_they_run(lab: Lab) -> None:
     lab.job("k", ["r"])
     handle = lab.store._handle

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import epochlog as el
-from epochlog.store.definitions import find_job, find_table, get_version
-from epochlog.store.epoch import show_epoch
-from epochlog.store.records import head_key, job_key
+from epochlog.store.catalog.keys import head_key, job_key
+from epochlog.store.metadata.lookups import find_job, find_table, get_version
+from epochlog.store.types.epoch import show_epoch
 from lab import Lab, mirror, refuse
 
 
@@ -60,6 +60,7 @@ def rejected(lab: Lab, name: str, match: str) -> None:
     assert found, lab.store.verify()
 
 
+@pytest.mark.rule("5.12")
 @pytest.mark.damages_store
 def test_a_downstream_past_its_upstream(lab: Lab) -> None:
     """The upstream's records are of an older copy than the downstream's."""
@@ -72,6 +73,7 @@ def test_a_downstream_past_its_upstream(lab: Lab) -> None:
     rejected(lab, "b", f"stands at {show_epoch(position)}, and its upstream a_out is complete through")
 
 
+@pytest.mark.rule("5.12")
 @pytest.mark.damages_store
 def test_outputs_that_stand_elsewhere(lab: Lab) -> None:
     position = lab.store.job("a").info.committed_epoch
@@ -79,6 +81,7 @@ def test_outputs_that_stand_elsewhere(lab: Lab) -> None:
     rejected(lab, "a", f"stands at {show_epoch(position - 5)}, and its output a_out at {show_epoch(position)}")
 
 
+@pytest.mark.rule("5.12")
 @pytest.mark.damages_store
 def test_the_log_has_not_what_follows(lab: Lab) -> None:
     position = lab.store.job("a").info.committed_epoch
@@ -91,6 +94,7 @@ def test_the_log_has_not_what_follows(lab: Lab) -> None:
     )
 
 
+@pytest.mark.rule("5.12")
 @pytest.mark.damages_store
 def test_finished_below_what_is_not(lab: Lab) -> None:
     position = lab.store.job("b").info.committed_epoch
@@ -99,6 +103,7 @@ def test_finished_below_what_is_not(lab: Lab) -> None:
     rejected(lab, "b", f"finished at {show_epoch(position)}, and its upstream a_out is not")
 
 
+@pytest.mark.rule("5.12")
 @pytest.mark.damages_store
 def test_an_end_without_a_finished_job(lab: Lab) -> None:
     position = lab.store.job("b").info.committed_epoch
@@ -106,6 +111,7 @@ def test_an_end_without_a_finished_job(lab: Lab) -> None:
     rejected(lab, "b", f"it is running, and the data of its output b_out ended at {show_epoch(position)}")
 
 
+@pytest.mark.rule("5.12")
 def test_a_drained_job_may_end_before_its_upstreams(lab: Lab) -> None:
     job = lab.store.job("b")
     job.step_local(mirror("a_out", "b_out"))

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from epochlog.checkpoint.job import JobRunner
-from epochlog.store import commit as commit_module
-from epochlog.store import unchanged
-from epochlog.store.definitions import find_table, get_entries
-from epochlog.store.segment import Segment
-from epochlog.store.writer import SegmentWriter
+from epochlog.checkpoint.job.runner import JobRunner
+from epochlog.store.commit import commit as commit_module
+from epochlog.store.commit import unchanged_rows
+from epochlog.store.metadata.lookups import find_table, get_entries
+from epochlog.store.sst.segment import Segment
+from epochlog.store.sst.segment_writer import SegmentWriter
 from lab import KEY, SCHEMA, Lab, keys_of, mirror, table_of
 from logworld import tiny
 
@@ -83,6 +83,7 @@ def assert_no_strays(lab: Lab) -> None:
 OLD = {1: (0, 1), 2: (0, 2), 3: (0, 3)}
 
 
+@pytest.mark.rule("5.14")
 @pytest.mark.parametrize(
     "ops",
     [
@@ -115,6 +116,7 @@ def test_what_changes_nothing_is_no_change(lab: Lab, ops: Ops) -> None:
     assert_no_strays(lab)
 
 
+@pytest.mark.rule("5.14")
 @pytest.mark.parametrize(
     ("ops", "left"),
     [
@@ -133,6 +135,7 @@ def test_what_changes_something_stays(lab: Lab, ops: Ops, left: list[tuple[str, 
     assert_no_strays(lab)
 
 
+@pytest.mark.rule("5.14")
 def test_without_it_all_that_is_written_lands(lab: Lab) -> None:
     job = made(lab, OLD, drop_unchanged=False)
     step(lab, job, writes(OLD, [7]))
@@ -142,9 +145,10 @@ def test_without_it_all_that_is_written_lands(lab: Lab) -> None:
     assert written(lab) == []
 
 
+@pytest.mark.rule("5.14")
 def test_a_first_commit_is_compared_with_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of it only deletes could be left out; without any its segments are not looked at."""
-    monkeypatch.setattr(unchanged, "_kept", None)
+    monkeypatch.setattr(unchanged_rows, "_kept", None)
     job = made(lab, OLD)
     monkeypatch.undo()
     assert written(lab) == [("upsert", 1), ("upsert", 2), ("upsert", 3)]
@@ -155,6 +159,7 @@ def test_a_first_commit_is_compared_with_nothing(lab: Lab, monkeypatch: pytest.M
     assert written(lab) == [("upsert", 5)]
 
 
+@pytest.mark.rule("5.14")
 def test_floats_are_compared_by_their_bits(lab: Lab) -> None:
     schema = pa.schema([pa.field("k", pa.int64()), ("v", pa.float64()), ("l", pa.list_(pa.float32()))])
 
@@ -189,6 +194,7 @@ def segments(run: Any, *ops: dict[int, Row] | list[int]) -> list[Segment]:
     return found
 
 
+@pytest.mark.rule("5.14")
 def test_segments_without_it_are_kept_as_they_are(lab: Lab) -> None:
     job = made(lab, OLD)
     runner, run = begun(lab, job)
@@ -252,6 +258,7 @@ def test_a_segment_that_is_gone_is_named(lab: Lab) -> None:
     assert lab.rows("out") == OLD
 
 
+@pytest.mark.rule("5.14")
 def test_pieces_of_a_snapshot_are_judged_together(lab: Lab) -> None:
     """What one piece has made and a later one has deleted was never there."""
     lab.put({1: (0, 1), 2: (0, 2), 3: (0, 3)})
@@ -274,6 +281,7 @@ def test_pieces_of_a_snapshot_are_judged_together(lab: Lab) -> None:
 # ---- at random ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("5.14")
 @pytest.mark.medium
 @pytest.mark.parametrize("changelog", ["upsert", "full"])
 @pytest.mark.parametrize("seed", range(4))
@@ -282,7 +290,7 @@ def test_random_refreshes_commit_what_differs(
 ) -> None:
     """Whatever the order, the segments, the pieces and the compactions: the entry is the difference of two states."""
     tiny(monkeypatch)
-    monkeypatch.setattr(unchanged, "PIECE_ROWS", 3)
+    monkeypatch.setattr(unchanged_rows, "PIECE_ROWS", 3)
     rng, rows = random.Random(seed), dict[int, Row]()
     job = lab.store.create_job("j", ["r"], {"out": el.Output(SCHEMA, KEY, changelog=changelog)})
     for _ in range(12):

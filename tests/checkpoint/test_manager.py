@@ -8,7 +8,7 @@ import pytest
 
 from desks import START_MS, Desk
 from epochlog.checkpoint import CheckpointManager, Edge, JobSettings, Outbox
-from epochlog.checkpoint.decisions import Abort, Decide, Inject
+from epochlog.checkpoint.manager.commands import Abort, Decide, Inject
 from epochlog.errors import InvalidInput, JobExists, JobNotFound
 
 pytestmark = pytest.mark.local_only
@@ -95,6 +95,7 @@ def test_no_attempt_before_all_actors_are_there(desk: Desk) -> None:
     assert injected(desk) == [5_500]
 
 
+@pytest.mark.rule("5.28")
 @pytest.mark.parametrize("settled", [False, True])
 def test_nothing_to_commit_serves_a_forced_one_only_when_it_is_settled(desk: Desk, settled: bool) -> None:
     desk.answers = False
@@ -118,6 +119,7 @@ def test_an_answer_that_does_not_come_is_given_up(desk: Desk) -> None:
     assert len(desk.of(Decide, "j")) == 2
 
 
+@pytest.mark.rule("5.27")
 def test_an_actor_lost_before_the_barrier_is_decided_puts_the_attempt_off_uncounted(desk: Desk) -> None:
     desk.answers = desk.attaches = False
     desk.job("j")
@@ -171,6 +173,7 @@ def test_settings_that_cannot_be_are_refused(given: dict[str, Any]) -> None:
         JobSettings(**given)
 
 
+@pytest.mark.rule("5.24")
 def test_an_outbox_repeats_what_was_not_taken_and_nothing_else() -> None:
     box = Outbox()
     assert box.report(5, 0, {"t": ["a"]}) == {"t": ("a",)}

@@ -448,6 +448,7 @@ class Hurry:
         return event.wait(0.0005)
 
 
+@pytest.mark.rule("5.3")
 @pytest.mark.medium
 def test_a_pipeline_waits_for_a_live_runner_and_goes_on_when_it_has_ended(
     lab: Lab, caplog: pytest.LogCaptureFixture

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from epochlog.checkpoint.shares import PartRefreshContext
-from epochlog.store import points, scan
-from epochlog.store import run as runs
+from epochlog.checkpoint.worker.row_partitioning import PartRefreshContext
+from epochlog.store.scan import point_lookup, scan_plan
+from epochlog.store.sst import sorted_run as runs
 from lab import START_MS
 
 ORDERS = pa.schema([("id", pa.int64()), ("day", pa.string()), ("who", pa.string()), ("cents", pa.int64())])
@@ -63,6 +63,7 @@ def shop(tmp_path: Path) -> Shop:
     return Shop(tmp_path / "store")
 
 
+@pytest.mark.rule("5.13")
 def test_a_day_without_orders_goes_and_a_moved_order_touches_both_days(shop: Shop) -> None:
     job = shop.job("revenue", BY_DAY, ["day"])
     shop.orders.upsert(orders_of((1, "mon", "a", 5), (2, "tue", "a", 7)))
@@ -73,6 +74,7 @@ def test_a_day_without_orders_goes_and_a_moved_order_touches_both_days(shop: Sho
     assert shop.step(job, revenue) == [{"day": "wed", "cents": 7}]
 
 
+@pytest.mark.rule("5.13")
 def test_touched_are_the_values_before_and_after(shop: Shop) -> None:
     job = shop.job("revenue", BY_DAY, ["day"])
     shop.orders.upsert(orders_of((1, "mon", "a", 5), (2, "tue", "b", 7), (3, None, "b", 1)))
@@ -134,6 +136,7 @@ def copy_of_days(ctx: el.LocalRefreshContext) -> None:
     ctx.recompute("dear", by="day", from_=ctx.table("orders", among=days, filter=pa.compute.field("cents") >= 100))
 
 
+@pytest.mark.rule("5.13")
 def test_groups_may_be_null_and_need_not_be_of_the_key(shop: Shop) -> None:
     job = shop.job("dear", ORDERS, ["id"])
     shop.orders.upsert(orders_of((1, None, "a", 500), (2, None, "a", 700), (3, "mon", "a", 700), (4, "mon", "a", 7)))
@@ -144,6 +147,7 @@ def test_groups_may_be_null_and_need_not_be_of_the_key(shop: Shop) -> None:
     assert shop.step(job, copy_of_days) == []
 
 
+@pytest.mark.rule("5.13")
 def test_rows_of_a_group_that_was_not_touched_are_refused(shop: Shop) -> None:
     job = shop.job("revenue", BY_DAY, ["day"])
     shop.orders.upsert(orders_of((1, "mon", "a", 5), (2, "tue", "a", 7)))
@@ -242,6 +246,7 @@ def test_an_output_is_recomputed_once_and_before_it_is_written(shop: Shop, by: A
     assert shop.store.table("revenue").count() == 2
 
 
+@pytest.mark.rule("5.13")
 @pytest.mark.parametrize("rows_a_piece", [1, 2, 3])
 def test_a_backfill_in_pieces_is_right(shop: Shop, rows_a_piece: int) -> None:
     job = shop.job("revenue", BY_DAY, ["day"], snapshot_rows=rows_a_piece)
@@ -259,6 +264,7 @@ def test_a_backfill_in_pieces_is_right(shop: Shop, rows_a_piece: int) -> None:
     assert shop.step(job, revenue) == [{"day": "mon", "cents": 12}]
 
 
+@pytest.mark.rule("5.13")
 def test_a_rebuild_is_right(shop: Shop) -> None:
     job = shop.job("revenue", BY_DAY, ["day"])
     shop.orders.upsert(orders_of((1, "mon", "a", 5), (2, "tue", "a", 7)))
@@ -268,6 +274,7 @@ def test_a_rebuild_is_right(shop: Shop) -> None:
     assert shop.step(job, revenue) == [{"day": "tue", "cents": 7}]
 
 
+@pytest.mark.rule("5.13")
 def test_each_part_writes_its_share_of_the_groups(shop: Shop) -> None:
     job = shop.job("revenue", BY_DAY, ["day"])
     days = [f"d{number}" for number in range(20)]
@@ -289,6 +296,47 @@ def test_each_part_writes_its_share_of_the_groups(shop: Shop) -> None:
     assert shop.store.table("revenue").to_arrow().to_pylist() == [{"day": day, "cents": 0} for day in sorted(days[10:])]
 
 
+def test_a_null_in_a_key_names_the_job_the_table_and_the_row(shop: Shop) -> None:
+    job = shop.job("revenue", BY_DAY, ["day"])
+    told = r"^job 'revenue': table revenue, primary-key column 'day': 1 of its values are null, the first in row 1; "
+
+    def refused(refresh: Callable[[el.LocalRefreshContext], None]) -> None:
+        with pytest.raises(el.SchemaMismatch, match=told):
+            shop.step(job, refresh)
+        assert "SchemaMismatch: job 'revenue': table revenue, primary-key" in (job.info.last_error or "")
+
+    shop.orders.upsert(orders_of((1, "mon", "ann", 5), (2, None, "bob", 7)))
+    days = pa.table({"day": ["mon", None], "cents": [5, 7]})
+    refused(revenue)
+    refused(lambda ctx: ctx.upsert("revenue", days))
+    refused(lambda ctx: ctx.delete("revenue", days.select(["day"])))
+    refused(lambda ctx: ctx.recompute("revenue", by=[], from_=days))
+    assert shop.store.table("revenue").count() == 0
+
+
+@pytest.mark.rule("5.13")
+def test_recompute_takes_each_key_once(shop: Shop) -> None:
+    """Of two rows with one key only one could stay, and nothing tells which."""
+    job = shop.job("dear", ORDERS, ["day", "id"])
+    shop.orders.upsert(orders_of((1, "mon", "ann", 5)))
+    told = r"recompute\('dear'\) was given several rows with the key {'day': 'mon', 'id': 2}; .*once"
+    for by, others in (([], ()), ("who", ((1, "mon", "bob", 5),)), (["id", "day"], ())):
+        rows = orders_of(
+            (1, "mon", "ann", 5), (2, "mon", "ann", 6), (3, "tue", "ann", 6), (2, "mon", "bob", 6), *others
+        )
+        touched = {"touched": rows.select([by] if isinstance(by, str) else by)} if by else {}
+
+        def refresh(
+            ctx: el.LocalRefreshContext, by: Any = by, rows: pa.Table = rows, touched: dict[str, Any] = touched
+        ) -> None:
+            ctx.recompute("dear", by=by, from_=rows, **touched)
+
+        with pytest.raises(el.InvalidInput, match=told.replace("2}", "1}") if others else told):
+            shop.step(job, refresh)
+    assert shop.store.table("dear").count() == 0
+    assert len(shop.step(job, lambda ctx: ctx.recompute("dear", by=[], from_=ctx.table("orders")))) == 1
+
+
 def test_a_context_that_is_over_takes_nothing(shop: Shop) -> None:
     job = shop.job("revenue", BY_DAY, ["day"])
     kept: list[el.LocalRefreshContext] = []
@@ -307,7 +355,7 @@ def test_the_cost_follows_the_touched_groups(shop: Shop, monkeypatch: pytest.Mon
     shop.step(job, lambda ctx: ctx.recompute("copies", by=[], from_=everything))
     shop.store.compact("copies", full=True)
     decoded: list[int] = []
-    for module in (scan, points):
+    for module in (scan_plan, point_lookup):
         read = module.read_part
 
         def counted(*arguments: Any, read: Callable[..., Any] = read, **options: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from epochlog.checkpoint.spark_job import gone, lost
+from epochlog.spark.job import gone, lost
 
 
 class Dead:

@@ -7,18 +7,27 @@ from dataclasses import replace
 import pytest
 
 import epochlog as el
-from epochlog.checkpoint.supervision import ENDED, Supervised, at_rest, backoff_ms, begun, failed, succeeded, woken
+from epochlog.checkpoint.pipeline.step_scheduler import (
+    ENDED,
+    JobStep,
+    backoff_ms,
+    failed,
+    notified,
+    quiescent,
+    started,
+    succeeded,
+)
 
 pytestmark = pytest.mark.local_only
 
-NEW = Supervised()
+NEW = JobStep()
 TROUBLE = ZeroDivisionError("no rows")
 
 
 def test_a_commit_runs_on_and_nothing_to_do_waits_a_moment() -> None:
-    assert succeeded(NEW, 7, 1000, finished=False) == Supervised("running", 1000)
-    assert succeeded(NEW, 0, 1000, finished=False) == Supervised("running", 1000)  # a piece of a snapshot
-    assert succeeded(NEW, None, 1000, finished=False) == Supervised("idle", 1100)
+    assert succeeded(NEW, 7, 1000, finished=False) == JobStep("running", 1000)
+    assert succeeded(NEW, 0, 1000, finished=False) == JobStep("running", 1000)  # a piece of a snapshot
+    assert succeeded(NEW, None, 1000, finished=False) == JobStep("idle", 1100)
     assert succeeded(NEW, None, 1000, finished=True).state == "finished"
 
 
@@ -31,10 +40,10 @@ def test_back_off_doubles_up_to_half_a_minute() -> None:
 def test_failures_are_counted_in_a_row() -> None:
     one = NEW
     for failures in (1, 2, 3):
-        one = failed(begun(one), TROUBLE, 1000, None)
+        one = failed(started(one), TROUBLE, 1000, None)
         assert (one.state, one.failures, one.restarts) == ("backing off", failures, failures - 1)
         assert (one.due_ms, one.last_error) == (1000 + backoff_ms(failures), "ZeroDivisionError: no rows")
-    one = succeeded(begun(one), 7, 2000, finished=False)
+    one = succeeded(started(one), 7, 2000, finished=False)
     assert (one.state, one.failures, one.restarts, one.last_error) == ("running", 0, 3, "ZeroDivisionError: no rows")
     assert failed(one, TROUBLE, 3000, None).due_ms == 3100
 
@@ -67,11 +76,11 @@ def test_what_another_try_cannot_mend_ends_a_job_at_once(error: BaseException, s
 
 
 def test_a_wake_is_for_idle_jobs_alone() -> None:
-    idle, backing = Supervised("idle", 1100), Supervised("backing off", 1100)
-    assert woken(idle, 1010).due_ms == 1010 and woken(backing, 1010) == backing
+    idle, backing = JobStep("idle", 1100), JobStep("backing off", 1100)
+    assert notified(idle, 1010).due_ms == 1010 and notified(backing, 1010) == backing
 
 
-IDLE, DONE = Supervised("idle"), Supervised("idle", settled=True)
+IDLE, DONE = JobStep("idle"), JobStep("idle", settled=True)
 
 
 @pytest.mark.parametrize(
@@ -82,12 +91,12 @@ IDLE, DONE = Supervised("idle"), Supervised("idle", settled=True)
         ({1: IDLE}, False),
         ({1: DONE, 2: NEW}, False),
         ({1: replace(DONE, state="running")}, True),  # more than what is waited for is being written
-        ({1: Supervised("backing off")}, False),
-        ({1: Supervised("given up")}, True),
-        ({1: Supervised("given up"), 2: IDLE}, False),
-        ({1: Supervised("given up"), 2: replace(IDLE, missing=frozenset({1}))}, True),
-        ({1: Supervised("given up"), 2: replace(NEW, missing=frozenset({1}))}, False),  # not looked since
-        ({1: Supervised("backing off"), 2: replace(IDLE, missing=frozenset({1}))}, False),
+        ({1: JobStep("backing off")}, False),
+        ({1: JobStep("given up")}, True),
+        ({1: JobStep("given up"), 2: IDLE}, False),
+        ({1: JobStep("given up"), 2: replace(IDLE, missing=frozenset({1}))}, True),
+        ({1: JobStep("given up"), 2: replace(NEW, missing=frozenset({1}))}, False),  # not looked since
+        ({1: JobStep("backing off"), 2: replace(IDLE, missing=frozenset({1}))}, False),
         (
             {1: replace(DONE, state="fenced"), 2: replace(IDLE, missing=frozenset({1}))},
             False,
@@ -97,5 +106,5 @@ IDLE, DONE = Supervised("idle"), Supervised("idle", settled=True)
         ({1: NEW, 2: replace(IDLE, missing=frozenset({1})), 3: replace(IDLE, missing=frozenset({2}))}, False),
     ],
 )
-def test_at_rest(jobs: dict[int, Supervised], rest: bool) -> None:
-    assert at_rest(jobs) == rest
+def test_at_rest(jobs: dict[int, JobStep], rest: bool) -> None:
+    assert quiescent(jobs) == rest

@@ -47,6 +47,7 @@ def kinds(items: Sequence[Item]) -> list[str]:
 # ---- a name ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("4.11", "4.12", "5.19")
 def test_a_consumer_begins_with_the_rows_and_goes_on_past_its_acknowledgement(lab: Lab) -> None:
     puts(lab, 2)
     with named(lab) as log:
@@ -80,6 +81,7 @@ def test_where_a_new_consumer_begins_can_be_said(lab: Lab, begin: str) -> None:
             assert log.position == after
 
 
+@pytest.mark.rule("5.19")
 def test_what_was_not_given_out_cannot_be_acknowledged(lab: Lab) -> None:
     puts(lab, 3)
     with named(lab, after=0) as log:
@@ -119,6 +121,7 @@ def test_the_last_barrier_can_be_acknowledged_after_the_end(lab: Lab) -> None:
     assert read(lab, consumer="dash") == [el.EndOfData()]
 
 
+@pytest.mark.rule("4.13")
 def test_one_that_was_taken_over_gets_fenced_and_has_no_effect(lab: Lab) -> None:
     puts(lab, 3)
     old = named(lab, after=0)
@@ -204,6 +207,7 @@ def test_only_the_columns_asked_for(lab: Lab) -> None:
         assert found == {("r", "v", "k"), ("q", "k", "g", "v")}
 
 
+@pytest.mark.rule("5.18")
 def test_old_rows_come_with_the_changes(lab: Lab) -> None:
     lab.put({1: (0, 1), 2: (0, 2)})
     lab.tick()
@@ -223,6 +227,21 @@ def test_old_rows_come_with_the_changes(lab: Lab) -> None:
         assert kinds(there(log))[:2] == ["update_preimage", "update_postimage"]
 
 
+@pytest.mark.rule("5.18")
+def test_a_reader_without_a_name_holds_the_states_for_old_rows(lab: Lab) -> None:
+    table = lab.root_table("short", options=SHORT)
+    puts(lab, 2, "short")
+    with el.UpstreamLog(lab.store, ["short"], pre_images=True) as log:
+        there(log)
+        puts(lab, 2, "short")
+        lab.store.compact("short", full=True)
+        assert "update_preimage" in kinds(there(log))
+    puts(lab, 1, "short")
+    lab.store.compact("short", full=True)
+    assert table.info.safe_epoch == table.info.max_committed_epoch
+
+
+@pytest.mark.rule("5.18")
 def test_the_states_for_old_rows_are_held_between_two_readings(lab: Lab) -> None:
     lab.root_table("short", options=SHORT)
     puts(lab, 2, "short")
@@ -294,6 +313,7 @@ def by_fits_and_starts(lab: Lab, history: History, expected: list[Any], *, pre_i
     assert deaths > 2
 
 
+@pytest.mark.rule("5.16")
 @pytest.mark.parametrize("pre_images", [False, True])
 def test_it_goes_on_at_any_barrier(lab: Lab, pre_images: bool) -> None:
     resumed_anywhere(lab, 7, 25, pre_images=pre_images)
@@ -350,6 +370,7 @@ def kept_bytes(root: Path, images: str) -> int:
     return late - early
 
 
+@pytest.mark.rule("4.5")
 @pytest.mark.slow
 @pytest.mark.local_only
 @pytest.mark.parametrize("images", ["none", "images"])

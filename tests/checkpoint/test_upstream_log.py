@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from epochlog.checkpoint import upstream as upstream_module
-from epochlog.store import feed as feed_module
-from epochlog.store import images as images_module
+from epochlog.checkpoint.log_source import log_source as upstream_module
+from epochlog.store.changelog import change_reader as feed_module
+from epochlog.store.changelog import pre_images as images_module
 from lab import Lab, commits, mirror, table_of
 from replays import LONG, Ear, History, Item, barriers, read, shown, there
 
@@ -55,6 +55,7 @@ def test_b5_a_downstream_that_was_away_replays_what_it_missed_and_goes_on_live(l
         assert barriers(live)[0][0] == barriers(replayed)[-1][1] == again.position - 4096 * 1000
 
 
+@pytest.mark.rule("5.16")
 def test_b6_the_snapshot_first_then_the_log_then_what_comes_live(lab: Lab) -> None:
     lab.put({1: (0, 1), 2: (0, 2), 3: (0, 3)})
     lab.tick()
@@ -73,6 +74,7 @@ def test_b6_the_snapshot_first_then_the_log_then_what_comes_live(lab: Lab) -> No
         assert rows[0][2:4] == ("upsert", 5) and rows[1][2] == "checkpoint"
 
 
+@pytest.mark.rule("5.17", "5.18")
 def test_every_boundary_with_a_change_has_its_barrier_however_late(lab: Lab) -> None:
     """A job would merge boundaries; nothing is read from states, so they may lie below the safe epoch."""
     options = el.TableOptions(history_retention=timedelta(0), compact_segments=1)
@@ -87,6 +89,7 @@ def test_every_boundary_with_a_change_has_its_barrier_however_late(lab: Lab) -> 
     assert [row[3] for row in shown(found) if len(row) == 5] == list(range(24))
 
 
+@pytest.mark.rule("5.16")
 def test_tables_with_different_rates_are_aligned(lab: Lab) -> None:
     for turn in range(6):
         lab.put({turn: (0, turn)})
@@ -118,6 +121,7 @@ def test_empty_entries_make_no_barrier(lab: Lab) -> None:
         assert [type(item) for item in there(log)] == [el.Chunk, el.Barrier]
 
 
+@pytest.mark.rule("4.3", "5.16")
 def test_log_epochs_of_one_commit_come_before_its_barrier(lab: Lab) -> None:
     """Non-checkpoint epochs: visible with their commit, so in its barrier, each as a chunk of its own."""
     start, writer, segments = lab.put({0: (0, 0)}), lab.store.table("r").writer(), []
@@ -131,6 +135,7 @@ def test_log_epochs_of_one_commit_come_before_its_barrier(lab: Lab) -> None:
     assert len(barriers(found)) == 1
 
 
+@pytest.mark.rule("4.3")
 def test_log_epochs_below_a_boundary_belong_to_the_commit_above_it(lab: Lab) -> None:
     """Nobody can see them at that boundary, so its barrier does not cover them."""
     start, writer, segments = lab.put({0: (0, 0)}, "q"), lab.store.table("r").writer(), []
@@ -147,6 +152,7 @@ def test_log_epochs_below_a_boundary_belong_to_the_commit_above_it(lab: Lab) -> 
 # ---- the end -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("5.21")
 def test_the_data_ends_when_all_tables_have_ended(lab: Lab) -> None:
     lab.put({1: (0, 1)})
     with el.UpstreamLog(lab.store, ["r", "q"]) as log:
@@ -207,12 +213,14 @@ def resumed(lab: Lab, tables: Sequence[str], items: Sequence[Item], **options: A
         assert shown(read(lab, tables, after=after, **options)) == expected[place:], after
 
 
+@pytest.mark.rule("5.17")
 @pytest.mark.parametrize("seed", range(2))
 def test_a_job_hears_the_same(lab: Lab, seed: int) -> None:
     print(f"seed {seed}")
     against_a_job(lab, seed, 25)
 
 
+@pytest.mark.rule("5.17")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "seed", [*range(100, 106), *(pytest.param(seed, marks=pytest.mark.campaign) for seed in range(106, 140))]
@@ -222,6 +230,7 @@ def test_a_job_hears_the_same_in_many_histories(lab: Lab, seed: int) -> None:
     against_a_job(lab, seed, 80)
 
 
+@pytest.mark.rule("5.17")
 def test_the_barriers_of_a_job_are_repeated_past_ones_and_the_one_at_hand(lab: Lab) -> None:
     """A job that merges, and reads a snapshot first."""
     lab.put({1: (0, 1), 2: (0, 2)})
@@ -312,6 +321,7 @@ def test_a_closed_store_ends_the_wait_with_its_error(lab: Lab) -> None:
 # ---- holding -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("5.21")
 def test_the_log_that_is_still_to_be_read_is_held_and_what_is_behind_is_not(lab: Lab) -> None:
     table = lab.store.table("r")
     epochs = []
@@ -329,6 +339,7 @@ def test_the_log_that_is_still_to_be_read_is_held_and_what_is_behind_is_not(lab:
     table.truncate_log(lab.put({11: (0, 11)}))
 
 
+@pytest.mark.rule("5.21")
 def test_nothing_is_held_again_once_it_is_closed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread closes it just before the hold moves."""
     lab.put({1: (0, 1)})
@@ -374,6 +385,7 @@ def test_the_rows_of_a_snapshot_are_held_while_they_are_read(lab: Lab, monkeypat
     assert [row[4] for row in rows[5:]] == [2] * 5 + [3] * 5
 
 
+@pytest.mark.rule("5.21")
 def test_a_log_that_was_truncated_unread_is_refused(lab: Lab) -> None:
     first = lab.put({1: (0, 1)})
     lab.tick()
@@ -426,8 +438,8 @@ def test_a_large_epoch_comes_in_pieces(lab: Lab, monkeypatch: pytest.MonkeyPatch
 
 def test_little_is_read_ahead(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """One barrier over sixty epochs: at the first chunk no more than a few of them have been opened."""
-    for name in ("feed.UNIT_ROWS", "feed.PIECE_ROWS"):
-        monkeypatch.setattr(f"epochlog.store.{name}", 8)
+    for name in ("UNIT_ROWS", "PIECE_ROWS"):
+        monkeypatch.setattr(f"epochlog.store.changelog.change_reader.{name}", 8)
     for key in range(30):
         lab.put({key: (0, key)})
         lab.put({key: (0, key)}, "q")

@@ -8,10 +8,10 @@ from typing import Any, get_args
 
 import pytest
 
-from epochlog.checkpoint.waiting import Wait, WaitKind, read_waits
-from epochlog.store.definitions import all_jobs
-from epochlog.store.epoch import boundary, newest_index
-from epochlog.store.history import read_epoch_view
+from epochlog.checkpoint.job.wait_reasons import Wait, WaitKind, read_waits
+from epochlog.store.epochs.view_reader import read_epoch_view
+from epochlog.store.metadata.lookups import all_jobs
+from epochlog.store.types.epoch import boundary, newest_index
 from lab import INTERVAL_MS, Lab, mirror
 from law.world import World
 
@@ -181,6 +181,7 @@ def test_a_runner_finds_a_barrier_exactly_when_the_job_waits_for_one(tmp_path: P
     assert said | {"rebuild"} == set(get_args(WaitKind))
 
 
+@pytest.mark.rule("5.5")
 @pytest.mark.parametrize(("backfill", "hours"), [("snapshot", 24), ("log", 5)])  # a log is held for a day
 @pytest.mark.parametrize("rows", [True, False])
 def test_the_lag_of_a_job_that_never_ran_grows_and_so_does_how_long_it_is_due(

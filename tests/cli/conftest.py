@@ -15,7 +15,7 @@ import pytest
 import epochlog as el
 from epochlog import api
 from epochlog.__main__ import main
-from epochlog.store.clock import SystemClock
+from epochlog.store.env.clock import SystemClock
 
 ORDERS = pa.schema([("id", pa.int64()), ("day", pa.string()), ("cents", pa.int64())])
 REVENUE = pa.schema([("day", pa.string()), ("cents", pa.int64())])

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from epochlog import api
-from epochlog.store.consumers import open_consumer
+from epochlog.store.changelog.consumers import open_consumer
 
 
 def orders(ids: list[int], days: list[str], cents: list[int]) -> pa.Table:
@@ -41,6 +41,7 @@ def dash(lake):
 # ---- consumers ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("4.11")
 def test_consumers_are_listed(run, lake, dash) -> None:
     (one,) = listed(run, lake)
     assert one["lag_ms"] > 0 and one["until"] > one["acked"]
@@ -108,6 +109,7 @@ def test_a_table_whose_data_has_ended_ends_the_tail(run, lake) -> None:
     assert len(shown(run("tail", lake.root, "orders", "--from", "earliest", "--json").out)) == 5
 
 
+@pytest.mark.rule("4.11")
 def test_a_consumer_goes_on_where_it_was(run, lake) -> None:
     tail = ("tail", lake.root, "orders", "--consumer", "me", "--json")
     assert [row[1] for row in shown(run(*tail, "--until-idle").out)] == ["insert", "insert"]

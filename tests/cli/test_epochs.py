@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from epochlog import api
 from epochlog.__main__ import main
-from epochlog.batch import registry
+from epochlog.batch import policy_registry
 from epochlog.batch.policy import Aligned
-from epochlog.store.lineage import EpochView
+from epochlog.store.epochs.view import EpochView
 
 POLICIES = ["global", "aligned", "latest", "as_of", "at_least", "bounded", "exact"]
 
@@ -199,7 +199,7 @@ class Yesterday(Aligned):
 
 
 def test_a_policy_of_ones_own_is_asked_too(run, lake, monkeypatch) -> None:
-    monkeypatch.setattr("epochlog.cli.epochs.policy_names", lambda: [*POLICIES, "yesterday"])
-    monkeypatch.setitem(registry.BUILT_IN, "yesterday", Yesterday)
+    monkeypatch.setattr("epochlog.cli.commands.epochs.policy_names", lambda: [*POLICIES, "yesterday"])
+    monkeypatch.setitem(policy_registry.BUILT_IN, "yesterday", Yesterday)
     own = facts_of(run, lake.root, "orders")["choices"][-1]
     assert (own["policy"], own["epochs"], own["options"]) == ("yesterday", {"orders": 0}, {})

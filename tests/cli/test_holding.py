@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 
 from epochlog import api
-from epochlog.store import maintenance
-from epochlog.store.definitions import TableOptions, find_table, get_version
-from epochlog.store.holds import Hold, put_holds
+from epochlog.store.maintenance import scheduler
+from epochlog.store.metadata.definitions import TableOptions
+from epochlog.store.metadata.lookups import find_table, get_version
+from epochlog.store.retention.holds import Hold, put_holds
 
 ORDERS = pa.schema([("id", pa.int64()), ("day", pa.string()), ("cents", pa.int64())])
 NOTHING_KEPT = TableOptions(history_retention=timedelta(0), log_retention=timedelta(0), compact_segments=1)
@@ -93,8 +94,8 @@ def test_a_table_that_was_never_compacted(run: Any, lake: Any) -> None:
 def test_describe_says_who_holds_states_and_log_back(run: Any, worn: str) -> None:
     free = json.loads(run("describe", worn, "orders", "--json").out)
     assert free["held_back"] == {
-        "safe_epoch": {"holder": None, "epoch": None, "reason": "retention: 0:00:00"},
-        "log_start": {"holder": None, "epoch": None, "reason": "retention: 0:00:00"},
+        "safe_epoch": {"holder": None, "epoch": None, "reason": "retention: 0 ms"},
+        "log_start": {"holder": None, "epoch": None, "reason": "retention: 0 ms"},
     }
     with api.open(worn) as store, store.snapshot(["orders"]) as snapshot:
         catalog, at = store._handle.catalog, snapshot.epochs["orders"]
@@ -115,15 +116,15 @@ def test_describe_says_who_holds_states_and_log_back(run: Any, worn: str) -> Non
         page = run("describe", worn, "orders").out
         for text in (f"consumer:dash holds epoch {at - 1}", "states kept by", "may be writing files", writer["by"]):
             assert text in page
-    assert "retention: 0:00:00" in run("describe", worn, "orders").out
+    assert "retention: 0 ms" in run("describe", worn, "orders").out
 
 
 def test_status_shows_pressure_compactions_under_way_and_trouble(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "s"
-    monkeypatch.setattr("epochlog.store.picking.PIECE_ROWS", 8)
-    monkeypatch.setattr("epochlog.store.segment.BATCH_ROWS", 4)
+    monkeypatch.setattr("epochlog.store.compaction.task_pieces.PIECE_ROWS", 8)
+    monkeypatch.setattr("epochlog.store.sst.segment.BATCH_ROWS", 4)
     with api.open(root) as store:
         options = TableOptions(compact_segments=2, max_segments=4)
         table = store.create_table("orders", ORDERS, ["id"], options=options)
@@ -132,13 +133,13 @@ def test_status_shows_pressure_compactions_under_way_and_trouble(
         handle = store._handle
         found = handle.catalog.read(lambda view: find_table(view, "orders"))
         assert handle.catalog.read(lambda view: get_version(view, found.id, "orders")).l0_segments == 3
-        maintenance.compact_table(handle, found, budget=1, by="maintenance")
-        worker = maintenance.Maintenance(handle)
+        scheduler.compact_table(handle, found, budget=1, by="maintenance")
+        worker = scheduler.Maintenance(handle)
 
         def refused(*args: Any, **options: Any) -> Any:
             raise OSError("no room")
 
-        monkeypatch.setattr(maintenance, "compact_table", refused)
+        monkeypatch.setattr(scheduler, "compact_table", refused)
         worker.run_once()
         (facts,) = json.loads(run("status", root, "--json").out)["tables"]
         assert "3 segments of the log wait for compaction" in facts["pressure"]

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from epochlog.cli import pages
-from epochlog.cli.facts import jobs_facts, look
-from epochlog.cli.graph import graph
-from epochlog.store.epoch import boundary
+from epochlog.cli.facts.store import jobs_facts, look
+from epochlog.cli.render import pages
+from epochlog.cli.render.graph import graph
+from epochlog.store.types.epoch import boundary
 from lab import INTERVAL_MS, Lab, mirror
 
 # no test here looks at files: one run with a folder and LMDB tells everything

@@ -19,7 +19,7 @@ import pytest
 import epochlog as el
 from epochlog import api
 from epochlog.__main__ import main
-from epochlog.cli import outfile, output
+from epochlog.cli.render import out_file, output
 
 
 def loaded(path: Path) -> pa.Table:
@@ -28,7 +28,7 @@ def loaded(path: Path) -> pa.Table:
     return pa.ipc.open_file(path).read_all() if path.suffix == ".arrow" else pa.csv.read_csv(path)
 
 
-@pytest.mark.parametrize("ending", outfile.ENDINGS)
+@pytest.mark.parametrize("ending", out_file.ENDINGS)
 def test_rows_are_written_as_they_are_read(run, lake, tmp_path, ending) -> None:
     out = tmp_path / f"orders{ending}"
     done = run("read", lake.root, "orders", "--out", out)
@@ -66,7 +66,7 @@ def test_columns_filter_limit_and_policy(run, lake, tmp_path) -> None:
 
 
 def test_no_rows_are_a_file_with_columns(run, lake, tmp_path) -> None:
-    for ending in outfile.ENDINGS:
+    for ending in out_file.ENDINGS:
         out = tmp_path / f"none{ending}"
         assert "0 rows of nothing_yet" in run("read", lake.root, "nothing_yet", "--out", out).out
         assert (loaded(out).column_names, loaded(out).num_rows) == (["id"], 0)
@@ -137,7 +137,7 @@ def test_a_disk_that_is_full_leaves_no_file(run, lake, tmp_path, monkeypatch) ->
     def full(fd: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(outfile, "os", SimpleNamespace(**{**vars(os), "fsync": full}))
+    monkeypatch.setattr(out_file, "os", SimpleNamespace(**{**vars(os), "fsync": full}))
     done = run("read", lake.root, "orders", "--out", tmp_path / "orders.parquet")
     assert done.code == 1 and "No space left" in done.err and "nothing of it is there" in done.err
     assert os.listdir(tmp_path) == ["lake"]
@@ -145,9 +145,9 @@ def test_a_disk_that_is_full_leaves_no_file(run, lake, tmp_path, monkeypatch) ->
 
 @pytest.mark.parametrize("links", [True, False])
 def test_a_file_that_came_meanwhile_is_not_overwritten(run, lake, tmp_path, monkeypatch, links) -> None:
-    out, write = tmp_path / "orders.csv", outfile.OutFile._publish
+    out, write = tmp_path / "orders.csv", out_file.OutFile._publish
 
-    def late(self: outfile.OutFile, part: Path) -> None:
+    def late(self: out_file.OutFile, part: Path) -> None:
         out.write_text("another's")
         write(self, part)
 
@@ -155,11 +155,11 @@ def test_a_file_that_came_meanwhile_is_not_overwritten(run, lake, tmp_path, monk
         raise OSError(95, "Operation not supported")
 
     if links:
-        monkeypatch.setattr(outfile.OutFile, "_publish", late)
+        monkeypatch.setattr(out_file.OutFile, "_publish", late)
         done = run("read", lake.root, "orders", "--out", out)
         assert done.code == 1 and "has come to be there meanwhile" in done.err and out.read_text() == "another's"
     else:
-        monkeypatch.setattr(outfile, "os", SimpleNamespace(**{**vars(os), "link": linkless}))
+        monkeypatch.setattr(out_file, "os", SimpleNamespace(**{**vars(os), "link": linkless}))
         assert run("read", lake.root, "orders", "--out", out).code == 0 and loaded(out).num_rows == 2
     assert sorted(os.listdir(tmp_path)) == ["lake", "orders.csv"]
 
@@ -184,10 +184,10 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int | None, str]]:
 @pytest.fixture
 def wide(lake, monkeypatch: pytest.MonkeyPatch):
     """The lake with a table of several small batches."""
-    monkeypatch.setattr("epochlog.store.scan.BATCH_ROWS", 100)
-    monkeypatch.setattr("epochlog.store.picking.PIECE_ROWS", 64)
-    monkeypatch.setattr("epochlog.store.segment.BATCH_ROWS", 32)
-    monkeypatch.setattr("epochlog.exchange.table_feed.SLICE_ROWS", 100)
+    monkeypatch.setattr("epochlog.store.scan.scan_plan.BATCH_ROWS", 100)
+    monkeypatch.setattr("epochlog.store.compaction.task_pieces.PIECE_ROWS", 64)
+    monkeypatch.setattr("epochlog.store.sst.segment.BATCH_ROWS", 32)
+    monkeypatch.setattr("epochlog.exchange.subscription.table_feed.SLICE_ROWS", 100)
     with api.open(lake.root) as store:
         ids = list(range(10, 410))
         store.table("orders").upsert(pa.table({"id": ids, "day": ["d"] * 400, "cents": ids}))
@@ -285,13 +285,13 @@ def test_what_lies_in_the_way_of_the_part_is_neither_used_nor_removed(run, lake,
 def test_a_link_that_comes_meanwhile_is_not_followed(run, lake, tmp_path, monkeypatch) -> None:
     victim, out = tmp_path / "victim", tmp_path / "rows.csv"
     victim.write_text("as it was")
-    whole = outfile.OutFile._publish
+    whole = out_file.OutFile._publish
 
-    def publish(self: outfile.OutFile, part: Path) -> None:
+    def publish(self: out_file.OutFile, part: Path) -> None:
         out.symlink_to(victim)
         whole(self, part)
 
-    monkeypatch.setattr(outfile.OutFile, "_publish", publish)
+    monkeypatch.setattr(out_file.OutFile, "_publish", publish)
     done = run("read", lake.root, "orders", "--out", out)
     assert done.code == 1 and "come to be there" in done.err and victim.read_text() == "as it was"
 

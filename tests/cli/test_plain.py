@@ -9,7 +9,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from epochlog.cli import plain
+from epochlog.cli.render import json_values
 
 CASES = [
     (pa.array([1, None, -(2**63)]), [1, None, -(2**63)]),
@@ -49,21 +49,21 @@ CASES = [
 
 @pytest.mark.parametrize("array, values", CASES, ids=lambda case: str(getattr(case, "type", "")))
 def test_every_type_has_its_form(array: pa.Array, values: list) -> None:
-    assert plain.plain_values(array) == values
-    assert [type(value) for value in plain.plain_values(array)] == [type(value) for value in values]
-    json.dumps(plain.plain_values(array), allow_nan=False)
+    assert json_values.plain_values(array) == values
+    assert [type(value) for value in json_values.plain_values(array)] == [type(value) for value in values]
+    json.dumps(json_values.plain_values(array), allow_nan=False)
     for start in range(len(values)):
-        assert plain.plain_values(array.slice(start)) == values[start:]
-        assert plain.plain_values(array.slice(start, 1)) == values[start : start + 1]
+        assert json_values.plain_values(array.slice(start)) == values[start:]
+        assert json_values.plain_values(array.slice(start, 1)) == values[start : start + 1]
 
 
 def test_a_time_beyond_the_calendar_is_still_text() -> None:
-    (text,) = plain.plain_values(pa.array([-(2**62)], pa.timestamp("s")))
+    (text,) = json_values.plain_values(pa.array([-(2**62)], pa.timestamp("s")))
     assert str(-(2**62)) in text
 
 
 def test_rows_cross_the_borders_of_slices() -> None:
-    count = 2 * plain.SLICE_ROWS + 1
+    count = 2 * json_values.SLICE_ROWS + 1
     batch = pa.record_batch({"a": list(range(count)), "b": [[i] for i in range(count)]})
-    assert list(plain.plain_rows(batch)) == [{"a": i, "b": [i]} for i in range(count)]
-    assert list(plain.plain_rows(batch.slice(0, 0))) == []
+    assert list(json_values.plain_rows(batch)) == [{"a": i, "b": [i]} for i in range(count)]
+    assert list(json_values.plain_rows(batch.slice(0, 0))) == []

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pyarrow as pa
 import pytest
 
 from epochlog import api
-from epochlog.batch import registry
-from epochlog.store.lineage import EpochView
+from epochlog.batch import policy_registry
+from epochlog.batch.policy_options import OptionKind, PolicyOption
+from epochlog.store.epochs.view import EpochView
 
 
 def lines(out: str) -> list[dict]:
@@ -109,8 +112,8 @@ class Older:
 
 
 def test_a_policy_of_ones_own_takes_its_options(run, lake, monkeypatch) -> None:
-    named = registry._named
-    monkeypatch.setattr(registry, "_named", lambda name: Older if name == "older" else named(name))
+    named = policy_registry._named
+    monkeypatch.setattr(policy_registry, "_named", lambda name: Older if name == "older" else named(name))
     given = ("--option", "by=4", "--option", "why=to see", "--option", "share=0.5")
     done = run("read", lake.root, "orders", "revenue", "--consistency", "older", *given, "--epochs", "--json")
     assert {one["epoch"] for one in json.loads(done.out)["tables"]} == {lake.epochs["second"] - 3}
@@ -123,6 +126,52 @@ def test_a_policy_of_ones_own_takes_its_options(run, lake, monkeypatch) -> None:
     ):
         done = run("read", lake.root, "orders", *options)
         assert (done.code, done.out) == (code, "") and sentence in done.err, options
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A further built-in policy, which declares its options."""
+
+    margin: float
+    options: ClassVar[tuple[PolicyOption, ...]] = (
+        PolicyOption("margin", OptionKind.SECONDS, "this long before the newest", implies=True),
+    )
+
+    def choose(self, view: EpochView, tables: Sequence[str], /) -> Mapping[str, int]:
+        newest = view.largest_valid_at_most(tables)
+        assert newest is not None
+        return dict.fromkeys(tables, newest - round(self.margin))
+
+
+def test_a_further_policy_has_its_options_on_the_command_line(run, lake, monkeypatch) -> None:
+    assert "--margin" not in run("read", "--help").out
+    monkeypatch.setitem(policy_registry.BUILT_IN, "settled", Settled)
+    assert "--margin S this long before the newest (settled)" in " ".join(run("read", "--help").out.split())
+    for named in ([], ["--consistency", "settled"]):
+        done = run("read", lake.root, "orders", "revenue", "--margin", "3", *named, "--epochs", "--json")
+        assert {one["epoch"] for one in json.loads(done.out)["tables"]} == {lake.epochs["second"] - 4}, done.err
+    refused = run("read", lake.root, "orders", "--margin", "3", "--consistency", "latest")
+    assert (refused.code, refused.out) == (1, "") and "'latest' takes no margin" in refused.err
+    assert run("snapshot", lake.root, "--margin", "3").code == 2  # for taking one, and none is taken
+
+
+@pytest.mark.parametrize(
+    "given, policy",
+    [
+        ([], None),
+        (["timeout"], None),
+        (["epoch"], "exact"),
+        (["token"], "exact"),
+        (["epoch", "timeout"], "at_least"),
+        (["max_lag"], "bounded"),
+        (["max_lag", "timeout"], "bounded"),
+        (["timestamp"], "as_of"),
+        (["timestamp", "timeout"], "as_of"),
+        (["include_creating"], "global"),
+    ],
+)
+def test_options_alone_mean_a_policy(given: list[str], policy: str | None) -> None:
+    assert policy_registry.implied_policy(given) == policy
 
 
 @pytest.mark.medium

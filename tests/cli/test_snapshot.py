@@ -13,7 +13,7 @@ import pytest
 import epochlog as el
 from epochlog import api
 from epochlog.batch.token import encode_token
-from epochlog.cli import typed
+from epochlog.cli.grammar import values
 
 
 def lines(out: str) -> list[dict]:
@@ -264,10 +264,10 @@ def test_a_token_may_begin_with_a_dash(run, lake) -> None:
     [("0", 0), ("1.5", 1.5), ("250ms", 0.25), ("90s", 90), ("2min", 120), ("1.5h", 5400), ("7d", 7 * 86_400)],
 )  # fmt: skip
 def test_lengths_of_time(text, seconds) -> None:
-    assert typed.seconds(text) == pytest.approx(seconds)
+    assert values.seconds(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("text", ["", "h", "1 h", "1w", "-1s", "nan", "inf", "infs", "1h30m", "1H", "1\nh"])
 def test_what_is_no_length_of_time(text) -> None:
-    with pytest.raises(typed.argparse.ArgumentTypeError, match="a length of time is needed"):
-        typed.seconds(text)
+    with pytest.raises(values.argparse.ArgumentTypeError, match="a length of time is needed"):
+        values.seconds(text)

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from epochlog.cli.picture import picture
-from epochlog.cli.timeline import Stretch, Timeline, timeline
-from epochlog.store.explain import blamed
-from epochlog.store.intervals import Intervals
-from epochlog.store.lineage import EpochView, TableEpochs
+from epochlog.cli.facts.timeline import Stretch, Timeline, timeline
+from epochlog.cli.render.timeline import picture
+from epochlog.store.epochs.explain import blamed
+from epochlog.store.epochs.table_epochs import TableEpochs
+from epochlog.store.epochs.view import EpochView
+from epochlog.store.types.epoch_set import Intervals
 from model.history import play, random_history
 from model.test_lineage_model import by_library, forget
 

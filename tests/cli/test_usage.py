@@ -15,16 +15,18 @@ import pytest
 import epochlog
 from epochlog import demo
 from epochlog.__main__ import main
-from epochlog.cli import arguments, entry, output
+from epochlog.cli import main as commands_by_name
+from epochlog.cli.grammar import commands as arguments
+from epochlog.cli.render import output
 
 
 def test_version_and_help(run) -> None:
     assert run("--version").out == f"epochlog {epochlog.__version__}\n"
     done = run("--help")
     assert done.code == 0
-    for name in (*entry.HOMES, "demo"):
+    for name in (*commands_by_name.HOMES, "demo"):
         assert f"\n    {name} " in done.out
-    for name in entry.HOMES:
+    for name in commands_by_name.HOMES:
         one = run(name, "--help")
         assert one.code == 0 and "--json" in one.out and "ROOT" in one.out
 
@@ -68,7 +70,7 @@ def test_serve_says_both_ways_to_name_who_may_call(run, tmp_path) -> None:
 def test_every_command_of_the_grammar_has_a_home() -> None:
     grammar = arguments.parser()
     (commands,) = (action.choices for action in grammar._actions if isinstance(action.choices, dict))
-    assert set(commands) == {*entry.HOMES, "demo"}
+    assert set(commands) == {*commands_by_name.HOMES, "demo"}
 
 
 def test_demo_takes_all_that_follows(run, monkeypatch) -> None:
@@ -88,7 +90,7 @@ def test_demo_without_its_extras_says_what_to_install(run, monkeypatch) -> None:
 
 
 def test_a_defect_is_not_dressed_up_as_an_error(monkeypatch, lake) -> None:
-    from epochlog.cli import look
+    from epochlog.cli.commands import look
 
     monkeypatch.setattr(look, "ls", lambda session: 1 // 0)
     with pytest.raises(ZeroDivisionError):
@@ -133,7 +135,7 @@ def test_waiting_shows_on_a_terminal_and_only_after_a_while(monkeypatch) -> None
 def test_names_that_standard_output_cannot_spell_are_escaped(monkeypatch) -> None:
     narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", narrow)
-    output.Output(output.Waiting("x"), True).document({"a": "é"})
+    output.CommandOutput(output.Waiting("x"), True).document({"a": "é"})
     narrow.flush()
     assert json.loads(narrow.buffer.getvalue()) == {"a": "é"}  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -10,11 +10,11 @@ from uuid import uuid4
 
 import pytest
 
-from epochlog.store.catalog import Catalog
-from epochlog.store.clock import Clock, SystemClock
-from epochlog.store.lmdb_catalog import LmdbCatalog
-from epochlog.store.redis_catalog import RedisCatalog, found_catalog
-from epochlog.store.redis_client import RedisServer as Client
+from epochlog.store.catalog.lmdb.catalog import LmdbCatalog
+from epochlog.store.catalog.protocol import Catalog
+from epochlog.store.catalog.redis.catalog import RedisCatalog, found_catalog
+from epochlog.store.catalog.redis.client import RedisServer as Client
+from epochlog.store.env.clock import Clock, SystemClock
 from redis_server import RedisServer
 from stores import watch
 

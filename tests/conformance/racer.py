@@ -10,7 +10,7 @@ import sys
 
 import epochlog as el
 from crash.committer import SCHEMA, rows_of
-from epochlog.store.clock import Deadline
+from epochlog.store.env.clock import Deadline
 
 
 def main(root: str, catalog: str, name: str, seconds: float) -> None:

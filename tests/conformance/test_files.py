@@ -1,23 +1,24 @@
-"""What every kind of file system promises the store, asked of all of them: local folders, Arrow's, and S3."""
+"""The conformance suite of file systems on all kinds: local folders, Arrow's, and S3; and what is S3's alone."""
 
 from __future__ import annotations
 
-import pickle
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
 
-from epochlog.errors import Corrupt, InvalidInput, ReadFailed, WriteFailed
-from epochlog.store import datafile
-from epochlog.store.datafile import verified
-from epochlog.store.files import ArrowFiles, Files, open_files
-from epochlog.store.kept import Kept
+from epochlog.errors import InvalidInput, ReadFailed, WriteFailed
+from epochlog.store.env.arrow_files import ArrowFiles
+from epochlog.store.env.files import Files
+from epochlog.store.env.filesystem import open_files
+from epochlog.store.env.lru_cache import LRUCache
+from epochlog.store.sst import data_file
+from epochlog.store.sst.data_file import verified
+from epochlog.testing.filesystem_conformance import CASES, new_name, workers_receive_files_by_pickle
 from s3_server import SECRET, USER, S3Server
 
 KINDS = ("disk", "os", "uri", "arrow-local", "arrow-mock", "arrow-root", "s3")
@@ -43,121 +44,11 @@ def on_s3(server: S3Server) -> Files:
     return open_files(server.uri(f"{server.new_bucket()}/lake"))
 
 
-def new_name(folder: str = "t") -> str:
-    return f"{folder}/{uuid4().hex}-{uuid4().hex}.arrow"
-
-
-def test_what_was_written_is_read(files: Files) -> None:
-    assert files.list() == []
-    assert not files.exists("a/b/x.arrow")
-    files.write("a/b/x.arrow", b"hello")
-    files.write("a/y.arrow", pa.py_buffer(b""))
-    assert files.read("a/b/x.arrow").to_pybytes() == b"hello"
-    assert files.read("a/y.arrow").to_pybytes() == b""
-    with files.open_input("a/b/x.arrow") as file:
-        assert file.read_at(3, 2) == b"llo"
-    with files.open_input("a/y.arrow") as file:
-        assert file.read() == b""
-    assert files.size("a/b/x.arrow") == 5
-    assert files.exists("a/y.arrow")
-    assert not files.exists("a/b")
-    assert [(info.path, info.size) for info in files.list()] == [("a/b/x.arrow", 5), ("a/y.arrow", 0)]
-    assert [info.path for info in files.list("a/b")] == ["a/b/x.arrow"]
-    assert files.list("nothing") == []
-    assert files.list("a/y.arro") == []
-
-
-def test_a_large_file_comes_back_whole(files: Files) -> None:
-    name, data = new_name(), bytes(range(256)) * (1 << 16)
-    files.write(name, data)
-    assert files.size(name) == len(data)
-    assert files.read(name).to_pybytes() == data
-
-
-def test_nothing_is_written_over(files: Files) -> None:
-    files.write("x", b"first")
-    with pytest.raises(FileExistsError):
-        files.write("x", b"second")
-    assert files.read("x").to_pybytes() == b"first"
-
-
-def test_missing_files(files: Files) -> None:
-    files.write("there", b"1")
-    for call in (files.read, files.open_input, files.size, files.stamp):
-        with pytest.raises(FileNotFoundError):
-            call("a/missing")
-    files.delete("a/missing")
-    files.delete("there")
-    files.delete("there")
-    assert not files.exists("there")
-    assert files.list() == []
-
-
-@pytest.mark.parametrize(
-    "path", ["", "/etc/passwd", "../x", "a/../../x", "a/./x", "a//x", "a/", "a\0b", "..", "a\\..\\b"]
-)
-def test_no_path_leaves_the_root(files: Files, path: str) -> None:
-    for call in (files.read, files.size, files.exists, files.delete, files.open_input, files.stamp):
-        with pytest.raises(InvalidInput):
-            call(path)
-    with pytest.raises(InvalidInput):
-        files.write(path, b"x")
-    if path:
-        with pytest.raises(InvalidInput):
-            files.list(path)
-
-
-def test_writers_at_the_same_time(files: Files) -> None:
-    names = [new_name() for _ in range(24)]
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda name: files.write(name, name.encode()), names))
-        found = list(pool.map(lambda name: files.read(name).to_pybytes().decode(), names))
-    assert found == names
-    assert [info.path for info in files.list("t")] == sorted(names)
-
-
-def test_of_writers_of_one_name_one_wins(files: Files) -> None:
-    """In folders. Object stores take what comes last, so all names there are drawn at random, but for the marker's."""
-
-    def write(word: str) -> str | None:
-        try:
-            files.write("x", word.encode())
-        except FileExistsError:
-            return None
-        return word
-
-    words = [f"writer {number}" for number in range(16)]
-    with ThreadPoolExecutor(8) as pool:
-        won = [word for word in pool.map(write, words) if word]
-    assert files.read("x").to_pybytes().decode() in won
-    assert len(won) == 1 or files.remote
-
-
-def test_a_stamp_stays_as_long_as_the_file(files: Files) -> None:
-    files.write("x", b"1")
-    files.write("y", b"1")
-    assert files.stamp("x") == files.stamp("x") != files.stamp("y")
-
-
-def test_workers_receive_files_by_pickle(files: Files, request: pytest.FixtureRequest) -> None:
-    if "arrow-mock" in request.node.name:
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_it_keeps_the_promise(files: Files, case: Callable[[Files], None], request: pytest.FixtureRequest) -> None:
+    if case is workers_receive_files_by_pickle and "arrow-mock" in request.node.name:
         return  # it lives in this process alone
-    files.write("x", b"x")
-    copy = pickle.loads(pickle.dumps(files))
-    assert copy.read("x").to_pybytes() == b"x"
-    assert copy.place == files.place
-
-
-def test_a_damaged_file_is_told_from_a_whole_one(files: Files) -> None:
-    name, data = new_name(), b"some rows"
-    files.write(name, data)
-    assert verified(files, name, len(data), zlib.crc32(data)).to_pybytes() == data
-    for size, crc in ((len(data) + 1, zlib.crc32(data)), (len(data), 1)):
-        with pytest.raises(Corrupt):
-            verified(files, name, size, crc)
-    files.delete(name)
-    with pytest.raises(Corrupt, match="gone"):
-        verified(files, name, len(data), zlib.crc32(data), again=True)
+    case(files)
 
 
 @pytest.mark.slow
@@ -289,8 +180,8 @@ def test_requests_of_a_file(s3: S3Server) -> None:
 
 
 def test_downloads_are_kept_within_a_bound(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Kept[pa.Buffer](10, lambda data: data.size)
-    monkeypatch.setattr(datafile, "downloads", kept)
+    kept = LRUCache[pa.Buffer](10, lambda data: data.size)
+    monkeypatch.setattr(data_file, "downloads", kept)
     data = {new_name(): bytes([65 + size]) * size for size in (4, 5, 6, 11)}
     for name, content in data.items():
         files.write(name, content)

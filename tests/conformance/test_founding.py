@@ -15,10 +15,11 @@ import pytest
 
 import epochlog as el
 from conformance.catalogs import server_of
-from epochlog.store import redis_catalog
-from epochlog.store.files import ArrowFiles, LocalFiles
-from epochlog.store.marker import read_marker
-from epochlog.store.paths import MARKER
+from epochlog.store.catalog.redis import catalog as redis_catalog
+from epochlog.store.env.arrow_files import ArrowFiles
+from epochlog.store.env.local_folder import LocalFiles
+from epochlog.store.env.paths import MARKER
+from epochlog.store.session.marker import read_marker
 from redis_server import RedisServer
 from s3_server import S3Server
 

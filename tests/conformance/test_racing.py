@@ -32,6 +32,7 @@ def racer(stack: ExitStack, root: Path, catalog: str | None, name: int) -> subpr
     return process
 
 
+@pytest.mark.rule("1.2")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_that_race_lose_and_double_nothing(tmp_path: Path, kind: str) -> None:

@@ -19,18 +19,19 @@ import redis
 import epochlog as el
 from certificates import make_certificate
 from conformance.catalogs import RedisMaker, check_stores, empty, server_of
-from epochlog.store import redis_client, redis_run, redis_scripts
-from epochlog.store.catalog import Txn, View
-from epochlog.store.redis_catalog import RedisCatalog
-from epochlog.store.redis_client import RedisServer as Client
-from epochlog.store.shipping import ship
+from epochlog.store.backup.incremental import ship
+from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.redis import client as redis_client
+from epochlog.store.catalog.redis import scripts, transaction
+from epochlog.store.catalog.redis.catalog import RedisCatalog
+from epochlog.store.catalog.redis.client import RedisServer as Client
+from epochlog.testing.tcp_proxy import TcpProxy
 from redis_server import PASSWORD, RedisServer
-from tcp_proxy import TcpProxy
 
 pytestmark = [pytest.mark.slow, pytest.mark.redis]
 
 SCHEMA = pa.schema([pa.field("id", pa.int64())])
-COMMIT = redis_scripts.COMMIT.sha
+COMMIT = scripts.COMMIT.sha
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +159,7 @@ def test_a_state_that_is_very_old_is_no_reason_to_compare_forever(maker: RedisMa
         runs[0] += 1
         tx.get(b"a")
         if runs[0] == 1:
-            two.transact(lambda tx: [tx.put(b"x%d" % n, {}) for n in range(redis_scripts.MAX_CHANGED + 1)] and None)
+            two.transact(lambda tx: [tx.put(b"x%d" % n, {}) for n in range(scripts.MAX_CHANGED + 1)] and None)
         tx.put(b"b", {})
 
     one.transact(body)
@@ -170,7 +171,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The scripts that are sent."""
     found, once = list[str](), Client.once
 
-    def counted(self: Client, script: redis_scripts.Script, *rest: object) -> list:
+    def counted(self: Client, script: scripts.Script, *rest: object) -> list:
         found.append(script.name)
         return once(self, script, *rest)
 
@@ -239,8 +240,8 @@ def test_deletions_that_nobody_needs_are_let_go(maker: RedisMaker, monkeypatch: 
     assert catalog.changes_since(at) is None
     whole = catalog.changes_since(0, whole=True)
     assert whole is not None and sorted(whole.records) == [b"k2", b"k3", b"k4", b"out"]
-    text = redis_scripts.COMMIT.text.replace(b"local MAX_GONE = 100000", b"local MAX_GONE = 100")
-    monkeypatch.setattr("epochlog.store.redis_catalog.COMMIT", redis_scripts.Script("commit", text))
+    text = scripts.COMMIT.text.replace(b"local MAX_GONE = 100000", b"local MAX_GONE = 100")
+    monkeypatch.setattr("epochlog.store.catalog.redis.catalog.COMMIT", scripts.Script("commit", text))
     catalog.transact(lambda tx: [tx.put(b"x%03d" % n, {}) for n in range(300)] and None)
     at = catalog.version()
     for n in range(300):
@@ -300,7 +301,7 @@ def test_another_catalog_in_its_place_is_noticed(server: RedisServer) -> None:
         assert again.read(lambda view: view.get(b"n")) == {"n": 1}
 
 
-@pytest.mark.parametrize("name", redis_scripts.KEY_NAMES)
+@pytest.mark.parametrize("name", scripts.KEY_NAMES)
 def test_a_key_that_is_gone_or_of_another_type_is_lost_or_damaged_never_empty(maker: RedisMaker, name: str) -> None:
     catalog, client = maker.open(), maker.server.client()
     for n in range(3):
@@ -459,7 +460,7 @@ def test_a_late_script_meets_the_decision_that_it_shall_not_land(maker: RedisMak
     assert proxy.fired.is_set()
     version = other.version()
     answer = proxy.deliver()
-    assert b":%d\r\n" % redis_scripts.ABORTED in answer
+    assert b":%d\r\n" % scripts.ABORTED in answer
     assert other.version() == version
     assert other.read(lambda view: view.get(b"n")) == {"n": 2}
 
@@ -468,7 +469,7 @@ def test_a_late_script_that_nobody_asked_about_is_refused_by_its_deadline(
     maker: RedisMaker, proxy: TcpProxy, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     catalog, other = maker.open(url=maker.server.url(port=proxy.port)), maker.open()
-    monkeypatch.setattr("epochlog.store.redis_catalog.DEADLINE_MS", 100)
+    monkeypatch.setattr("epochlog.store.catalog.redis.catalog.DEADLINE_MS", 100)
     catalog.transact(increment)
     proxy.hold(COMMIT)
     decide = RedisCatalog._decide
@@ -484,7 +485,7 @@ def test_a_late_script_that_nobody_asked_about_is_refused_by_its_deadline(
     late = other.now_ms() + 200
     while other.now_ms() < late:
         pass
-    assert b":%d\r\n" % redis_scripts.EXPIRED in proxy.deliver()
+    assert b":%d\r\n" % scripts.EXPIRED in proxy.deliver()
     assert other.read(lambda view: view.get(b"n")) == {"n": 1}
     assert catalog.transact(increment) == 2
 
@@ -507,6 +508,7 @@ def test_a_server_that_stays_away_is_told_of_with_what_is_known(
     store.close()
 
 
+@pytest.mark.rule("1.7")
 def test_an_unknown_outcome_says_so_and_the_same_txn_is_safe(
     shared: RedisServer, proxy: TcpProxy, tmp_path: Path, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -777,13 +779,13 @@ def test_bytes_that_somebody_else_put_there_are_damage(maker: RedisMaker) -> Non
     [[None], [[0, b"a", None]]], [[None], [[0, 7, b"v"]]], [[None], b"x"],
 ])  # fmt: skip
 def test_answers_of_another_shape_are_damage(rest: list) -> None:
-    reply = redis_run.Reply(0, 1, b"", 0, 0, 0, rest)
-    run = redis_run.Run(lambda script, arguments: reply, [b"k"])
+    reply = transaction.Reply(0, 1, b"", 0, 0, 0, rest)
+    run = transaction.ReadSet(lambda script, arguments: reply, [b"k"])
     with pytest.raises(el.Corrupt):
         list(run.rows(b"a", b"c", False))
 
 
 def test_a_record_that_no_server_should_hold_is_refused(maker: RedisMaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_run, "MAX_RECORD", 1_000)
+    monkeypatch.setattr(transaction, "MAX_RECORD", 1_000)
     with pytest.raises(el.LimitExceeded):
         maker.open().transact(lambda tx: tx.put(b"k", {"b": bytes(1_000)}))

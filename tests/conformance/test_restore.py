@@ -13,11 +13,13 @@ import pytest
 
 import epochlog as el
 from conformance.catalogs import KINDS, empty, server_of
-from epochlog.store import dump, redis_catalog, restore, shipping
-from epochlog.store.dump import MAGIC, decode_dump, encode_dump, shipped_files
-from epochlog.store.files import LocalFiles
-from epochlog.store.redis_catalog import RedisCatalog
-from epochlog.store.shipping import chain_of, ship
+from epochlog.store.backup import incremental, restore
+from epochlog.store.backup.incremental import chain_of, ship
+from epochlog.store.catalog import export_format
+from epochlog.store.catalog.export_format import MAGIC, decode_dump, encode_dump, shipped_files
+from epochlog.store.catalog.redis import catalog as redis_catalog
+from epochlog.store.catalog.redis.catalog import RedisCatalog
+from epochlog.store.env.local_folder import LocalFiles
 from redis_server import RedisServer
 from s3_server import S3Server
 from stores import watch
@@ -203,7 +205,7 @@ def test_every_shipped_file_leads_to_the_state_of_its_moment(
     tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when deltas outgrow their base, and what they left behind is gone."""
-    monkeypatch.setattr(shipping, "SMALL_BYTES", 4_000)
+    monkeypatch.setattr(incremental, "SMALL_BYTES", 4_000)
     root, bases = tmp_path / "s", 0
     with el.open(root, server.url(), durability="os") as store:
         handle = store._handle
@@ -378,7 +380,7 @@ def test_a_restore_cut_off_anywhere_is_begun_again(
 # ---- damage ------------------------------------------------------------------------------------------------------
 
 
-HEADER = dump.Header("0" * 32, "1" * 32, 0, 5, 7, 9, 3)
+HEADER = export_format.Header("0" * 32, "1" * 32, 0, 5, 7, 9, 3)
 RECORDS: list[tuple[bytes, bytes | None]] = [(b"a", b"x"), (b"b", None), (b"c", b"\0" * 10)]
 
 

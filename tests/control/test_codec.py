@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epochlog.checkpoint import control as wire
+from epochlog.checkpoint import control_messages as wire
 from epochlog.errors import BadMessage
-from epochlog.store.segment import Segment
+from epochlog.store.sst.segment import Segment
 
-PART = wire.Part("load", "clicks_load", 3)
+PART = wire.PartName("load", "clicks_load", 3)
 PATH = f"{'a' * 32}/t00000001/{'b' * 32}-{'c' * 32}.arrow"
 SEGMENT = Segment(PATH, 1, 10, 2, 400, 7, b"a", b"z", {"id": (b"a", b"z")}, None, (b"a", b"m"))
 MESSAGES = [

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 import epochlog as el
 from control.world import TOKEN, settings, worker
-from epochlog.checkpoint import job as jobs
-from epochlog.checkpoint.shares import PartRefreshContext, split
+from epochlog.checkpoint.job import runner as jobs
+from epochlog.checkpoint.worker.row_partitioning import PartRefreshContext, split
 from epochlog.errors import Fenced, InvalidInput
-from epochlog.store.commit import commit_job
-from epochlog.store.segment import Segment
+from epochlog.store.commit.commit import commit_job
+from epochlog.store.sst.segment import Segment
 from patience import PATIENCE_S, until
 
 ORDERS = pa.schema([("id", pa.int64()), ("day", pa.string()), ("cents", pa.int64())])
@@ -119,6 +119,7 @@ def check(store: el.Store) -> None:
     assert found.equals(query(store.table("orders").to_arrow(epoch=epoch)))
 
 
+@pytest.mark.rule("5.35")
 @pytest.mark.medium
 def test_one_part_then_four_then_one_and_one_of_them_killed(tmp_path: Path) -> None:
     chance = random.Random(7)
@@ -176,7 +177,7 @@ def test_an_attempt_that_fails_keeps_what_the_others_reported(tmp_path: Path) ->
 def test_a_refused_commit_is_tried_again_with_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left, calls = [2], []
 
-    def refuse(*given: Any) -> int:
+    def refuse(*given: Any) -> Any:
         if left[0]:
             left[0] -= 1
             raise el.CatalogUnavailable("not now")
@@ -191,6 +192,7 @@ def test_a_refused_commit_is_tried_again_with_the_same_files(tmp_path: Path, mon
         check(store)
 
 
+@pytest.mark.rule("5.3")
 def test_a_runner_of_its_own_fences_the_parts_only_when_told_to(tmp_path: Path) -> None:
     with world(tmp_path) as (store, server), worker(server, store) as one:
         write(store, random.Random(1))
@@ -305,6 +307,7 @@ COLUMNS = {
 }  # fmt: skip
 
 
+@pytest.mark.rule("5.35")
 @given(st.sampled_from(list(COLUMNS)), st.data(), st.integers(1, 5))
 def test_every_row_is_in_one_share_and_equal_values_are_together(
     kind: pa.DataType, data: st.DataObject, parts: int

@@ -14,9 +14,9 @@ import pytest
 import epochlog as el
 from control.world import SCHEMA, TOKEN, attach, ids, rows, served, settings, worker
 from epochlog.__main__ import main
-from epochlog.checkpoint import control as wire
-from epochlog.checkpoint import tasks
-from epochlog.checkpoint.coordinator import Coordinator
+from epochlog.checkpoint import control_messages as wire
+from epochlog.checkpoint.coordinator import managed_jobs
+from epochlog.checkpoint.coordinator.coordinator import Coordinator
 from epochlog.errors import (
     Cancelled,
     Fenced,
@@ -27,13 +27,13 @@ from epochlog.errors import (
     TableFinished,
     TableInUse,
 )
-from epochlog.exchange.line import ClientLine
-from epochlog.store.clock import Deadline
-from epochlog.store.commit import commit_root
-from epochlog.store.loads import get_load, load_parts
-from epochlog.store.records import intent_key
+from epochlog.exchange.transport.duplex import ClientLine
+from epochlog.store.catalog.keys import intent_key
+from epochlog.store.commit.commit import commit_root
+from epochlog.store.commit.loads import get_load, load_parts
+from epochlog.store.env.clock import Deadline
+from epochlog.testing.tcp_proxy import TcpProxy
 from patience import PATIENCE_S, until
-from tcp_proxy import TcpProxy
 
 
 def parts_of(store: el.Store, name: str = "ld") -> dict[int, tuple[bytes | None, bool]]:
@@ -41,6 +41,7 @@ def parts_of(store: el.Store, name: str = "ld") -> dict[int, tuple[bytes | None,
     return {index: (part.state, part.finished) for index, part in found}
 
 
+@pytest.mark.rule("5.30")
 def test_rows_and_states_are_committed_together(tmp_path: Path) -> None:
     with served(tmp_path) as (store, server), worker(server, store) as one:
         part = attach(one)
@@ -69,6 +70,7 @@ def test_a_load_at_rest_commits_nothing(tmp_path: Path) -> None:
         assert store.last_epoch == before and server.coordinator.status()[0].commits == status
 
 
+@pytest.mark.rule("5.29", "5.34")
 def test_all_parts_finish_and_the_tables_end(tmp_path: Path) -> None:
     with served(tmp_path) as (store, server), worker(server, store) as one, worker(server, store) as two:
         first, second = attach(one, 0, 2, finish_tables=True), attach(two, 1, 2, finish_tables=True)
@@ -88,6 +90,7 @@ def test_all_parts_finish_and_the_tables_end(tmp_path: Path) -> None:
             store.table("clicks").upsert(rows(3))
 
 
+@pytest.mark.rule("5.31")
 def test_two_workers_claim_one_part(tmp_path: Path) -> None:
     """The later one has it; what the earlier one wrote and did not commit is dropped, and it has no effect any more."""
     with served(tmp_path) as (store, server), worker(server, store) as one, worker(server, store) as two:
@@ -105,6 +108,7 @@ def test_two_workers_claim_one_part(tmp_path: Path) -> None:
         assert ids(store) == [1, 3]
 
 
+@pytest.mark.rule("5.30")
 def test_a_killed_workers_part_goes_on_from_its_state(tmp_path: Path) -> None:
     with served(tmp_path) as (store, server), worker(server, store) as one:
         lost = worker(server, store)
@@ -130,6 +134,7 @@ def cut(worker: el.Worker) -> None:
     worker._line.hang_up()
 
 
+@pytest.mark.rule("5.32", "5.33")
 def test_a_lost_worker_ends_its_parts_and_no_others(tmp_path: Path) -> None:
     with served(tmp_path, settings(timeout_ms=300)) as (store, server), worker(server, store) as one:
         lost = worker(server, store)
@@ -145,6 +150,7 @@ def test_a_lost_worker_ends_its_parts_and_no_others(tmp_path: Path) -> None:
         lost.close()
 
 
+@pytest.mark.rule("5.34")
 @pytest.mark.parametrize("drain", [False, True])
 def test_cancel_and_drain(tmp_path: Path, drain: bool) -> None:
     with served(tmp_path) as (store, server), worker(server, store) as one:
@@ -193,6 +199,7 @@ def proxied(server: el.StoreServer) -> TcpProxy:
     return TcpProxy(int(server.location.rpartition(":")[2]))
 
 
+@pytest.mark.rule("5.32")
 @pytest.mark.medium
 def test_a_cut_line_costs_nothing(tmp_path: Path) -> None:
     """The same incarnation goes on over another line: what it sealed and reported is committed once."""
@@ -252,6 +259,7 @@ def wait_out(store: el.Store, part: el.LoadPart, number: int) -> int:
     return again
 
 
+@pytest.mark.rule("5.26")
 @pytest.mark.parametrize("landed", [False, True])
 def test_a_commit_of_unknown_outcome_is_resolved(tmp_path: Path, landed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in once, whether it had landed or not; the number of the one that had not is never used again."""
@@ -265,7 +273,7 @@ def test_a_commit_of_unknown_outcome_is_resolved(tmp_path: Path, landed: bool, m
             commit_root(*given, **named)
         raise el.OutcomeUnknown("the server went away")
 
-    monkeypatch.setattr(tasks, "commit_root", lose_answer)
+    monkeypatch.setattr(managed_jobs, "commit_root", lose_answer)
     with served(tmp_path) as (store, server), worker(server, store) as one:
         part = attach(one)
         for number in range(3):
@@ -292,6 +300,7 @@ def once(worker: el.Worker, kind: str, act: Callable[[], None]) -> None:
     worker.send = watched  # pyright: ignore[reportAttributeAccessIssue]
 
 
+@pytest.mark.rule("5.32")
 @pytest.mark.parametrize("delivered", [False, True])
 def test_a_report_that_is_lost_or_whose_commit_is_not_heard(tmp_path: Path, delivered: bool) -> None:
     """Sealed segments are sent again until they are known to be taken; those that were are not committed twice."""
@@ -319,6 +328,7 @@ def test_a_report_that_is_lost_or_whose_commit_is_not_heard(tmp_path: Path, deli
         assert history["rows_upserted"].to_pylist() == [1, 1]
 
 
+@pytest.mark.rule("5.32")
 @pytest.mark.medium
 def test_what_was_said_while_the_line_was_cut(tmp_path: Path) -> None:
     """The last commit, and the end of a load, are told when the worker comes back."""
@@ -358,6 +368,7 @@ def test_repeated_and_stale_reports_change_nothing(tmp_path: Path) -> None:
         assert sum(store.table("clicks").history()["rows_upserted"].to_pylist()) == 3
 
 
+@pytest.mark.rule("5.32")
 def test_a_server_that_comes_back_on_its_port_rolls_its_parts_back(tmp_path: Path) -> None:
     with el.open(tmp_path / "store", durability="os") as store:
         store.create_table("clicks", SCHEMA, ["id"])
@@ -381,6 +392,7 @@ def test_a_server_that_comes_back_on_its_port_rolls_its_parts_back(tmp_path: Pat
             assert store._handle.catalog.read(lambda view: get_load(view, "ld")).incarnation == 2
 
 
+@pytest.mark.rule("5.31")
 def test_an_old_coordinator_commits_nothing_any_more(tmp_path: Path) -> None:
     """Two coordinators of one load: the catalog knows which one counts."""
     with served(tmp_path) as (store, old), worker(old, store) as one:
@@ -397,6 +409,7 @@ def test_an_old_coordinator_commits_nothing_any_more(tmp_path: Path) -> None:
         assert ids(store) == [1, 3]
 
 
+@pytest.mark.rule("5.32")
 @pytest.mark.medium
 def test_a_silent_coordinator_is_left(tmp_path: Path) -> None:
     """A black hole: the line stands, and nothing comes. The worker opens another one by itself."""
@@ -443,7 +456,7 @@ def test_a_shutdown_is_bounded_with_parts_at_work(tmp_path: Path) -> None:
 
 def test_a_roll_back_that_found_no_coordinator_is_still_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows of before are dropped: whoever went on without hearing so would lose them."""
-    monkeypatch.setattr("epochlog.checkpoint.part.AGAIN_S", 0.1)
+    monkeypatch.setattr("epochlog.checkpoint.worker.actor.AGAIN_S", 0.1)
     with served(tmp_path) as (store, server), worker(server, store) as one:
         part = attach(one)
         part.writer("clicks").upsert(rows(1))
@@ -457,7 +470,7 @@ def test_a_roll_back_that_found_no_coordinator_is_still_told(tmp_path: Path, mon
         with pytest.raises(ServerUnavailable):
             part.poll(state=b"two")
         with el.serve(store, server.location, token=TOKEN, control=settings()):
-            monkeypatch.setattr("epochlog.checkpoint.part.AGAIN_S", PATIENCE_S)
+            monkeypatch.setattr("epochlog.checkpoint.worker.actor.AGAIN_S", PATIENCE_S)
             part.writer("clicks").upsert(rows(3))
             with pytest.raises(RolledBack):
                 part.poll(state=b"three")
@@ -575,6 +588,7 @@ def test_jobs_and_status_show_the_loads(tmp_path: Path, capsys: pytest.CaptureFi
         assert "finished" in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("ld "))
 
 
+@pytest.mark.rule("5.24", "5.33")
 def test_b4_a_stuck_barrier_is_timed_out_and_what_was_reported_is_in_the_next(tmp_path: Path) -> None:
     """On real files: only that load waits, and no row is lost or there twice."""
     with (
@@ -618,7 +632,7 @@ def test_what_was_asked_over_a_line_that_has_ended_is_void(tmp_path: Path, monke
     monkeypatch.setattr(Coordinator, "_open", open_late)
     with served(tmp_path) as (store, server):
         line = ClientLine(server.location, b"control", token=TOKEN, tls_roots=None)
-        part = wire.Part("load", "ld", 0)
+        part = wire.PartName("load", "ld", 0)
         line.send(wire.encode([wire.Hello(wire.VERSION, "w")]))
         line.send(wire.encode([wire.Attach(part, 1, ("clicks",), False, 0)]))
         assert asked.wait(PATIENCE_S)

@@ -17,7 +17,7 @@ import pytest
 import epochlog as el
 from control.world import SCHEMA, TOKEN, attach, ids, rows, served, settings, worker
 from epochlog.checkpoint import JobSettings
-from epochlog.store.clock import SystemClock
+from epochlog.store.env.clock import SystemClock
 from patience import PATIENCE_S, until
 
 HERE = Path(__file__).parent
@@ -51,6 +51,7 @@ def end(*children: subprocess.Popen[str]) -> None:
         child.communicate()
 
 
+@pytest.mark.rule("5.31")
 def test_a_frozen_worker_is_replaced_and_has_no_effect_when_it_goes_on(tmp_path: Path) -> None:
     with served(tmp_path, settings(timeout_ms=1_500)) as (store, server):
         frozen = loader(store, server, 0, 1)

@@ -13,11 +13,12 @@ import pytest
 
 import epochlog as el
 from control.world import SCHEMA, attach, ids, rows, served, worker
-from epochlog.checkpoint import control as wire
-from epochlog.checkpoint import coordinator, part
-from epochlog.store import datafile
-from epochlog.store.garbage import let_go
-from epochlog.store.segment import Segment
+from epochlog.checkpoint import control_messages as wire
+from epochlog.checkpoint.coordinator import coordinator
+from epochlog.checkpoint.worker import actor as part
+from epochlog.store.metadata.unreachable_files import mark_unreachable
+from epochlog.store.sst import data_file
+from epochlog.store.sst.segment import Segment
 from patience import PATIENCE_S, until
 
 pytestmark = pytest.mark.local_only
@@ -27,9 +28,9 @@ Spoil = Callable[[el.Store, Segment], Segment]
 @pytest.fixture(autouse=True)
 def nothing_read_yet() -> Iterator[None]:
     """What another process has written this one has not read."""
-    datafile._verified.clear()
+    data_file._verified.clear()
     yield
-    datafile._verified.clear()
+    data_file._verified.clear()
 
 
 def file_of(store: el.Store, segment: Segment) -> Path:
@@ -94,7 +95,9 @@ def committed_already(store: el.Store, segment: Segment) -> Segment:
 def was_let_go(store: el.Store, segment: Segment) -> Segment:
     """The file is there yet; vacuum has decided that it goes."""
     paths = [(segment.path, segment.bytes)]
-    store._handle.catalog.transact(lambda tx: let_go(tx, segment.table_id, paths, store._handle.catalog.now_ms()))
+    store._handle.catalog.transact(
+        lambda tx: mark_unreachable(tx, segment.table_id, paths, store._handle.catalog.now_ms())
+    )
     return segment
 
 
@@ -187,8 +190,8 @@ def test_a_report_that_comes_twice_is_no_lie(tmp_path: Path, monkeypatch: pytest
 
 def test_what_was_checked_once_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     summed: list[str] = []
-    whole = datafile._check_sum
-    monkeypatch.setattr(datafile, "_check_sum", lambda path, *rest: (summed.append(path), whole(path, *rest)))
+    whole = data_file._check_sum
+    monkeypatch.setattr(data_file, "_check_sum", lambda path, *rest: (summed.append(path), whole(path, *rest)))
     with served(tmp_path) as (store, server), worker(server, store) as one:
         part = attach(one)
         part.writer("clicks").upsert(rows(1, 2))

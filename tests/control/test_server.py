@@ -17,15 +17,16 @@ from pyarrow import flight
 
 import epochlog as el
 from epochlog.errors import AccessDenied, BadMessage, EpochlogError, InsecureServer, InvalidInput, JobNotFound
-from epochlog.exchange import line as lines
-from epochlog.exchange.line import ClientLine, Line, Parcel, ask, call_options, connect
-from epochlog.exchange.server import Action, Certificate, Exchange, Role, Server
-from epochlog.exchange.staged.wire import MAIL, PUSH
+from epochlog.exchange.server import Certificate, Server
+from epochlog.exchange.staged.messages import MAIL, PUSH
+from epochlog.exchange.transport import duplex as lines
+from epochlog.exchange.transport.duplex import ClientLine, DuplexStream, Frame, ask, call_options, connect
+from epochlog.exchange.transport.services import Action, Exchange, Role
 
 TOKEN = "s3cret-of-the-test"
 
 
-def echo(line: Line, rest: bytes) -> None:
+def echo(line: DuplexStream, rest: bytes) -> None:
     while (message := line.read()) is not None:
         line.send(rest + message)
 
@@ -148,7 +149,7 @@ def test_which_read_tokens_are_refused(token: str | None, read_token: str) -> No
 
 
 def test_rows_travel_on_a_line_that_takes_them() -> None:
-    def doubled(line: Line, rest: bytes) -> None:
+    def doubled(line: DuplexStream, rest: bytes) -> None:
         began = False
         while (parcel := line.receive()) is not None:
             if parcel.rows is not None:
@@ -162,9 +163,9 @@ def test_rows_travel_on_a_line_that_takes_them() -> None:
     rows = pa.record_batch({"a": [1, 2]})
     assert line.begin(rows.schema)
     assert line.send_rows(rows, b"m")
-    assert line.receive() == Parcel(pa.record_batch({"a": [2, 4]}), b"m")
-    assert line.send(b"words") and line.receive() == Parcel(None, b"only words")
-    assert line.send_rows(rows) and line.receive() == Parcel(pa.record_batch({"a": [2, 4]}), None)
+    assert line.receive() == Frame(pa.record_batch({"a": [2, 4]}), b"m")
+    assert line.send(b"words") and line.receive() == Frame(None, b"only words")
+    assert line.send_rows(rows) and line.receive() == Frame(pa.record_batch({"a": [2, 4]}), None)
     line.close()
     server.shutdown(5)
 
@@ -219,7 +220,7 @@ def test_what_is_no_token(token: Any) -> None:
 def test_a_shutdown_is_bounded_though_lines_are_open_and_a_call_waits(server: Server) -> None:
     entered, release = threading.Event(), threading.Event()
 
-    def stuck(line: Line, rest: bytes) -> None:
+    def stuck(line: DuplexStream, rest: bytes) -> None:
         line.closed.clear()
         entered.set()
         line.read()
@@ -242,7 +243,7 @@ def test_a_shutdown_is_bounded_though_lines_are_open_and_a_call_waits(server: Se
 
 FROZEN = """
 import sys
-from epochlog.exchange.line import ClientLine
+from epochlog.exchange.transport.duplex import ClientLine
 line = ClientLine(sys.argv[1], b"echo:", token=None, tls_roots=None)
 line.send(b"x"); line.read(); print("up", flush=True); line.read(); print("cut", flush=True)
 line.close()

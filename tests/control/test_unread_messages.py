@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 
 import epochlog as el
-from epochlog.checkpoint import control as wire
-from epochlog.checkpoint import session as session_module
-from epochlog.checkpoint.session import FRAME, Session, weight
-from epochlog.checkpoint.worker import CONTROL
-from epochlog.exchange.line import ClientLine, Line, Parcel
-from epochlog.exchange.staged import intake as intake_module
-from epochlog.exchange.staged import wire as staged
-from epochlog.exchange.staged.content import encoded
-from epochlog.exchange.staged.intake import Intake
+from epochlog.checkpoint import control_messages as wire
+from epochlog.checkpoint.coordinator import worker_connection as session_module
+from epochlog.checkpoint.coordinator.worker_connection import FRAME, WorkerConnection, weight
+from epochlog.checkpoint.worker.worker import CONTROL
+from epochlog.exchange.staged import messages as staged
+from epochlog.exchange.staged import push_handler as intake_module
+from epochlog.exchange.staged.batch_file import encoded
+from epochlog.exchange.staged.push_handler import PushHandler
+from epochlog.exchange.transport.duplex import ClientLine, DuplexStream, Frame
 from patience import until
 from stagedworld import TOKEN, batch, served
 
-PART = wire.Part("load", "l", 0)
+PART = wire.PartName("load", "l", 0)
 
 
-class Deaf(Line):
+class Deaf(DuplexStream):
     """A peer whose connection is full: a send waits until the line is cut."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Deaf(Line):
 def test_messages_for_a_worker_are_bounded_while_a_send_is_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "MOST_WAITING", 1 << 20)
     line = Deaf()
-    session = Session(line, "w")
+    session = WorkerConnection(line, "w")
     session.send(wire.Pong(0))
     line.sending.wait()
     most = 0
@@ -59,7 +59,7 @@ def test_what_was_sent_is_counted_no_more(monkeypatch: pytest.MonkeyPatch) -> No
     sent: list[bytes] = []
     line = Deaf()
     monkeypatch.setattr(line, "send", lambda frame: (sent.append(frame), True)[1])
-    session = Session(line, "w")
+    session = WorkerConnection(line, "w")
     for number in range(20):
         for _ in range(50):
             session.send(wire.Pong(number))
@@ -73,13 +73,13 @@ def test_a_worker_that_asks_and_does_not_read_is_cut_off(tmp_path: Any, monkeypa
     """Over a real socket: pings, and nobody takes the pongs."""
     monkeypatch.setattr(session_module, "MOST_WAITING", 1 << 20)
     seen: list[int] = []
-    plainly = Session.send
+    plainly = WorkerConnection.send
 
-    def send(self: Session, message: wire.Message) -> None:
+    def send(self: WorkerConnection, message: wire.Message) -> None:
         plainly(self, message)
         seen.append(self._bytes)
 
-    monkeypatch.setattr(Session, "send", send)
+    monkeypatch.setattr(WorkerConnection, "send", send)
     with served(tmp_path) as (_, server):
         line = ClientLine(server.location, CONTROL, token=TOKEN, tls_roots=None)
         line.send(wire.encode([wire.Hello(wire.VERSION, "w")]))
@@ -101,12 +101,12 @@ class Pushes(Deaf):
         self._most = most
         self.data = encoded(batch("c", 0))
 
-    def receive(self) -> Parcel | None:
+    def receive(self) -> Frame | None:
         self.read_count += 1
         if self.read_count > self._most or self.cut.is_set():
             return None
         fields = {"channel": "c", "stage": 0, "seq": 0, "attempt": 0, "wait_ms": 0, "crc32": zlib.crc32(self.data)}
-        return Parcel(staged.as_rows(self.data), staged.pack(id=self.read_count, **fields))
+        return Frame(staged.as_rows(self.data), staged.pack(id=self.read_count, **fields))
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_producer_that_reads_no_answers_is_read_no_further(
 ) -> None:
     monkeypatch.setattr(intake_module, "MOST_ANSWERS", 20)
     line = Pushes(most=100_000)
-    intake = Intake(store._staged, line, "none")
+    intake = PushHandler(store._staged, line, "none")
     serving = threading.Thread(target=intake.serve)
     serving.start()
     until(lambda: intake._answers.qsize() >= 20)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 import epochlog as el
-from epochlog.store.consumers import open_consumer
+from epochlog.store.changelog.consumers import open_consumer
 
 
 def main(root: str, catalog: str, name: str) -> None:

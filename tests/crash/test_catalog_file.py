@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from epochlog.store import lmdb_catalog
+from epochlog.store.catalog.lmdb import catalog
 
 SCHEMA = pa.schema([("id", pa.int64())])
 PAGE = 4096
@@ -169,7 +169,7 @@ def test_opening_looks_at_a_bounded_number_of_pages_and_verify_at_all(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Leaves past the bound lose their page number: what is read by the way is served, and `verify` names the page."""
-    monkeypatch.setattr(lmdb_catalog, "PAGES_CHECKED_AT_OPEN", 1)
+    monkeypatch.setattr(catalog, "PAGES_CHECKED_AT_OPEN", 1)
     data = (whole / "catalog" / "data.mdb").read_bytes()
     hurt = bytearray(data)
     for at in range(2 * PAGE, len(data), PAGE):

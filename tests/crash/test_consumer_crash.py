@@ -23,6 +23,7 @@ def say(process: subprocess.Popen[str], what: str) -> None:
     process.stdin.flush()
 
 
+@pytest.mark.rule("4.13")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_zombie_that_wakes_up_has_no_effect(tmp_path: Path, kind: str) -> None:
     root, catalog = tmp_path / "s", servers.redis.url() if kind == "redis" else None

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from epochlog.store import handle
-from epochlog.store.files import LocalFiles
-from epochlog.store.marker import Marker
+from epochlog.store.env.local_folder import LocalFiles
+from epochlog.store.session import handle
+from epochlog.store.session.marker import Marker
 
 SCHEMA = pa.schema([pa.field("id", pa.int64())])
 

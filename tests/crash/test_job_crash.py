@@ -104,6 +104,7 @@ def finish_up(store: el.Store, epoch: int) -> None:
     assert job.info.committed_epoch >= epoch and job.info.state == "running"
 
 
+@pytest.mark.rule("5.4")
 def test_killed_after_writing_and_before_the_commit(store: el.Store) -> None:
     for number in range(2):
         epoch = store.table("r").upsert(table_of({number: (0, number), 9: (number, 1)}))
@@ -123,6 +124,7 @@ def test_killed_after_writing_and_before_the_commit(store: el.Store) -> None:
         check_law(store)
 
 
+@pytest.mark.rule("5.4")
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 4))])
 def test_killed_at_random_moments(store: el.Store, seed: int) -> None:
@@ -147,6 +149,7 @@ def check_law_if_any(store: el.Store) -> None:
         check_law(store)
 
 
+@pytest.mark.rule("5.3")
 def test_a_stopped_runner_that_goes_on_is_fenced(store: el.Store) -> None:
     rng = random.Random(2)
     change(store, rng)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import traceback
 from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +14,7 @@ import pytest
 import epochlog as el
 from crash.children import child, lines
 from crash.committer import ROWS, SCHEMA, rows_of
+from epochlog.testing.catalog_conformance import in_a_fork
 
 
 @pytest.mark.medium
@@ -44,19 +42,6 @@ def test_processes_that_create_and_commit_at_once_lose_and_double_nothing(tmp_pa
 
 
 # ---- forks -------------------------------------------------------------------------------------------------------
-
-
-def in_a_fork(work: Callable[[], None]) -> None:
-    """Run `work` in a forked child; the test fails if it raised or died."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_a_forked_child_reads_and_commits_with_the_store_of_its_parent(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ from contextlib import suppress
 import pyarrow as pa
 
 import epochlog as el
-from epochlog.store.commit import commit_root
-from epochlog.store.definitions import find_table
-from epochlog.store.edits import TableEdit
-from epochlog.store.intents import SEALED_MS
-from epochlog.store.writer import SegmentWriter, write_target
+from epochlog.store.commit.commit import commit_root
+from epochlog.store.commit.edits import TableEdit
+from epochlog.store.metadata.lookups import find_table
+from epochlog.store.session.write_intents import SEALED_MS
+from epochlog.store.sst.segment_writer import SegmentWriter
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("n", pa.int64())])
 ROWS = 40
@@ -47,7 +47,7 @@ def write_as_spark(store: el.Store, table: el.Table, number: int, name: str) -> 
     handle = store._handle
     found = handle.catalog.read(lambda view: find_table(view, table.name))
     intent = handle.intents.register("spark", SEALED_MS)
-    writer = SegmentWriter(write_target(handle, found, intent))
+    writer = SegmentWriter(handle.write_target(found, intent))
     writer.upsert(rows_of(number))
     edit = TableEdit(found.id, found.name, tuple(writer.finish()))
     commit_root(handle, [edit], txn=(name, number), ending=[intent])

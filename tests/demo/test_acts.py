@@ -7,6 +7,7 @@ import sys
 import threading
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,6 +64,14 @@ def test_a_killed_driver_takes_its_children_with_it(program: None, tmp_path: Pat
     assert driver.events.get()["event"] == "gone"
     while child.exists() and "Z" not in (child / "stat").read_text().rsplit(")", 1)[1].split()[0]:
         pass
+
+
+def test_an_event_is_written_at_once_with_the_end_of_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of a driver said "ready" and "barrier" at once, and both events stood on one line."""
+    written: list[str] = []
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=written.append, flush=lambda: None))
+    worker.say("barrier", prev=5, curr=9)
+    assert [text for text in written if text] == ['{"event": "barrier", "prev": 5, "curr": 9}\n']
 
 
 class FakeDriver:

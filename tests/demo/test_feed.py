@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from epochlog.demo import data
-from epochlog.demo.feed import Feed
+from epochlog.demo.feed import DayFeed
 from epochlog.demo.stage import Plan
 
 
 @pytest.fixture
-def feed(tmp_path: Path) -> Feed:
-    return Feed(tmp_path / "feed", data.arrivals(data.read("flights"), data.read("weather"), days=20, delay_days=4))
+def feed(tmp_path: Path) -> DayFeed:
+    return DayFeed(tmp_path / "feed", data.arrivals(data.read("flights"), data.read("weather"), days=20, delay_days=4))
 
 
-def test_days_are_released_in_order_and_once(feed: Feed) -> None:
+def test_days_are_released_in_order_and_once(feed: DayFeed) -> None:
     assert not list(feed.inboxes["flights"].iterdir())
     feed.release(3)
     feed.release(2)
@@ -30,7 +30,7 @@ def test_days_are_released_in_order_and_once(feed: Feed) -> None:
         assert ages_ms == sorted(set(ages_ms))
 
 
-def test_rows_tell_the_day(feed: Feed) -> None:
+def test_rows_tell_the_day(feed: DayFeed) -> None:
     first, second = feed.rows["flights"][:2]
     rows = [0, first - 1, first, second, feed.rows["flights"][-1]]
     assert [feed.days_in("flights", count) for count in rows] == [0, 0, 1, 2, 20]

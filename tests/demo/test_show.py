@@ -5,17 +5,20 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import numpy as np
+from matplotlib.image import imread
 from rich.console import Console
 
 from epochlog.demo.compare import TABLES, Finding, Moment
-from epochlog.demo.picture import Phase, Trace, draw
-from epochlog.demo.show import Line, Screen, comparison
+from epochlog.demo.picture import Figures, Phase, Trace, draw, load, save
+from epochlog.demo.show import Screen, ShownLine, comparison
 from epochlog.demo.views import VIEWS
 
+ROOT = Path(__file__).parents[2]
 LINES = [
-    Line("flights", 12.0, 0, 345_678, 40, ""),
-    Line("weather_impact", 9.0, 3_210, 1_234, 3, "killed"),
-    Line("airlines", 1.0, 0, 16, 1, ""),
+    ShownLine("flights", 12.0, 0, 345_678, 40, ""),
+    ShownLine("weather_impact", 9.0, 3_210, 1_234, 3, "killed"),
+    ShownLine("airlines", 1.0, 0, 16, 1, ""),
 ]
 
 
@@ -60,9 +63,25 @@ def test_the_comparison_has_both_policies_side_by_side() -> None:
     assert (moment(2, latest=17).equal, moment(3, 5, aligned=4).equal) == (True, False)
 
 
-def test_the_picture_is_a_png(tmp_path: Path) -> None:
+def test_the_picture_is_a_png_of_the_figures_as_they_are_saved(tmp_path: Path) -> None:
     traces: dict[str, Trace] = dict.fromkeys(TABLES, ())
     traces |= {"flights": [(1.0, 0.9), (1.4, 1.3)], "route_delays": [(4.0, 3.0)]}
+    figures = Figures(traces, [Phase("weather_impact", "killed", 2.0, 3.0)], [(10.0, 7.0)])
     path = tmp_path / "picture.png"
-    draw(path, traces, [Phase("weather_impact", "killed", 2.0, 3.0)], [moment(1, latest=3)])
+    draw(path, figures)
     assert path.read_bytes().startswith(b"\x89PNG")
+    save(tmp_path / "picture.json", figures)
+    draw(tmp_path / "again.png", load(tmp_path / "picture.json"))
+    assert (tmp_path / "again.png").read_bytes() == path.read_bytes()
+
+
+def test_the_picture_of_the_readme_is_one_that_the_demo_draws_now(tmp_path: Path) -> None:
+    """Few pixels may differ, by the rounding of another processor."""
+    kept = ROOT / "docs" / "demo" / "committed-epochs.png"
+    draw(tmp_path / "drawn.png", load(kept.with_suffix(".json")))
+    before, now = imread(kept), imread(tmp_path / "drawn.png")
+    assert before.shape == now.shape and np.mean(np.any(before != now, axis=2)) < 0.001, (
+        "run `make demo` and copy demo-output/committed-epochs.* to docs/demo/"
+    )
+    assert f"({kept.relative_to(ROOT).as_posix()})" in (ROOT / "README.md").read_text("utf-8")
+    assert kept.stat().st_size < 120_000

@@ -14,7 +14,7 @@ import pytest
 
 import epochlog as el
 import pages
-from epochlog.batch.registry import BUILT_IN
+from epochlog.batch.policy_registry import BUILT_IN
 
 pytestmark = pytest.mark.local_only
 

@@ -14,11 +14,12 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from epochlog.exchange import flight_reader, readings
-from epochlog.store.holds import all_holds
+from epochlog.exchange.flight import planner
+from epochlog.exchange.flight import reader as flight_reader
+from epochlog.store.retention.holds import all_holds
+from epochlog.testing.tcp_proxy import TcpProxy
 from following import SCHEMA, TOKEN, rows
 from patience import PATIENCE_S, until
-from tcp_proxy import TcpProxy
 
 TROUBLES = {"cut": TcpProxy.hold, "black hole": TcpProxy.swallow, "cut after delivery": TcpProxy.cut_answer}
 
@@ -102,7 +103,7 @@ def test_rows_arrive_before_the_last_is_read(
     lake: tuple[el.Store, el.Table, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many endpoints, each read when those before it were taken; and what is not read to its end holds nothing."""
-    monkeypatch.setattr(readings, "PART_ROWS", 50_000)
+    monkeypatch.setattr(planner, "PART_ROWS", 50_000)
     store, table, location = lake
     table.upsert(many(400_000))
     with connect(location) as client:
@@ -122,7 +123,7 @@ def test_rows_arrive_before_the_last_is_read(
 def test_a_reader_that_was_never_read_holds_nothing(
     lake: tuple[el.Store, el.Table, str], monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    monkeypatch.setattr(readings, "PART_ROWS", 50_000)
+    monkeypatch.setattr(planner, "PART_ROWS", 50_000)
     store, table, location = lake
     table.upsert(many(400_000))
     with connect(location) as client:
@@ -138,7 +139,7 @@ def test_a_reader_that_was_never_read_holds_nothing(
 
 
 def test_a_long_reading_is_renewed(lake: tuple[el.Store, el.Table, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readings, "PART_ROWS", 1_000)
+    monkeypatch.setattr(planner, "PART_ROWS", 1_000)
     monkeypatch.setattr(flight_reader, "RENEW_S", 0.0)
     _, table, location = lake
     table.upsert(many(200_000))
@@ -223,7 +224,7 @@ def test_a_call_over_a_bad_connection_says_so_and_may_be_made_again(
 def test_a_reading_that_breaks_in_the_middle_never_looks_like_an_end(
     lake: tuple[el.Store, el.Table, str], monkeypatch: pytest.MonkeyPatch, command: bytes, trouble: str
 ) -> None:
-    monkeypatch.setattr(readings, "PART_ROWS", 100_000)
+    monkeypatch.setattr(planner, "PART_ROWS", 100_000)
     _, table, location = lake
     table.upsert(many(1_500_000))
     with proxied(location) as (proxy, through):

@@ -17,12 +17,13 @@ import epochlog as el
 import plain_flight as plain
 from control.test_tls import make_certificate
 from epochlog.errors import LimitExceeded
-from epochlog.exchange import connections, metrics_port
-from epochlog.exchange.connections import Callers, Patience, chosen, most_connections
-from epochlog.exchange.line import ClientLine, connect
-from epochlog.exchange.metrics_port import MetricsPort
-from epochlog.exchange.server import Action, Certificate, Exchange, Server
-from epochlog.exchange.sockets import Connection, accepted
+from epochlog.exchange.server import Certificate, Server
+from epochlog.exchange.transport import connections, metrics_http
+from epochlog.exchange.transport.connections import Callers, Patience, chosen, most_connections
+from epochlog.exchange.transport.duplex import ClientLine, connect
+from epochlog.exchange.transport.metrics_http import MetricsPort
+from epochlog.exchange.transport.services import Action, Exchange
+from epochlog.exchange.transport.sockets import Connection, accepted
 from open_files import no_open_files
 from patience import until
 
@@ -214,7 +215,7 @@ def test_calls_are_bounded_by_who_may_write_and_by_connection() -> None:
 
 @pytest.fixture
 def metrics(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetricsPort]:
-    monkeypatch.setattr(metrics_port, "REQUEST_S", 0.5)
+    monkeypatch.setattr(metrics_http, "REQUEST_S", 0.5)
     found = MetricsPort("127.0.0.1:0", lambda: "x 1\n")
     yield found
     found.close()
@@ -240,8 +241,8 @@ def test_requests_for_metrics_end_however_slowly_they_come(metrics: MetricsPort)
 
 @pytest.mark.medium
 def test_connections_to_the_metrics_are_bounded(metrics: MetricsPort, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_port, "MOST", 5)
-    monkeypatch.setattr(metrics_port, "REQUEST_S", 60.0)
+    monkeypatch.setattr(metrics_http, "MOST", 5)
+    monkeypatch.setattr(metrics_http, "REQUEST_S", 60.0)
     port = int(metrics.location.split(":")[2].partition("/")[0])
     with ExitStack() as stack:
         silent = dialled(stack, port, 100)

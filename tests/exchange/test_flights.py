@@ -16,15 +16,15 @@ from pyarrow import flight
 
 import epochlog as el
 import plain_flight as plain
-from epochlog.exchange import readings
-from epochlog.exchange.flights import FlightDesk
-from epochlog.exchange.pins import Held, Part, Pins
-from epochlog.exchange.readings import Chosen
+from epochlog.exchange.flight import planner
+from epochlog.exchange.flight.leases import FlightLeases, FlightPart, LeasedFlight
+from epochlog.exchange.flight.planner import Chosen
+from epochlog.exchange.flight.service import FlightDesk
 from epochlog.exchange.server import Server
-from epochlog.exchange.traffic import Limits
-from epochlog.store import replay
-from epochlog.store.footprint import Footprint
-from epochlog.store.holds import all_holds
+from epochlog.exchange.transport.admission import AdmissionLimits
+from epochlog.store.changelog import raw_replay
+from epochlog.store.changelog.footprint import Footprint
+from epochlog.store.retention.holds import all_holds
 
 SCHEMA = pa.schema([("id", pa.int64()), ("value", pa.float64()), ("name", pa.string())])
 
@@ -125,8 +125,8 @@ def test_the_log_in_all_modes_over_all_ranges(
     columns: list[str] | None,
     parts: int,
 ) -> None:
-    monkeypatch.setattr(readings, "PART_ROWS", 50_000 // parts)
-    monkeypatch.setattr(replay, "WORTH_ROWS", 2_000)
+    monkeypatch.setattr(planner, "PART_ROWS", 50_000 // parts)
+    monkeypatch.setattr(raw_replay, "WORTH_ROWS", 2_000)
     table, ends = store.table("orders"), [0, *epochs(store)]
     pairs = [(0, None), *((a, b) for place, a in enumerate(ends) for b in ends[place:])] if parts == 3 else [(0, None)]
     for after, until in pairs:
@@ -144,13 +144,13 @@ def test_the_log_in_all_modes_over_all_ranges(
 def test_parts_by_key_range_are_in_key_order(
     store: el.Store, client: flight.FlightClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readings, "PART_ROWS", 4_000)
+    monkeypatch.setattr(planner, "PART_ROWS", 4_000)
     info = client.get_flight_info(plain.path("orders"))
     parts = [client.do_get(endpoint.ticket).read_all() for endpoint in info.endpoints]
     assert len(parts) > 3 and sum(part.num_rows > 0 for part in parts) > 3
     assert pa.concat_tables(parts).equals(store.table("orders").to_arrow())
-    monkeypatch.setattr(readings, "PART_ROWS", 1)
-    assert len(client.get_flight_info(plain.path("orders")).endpoints) <= readings.MAX_PARTS
+    monkeypatch.setattr(planner, "PART_ROWS", 1)
+    assert len(client.get_flight_info(plain.path("orders")).endpoints) <= planner.MAX_PARTS
 
 
 BAD = [
@@ -238,7 +238,7 @@ def desk(tmp_path: Path) -> Iterator[tuple[el.Store, FlightDesk, HandClock, Serv
             snapshot = store.snapshot([table], consistency=consistency, **options)
             return Chosen(snapshot[table].plan, snapshot.close)
 
-        found = FlightDesk(store._handle, choose, Limits(flights=3, flight_s=10), clock)
+        found = FlightDesk(store._handle, choose, AdmissionLimits(flights=3, flight_s=10), clock)
         server = Server("grpc://127.0.0.1:0", token=None, flights=found, actions=found.actions)
         yield store, found, clock, server
         server.shutdown(5)
@@ -290,12 +290,12 @@ def test_the_number_of_flights_is_bounded(desk: tuple[el.Store, FlightDesk, Hand
 
 
 def test_readers_leave_flights_to_those_who_may_write(store: el.Store) -> None:
-    pins, plan = Pins(4, HandClock()), Held(SCHEMA, (), lambda: None, 1, None)
+    pins, plan = FlightLeases(4, HandClock()), LeasedFlight(SCHEMA, (), lambda: None, 1, None)
 
     def add(name: str, *, may_write: bool) -> None:
         pins.add(name.encode(), lambda: plan, 1_000, may_write=may_write)
 
-    waiting = replace(plan, parts=(Part(lambda: iter(()), Footprint(1, 1)),))  # nobody has read it
+    waiting = replace(plan, parts=(FlightPart(lambda: iter(()), Footprint(1, 1)),))  # nobody has read it
     for name in "abc":
         pins.add(name.encode(), lambda: waiting, 1_000, may_write=False)
     with pytest.raises(el.LimitExceeded):

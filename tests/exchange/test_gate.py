@@ -30,6 +30,7 @@ def names(taken: list[tuple[str, int, Any]]) -> list[str]:
     return [content for _, _, content in taken]
 
 
+@pytest.mark.rule("6.1")
 def test_d1_a_consumer_that_starts_again_elsewhere_gets_every_build_before_the_probe() -> None:
     """The defect itself. Left-deep join, builds at stage -1 done, so the counter stands at 0. The top join's machine
     dies having consumed nothing; on the new machine the probe's replay arrives first.
@@ -67,6 +68,7 @@ def test_d2_the_replayer_of_the_build_dies_half_way() -> None:
     assert gate.done and gate.take() == []
 
 
+@pytest.mark.rule("6.5")
 def test_d3_a_third_incarnation_gets_the_same_order() -> None:
     orders = []
     for consumed in (2, 0, None):  # how much each is sent before it dies
@@ -78,6 +80,7 @@ def test_d3_a_third_incarnation_gets_the_same_order() -> None:
     assert orders == [whole[:2], [], whole]
 
 
+@pytest.mark.rule("6.4")
 def test_d4_a_producer_thought_dead_is_refused() -> None:
     """By its pushes and its end mark, whichever of the two its successor sent; the content stays."""
     for fence in (lambda gate: gate.offer("build", 0, "build0", 2), lambda gate: gate.end("build", 7, 2)):
@@ -93,6 +96,7 @@ def test_d4_a_producer_thought_dead_is_refused() -> None:
         assert names(gate.take()) == [f"build{seq}" for seq in range(8)] + ["probe0"]
 
 
+@pytest.mark.rule("6.5")
 def test_d5_the_progress_of_an_old_consumer_is_not_that_of_the_new_one() -> None:
     old, new = StageGate(JOIN), StageGate(JOIN, cursor={"build": 1, "probe": 3})
     for gate in (old, new):
@@ -102,6 +106,7 @@ def test_d5_the_progress_of_an_old_consumer_is_not_that_of_the_new_one() -> None
     assert names(new.take()) == [f"probe{seq}" for seq in range(3, 11)]
 
 
+@pytest.mark.rule("6.3")
 def test_d6_a_producer_pushes_again_what_the_consumer_has() -> None:
     gate = StageGate(JOIN, cursor={"build": 6})
     fill(gate, "build", 0, 10, attempt=1)
@@ -110,6 +115,7 @@ def test_d6_a_producer_pushes_again_what_the_consumer_has() -> None:
     assert gate.take() == [] and gate.cursor == {"build": 10, "probe": 0}
 
 
+@pytest.mark.rule("6.6")
 def test_d7_what_is_sent_again_because_the_answer_was_lost_is_not_doubled() -> None:
     gate = StageGate(JOIN)
     for _ in range(2):
@@ -122,6 +128,7 @@ def test_d7_what_is_sent_again_because_the_answer_was_lost_is_not_doubled() -> N
     assert names(gate.take()) == ["probe0"]
 
 
+@pytest.mark.rule("6.1")
 def test_d9_the_end_mark_is_known_but_not_all_has_come() -> None:
     gate = StageGate(JOIN)
     gate.end("build", 9)
@@ -134,6 +141,7 @@ def test_d9_the_end_mark_is_known_but_not_all_has_come() -> None:
     assert names(gate.take()) == ["build8", "build9", "probe0"]
 
 
+@pytest.mark.rule("6.1")
 def test_d9_an_empty_stage_passes() -> None:
     gate = StageGate({-1: ["build", "other"], 0: ["probe"]})
     fill(gate, "probe", 0, 1)
@@ -144,6 +152,7 @@ def test_d9_an_empty_stage_passes() -> None:
     assert names(gate.take()) == ["probe0"] and gate.done
 
 
+@pytest.mark.rule("6.1")
 def test_d9_three_stages_deep() -> None:
     gate = StageGate({0: ["c"], -2: ["a"], -1: ["b"]})  # in any order
     fill(gate, "c", 0, 1)
@@ -155,6 +164,7 @@ def test_d9_three_stages_deep() -> None:
     assert names(gate.take()) == ["b0", "c0"]
 
 
+@pytest.mark.rule("6.1")
 def test_a_cursor_lets_pass_only_with_the_end_mark() -> None:
     """That all of a build is covered by the consumer's state is known only once its end mark says how much all is."""
     gate = StageGate(JOIN, cursor={"build": 2})
@@ -186,6 +196,7 @@ def test_what_is_refused_changes_nothing() -> None:
     assert names(gate.take()) == ["build0", "build1"]
 
 
+@pytest.mark.rule("6.3")
 @pytest.mark.parametrize("given_out", [False, True])
 def test_an_end_mark_below_what_has_come_is_refused(given_out: bool) -> None:
     gate = StageGate(JOIN)
@@ -199,6 +210,7 @@ def test_an_end_mark_below_what_has_come_is_refused(given_out: bool) -> None:
     gate.end("build", 2)
 
 
+@pytest.mark.rule("6.3")
 def test_a_sequence_has_one_content() -> None:
     """Waiting or given out; record batches are told apart by a digest, which NaN does not disturb."""
     batch, other = (pa.record_batch({"x": pa.array([value])}) for value in (float("nan"), 2.0))
@@ -252,6 +264,7 @@ def test_bad_input_is_named(bad: Any) -> None:
 # ---- the counter, and the door -----------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("6.2")
 def test_the_counter_is_the_lowest_stage_without_all_its_end_marks() -> None:
     stages = {-2: ["a"], 0: ["b", "c"], 3: ["d"]}
     assert [stage_counter(stages, ended) for ended in ([], ["a"], "ab", "abc", "abcd", "bcd")] == [-2, 0, 0, 3, 4, -2]

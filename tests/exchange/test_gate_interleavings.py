@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from epochlog.exchange import StageGate
-from epochlog.exchange import gate as gate_module
-from epochlog.exchange.gate import _Channel
+from epochlog.exchange import stage_gate as gate_module
+from epochlog.exchange.stage_gate import _Channel
 from gaterules import Event, Given, Plan, Rules, check_taken, deliver, every_death, every_order
 
 pytestmark = pytest.mark.local_only
@@ -24,6 +24,7 @@ EMPTY = Plan.of({-1: {"nothing": 0, "build": 1}, 0: {"probe": 1}})
 EMPTY_BETWEEN = Plan.of({-2: {"a": 1}, -1: {"b": 0}, 0: {"c": 1}})
 
 
+@pytest.mark.rule("6.1")
 @pytest.mark.parametrize("plan, events", [
     (JOIN, 6), (TWO_BUILDS, 6), (THREE_DEEP, 6), (EMPTY, 5), (EMPTY_BETWEEN, 5),
 ], ids=["join", "two builds", "deep", "empty", "empty between"])  # fmt: skip
@@ -155,6 +156,7 @@ def random_runs(seeds: range) -> None:
             raise
 
 
+@pytest.mark.rule("6.1")
 @pytest.mark.medium
 def test_random_runs() -> None:
     random_runs(range(40))

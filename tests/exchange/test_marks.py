@@ -10,16 +10,16 @@ import pytest
 import redis
 
 import epochlog as el
-from epochlog.exchange.staged import redis_marks as module
-from epochlog.exchange.staged.redis_marks import EndMark, EndMarks, RedisMarks
-from epochlog.store import redis_client
-from epochlog.store.backoff import Backoff
-from epochlog.store.clock import SystemClock
-from epochlog.store.lmdb_catalog import LmdbCatalog
-from epochlog.store.redis_marks import marks_key
+from epochlog.exchange.staged import stage_counter_redis as module
+from epochlog.exchange.staged.stage_counter_redis import EndMark, EndMarks, RedisMarks
+from epochlog.exchange.staged.stage_counter_scripts import marks_key
+from epochlog.store.catalog.lmdb.catalog import LmdbCatalog
+from epochlog.store.catalog.redis import client as redis_client
+from epochlog.store.env.backoff import Backoff
+from epochlog.store.env.clock import SystemClock
+from epochlog.testing.tcp_proxy import TcpProxy
 from patience import PATIENCE_S, until
 from redis_server import PASSWORD, RedisServer
-from tcp_proxy import TcpProxy
 
 pytestmark = [pytest.mark.local_only, pytest.mark.redis]
 
@@ -105,6 +105,7 @@ def walk(books: Books, marks: RedisMarks) -> list[int]:
     return found
 
 
+@pytest.mark.rule("6.2")
 def test_the_counter_follows_the_end_marks(books: Books, marks: RedisMarks, client: redis.Redis) -> None:
     assert walk(books, marks) == [-2, -1, -1, 0, 1]
     until(lambda: held(client) == 1)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import epochlog as el
-from epochlog.exchange.offsets import Limits, LogEpoch, Offset, parse_start, plan_until
+from epochlog.spark.stream_offsets import BatchLimits, LogEpoch, Offset, parse_start, plan_until
 
 pytestmark = pytest.mark.local_only
 
@@ -17,21 +17,21 @@ LOG = [LogEpoch(epoch, rows, rows * 10) for epoch, rows in ((3, 5), (7, 1), (8, 
 @pytest.mark.parametrize(
     ("after", "limits", "target", "until"),
     [
-        (0, Limits(), None, 20),
-        (0, Limits(), 19, 8),
-        (0, Limits(), 2, 0),
-        (20, Limits(), None, 20),
-        (0, Limits(epochs=1), None, 3),
-        (3, Limits(epochs=2), None, 8),
-        (0, Limits(rows=6), None, 7),
-        (0, Limits(rows=5), None, 3),
-        (0, Limits(rows=1), None, 3),  # an epoch is never split, so one at least is taken
-        (7, Limits(rows=1), None, 8),
-        (0, Limits(bytes=60), None, 7),
-        (0, Limits(epochs=3, rows=6), None, 7),
+        (0, BatchLimits(), None, 20),
+        (0, BatchLimits(), 19, 8),
+        (0, BatchLimits(), 2, 0),
+        (20, BatchLimits(), None, 20),
+        (0, BatchLimits(epochs=1), None, 3),
+        (3, BatchLimits(epochs=2), None, 8),
+        (0, BatchLimits(rows=6), None, 7),
+        (0, BatchLimits(rows=5), None, 3),
+        (0, BatchLimits(rows=1), None, 3),  # an epoch is never split, so one at least is taken
+        (7, BatchLimits(rows=1), None, 8),
+        (0, BatchLimits(bytes=60), None, 7),
+        (0, BatchLimits(epochs=3, rows=6), None, 7),
     ],
 )
-def test_plan(after: int, limits: Limits, target: int | None, until: int) -> None:
+def test_plan(after: int, limits: BatchLimits, target: int | None, until: int) -> None:
     assert plan_until(LOG, after, limits, target) == until
 
 
@@ -42,7 +42,7 @@ def test_plan(after: int, limits: Limits, target: int | None, until: int) -> Non
 def test_batches_tile_the_log(pairs: list[tuple[int, int]], rows: int) -> None:
     log = [LogEpoch(epoch, count, count) for epoch, count in sorted(pairs)]
     after, taken = 0, []
-    while (until := plan_until(log, after, Limits(rows=rows))) > after:
+    while (until := plan_until(log, after, BatchLimits(rows=rows))) > after:
         batch = [entry for entry in log if after < entry.epoch <= until]
         assert len(batch) == 1 or sum(entry.rows for entry in batch) <= rows
         taken += batch
@@ -57,8 +57,8 @@ def test_the_log_is_read_no_further_than_needed() -> None:
             epoch += 1
             yield LogEpoch(epoch, 1, 1)
 
-    assert plan_until(endless(), 5, Limits(epochs=3)) == 8
-    assert plan_until(endless(), 5, Limits(), target=100) == 100
+    assert plan_until(endless(), 5, BatchLimits(epochs=3)) == 8
+    assert plan_until(endless(), 5, BatchLimits(), target=100) == 100
 
 
 def test_offsets_survive_json() -> None:

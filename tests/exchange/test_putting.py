@@ -17,9 +17,9 @@ from pyarrow import flight
 
 import epochlog as el
 import plain_flight as plain
-from epochlog.exchange import putting
+from epochlog.exchange.flight import put
+from epochlog.testing.tcp_proxy import TcpProxy
 from patience import until
-from tcp_proxy import TcpProxy
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 CLIENT_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
@@ -74,10 +74,11 @@ def test_rows_are_upserted_and_deleted(store: el.Store, client: flight.FlightCli
     assert content(store) == [1, 2, 3, 4]
 
 
+@pytest.mark.rule("1.8")
 def test_later_batches_win_and_rows_come_in_segments_of_bounded_size(
     store: el.Store, client: flight.FlightClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(putting, "GATHERED_BYTES", 100_000)
+    monkeypatch.setattr(put, "GATHERED_BYTES", 100_000)
     writer, answers = client.do_put(plain.path("orders"), SCHEMA)
     for start in range(0, 50_000, 5_000):
         writer.write_table(rows(start // 2, 5_000).set_column(1, "name", pa.array([str(start)] * 5_000)))
@@ -92,6 +93,7 @@ def test_later_batches_win_and_rows_come_in_segments_of_bounded_size(
     }
 
 
+@pytest.mark.rule("1.7")
 def test_the_same_transaction_twice_lands_once(store: el.Store, client: flight.FlightClient) -> None:
     asked = plain.command(write="orders", txn=["app", 1])
     first = plain.put(client, asked, rows(0, 5))
@@ -103,6 +105,7 @@ def test_the_same_transaction_twice_lands_once(store: el.Store, client: flight.F
     assert len(files(store)) == 2
 
 
+@pytest.mark.rule("1.7")
 def test_after_a_lost_answer_a_retry_is_told_the_first_epoch(store: el.Store, server: el.StoreServer) -> None:
     proxy = TcpProxy(int(server.location.rpartition(":")[2]))
     asked = plain.command(write="orders", txn=["app", 7])
@@ -150,7 +153,7 @@ sys.stdin.read()
 def test_a_client_killed_half_way_leaves_nothing(
     store: el.Store, server: el.StoreServer, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(putting, "GATHERED_BYTES", 200_000)
+    monkeypatch.setattr(put, "GATHERED_BYTES", 200_000)
     child = subprocess.Popen(
         [sys.executable, "-c", HALF_WAY, server.location, how],
         stdin=subprocess.PIPE,

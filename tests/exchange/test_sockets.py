@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import epochlog as el
-from epochlog.exchange.sockets import hang_up, peer_address
+from epochlog.exchange.transport.sockets import abort_connections, peer_address
 
 pytestmark = pytest.mark.local_only
 
@@ -25,7 +25,7 @@ def test_an_open_store_keeps_its_locks_when_a_server_hangs_up(tmp_path: Path) ->
     were being read.
     """
     with el.open(tmp_path / "s") as store, el.serve(store) as server:
-        assert hang_up(int(server.location.rpartition(":")[2])) == 0
+        assert abort_connections(int(server.location.rpartition(":")[2])) == 0
         command = [sys.executable, "-c", TAKE_OVER, str(tmp_path / "s" / "catalog" / "lock.mdb")]
         found = subprocess.run(command, capture_output=True, text=True, check=False)
         assert "BlockingIOError" in found.stderr, found.stderr or "the lock could be taken"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import epochlog as el
-from epochlog.exchange import spark_options
+from epochlog.spark import options
 
 pytestmark = pytest.mark.local_only
 
@@ -31,14 +31,14 @@ DOCS = Path(__file__).parents[2] / "docs"
 ])  # fmt: skip
 def test_what_would_silently_mean_other_rows_is_refused(option: str, told: str) -> None:
     with pytest.raises(el.InvalidInput, match=told):
-        spark_options.place_of({**PLACE, option: "x"})
+        options.place_of({**PLACE, option: "x"})
 
 
 def test_options_of_spark_itself_are_let_pass() -> None:
-    assert spark_options.place_of({**PLACE, "checkpointLocation": "c", "queryName": "q"}).table == "orders"
+    assert options.place_of({**PLACE, "checkpointLocation": "c", "queryName": "q"}).table == "orders"
 
 
 def test_every_option_is_in_the_reference() -> None:
-    known = {*spark_options.PLACE, *spark_options.READ, *spark_options.WRITE}
+    known = {*options.PLACE, *options.READ, *options.WRITE}
     text = (DOCS / "SPARK.md").read_text("utf-8")
     assert not {name for name in known - {"volatile"} if not re.search(rf"\b{name}\b", text)}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import epochlog as el
-from epochlog.exchange.staged import keeping, state
+from epochlog.exchange.staged import state, transactions
 from gaterules import Plan
 from stagedorders import SIZE, Event, World, check, check_end, every_order
 
@@ -94,6 +94,7 @@ def two_readers_of_a_join() -> None:
 SPACES = [one_death, a_producer_that_dies, two_consumers, an_empty_channel, two_builds, lies]
 
 
+@pytest.mark.rule("6.1", "6.2")
 @pytest.mark.medium
 @pytest.mark.parametrize("space", SPACES, ids=lambda space: space.__name__)
 def test_every_order(space: Callable[[], None]) -> None:
@@ -221,33 +222,35 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def producers_not_fenced(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(keeping, "check_producer", lambda channel, stage, attempt: None)
+    patch.setattr(transactions, "check_producer", lambda channel, stage, attempt: None)
 
 
 def an_attempt_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A push fences its channel, an end mark does not."""
-    whole = keeping.with_end
-    patch.setattr(keeping, "with_end", lambda channel, last, attempt, rows: whole(channel, last, channel.attempt, rows))
+    whole = transactions.with_end
+    patch.setattr(
+        transactions, "with_end", lambda channel, last, attempt, rows: whole(channel, last, channel.attempt, rows)
+    )
 
 
 def content_not_compared(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(keeping, "check_repeat", lambda *given: None)
+    patch.setattr(transactions, "check_repeat", lambda *given: None)
 
 
 def released_content_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    whole = keeping.digest_of
+    whole = transactions.digest_of
 
     def digest_of(view: Any, query: str, channel: Any, seq: int) -> Any:
         return None if seq < channel.released else whole(view, query, channel, seq)
 
-    patch.setattr(keeping, "digest_of", digest_of)
+    patch.setattr(transactions, "digest_of", digest_of)
 
 
 def a_second_end_is_taken(patch: pytest.MonkeyPatch) -> None:
     def with_end(channel: Any, last: int, attempt: int, rows: Any) -> Any:
         return state.replace(channel, last=last, attempt=attempt)
 
-    patch.setattr(keeping, "with_end", with_end)
+    patch.setattr(transactions, "with_end", with_end)
 
 
 def a_repeat_is_kept_again(patch: pytest.MonkeyPatch) -> None:
@@ -255,39 +258,41 @@ def a_repeat_is_kept_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def holes_are_passed(patch: pytest.MonkeyPatch) -> None:
-    whole = keeping.with_push
+    whole = transactions.with_push
 
     def with_push(channel: Any, seq: int, rows: int, attempt: int) -> Any:
         after = whole(channel, seq, rows, attempt)
         return state.replace(after, next=max([after.next, *(one + 1 for one in after.ahead)]), ahead=())
 
-    patch.setattr(keeping, "with_push", with_push)
+    patch.setattr(transactions, "with_push", with_push)
 
 
 def one_acknowledgement_is_enough(patch: pytest.MonkeyPatch) -> None:
     def releasable(channel: str, consumers: Any) -> int:
         return max((one.cursor.get(channel, 0) for one in consumers if channel in one.channels), default=0)
 
-    patch.setattr(keeping, "releasable", releasable)
+    patch.setattr(transactions, "releasable", releasable)
 
 
 def who_has_not_begun_needs_nothing(patch: pytest.MonkeyPatch) -> None:
-    whole = keeping.releasable
-    patch.setattr(keeping, "releasable", lambda channel, found: whole(channel, [one for one in found if one.cursor]))
+    whole = transactions.releasable
+    patch.setattr(
+        transactions, "releasable", lambda channel, found: whole(channel, [one for one in found if one.cursor])
+    )
 
 
 def received_is_acknowledged(patch: pytest.MonkeyPatch) -> None:
     """What lies ahead of an acknowledged cursor is let go of with it."""
-    whole = keeping.releasable
-    patch.setattr(keeping, "releasable", lambda channel, found: (below := whole(channel, found)) and below + 1)
+    whole = transactions.releasable
+    patch.setattr(transactions, "releasable", lambda channel, found: (below := whole(channel, found)) and below + 1)
 
 
 def nothing_is_released(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(keeping, "releasable", lambda channel, consumers: 0)
+    patch.setattr(transactions, "releasable", lambda channel, consumers: 0)
 
 
 def bytes_on_disk_are_miscounted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(keeping, "used_bytes", lambda view, query: 0)
+    patch.setattr(transactions, "used_bytes", lambda view, query: 0)
 
 
 def consumers_not_fenced(patch: pytest.MonkeyPatch) -> None:
@@ -297,27 +302,27 @@ def consumers_not_fenced(patch: pytest.MonkeyPatch) -> None:
         def found(consumer: Any, incarnation: int, *rest: Any, whole: Any = whole) -> Any:
             return whole(consumer, max(incarnation, consumer.incarnation), *rest)
 
-        patch.setattr(keeping, name, found)
+        patch.setattr(transactions, name, found)
 
 
 def acknowledgements_not_fenced(patch: pytest.MonkeyPatch) -> None:
-    whole = keeping.acknowledged
-    patch.setattr(keeping, "acknowledged", lambda consumer, incarnation, *rest: whole(
+    whole = transactions.acknowledged
+    patch.setattr(transactions, "acknowledged", lambda consumer, incarnation, *rest: whole(
         consumer, consumer.incarnation, *rest
     ))  # fmt: skip
 
 
 def incarnations_are_forgotten(patch: pytest.MonkeyPatch) -> None:
-    whole = keeping.claimed
-    patch.setattr(keeping, "claimed", lambda consumer, incarnation, *rest: state.replace(
+    whole = transactions.claimed
+    patch.setattr(transactions, "claimed", lambda consumer, incarnation, *rest: state.replace(
         whole(consumer, incarnation, *rest), incarnation=consumer.incarnation
     ))  # fmt: skip
 
 
 def brought_cursor_ignored(patch: pytest.MonkeyPatch) -> None:
-    whole = keeping.claimed
+    whole = transactions.claimed
     patch.setattr(
-        keeping, "claimed", lambda consumer, number, cursor, channels: whole(consumer, number, None, channels)
+        transactions, "claimed", lambda consumer, number, cursor, channels: whole(consumer, number, None, channels)
     )
 
 
@@ -327,19 +332,19 @@ def acknowledged_cursor_goes_back(patch: pytest.MonkeyPatch) -> None:
             raise el.Fenced("replaced")
         return state.replace(consumer, cursor={name: seq - 1 for name, seq in cursor.items()})
 
-    patch.setattr(keeping, "acknowledged", acknowledged)
+    patch.setattr(transactions, "acknowledged", acknowledged)
 
 
 def absence_is_completion(patch: pytest.MonkeyPatch) -> None:
     """A channel that has something is taken to end there."""
-    whole = keeping.look
+    whole = transactions.look
 
     def look(view: Any, query: str, consumer: str, cursor: Any, wanted: Any, most: int) -> Any:
         found = whole(view, query, consumer, cursor, wanted, most)
         last = {name: seq for name, seq, _ in found.pushed}
         return state.replace(found, ends={**last, **found.ends})
 
-    patch.setattr(keeping, "look", look)
+    patch.setattr(transactions, "look", look)
 
 
 def counter_ahead(patch: pytest.MonkeyPatch) -> None:
@@ -356,31 +361,31 @@ def an_end_mark_is_enough(patch: pytest.MonkeyPatch) -> None:
 
 def a_push_completes_nothing(patch: pytest.MonkeyPatch) -> None:
     """A channel is counted by its end mark alone, and not at all when its last push comes after that."""
-    whole = keeping.push
+    whole = transactions.push
 
     def push(tx: Any, query: str, given: Any) -> Any:
-        before = tx.get(keeping.query_key(query))
+        before = tx.get(transactions.query_key(query))
         taken = whole(tx, query, given)
-        tx.put(keeping.query_key(query), before)
+        tx.put(transactions.query_key(query), before)
         return taken
 
-    patch.setattr(keeping, "push", push)
+    patch.setattr(transactions, "push", push)
 
 
 def later_stages_take_all_room(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(keeping, "has_room", lambda query, used, channel, seq, size: used + size <= query.budget)
+    patch.setattr(transactions, "has_room", lambda query, used, channel, seq, size: used + size <= query.budget)
 
 
 def counted_before_refused(patch: pytest.MonkeyPatch) -> None:
     """The attempt is written before the content is looked at."""
-    pushing = keeping.push
+    pushing = transactions.push
 
     def push(tx: Any, query: str, given: Any) -> Any:
-        key = keeping.channel_key(query, given.channel)
+        key = transactions.channel_key(query, given.channel)
         tx.put(key, {**tx.get(key), "attempt": max(tx.get(key)["attempt"], given.attempt + 1)})
         return pushing(tx, query, given)
 
-    patch.setattr(keeping, "push", push)
+    patch.setattr(transactions, "push", push)
 
 
 CAUGHT: list[tuple[Plant, Callable[[], None]]] = [

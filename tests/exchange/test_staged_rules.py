@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import epochlog as el
-from epochlog.exchange.staged import keeping
-from epochlog.exchange.staged.content import decoded, encoded
-from epochlog.exchange.staged.state import Consumer, Query
-from epochlog.store.exchanges import end_query, query_key
-from epochlog.store.records import intent_key
-from epochlog.store.verify_exchanges import check_exchanges
+from epochlog.exchange.staged import transactions
+from epochlog.exchange.staged.batch_file import decoded, encoded
+from epochlog.exchange.staged.state import StageConsumer, StagedQuery
+from epochlog.store.catalog.keys import intent_key
+from epochlog.store.check.exchanges import check_exchanges
+from epochlog.store.metadata.exchange_records import end_query, query_key
 
 pytestmark = pytest.mark.local_only
 
@@ -63,7 +63,9 @@ class Exchange(RuleBasedStateMachine):
         self.tx = Records()
         self.tx.put(intent_key(INTENT), {"id": INTENT})
         for name, stages in CONSUMERS.items():
-            keeping.declare(self.tx, Query(QUERY, {}, frozenset(), 1, 1, 1 << 40), Consumer(name, stages))
+            transactions.declare(
+                self.tx, StagedQuery(QUERY, {}, frozenset(), 1, 1, 1 << 40), StageConsumer(name, stages)
+            )
         self.content: dict[tuple[str, int], int] = {}
         self.last: dict[str, int] = {}
         self.brought: dict[tuple[str, str], int] = {}  # by the present incarnation, perhaps past what is here
@@ -91,16 +93,18 @@ class Exchange(RuleBasedStateMachine):
         self.push(channel, max(0, self.next(channel) + ahead), max(0, self.attempt[channel] + newer), content)
 
     def push(self, channel: str, seq: int, attempt: int, content: int) -> None:
-        given = keeping.Push(channel, STAGES[channel], seq, attempt, f"{INTENT}-{channel}{seq}.arrow", SIZE, content, 1)
+        given = transactions.Push(
+            channel, STAGES[channel], seq, attempt, f"{INTENT}-{channel}{seq}.arrow", SIZE, content, 1
+        )
         known = self.content.get((channel, seq))
         if attempt < self.attempt[channel]:
-            self.refused(el.Fenced, lambda: keeping.push(self.tx, QUERY, given))
+            self.refused(el.Fenced, lambda: transactions.push(self.tx, QUERY, given))
         elif known is not None and known != content:
-            self.refused(el.ContentMismatch, lambda: keeping.push(self.tx, QUERY, given))
+            self.refused(el.ContentMismatch, lambda: transactions.push(self.tx, QUERY, given))
         elif known is None and seq > self.last.get(channel, seq):
-            self.refused(el.EndMarkMismatch, lambda: keeping.push(self.tx, QUERY, given))
+            self.refused(el.EndMarkMismatch, lambda: transactions.push(self.tx, QUERY, given))
         else:
-            assert keeping.push(self.tx, QUERY, given).kept == (known is None)
+            assert transactions.push(self.tx, QUERY, given).kept == (known is None)
             self.content[channel, seq] = content
             self.attempt[channel] = attempt
 
@@ -109,20 +113,20 @@ class Exchange(RuleBasedStateMachine):
         last, attempt = max(-1, self.next(channel) + 1 + beyond), max(0, self.attempt[channel] + newer)
         top = max([seq for name, seq in self.content if name == channel], default=-1)
         if attempt < self.attempt[channel]:
-            self.refused(el.Fenced, lambda: keeping.end(self.tx, QUERY, channel, last, attempt, None))
+            self.refused(el.Fenced, lambda: transactions.end(self.tx, QUERY, channel, last, attempt, None))
         elif self.last.get(channel, last) != last or top > last:
-            self.refused(el.EndMarkMismatch, lambda: keeping.end(self.tx, QUERY, channel, last, attempt, None))
+            self.refused(el.EndMarkMismatch, lambda: transactions.end(self.tx, QUERY, channel, last, attempt, None))
         else:
-            keeping.end(self.tx, QUERY, channel, last, attempt, None)
+            transactions.end(self.tx, QUERY, channel, last, attempt, None)
             self.last[channel], self.attempt[channel] = last, attempt
 
     @rule(consumer=consumers, newer=near)
     def claim(self, consumer: str, newer: int) -> None:
         incarnation = max(0, self.incarnation[consumer] + newer)
         if incarnation < self.incarnation[consumer]:
-            self.refused(el.Fenced, lambda: keeping.claim(self.tx, QUERY, consumer, incarnation, None))
+            self.refused(el.Fenced, lambda: transactions.claim(self.tx, QUERY, consumer, incarnation, None))
             return
-        found = keeping.claim(self.tx, QUERY, consumer, incarnation, None)
+        found = transactions.claim(self.tx, QUERY, consumer, incarnation, None)
         self.incarnation[consumer] = incarnation
         self.brought = {key: seq for key, seq in self.brought.items() if key[0] != consumer}
         assert {name: found.start.get(name, 0) for name in self.acked[consumer]} == self.acked[consumer]
@@ -133,11 +137,13 @@ class Exchange(RuleBasedStateMachine):
         some = data.draw(st.dictionaries(st.sampled_from(self.names(consumer)), near))
         cursor = {name: max(0, self.next(name) + beyond - (beyond == 2) * 4) for name, beyond in some.items()}
         if incarnation != self.incarnation[consumer]:
-            self.refused(el.Fenced, lambda: keeping.acknowledge(self.tx, QUERY, consumer, incarnation, cursor))
+            self.refused(el.Fenced, lambda: transactions.acknowledge(self.tx, QUERY, consumer, incarnation, cursor))
         elif any(seq > max(self.next(name), self.brought.get((consumer, name), 0)) for name, seq in cursor.items()):
-            self.refused(el.InvalidInput, lambda: keeping.acknowledge(self.tx, QUERY, consumer, incarnation, cursor))
+            self.refused(
+                el.InvalidInput, lambda: transactions.acknowledge(self.tx, QUERY, consumer, incarnation, cursor)
+            )
         else:
-            freed = keeping.acknowledge(self.tx, QUERY, consumer, incarnation, cursor)
+            freed = transactions.acknowledge(self.tx, QUERY, consumer, incarnation, cursor)
             before = self.live()
             for name, seq in cursor.items():
                 self.acked[consumer][name] = max(self.acked[consumer][name], min(seq, self.next(name)))
@@ -151,10 +157,10 @@ class Exchange(RuleBasedStateMachine):
         seq = data.draw(st.integers(self.released(name), 9))
         if seq > self.last.get(name, 9) + 1:
             return
-        found = keeping.claim(self.tx, QUERY, "two", self.incarnation["two"], {name: seq})
+        found = transactions.claim(self.tx, QUERY, "two", self.incarnation["two"], {name: seq})
         self.brought = {key: at for key, at in self.brought.items() if key[0] != "two"} | {("two", name): seq}
         assert found.start[name] == seq and found.cursor.get(name, 0) == self.acked["two"][name]
-        keeping.acknowledge(self.tx, QUERY, "two", self.incarnation["two"], {name: seq})
+        transactions.acknowledge(self.tx, QUERY, "two", self.incarnation["two"], {name: seq})
         self.acked["two"][name] = max(self.acked["two"][name], min(seq, self.next(name)))
 
     def released(self, channel: str) -> int:
@@ -167,9 +173,9 @@ class Exchange(RuleBasedStateMachine):
     def what_is_kept(self) -> None:
         assert check_exchanges(self.tx) == []
         assert {record["path"] for key, record in self.tx.kept.items() if key.startswith(b"xp/")} == self.live()
-        assert keeping.used_bytes(self.tx, QUERY) == SIZE * len(self.live())
-        query = keeping.find_query(self.tx, QUERY)
-        assert {name: keeping.find_channel(self.tx, query, name).attempt for name in STAGES} == self.attempt
+        assert transactions.used_bytes(self.tx, QUERY) == SIZE * len(self.live())
+        query = transactions.find_query(self.tx, QUERY)
+        assert {name: transactions.find_channel(self.tx, query, name).attempt for name in STAGES} == self.attempt
         lacking = [stage for name, stage in STAGES.items() if self.next(name) <= self.last.get(name, self.next(name))]
         assert query.stage == min(lacking, default=1)
 
@@ -177,41 +183,43 @@ class Exchange(RuleBasedStateMachine):
     def what_consumers_find(self) -> None:
         for consumer in CONSUMERS:
             cursor = self.acked[consumer]
-            mail = keeping.look(self.tx, QUERY, consumer, cursor, list(cursor), 99)
+            mail = transactions.look(self.tx, QUERY, consumer, cursor, list(cursor), 99)
             wanted = [(name, seq) for name, at in cursor.items() for seq in range(at, self.next(name))]
             assert [(name, seq) for name, seq, _ in mail.pushed] == wanted
             assert mail.ends == {name: last for name, last in self.last.items() if name in cursor}
             assert mail.incarnation == self.incarnation[consumer]
 
 
+@pytest.mark.rule("6.3", "6.4", "6.5", "6.6", "6.7")
 def test_any_calls_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "BLOCK", 3)  # digests of what was released, over several records
+    monkeypatch.setattr(transactions, "BLOCK", 3)  # digests of what was released, over several records
     machine = Exchange.TestCase
     machine.settings = settings(settings.default, max_examples=20, stateful_step_count=30, phases=[Phase.generate])
     machine().runTest()
 
 
 def test_a_release_of_much_takes_several_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "RELEASED", 5)
+    monkeypatch.setattr(transactions, "RELEASED", 5)
     machine = Exchange()
     for seq in range(12):
         machine.push(channel="c", seq=seq, attempt=0, content=0)
-    keeping.claim(machine.tx, QUERY, "two", 0, None)
-    freed = keeping.acknowledge(machine.tx, QUERY, "two", 0, {"c": 12})
+    transactions.claim(machine.tx, QUERY, "two", 0, None)
+    freed = transactions.acknowledge(machine.tx, QUERY, "two", 0, {"c": 12})
     while len(freed) % 5 == 0:
         assert check_exchanges(machine.tx) == []
-        freed += keeping.release(machine.tx, QUERY, ["c"])
-    assert len(freed) == len(set(freed)) == 12 and keeping.release(machine.tx, QUERY, ["c"]) == []
+        freed += transactions.release(machine.tx, QUERY, ["c"])
+    assert len(freed) == len(set(freed)) == 12 and transactions.release(machine.tx, QUERY, ["c"]) == []
     assert check_exchanges(machine.tx) == []
 
 
+@pytest.mark.rule("6.11")
 def test_a_record_that_is_missing_is_damage_and_no_empty_stream() -> None:
     machine = Exchange()
     for seq in range(4):
         machine.push(channel="a", seq=seq, attempt=0, content=0)
     machine.tx.delete(b"xp/q/a/%016x" % 2)
     with pytest.raises(el.Corrupt, match="its batch was pushed"):
-        keeping.look(machine.tx, QUERY, "one", {"a": 0, "b": 0}, ["a"], 9)
+        transactions.look(machine.tx, QUERY, "one", {"a": 0, "b": 0}, ["a"], 9)
     assert any("lacks 1 batches of channel a, the first at 2" in what for _, what in check_exchanges(machine.tx))
 
 
@@ -220,16 +228,16 @@ def test_a_query_of_version_0_1_is_counted_by_what_was_pushed() -> None:
     machine = Exchange()
     machine.push(channel="b", seq=0, attempt=0, content=0)
     for channel, last in (("a", 1), ("b", 0), ("c", -1)):
-        keeping.end(machine.tx, QUERY, channel, last, 0, None)
+        transactions.end(machine.tx, QUERY, channel, last, 0, None)
     key = query_key(QUERY)
     record = machine.tx.kept[key]
     assert record.pop("passed") == ["b", "c"]
     machine.tx.kept[key] = record | {"ended": ["a", "b", "c"]}
     assert check_exchanges(machine.tx) == []
-    assert keeping.find_query(machine.tx, QUERY).stage == -1
+    assert transactions.find_query(machine.tx, QUERY).stage == -1
     machine.push(channel="a", seq=0, attempt=0, content=0)
     machine.push(channel="a", seq=1, attempt=0, content=0)
-    assert keeping.find_query(machine.tx, QUERY).stage == 1
+    assert transactions.find_query(machine.tx, QUERY).stage == 1
     assert "ended" not in machine.tx.kept[key] and check_exchanges(machine.tx) == []
 
 
@@ -237,9 +245,9 @@ def test_a_query_that_was_ended_is_there_for_nobody() -> None:
     machine = Exchange()
     end_query(machine.tx, QUERY)
     for call in (
-        lambda: keeping.end(machine.tx, QUERY, "a", -1, 0, None),
-        lambda: keeping.claim(machine.tx, QUERY, "one", 0, None),
-        lambda: keeping.release(machine.tx, QUERY, ["a"]),
+        lambda: transactions.end(machine.tx, QUERY, "a", -1, 0, None),
+        lambda: transactions.claim(machine.tx, QUERY, "one", 0, None),
+        lambda: transactions.release(machine.tx, QUERY, ["a"]),
     ):
         with pytest.raises(el.QueryNotFound):
             call()

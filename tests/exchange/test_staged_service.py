@@ -14,15 +14,15 @@ import pytest
 
 import epochlog as el
 from epochlog.exchange import ExchangeClient
-from epochlog.exchange.line import ClientLine, Line
-from epochlog.exchange.staged import intake, keeping, service, wire
-from epochlog.exchange.staged import mail as mails
-from epochlog.exchange.staged import pusher as pushers
-from epochlog.exchange.staged.content import encoded
-from epochlog.exchange.staged.mailbox import Mailbox
+from epochlog.exchange.staged import messages, push_handler, service, transactions
+from epochlog.exchange.staged import pull_client as mails
+from epochlog.exchange.staged import push_client as pushers
+from epochlog.exchange.staged.batch_file import encoded
+from epochlog.exchange.staged.pull_handler import StageSender
+from epochlog.exchange.transport.duplex import ClientLine, DuplexStream
+from epochlog.testing.tcp_proxy import TcpProxy
 from patience import PATIENCE_S, until
 from stagedworld import JOIN, TOKEN, batch, client, files_of, fill, run_of, served, taken
-from tcp_proxy import TcpProxy
 
 local = pytest.mark.local_only  # the others run again where a store's catalog is in Redis, and its files on S3
 LAKE_MS = 1_800_000_000_000
@@ -42,7 +42,7 @@ def big(channel: str, seq: int) -> pa.RecordBatch:
 
 
 BIG = encoded(big("probe", 0)).size
-pack = wire.pack
+pack = messages.pack
 
 
 # ---- the disk budget -----------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def test_a_client_that_speaks_another_version_is_told_so_at_once(
     """A batch travelled in its message once; such a client tried again for all its patience, and blamed the server."""
     with served(tmp_path) as (_, server), client(server) as ex:
         ex.declare("join", {0: ["probe"]})
-        monkeypatch.setattr(wire, name, getattr(wire, name).removesuffix(b".2"))
+        monkeypatch.setattr(messages, name, getattr(messages, name).removesuffix(b".2"))
 
         def push() -> None:
             ex.push("probe", 0, 0, batch("probe", 0))
@@ -66,6 +66,7 @@ def test_a_client_that_speaks_another_version_is_told_so_at_once(
             push() if name == "PUSH" else next(ex.consume("join", incarnation=1))
 
 
+@pytest.mark.rule("6.9")
 @local
 def test_a_push_waits_for_room_and_gives_up_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(tmp_path) as (store, server), client(server) as ex:
@@ -74,7 +75,7 @@ def test_a_push_waits_for_room_and_gives_up_at_its_deadline(tmp_path: Path, monk
             ex.push("probe", 0, seq, big("probe", seq))
         before = files_of(store)
         with monkeypatch.context() as patch:
-            patch.setattr(intake, "LONGEST_WAIT_MS", 50)
+            patch.setattr(push_handler, "LONGEST_WAIT_MS", 50)
             with pytest.raises(el.BudgetExceeded, match="have the consumers acknowledge"):
                 ex.push("probe", 0, 3, big("probe", 3))
         until(lambda: files_of(store) == before)
@@ -87,6 +88,7 @@ def test_a_push_waits_for_room_and_gives_up_at_its_deadline(tmp_path: Path, monk
             rest.result()
 
 
+@pytest.mark.rule("6.9")
 @local
 def test_later_stages_do_not_keep_out_the_lowest_open_one(tmp_path: Path) -> None:
     """The probe fills its half; every build still finds room, and then the probe goes on."""
@@ -104,6 +106,22 @@ def test_later_stages_do_not_keep_out_the_lowest_open_one(tmp_path: Path) -> Non
         probe.result()
 
 
+@pytest.mark.rule("6.9")
+@local
+def test_a_later_stage_fills_half_of_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(tmp_path) as (_, server), client(server) as ex:
+        ex.declare("join", JOIN, budget=8 * BIG)
+        for seq in range(4):
+            ex.push("probe", 0, seq, big("probe", seq))
+        with monkeypatch.context() as patch:
+            patch.setattr(push_handler, "LONGEST_WAIT_MS", 50)
+            with pytest.raises(el.BudgetExceeded):
+                ex.push("probe", 0, 4, big("probe", 4))
+        for seq in range(4):
+            ex.push("build", -1, seq, big("build", seq))
+
+
+@pytest.mark.rule("6.9")
 @local
 def test_the_push_that_completes_a_stage_makes_room_for_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -114,7 +132,7 @@ def test_the_push_that_completes_a_stage_makes_room_for_the_next(
         ex.declare("join", JOIN, budget=9 * BIG)
 
         def used() -> int:
-            return store._handle.catalog.read(lambda view: keeping.used_bytes(view, "q1")) // BIG
+            return store._handle.catalog.read(lambda view: transactions.used_bytes(view, "q1")) // BIG
 
         probe = pool.submit(lambda: [ex.push("probe", 0, seq, big("probe", seq)) for seq in range(8)])
         until(lambda: used() == 4)
@@ -123,6 +141,7 @@ def test_the_push_that_completes_a_stage_makes_room_for_the_next(
         probe.result()
 
 
+@pytest.mark.rule("6.9")
 @local
 def test_a_channel_of_the_lowest_open_stage_that_has_nothing_may_always_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -133,7 +152,7 @@ def test_a_channel_of_the_lowest_open_stage_that_has_nothing_may_always_go_on(
         for seq in (1, 2, 3):
             ex.push("a", 0, seq, big("a", seq))
         with monkeypatch.context() as patch:
-            patch.setattr(intake, "LONGEST_WAIT_MS", 50)
+            patch.setattr(push_handler, "LONGEST_WAIT_MS", 50)
             with pytest.raises(el.BudgetExceeded):
                 ex.push("a", 0, 4, big("a", 4))
         ex.push("b", 0, 0, big("b", 0))
@@ -145,6 +164,7 @@ def test_a_channel_of_the_lowest_open_stage_that_has_nothing_may_always_go_on(
 # ---- the end of a query --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("6.10")
 def test_a_dropped_query_is_gone_for_all_its_clients(tmp_path: Path) -> None:
     with served(tmp_path) as (store, server), client(server) as ex, client(server) as other:
         ex.declare("join", JOIN)
@@ -169,6 +189,7 @@ def test_a_dropped_query_is_gone_for_all_its_clients(tmp_path: Path) -> None:
         assert taken(ex.consume("join", incarnation=0), 1) == [("build", 0)]
 
 
+@pytest.mark.rule("6.10")
 def test_a_query_that_nobody_uses_ends_with_its_lease_and_vacuum_takes_what_it_had(tmp_path: Path) -> None:
     clock = Clock()
     with (
@@ -198,6 +219,7 @@ def test_a_query_that_nobody_uses_ends_with_its_lease_and_vacuum_takes_what_it_h
             assert taken(other.consume("join", incarnation=1)) == run_of("build", range(2))
 
 
+@pytest.mark.rule("6.10")
 @pytest.mark.medium
 @local
 def test_a_query_in_use_outlasts_its_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,6 +269,7 @@ def test_files_in_use_survive_vacuum_and_restored_catalogs_and_dead_ones_do_not(
 # ---- content and ends ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("6.8")
 @local
 def test_the_rows_of_an_end_mark_are_counted(tmp_path: Path) -> None:
     with served(tmp_path) as (_, server), client(server) as ex:
@@ -299,6 +322,7 @@ def test_what_is_pushed_comes_out_with_its_types(tmp_path: Path) -> None:
             ex.push("a", 0, 0, given.slice(0, 2))
 
 
+@pytest.mark.rule("6.12")
 @local
 def test_what_is_no_push_is_refused(tmp_path: Path) -> None:
     with served(tmp_path) as (_, server), client(server) as ex:
@@ -331,6 +355,7 @@ def test_what_is_no_push_is_refused(tmp_path: Path) -> None:
         assert ex.stage == -1
 
 
+@pytest.mark.rule("6.7")
 def test_what_was_let_go_of_is_said_to_be(tmp_path: Path) -> None:
     with served(tmp_path) as (_, server), client(server) as ex:
         ex.declare("join", {0: ["a"]})
@@ -349,6 +374,7 @@ def test_what_was_let_go_of_is_said_to_be(tmp_path: Path) -> None:
         assert taken(ex.consume("join", incarnation=4, cursor={"a": 3})) == [("a", 3)]
 
 
+@pytest.mark.rule("6.7")
 def test_two_consumers_hold_a_batch_until_both_have_it(tmp_path: Path) -> None:
     with served(tmp_path) as (store, server), client(server) as ex:
         ex.declare("one", {0: ["a", "b"]})
@@ -479,15 +505,15 @@ def test_a_server_that_falls_silent_is_left_for_a_new_connection(
 
 def line_to(ex: ExchangeClient, number: int = 1, *, mail: str = "one", incarnation: int = 1) -> ClientLine:
     """A consumer's line, opened by hand."""
-    opened = ClientLine(ex.location, wire.MAIL + b":", token=TOKEN, tls_roots=None, limit=wire.MAX_FIELDS)
+    opened = ClientLine(ex.location, messages.MAIL + b":", token=TOKEN, tls_roots=None, limit=messages.MAX_FIELDS)
     hello = {"query": ex.query, "consumer": "join", "incarnation": incarnation, "cursor": None, "window": 1 << 20}
-    opened.send(wire.pack(**hello, mail=mail, line=number))
+    opened.send(messages.pack(**hello, mail=mail, line=number))
     return opened
 
 
 def kinds(opened: ClientLine) -> Iterator[str]:
     while (parcel := opened.receive()) is not None:
-        yield wire.unpack_letter(parcel.message or b"")["kind"]
+        yield messages.decode_batch(parcel.message or b"")["kind"]
 
 
 def test_a_line_that_its_client_gave_up_does_not_replace_the_one_it_opened_instead(tmp_path: Path) -> None:
@@ -515,15 +541,15 @@ def test_a_consumer_that_was_killed_as_it_claimed_does_not_replace_the_one_that_
 ) -> None:
     """Its handler had claimed, and was not heard of until the next incarnation had claimed as well."""
     claimed, go_on = threading.Event(), threading.Event()
-    plain = Mailbox.__init__
+    plain = StageSender.__init__
 
-    def slow(self: Mailbox, service: service.StagedExchange, line: Line, hello: wire.Fields) -> None:
+    def slow(self: StageSender, service: service.StagedExchange, line: DuplexStream, hello: messages.Fields) -> None:
         plain(self, service, line, hello)
         if hello["incarnation"] == 1:
             claimed.set()
             assert go_on.wait(PATIENCE_S)
 
-    monkeypatch.setattr(Mailbox, "__init__", slow)
+    monkeypatch.setattr(StageSender, "__init__", slow)
     with served(tmp_path) as (_, server), client(server) as ex:
         ex.declare("join", {0: ["probe"]})
         killed = line_to(ex, mail="one", incarnation=1)
@@ -560,6 +586,7 @@ def test_a_server_that_is_away_for_good(tmp_path: Path) -> None:
     assert location
 
 
+@pytest.mark.rule("6.11")
 @local
 def test_a_batch_that_is_not_what_its_checksum_says_is_refused_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -569,7 +596,7 @@ def test_a_batch_that_is_not_what_its_checksum_says_is_refused_alone(
         ex.push("probe", 0, 0, batch("probe", 0))
         with monkeypatch.context() as patch:
             patch.setattr(
-                wire, "pack", lambda **fields: pack(**{**fields, **({"crc32": 7} if "crc32" in fields else {})})
+                messages, "pack", lambda **fields: pack(**{**fields, **({"crc32": 7} if "crc32" in fields else {})})
             )
             with pytest.raises(el.BadMessage, match="checksum"):
                 ex.push("probe", 0, 1, batch("probe", 1))
@@ -579,6 +606,7 @@ def test_a_batch_that_is_not_what_its_checksum_says_is_refused_alone(
         assert taken(ex.consume("join", incarnation=1)) == run_of("probe", range(2))
 
 
+@pytest.mark.rule("6.7")
 @local
 def test_what_was_not_given_out_cannot_be_acknowledged(tmp_path: Path) -> None:
     with served(tmp_path) as (_, server), client(server) as ex:

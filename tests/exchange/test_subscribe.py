@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from epochlog.exchange import subscriber, table_feed
-from epochlog.exchange.line import ClientLine
-from epochlog.exchange.subscription import Bounds, _Subscription
-from epochlog.exchange.traffic import Limits, Traffic
-from epochlog.store.backoff import Backoff
-from epochlog.store.footprint import Footprint
-from epochlog.store.records import head_key
+from epochlog.exchange.subscription import client, table_feed
+from epochlog.exchange.subscription.server import SubscriptionLimits, _Subscription
+from epochlog.exchange.transport.admission import AdmissionController, AdmissionLimits
+from epochlog.exchange.transport.duplex import ClientLine
+from epochlog.store.catalog.keys import head_key
+from epochlog.store.changelog.footprint import Footprint
+from epochlog.store.env.backoff import Backoff
 from following import SCHEMA, TOKEN, Breaking, Replica, rows, served
 from patience import PATIENCE_S, until
 from rowsets import WIDE, wide_rows
@@ -26,7 +26,7 @@ from rowsets import WIDE, wide_rows
 
 @pytest.fixture(autouse=True)
 def quick_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscriber, "BACKOFF", Backoff(first_s=0.005, limit_s=1.0))
+    monkeypatch.setattr(client, "BACKOFF", Backoff(first_s=0.005, limit_s=1.0))
 
 
 def test_the_rows_come_first_then_each_change_then_what_is_new(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_the_server_does_not_read_ahead_of_a_slow_reader(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(table_feed, "_slices", counted)
     slice_bytes = 100 * 40
-    with served(tmp_path, Bounds(window=3 * slice_bytes)) as (_, table, serving):
+    with served(tmp_path, SubscriptionLimits(window=3 * slice_bytes)) as (_, table, serving):
         last = table.upsert(rows(*range(10_000)))
         with serving.subscribe() as sub:
             until(lambda: len(sub._box) >= 3)
@@ -315,7 +315,7 @@ def test_the_server_does_not_read_ahead_of_a_slow_reader(tmp_path: Path, monkeyp
 
 def test_a_reader_that_takes_nothing_is_cut_off_and_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_feed, "SLICE_ROWS", 10)
-    with served(tmp_path, Bounds(window=100, slow_s=0.2, beat_s=0.05)) as (_, table, serving):
+    with served(tmp_path, SubscriptionLimits(window=100, slow_s=0.2, beat_s=0.05)) as (_, table, serving):
         table.upsert(rows(*range(1000)))
         with serving.subscribe() as sub:
             until(lambda: sub._error is not None)
@@ -334,8 +334,8 @@ def test_subscribers_lend_each_other_room_and_miss_nothing(tmp_path: Path, monke
         return plainly(self, batches, footprint)
 
     monkeypatch.setattr(_Subscription, "_metered", metered)
-    with served(tmp_path, Bounds(window=1_000, beat_s=0.01)) as (_, table, serving), ExitStack() as stack:
-        traffic = serving.service._traffic = Traffic(Limits(in_flight_bytes=1))
+    with served(tmp_path, SubscriptionLimits(window=1_000, beat_s=0.01)) as (_, table, serving), ExitStack() as stack:
+        traffic = serving.service._traffic = AdmissionController(AdmissionLimits(in_flight_bytes=1))
         table.upsert(rows(*range(200)))
         table.upsert(rows(*range(100, 400)))
         last = table.delete(pa.table({"id": list(range(0, 400, 3))}))
@@ -355,7 +355,7 @@ def test_subscribers_lend_each_other_room_and_miss_nothing(tmp_path: Path, monke
 
 @pytest.mark.medium
 def test_a_reader_that_is_idle_is_not_slow(tmp_path: Path) -> None:
-    with served(tmp_path, Bounds(window=100, slow_s=0.1, beat_s=0.02)) as (_, table, serving):
+    with served(tmp_path, SubscriptionLimits(window=100, slow_s=0.1, beat_s=0.02)) as (_, table, serving):
         table.upsert(rows(1))
         with serving.subscribe() as sub:
             next(sub)
@@ -366,7 +366,7 @@ def test_a_reader_that_is_idle_is_not_slow(tmp_path: Path) -> None:
 
 def test_a_client_that_connects_and_never_reads_is_cut_off(tmp_path: Path) -> None:
     """It takes nothing, answers nothing, and closes nothing; what holds the log for it is let go of."""
-    with served(tmp_path, Bounds(window=1 << 40, slow_s=0.2, beat_s=0.05)) as (_, table, serving):
+    with served(tmp_path, SubscriptionLimits(window=1 << 40, slow_s=0.2, beat_s=0.05)) as (_, table, serving):
         first = table.upsert(rows(*range(500_000)))
         line = ClientLine(serving.location, b'subscribe:{"table":"t"}', token=TOKEN, tls_roots=None)
         until(lambda: serving.service._open == 1)
@@ -435,7 +435,7 @@ def test_who_comes_late_to_the_watch_is_told_at_once(tmp_path: Path) -> None:
 
 def test_what_is_taken_while_it_connects_makes_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_feed, "SLICE_ROWS", 10)
-    with served(tmp_path, Bounds(window=1)) as (_, table, serving):
+    with served(tmp_path, SubscriptionLimits(window=1)) as (_, table, serving):
         last = table.upsert(rows(*range(100)))
 
         class Taking(Breaking):
@@ -451,7 +451,7 @@ def test_what_is_taken_while_it_connects_makes_room_too(tmp_path: Path, monkeypa
 
 
 def test_there_is_room_for_so_many_and_no_more(tmp_path: Path) -> None:
-    with served(tmp_path, Bounds(most=2)) as (_, _, serving):
+    with served(tmp_path, SubscriptionLimits(most=2)) as (_, _, serving):
         with serving.subscribe(), serving.subscribe(), pytest.raises(el.LimitExceeded):
             serving.subscribe()
         until(lambda: serving.service._open == 0)

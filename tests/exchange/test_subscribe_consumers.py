@@ -10,22 +10,23 @@ from typing import Any
 import pytest
 
 import epochlog as el
-from epochlog.exchange import subscriber, table_feed
-from epochlog.exchange.line import ClientLine
-from epochlog.exchange.subscription import Bounds
-from epochlog.exchange.subscription_messages import Answer, encode
-from epochlog.store import consumers
-from epochlog.store.backoff import Backoff
-from epochlog.store.consumers import list_consumers, reset_consumer
+from epochlog.exchange.subscription import client, table_feed
+from epochlog.exchange.subscription.messages import Answer, encode
+from epochlog.exchange.subscription.server import SubscriptionLimits
+from epochlog.exchange.transport.duplex import ClientLine
+from epochlog.store.changelog import consumers
+from epochlog.store.changelog.consumers import list_consumers, reset_consumer
+from epochlog.store.env.backoff import Backoff
 from following import TOKEN, Breaking, Replica, rows, served
 from patience import PATIENCE_S, until
 
 
 @pytest.fixture(autouse=True)
 def quick_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscriber, "BACKOFF", Backoff(first_s=0.005, limit_s=1.0))
+    monkeypatch.setattr(client, "BACKOFF", Backoff(first_s=0.005, limit_s=1.0))
 
 
+@pytest.mark.rule("4.11")
 def test_it_goes_on_after_what_was_acknowledged(tmp_path: Path) -> None:
     with served(tmp_path) as (_, table, serving):
         first = table.upsert(rows(1, 2))
@@ -86,7 +87,7 @@ def test_an_epoch_is_acknowledged_when_all_of_it_is_out(tmp_path: Path, monkeypa
 
 
 def test_the_newer_of_two_under_one_name_fences_the_older(tmp_path: Path) -> None:
-    with served(tmp_path, Bounds(beat_s=0.05)) as (_, table, serving):
+    with served(tmp_path, SubscriptionLimits(beat_s=0.05)) as (_, table, serving):
         epoch = table.upsert(rows(1))
         with ExitStack() as stack:
             older = stack.enter_context(serving.subscribe(consumer="dash"))

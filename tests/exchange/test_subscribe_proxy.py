@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 
 import epochlog as el
-from epochlog.exchange import subscriber, table_feed
-from epochlog.exchange.subscription import Bounds
-from epochlog.store.backoff import Backoff
-from epochlog.store.consumers import list_consumers
+from epochlog.exchange.subscription import client as subscriber
+from epochlog.exchange.subscription import table_feed
+from epochlog.exchange.subscription.server import SubscriptionLimits
+from epochlog.store.changelog.consumers import list_consumers
+from epochlog.store.env.backoff import Backoff
+from epochlog.testing.tcp_proxy import TcpProxy
 from following import Replica, Serving, rows, served
 from patience import PATIENCE_S, until
-from tcp_proxy import TcpProxy
 
-QUICK = Bounds(beat_s=0.05)
+QUICK = SubscriptionLimits(beat_s=0.05)
 TROUBLES = ["late", "cut", "black hole", "cut after delivery"]
 
 
@@ -88,7 +89,10 @@ def test_what_is_taken_over_a_bad_connection_comes_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
     monkeypatch.setattr(table_feed, "SLICE_ROWS", 10)
-    with served(tmp_path, Bounds(window=1000, beat_s=0.05)) as (_, table, serving), proxied(serving) as proxy:
+    with (
+        served(tmp_path, SubscriptionLimits(window=1000, beat_s=0.05)) as (_, table, serving),
+        proxied(serving) as proxy,
+    ):
         epoch = table.upsert(rows(*range(100)))
         with serving.subscribe(port=proxy.port) as sub:
             arm(proxy, trouble, b'"took"')
@@ -127,7 +131,7 @@ def test_random_troubles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: 
     print("seed", seed)
     chance = random.Random(seed)
     monkeypatch.setattr(table_feed, "SLICE_ROWS", 16)
-    bounds = Bounds(window=chance.choice([500, 5_000, 1 << 20]), beat_s=0.05)
+    bounds = SubscriptionLimits(window=chance.choice([500, 5_000, 1 << 20]), beat_s=0.05)
     with served(tmp_path, bounds) as (store, table, serving), proxied(serving) as proxy:
         table.upsert(rows(*range(chance.randrange(200))))
         replica, acked = Replica(), -1

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epochlog.errors import InvalidInput, TicketExpired, TicketRefused
-from epochlog.exchange.tickets import KEY_BYTES, MAX_TICKET, Ticket, Tickets, new_flight, new_key
+from epochlog.exchange.flight.tickets import KEY_BYTES, MAX_TICKET, Ticket, Tickets, new_flight, new_key
 
 KEY = bytes(range(KEY_BYTES))
 

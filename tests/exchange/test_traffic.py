@@ -15,11 +15,20 @@ from pyarrow import flight
 import epochlog as el
 import plain_flight as plain
 from epochlog.errors import CallTimedOut, LimitExceeded, ServerUnavailable
-from epochlog.exchange.flights import FlightDesk
-from epochlog.exchange.readings import Chosen
-from epochlog.exchange.server import Call, Server
-from epochlog.exchange.traffic import MESSAGE_BYTES, MESSAGE_ROWS, Lane, Limits, Passage, Traffic, messages
-from epochlog.store.footprint import Footprint
+from epochlog.exchange.flight.planner import Chosen
+from epochlog.exchange.flight.service import FlightDesk
+from epochlog.exchange.server import Server
+from epochlog.exchange.transport.admission import (
+    MESSAGE_BYTES,
+    MESSAGE_ROWS,
+    AdmissionController,
+    AdmissionLimits,
+    CallSlot,
+    Lane,
+    messages,
+)
+from epochlog.exchange.transport.services import Call
+from epochlog.store.changelog.footprint import Footprint
 from patience import until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.binary(100))])
@@ -38,7 +47,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[el.Store]:
 class Served:
     """A server of the store's flights with limits of its own."""
 
-    def __init__(self, store: el.Store, limits: Limits) -> None:
+    def __init__(self, store: el.Store, limits: AdmissionLimits) -> None:
         def choose(table: str, consistency: str, options: Any) -> Chosen:
             snapshot = store.snapshot([table], consistency=consistency, **options)
             return Chosen(snapshot[table].plan, snapshot.close)
@@ -73,7 +82,7 @@ def rest(reader: flight.FlightStreamReader) -> int:
 
 @pytest.mark.medium
 def test_a_client_that_reads_nothing_is_cut_off(store: el.Store) -> None:
-    with Served(store, Limits(stall_s=0.2)) as served, ExitStack() as stack:
+    with Served(store, AdmissionLimits(stall_s=0.2)) as served, ExitStack() as stack:
         client, other = (stack.enter_context(plain.connected(served.server.location))[0] for _ in range(2))
         reader = begin(client)
         until(lambda: served.idle)
@@ -83,7 +92,7 @@ def test_a_client_that_reads_nothing_is_cut_off(store: el.Store) -> None:
 
 
 def test_a_client_that_cancels_or_goes_is_noticed(store: el.Store) -> None:
-    with Served(store, Limits()) as served, ExitStack() as stack:
+    with Served(store, AdmissionLimits()) as served, ExitStack() as stack:
         client, _ = stack.enter_context(plain.connected(served.server.location))
         reader = begin(client)
         assert not served.idle
@@ -96,7 +105,7 @@ def test_a_client_that_cancels_or_goes_is_noticed(store: el.Store) -> None:
 
 
 def test_the_clients_deadline_is_kept(store: el.Store) -> None:
-    with Served(store, Limits()) as served, plain.connected(served.server.location) as (client, _):
+    with Served(store, AdmissionLimits()) as served, plain.connected(served.server.location) as (client, _):
         reader = begin(client, timeout=0.2)
         until(lambda: served.idle)
         with pytest.raises(flight.FlightTimedOutError):
@@ -104,7 +113,7 @@ def test_the_clients_deadline_is_kept(store: el.Store) -> None:
 
 
 def test_a_call_that_lasts_too_long_ends(store: el.Store) -> None:
-    with Served(store, Limits(call_s=0.2)) as served, plain.connected(served.server.location) as (client, _):
+    with Served(store, AdmissionLimits(call_s=0.2)) as served, plain.connected(served.server.location) as (client, _):
         reader = begin(client)
         until(lambda: served.idle)
         with pytest.raises(CLIENT_ERRORS):
@@ -113,7 +122,7 @@ def test_a_call_that_lasts_too_long_ends(store: el.Store) -> None:
 
 @pytest.mark.parametrize("what", ["get", "put"])
 def test_a_shutdown_is_bounded_in_the_middle_of_rows(store: el.Store, what: str) -> None:
-    with Served(store, Limits()) as served, plain.connected(served.server.location) as (client, _):
+    with Served(store, AdmissionLimits()) as served, plain.connected(served.server.location) as (client, _):
         if what == "get":
             reader = begin(client)
             go_on: Callable[[], object] = lambda: rest(reader)  # noqa: E731
@@ -130,7 +139,7 @@ def test_a_shutdown_is_bounded_in_the_middle_of_rows(store: el.Store, what: str)
 
 
 def test_a_shutdown_lets_calls_end_that_do_so_in_time(store: el.Store) -> None:
-    with Served(store, Limits()) as served, plain.connected(served.server.location) as (client, _):
+    with Served(store, AdmissionLimits()) as served, plain.connected(served.server.location) as (client, _):
         reader = begin(client)
         ending = threading.Thread(target=served.server.shutdown, args=(600,))
         ending.start()
@@ -143,17 +152,17 @@ def test_a_shutdown_lets_calls_end_that_do_so_in_time(store: el.Store) -> None:
 def test_many_gets_at_once_stay_within_the_bound(store: el.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """What all of them have in memory, whole pieces, is what is counted, and never more than the bound."""
     bound, base = 48 << 20, pa.total_allocated_bytes()
-    plainly = Passage.outward
+    plainly = CallSlot.outward
 
-    def outward(passage: Passage, batches: Iterator[pa.RecordBatch], footprint: Footprint) -> Iterator[pa.RecordBatch]:
+    def outward(passage: CallSlot, batches: Iterator[pa.RecordBatch], footprint: Footprint) -> Iterator[pa.RecordBatch]:
         def checked(batch: pa.RecordBatch) -> pa.RecordBatch:
             assert batch.get_total_buffer_size() <= footprint.kept <= footprint.making
             return batch
 
         return plainly(passage, map(checked, batches), footprint)
 
-    monkeypatch.setattr(Passage, "outward", outward)
-    with Served(store, Limits(in_flight_bytes=bound)) as served:
+    monkeypatch.setattr(CallSlot, "outward", outward)
+    with Served(store, AdmissionLimits(in_flight_bytes=bound)) as served:
         most, held, over = 0, 0, threading.Event()
 
         def watch() -> None:
@@ -192,9 +201,9 @@ class Hand:
         self.now_s = 0.0
         self.gone = False
         self.cuts = 0
-        self.traffic = Traffic(Limits(**limits), lambda: self.now_s)  # pyright: ignore[reportArgumentType]
+        self.traffic = AdmissionController(AdmissionLimits(**limits), lambda: self.now_s)  # pyright: ignore[reportArgumentType]
 
-    def enter(self, lane: Lane | None = None, *, may_write: bool = True) -> Passage:
+    def enter(self, lane: Lane | None = None, *, may_write: bool = True) -> CallSlot:
         return self.traffic.enter(Call("peer", lambda: self.gone, self.cut, may_write), lane)
 
     def cut(self) -> None:
@@ -257,7 +266,7 @@ def test_who_waits_for_room_is_told_why_it_ends(why: str) -> None:
     hand = Hand(in_flight_bytes=10, call_s=5.0)
     told: list[BaseException] = []
 
-    def wait(passage: Passage) -> None:
+    def wait(passage: CallSlot) -> None:
         try:
             passage.room(10)
         except (CallTimedOut, ServerUnavailable) as error:
@@ -329,7 +338,7 @@ def test_who_is_held_up_by_his_client_lets_those_behind_him_pass() -> None:
     hand.traffic.close()
 
 
-def kept_waiting(hand: Hand, passage: Passage, pace_s: float, size: int, until_s: float) -> float | None:
+def kept_waiting(hand: Hand, passage: CallSlot, pace_s: float, size: int, until_s: float) -> float | None:
     """A client that moves `size` bytes each `pace_s`; when its patience is over, if that is before `until_s`."""
     while hand.now_s < until_s:
         with passage.waiting():

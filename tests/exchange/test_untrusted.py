@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epochlog.errors import BadMessage, EpochlogError, InvalidInput, LimitExceeded
-from epochlog.exchange import untrusted
-from epochlog.exchange.ipc_claims import WrongClaim, file_claims
-from epochlog.exchange.untrusted import Bounds, check_batch, check_file, check_schema, read_file
+from epochlog.exchange.transport import validation
+from epochlog.exchange.transport.ipc_footer import WrongClaim, file_claims
+from epochlog.exchange.transport.validation import BatchBounds, check_batch, check_file, check_schema, read_file
 
 pytestmark = pytest.mark.local_only
 
@@ -76,14 +76,14 @@ def zeros(codec: str | None) -> bytes:
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_small_file_of_many_bytes_is_refused_undecoded(codec: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     data = zeros(codec)
-    size = check_file(data, Bounds(bytes=8 << 20)).decoded
+    size = check_file(data, BatchBounds(bytes=8 << 20)).decoded
     assert size == 8 << 20
     with monkeypatch.context() as patch:
-        patch.setattr(untrusted.pa.ipc, "open_file", None)  # whoever decodes fails
-        for bounds in (Bounds(bytes=(8 << 20) - 1), Bounds(rows=(1 << 20) - 1)):
+        patch.setattr(validation.pa.ipc, "open_file", None)  # whoever decodes fails
+        for bounds in (BatchBounds(bytes=(8 << 20) - 1), BatchBounds(rows=(1 << 20) - 1)):
             with pytest.raises(LimitExceeded, match="smaller batches"):
                 read_file(data, bounds)
-    assert read_file(data, Bounds(rows=1 << 20, bytes=8 << 20)).num_rows == 1 << 20
+    assert read_file(data, BatchBounds(rows=1 << 20, bytes=8 << 20)).num_rows == 1 << 20
 
 
 def test_one_batch_named_twice_counts_twice() -> None:
@@ -100,7 +100,7 @@ def test_one_batch_named_twice_counts_twice() -> None:
     assert check_file(twice).rows == read_file(twice).num_rows == 2000
     assert check_file(twice).decoded == 16_000
     with pytest.raises(LimitExceeded):
-        check_file(twice, Bounds(rows=1999))
+        check_file(twice, BatchBounds(rows=1999))
 
 
 WIDE = {
@@ -150,8 +150,8 @@ def nulls(length: int) -> pa.Array:
 
 def test_rows_and_bytes_at_their_bounds() -> None:
     batch = one(pa.array(np.zeros(1000, np.int64)))
-    check_batch(batch, Bounds(rows=1000, bytes=8000))
-    for bounds in (Bounds(rows=999), Bounds(bytes=7999)):
+    check_batch(batch, BatchBounds(rows=1000, bytes=8000))
+    for bounds in (BatchBounds(rows=999), BatchBounds(bytes=7999)):
         with pytest.raises(LimitExceeded, match="smaller batches"):
             check_batch(batch, bounds)
 
@@ -214,7 +214,7 @@ def test_an_unsound_batch_is_refused(array: pa.Array, old: bytes, new: bytes) ->
     """As it comes out of Arrow's reader, which looks into no values."""
     check_batch(one(array))
     for data in at_each(as_file(pa.table({"a": array})), old, new):
-        with pytest.raises(BadMessage), untrusted.decoding("a record batch"):
+        with pytest.raises(BadMessage), validation.decoding("a record batch"):
             check_batch(pa.ipc.open_file(data).get_batch(0))
         with pytest.raises(BadMessage):
             read_file(data)
@@ -302,7 +302,7 @@ def used(table: pa.Table) -> Any:
 def test_spoilt_files(codec: str | None, seed: int) -> None:
     """Each is refused with a typed error, or is a table all of which can be used."""
     try:
-        found = read_file(spoilt(FILES[codec], random.Random(seed)), Bounds(rows=10_000, bytes=1 << 20))
+        found = read_file(spoilt(FILES[codec], random.Random(seed)), BatchBounds(rows=10_000, bytes=1 << 20))
     except (BadMessage, InvalidInput):
         return
     assert found.num_rows <= 10_000

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import epochlog as el
-from epochlog.store.failpoints import arm
+from epochlog.store.env.failpoints import arm
 from faults.story import Telling, heard, tell
 
 TESTS = Path(__file__).resolve().parents[1]

@@ -14,13 +14,14 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from epochlog.store import compaction, folding, picking
-from epochlog.store.compaction import compact_table
-from epochlog.store.definitions import find_table
-from epochlog.store.epoch import EPOCH_ORIGIN_MS
-from epochlog.store.folding import Source
-from epochlog.store.merge import Rows
-from epochlog.store.version import TableVersion
+from epochlog.store.compaction import rewriter, task_pieces
+from epochlog.store.compaction.executor import compact_table
+from epochlog.store.compaction.rewriter import Source
+from epochlog.store.compaction.universal import UniversalStrategy
+from epochlog.store.metadata.lookups import find_table
+from epochlog.store.metadata.version import TableVersion
+from epochlog.store.sst.merge import Rows
+from epochlog.store.types.epoch import EPOCH_ORIGIN_MS
 from faults.plant import Plant
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("n", pa.int64())])
@@ -40,8 +41,8 @@ def one_history(root: Path, seed: int) -> None:
         return now_ms
 
     with pytest.MonkeyPatch.context() as patch, el.open(root, durability="os", clock=clock) as store:
-        patch.setattr(picking, "PIECE_ROWS", 9)
-        patch.setattr(folding, "PART_ROWS", 7)
+        patch.setattr(task_pieces, "PIECE_ROWS", 9)
+        patch.setattr(rewriter, "PART_ROWS", 7)
         options = el.TableOptions(history_retention=timedelta(milliseconds=HISTORY_MS), compact_segments=2)
         table = store.create_table("t", SCHEMA, ["id"], options=options)
         definition = store._handle.catalog.read(lambda view: find_table(view, "t"))
@@ -78,60 +79,60 @@ def check(table: el.Table, states: dict[int, dict[int, int]], epochs: Sequence[i
 
 
 def deletes_go_above_the_bottom(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = folding.Folder.fold
-    monkeypatch.setattr(folding.Folder, "fold", lambda *args, **options: real(*args, **{**options, "bottom": True}))
+    real = rewriter.Rewriter.fold
+    monkeypatch.setattr(rewriter.Rewriter, "fold", lambda *args, **options: real(*args, **{**options, "bottom": True}))
 
 
 def history_is_dropped_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = folding.still_seen
+    real = rewriter.visible_history
 
     def early(history: Sequence[Rows], safe_epoch: int, *, bottom: bool) -> Rows | None:
         ends = [rows.data.column("_until").to_numpy() for rows in history]
         later = int(np.median(np.concatenate(ends))) if ends else 0
         return real(history, max(safe_epoch, later), bottom=bottom)
 
-    monkeypatch.setattr(folding, "still_seen", early)
+    monkeypatch.setattr(rewriter, "visible_history", early)
 
 
 def a_row_ends_when_it_was_replaced_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not when it was replaced first: two versions of one key are visible at once."""
-    monkeypatch.setattr(folding, "_first_epochs", lambda source: source.live.data.column("_epoch").to_numpy())
+    monkeypatch.setattr(rewriter, "_first_epochs", lambda source: source.live.data.column("_epoch").to_numpy())
 
 
 def the_lower_source_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = folding._put
-    monkeypatch.setattr(folding, "_put", lambda lower, upper: real(upper, lower))
+    real = rewriter._put
+    monkeypatch.setattr(rewriter, "_put", lambda lower, upper: real(upper, lower))
 
 
 def what_a_run_replaces_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = folding._put
+    real = rewriter._put
 
     def forgetful(lower: Source, upper: Source) -> Source:
         return replace(real(lower, upper), history=(*lower.history, *upper.history))
 
-    monkeypatch.setattr(folding, "_put", forgetful)
+    monkeypatch.setattr(rewriter, "_put", forgetful)
 
 
 def parts_are_kept_though_touched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(picking, "_touched", lambda span, spans: False)
+    monkeypatch.setattr(task_pieces, "_touched", lambda span, spans: False)
 
 
 def pieces_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = picking._split
+    real = task_pieces._split
 
-    def wide(*args: Any) -> list[picking.Piece]:
+    def wide(*args: Any) -> list[task_pieces.Piece]:
         return [piece if piece.high is None else replace(piece, high=piece.high + 1) for piece in real(*args)]
 
-    monkeypatch.setattr(picking, "_split", wide)
+    monkeypatch.setattr(task_pieces, "_split", wide)
 
 
 def the_safe_epoch_is_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = compaction.pick
+    real = UniversalStrategy.pick
 
-    def greedy(version: TableVersion, *args: Any, **options: Any) -> Any:
-        return real(replace(version, safe_epoch=version.max_committed_epoch), *args, **options)
+    def greedy(self: UniversalStrategy, version: TableVersion, *args: Any, **options: Any) -> Any:
+        return real(self, replace(version, safe_epoch=version.max_committed_epoch), *args, **options)
 
-    monkeypatch.setattr(compaction, "pick", greedy)
+    monkeypatch.setattr(UniversalStrategy, "pick", greedy)
 
 
 PLANTS = [

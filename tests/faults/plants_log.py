@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from epochlog.store import changes, commit, edits, feed, images, log, preparing, unchanged
-from epochlog.store.changes import ByKey, Touches
-from epochlog.store.merge import Rows
-from epochlog.store.version import LogEntry
+from epochlog.store.changelog import change_reader, change_rows, log_plan, pre_images
+from epochlog.store.changelog.change_rows import ByKey, Touches
+from epochlog.store.commit import commit, edits, preparation, unchanged_rows
+from epochlog.store.metadata.version import LogEntry
+from epochlog.store.sst.merge import Rows
 from faults.plant import Plant
 from logworld import GONE, KEYS, SCHEMA, Label, World, keys_of, rows_of, tiny
 
@@ -54,7 +55,7 @@ def label(dice: random.Random) -> Label:
 def a_race(base: Path) -> None:
     """Another commit lands when the old rows of one have been written."""
     world = World(base / "s")
-    table, real, raced = world.table("full"), images.write_images, []
+    table, real, raced = world.table("full"), pre_images.write_images, []
 
     def write(*args: Any) -> Any:
         found = real(*args)
@@ -67,7 +68,7 @@ def a_race(base: Path) -> None:
     try:
         start = table.upsert(rows_of([(1, 1.0), (2, 1.0)]))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(preparing, "write_images", write)
+            patch.setattr(preparation, "write_images", write)
             table.upsert(rows_of([(1, 3.0), (2, 3.0)]))
         found = table.changes(start, pre_images=True).read_all()
         told = list(zip(*(found[name].to_pylist() for name in ("_change_type", "k", "v")), strict=True))
@@ -121,12 +122,12 @@ def a_job_that_repeats_itself(base: Path) -> None:
 
 def images_are_those_after(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows of the state that the commit makes."""
-    real = images.write_images
+    real = pre_images.write_images
 
     def after(handle: Any, table: Any, before: Any, epochs: Sequence[Any], intent: str) -> Any:
         return real(handle, table, before.extended([segment for epoch in epochs for segment in epoch]), epochs, intent)
 
-    monkeypatch.setattr(preparing, "write_images", after)
+    monkeypatch.setattr(preparation, "write_images", after)
 
 
 def images_are_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,31 +154,31 @@ def later_labels_do_not_see_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> Non
     """Each is compared with the state before the whole commit."""
 
     def replaced(touches: Touches, sorted_: ByKey, state: Rows) -> np.ndarray:
-        return changes.lookup(state.keys, touches.keys)
+        return change_rows.lookup(state.keys, touches.keys)
 
-    monkeypatch.setattr(images, "replaced", replaced)
+    monkeypatch.setattr(pre_images, "replaced", replaced)
 
 
 def an_earlier_delete_is_overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = changes.replaced
+    real = change_rows.replaced
 
     def overlooked(touches: Touches, *args: Any) -> np.ndarray:
         return real(replace(touches, deleted=np.zeros(len(touches), np.bool_)), *args)
 
-    for module in (feed, images):
+    for module in (change_reader, pre_images):
         monkeypatch.setattr(module, "replaced", overlooked)
 
 
 def net_keeps_the_last_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = feed.Feed._stored
+    real = change_reader.Feed._stored
 
     def last(self: Any, unit: Any, epochs: Any, touches: Touches) -> Any:
-        old, order = real(self, unit, epochs, touches), changes.by_key(touches)
+        old, order = real(self, unit, epochs, touches), change_rows.by_key(touches)
         places = old.places.copy()
         places[order.oldest] = old.places[order.newest]
         return replace(old, places=places)
 
-    monkeypatch.setattr(feed.Feed, "_stored", last)
+    monkeypatch.setattr(change_reader.Feed, "_stored", last)
 
 
 def net_keeps_the_first_change(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,11 +186,11 @@ def net_keeps_the_first_change(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def unchanged_rows_are_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes.Pool, "differing", lambda pool, left, right, key: np.ones(len(left), np.bool_))
+    monkeypatch.setattr(change_rows.Pool, "differing", lambda pool, left, right, key: np.ones(len(left), np.bool_))
 
 
 def nan_differs_from_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = changes.same_values
+    real = change_rows.same_values
 
     def numbers(left: pa.Array, right: pa.Array) -> np.ndarray:
         same = real(left, right)
@@ -197,12 +198,12 @@ def nan_differs_from_nan(monkeypatch: pytest.MonkeyPatch) -> None:
             same &= ~np.isnan(left.to_numpy(zero_copy_only=False)) | np.asarray(left.is_null())
         return same
 
-    monkeypatch.setattr(changes, "same_values", numbers)
+    monkeypatch.setattr(change_rows, "same_values", numbers)
 
 
 def bounds_are_those_of_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A label belongs to a range when its commit does."""
-    real = log.plan_changes
+    real = log_plan.plan_changes
 
     def by_commit(view: Any, table: Any, after: int, until: int | None = None, **_: Any) -> Any:
         return real(view, table, after, until, by_commit=True)
@@ -220,43 +221,43 @@ def next_epoch_knows_commits_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def next_epoch(view: Any, table: Any, after: int) -> int | None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(LogEntry, "from_record", without_labels)
-            return log.next_epoch(view, table, after)
+            return log_plan.next_epoch(view, table, after)
 
     monkeypatch.setattr("epochlog.table.next_epoch", next_epoch)
 
 
 def pieces_leave_the_first_keys_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = feed.key_pieces
+    real = change_reader.key_pieces
 
     def later(*args: Any) -> Any:
         found = real(*args)
         return found[1:] if len(found) > 1 else found
 
-    monkeypatch.setattr(feed, "key_pieces", later)
+    monkeypatch.setattr(change_reader, "key_pieces", later)
 
 
 def the_state_before_a_unit_is_that_before_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log.ScanPlan, "extended", lambda plan, segments: plan)
+    monkeypatch.setattr(log_plan.ScanPlan, "extended", lambda plan, segments: plan)
 
 
 def old_rows_are_as_the_table_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether entries store old rows is taken from the table, not from each of them."""
-    monkeypatch.setattr(log, "_stores_images", lambda table, group: table.changelog == "full")
+    monkeypatch.setattr(log_plan, "_stores_images", lambda table, group: table.changelog == "full")
 
 
 def what_is_written_first_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit is not judged on what it comes to."""
-    real = unchanged.newest_wins
-    monkeypatch.setattr(unchanged, "newest_wins", lambda rows: real(rows[::-1]))
+    real = unchanged_rows.newest_wins
+    monkeypatch.setattr(unchanged_rows, "newest_wins", lambda rows: real(rows[::-1]))
 
 
 def zeros_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = changes.same_values
+    real = change_rows.same_values
 
     def same(left: pa.Array, right: pa.Array) -> np.ndarray:
         return real(*(pc.add(side, 0.0) if pa.types.is_floating(side.type) else side for side in (left, right)))
 
-    monkeypatch.setattr(changes, "same_values", same)
+    monkeypatch.setattr(change_rows, "same_values", same)
 
 
 PLANTS = [

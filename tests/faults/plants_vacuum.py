@@ -13,12 +13,16 @@ import pytest
 
 import epochlog as el
 from epochlog import api
-from epochlog.store import picking, reach, retention, tables, vacuum, verdicts
-from epochlog.store.compaction import Outcome, compact_table
-from epochlog.store.definitions import find_table
-from epochlog.store.files import LocalFiles
-from epochlog.store.holds import Hold, put_holds
-from epochlog.store.leases import LEASE_MS
+from epochlog.store.commit import table_ddl
+from epochlog.store.compaction import task_pieces
+from epochlog.store.compaction.executor import CompactionOutcome, compact_table
+from epochlog.store.env.local_folder import LocalFiles
+from epochlog.store.maintenance import vacuum, vacuum_plan
+from epochlog.store.metadata import reachable_files
+from epochlog.store.metadata.lookups import find_table
+from epochlog.store.retention import retention
+from epochlog.store.retention.holds import Hold, put_holds
+from epochlog.store.session.leases import LEASE_MS
 from faults.plant import Plant
 from lab import Lab, mirror, state_of, sums, table_of
 
@@ -118,14 +122,14 @@ def what_a_consumer_has_not_read_stays(base: Path) -> None:
 
 def a_compaction_left_behind_is_taken_up(base: Path) -> None:
     with lab_at(base) as lab, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(picking, "PIECE_ROWS", 8)
-        patch.setattr("epochlog.store.segment.BATCH_ROWS", 4)
+        patch.setattr(task_pieces, "PIECE_ROWS", 8)
+        patch.setattr("epochlog.store.sst.segment.BATCH_ROWS", 4)
         lab.root_table()
         for number in range(3):
             lab.put({k: (number, k) for k in range(40)})
         rows, handle = lab.rows("r"), lab.store._handle
         table = handle.catalog.read(lambda view: find_table(view, "r"))
-        assert compact_table(handle, table, full=True, budget=2) is Outcome.PROGRESS
+        assert compact_table(handle, table, full=True, budget=2) is CompactionOutcome.PROGRESS
         lab.reopen()
         lab.now_ms += LEASE_MS
         lab.store.vacuum(grace=0)
@@ -166,7 +170,7 @@ def old_states_stay_for_as_long_as_promised(base: Path) -> None:
 
 
 def pins_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (vacuum, verdicts):
+    for module in (vacuum, vacuum_plan):
         monkeypatch.setattr(module, "pins", lambda hold, version: False)
 
 
@@ -189,17 +193,17 @@ def the_catalog_is_asked_before_the_listing(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def there_is_no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    judge = vacuum.judge
-    monkeypatch.setattr(vacuum, "judge", lambda listed, known, grace_ms: judge(listed, known, 0))
+    judge = vacuum.classify_files
+    monkeypatch.setattr(vacuum, "classify_files", lambda listed, known, grace_ms: judge(listed, known, 0))
 
 
 def truncation_ignores_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (retention, tables):
+    for module in (retention, table_ddl):
         monkeypatch.setattr(module, "holds_of", lambda *args, **options: [])
 
 
 def pieces_that_are_done_are_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "_done", lambda record: iter(()))
+    monkeypatch.setattr(reachable_files, "_done", lambda record: iter(()))
 
 
 def memory_ends_with_the_nearest_reader(monkeypatch: pytest.MonkeyPatch) -> None:

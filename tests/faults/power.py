@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import epochlog as el
-from faults.disk import Disk, Tree, install, write_tree
+from epochlog.testing.power_loss_disk import PowerLossDisk, Tree, write_tree
 from faults.ledger import Ledger
 from faults.story import Ticks, go_on, tell
 
@@ -43,9 +41,8 @@ def moments(base: Path, told: Told, ledger: Ledger, clock: Ticks, dice: random.R
                 seen.add(fingerprint)
                 found.append(Moment(f"{len(disk.steps)}: {what}", tree, ledger.copy()))
 
-    disk = Disk(base, on_step)
-    with pytest.MonkeyPatch.context() as patch:
-        install(disk, patch)
+    disk = PowerLossDisk(base, on_step)
+    with disk.installed():
         told(base / "s", ledger, clock)
         on_step("the end")
     assert {"mkdir", "create", "write", "sync", "transact"} - {step.split()[0] for step in disk.steps} <= {"mkdir"}
@@ -135,13 +132,12 @@ def calls(base: Path) -> int:
 
 def told_on(
     base: Path, again: Again, fail: Callable[[str, str], OSError | None], most_bytes: int | None = None
-) -> Disk:
+) -> PowerLossDisk:
     """The story on a disk with faults; then its power fails, and what survives is checked."""
     (base / "disk").mkdir(parents=True)
-    disk, ledger, clock = Disk(base / "disk"), Ledger(), Ticks()
+    disk, ledger, clock = PowerLossDisk(base / "disk"), Ledger(), Ticks()
     disk.fail, disk.most_bytes = fail, most_bytes
-    with pytest.MonkeyPatch.context() as patch:
-        install(disk, patch)
+    with disk.installed():
         tell(base / "disk" / "s", ledger, clock, attempt=again)
         trees = disk.survivals(random.Random(0), 0)
     check_all([Moment("the end", tree, ledger) for tree in trees], base, clock)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import epochlog as el
-from epochlog.store.consumers import open_consumer
-from epochlog.store.paths import file_name
+from epochlog.store.changelog.consumers import open_consumer
+from epochlog.store.env.paths import file_name
 from faults.jobs import go_on_with_jobs, tell_jobs
 from faults.ledger import APPLICATION, SCHEMA, Commit, Group, Ledger, keys, rows
 

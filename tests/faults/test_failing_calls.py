@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import epochlog as el
-from epochlog.store.files import LocalFiles
+from epochlog.store.env.local_folder import LocalFiles
 from faults.ledger import SCHEMA, rows, shown
 from faults.power import Again, calls, fail_once, seeded, told_on
 

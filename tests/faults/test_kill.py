@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 import epochlog as el
-from epochlog.store import failpoints
-from epochlog.store.failpoints import FAILPOINTS
+from epochlog.store.env import failpoints
+from epochlog.store.env.failpoints import FAILPOINTS
 from faults.nursery import Nursery, nursery, read_ledger
 from faults.story import go_on
 
 pytestmark = pytest.mark.local_only
 
-LIBRARY = Path(failpoints.__file__).resolve().parents[1]
+LIBRARY = Path(failpoints.__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_killed_there_every_time(children: Nursery, tmp_path: Path, name: str) -
 
 def reached_in(text: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "reached":
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "hit":
             assert isinstance(node.args[0], ast.Constant), "a failpoint's name is written where it is reached"
             yield str(node.args[0].value)
 
@@ -73,8 +73,8 @@ def reached_in(text: str) -> Iterator[str]:
 @pytest.mark.medium
 def test_every_failpoint_is_registered_and_every_registered_one_is_there() -> None:
     folders = [folder for folder in LIBRARY.iterdir() if (folder / "__init__.py").exists() and folder.name != "tests"]
-    sources = [path for folder in folders for path in folder.rglob("*.py") if path.name != "failpoints.py"]
-    found = [name for path in sources for name in reached_in(path.read_text("utf-8"))]
+    sources = [*LIBRARY.glob("*.py"), *(path for folder in folders for path in folder.rglob("*.py"))]
+    found = [n for path in sources if path.stem != "failpoints" for n in reached_in(path.read_text("utf-8"))]
     assert set(found) == set(FAILPOINTS)
     assert len(found) == len(set(found)), "each failpoint is one place"
 
@@ -85,12 +85,12 @@ def test_an_unknown_name_is_refused() -> None:
             failpoints.arm(name)
     try:
         failpoints.arm("write:half")
-        failpoints.reached("write:done")
+        failpoints.hit("write:done")
         with pytest.raises(AssertionError, match="not registered"):
-            failpoints.reached("nowhere")
+            failpoints.hit("nowhere")
     finally:
         failpoints.arm(None)
-    failpoints.reached("nowhere")
+    failpoints.hit("nowhere")
 
 
 @pytest.mark.medium

@@ -17,14 +17,16 @@ import pytest
 
 import epochlog as el
 from epochlog import transaction
-from epochlog.store import files as files_module
-from epochlog.store import lmdb_catalog, segment
-from epochlog.store.files import Files, LocalFiles
-from epochlog.store.lmdb_catalog import LmdbCatalog
-from epochlog.store.writer import SegmentWriter
+from epochlog.store.catalog.lmdb import catalog as lmdb_catalog
+from epochlog.store.catalog.lmdb.catalog import LmdbCatalog
+from epochlog.store.env import local_folder as files_module
+from epochlog.store.env.files import Files
+from epochlog.store.env.local_folder import LocalFiles
+from epochlog.store.sst import segment
+from epochlog.store.sst.segment_writer import SegmentWriter
+from epochlog.testing.power_loss_disk import File, PowerLossDisk
 from faults import plants_compaction, plants_log, plants_vacuum
 from faults.damage import check_damage
-from faults.disk import Disk, File
 from faults.plant import Plant
 from faults.power import Again, cut_everywhere, fail_once, told_on
 
@@ -77,13 +79,13 @@ def damage(base: Path) -> None:
 
 
 def file_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Disk.fsync
+    real = PowerLossDisk.fsync
 
-    def fsync(disk: Disk, handle: int) -> None:
+    def fsync(disk: PowerLossDisk, handle: int) -> None:
         if not isinstance(disk._opened[handle].node, File):
             real(disk, handle)
 
-    monkeypatch.setattr(Disk, "fsync", fsync)
+    monkeypatch.setattr(PowerLossDisk, "fsync", fsync)
 
 
 def without_sync_of(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[Path], bool]) -> None:
@@ -153,7 +155,7 @@ def commit_before_its_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_transaction_for_each_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = transaction.commit_own
+    real = transaction.commit_or_delete
 
     def commit_one_by_one(handle: Any, edits: list[Any], *, epoch: int | None = None, txn: Any = None) -> int:
         first = real(handle, edits[:1], epoch=epoch, txn=txn)
@@ -161,19 +163,19 @@ def a_transaction_for_each_table(monkeypatch: pytest.MonkeyPatch) -> None:
             real(handle, [edit], txn=(txn[0] + "'", txn[1]))
         return first
 
-    monkeypatch.setattr(transaction, "commit_own", commit_one_by_one)
+    monkeypatch.setattr(transaction, "commit_or_delete", commit_one_by_one)
 
 
 def a_failed_sync_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Disk.fsync
+    real = PowerLossDisk.fsync
 
-    def fsync(disk: Disk, handle: int) -> None:
+    def fsync(disk: PowerLossDisk, handle: int) -> None:
         try:
             real(disk, handle)
         except OSError:
             real(disk, handle)
 
-    monkeypatch.setattr(Disk, "fsync", fsync)
+    monkeypatch.setattr(PowerLossDisk, "fsync", fsync)
 
 
 def a_failed_write_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

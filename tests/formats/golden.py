@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 import epochlog as el
-from epochlog.store.definitions import FORMAT_VERSION
+from epochlog.store.metadata.definitions import FORMAT_VERSION
 
 GOLDEN = Path(__file__).parent / "golden"
 START_MS = 1_800_000_000_000

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 import epochlog as el
-from epochlog.checkpoint import control
-from epochlog.exchange import commands, subscription_messages
-from epochlog.exchange.staged import wire
+from epochlog.checkpoint import control_messages
+from epochlog.exchange.flight import descriptors
+from epochlog.exchange.staged import messages as staged
+from epochlog.exchange.subscription import messages
 from security.doors import methods, services
 
 pytestmark = pytest.mark.local_only
@@ -23,13 +24,13 @@ WORDS = set(re.findall(r"[A-Za-z_][A-Za-z0-9_.]*", PAGE))
 
 def names() -> Iterator[str]:
     yield from methods()
-    for what, keys in commands._KEYS.items():
+    for what, keys in descriptors._KEYS.items():
         yield from (what, *keys)
-    for cls, _ in control._KINDS.values():
+    for cls, _ in control_messages._KINDS.values():
         yield from (cls.__name__, *(field.name for field in fields(cls)))
-    for cls in ("Request", "Resume", "Place", "Welcome", "Mark", "Notice", "Answer"):
-        yield from (field.name for field in fields(getattr(subscription_messages, cls)))
-    for name, checks in vars(wire).items():
+    for cls in ("Request", "Resume", "FeedPosition", "SubscriptionWelcome", "Mark", "Notice", "Answer"):
+        yield from (field.name for field in fields(getattr(messages, cls)))
+    for name, checks in vars(staged).items():
         if name.isupper() and isinstance(checks, Mapping):
             yield from checks
 
@@ -50,5 +51,5 @@ def test_every_service_is_on_the_page(tmp_path: Path) -> None:
 
 
 def test_numbers_of_control_messages_are_on_the_page() -> None:
-    for tag, (cls, _) in control._KINDS.items():
+    for tag, (cls, _) in control_messages._KINDS.items():
         assert f"{tag} {cls.__name__}" in PAGE

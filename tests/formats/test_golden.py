@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from epochlog.store.definitions import FORMAT_VERSION
+from epochlog.store.metadata.definitions import FORMAT_VERSION
 from formats.golden import GOLDEN, START_MS, Clock, plain, readings
 
 pytestmark = pytest.mark.local_only

@@ -1,4 +1,7 @@
-"""Any number of seeds of the law, without pytest: `PYTHONPATH=tests python -m law.campaign COUNT [FIRST_SEED]`."""
+"""Command that runs any number of seeds of the law:
+
+PYTHONPATH=tests:tests/support python -m law.campaign COUNT [FIRST_SEED]
+"""
 
 from __future__ import annotations
 

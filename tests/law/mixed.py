@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 import epochlog as el
-from epochlog.store.history import read_epoch_view
-from epochlog.store.lineage import EpochView
+from epochlog.store.epochs.view import EpochView
+from epochlog.store.epochs.view_reader import read_epoch_view
 from lab import Lab
 from law.queries import KEY, SCHEMA, Query, State, keys_of, random_query, state_of, sums, table_of
 

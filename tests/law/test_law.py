@@ -2,7 +2,7 @@
 
 Each seed is a store under random load (law/world.py). EPOCHLOG_LAW_SEEDS=2000 makes a long campaign of the fast part,
 EPOCHLOG_LAW_FIRST_SEED=1234 begins there; EPOCHLOG_LAW_SLOW_SEEDS counts the slow part. Without pytest:
-`PYTHONPATH=tests python -m law.campaign 1000`.
+`PYTHONPATH=tests:tests/support python -m law.campaign 1000`.
 
 Which bugs these runs catch is shown in test_plants.py.
 """
@@ -29,6 +29,7 @@ def batches(seeds: range) -> list[Any]:
     return [pytest.param(part, id=f"seeds-{part[0]}-{part[-1]}") for part in parts]
 
 
+@pytest.mark.rule("2.5")
 @pytest.mark.parametrize("seeds", batches(SEEDS))
 def test_the_law_holds_under_random_load(seeds: range, tmp_path: Path) -> None:
     for seed in seeds:

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.local_only
 SEEDS = range(2, 2 + int(os.environ.get("EPOCHLOG_LAW_MIXED_SEEDS", "2")))
 
 
+@pytest.mark.rule("2.5", "5.11")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_views_are_their_queries_whatever_is_done_to_them(seed: int, tmp_path: Path) -> None:
     run(seed, tmp_path / "store")

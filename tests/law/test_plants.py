@@ -10,18 +10,20 @@ from typing import Any
 import pytest
 
 import epochlog as el
-from epochlog.checkpoint import barrier_run
-from epochlog.checkpoint import claims as claims_module
-from epochlog.checkpoint import job as job_module
-from epochlog.store import commit as commit_module
-from epochlog.store.lineage import EpochView, TableEpochs, TableRef
-from epochlog.store.version import LogEntry
+from epochlog.checkpoint.job import claims as claims_module
+from epochlog.checkpoint.job import refresh_plan
+from epochlog.checkpoint.job import runner as job_module
+from epochlog.store.commit import commit as commit_module
+from epochlog.store.epochs.table_epochs import TableEpochs, TableRef
+from epochlog.store.epochs.view import EpochView
+from epochlog.store.metadata.version import LogEntry
 from law.world import run
 
 pytestmark = [pytest.mark.local_only, pytest.mark.slow]
 
 SEEDS = 40
-FIRST_SEED = {"not-transitive": 130, "log-begins-early": 34}  # they show at few seeds only: begin where one is near
+# They show at few seeds only, or in another way at others: begin where one is near.
+FIRST_SEED = {"not-transitive": 130, "log-begins-early": 34, "barrier-not-recorded": 1}
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -70,12 +72,12 @@ def incarnation_ignored_by_commits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def log_range(after_by: int, until_by: int) -> Plant:
     """The log that a job reads begins or ends one epoch off."""
-    plan_changes = barrier_run.plan_changes
+    plan_changes = refresh_plan.plan_changes
 
     def off(view: Any, table: Any, after: int, until: int, **options: Any) -> Any:
         return plan_changes(view, table, max(after + after_by, 0), until + until_by, **options)
 
-    return lambda monkeypatch: monkeypatch.setattr(barrier_run, "plan_changes", off)
+    return lambda monkeypatch: monkeypatch.setattr(refresh_plan, "plan_changes", off)
 
 
 def barrier_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +105,7 @@ def outputs_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job with two outputs forgets the rows of the second."""
     commit_job = job_module.commit_job
 
-    def commit(handle: Any, commit: Any, edits: Sequence[Any]) -> int:
+    def commit(handle: Any, commit: Any, edits: Sequence[Any]) -> Any:
         return commit_job(handle, commit, [edits[0], *(replace(edit, segments=()) for edit in edits[1:])])
 
     monkeypatch.setattr(job_module, "commit_job", commit)

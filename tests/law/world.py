@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import epochlog as el
-from epochlog.store.epoch import EPOCH_ORIGIN_MS
+from epochlog.store.types.epoch import EPOCH_ORIGIN_MS
 from law.definitions import Entry, Lineage
 from law.queries import KEY, SCHEMA, Query, State, keys_of, random_query, state_of, table_of
 

@@ -10,8 +10,9 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from epochlog.store.epoch import boundary, boundary_index, to_unix_ms
-from epochlog.store.lineage import EpochView, TableEpochs
+from epochlog.store.epochs.table_epochs import TableEpochs
+from epochlog.store.epochs.view import EpochView
+from epochlog.store.types.epoch import boundary, boundary_index, to_unix_ms
 
 INTERVAL_MS = 1
 WIDTH = INTERVAL_MS << 12

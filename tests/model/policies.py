@@ -17,7 +17,7 @@ from epochlog.errors import (
     StalenessExceeded,
     TableNotReadable,
 )
-from epochlog.store.epoch import to_unix_ms
+from epochlog.store.types.epoch import to_unix_ms
 from model.history import INTERVAL_MS, History
 
 Answer = dict[str, int] | type[EpochlogError]

@@ -14,9 +14,10 @@ from dataclasses import replace
 import pytest
 
 from epochlog.batch.policy import Aligned, Latest, Policy
-from epochlog.checkpoint.barrier import next_barrier
+from epochlog.checkpoint.job.barrier import next_barrier
 from epochlog.errors import NoConsistentEpoch
-from epochlog.store.lineage import EpochView, TableEpochs, TableRef
+from epochlog.store.epochs.table_epochs import TableEpochs, TableRef
+from epochlog.store.epochs.view import EpochView
 from model.history import INTERVAL_MS, History, play, random_history
 
 pytestmark = pytest.mark.local_only
@@ -118,6 +119,7 @@ def lacks_something(history: History, table: str) -> bool:
     )
 
 
+@pytest.mark.rule("2.3", "2.4", "5.1")
 @pytest.mark.parametrize("seeds", batches(), ids=lambda seeds: f"seeds-{seeds[0]}-{seeds[-1]}")
 def test_the_library_agrees_with_the_definitions(seeds: range) -> None:
     for seed, rng, history in runs(seeds, by_definition):
@@ -185,6 +187,7 @@ def catch_up(seed: int, history: History) -> None:
     assert {view.lag_ms(table) for table in history.names} == {0}, (seed, "lag")
 
 
+@pytest.mark.rule("2.5")
 @pytest.mark.medium
 @pytest.mark.parametrize("seeds", batches(), ids=lambda seeds: f"seeds-{seeds[0]}-{seeds[-1]}")
 def test_the_law_holds_and_everything_catches_up(seeds: range) -> None:
@@ -197,6 +200,7 @@ def test_the_law_holds_and_everything_catches_up(seeds: range) -> None:
         catch_up(seed, history)
 
 
+@pytest.mark.rule("2.3")
 def test_what_is_complete_never_changes() -> None:
     for seed in SEEDS[:BATCH]:
         rng, seen = random.Random(seed), {}
@@ -277,6 +281,7 @@ def test_latest_in_place_of_aligned_is_caught() -> None:
         campaign_of_snapshots(Latest())
 
 
+@pytest.mark.rule("2.1")
 def test_empty_entries_that_block_are_caught() -> None:
     with pytest.raises(AssertionError, match="complete|valid|barrier|lag"):
         campaign_of_the_definitions(empty_entries_count=True)

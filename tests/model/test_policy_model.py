@@ -17,9 +17,9 @@ from epochlog.batch import policy
 from epochlog.batch.policy import Aligned, AsOf, AtLeast, Bounded, Exact, Global, Latest, choose_epochs
 from epochlog.batch.token import encode_token
 from epochlog.errors import EpochlogError
-from epochlog.store import membership
-from epochlog.store.epoch import EPOCH_ORIGIN_MS, last_of_unix_ms, to_unix_ms
-from epochlog.store.lineage import EpochView
+from epochlog.store.epochs import global_membership
+from epochlog.store.epochs.view import EpochView
+from epochlog.store.types.epoch import EPOCH_ORIGIN_MS, last_of_unix_ms, to_unix_ms
 from model import policies
 from model.history import INTERVAL_MS
 from model.policies import Answer, Question
@@ -114,6 +114,7 @@ def campaign(seeds: range) -> Counter[tuple[str, str]]:
     return seen
 
 
+@pytest.mark.rule("3.1", "3.2", "3.3", "3.4", "3.5", "3.6")
 @pytest.mark.parametrize("seeds", batches(), ids=lambda seeds: f"seeds-{seeds[0]}-{seeds[-1]}")
 def test_every_policy_chooses_what_its_definition_says(seeds: range) -> None:
     campaign(seeds)
@@ -149,36 +150,38 @@ def test_the_campaign_has_every_outcome_in_it() -> None:
 
 def descendants_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "epochlog.store.membership._without",
+        "epochlog.store.epochs.global_membership._without",
         lambda tables, out: [table for table in tables if table.table_id not in {*out}],
     )
 
 
 def lag_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = membership.first_in
-    monkeypatch.setattr(membership, "first_in", lambda view, table, commit: max(whole(view, table, commit), 1 << 52))
+    whole = global_membership.first_in
+    monkeypatch.setattr(
+        global_membership, "first_in", lambda view, table, commit: max(whole(view, table, commit), 1 << 52)
+    )
 
 
 def intervals_are_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "outside_by_interval", lambda tables, bound: {})
+    monkeypatch.setattr(global_membership, "outside_by_interval", lambda tables, bound: {})
 
 
 def the_longest_leave_though_they_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epochlog.store.membership.math.lcm", lambda one, other: one * other)
+    monkeypatch.setattr("epochlog.store.epochs.global_membership.math.lcm", lambda one, other: one * other)
 
 
 def nobody_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     def agreeing(view: EpochView, tables: Any, out: Any, oldest: int) -> Any:
-        members = membership._without(tables, out)
+        members = global_membership._without(tables, out)
         at = view.largest_valid_at_most([table.table_id for table in members], read=())
         return members, at or 0, []
 
-    monkeypatch.setattr(membership, "_agreeing", agreeing)
+    monkeypatch.setattr(global_membership, "_agreeing", agreeing)
 
 
 def the_least_lagging_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = membership._most_lagging_first
-    monkeypatch.setattr(membership, "_most_lagging_first", lambda view, tables: whole(view, tables)[::-1])
+    whole = global_membership._most_lagging_first
+    monkeypatch.setattr(global_membership, "_most_lagging_first", lambda view, tables: whole(view, tables)[::-1])
 
 
 def short_histories_lower_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +189,7 @@ def short_histories_lower_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
         floor = max([min(oldest - 1, view.last_epoch), *(table.safe_epoch for table in members)])
         return view.largest_valid_at_most([table.table_id for table in members], read=(), floor=floor)
 
-    monkeypatch.setattr(membership, "_common", common)
+    monkeypatch.setattr(global_membership, "_common", common)
 
 
 def global_is_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +209,7 @@ def lag_of_the_newest_state(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lag_of_direct_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epochlog.store.lag._origin", lambda view, table, change: change)
+    monkeypatch.setattr("epochlog.store.epochs.lag._origin", lambda view, table, change: change)
 
 
 def expired_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:

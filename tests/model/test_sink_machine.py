@@ -23,7 +23,8 @@ from hypothesis.stateful import (
 )
 
 import epochlog as el
-from epochlog.store import handle as handles
+from epochlog.spark import overwrite
+from epochlog.store.catalog.lmdb import kind
 from model.test_store_machine import TINY
 from sinkplay import CHANGES, DAY_MS, GRACE_MS, Later, Play, files_of, spark_intents
 
@@ -63,9 +64,9 @@ class SinkMachine(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         for name, size in TINY.items():
             self.patch.setattr(name, size)
-        self.patch.setattr("epochlog.batch.overwrite.BATCH_ROWS", 4)
+        self.patch.setattr(overwrite, "BATCH_ROWS", 4)
         self.clock = Later()
-        self.patch.setattr(handles, "SystemClock", lambda: self.clock)
+        self.patch.setattr(kind, "SystemClock", lambda: self.clock)
         self.root = tempfile.mkdtemp(prefix="sink-machine-")
         self.store = el.open(self.root)
         self.rows: dict[str, int | None] = {}

@@ -26,10 +26,10 @@ from hypothesis.stateful import (
 )
 
 import epochlog as el
-from epochlog.store.compaction import compact_table
-from epochlog.store.definitions import find_table
-from epochlog.store.epoch import from_unix_ms
-from epochlog.store.maintenance import Maintenance
+from epochlog.store.compaction.executor import compact_table
+from epochlog.store.maintenance.scheduler import Maintenance
+from epochlog.store.metadata.lookups import find_table
+from epochlog.store.types.epoch import from_unix_ms
 from model.tables import SHAPES, ModelTable, Op, Row, Shape, key_order, plain, rows_of
 
 RETENTIONS_MS = [(0, 0), (0, 86_400_000), (10, 1000), (1000, 10), (1000, 86_400_000), (3_600_000, 86_400_000)]
@@ -37,21 +37,21 @@ RETENTIONS_MS = [(0, 0), (0, 86_400_000), (10, 1000), (1000, 10), (1000, 86_400_
 START_MS = 1_767_225_600_000
 SKEW_MS = 10_000
 TINY = {
-    "epochlog.store.segment.BATCH_ROWS": 3,
-    "epochlog.store.run.ROW_GROUP_ROWS": 3,
-    "epochlog.store.folding.PART_ROWS": 5,
-    "epochlog.store.picking.PIECE_ROWS": 6,
-    "epochlog.store.scan.BATCH_ROWS": 4,
-    "epochlog.store.scan.READ_BYTES": 100,
-    "epochlog.store.log.BATCH_ROWS": 3,
-    "epochlog.store.feed.UNIT_ROWS": 3,
-    "epochlog.store.feed.PIECE_ROWS": 4,
-    "epochlog.store.ranges.ROW_BYTES": 1 << 20,  # all rows count as ordinary ones, however small the files
-    "epochlog.store.ranges._SAMPLED_KEYS": 2,
-    "epochlog.store.images.PIECE_ROWS": 3,
-    "epochlog.store.merge.PIECE_ROWS": 3,
-    "epochlog.store.merge._MIN_CHUNK_ROWS": 1,
-    "epochlog.store.writer.FLUSH_ROWS": 6,
+    "epochlog.store.sst.segment.BATCH_ROWS": 3,
+    "epochlog.store.sst.sorted_run.ROW_GROUP_ROWS": 3,
+    "epochlog.store.compaction.rewriter.PART_ROWS": 5,
+    "epochlog.store.compaction.task_pieces.PIECE_ROWS": 6,
+    "epochlog.store.scan.scan_plan.BATCH_ROWS": 4,
+    "epochlog.store.scan.scan_plan.READ_BYTES": 100,
+    "epochlog.store.changelog.log_plan.BATCH_ROWS": 3,
+    "epochlog.store.changelog.change_reader.UNIT_ROWS": 3,
+    "epochlog.store.changelog.change_reader.PIECE_ROWS": 4,
+    "epochlog.store.scan.key_ranges.ROW_BYTES": 1 << 20,  # all rows count as ordinary ones, however small the files
+    "epochlog.store.scan.key_ranges._SAMPLED_KEYS": 2,
+    "epochlog.store.changelog.pre_images.PIECE_ROWS": 3,
+    "epochlog.store.sst.merge.PIECE_ROWS": 3,
+    "epochlog.store.sst.merge._MIN_CHUNK_ROWS": 1,
+    "epochlog.store.sst.segment_writer.FLUSH_ROWS": 6,
 }
 
 
@@ -117,18 +117,30 @@ class StoreMachine(RuleBasedStateMachine):
         self.handles[name] = self.store.create_table(
             name, shape.schema, list(shape.key), changelog=changelog, options=options
         )
+        created = from_unix_ms(self.now)
         if self.last_epoch:  # an epoch is issued for it
-            self.last_epoch = max(self.last_epoch + 1, from_unix_ms(self.now))
+            self.last_epoch = created = max(self.last_epoch + 1, created)
         self.tables[name] = ModelTable(
             name,
             shape,
             retention_ms,
             compact_segments,
-            TINY["epochlog.store.writer.FLUSH_ROWS"],
+            TINY["epochlog.store.sst.segment_writer.FLUSH_ROWS"],
             full=full,
             log_retention_ms=log_retention_ms,
-            created=self.last_epoch,
+            created=created,
         )
+
+    def issue(self, epoch: int) -> None:
+        """Move the store's newest epoch; all tables are there at the first one."""
+        if not self.last_epoch:
+            for model in self.tables.values():
+                model.created = min(model.created, epoch)
+        self.last_epoch = epoch
+
+    def begin(self, model: ModelTable) -> int:
+        """The lowest epoch at which the table can be read; 0 while the store has none."""
+        return model.created if self.last_epoch else 0
 
     def teardown(self) -> None:
         try:
@@ -146,7 +158,7 @@ class StoreMachine(RuleBasedStateMachine):
                 self.check_changes(name, model.log_start, None, "epochs", images, None)
             for after in {group.label for group in model.groups if group.label >= model.log_start}:
                 self.check_changes(name, after, None, "net", True, None)
-            self.check_read(name, max(model.safe_epoch, model.created))
+            self.check_read(name, max(model.safe_epoch, self.begin(model)))
             history = self.handles[name].history().to_pylist()
             assert [
                 (row["epoch"], row["operation"], row["rows_upserted"], row["rows_deleted"], row["segments"])
@@ -218,7 +230,7 @@ class StoreMachine(RuleBasedStateMachine):
         return table.upsert(shape.table(op.rows), epoch=epoch, txn=txn)
 
     def landed(self, epoch: int, txn: int | None, names: Sequence[str]) -> None:
-        self.last_epoch = epoch
+        self.issue(epoch)
         if txn is not None:
             self.outcomes[txn] = (epoch, sorted(names), {name: self.tables[name] for name in names})
 
@@ -362,7 +374,7 @@ class StoreMachine(RuleBasedStateMachine):
                 self.store.checkpoint()
         else:
             assert self.store.checkpoint() == at
-            self.last_epoch = at
+            self.issue(at)
 
     @rule(name=st.none() | st.sampled_from(sorted(SHAPES)), full=st.booleans())
     def compact(self, name: str | None, full: bool) -> None:
@@ -475,7 +487,7 @@ class StoreMachine(RuleBasedStateMachine):
         for name in names:
             model = self.tables[name]
             # before its first commit a table is empty from its making on
-            newest = max(model.newest, model.created)
+            newest = max(model.newest, self.begin(model))
             assert snapshot.epochs[name] == (newest if policy == "latest" else self.last_epoch)
         pinned = {n: (self.tables[n], snapshot.epochs[n], self.tables[n].rows(snapshot.epochs[n])) for n in names}
         self.pins.append((snapshot, pinned))
@@ -512,7 +524,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def check_read(self, name: str, epoch: int) -> None:
         model, table = self.tables[name], self.handles[name]
-        if epoch > self.last_epoch or 0 < epoch < model.created:  # 0 is before all epochs
+        if epoch > self.last_epoch or 0 < epoch < self.begin(model):  # 0 is before all epochs
             with pytest.raises(el.EpochNotCommitted):
                 table.to_arrow(epoch=epoch)
         elif epoch < model.safe_epoch:
@@ -530,7 +542,7 @@ class StoreMachine(RuleBasedStateMachine):
         model, table, shape = self.tables[name], self.handles[name], SHAPES[name]
         epoch = data.draw(
             st.sampled_from(
-                [at for at, _ in model.states if at >= max(model.safe_epoch, model.created)] + [self.last_epoch]
+                [at for at, _ in model.states if at >= max(model.safe_epoch, self.begin(model))] + [self.last_epoch]
             )
         )
         columns = data.draw(st.none() | st.lists(st.sampled_from(shape.names), unique=True))
@@ -642,6 +654,7 @@ def run(examples: int, steps: int) -> None:
     run_state_machine_as_test(StoreMachine, settings=settings(max_examples=examples, stateful_step_count=steps))
 
 
+@pytest.mark.rule("1.2", "1.6", "1.8", "4.1")
 def test_a_store_is_its_model() -> None:
     run(examples=12, steps=30)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pipeline
 import pytest
 
 import epochlog as el
+import pipeline
 from refreshes import stories
 from refreshes.stories import ORDERS, Shown
 from refreshes.world import Story, View, World
@@ -32,6 +32,7 @@ def play(story: Story, seed: int, folder: Path) -> None:
     assert world.commits >= ROUNDS // 2, "nothing was held against DuckDB"
 
 
+@pytest.mark.rule("2.5")
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("shown", stories.LOCAL, ids=lambda shown: shown.where)
 def test_a_refresh_of_a_page_keeps_the_law(shown: Shown, seed: int, tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from staged_join import Plan
 
 import epochlog as el
 from epochlog.exchange import ExchangeClient
-from epochlog.exchange.gate import Delivery, StageGate
-from epochlog.exchange.staged import keeping
-from epochlog.exchange.staged.mailbox import Mailbox
+from epochlog.exchange.stage_gate import Delivery, StageGate
+from epochlog.exchange.staged import transactions
+from epochlog.exchange.staged.pull_handler import StageSender
 
 # ---- a gate that trusts the counter ----------------------------------------------------------------------------------
 
@@ -30,13 +30,13 @@ def _trusting_take(gate: Any) -> list[Delivery]:
 
 def _trusting_open(mailbox: Any) -> list[str]:
     catalog = mailbox._service.handle.catalog
-    stage = catalog.read(lambda view: keeping.find_query(view, mailbox._query)).stage
+    stage = catalog.read(lambda view: transactions.find_query(view, mailbox._query)).stage
     return [name for at, names in mailbox._stages.items() if at <= stage for name in names]
 
 
 def trust_the_counter() -> None:
     gate: Any = StageGate
-    mailbox: Any = Mailbox
+    mailbox: Any = StageSender
     gate.take, mailbox._open = _trusting_take, _trusting_open
 
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pytest
 
 import epochlog as el
-from epochlog.store.epoch import from_unix_ms
+from epochlog.store.types.epoch import from_unix_ms
 
 NOW_MS = 1_767_225_600_000
 KV = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.int64())])
@@ -108,6 +108,7 @@ def net(table: el.Table, after: int, until: int, low: int, high: int) -> Changes
     return tuple(found[name].to_pylist() for name in ("_change_type", "k", "v"))  # pyright: ignore[reportReturnType]
 
 
+@pytest.mark.rule("1.6", "4.1")
 @pytest.mark.medium
 @pytest.mark.parametrize("changelog", ["upsert", pytest.param("full", marks=pytest.mark.long)])
 @pytest.mark.parametrize("flushed", [False, pytest.param(True, marks=pytest.mark.long)])
@@ -135,6 +136,7 @@ def test_a1_net_changes_are_the_difference_of_two_states(store: el.Store, flushe
 # ---- A2, A5 ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("1.6", "4.9")
 @pytest.mark.medium
 @pytest.mark.parametrize("changelog", ["upsert", "full"])
 def test_a2_next_epoch_walks_all_committed_epochs_and_waits_for_the_sealed_ones(
@@ -162,6 +164,7 @@ def test_a2_next_epoch_walks_all_committed_epochs_and_waits_for_the_sealed_ones(
     assert found["v"].to_pylist() == [97, 101, 98, 102, 99, 103, 100, 104, 101, 105], "each by the value before it"
 
 
+@pytest.mark.rule("4.9")
 def test_a5_an_empty_commit_leaves_a_log_entry_and_a_dropped_table_none(tmp_path: Path) -> None:
     def opened() -> el.Store:
         return el.open(tmp_path / "s", durability="os", clock=lambda: NOW_MS)
@@ -270,6 +273,7 @@ def test_a6_an_inverted_log_range_is_an_error(store: el.Store) -> None:
     assert empty.changes(0).read_all().num_rows == 0 and empty.changes(5).read_all().num_rows == 0
 
 
+@pytest.mark.rule("1.2", "1.5")
 @pytest.mark.parametrize("changelog", ["upsert", "full"])
 def test_a7_one_stale_epoch_refuses_the_whole_commit(store: el.Store, changelog: str) -> None:
     fresh, stale = (store.create_table(name, KV, ["k"], changelog=changelog) for name in ("fresh", "stale"))

@@ -45,6 +45,7 @@ def lab_tables(lab: Lab) -> list[str]:
     return [info.name for info in lab.store.tables()]
 
 
+@pytest.mark.rule("3.13")
 @pytest.mark.slow
 def test_a_week_beside_views_that_fail(tmp_path: Path) -> None:
     """One of them is parked, as its log is kept for a day; the other one's log is kept for a month."""

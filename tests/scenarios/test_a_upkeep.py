@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import epochlog as el
-from epochlog.store.leases import LEASE_MS
-from epochlog.store.records import intent_key
+from epochlog.store.catalog.keys import intent_key
+from epochlog.store.session.leases import LEASE_MS
 from lab import Lab, mirror, state_of, sums, table_of
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
@@ -41,6 +41,7 @@ def data_files(lab: Lab) -> set[str]:
 # ---- A8 ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("1.5")
 def test_a8_a_segment_already_vacuumed_is_refused_and_a_retry_succeeds(lab: Lab) -> None:
     lab.root_table()
     (segment,) = sealed(lab, {1: (1, 1)})
@@ -54,6 +55,7 @@ def test_a8_a_segment_already_vacuumed_is_refused_and_a_retry_succeeds(lab: Lab)
     assert lab.rows("r") == {1: (1, 1)}
 
 
+@pytest.mark.rule("1.5")
 @pytest.mark.local_only
 def test_a8_a_segment_from_a_revoked_intent_is_refused_and_a_retry_succeeds(lab: Lab) -> None:
     lab.root_table()
@@ -97,6 +99,7 @@ def test_a9_what_could_not_be_sealed_keeps_what_follows_from_being_committed_alo
     assert lab.store.table("r").next_epoch(0) == e1 and lab.store.table("r").next_epoch(e1) == e2
 
 
+@pytest.mark.rule("1.5")
 def test_a8_a_fenced_writer_is_refused_and_the_new_one_succeeds(lab: Lab) -> None:
     lab.root_table()
     old = lab.job("j", ["r"])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import epochlog as el
-from epochlog.store.epoch import boundary, boundary_index, from_unix_ms
+from epochlog.store.types.epoch import boundary, boundary_index, from_unix_ms
 from lab import INTERVAL_MS, START_MS, Lab, commits, mirror, refuse, state_of, sums, table_of
 
 
@@ -198,6 +198,7 @@ def law(lab: Lab, consistency: str) -> None:
     assert rows == {view: wanted[view] for view in views}
 
 
+@pytest.mark.rule("5.9")
 def test_b8_cancelled_while_it_takes_one_row_a_step_of_ten_thousand(lab: Lab) -> None:
     """At once: its tables are gone, the upstream's log is released, and what it had made is vacuum's."""
     lab.put({k: (0, k) for k in range(10_000)})
@@ -229,6 +230,7 @@ with el.open(sys.argv[1], durability="os", clock=lambda: START_MS + 1000) as sto
 """
 
 
+@pytest.mark.rule("5.8")
 @pytest.mark.slow
 @pytest.mark.local_only
 def test_b9_killed_in_mid_snapshot(lab: Lab) -> None:
@@ -289,6 +291,7 @@ def test_b10_a_downstream_never_commits_before_its_upstreams_snapshot(lab: Lab) 
         lab.store.snapshot(["down_out"], consistency="as_of", epoch=first - 1)
 
 
+@pytest.mark.rule("5.10")
 def test_b11_down_for_longer_than_the_log_is_kept(lab: Lab) -> None:
     """Parked, visible, not looping, its old state readable, and so is what is above it; `rebuild` works for it, and
     what is above takes in just the difference.
@@ -329,6 +332,7 @@ def test_b11_down_for_longer_than_the_log_is_kept(lab: Lab) -> None:
     assert rows == [{1: (0, 1), 2: (0, 20), 3: (0, 3)}] * 3
 
 
+@pytest.mark.rule("1.4")
 @pytest.mark.medium
 def test_b12_a_job_that_fails_changes_nothing_for_another(tmp_path: Path) -> None:
     """Two unconnected jobs: one fails 100 times; the other's barriers come at the same ticks as without it."""
@@ -355,6 +359,7 @@ def test_b12_a_job_that_fails_changes_nothing_for_another(tmp_path: Path) -> Non
     assert stops("with", failing=True) == stops("without", failing=False) == list(range(1, 51))
 
 
+@pytest.mark.rule("5.1")
 def test_b15_jobs_far_behind_merge_to_shared_stops(lab: Lab) -> None:
     """40 boundaries behind, two jobs that started apart meet; in between complete is not valid."""
     first, second = lab.job("a", ["r"], max_lag=4), lab.job("b", ["r"], max_lag=4)
@@ -386,6 +391,7 @@ def test_b15_jobs_far_behind_merge_to_shared_stops(lab: Lab) -> None:
         assert state_of(snapshot["a_out"].to_arrow()) == {0: (0, 0)}
 
 
+@pytest.mark.rule("2.1")
 def test_b16_empty_entries_neither_block_nor_wake(lab: Lab) -> None:
     """A commit with an empty answer over empty input is there from the first barrier."""
     first, second = lab.job("a", ["r"]), lab.job("b", ["a_out"])

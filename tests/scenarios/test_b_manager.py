@@ -6,7 +6,7 @@ import pytest
 
 from desks import START_MS, Desk
 from epochlog.checkpoint import Edge, Report
-from epochlog.checkpoint.decisions import Abort, Commit, Drop, Failed, Inject, Restart
+from epochlog.checkpoint.manager.commands import Abort, CommitBarrier, Drop, Failed, Inject, Restart
 
 pytestmark = pytest.mark.local_only
 
@@ -18,6 +18,7 @@ def desk() -> Desk:
     return Desk()
 
 
+@pytest.mark.rule("5.22")
 def test_b1_a_worker_that_dies_before_reporting_holds_back_its_job_alone(desk: Desk) -> None:
     desk.job("hurt", {"v": 2})
     desk.job("well")
@@ -27,14 +28,15 @@ def test_b1_a_worker_that_dies_before_reporting_holds_back_its_job_alone(desk: D
     desk.report("hurt", A, "a1")
     desk.fail("hurt", B)
     desk.to(5_999)
-    assert desk.of(Commit, "hurt") == []
-    assert len(desk.of(Commit, "well")) == 5
+    assert desk.of(CommitBarrier, "hurt") == []
+    assert len(desk.of(CommitBarrier, "well")) == 5
     desk.attach("hurt", B)
     desk.report("hurt", A, "a2")
     desk.report("hurt", B, "b1")
     assert desk.rows("hurt") == ["a1", "a2", "b1"]
 
 
+@pytest.mark.rule("5.25")
 def test_b1_only_the_killed_one_of_four_writers_restarts(desk: Desk) -> None:
     desk.job("load", {"v": 4})
     desk.to(1_000)
@@ -42,6 +44,7 @@ def test_b1_only_the_killed_one_of_four_writers_restarts(desk: Desk) -> None:
     assert [tuple(restart.actors) for restart in desk.of(Restart, "load")] == [(("v", 2),)]
 
 
+@pytest.mark.rule("5.25")
 def test_b1_connected_actors_roll_back_together_and_start_together(desk: Desk) -> None:
     """s0 → w0, s1 → w1: each pair rolls back and starts by itself; what the pair left in carry-over is dropped."""
     desk.attaches = False
@@ -60,6 +63,7 @@ def test_b1_connected_actors_roll_back_together_and_start_together(desk: Desk) -
     assert desk.started("load")[before:] == [("s", 1), ("w", 1)]
 
 
+@pytest.mark.rule("5.23", "5.28")
 def test_b3_a_forced_checkpoint_of_two_jobs_at_once(desk: Desk) -> None:
     """One has a barrier in flight, the other is idle; neither loses its forced one, also across a recovery."""
     for name in ("one", "two"):
@@ -82,6 +86,7 @@ def test_b3_a_forced_checkpoint_of_two_jobs_at_once(desk: Desk) -> None:
     assert desk.rows("two") == ["two"]
 
 
+@pytest.mark.rule("5.28")
 def test_b3_a_forced_checkpoint_outlives_the_coordinator(desk: Desk) -> None:
     desk.job("one", interval_ms=None, forced=True)
     desk.report("one", A, "1")
@@ -90,6 +95,7 @@ def test_b3_a_forced_checkpoint_outlives_the_coordinator(desk: Desk) -> None:
     assert len(desk.of(Inject, "one")) == 1
 
 
+@pytest.mark.rule("5.28")
 def test_b3_a_forced_checkpoint_that_fails_is_tried_again(desk: Desk) -> None:
     desk.job("one", interval_ms=None)
     desk.do(desk.manager.inject("one"))
@@ -99,6 +105,7 @@ def test_b3_a_forced_checkpoint_that_fails_is_tried_again(desk: Desk) -> None:
     assert len(desk.of(Inject, "one")) == 2
 
 
+@pytest.mark.rule("5.24")
 def test_b4_a_stuck_barrier_is_timed_out_and_its_segments_are_in_the_next(desk: Desk) -> None:
     desk.job("stuck", {"v": 2}, timeout_ms=3_000)
     desk.job("other")
@@ -110,7 +117,7 @@ def test_b4_a_stuck_barrier_is_timed_out_and_its_segments_are_in_the_next(desk: 
     desk.to(4_999)
     assert [sorted(abort.actors) for abort in desk.of(Abort, "stuck")] == [[A, B]]
     assert "v[1]" in desk.of(Abort, "stuck")[0].reason
-    assert len(desk.of(Commit, "other")) == 4
+    assert len(desk.of(CommitBarrier, "other")) == 4
     desk.to(5_000)
     again = desk.current("stuck")
     assert again.taken == {A: desk.of(Inject, "stuck")[0].barrier_id, B: 0}
@@ -122,6 +129,7 @@ def test_b4_a_stuck_barrier_is_timed_out_and_its_segments_are_in_the_next(desk: 
     assert len(desk.rows("stuck")) == 6  # nothing twice
 
 
+@pytest.mark.rule("5.22")
 def test_b13_one_jobs_flood_leaves_the_others_latency(desk: Desk) -> None:
     """400,000 changed rows for one job: its report takes half a minute, and 400 segments."""
     plain, flooded = Desk(), desk
@@ -142,6 +150,7 @@ def test_b13_one_jobs_flood_leaves_the_others_latency(desk: Desk) -> None:
     assert flooded.rows("flood")[:400] == list(range(400))
 
 
+@pytest.mark.rule("5.23", "5.31")
 def test_b14_stale_repeated_unknown_and_late_reports_change_nothing(desk: Desk) -> None:
     desk.job("j", {"v": 2}, timeout_ms=3_000)
     old = desk.incarnations["j", B]
@@ -162,13 +171,14 @@ def test_b14_stale_repeated_unknown_and_late_reports_change_nothing(desk: Desk) 
     nothing.append(desk.report("j", B, "late", barrier_id=first))
     assert nothing == [[]] * len(nothing)
     assert desk.manager.status("j").ignored == 7
-    assert desk.of(Commit, "j") == []
+    assert desk.of(CommitBarrier, "j") == []
     desk.to(5_000)
     desk.report("j", A, "a2")
     desk.report("j", B, "late", "b2")  # named again, since it was not taken
     assert desk.rows("j") == ["a1", "a2", "late", "b2"]
 
 
+@pytest.mark.rule("5.22")
 @pytest.mark.parametrize("trouble", ["fails", "is stuck", "dies", "is recovered"])
 def test_g16_one_jobs_trouble_changes_no_tick_of_the_others(trouble: str) -> None:
     """100 times; the others' decisions come at the same ms as without it (B12 at the manager)."""
@@ -191,10 +201,10 @@ def test_g16_one_jobs_trouble_changes_no_tick_of_the_others(trouble: str) -> Non
         if trouble == "is recovered" or desk.manager.status("bad").state == "failed":
             desk.do(desk.manager.recover("bad", incarnation=number + 2))
     desk.to(130_000)
-    assert desk.of(Commit, "bad") == []
+    assert desk.of(CommitBarrier, "bad") == []
     assert len(desk.of(Failed, "bad")) >= (15 if trouble in ("fails", "is stuck") else 0)
     for other in ("a", "b", "c"):
-        assert len(desk.of(Commit, other)) > 40
+        assert len(desk.of(CommitBarrier, other)) > 40
         assert desk.ticks(other) == calm.ticks(other)
 
 

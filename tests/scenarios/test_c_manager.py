@@ -6,19 +6,19 @@ import pytest
 
 from desks import Desk
 from epochlog.checkpoint import Edge
-from epochlog.checkpoint.decisions import (
+from epochlog.checkpoint.manager.commands import (
     Abort,
     Announce,
-    Commit,
+    CommitBarrier,
     Decide,
     Drop,
     Failed,
     Finished,
     Inject,
+    JobStopped,
     Resolve,
     Restart,
     Start,
-    Stopped,
 )
 from epochlog.errors import Fenced, SegmentUnknown, UpstreamIncomplete
 
@@ -57,6 +57,7 @@ def test_c6_nothing_is_pending_while_finished_tasks_are_not_allowed(desk: Desk) 
     assert desk.current("k").waits == {B}
 
 
+@pytest.mark.rule("5.29")
 def test_c8_a_task_that_finishes_while_being_triggered(desk: Desk) -> None:
     """That attempt fails at once, uncounted; the others get an abort notice; the next plan leaves the task out."""
     desk.job("j", {"v": 3}, tolerable_failures=0)
@@ -73,7 +74,7 @@ def test_c8_a_task_that_finishes_while_being_triggered(desk: Desk) -> None:
     desk.report("j", B, "b2")
     desk.report("j", ("v", 2))
     assert desk.rows("j") == ["b1", "b2"]
-    assert desk.of(Commit, "j")[0].finished == {A}
+    assert desk.of(CommitBarrier, "j")[0].finished == {A}
 
 
 def test_c8_the_last_task_goes_with_what_it_left_in_carry_over(desk: Desk) -> None:
@@ -88,10 +89,11 @@ def test_c8_the_last_task_goes_with_what_it_left_in_carry_over(desk: Desk) -> No
         desk.do(desk.manager.finished("k", actor, desk.incarnations["k", actor]))
     desk.to(3_000)
     assert desk.rows("k") == ["k1"]
-    assert [commit.final for commit in desk.of(Commit, "k")] == [True]
+    assert [commit.final for commit in desk.of(CommitBarrier, "k")] == [True]
     assert len(desk.of(Finished, "k")) == 1
 
 
+@pytest.mark.rule("5.24")
 def test_c10_a_report_again_and_a_decline(desk: Desk) -> None:
     """Aborted once; later declines change nothing; the next barrier has what was reported."""
     desk.job("j", {"v": 2})
@@ -127,6 +129,7 @@ def test_c11_one_report_then_the_timeout(desk: Desk) -> None:
     assert desk.announced("j") == [second.barrier_id]
 
 
+@pytest.mark.rule("5.29")
 @pytest.mark.parametrize("ended_by", ["report", "event"])
 def test_c12_the_final_commit_is_any_at_or_after_the_end(desk: Desk, ended_by: str) -> None:
     """Three barriers after the end; only the third completes: the task ends on the third."""
@@ -152,11 +155,12 @@ def test_c12_the_final_commit_is_any_at_or_after_the_end(desk: Desk, ended_by: s
     desk.to(5_000)
     assert desk.current("j").waits == {B}
     desk.report("j", B, ended=True)
-    assert [commit.final for commit in desk.of(Commit, "j")] == [False, False, True]
+    assert [commit.final for commit in desk.of(CommitBarrier, "j")] == [False, False, True]
     assert len(desk.of(Finished, "j")) == 1
     assert desk.manager.next_due() is None
 
 
+@pytest.mark.rule("5.29")
 def test_c12_an_end_that_was_not_reported_yet_is_not_taken_as_committed(desk: Desk) -> None:
     """The data ended after this barrier's report: the commit of that barrier does not finish the task."""
     desk.job("j")
@@ -181,7 +185,7 @@ def test_c13_stop_with_drain_while_the_final_commit_is_pending_ends_with_it(desk
         desk.report("j", B, "b1", ended=True)
     desk.do(desk.manager.committed("j", desk.current("j").barrier_id, 9))
     assert len(desk.of(Inject, "j")) == len(desk.of(Finished, "j")) == 1
-    assert desk.of(Commit, "j")[0].final
+    assert desk.of(CommitBarrier, "j")[0].final
 
 
 def test_c13_stop_with_drain_asks_the_actors_to_end(desk: Desk) -> None:
@@ -239,7 +243,7 @@ def test_c13_stop_without_drain_writes_no_end(desk: Desk) -> None:
     desk.do(desk.manager.stop("j", drain=False))
     assert desk.report("j", B, "b1", ended=True) == []
     assert [drop.segments for drop in desk.of(Drop, "j")] == [{"t": ("a1",)}]
-    assert (len(desk.of(Stopped, "j")), desk.of(Commit, "j"), desk.of(Finished, "j")) == (1, [], [])
+    assert (len(desk.of(JobStopped, "j")), desk.of(CommitBarrier, "j"), desk.of(Finished, "j")) == (1, [], [])
     desk.to(60_000)
     assert len(desk.of(Inject, "j")) == 1
 
@@ -260,7 +264,7 @@ def test_c13_stop_without_drain_waits_for_what_is_at_the_catalog(desk: Desk, out
     else:
         desk.do(desk.manager.refused("j", number, UpstreamIncomplete("not yet")))
     landed = outcome.endswith("lands")
-    assert len(desk.of(Stopped, "j")) == 1
+    assert len(desk.of(JobStopped, "j")) == 1
     assert (len(desk.of(Announce, "j")), len(desk.of(Drop, "j"))) == ((1, 0) if landed else (0, 1))
 
 
@@ -278,7 +282,7 @@ def test_c15_two_chains_of_20_and_100_rows_without_periodic_checkpoints(desk: De
     desk.report("j", ("w20", 0), *[("w20", n) for n in range(20)], ended=True)
     desk.report("j", ("long", 0), state=b"40")
     desk.report("j", ("w100", 0), *[("w100", n) for n in range(40)])
-    commit = desk.of(Commit, "j")[-1]
+    commit = desk.of(CommitBarrier, "j")[-1]
     assert commit.finished == {("short", 0), ("w20", 0)}
     assert commit.finished_vertices == {"short", "w20"}
     if stopped:
@@ -310,6 +314,7 @@ def test_c15_a_finished_actor_that_comes_back_disturbs_nobody(desk: Desk) -> Non
     assert desk.fail("j", ("s", 0)) == []
 
 
+@pytest.mark.rule("5.27")
 def test_c16_tolerable_failures(desk: Desk) -> None:
     """2 are tolerated: declines of barriers 1 and 2, 3 uncounted, 4 fails the job, once; the same id counts once."""
     desk.job("j", {"v": 3}, tolerable_failures=2)
@@ -332,6 +337,7 @@ def test_c16_tolerable_failures(desk: Desk) -> None:
     assert desk.manager.status("j").state == "failed"
 
 
+@pytest.mark.rule("5.27")
 def test_c16_a_success_between_resets(desk: Desk) -> None:
     desk.job("j", tolerable_failures=2)
     for second, fails in enumerate([True, True, False, True, True, False, True, True, True], start=1):
@@ -341,6 +347,7 @@ def test_c16_a_success_between_resets(desk: Desk) -> None:
     assert len(desk.of(Failed, "j")) == 1
 
 
+@pytest.mark.rule("5.29")
 def test_c17_the_last_commit_is_an_ordinary_one_and_the_end_may_come_twice(desk: Desk) -> None:
     """The end of input was reported, its commit did not land, and after the restore it comes again."""
     desk.job("j")
@@ -356,11 +363,12 @@ def test_c17_the_last_commit_is_an_ordinary_one_and_the_end_may_come_twice(desk:
     desk.to(2_000)
     assert desk.current("j").barrier_id > number
     desk.report("j", A, "a1", ended=True)
-    last = desk.of(Commit, "j")[-1]
+    last = desk.of(CommitBarrier, "j")[-1]
     assert (last.final, last.barrier) == (True, desk.current("j").barrier)
     assert len(desk.of(Finished, "j")) == 1
 
 
+@pytest.mark.rule("5.29")
 def test_c17_a_job_restored_as_finished_is_never_started(desk: Desk) -> None:
     desk.job("j", {"v": 2}, finished=[A, B], forced=True)
     assert [start.finished for start in desk.of(Start, "j")] == [True, True]
@@ -372,6 +380,7 @@ def test_c17_a_job_restored_as_finished_is_never_started(desk: Desk) -> None:
 # ---- outcomes ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("5.26")
 def test_nothing_happens_before_an_unknown_outcome_is_resolved(desk: Desk) -> None:
     desk.job("j", {"v": 2}, timeout_ms=2_000)
     desk.to(1_000)
@@ -397,6 +406,7 @@ def test_nothing_happens_before_an_unknown_outcome_is_resolved(desk: Desk) -> No
     assert desk.rows("j") == ["a1", "b1", "a1", "a2", "b1 again"]  # the first two did not land
 
 
+@pytest.mark.rule("5.26")
 def test_a_late_answer_settles_an_unknown_outcome_too(desk: Desk) -> None:
     desk.job("j")
     desk.to(1_000)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import epochlog as el
 from epochlog.checkpoint import CheckpointPlan, Edge, TaskState, Vertex, check_restore, plan_checkpoint
-from epochlog.checkpoint.plan import components
+from epochlog.checkpoint.manager.checkpoint_plan import components
 
 RUNNING, FINISHED = TaskState.RUNNING, TaskState.FINISHED
 
@@ -35,6 +35,7 @@ def plan_of(vertices: list[Vertex], edges: list[Edge]) -> CheckpointPlan:
 # ---- plans -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("5.23")
 def test_c1_sources_are_triggered_and_all_report() -> None:
     plan = plan_of(
         [vertex("V0", 3), vertex("V1", 4), vertex("V2", 5), vertex("V3", 6)],

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import epochlog as el
+from epochlog.testing.tcp_proxy import TcpProxy
 from exchange_server import ServerProcess
 from patience import PATIENCE_S, until
 from stagedworld import JOIN, batch, client, files_of, fill, run_of, served, taken
-from tcp_proxy import TcpProxy
 
 pytestmark = pytest.mark.local_only
 
@@ -20,6 +20,7 @@ def port_of(location: str) -> int:
     return int(location.rpartition(":")[2])
 
 
+@pytest.mark.rule("6.1")
 def test_d1_a_consumer_that_starts_again_elsewhere_gets_every_build_before_the_probe(tmp_path: Path) -> None:
     """The defect itself. Left-deep join, builds at stage -1 done, counter 0; the top join's machine dies having
     consumed nothing; on the new machine the probe's replay arrives first: nothing of it is delivered until every build
@@ -72,6 +73,7 @@ def test_d2_the_replayer_of_the_build_dies_half_way(tmp_path: Path) -> None:
         assert taken(mail) == run_of("build", range(2, 5)) + run_of("probe", range(2))
 
 
+@pytest.mark.rule("6.5")
 def test_d3_the_consumer_dies_again_during_its_replay(tmp_path: Path) -> None:
     """A third incarnation gets the same order."""
     with served(tmp_path) as (_, server), client(server) as ex:
@@ -86,6 +88,7 @@ def test_d3_the_consumer_dies_again_during_its_replay(tmp_path: Path) -> None:
         assert orders == [whole[:2], whole[:4], whole]
 
 
+@pytest.mark.rule("6.4")
 def test_d4_a_producer_thought_dead_pushes_after_its_successor(tmp_path: Path) -> None:
     """Refused, content unchanged, after a server restart too."""
     for _ in range(2):
@@ -105,6 +108,7 @@ def test_d4_a_producer_thought_dead_pushes_after_its_successor(tmp_path: Path) -
         assert taken(ex.consume("join", incarnation=0), 9) == run_of("build", range(9))
 
 
+@pytest.mark.rule("6.5")
 def test_d5_the_old_consumer_acknowledges_while_the_new_one_is_behind(tmp_path: Path) -> None:
     """Refused; 3-10 are still served."""
     with served(tmp_path) as (store, server), client(server) as ex, client(server) as elsewhere:
@@ -125,6 +129,7 @@ def test_d5_the_old_consumer_acknowledges_while_the_new_one_is_behind(tmp_path: 
             elsewhere.consume("join", incarnation=1)
 
 
+@pytest.mark.rule("6.3")
 def test_d6_a_producer_pushes_again_what_the_consumer_has(tmp_path: Path) -> None:
     """It pushes 0-9 again, the consumer has 0-5: 0-5 dropped and freed, the rest once."""
     with served(tmp_path) as (store, server), client(server) as ex:
@@ -143,6 +148,7 @@ def test_d6_a_producer_pushes_again_what_the_consumer_has(tmp_path: Path) -> Non
         until(lambda: not files_of(store))
 
 
+@pytest.mark.rule("6.6")
 @pytest.mark.parametrize("wait", [True, False])
 def test_d7_the_reply_to_a_push_is_lost(tmp_path: Path, wait: bool) -> None:
     """The client retries: not doubled."""
@@ -163,6 +169,7 @@ def test_d7_the_reply_to_a_push_is_lost(tmp_path: Path, wait: bool) -> None:
         until(lambda: len(files_of(store)) == 4)
 
 
+@pytest.mark.rule("6.6")
 @pytest.mark.medium
 def test_d7_the_reply_to_an_acknowledgement_or_an_end_mark_is_lost(tmp_path: Path) -> None:
     with served(tmp_path) as (store, server), client(server) as ex:
@@ -185,6 +192,7 @@ def test_d7_the_reply_to_an_acknowledgement_or_an_end_mark_is_lost(tmp_path: Pat
         assert ex.consume("join", incarnation=2).cursor == {"probe": 4}
 
 
+@pytest.mark.rule("6.6")
 def test_d7_a_consumer_whose_line_is_cut_goes_on_where_it_was(tmp_path: Path) -> None:
     """What it has been sent comes once, though its line breaks again and again."""
     with served(tmp_path) as (_, server), client(server) as ex:
@@ -206,6 +214,7 @@ def test_d7_a_consumer_whose_line_is_cut_goes_on_where_it_was(tmp_path: Path) ->
             proxy.stop()
 
 
+@pytest.mark.rule("6.1", "6.8")
 def test_d9_what_an_end_mark_promises_is_waited_for(tmp_path: Path) -> None:
     """An end mark says 9, only 0-7 arrived: closed."""
     with served(tmp_path) as (_, server), client(server) as ex:
@@ -223,6 +232,7 @@ def test_d9_what_an_end_mark_promises_is_waited_for(tmp_path: Path) -> None:
         assert taken(mail) == run_of("build", (8, 9)) + run_of("probe", range(2))
 
 
+@pytest.mark.rule("6.1")
 def test_d9_an_empty_stage_passes(tmp_path: Path) -> None:
     with served(tmp_path) as (_, server), client(server) as ex:
         ex.declare("join", {-1: ["build_a", "build_b"], 0: ["probe"]})
@@ -234,6 +244,7 @@ def test_d9_an_empty_stage_passes(tmp_path: Path) -> None:
         assert taken(mail) == run_of("probe", range(2))
 
 
+@pytest.mark.rule("6.1")
 def test_d9_three_stages_deep(tmp_path: Path) -> None:
     """-2 before -1 before 0, whatever comes first."""
     with served(tmp_path) as (_, server), client(server) as ex:
@@ -246,6 +257,7 @@ def test_d9_three_stages_deep(tmp_path: Path) -> None:
         assert taken(ex.consume("join", incarnation=1)) == whole
 
 
+@pytest.mark.rule("6.6")
 @pytest.mark.slow
 def test_d10_the_server_is_killed_and_comes_back_on_the_same_port(tmp_path: Path) -> None:
     """No batch lost that was acknowledged, unknown incarnations refused, and never an empty stream where data is
@@ -282,6 +294,7 @@ def test_d10_the_server_is_killed_and_comes_back_on_the_same_port(tmp_path: Path
             producer.acknowledge("join", 9, {"build": 1})
 
 
+@pytest.mark.rule("6.11")
 @pytest.mark.damages_store
 @pytest.mark.parametrize("damage", ["gone", "flipped", "cut"])
 def test_d10_data_that_is_missing_is_said_to_be(tmp_path: Path, damage: str) -> None:

@@ -13,12 +13,12 @@ import pytest
 
 import epochlog as el
 from epochlog.exchange import ExchangeClient
-from epochlog.exchange.staged import redis_marks
-from epochlog.store.backoff import Backoff
-from epochlog.store.redis_marks import marks_key
+from epochlog.exchange.staged import stage_counter_redis
+from epochlog.exchange.staged.stage_counter_scripts import marks_key
+from epochlog.store.env.backoff import Backoff
+from epochlog.testing.tcp_proxy import TcpProxy
 from patience import until
 from redis_server import RedisServer
-from tcp_proxy import TcpProxy
 
 pytestmark = [pytest.mark.local_only, pytest.mark.redis]
 
@@ -43,8 +43,8 @@ def store(tmp_path: Path) -> Iterator[el.Store]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Redis is given up sooner, and asked again sooner."""
-    monkeypatch.setattr(redis_marks, "ANSWER_S", 0.3)
-    monkeypatch.setattr(redis_marks, "BACKOFF", Backoff(first_s=0.01, limit_s=0.05))
+    monkeypatch.setattr(stage_counter_redis, "ANSWER_S", 0.3)
+    monkeypatch.setattr(stage_counter_redis, "BACKOFF", Backoff(first_s=0.01, limit_s=0.05))
 
 
 @pytest.fixture
@@ -85,6 +85,7 @@ def key(store: el.Store) -> bytes:
     return marks_key(store._handle.store_id)
 
 
+@pytest.mark.rule("6.2")
 def test_d8_the_counter_is_kept_in_redis(ex: ExchangeClient, server: RedisServer, store: el.Store) -> None:
     assert (ex.stage, held(server, store)) == (-2, -2)
     produce(ex, "seed", "right")
@@ -98,6 +99,7 @@ def test_d8_the_counter_is_kept_in_redis(ex: ExchangeClient, server: RedisServer
     until(lambda: held(server, store) is None)
 
 
+@pytest.mark.rule("6.2")
 def test_d8_a_stage_passes_with_the_push_that_completes_it(
     ex: ExchangeClient, server: RedisServer, store: el.Store
 ) -> None:

@@ -17,11 +17,11 @@ import pytest
 from pyarrow import flight
 
 import epochlog as el
-from epochlog.checkpoint import control as wire
-from epochlog.checkpoint.worker import CONTROL
+from epochlog.checkpoint import control_messages as wire
+from epochlog.checkpoint.worker.worker import CONTROL
 from epochlog.exchange import ExchangeClient
-from epochlog.exchange.line import ClientLine
-from epochlog.exchange.traffic import Limits
+from epochlog.exchange.transport.admission import AdmissionLimits
+from epochlog.exchange.transport.duplex import ClientLine
 from security.doors import ERRORS, READ_TOKEN, TOKEN, bearer, error_of
 from security.test_served_process import Served
 
@@ -67,7 +67,7 @@ class Crowd:
     def pin(self) -> int:
         """Flights that are never read, until no more are let in."""
         client, about = self.client(), flight.FlightDescriptor.for_path("t")
-        for count in range(Limits().flights):
+        for count in range(AdmissionLimits().flights):
             error = error_of(client.get_flight_info, about, self._options)
             if error is not None:
                 assert "LimitExceeded" in str(error)
@@ -123,12 +123,12 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crowd]:
 
 
 def test_slow_readers_and_silent_subscribers_hold_what_is_stated(crowd: Crowd) -> None:
-    assert crowd.most < Limits().in_flight_bytes / 1e6 + BESIDE_MB, f"{crowd.most:.0f} MB"
+    assert crowd.most < AdmissionLimits().in_flight_bytes / 1e6 + BESIDE_MB, f"{crowd.most:.0f} MB"
 
 
 def test_who_may_write_is_served_meanwhile(crowd: Crowd) -> None:
     """A put, a control stream, a push, and reads of their own."""
-    assert crowd.pin() < Limits().flights
+    assert crowd.pin() < AdmissionLimits().flights
     location = crowd.served.location
     with crowd.served.stranger() as owner:
         rows = pa.table([[1, 2], ["a", "b"]], schema=SCHEMA)

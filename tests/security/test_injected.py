@@ -18,7 +18,7 @@ from pyarrow import flight
 
 import epochlog as el
 from epochlog.__main__ import main
-from epochlog.exchange import log_lines
+from epochlog.exchange.transport import log_lines
 from security.doors import TOKEN, Stranger, bearer, error_of
 
 pytestmark = pytest.mark.local_only

@@ -15,17 +15,17 @@ from pyarrow import flight
 
 import epochlog as el
 from epochlog.errors import BadMessage, InvalidInput, LimitExceeded
-from epochlog.exchange import flights
 from epochlog.exchange import server as exchange_server
-from epochlog.exchange.connections import Patience
-from epochlog.exchange.line import MAX_MESSAGE, ClientLine, ask, connect
+from epochlog.exchange.flight import service
 from epochlog.exchange.server import MAX_ACTION, MAX_COMMAND
-from epochlog.exchange.staged import state, wire
-from epochlog.exchange.staged.content import encoded
-from epochlog.exchange.traffic import Limits
-from epochlog.store import consumers
-from epochlog.store.conform import MAX_BATCH_BYTES, conform_table
-from epochlog.store.consumers import open_consumer
+from epochlog.exchange.staged import messages, state
+from epochlog.exchange.staged.batch_file import encoded
+from epochlog.exchange.transport.admission import AdmissionLimits
+from epochlog.exchange.transport.connections import Patience
+from epochlog.exchange.transport.duplex import MAX_MESSAGE, ClientLine, ask, connect
+from epochlog.store.changelog import consumers
+from epochlog.store.changelog.consumers import open_consumer
+from epochlog.store.types.coerce import MAX_BATCH_BYTES, conform_table
 from patience import until
 from security.doors import READ_TOKEN, ROWS, TOKEN, bearer, error_of
 
@@ -54,14 +54,14 @@ def stages_of(count: int) -> dict[int, tuple[str, ...]]:
 
 
 def test_channels_of_a_query() -> None:
-    query = state.Query("q", {}, frozenset(), 1, 1, 1)
-    most = state.Consumer("c", stages_of(state.MOST_CHANNELS))
+    query = state.StagedQuery("q", {}, frozenset(), 1, 1, 1)
+    most = state.StageConsumer("c", stages_of(state.MOST_CHANNELS))
     full = state.with_consumer(query, None, most, {})
     with pytest.raises(LimitExceeded):
-        state.with_consumer(full, None, state.Consumer("d", {1: ("one_more",)}), {})
-    assert wire.stages([[0, list(most.stages[0])]]) == most.stages
+        state.with_consumer(full, None, state.StageConsumer("d", {1: ("one_more",)}), {})
+    assert messages.stages([[0, list(most.stages[0])]]) == most.stages
     with pytest.raises(BadMessage):
-        wire.stages([[0, [*most.stages[0], "one_more"]]])
+        messages.stages([[0, [*most.stages[0], "one_more"]]])
 
 
 def test_sequences_behind_a_missing_one() -> None:
@@ -74,11 +74,15 @@ def test_sequences_behind_a_missing_one() -> None:
 
 
 def test_numbers_of_a_staged_exchange() -> None:
-    assert wire.seq(state.MAX_SEQ) == state.MAX_SEQ and wire.number(wire.MAX_NUMBER) and wire.stage(-wire.MAX_STAGE)
+    assert (
+        messages.seq(state.MAX_SEQ) == state.MAX_SEQ
+        and messages.number(messages.MAX_NUMBER)
+        and messages.stage(-messages.MAX_STAGE)
+    )
     for check, wrong in (
-        (wire.seq, state.MAX_SEQ + 1),
-        (wire.number, wire.MAX_NUMBER + 1),
-        (wire.stage, -(1 << 31) - 1),
+        (messages.seq, state.MAX_SEQ + 1),
+        (messages.number, messages.MAX_NUMBER + 1),
+        (messages.stage, -(1 << 31) - 1),
     ):
         with pytest.raises(BadMessage):
             check(wrong)
@@ -89,10 +93,10 @@ def test_bytes_of_a_pushed_batch() -> None:
         return pa.record_batch({"a": np.zeros(size, np.int8)})
 
     overhead = encoded(batch(64)).size - 64
-    most = (wire.MAX_BATCH - overhead) // 64 * 64
-    assert encoded(batch(most)).size <= wire.MAX_BATCH
+    most = (messages.MAX_BATCH - overhead) // 64 * 64
+    assert encoded(batch(most)).size <= messages.MAX_BATCH
     with pytest.raises(LimitExceeded, match="several"):
-        encoded(batch(wire.MAX_BATCH - 63))
+        encoded(batch(messages.MAX_BATCH - 63))
 
 
 def test_consumers_that_readers_make_leave_a_quarter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +133,9 @@ def test_gets_count_for_their_connection_until_they_end(
 ) -> None:
     """do_get returns at once; what it gives goes on for as long as the client likes."""
     monkeypatch.setattr(exchange_server, "Patience", partial(Patience, calls_of_one=3))
-    monkeypatch.setattr(flights, "Limits", partial(Limits, in_flight_bytes=1 << 30))  # nobody waits for room
+    monkeypatch.setattr(
+        service, "AdmissionLimits", partial(AdmissionLimits, in_flight_bytes=1 << 30)
+    )  # nobody waits for room
     wide = pa.table({"id": range(16_384), "v": [f"{one:08d}" * 512 for one in range(16_384)]})
     options, path = flight.FlightCallOptions(headers=bearer(token)), flight.FlightDescriptor.for_path("wide")
     with el.open(tmp_path / "s", durability="os") as store, ExitStack() as stack:

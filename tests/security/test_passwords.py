@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 import epochlog as el
 from epochlog.__main__ import main
-from epochlog.store import redis_client
-from epochlog.store.handle import as_place, open_handle
-from epochlog.store.redis_client import RedisServer
-from epochlog.store.urls import masked, without_secrets
+from epochlog.store.catalog.redis import client as redis_client
+from epochlog.store.catalog.redis.client import RedisServer
+from epochlog.store.env.redact import redact_url, without_secrets
+from epochlog.store.session.handle import as_place, open_handle
 
 pytestmark = pytest.mark.local_only
 LETTERS = string.ascii_letters + string.digits + string.punctuation + " äß€"
@@ -168,7 +168,7 @@ def test_no_error_repr_or_log_has_a_password(
             said(lambda far=far: open_handle(far, None, create=False)),
             said(lambda far=far: el.open(far)),
             said(lambda far=far: as_place(far)),
-            masked(f"{far}&secret={written}"),
+            redact_url(f"{far}&secret={written}"),
         ]
         main(["ls", far])
         heard += [*capsys.readouterr(), caplog.text]

@@ -15,13 +15,13 @@ from pyarrow import flight
 
 import epochlog as el
 from control.world import attach, rows, served, worker
-from epochlog.checkpoint import control as wire
-from epochlog.checkpoint import coordinator, tasks
-from epochlog.checkpoint.session import Session
+from epochlog.checkpoint import control_messages as wire
+from epochlog.checkpoint.coordinator import coordinator, managed_jobs
+from epochlog.checkpoint.coordinator.worker_connection import WorkerConnection
 from epochlog.exchange import ExchangeClient
-from epochlog.exchange.flight_errors import MOST_TEXT, told
-from epochlog.store import datafile
-from epochlog.store.files import LocalFiles
+from epochlog.exchange.transport.errors import MOST_TEXT, encode_error
+from epochlog.store.env.local_folder import LocalFiles
+from epochlog.store.sst import data_file
 from patience import PATIENCE_S, until
 from security.doors import READ_TOKEN, ROWS, TOKEN, Stranger, bearer, error_of, every_method, every_service
 
@@ -82,7 +82,7 @@ def store(tmp_path: Path) -> Iterator[el.Store]:
     with el.open(tmp_path / "a_secret_place", durability="os") as store:
         store.create_table("orders", SCHEMA, ["id"]).upsert(ROWS)
         yield store
-        datafile._verified.clear()
+        data_file._verified.clear()
 
 
 def words(store: el.Store) -> list[str]:
@@ -136,7 +136,7 @@ def test_no_reader_is_told_a_place(
 ) -> None:
     secret = words(store)
     with el.serve(store, token=TOKEN, read_token=READ_TOKEN) as server:
-        datafile._verified.clear()
+        data_file._verified.clear()
         with monkeypatch.context() as patch:
             fault(Path(store.root), patch)
             failed = 0
@@ -177,7 +177,7 @@ PATH = f"/srv/lake/{'0' * 32}/t00000001/{'1' * 32}-{'2' * 32}.arrow"
     "error", [el.SegmentUnknown(f"segment {PATH} is gone"), el.Corrupt(PATH, "odd"), el.WriteFailed(f"{PATH}: no")]
 )
 def test_whatever_the_error_no_path_is_told(error: el.EpochlogError) -> None:
-    name, text = told(error)
+    name, text = encode_error(error)
     assert name == type(error).__name__ and "t0000" not in text and "srv" not in text
 
 
@@ -186,15 +186,15 @@ def attach_fails(patch: pytest.MonkeyPatch, fail: Callable[..., Any]) -> None:
 
 
 def state_fails(patch: pytest.MonkeyPatch, fail: Callable[..., Any]) -> None:
-    patch.setattr(tasks.LoadTask, "state", fail)
+    patch.setattr(managed_jobs.LoadTask, "state", fail)
 
 
 def commit_fails(patch: pytest.MonkeyPatch, fail: Callable[..., Any]) -> None:
-    patch.setattr(tasks.LoadTask, "commit", fail)
+    patch.setattr(managed_jobs.LoadTask, "commit", fail)
 
 
 def decision_fails(patch: pytest.MonkeyPatch, fail: Callable[..., Any]) -> None:
-    patch.setattr(tasks.LoadTask, "decide", fail)
+    patch.setattr(managed_jobs.LoadTask, "decide", fail)
 
 
 @pytest.mark.parametrize(
@@ -213,35 +213,35 @@ def test_no_worker_is_told_a_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Callable[..., None], error: el.EpochlogError
 ) -> None:
     """What a coordinator tells over the control line passes what errors of calls pass."""
-    told: list[str] = []
-    send = Session.send
+    shown: list[str] = []
+    send = WorkerConnection.send
 
-    def sent(self: Session, message: wire.Message) -> None:
-        told.append(str(getattr(message, "reason", "")))
+    def sent(self: WorkerConnection, message: wire.Message) -> None:
+        shown.append(str(getattr(message, "reason", "")))
         send(self, message)
 
     def fail(*_: Any, **__: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(Session, "send", sent)
+    monkeypatch.setattr(WorkerConnection, "send", sent)
     with served(tmp_path) as (store, server), worker(server, store) as one:
         where(monkeypatch, fail)
         with suppress(el.EpochlogError):
             part = attach(one)
             part.writer("clicks").upsert(rows(1))
-            until(lambda: any(told), part)
-        until(lambda: any(told))
-        said = [text for text in told if text]
+            until(lambda: any(shown), part)
+        until(lambda: any(shown))
+        said = [text for text in shown if text]
         assert not [text for text in said if "srv" in text or "t0000" in text or "10.0.0.7" in text], said
 
 
 def test_what_is_no_path_is_told_as_it_is() -> None:
     text = "table 'orders': a/b is no column; there are id, v"
-    assert told(el.InvalidInput(text)) == ("InvalidInput", text)
+    assert encode_error(el.InvalidInput(text)) == ("InvalidInput", text)
 
 
 def test_a_long_text_costs_what_its_length_does() -> None:
     """A stranger sends such a name of a policy; this was quadratic, and would not end today."""
     text = "x" * 3_000_000
-    assert told(el.InvalidInput(text)) == ("InvalidInput", text[:MOST_TEXT])
-    assert told(el.InvalidInput(f"{text} {PATH}: {PATH}"[-500:]))[1].endswith(" a file: a file")
+    assert encode_error(el.InvalidInput(text)) == ("InvalidInput", text[:MOST_TEXT])
+    assert encode_error(el.InvalidInput(f"{text} {PATH}: {PATH}"[-500:]))[1].endswith(" a file: a file")

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 import epochlog as el
-from epochlog.exchange import ExchangeClient, tokens
-from epochlog.exchange.line import check_destination
+from epochlog.exchange import ExchangeClient
 from epochlog.exchange.server import Certificate, checked_address
+from epochlog.exchange.transport import tokens
+from epochlog.exchange.transport.duplex import check_destination
+from epochlog.testing.tcp_proxy import TcpProxy
 from patience import PATIENCE_S
 from security.doors import READ_TOKEN, TOKEN, Stranger, bearer
-from tcp_proxy import TcpProxy
 
 pytestmark = pytest.mark.local_only
 Make = Callable[..., object]

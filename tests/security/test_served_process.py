@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import socket
 import stat
 import subprocess
@@ -24,8 +25,8 @@ from pyarrow import flight
 
 import epochlog as el
 from epochlog.exchange import ExchangeClient
-from epochlog.exchange.staged import wire
-from epochlog.exchange.staged.content import encoded
+from epochlog.exchange.staged import messages
+from epochlog.exchange.staged.batch_file import encoded
 from security.doors import READ_TOKEN, ROWS, TOKEN, Stranger, bearer, check_told, error_of
 from security.test_hostile import NOISE, random_message
 
@@ -78,7 +79,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     found = Served(tmp_path / "s")
     try:
         yield found
-        assert found.process.poll() is None, "it died"
+        assert found.process.poll() in (None, 0), "it died"
         said = found.stop()
         assert "Traceback" not in said and TOKEN not in said and READ_TOKEN not in said, said
         assert found.process.returncode == 0
@@ -99,6 +100,14 @@ def test_a_served_store_shows_no_token_and_its_files_to_nobody_else(served: Serv
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
+def test_a_signal_that_another_thread_gets_ends_it_too(served: Served) -> None:
+    """The system prefers the thread whose id it is given, and may choose any."""
+    main = served.process.pid
+    others = [int(path.name) for path in Path(f"/proc/{main}/task").iterdir() if int(path.name) != main]
+    os.kill(max(others), signal.SIGTERM)
+    assert served.process.wait(timeout=60) == 0
+
+
 @pytest.mark.medium
 def test_of_two_tokens_one_may_only_read(served: Served) -> None:
     for token, denied in ((READ_TOKEN, True), (TOKEN, False)):
@@ -110,7 +119,7 @@ def test_of_two_tokens_one_may_only_read(served: Served) -> None:
 
 
 def talk(served: Served, rng: random.Random, rounds: int) -> None:
-    exchanges = [b"control", b"subscribe", wire.PUSH, wire.MAIL]
+    exchanges = [b"control", b"subscribe", messages.PUSH, messages.MAIL]
     with served.stranger() as stranger:
         kinds = [kind.type for kind in stranger.actions()]
         for _ in range(rounds):
@@ -119,7 +128,7 @@ def talk(served: Served, rng: random.Random, rounds: int) -> None:
             for call, given in (
                 (stranger.action, [rng.choice(kinds), noise]),
                 (stranger.exchange, [rng.choice(exchanges) + b":" + noise, [noise, noise]]),
-                (stranger.exchange, [wire.PUSH + b":" + wire.pack(query="q"), spoilt_push(rng)]),
+                (stranger.exchange, [messages.PUSH + b":" + messages.pack(query="q"), spoilt_push(rng)]),
                 (stranger.info, [about]),
                 (stranger.put, [about]),
                 (stranger.get, [noise]),
@@ -145,8 +154,8 @@ def spoilt_push(rng: random.Random) -> list[bytes | tuple[bytes, pa.RecordBatch]
         "attempt": 0,
         "wait_ms": 10,
     }
-    rows = wire.as_rows(pa.py_buffer(bytes(data)))
-    return [wire.pack(query="q"), (wire.pack(**fields, crc32=zlib.crc32(data)), rows)]
+    rows = messages.as_rows(pa.py_buffer(bytes(data)))
+    return [messages.pack(query="q"), (messages.pack(**fields, crc32=zlib.crc32(data)), rows)]
 
 
 @pytest.mark.slow
@@ -220,7 +229,7 @@ def change_bytes(served: Served, rounds: int) -> None:
         for _ in range(rounds):
             with served.stranger(location=f"grpc://127.0.0.1:{changed}", timeout_s=0.5) as stranger:
                 error_of(stranger.put, None, rows)
-                error_of(stranger.exchange, wire.PUSH + b":" + wire.pack(query="q"), spoilt_push(rng))
+                error_of(stranger.exchange, messages.PUSH + b":" + messages.pack(query="q"), spoilt_push(rng))
                 error_of(stranger.exchange, b'subscribe:{"table": "orders"}', [b'{"kind": "took", "number": 5}'])
                 error_of(stranger.action, "stop", random_message(rng))
             assert served.process.poll() is None, f"seed {seed}: it died"

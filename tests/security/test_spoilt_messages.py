@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epochlog.errors import BadMessage, InvalidInput
-from epochlog.exchange import commands
-from epochlog.exchange import subscription_messages as live
-from epochlog.exchange.staged import wire
+from epochlog.exchange.flight import descriptors
+from epochlog.exchange.staged import messages
+from epochlog.exchange.subscription import messages as live
 from spoiling import places, replaced
 
 pytestmark = pytest.mark.local_only
@@ -53,14 +53,14 @@ def wrong_fields(message: Any) -> list[str]:
 
 # ---- subscriptions -----------------------------------------------------------------------------------------------
 
-PLACE = live.Place(7, 5, 3)
+PLACE = live.FeedPosition(7, 5, 3)
 LIVE: list[tuple[Any, Callable[[bytes], Any], type[Exception]]] = [
     (live.Request("orders"), live.decode_request, InvalidInput),
     (live.Request("orders", "dash", None, ("id", "v"), "snapshot"), live.decode_request, InvalidInput),
     (live.Request("orders", after=5), live.decode_request, InvalidInput),
     (live.Request("orders", resume=live.Resume("s", 1, PLACE, (2, 3), 4, 5)), live.decode_request, InvalidInput),
     (live.Answer("took", 5), live.decode_answer, BadMessage),
-    (live.Welcome("s", 1, PLACE, 2.0, 60.0, 3, 4), live.decode_news, BadMessage),
+    (live.SubscriptionWelcome("s", 1, PLACE, 2.0, 60.0, 3, 4), live.decode_news, BadMessage),
     (live.Mark("rows", live.CHANGES, 3, 4, last=True, size=5), live.decode_news, BadMessage),
     (live.Notice("acked", 5), live.decode_news, BadMessage),
 ]
@@ -73,7 +73,7 @@ def test_what_is_sent_arrives() -> None:
 
 def test_every_message_of_a_subscription_is_spoilt_here() -> None:
     own = {kind for kind in vars(live).values() if is_dataclass(kind)}
-    assert own - {live.Place, live.Resume} == {type(message) for message, _, _ in LIVE}
+    assert own - {live.FeedPosition, live.Resume} == {type(message) for message, _, _ in LIVE}
 
 
 @given(st.sampled_from(LIVE), st.data())
@@ -109,16 +109,20 @@ def test_random_bytes_for_a_subscription(data: bytes) -> None:
 COMMANDS: list[tuple[dict[str, Any], Callable[[list[bytes], bytes], Any], Any]] = [
     (
         {"read": "orders", "columns": ["id"], "consistency": "exact", "options": {"epochs_or_token": "x"}},
-        commands.parse_reading,
-        commands.Read,
+        descriptors.parse_reading,
+        descriptors.Read,
     ),
-    ({"read": "orders", "epoch": 5}, commands.parse_reading, commands.Read),
+    ({"read": "orders", "epoch": 5}, descriptors.parse_reading, descriptors.Read),
     (
         {"changes": "orders", "after": 5, "until": 7, "mode": "net", "pre_images": True, "columns": ["id", "v"]},
-        commands.parse_reading,
-        commands.Changes,
+        descriptors.parse_reading,
+        descriptors.ChangesCommand,
     ),
-    ({"write": "orders", "txn": ["app", 42], "operation": "delete", "rows": 5}, commands.parse_writing, commands.Write),
+    (
+        {"write": "orders", "txn": ["app", 42], "operation": "delete", "rows": 5},
+        descriptors.parse_writing,
+        descriptors.Write,
+    ),
 ]
 
 
@@ -154,7 +158,7 @@ def test_bytes_of_a_descriptor_spoilt(case: Any, place: int, new: bytes) -> None
 
 @given(st.lists(st.binary(max_size=30), max_size=3), st.binary(max_size=60))
 def test_random_descriptors(path: list[bytes], command: bytes) -> None:
-    for parse in (commands.parse_reading, commands.parse_writing):
+    for parse in (descriptors.parse_reading, descriptors.parse_writing):
         with contextlib.suppress(InvalidInput):
             assert sound_command(parse(path, command))
 
@@ -192,7 +196,7 @@ VALUES: dict[str, Any] = {
 }
 STAGED = {
     name: checks
-    for name, checks in vars(wire).items()
+    for name, checks in vars(messages).items()
     if name.isupper() and isinstance(checks, Mapping) and checks and name != "LETTERS"
 }
 """What each message may hold, by name: whatever the codec knows."""
@@ -204,9 +208,9 @@ def message_of(checks: Mapping[str, Any]) -> dict[str, Any]:
 
 def test_every_message_of_a_staged_exchange_is_spoilt_here() -> None:
     assert len(STAGED) >= 14
-    assert all(checks in STAGED.values() for checks in wire.LETTERS.values())
+    assert all(checks in STAGED.values() for checks in messages.LETTERS.values())
     for checks in STAGED.values():
-        assert wire.unpack(wire.pack(**message_of(checks)), checks).keys() == checks.keys()
+        assert messages.unpack(messages.pack(**message_of(checks)), checks).keys() == checks.keys()
 
 
 def sound(field: str, value: Any) -> bool:
@@ -228,7 +232,7 @@ def test_a_field_of_a_staged_exchange_spoilt(name: str, data: st.DataObject) -> 
         packed = msgpack.packb(spoilt)
     except OverflowError:  # no msgpack
         return
-    for decode in (lambda: wire.unpack(packed, checks), lambda: wire.unpack_letter(packed)):
+    for decode in (lambda: messages.unpack(packed, checks), lambda: messages.decode_batch(packed)):
         with contextlib.suppress(BadMessage):
             found = decode()
             assert all(sound(field, value) for field, value in found.items()), found
@@ -236,10 +240,10 @@ def test_a_field_of_a_staged_exchange_spoilt(name: str, data: st.DataObject) -> 
 
 @given(st.sampled_from(sorted(STAGED)), st.integers(0, 1 << 30), st.binary(max_size=6))
 def test_bytes_of_a_staged_exchange_spoilt(name: str, place: int, new: bytes) -> None:
-    data = wire.pack(**message_of(STAGED[name]))
+    data = messages.pack(**message_of(STAGED[name]))
     place %= len(data)
     with contextlib.suppress(BadMessage):
-        found = wire.unpack(data[:place] + new + data[place + len(new) :], STAGED[name])
+        found = messages.unpack(data[:place] + new + data[place + len(new) :], STAGED[name])
         assert all(sound(field, value) for field, value in found.items()), found
 
 
@@ -248,46 +252,46 @@ def test_bytes_of_a_staged_exchange_spoilt(name: str, place: int, new: bytes) ->
 
 @given(st.binary(max_size=200))
 def test_a_file_travels_as_rows(data: bytes) -> None:
-    assert wire.file_of(wire.as_rows(pa.py_buffer(data))).to_pybytes() == data
+    assert messages.file_of(messages.as_rows(pa.py_buffer(data))).to_pybytes() == data
 
 
-NULLS = pa.RecordBatch.from_arrays([pa.array([1, None], pa.uint8())], schema=wire.FILE)
+NULLS = pa.RecordBatch.from_arrays([pa.array([1, None], pa.uint8())], schema=messages.FILE)
 
 
 def claiming_more() -> pa.RecordBatch:
     """A thousand rows, as a stranger says, in a buffer of 61 bytes."""
-    data = bytearray(wire.as_rows(pa.py_buffer(bytes(61))).serialize())
+    data = bytearray(messages.as_rows(pa.py_buffer(bytes(61))).serialize())
     said, more = (61).to_bytes(8, "little"), (1_000).to_bytes(8, "little")
     for place in (data.index(said), data.rindex(said)):  # of the batch and of its column; the buffer's stands between
         data[place : place + 8] = more
-    return pa.ipc.read_record_batch(pa.py_buffer(bytes(data)), wire.FILE)
+    return pa.ipc.read_record_batch(pa.py_buffer(bytes(data)), messages.FILE)
 
 
 @pytest.mark.parametrize("rows", [
     None, pa.record_batch({}), pa.record_batch({"file": [b"x"]}), pa.record_batch({"file": pa.array([1], pa.uint8())}),
     pa.record_batch({"file": pa.array([1], pa.int64()), "more": [1]}), NULLS, claiming_more(),
-    wire.as_rows(pa.py_buffer(b"abc")).slice(1),
-    wire.as_rows(pa.py_buffer(bytes(wire.MAX_BATCH + 1))),
+    messages.as_rows(pa.py_buffer(b"abc")).slice(1),
+    messages.as_rows(pa.py_buffer(bytes(messages.MAX_BATCH + 1))),
 ])  # fmt: skip
 def test_rows_that_are_no_file(rows: pa.RecordBatch | None) -> None:
     with pytest.raises(BadMessage):
-        wire.file_of(rows)
+        messages.file_of(rows)
 
 
 def test_the_largest_file_travels() -> None:
-    assert wire.file_of(wire.as_rows(pa.py_buffer(bytes(wire.MAX_BATCH)))).size == wire.MAX_BATCH
+    assert messages.file_of(messages.as_rows(pa.py_buffer(bytes(messages.MAX_BATCH)))).size == messages.MAX_BATCH
 
 
-@pytest.mark.parametrize("size", [1, 8, 100, 5_000, 20_000, 1 << 20, wire.MAX_BATCH])
+@pytest.mark.parametrize("size", [1, 8, 100, 5_000, 20_000, 1 << 20, messages.MAX_BATCH])
 @pytest.mark.parametrize("name", [1, 20, 60, 100, 120, 200])
 def test_padding_puts_the_file_at_a_multiple_of_eight(size: int, name: int) -> None:
     """In a message as Flight lays it out: the head of the rows, ours, then the rows themselves."""
-    fields = {**message_of(wire.ITEM), "path": "p" * name}
+    fields = {**message_of(messages.ITEM), "path": "p" * name}
     del fields["pad"]
-    message = wire.padded(size, **fields)
-    assert wire.unpack_letter(message)["path"] == fields["path"]
+    message = messages.padded(size, **fields)
+    assert messages.decode_batch(message)["path"] == fields["path"]
     body = -(-size // 8) * 8
-    assert (len(_field(wire._ROWS_HEAD)) + len(_field(len(message))) + 1 + len(_field(body)) - body) % 8 == 0
+    assert (len(_field(messages._ROWS_HEAD)) + len(_field(len(message))) + 1 + len(_field(body)) - body) % 8 == 0
 
 
 def _field(size: int) -> bytes:

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import flight
 
 import epochlog as el
-from epochlog.exchange.server import Role
+from epochlog.exchange.transport.services import Role
 from security.doors import (
     READ_TOKEN,
     TOKEN,

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from epochlog.checkpoint.attempt import Attempt
-from epochlog.checkpoint.decisions import Inject
-from epochlog.checkpoint.manager import CheckpointManager
-from epochlog.checkpoint.outbox import Outbox
-from epochlog.checkpoint.plan import TaskState
-from epochlog.checkpoint.protocol import JobProtocol
-from epochlog.checkpoint.roster import Roster
+from epochlog.checkpoint.manager.attempt import Attempt
+from epochlog.checkpoint.manager.checkpoint_plan import TaskState
+from epochlog.checkpoint.manager.commands import Inject
+from epochlog.checkpoint.manager.job_state_machine import JobProtocol
+from epochlog.checkpoint.manager.manager import CheckpointManager
+from epochlog.checkpoint.manager.task_registry import TaskRegistry
+from epochlog.checkpoint.manager.unacked_reports import Outbox
 from epochlog.errors import Fenced, SegmentUnknown
-from simulation.runs import Found, check, check_apart
-from simulation.shapes import KINDS, Violation
-from simulation.world import World
+from epochlog.testing.simulator.runs import Found, check, check_apart
+from epochlog.testing.simulator.shapes import KINDS, Violation
+from epochlog.testing.simulator.world import World
 
 pytestmark = [pytest.mark.local_only, pytest.mark.slow]
 
@@ -73,7 +73,7 @@ def stale_incarnation_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stale_messages_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that say of an actor that it is lost, or has ended."""
-    monkeypatch.setattr(Roster, "current", lambda roster, actor, _: roster.tasks.get(actor))
+    monkeypatch.setattr(TaskRegistry, "current", lambda roster, actor, _: roster.tasks.get(actor))
 
 
 def late_reports_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,12 +229,12 @@ def ending_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ended_means_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end was said after the report of the barrier that is committed now."""
-    flag = Roster.flag
+    flag = TaskRegistry.flag
 
     def all_ended(roster: Any, actors: Any) -> Any:
         return flag(roster, {*actors, *roster.in_state(TaskState.ENDING)})
 
-    monkeypatch.setattr(Roster, "flag", all_ended)
+    monkeypatch.setattr(TaskRegistry, "flag", all_ended)
 
 
 def finished_flags_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,7 @@ def two_barriers_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def neighbours_not_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    fence = Roster.fence
+    fence = TaskRegistry.fence
 
     def alone(roster: Any, lost: Any) -> Any:
         whole = roster._component
@@ -263,7 +263,7 @@ def neighbours_not_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
         roster._component = whole
         return out
 
-    monkeypatch.setattr(Roster, "fence", alone)
+    monkeypatch.setattr(TaskRegistry, "fence", alone)
 
 
 def segments_outlive_their_incarnation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +282,7 @@ def everything_dropped_in_a_rollback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def numbers_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Roster, "fresh", lambda roster, count: count)
+    monkeypatch.setattr(TaskRegistry, "fresh", lambda roster, count: count)
 
 
 def timeouts_never(monkeypatch: pytest.MonkeyPatch) -> None:

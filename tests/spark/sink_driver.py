@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import epochlog as el
-from epochlog.batch.spark_write import BatchSink, Written, resolve_save
-from epochlog.exchange import frames
-from epochlog.spark import EpochlogSource, register
+from epochlog.spark import frames
+from epochlog.spark.session import EpochlogSource, register
+from epochlog.spark.sink import BatchSink, Written, resolve_save
 
 SICK = 1
 """The partition of which something happens to the first attempt that has written; `sick` among the notes names it."""
@@ -99,8 +99,8 @@ class MoodySource(EpochlogSource):
 
 def moody_task(real: Any, notes: str, mood: str, target: Any, deletes: bool, batches: Any) -> Iterator[Any]:
     """What a job's output and el.sink are written by, in a mood."""
-    from epochlog.store.records import unpack
-    from epochlog.store.segment import Segment
+    from epochlog.store.catalog.records import unpack
+    from epochlog.store.sst.segment import Segment
 
     results = list(real(target, deletes, batches))
     found = [one for batch in results for one in batch.column(0).to_pylist()]

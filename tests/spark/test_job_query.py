@@ -13,10 +13,11 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from epochlog.checkpoint import spark_query
-from epochlog.checkpoint.spark_query import make_pace, span_ms
-from epochlog.store.definitions import Runner, get_job
-from epochlog.store.records import job_key, lease_key
+from epochlog.spark import job_query
+from epochlog.spark.job_query import make_pace, span_ms
+from epochlog.store.catalog.keys import job_key, lease_key
+from epochlog.store.metadata.definitions import Runner
+from epochlog.store.metadata.lookups import get_job
 from lakes import rows
 from patience import until
 
@@ -86,6 +87,7 @@ def test_a_query_by_time_commits_one_barrier_each_time(lake) -> None:
     assert job.step(lake.spark, copy) is not None
 
 
+@pytest.mark.rule("5.3")
 def test_a_query_waits_for_a_runner_elsewhere_and_goes_on(lake, caplog) -> None:
     caplog.set_level("INFO", "epochlog")
     job, handle = made(lake), lake.store._handle
@@ -114,7 +116,7 @@ def test_a_query_waits_for_a_runner_elsewhere_and_goes_on(lake, caplog) -> None:
 
 def failing(times: int, monkeypatch: pytest.MonkeyPatch, noted: Callable[[], str | None]) -> list[str | None]:
     """Spark refuses to start a query so many times; the list has what was noted on the job before each try."""
-    started, seen = spark_query._started, []
+    started, seen = job_query._started, []
 
     def refused(*given):
         seen.append(noted())
@@ -122,7 +124,7 @@ def failing(times: int, monkeypatch: pytest.MonkeyPatch, noted: Callable[[], str
             raise ConnectionError(f"no answer {len(seen)}")
         return started(*given)
 
-    monkeypatch.setattr(spark_query, "_started", refused)
+    monkeypatch.setattr(job_query, "_started", refused)
     return seen
 
 

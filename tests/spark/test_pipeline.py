@@ -90,7 +90,7 @@ def test_of_three_jobs_one_fails_at_each_second_try(store: el.Store, spark: Spar
     calm, (a, b, c) = pipes["y"].status(), pipes["x"].status()
     assert {(row.state, row.restarts, row.last_error) for row in (a, b, *calm)} == {("idle", 0, None)}
     assert (c.state, c.restarts) == ("idle", 2)
-    assert "SchemaMismatch: table x_c, primary-key column 'id'" in (c.last_error or "")
+    assert "SchemaMismatch: job 'x_c': table x_c, primary-key column 'id'" in (c.last_error or "")
 
 
 def test_jobs_run_side_by_side_in_spark(store: el.Store, spark: SparkSession, tmp_path: Path) -> None:

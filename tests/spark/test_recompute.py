@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own convention)
 
 import epochlog as el
-from epochlog.checkpoint import spark_context
+from epochlog.spark import refresh_context
 
 pytestmark = pytest.mark.spark
 
@@ -36,9 +36,9 @@ def step(lake: Any, job: el.Job, refresh: Any) -> list[dict[str, Any]]:
     return lake.store.table(job.name).to_arrow().to_pylist()
 
 
-@pytest.mark.parametrize("read_here", [spark_context.TOUCHED_HERE, 0])
+@pytest.mark.parametrize("read_here", [refresh_context.TOUCHED_HERE, 0])
 def test_groups_that_vanish_go(lake: Any, monkeypatch: pytest.MonkeyPatch, read_here: int) -> None:
-    monkeypatch.setattr(spark_context, "TOUCHED_HERE", read_here)
+    monkeypatch.setattr(refresh_context, "TOUCHED_HERE", read_here)
     sales = lake.store.create_table("sales", ORDERS, ["id"])
     job = lake.store.create_job("revenue", ["sales"], {"revenue": (BY_DAY, ["day"])})
     sales.upsert(orders_of((1, "mon", 1, 5.0), (2, "tue", None, 7.0)))
@@ -94,11 +94,42 @@ def test_what_a_refresh_reads_and_is_refused(lake: Any) -> None:
             ctx.table("sales", among=["mon"])
         with pytest.raises(el.InvalidInput, match="groups of table 'dear' are given as ctx.touched gives them"):
             ctx.recompute("dear", by="day", from_=tue, touched=[{"day": "tue"}])
+        twice = tue.unionAll(tue.withColumn("cents", F.lit(1.0)))
+        with pytest.raises(
+            el.InvalidInput, match=r"recompute\('dear'\) was given several rows with the key {\"id\":2}; "
+        ):
+            ctx.recompute("dear", by=[], from_=twice)
+        with pytest.raises(el.InvalidInput, match=r"several rows with the key {\"id\":2}"):
+            ctx.recompute("dear", by="day", from_=twice, touched=pa.table({"day": ["tue"]}))
+        with pytest.raises(el.SchemaMismatch, match="job 'dear': table dear, primary-key column 'id': 2 of its values"):
+            ctx.recompute("dear", by=[], from_=twice.withColumn("id", F.lit(None).cast("bigint")))
         ctx.recompute("dear", by=[], from_=tue)
         with pytest.raises(el.InvalidInput, match="once for an output, with all its groups"):
             ctx.recompute("dear", by=[], from_=tue)
 
     assert [(row["id"], row["day"]) for row in step(lake, job, look)] == [(2, "tue")]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_recompute_takes_each_key_once(lake: Any, first: bool) -> None:
+    """Over an output without rows and over one with rows; of two zeros and of two NaNs the key is one."""
+    schema = pa.schema([("x", pa.float64()), ("day", pa.string()), ("n", pa.int64())])
+    sales = lake.store.create_table("sales", schema, ["x", "day"])
+    job = lake.store.create_job("copy", ["sales"], {"copy": (schema, ["x", "day"])})
+    sales.upsert([{"x": 1.0, "day": "mon", "n": 1}, {"x": 2.0, "day": "mon", "n": 1}])
+    if not first:
+        step(lake, job, lambda ctx: ctx.recompute("copy", by=[], from_=ctx.table("sales")))
+        sales.upsert([{"x": 2.0, "day": "tue", "n": 1}])
+    before = lake.store.table("copy").to_arrow()
+
+    def refuse(ctx: el.SparkRefreshContext) -> None:
+        for pair in ("(0.0D, 'mon', 1L), (-0.0D, 'mon', 2L)", "(double('NaN'), 'a', 1L), (double('NaN'), 'a', 1L)"):
+            rows = ctx.spark.sql(f"SELECT * FROM VALUES (1D, 'mon', 1L), {pair} AS v (x, day, n)")
+            with pytest.raises(el.InvalidInput, match="several rows with the key"):
+                ctx.recompute("copy", by=[], from_=rows)
+        ctx.recompute("copy", by=[], from_=rows.distinct())
+
+    assert len(step(lake, job, refuse)) == 2 and before.num_rows == (0 if first else 2)
 
 
 def test_a_backfill_in_pieces_is_right(lake: Any) -> None:
@@ -118,6 +149,7 @@ KINDS: dict[str, tuple[pa.DataType, list[Any]]] = {
 }
 
 
+@pytest.mark.rule("5.13")
 def test_groups_of_every_kind_of_column(lake: Any) -> None:
     """As Spark sees them these types are others; a view that copies rows by all of these columns follows them."""
     schema = pa.schema([("id", pa.int64()), *((name, kind) for name, (kind, _) in KINDS.items())])

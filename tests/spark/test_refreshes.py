@@ -120,6 +120,7 @@ def of_program(name: str, folder: Path) -> Story:
     return Story({root: roots[root] for root in roots if root in read}, chosen, rows=24)
 
 
+@pytest.mark.rule("2.5")
 @pytest.mark.parametrize(
     "name",
     [

@@ -118,6 +118,7 @@ def vacuumed(store: el.Store, later_ms: int) -> int:
         return len(opened.vacuum().deleted)
 
 
+@pytest.mark.rule("1.7")
 def test_tasks_that_die_and_drivers_that_die(tmp_path: Path, spark: SparkSession) -> None:
     with el.open(tmp_path / "store") as store:
         table, view = store.create_table("t", SCHEMA, ["id"]), "view"

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.functions import count
 
 import epochlog as el
-from epochlog.store.consumers import open_consumer
+from epochlog.store.changelog.consumers import open_consumer
 from lakes import SCHEMA, rows
 
 pytestmark = pytest.mark.spark
@@ -179,6 +179,7 @@ def test_a_truncated_log_is_told_or_let_pass(lake) -> None:
     assert copy.count() == 20
 
 
+@pytest.mark.rule("4.17")
 def test_a_consumer_holds_the_log(lake) -> None:
     lake.store.create_table("copy", SCHEMA, ["id"])
     first = lake.orders.upsert(rows(0, 10))
@@ -282,6 +283,7 @@ def test_offsets_are_small_json(lake) -> None:
     assert json.loads(text) == {"table": 1, "epoch": epoch}
 
 
+@pytest.mark.rule("4.11", "4.17")
 def test_a_consumer_is_the_same_for_spark_and_for_everybody_else(lake) -> None:
     """Each run is an incarnation; it is seen, and reset, as any other consumer; a new query under its name goes on."""
     for name in ("copy", "more"):
@@ -299,6 +301,7 @@ def test_a_consumer_is_the_same_for_spark_and_for_everybody_else(lake) -> None:
     assert lake.store.table("more").to_arrow()["id"].to_pylist() == list(range(50, 57))
 
 
+@pytest.mark.rule("4.17")
 def test_a_query_whose_consumer_was_taken_over_is_fenced_and_can_be_started_again(lake) -> None:
     copy = lake.store.create_table("copy", SCHEMA, ["id"])
     lake.orders.upsert(rows(0, 10))

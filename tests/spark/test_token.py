@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import epochlog as el
-from epochlog.store.leases import LEASE_MS
+from epochlog.store.session.leases import LEASE_MS
 from lakes import SCHEMA, rows
 
 pytestmark = pytest.mark.spark

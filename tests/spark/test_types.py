@@ -108,9 +108,27 @@ def test_values_out_of_a_narrower_range_are_refused(lake) -> None:
     assert lake.store.table("small").count() == 0
 
 
+def test_values_inside_of_others_and_floats_are_cast_where_they_fit(lake) -> None:
+    inner = pa.struct([("a", pa.int32()), ("b", pa.list_(pa.int16()))])
+    schema = pa.schema([("id", pa.int64()), ("s", inner), ("price", pa.decimal128(8, 2))])
+    table = lake.store.create_table("narrow", schema, ["id"])
+    frame = "SELECT 1L id, named_struct('a', {}, 'b', array(2L, NULL)) s, {} price"
+    lake.write(lake.spark.sql(frame.format("1L", "19.99D")), "narrow")
+    assert table.to_arrow().to_pylist() == [{"id": 1, "s": {"a": 1, "b": [2, None]}, "price": Decimal("19.99")}]
+    for wrong, told in (
+        (
+            ("3000000000L", "1D"),
+            r"SchemaMismatch: table narrow, column 's', row 0, field 'a': 3000000000 of type int64",
+        ),
+        (("1L", "0.125D"), r"SchemaMismatch: table narrow, column 'price', row 0: 0\.125 of type double does not fit"),
+    ):
+        with pytest.raises(Exception, match=told):
+            lake.write(lake.spark.sql(frame.format(*wrong)), "narrow")
+
+
 def test_arrow_casts_are_lossless_without_spark() -> None:
-    from epochlog.exchange.spark_types import arrow_schema, from_spark, spark_schema, to_spark
-    from epochlog.store.schema import TableSchema
+    from epochlog.spark.types import arrow_schema, from_spark, spark_schema, to_spark
+    from epochlog.store.types.schema import TableSchema
 
     schema = pa.schema([("id", pa.int64()), *((name, kind) for name, (kind, _) in TYPES.items())])
     table = TableSchema("t", schema, ("id",))

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from epochlog.checkpoint import carrier, supervision, upstream, worker
-from epochlog.exchange import subscriber
-from epochlog.exchange.staged import pusher, redis_marks
-from epochlog.store import redis_client, watch
-from epochlog.store.backoff import Backoff
+from epochlog.checkpoint.coordinator import decision_executor
+from epochlog.checkpoint.log_source import log_source
+from epochlog.checkpoint.pipeline import step_scheduler
+from epochlog.checkpoint.worker import worker
+from epochlog.exchange.staged import push_client, stage_counter_redis
+from epochlog.exchange.subscription import client as subscriber
+from epochlog.store.catalog.redis import client as redis_client
+from epochlog.store.env.backoff import Backoff
+from epochlog.store.session import watcher
 
 pytestmark = pytest.mark.local_only
 
 USED = [
     (redis_client._BACKOFF, 0.01, 1.0),
-    (watch.BACKOFF, 0.005, 0.1),
+    (watcher.BACKOFF, 0.005, 0.1),
     (subscriber.BACKOFF, 0.05, 1.0),
-    (pusher.BACKOFF, 0.02, 1.0),
-    (redis_marks.BACKOFF, 0.5, 10.0),
-    (upstream._BACKOFF, 0.005, 0.1),
+    (push_client.BACKOFF, 0.02, 1.0),
+    (stage_counter_redis.BACKOFF, 0.5, 10.0),
+    (log_source._BACKOFF, 0.005, 0.1),
     (worker.BACKOFF, 0.05, 2.0),
-    (carrier.BACKOFF, 0.1, 5.0),
-    (supervision.BACKOFF, 0.1, 30.0),
+    (decision_executor.BACKOFF, 0.1, 5.0),
+    (step_scheduler.BACKOFF, 0.1, 30.0),
 ]
 
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pytest
 
 import epochlog as el
-from epochlog.store.epoch import from_unix_ms
+from epochlog.store.types.epoch import from_unix_ms
 
 NOW_MS = 1_767_225_600_000
 SCHEMA = pa.schema([
@@ -117,7 +117,7 @@ def test_bad_keys_are_named_and_leave_nothing(store: el.Store, keys: pa.Table, m
 
 def test_rows_flushed_before_a_bad_one_leave_no_file(store: el.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction that has filled its memory has files already; they go when it fails."""
-    monkeypatch.setattr("epochlog.store.writer.FLUSH_ROWS", 1)
+    monkeypatch.setattr("epochlog.store.sst.segment_writer.FLUSH_ROWS", 1)
     with nothing_left(store, el.SchemaMismatch, "orders"), store.transaction() as tx:
         tx.upsert("other", rows())
         tx.upsert("orders", rows())
@@ -217,6 +217,7 @@ def test_bad_arguments_of_create(store: el.Store) -> None:
 # ---- epochs ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("1.2", "1.5")
 def test_an_epoch_that_regresses(store: el.Store) -> None:
     table = store.table("orders")
     newest = store.table("other").upsert(rows())
@@ -233,6 +234,7 @@ def test_an_epoch_that_regresses(store: el.Store) -> None:
             table.upsert(rows(), epoch=epoch)
 
 
+@pytest.mark.rule("1.2")
 def test_a_clock_that_is_ahead_or_was_set_back(store: el.Store, clock: Clock) -> None:
     table = store.table("orders")
     with nothing_left(store, el.ClockSkew):
@@ -249,6 +251,7 @@ def test_a_clock_that_is_ahead_or_was_set_back(store: el.Store, clock: Clock) ->
     table.upsert(rows())
 
 
+@pytest.mark.rule("2.6", "4.6")
 def test_epochs_of_reads(store: el.Store, clock: Clock) -> None:
     table = store.create_table("short", SCHEMA, ["id"], options=el.TableOptions(history_retention=timedelta(0)))
     first = table.upsert(rows())
@@ -374,6 +377,7 @@ def test_a_pair_that_is_none(store: el.Store, txn: Any) -> None:
         store.resolve(None)
 
 
+@pytest.mark.rule("1.7")
 def test_a_pair_again(store: el.Store) -> None:
     orders, other = store.table("orders"), store.table("other")
     first = orders.upsert(rows(), txn=("app", 1))
@@ -391,6 +395,7 @@ def test_a_pair_again(store: el.Store) -> None:
         orders.upsert(rows(), txn=("app", 2))
 
 
+@pytest.mark.rule("1.7")
 def test_a_pair_again_after_the_table_is_finished(store: el.Store) -> None:
     orders = store.table("orders")
     first = orders.upsert(rows(), txn=("app", 1))
@@ -401,6 +406,7 @@ def test_a_pair_again_after_the_table_is_finished(store: el.Store) -> None:
     assert tx.epoch == first and store.verify().unreachable == ()
 
 
+@pytest.mark.rule("1.7")
 def test_outcomes_are_kept_for_a_thousand_commits(store: el.Store) -> None:
     orders = store.table("orders")
     first = orders.upsert(rows(), txn=("app", 0))
@@ -418,6 +424,7 @@ def test_outcomes_are_kept_for_a_thousand_commits(store: el.Store) -> None:
 # ---- sealed segments ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("1.5")
 @pytest.mark.local_only
 def test_segments_that_no_commit_takes(store: el.Store, tmp_path: Path, clock: Clock) -> None:
     orders, label = store.table("orders"), from_unix_ms(clock.now_ms) + 5
@@ -456,6 +463,7 @@ def test_segments_that_no_commit_takes(store: el.Store, tmp_path: Path, clock: C
 # ---- states of tables and stores ---------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("1.5")
 def test_a_finished_table_takes_nothing(store: el.Store) -> None:
     orders = store.table("orders")
     writer = orders.writer()
@@ -520,6 +528,7 @@ def test_a_derived_table_is_written_by_its_job_alone(store: el.Store) -> None:
             store.drop_table(name)
 
 
+@pytest.mark.rule("4.10")
 def test_a_log_that_is_truncated_or_held(store: el.Store) -> None:
     orders = store.table("orders")
     epochs = [orders.upsert(rows(id=[number])) for number in range(4)]

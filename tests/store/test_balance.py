@@ -11,15 +11,17 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from epochlog.exchange.pieces import Piece, cut, sources_of
-from epochlog.exchange.spark_options import Tasks
-from epochlog.store import balance, run, segment
-from epochlog.store.balance import balanced, weigh
-from epochlog.store.keys import KeyCodec
-from epochlog.store.run import Part, read_part
-from epochlog.store.scan import EVERYTHING, KeyRange, ScanPlan
-from epochlog.store.segment import SegmentReader
-from epochlog.store.widths import Sizes, block_sizes, row_bytes, split_widths
+from epochlog.spark.options import Tasks
+from epochlog.spark.partitions import ReadPartition, cut
+from epochlog.store.changelog.plan_ranges import sources_of
+from epochlog.store.scan import size_splits
+from epochlog.store.scan.scan_plan import EVERYTHING, KeyRange, ScanPlan
+from epochlog.store.scan.size_splits import estimate_sizes, split_evenly
+from epochlog.store.sst import segment, sorted_run
+from epochlog.store.sst.segment import SegmentReader
+from epochlog.store.sst.sorted_run import RunFile, read_part
+from epochlog.store.types.key_codec import KeyCodec
+from epochlog.store.types.row_size import Sizes, block_sizes, row_bytes, split_widths
 from rowsets import WIDE, wide_rows
 
 pytestmark = pytest.mark.local_only
@@ -31,7 +33,7 @@ KEYS = {"int": ["k"], "string": ["s"], "composite": ["s", "k"]}
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((balance, "BATCH_ROWS"), (segment, "BATCH_ROWS"), (run, "ROW_GROUP_ROWS")):
+    for module, name in ((size_splits, "BATCH_ROWS"), (segment, "BATCH_ROWS"), (sorted_run, "ROW_GROUP_ROWS")):
         monkeypatch.setattr(module, name, BLOCK_ROWS)
 
 
@@ -61,7 +63,7 @@ def bytes_read(store: el.Store, plan: ScanPlan, columns: list[str], keys: KeyRan
     wanted = list(dict.fromkeys([*columns, *plan.table.primary_key]))
     total = 0
     for source in sources_of(plan):
-        if isinstance(source, Part):
+        if isinstance(source, RunFile):
             rows = read_part(files, source, plan.table, codec, wanted, key_range=keys)
         else:
             rows = SegmentReader(files, source, plan.table, codec).read(wanted, keys)
@@ -78,8 +80,8 @@ def plan_of(store: el.Store, epoch: int | None = None) -> ScanPlan:
 
 
 def check(store: el.Store, plan: ScanPlan, count: int, columns: list[str]) -> list[float]:
-    spans = weigh(plan.table, sources_of(plan), columns)
-    ranges = balanced(store._handle.files, plan.table, spans, columns, count, EVERYTHING)
+    spans = estimate_sizes(plan.table, sources_of(plan), columns)
+    ranges = split_evenly(store._handle.files, plan.table, spans, columns, count, EVERYTHING)
     assert ranges[0][0] is None and ranges[-1][1] is None
     assert all(before[1] == after[0] for before, after in pairwise(ranges))
     found = [bytes_read(store, plan, columns, keys) for keys in ranges]
@@ -136,13 +138,13 @@ class Looks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        plain = balance._slices
+        plain = size_splits._slices
 
-        def counted(*given: object) -> Iterator[balance.Span]:
+        def counted(*given: object) -> Iterator[size_splits.Span]:
             self.count += 1
             return plain(*given)  # pyright: ignore[reportArgumentType]
 
-        monkeypatch.setattr(balance, "_slices", counted)
+        monkeypatch.setattr(size_splits, "_slices", counted)
 
 
 def test_where_the_catalog_tells_enough_no_file_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,26 +177,26 @@ def test_one_key_is_one_piece_and_no_rows_are_none(tmp_path: Path) -> None:
     with el.open(tmp_path, durability="os") as store:
         table = store.create_table("t", SCHEMA, ["k"])
         empty = plan_of(store)
-        assert cut(Piece(store._handle.files, empty, SCHEMA, ("k",)), Tasks(8, 8)) == []
+        assert cut(ReadPartition(store._handle.files, empty, SCHEMA, ("k",)), Tasks(8, 8)) == []
         table.upsert(table_of(np.array([7]), np.array([3])))
-        piece = Piece(store._handle.files, plan_of(store), SCHEMA, ("k",))
+        piece = ReadPartition(store._handle.files, plan_of(store), SCHEMA, ("k",))
         assert [part.key_range for part in cut(piece, Tasks(8, 8))] == [EVERYTHING]
         table.upsert(table_of(np.array([9]), np.array([3])))
-        piece = Piece(store._handle.files, plan_of(store), SCHEMA, ("k",))
+        piece = ReadPartition(store._handle.files, plan_of(store), SCHEMA, ("k",))
         assert [part.key_range for part in cut(piece, Tasks(8, 8))] == [(None, 9), (9, None)]
 
 
 def test_the_number_of_pieces_goes_by_bytes_and_by_what_the_session_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from epochlog.exchange import pieces
+    from epochlog.spark import partitions
 
-    monkeypatch.setattr(pieces, "SMALLEST_PIECE_BYTES", 10_000)
-    monkeypatch.setattr(pieces, "LARGEST_PIECE_BYTES", 50_000)
+    monkeypatch.setattr(partitions, "SMALLEST_PIECE_BYTES", 10_000)
+    monkeypatch.setattr(partitions, "LARGEST_PIECE_BYTES", 50_000)
     with el.open(tmp_path, durability="os") as store:
         numbers = np.arange(2_000)
         store.create_table("t", SCHEMA, ["k"]).upsert(table_of(numbers, np.full(2_000, 80)))  # 96 bytes with k
-        piece = Piece(store._handle.files, plan_of(store), SCHEMA, ("k", "text"))
+        piece = ReadPartition(store._handle.files, plan_of(store), SCHEMA, ("k", "text"))
 
         def count(*tasks: int) -> int:
             return len(cut(piece, Tasks(*tasks)))
@@ -203,7 +205,7 @@ def test_the_number_of_pieces_goes_by_bytes_and_by_what_the_session_runs(
         assert count(8) == 8
         assert count(1) == 4  # none larger than 50 kB
         assert count(1, 7) == 7
-        narrow = Piece(store._handle.files, plan_of(store), SCHEMA, ("k",))
+        narrow = ReadPartition(store._handle.files, plan_of(store), SCHEMA, ("k",))
         assert len(cut(narrow, Tasks(64))) == 1
 
 
@@ -235,7 +237,7 @@ def is_nearly(found: Sizes, said: Sizes) -> bool:
     )
 
 
-def plan_of_table(store: el.Store, name: str) -> list[balance.Source]:
+def plan_of_table(store: el.Store, name: str) -> list[size_splits.Source]:
     with store.snapshot([name], consistency="latest") as snapshot:
         return list(sources_of(snapshot[name].plan))
 
@@ -250,7 +252,7 @@ def test_files_of_the_first_builds_are_cut_by_their_sizes_on_disk(tmp_path: Path
         del record["sizes"]
         old = segment.Segment.from_record(record)
         assert old.sizes == {}
-        spans = weigh(plan_of(store).table, [old], ["text"])
+        spans = estimate_sizes(plan_of(store).table, [old], ["text"])
         assert sum(span.bytes for span in spans) == pytest.approx(4_000 * 8 + old.bytes, rel=0.01)
         with pytest.raises(el.Corrupt, match="a catalog record of Segment"):
             segment.Segment.from_record({**record, "sizes": {"text": [-1] * len(file.blocks)}})
@@ -264,7 +266,7 @@ def test_codec_of_a_plan_is_what_cuts_are_made_with(tmp_path: Path) -> None:
         numbers = np.arange(3_000)
         store.create_table("t", SCHEMA, ["s", "k"]).upsert(table_of(numbers, np.full(3_000, 9)))
         plan = plan_of(store)
-        spans = weigh(plan.table, sources_of(plan), ["n"])
-        ranges = balanced(store._handle.files, plan.table, spans, ["n"], 3, EVERYTHING)
+        spans = estimate_sizes(plan.table, sources_of(plan), ["n"])
+        ranges = split_evenly(store._handle.files, plan.table, spans, ["n"], 3, EVERYTHING)
         assert all(isinstance(low, bytes) for low, _ in ranges[1:])
         assert KeyCodec(SCHEMA, ("s", "k")).key_type == pa.binary()

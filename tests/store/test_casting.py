@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import epochlog as el
-from epochlog.store.casting import Unfit, cast_values
+from epochlog.store.types.casting import Unfit, cast_values
+from epochlog.store.types.column_types import fits
 from plain_flight import connected, path, put
 
 pytestmark = pytest.mark.local_only
@@ -47,6 +48,12 @@ FITTING = [
     (pa.float64(), pa.int64(), [1.0], -math.inf),
     (pa.float64(), pa.float32(), [0.5, math.nan, math.inf, None], 0.1),
     (pa.float64(), pa.float32(), [0.5], 1e300),
+    (pa.float64(), pa.decimal128(8, 2), [0.5, -19.99, 999999.99, 5.0, None], 0.1 + 0.2),
+    (pa.float64(), pa.decimal128(8, 2), [0.5], 1000000.0),
+    (pa.float64(), pa.decimal128(38, 0), [2.0**53 - 1, 1.0 - 2.0**53], 2.0**70),
+    (pa.float64(), pa.decimal256(60, 4), [1.25e-2], 1.25e-5),
+    (pa.float64(), pa.decimal64(8, 2), [0.25], math.nan),
+    (pa.float32(), pa.decimal128(8, 2), [0.25], -math.inf),
     (pa.timestamp("ns"), pa.timestamp("us"), [dt.datetime(2020, 1, 1)], pa.scalar(1, pa.timestamp("ns"))),
 ]
 
@@ -56,6 +63,8 @@ def test_values_decide(kind: pa.DataType, wanted: pa.DataType, good: list[Any], 
     column = pa.chunked_array([pa.array(good, kind), pa.array(good, kind)])
     got = cast_values(column, wanted)
     assert got.type == wanted
+    if pa.types.is_floating(kind) and pa.types.is_decimal(wanted):
+        good = [None if value is None else Decimal(str(value)) for value in good]
     assert all(same(a, b) for a, b in zip(got.to_pylist(), good * 2, strict=True))
     if bad is None:
         return
@@ -96,6 +105,87 @@ def test_integers_fit_where_they_are_equal(values: list[int | None], wanted: pa.
         assert told.value.row == bad[0]
     else:
         assert cast_values(column, wanted).to_pylist() == values
+
+
+@pytest.mark.parametrize("values", [[1000000.0, 2.0**53], [0.125, 2.0**53], [0.125, float("nan")]])
+def test_the_first_float_that_fits_no_decimal_is_named(values: list[float]) -> None:
+    with pytest.raises(Unfit) as told:
+        cast_values(pa.chunked_array([values]), pa.decimal128(8, 2))
+    assert told.value.row == 0
+
+
+@settings(max_examples=60)
+@given(st.lists(st.one_of(st.floats(), st.decimals(-(10**6), 10**6, places=2).map(float), st.none()), max_size=6))
+def test_floats_fit_decimals_as_they_are_written(values: list[float | None]) -> None:
+    def written(value: float) -> Decimal | None:
+        if not abs(value) < 10**6:
+            return None
+        exact = Decimal(repr(value))
+        return exact.quantize(Decimal("0.01")) if exact == exact.quantize(Decimal("0.01")) else None
+
+    column = pa.chunked_array([pa.array(values, pa.float64())])
+    wanted = [None if value is None else written(value) for value in values]
+    bad = [row for row, value in enumerate(values) if value is not None and wanted[row] is None]
+    if bad:
+        with pytest.raises(Unfit) as told:
+            cast_values(column, pa.decimal128(8, 2))
+        assert told.value.row == bad[0]
+    else:
+        assert cast_values(column, pa.decimal128(8, 2)).to_pylist() == wanted
+
+
+WIDE_INSIDE = pa.struct([("a", pa.int64()), ("b", pa.float64())])
+NARROW_INSIDE = pa.struct([("a", pa.int32()), ("b", pa.decimal128(8, 2))])
+STRICT_INSIDE = pa.struct([pa.field("a", pa.int32(), nullable=False), ("b", pa.decimal128(8, 2))])
+FINE, LATE = {"a": 1, "b": 0.25}, {"a": 2**31, "b": 0.25}
+CENTS = {"a": 1, "b": 0.125}
+
+
+@pytest.mark.parametrize("kind, wanted, good, bad, told", [
+    (WIDE_INSIDE, NARROW_INSIDE, [FINE, None, {"a": None, "b": -1.5}], LATE, "field 'a': 2147483648 of type int64"),
+    (WIDE_INSIDE, STRICT_INSIDE, [FINE, None], CENTS, r"field 'b': 0.125 of type double does not fit decimal128\(8, 2"),
+    (pa.list_(pa.int64()), pa.list_(pa.int8()), [[1, None], None, [], [3]], [1, 128], "item: 128 of type int64 does"),
+    (pa.list_(pa.int64()), pa.large_list(pa.int8()), [[1, 2], None], [128], "item: 128"),
+    (pa.list_(pa.int64(), 2), pa.list_(pa.int8()), [[1, 2], None, [3, 4]], [1, 128], "item: 128"),
+    (pa.list_(pa.int64()), pa.list_(pa.int8(), 2), [[1, 2], None, [3, 4]], [1, 128], "item: 128"),
+    (pa.list_(pa.int64()), pa.list_(pa.int8(), 2), [[1, 2], None, [3, 4]], [1, 2, 3], r"\[1, 2, 3\]"),
+    (pa.list_(WIDE_INSIDE), pa.list_(NARROW_INSIDE), [[FINE, None], None, []], [FINE, LATE], "item, field 'a': 2147"),
+    (pa.map_(pa.string(), pa.int64()), pa.map_(pa.string(), pa.int8()), [[("x", 1), ("y", None)], None, []],
+     [("x", 1), ("y", 128)], "value: 128"),
+    (pa.map_(pa.int64(), WIDE_INSIDE), pa.map_(pa.int8(), NARROW_INSIDE), [[(1, FINE)]], [(128, FINE)], "key: 128"),
+    (pa.struct([("s", pa.list_(pa.list_(pa.float64())))]), pa.struct([("s", pa.list_(pa.list_(pa.int16())))]),
+     [{"s": [[1.0], [], None]}, {"s": None}], {"s": [[1.0], [2.0, 2.5]]}, "field 's', item, item: 2.5"),
+    (pa.struct([("d", pa.dictionary(pa.int8(), pa.int64()))]), pa.struct([("d", pa.int8())]), [{"d": 1}, None],
+     {"d": 128}, "field 'd': 128"),
+], ids=lambda v: str(v)[:30])  # fmt: skip
+def test_values_inside_of_others_decide(
+    kind: pa.DataType, wanted: pa.DataType, good: list[Any], bad: Any, told: str
+) -> None:
+    chunk = pa.array([*good, bad], kind)
+    column = pa.chunked_array([chunk[: len(good)], pa.array([bad, *good], kind)[1:], pa.array([], kind)])
+    assert fits(kind, wanted)
+    got = cast_values(column, wanted)
+    got.validate(full=True)
+    assert got.type == wanted and got.to_pylist() == column.to_pylist()
+    assert cast_values(pa.chunked_array([], kind), wanted).type == wanted
+    with pytest.raises(Unfit, match=rf"^row {2 * len(good)}(, |: ){told}"):
+        cast_values(pa.chunked_array([*column.chunks, chunk[len(good) :]]), wanted)
+
+
+def test_values_beneath_a_null_are_not_looked_at(store: el.Store) -> None:
+    hidden = pa.StructArray.from_arrays([pa.array([1, 2**40])], names=["a"], mask=pa.array([False, True]))
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2]), pa.array([1, 2**40]), mask=pa.array([False, True]))
+    inner = pa.struct([pa.field("a", pa.int32(), nullable=False)])
+    schema = pa.schema([("id", pa.int64()), ("s", inner), ("l", pa.list_(pa.int32()))])
+    table = store.create_table("nested", schema, ["id"])
+    table.upsert(pa.table({"id": [1, 2], "s": hidden, "l": lists}))
+    assert table.to_arrow().to_pylist() == [{"id": 1, "s": {"a": 1}, "l": [1]}, {"id": 2, "s": None, "l": None}]
+    with pytest.raises(el.SchemaMismatch, match="table nested, column 's': nulls where"):
+        table.upsert(pa.table({"id": [1], "s": pa.array([{"a": None}], pa.struct([("a", pa.int64())])), "l": [[1]]}))
+    with pytest.raises(
+        el.SchemaMismatch, match="^table nested, column 'l', row 1, item: 1099511627776 of type int64 does"
+    ):
+        table.upsert(pa.table({"id": [1, 2], "s": [None, {"a": 1}], "l": [[1], [2, 2**40]]}))
 
 
 # ---- through the doors ---------------------------------------------------------------------------------------------
@@ -140,14 +230,13 @@ def through_flight(store: el.Store, data: Any) -> None:
 
 
 def through_a_spark_task(store: el.Store, data: Any) -> None:
-    from epochlog.exchange.task_writer import write_batches
-    from epochlog.store.commit import commit_own
-    from epochlog.store.edits import TableEdit
-    from epochlog.store.writer import write_target
+    from epochlog.spark.task_writer import write_batches
+    from epochlog.store.commit.commit import commit_or_delete
+    from epochlog.store.commit.edits import TableEdit
 
     table = store.table("prices")._table
-    segments = write_batches(write_target(store._handle, table), data.to_batches())
-    commit_own(store._handle, [TableEdit(table.id, table.name, tuple(segments))])
+    segments = write_batches(store._handle.write_target(table), data.to_batches())
+    commit_or_delete(store._handle, [TableEdit(table.id, table.name, tuple(segments))])
 
 
 DOORS = {
@@ -183,7 +272,7 @@ def test_rows_are_given_as_dicts(store: el.Store) -> None:
     table.upsert([
         {"id": 1, "price": Decimal("1.25"), "score": 1},
         {"score": 0.1, "id": 2, "price": 3},
-        {"id": 3, "price": None},
+        {"id": 3, "price": None, "score": None},
     ])  # fmt: skip
     table.upsert([])
     assert table.to_arrow().to_pylist() == [
@@ -196,7 +285,8 @@ def test_rows_are_given_as_dicts(store: el.Store) -> None:
         ([{"id": 1, "price": Decimal("1.255"), "score": 1}], r"column 'price', row 0"),
         ([{"id": 1, "price": 1, "score": 1}, {"id": 2, "price": 1, "score": "x"}], r"column 'score', row 1: 'x'"),
         ([{"price": 1, "score": 1}], "column 'id' is missing"),
-        ([{"id": 1, "price": 1, "score": 1}, {"price": 1, "score": 1}], "primary-key column 'id': 1 of"),
+        ([{"id": 1, "price": 1, "score": 1}, {"price": 1, "score": 1}], "row 1: column 'id' is missing"),
+        ([{"id": None, "price": 1, "score": 1}], "primary-key column 'id': 1 of"),
         ([{"id": 1, "price": 1}], "column 'score' is missing"),
         ([{1: 1}], "column names must be strings"),
     ):
@@ -205,6 +295,24 @@ def test_rows_are_given_as_dicts(store: el.Store) -> None:
     with pytest.raises(el.InvalidInput, match="list of dicts"):
         table.upsert([1, 2])
     assert table.count() == 3
+
+
+def test_a_column_that_one_dict_leaves_out_is_no_null(store: el.Store) -> None:
+    table = store.table("prices")
+    whole = {"id": 1, "price": Decimal("1.25"), "score": 1.0}
+    table.upsert([whole])
+    for rows, told in (
+        ([{"id": 2, "price": 2, "score": 2}, {"id": 1, "price": 3}], "row 1: column 'score' is missing"),
+        ([{"id": 1}, {"id": 2, "price": 2, "score": 2}], "row 0: column 'price', 'score' is missing"),
+        ([{"id": 2, "price": 2, "score": 2}, {}], "row 1: column 'id', 'price', 'score' is missing"),
+    ):
+        with pytest.raises(el.SchemaMismatch, match=rf"^table prices, {told}.*None for null"):
+            table.upsert(rows)
+        with pytest.raises(el.SchemaMismatch, match=told), store.transaction() as tx:
+            tx.upsert("prices", rows)
+    with pytest.raises(el.SchemaMismatch, match="unknown column 'colour'"):
+        table.upsert([whole, {**whole, "colour": "red"}])
+    assert table.to_arrow().to_pylist() == [whole]
 
 
 def test_nested_rows_are_given_as_dicts(store: el.Store) -> None:

@@ -18,17 +18,19 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from epochlog.store import compaction, folding, picking
-from epochlog.store.compaction import Outcome, compact_table, read_traces, read_work
-from epochlog.store.definitions import find_table, get_runs, get_version
-from epochlog.store.epoch import EPOCH_ORIGIN_MS
-from epochlog.store.keys import KeyCodec
-from epochlog.store.leases import LEASE_MS
-from epochlog.store.picking import Piece, Task, pick, pieces
-from epochlog.store.process import has_died, identity
-from epochlog.store.run import Part, Run
-from epochlog.store.segment import Segment
-from epochlog.store.version import LabelGroup, LogEntry, TableVersion
+from epochlog.store.compaction import executor, rewriter, strategy, task_pieces, universal
+from epochlog.store.compaction.executor import CompactionOutcome, compact_table, read_traces, read_work
+from epochlog.store.compaction.strategy import CompactionTask, task_from
+from epochlog.store.compaction.task_pieces import Piece, pieces
+from epochlog.store.compaction.universal import UniversalStrategy
+from epochlog.store.env.process_id import has_died, identity
+from epochlog.store.metadata.lookups import find_table, get_runs, get_version
+from epochlog.store.metadata.version import LabelGroup, LogEntry, Runs, TableVersion
+from epochlog.store.session.leases import LEASE_MS
+from epochlog.store.sst.segment import Segment
+from epochlog.store.sst.sorted_run import RunFile, SortedRun
+from epochlog.store.types.epoch import EPOCH_ORIGIN_MS
+from epochlog.store.types.key_codec import KeyCodec
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("n", pa.int64())])
 CODEC = KeyCodec(SCHEMA, ("id",))
@@ -69,30 +71,30 @@ def numbers(table: el.Table, epoch: int | None = None) -> dict[int, int]:
     return dict(zip(found["id"].to_pylist(), found["n"].to_pylist(), strict=True))
 
 
-def some(store: el.Store, name: str = "t", **options: Any) -> Outcome:
+def some(store: el.Store, name: str = "t", **options: Any) -> CompactionOutcome:
     handle = store._handle
     return compact_table(handle, handle.catalog.read(lambda view: find_table(view, name)), **options)
 
 
-def runs_of(store: el.Store, name: str = "t") -> tuple[Run, ...]:
+def runs_of(store: el.Store, name: str = "t") -> tuple[SortedRun, ...]:
     return store._handle.catalog.read(lambda view: get_runs(view, find_table(view, name).id))
 
 
-def work_of(store: el.Store, name: str = "t") -> compaction.Work | None:
+def work_of(store: el.Store, name: str = "t") -> executor.Work | None:
     return store._handle.catalog.read(lambda view: read_work(view, find_table(view, name).id))
 
 
-def traces_of(store: el.Store, name: str = "t") -> list[compaction.Trace]:
+def traces_of(store: el.Store, name: str = "t") -> list[executor.Trace]:
     return store._handle.catalog.read(lambda view: read_traces(view, find_table(view, name).id))
 
 
 # ---- picking -------------------------------------------------------------------------------------------------------
 
 
-def run(lo: int, hi: int, size: int, history: int = 0) -> Run:
-    part = Part(f"{lo}-{hi}", 1, size, 0, 0, 9, blocks=(0,))
-    past = (Part(f"h{lo}-{hi}", 1, history, 0, 0, 9, blocks=(0,), history=True, until=hi),) if history else ()
-    return Run(lo, hi, (part,), past)
+def run(lo: int, hi: int, size: int, history: int = 0) -> SortedRun:
+    part = RunFile(f"{lo}-{hi}", 1, size, 0, 0, 9, blocks=(0,))
+    past = (RunFile(f"h{lo}-{hi}", 1, history, 0, 0, 9, blocks=(0,), history=True, until=hi),) if history else ()
+    return SortedRun(lo, hi, (part,), past)
 
 
 def at(compacted: int, newest: int, segments: int, size: int) -> TableVersion:
@@ -124,7 +126,7 @@ def test_what_is_picked(
     sizes: list[int], l0: tuple[int, int], options: dict[str, bool], expected: tuple[int, int, bool] | None
 ) -> None:
     runs = tuple(run(10 * i, 10 * i + 10, size) for i, size in enumerate(sizes))
-    task = pick(at(10 * len(runs), 10 * len(runs) + 5, *l0), runs, compact_segments=8, **options)
+    task = UniversalStrategy().pick(at(10 * len(runs), 10 * len(runs) + 5, *l0), runs, compact_segments=8, **options)
     if expected is None:
         assert task is None
     else:
@@ -135,29 +137,29 @@ def test_what_is_picked(
 
 
 def test_too_many_runs_are_made_fewer() -> None:
-    runs = (run(0, 1, 1 << 40), *(run(i, i + 1, 1 << (30 - i)) for i in range(1, picking.MAX_RUNS + 1)))
-    task = pick(at(len(runs), len(runs), 0, 0), runs, compact_segments=8)
-    assert task is not None and (task.lo, task.runs) == (1, picking.MAX_RUNS)
-    assert pick(at(len(runs) - 1, len(runs) - 1, 0, 0), runs[:-1], compact_segments=8) is None
+    runs = (run(0, 1, 1 << 40), *(run(i, i + 1, 1 << (30 - i)) for i in range(1, universal.MAX_RUNS + 1)))
+    task = UniversalStrategy().pick(at(len(runs), len(runs), 0, 0), runs, compact_segments=8)
+    assert task is not None and (task.lo, task.runs) == (1, universal.MAX_RUNS)
+    assert UniversalStrategy().pick(at(len(runs) - 1, len(runs) - 1, 0, 0), runs[:-1], compact_segments=8) is None
 
 
 def test_a_task_knows_whether_its_inputs_are_there() -> None:
     older, newer, third = run(0, 10, 5), run(10, 20, 5), run(20, 30, 5)
-    both = Task("", 0, 20, 2, None, 0)
+    both = CompactionTask("", 0, 20, 2, None, 0)
     assert both.inputs((older, newer)) == (older, newer) == both.inputs((older, newer, third))
     assert both.inputs((run(0, 20, 9), third)) is None and both.inputs((older,)) is None
-    with_l0 = Task("", 10, 25, 1, 20, 0)
+    with_l0 = CompactionTask("", 10, 25, 1, 20, 0)
     assert with_l0.inputs((older, newer)) == (newer,)
     assert with_l0.inputs((older, newer, third)) is None  # somebody else has folded L0
-    alone = Task("", 20, 25, 0, 20, 0)
+    alone = CompactionTask("", 20, 25, 0, 20, 0)
     assert alone.inputs((older, newer)) == () and alone.inputs((older, newer, third)) is None
 
 
 # ---- pieces --------------------------------------------------------------------------------------------------------
 
 
-def part(low: int, high: int, **fields: Any) -> Part:
-    return Part(f"p{low}", fields.pop("rows", 100), fields.pop("bytes", 1000), 0, low, high, blocks=(low,), **fields)
+def part(low: int, high: int, **fields: Any) -> RunFile:
+    return RunFile(f"p{low}", fields.pop("rows", 100), fields.pop("bytes", 1000), 0, low, high, blocks=(low,), **fields)
 
 
 def log(low: int, high: int, rows: int = 10, blocks: tuple[int, ...] = ()) -> LogEntry:
@@ -165,13 +167,15 @@ def log(low: int, high: int, rows: int = 10, blocks: tuple[int, ...] = ()) -> Lo
     return LogEntry(9, (LabelGroup(9, (found,)),))
 
 
-def cut(runs: list[Run], entries: list[LogEntry], bottom: bool = True, rewritten: tuple[str, ...] = ()) -> list[Piece]:
-    task = Task("", 0 if bottom else 1, 9, len(runs), 5, 0, rewritten)
+def cut(
+    runs: list[SortedRun], entries: list[LogEntry], bottom: bool = True, rewritten: tuple[str, ...] = ()
+) -> list[Piece]:
+    task = CompactionTask("", 0 if bottom else 1, 9, len(runs), 5, 0, rewritten)
     return pieces(CODEC, task, runs, entries)
 
 
 def test_a_part_that_nothing_touches_stays() -> None:
-    base = Run(0, 5, (part(0, 99), part(100, 199), part(200, 299)))
+    base = SortedRun(0, 5, (part(0, 99), part(100, 199), part(200, 299)))
     found = cut([base], [log(150, 160)])
     assert found == [Piece(0, 100, "p0"), Piece(100, 200), Piece(200, 300, "p200"), *found[3:]]
     assert [piece.reused for piece in cut([base], [log(300, 400)])] == ["p0", "p100", "p200", None]
@@ -180,29 +184,29 @@ def test_a_part_that_nothing_touches_stays() -> None:
 def test_a_part_is_rewritten_for_what_reaches_into_its_keys() -> None:
     one = part(0, 99)
     for other in (log(99, 150), log(50, 50)):
-        assert all(piece.reused is None for piece in cut([Run(0, 5, (one,))], [other]))
+        assert all(piece.reused is None for piece in cut([SortedRun(0, 5, (one,))], [other]))
     past = part(40, 50, history=True, until=4)
-    assert cut([Run(0, 5, (one,), (past,))], [log(500, 600)])[0].reused == "p0"
-    assert cut([Run(0, 5, (one,), (past,))], [log(500, 600)], rewritten=("p40",))[0].reused is None
-    marked = Run(1, 5, (part(0, 99, deletes=1),))
+    assert cut([SortedRun(0, 5, (one,), (past,))], [log(500, 600)])[0].reused == "p0"
+    assert cut([SortedRun(0, 5, (one,), (past,))], [log(500, 600)], rewritten=("p40",))[0].reused is None
+    marked = SortedRun(1, 5, (part(0, 99, deletes=1),))
     assert cut([marked], [log(500, 600)], bottom=False)[0].reused == "p0"
     assert cut([marked], [log(500, 600)], bottom=True)[0].reused is None
 
 
 def test_pieces_tile_the_keys_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(picking, "PIECE_ROWS", 30)
+    monkeypatch.setattr(task_pieces, "PIECE_ROWS", 30)
     blocks = tuple(range(0, 1000, 10))
     found = cut([], [log(0, 999, 1000, blocks)])
     assert len(found) == 34 and found[0].low is None and found[-1].high is None
     assert all(left.high == right.low for left, right in pairwise(found))
-    monkeypatch.setattr(picking, "PIECE_ROWS", 1 << 30)
-    monkeypatch.setattr(picking, "PIECE_BYTES", 50)
+    monkeypatch.setattr(task_pieces, "PIECE_ROWS", 1 << 30)
+    monkeypatch.setattr(task_pieces, "PIECE_BYTES", 50)
     assert len(cut([], [log(0, 999, 1000, blocks)])) == 2
 
 
 def test_the_greatest_key_of_all_ends_the_pieces() -> None:
     top = (1 << 63) - 1
-    found = cut([Run(0, 5, (part(5, top),))], [log(0, 1)])
+    found = cut([SortedRun(0, 5, (part(5, top),))], [log(0, 1)])
     assert found[-1] == Piece(5, None, "p5") and found[0].reused is None
 
 
@@ -216,7 +220,7 @@ def test_a_delete_in_an_upper_run_hides_the_row_below_and_is_gone_at_the_bottom(
     second = table.delete(keys(5, 7, 2000))
     third = table.upsert(rows(7, 1, n=3))
     fourth = table.delete(keys(7))
-    assert some(store, l0_only=True) is Outcome.DONE
+    assert some(store, l0_only=True) is CompactionOutcome.DONE
     assert [(one.lo, one.hi) for one in runs_of(store)] == [(0, first), (first, fourth)]
     assert sum(one.deletes for one in (*runs_of(store)[1].parts, *runs_of(store)[1].history)) == 4
 
@@ -240,8 +244,8 @@ def test_random_runs_read_as_a_dict_at_every_epoch(
     store: el.Store, clock: Clock, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     print(f"seed {seed}")
-    monkeypatch.setattr(picking, "PIECE_ROWS", 9)
-    monkeypatch.setattr(folding, "PART_ROWS", 7)
+    monkeypatch.setattr(task_pieces, "PIECE_ROWS", 9)
+    monkeypatch.setattr(rewriter, "PART_ROWS", 7)
     rng = random.Random(seed)
     table = store.create_table("t", SCHEMA, ["id"], options=replace(FOREVER, compact_segments=2))
     state: dict[int, int] = {}
@@ -280,7 +284,7 @@ def test_versions_that_no_epoch_can_see_are_not_kept(store: el.Store, clock: Clo
     assert sum(one.rows for one in only.history) == 1  # the row that was there until now
     assert table.info.safe_epoch > 0 and only.hi == newest
     with pytest.raises(el.EpochExpired):
-        table.to_arrow(epoch=1)
+        table.to_arrow(epoch=table.info.safe_epoch - 1)
 
 
 def test_a_table_that_grows_at_its_end_is_not_written_again(store: el.Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +313,7 @@ def test_what_was_replaced_once_is_not_written_again(store: el.Store, clock: Clo
         store.compact("t")
         seen.append({part.path for run in runs_of(store) for part in run.history})
     assert sum(before <= after for before, after in pairwise(seen)) > 45  # most of the time all stay
-    assert max(map(len, seen)) <= picking.HISTORY_PARTS + 2  # now and then the small ones become one
+    assert max(map(len, seen)) <= strategy.HISTORY_PARTS + 2  # now and then the small ones become one
     assert sum(part.rows for part in runs_of(store)[0].history) == 60 * 20 - (table.count() - 100)
     for epoch, expected in states.items():
         assert numbers(table, epoch) == expected
@@ -323,8 +327,8 @@ def test_what_was_replaced_once_is_not_written_again(store: el.Store, clock: Clo
 @pytest.fixture
 def large(store: el.Store, monkeypatch: pytest.MonkeyPatch) -> el.Table:
     """A table whose compaction takes several pieces."""
-    monkeypatch.setattr(picking, "PIECE_ROWS", 100)
-    monkeypatch.setattr("epochlog.store.segment.BATCH_ROWS", 50)
+    monkeypatch.setattr(task_pieces, "PIECE_ROWS", 100)
+    monkeypatch.setattr("epochlog.store.sst.segment.BATCH_ROWS", 50)
     table = store.create_table("t", SCHEMA, ["id"])
     table.upsert(rows(0, 1000))
     table.upsert(rows(500, 1000, n=1))
@@ -338,13 +342,13 @@ def parquet(store: el.Store) -> set[str]:
 
 def test_a_budget_is_kept_and_the_rest_is_done_later(store: el.Store, large: el.Table) -> None:
     expected = numbers(large)
-    assert some(store, full=True, budget=3) is Outcome.PROGRESS
+    assert some(store, full=True, budget=3) is CompactionOutcome.PROGRESS
     work = work_of(store)
     assert work is not None and len(work.done) == 3 and large.info.runs == 0
     first = {part.path for part in work.parts}
     assert store.verify().unreachable == ()
-    assert some(store, full=True, budget=4) is Outcome.PROGRESS
-    assert some(store, full=True) is Outcome.DONE
+    assert some(store, full=True, budget=4) is CompactionOutcome.PROGRESS
+    assert some(store, full=True) is CompactionOutcome.DONE
     assert work_of(store) is None and numbers(large) == expected
     assert first <= {part.path for part in runs_of(store)[0].parts}
     assert [trace.pieces for trace in traces_of(store)] == [len(work.pieces)]
@@ -356,7 +360,7 @@ def test_a_task_whose_owner_died_is_taken_over_when_its_lease_has_ended(
     class Died(BaseException):
         pass
 
-    made, done = folding.Folder.fold, list[int]()
+    made, done = rewriter.Rewriter.fold, list[int]()
 
     def dying(*args: Any, **options: Any) -> Any:
         if len(done) == 2:
@@ -364,13 +368,13 @@ def test_a_task_whose_owner_died_is_taken_over_when_its_lease_has_ended(
         done.append(1)
         return made(*args, **options)
 
-    monkeypatch.setattr(folding.Folder, "fold", dying)
+    monkeypatch.setattr(rewriter.Rewriter, "fold", dying)
     with pytest.raises(Died):
         some(store, full=True)
-    monkeypatch.setattr(folding.Folder, "fold", made)
-    assert some(store, full=True) is Outcome.BUSY  # nobody knows yet that it died
+    monkeypatch.setattr(rewriter.Rewriter, "fold", made)
+    assert some(store, full=True) is CompactionOutcome.BUSY  # nobody knows yet that it died
     clock.now_ms += LEASE_MS
-    assert some(store, full=True) is Outcome.DONE
+    assert some(store, full=True) is CompactionOutcome.DONE
     assert len(numbers(large)) == 1500 and store.verify().unreachable == ()
 
 
@@ -378,20 +382,20 @@ def test_who_was_taken_over_has_no_effect(
     store: el.Store, clock: Clock, large: el.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that stood still while another took its task over, and finished it, goes on."""
-    made, calls = folding.Folder.fold, list[int]()
-    monkeypatch.setattr(compaction, "AT_ONCE", 1)  # else the piece before is recorded meanwhile, and the lease renewed
+    made, calls = rewriter.Rewriter.fold, list[int]()
+    monkeypatch.setattr(executor, "AT_ONCE", 1)  # else the piece before is recorded meanwhile, and the lease renewed
     other = el.open(store.root, durability="os", clock=clock)
 
     def stopped(*args: Any, **options: Any) -> Any:
         calls.append(1)
         if len(calls) == 2:
             clock.now_ms += LEASE_MS
-            monkeypatch.setattr("epochlog.store.leases._alive", {})  # as in another process
-            assert some(other, full=True) is Outcome.DONE
+            monkeypatch.setattr("epochlog.store.session.leases._alive", {})  # as in another process
+            assert some(other, full=True) is CompactionOutcome.DONE
         return made(*args, **options)
 
-    monkeypatch.setattr(folding.Folder, "fold", stopped)
-    assert some(store, full=True) is Outcome.LOST
+    monkeypatch.setattr(rewriter.Rewriter, "fold", stopped)
+    assert some(store, full=True) is CompactionOutcome.LOST
     other.close()
     assert len(numbers(large)) == 1500 and store.verify().ok
     (run,) = runs_of(store)
@@ -400,8 +404,9 @@ def test_who_was_taken_over_has_no_effect(
 
 KILLED = """
 import sys, epochlog as el
-from epochlog.store import picking, segment
-picking.PIECE_ROWS, segment.BATCH_ROWS = 100, 50
+from epochlog.store.compaction import task_pieces
+from epochlog.store.sst import segment
+task_pieces.PIECE_ROWS, segment.BATCH_ROWS = 100, 50
 el.open(sys.argv[1], durability="os").compact("t", full=True)
 """
 
@@ -412,7 +417,7 @@ def test_a_task_whose_process_is_known_to_have_died_is_taken_over_at_once(tmp_pa
     with el.open(tmp_path / "k", durability="os") as store:
         table = store.create_table("t", SCHEMA, ["id"])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("epochlog.store.segment.BATCH_ROWS", 50)
+            patch.setattr("epochlog.store.sst.segment.BATCH_ROWS", 50)
             table.upsert(rows(0, 1000))
         environment = {**os.environ, "EPOCHLOG_KILL_AT": "compact:range-recorded:3"}
         done = subprocess.run([sys.executable, "-c", KILLED, store.root], env=environment, check=False)
@@ -438,20 +443,20 @@ def test_l0_can_be_folded_beside_a_long_merge_of_runs(store: el.Store, large: el
     large.upsert(rows(0, 900, n=2))
     some(store, l0_only=True)
     expected = numbers(large)
-    assert some(store, full=True, budget=2) is Outcome.PROGRESS
+    assert some(store, full=True, budget=2) is CompactionOutcome.PROGRESS
     newest = large.upsert(rows(3000, 1))
     handle = store._handle
     work = work_of(store)
     assert work is not None
     handle.leases.keep(work.owner, [])  # as if its owner were at work in this process
-    assert some(store, full=True) is Outcome.BUSY and some(store, l0_only=True) is Outcome.DONE
+    assert some(store, full=True) is CompactionOutcome.BUSY and some(store, l0_only=True) is CompactionOutcome.DONE
     handle.leases.forget(work.owner)
-    assert some(store, budget=1000) is Outcome.DONE
+    assert some(store, budget=1000) is CompactionOutcome.DONE
     assert numbers(large) == {**expected, 3000: 0} and runs_of(store)[-1].hi == newest
 
 
 def test_dropping_a_table_ends_its_compaction(store: el.Store, large: el.Table) -> None:
-    assert some(store, full=True, budget=2) is Outcome.PROGRESS
+    assert some(store, full=True, budget=2) is CompactionOutcome.PROGRESS
     store.drop_table("t")
     assert store.verify().ok
     store._handle.catalog.read(lambda view: [1 / 0 for key, _ in view.scan(b"compact/", b"compact0")])
@@ -482,7 +487,7 @@ def test_a_compaction_that_fails_fails_no_commit(
         raise el.WriteFailed("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(folding.Folder, "fold", full)
+        patch.setattr(rewriter.Rewriter, "fold", full)
         for n in range(5):
             table.upsert(rows(n, 1, n))
     assert "could not be compacted: the disk is full" in caplog.text and table.count() == 5
@@ -496,3 +501,27 @@ def test_a_compaction_that_fails_fails_no_commit(
 def test_limits_that_make_no_sense(options: dict[str, Any]) -> None:
     with pytest.raises(el.InvalidInput, match="max_segments"):
         el.TableOptions(**options)
+
+
+class Newest:
+    """A strategy of one's own: L0 alone, as soon as it has a segment, and all that there is when that is asked for."""
+
+    def pick(
+        self, version: TableVersion, runs: Runs, *, compact_segments: int, full: bool = False, l0_only: bool = False
+    ) -> CompactionTask | None:
+        first = 0 if full else len(runs)
+        return task_from(version, runs, first, "L0 has a segment", l0=True) if version.l0_segments else None
+
+
+def test_another_strategy_is_asked_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "STRATEGY", Newest())
+    with el.open(tmp_path / "s") as store:
+        table = store.create_table("t", SCHEMA, ["id"])
+        for n in range(3):
+            table.upsert(pa.table({"id": [1, n + 2], "n": [n, n]}))
+            store.compact()
+        handle = store._handle
+        at = handle.catalog.read(lambda view: find_table(view, "t")).id
+        assert len(handle.catalog.read(lambda view: get_runs(view, at))) == 3
+        assert {one.reason for one in handle.catalog.read(lambda view: read_traces(view, at))} == {"L0 has a segment"}
+        assert table.to_arrow().sort_by("id").to_pydict() == {"id": [1, 2, 3, 4], "n": [2, 0, 1, 2]}

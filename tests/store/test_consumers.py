@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 import epochlog as el
-from epochlog.store import consumers as consumers_module
-from epochlog.store import cursors
-from epochlog.store.consumers import Consumer, open_consumer
-from epochlog.store.cursors import get_consumer
-from epochlog.store.definitions import find_table
-from epochlog.store.holds import Hold, holds_of, put_holds
-from epochlog.store.leases import LEASE_MS
-from epochlog.store.records import consumer_key
+from epochlog.store.catalog.keys import consumer_key
+from epochlog.store.changelog import consumers as consumers_module
+from epochlog.store.changelog.consumers import Consumer, open_consumer
+from epochlog.store.metadata import consumer_record
+from epochlog.store.metadata.consumer_record import get_consumer
+from epochlog.store.metadata.lookups import find_table
+from epochlog.store.retention.holds import Hold, holds_of, put_holds
+from epochlog.store.session.leases import LEASE_MS
 from lab import Lab, mirror
 
 HOUR_MS = 3_600_000
@@ -65,6 +65,7 @@ def retain(lab: Lab) -> None:
 # ---- position and acknowledgement --------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("4.12")
 def test_it_begins_with_the_rows_and_goes_on_where_it_acknowledged(lab: Lab) -> None:
     first, second = puts(lab, 2)
     with opened(lab) as consumer:
@@ -79,6 +80,7 @@ def test_it_begins_with_the_rows_and_goes_on_where_it_acknowledged(lab: Lab) -> 
         assert consumer.position == second == info(lab).position
 
 
+@pytest.mark.rule("4.12")
 def test_a_crash_between_an_acknowledgement_and_the_close_loses_nothing(lab: Lab) -> None:
     (epoch,) = puts(lab, 1)
     consumer = opened(lab)
@@ -87,6 +89,7 @@ def test_a_crash_between_an_acknowledgement_and_the_close_loses_nothing(lab: Lab
     assert opened(lab).position == epoch
 
 
+@pytest.mark.rule("4.12")
 def test_what_is_not_there_yet_cannot_be_acknowledged(lab: Lab) -> None:
     puts(lab, 1)
     with opened(lab) as consumer:
@@ -98,6 +101,7 @@ def test_what_is_not_there_yet_cannot_be_acknowledged(lab: Lab) -> None:
         consumer.ack(1)
 
 
+@pytest.mark.rule("4.13")
 def test_a_new_incarnation_fences_the_earlier_one(lab: Lab) -> None:
     first, second, third = puts(lab, 3)
     old, new = opened(lab), opened(lab)
@@ -122,6 +126,7 @@ def test_a_new_incarnation_fences_the_earlier_one(lab: Lab) -> None:
     assert info(lab).position == second
 
 
+@pytest.mark.rule("4.12")
 def test_an_acknowledged_position_writes_nothing_again(lab: Lab) -> None:
     (epoch,) = puts(lab, 1)
     with opened(lab) as consumer:
@@ -134,6 +139,7 @@ def test_an_acknowledged_position_writes_nothing_again(lab: Lab) -> None:
 # ---- holding -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("4.14")
 def test_it_holds_the_log_past_its_position_and_nothing_before(lab: Lab) -> None:
     epochs = puts(lab, 4)
     with opened(lab) as consumer:
@@ -155,6 +161,7 @@ def test_nothing_acknowledged_holds_nothing(lab: Lab) -> None:
         lab.store.table("r").truncate_log(epochs[1])
 
 
+@pytest.mark.rule("4.14")
 def test_one_that_was_dropped_lets_go_at_once(lab: Lab) -> None:
     epochs = puts(lab, 3)
     consumer = opened(lab, keep=None)
@@ -168,6 +175,7 @@ def test_one_that_was_dropped_lets_go_at_once(lab: Lab) -> None:
         lab.store.drop_consumer("dash")
 
 
+@pytest.mark.rule("4.14")
 def test_one_that_is_away_for_too_long_lets_go(lab: Lab) -> None:
     epochs = puts(lab, 3)
     with opened(lab, keep=timedelta(hours=1)) as consumer:
@@ -184,6 +192,7 @@ def test_one_that_is_away_for_too_long_lets_go(lab: Lab) -> None:
         log_after(lab, epochs[0])
 
 
+@pytest.mark.rule("4.14")
 def test_one_kept_for_good_never_lets_go(lab: Lab) -> None:
     epochs = puts(lab, 3)
     with opened(lab, keep=None) as consumer:
@@ -193,6 +202,7 @@ def test_one_kept_for_good_never_lets_go(lab: Lab) -> None:
     assert log_after(lab, epochs[0]) == epochs[1:] and info(lab).until_ms is None
 
 
+@pytest.mark.rule("4.14")
 def test_one_whose_process_died_is_away_from_the_end_of_its_lease(lab: Lab) -> None:
     epochs = puts(lab, 2)
     consumer = opened(lab, keep=1.0)
@@ -209,6 +219,7 @@ def test_one_whose_process_died_is_away_from_the_end_of_its_lease(lab: Lab) -> N
     assert info(lab).state == "lost"
 
 
+@pytest.mark.rule("4.14")
 def test_one_that_is_open_never_expires(lab: Lab) -> None:
     """Neither by time, which its lease is renewed in, nor by a jump of the clock, which nobody could renew in."""
     epochs = puts(lab, 3)
@@ -250,6 +261,7 @@ def test_closing_the_store_closes_it(lab: Lab) -> None:
     assert info(lab).state == "away"
 
 
+@pytest.mark.rule("4.17")
 def test_rows_that_are_being_taken_in_are_held_until_they_are_acknowledged(lab: Lab) -> None:
     """For a reader that keeps its own position, as a Spark query does: it reads the same rows again after a crash."""
     epochs = puts(lab, 3)
@@ -316,6 +328,7 @@ def too_late(lab: Lab, **options: object) -> list[int]:
     return epochs
 
 
+@pytest.mark.rule("4.15")
 def test_too_late_is_an_error_that_says_what_to_do(lab: Lab) -> None:
     epochs = too_late(lab)
     with pytest.raises(el.LogTruncated, match='reset_consumer.*"snapshot"'):
@@ -326,12 +339,14 @@ def test_too_late_is_an_error_that_says_what_to_do(lab: Lab) -> None:
         assert consumer.position == epochs[2] == lab.store.table("r").info.log_start_epoch
 
 
+@pytest.mark.rule("4.15")
 def test_too_late_begins_anew_if_it_wants_to(lab: Lab) -> None:
     too_late(lab, too_old="snapshot")
     with opened(lab, too_old="snapshot") as consumer:
         assert (consumer.position, consumer.incarnation) == (None, 2)
 
 
+@pytest.mark.rule("4.15")
 def test_late_and_nothing_lost(lab: Lab) -> None:
     """The mark passed its position, but no change lies between."""
     epochs = puts(lab, 2)
@@ -345,6 +360,7 @@ def test_late_and_nothing_lost(lab: Lab) -> None:
 # ---- reset -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("4.13")
 def test_reset_moves_it_and_fences_whoever_has_it(lab: Lab) -> None:
     epochs = puts(lab, 3)
     lab.root_table("q")
@@ -423,6 +439,7 @@ def test_describe_names_it_among_the_holders(lab: Lab) -> None:
 # ---- tables that go ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("4.16")
 def test_a_table_with_a_consumer_may_be_dropped_and_the_consumer_says_so(lab: Lab) -> None:
     lab.root_table("q", options=SHORT)
     r_epochs, q_epochs = puts(lab, 2), puts(lab, 3, "q")
@@ -510,6 +527,7 @@ def test_verify_knows_the_records(lab: Lab, damage: dict[str, object]) -> None:
 # ---- by chance ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("4.14")
 @pytest.mark.parametrize("seed", range(3))
 def test_whoever_is_kept_can_read_on_and_whoever_is_not_lets_go(lab: Lab, seed: int) -> None:
     print(f"seed {seed}")
@@ -587,6 +605,6 @@ PLANTED: tuple[Callable[..., bool], ...] = (lambda one, *given: False, lambda on
 @pytest.mark.parametrize("planted", PLANTED)
 def test_the_model_is_not_blind(lab: Lab, monkeypatch: pytest.MonkeyPatch, planted: Callable[..., bool]) -> None:
     """It sees a consumer that holds nothing, and one that never lets go."""
-    monkeypatch.setattr(cursors.ConsumerRecord, "holds", planted)
+    monkeypatch.setattr(consumer_record.ConsumerRecord, "holds", planted)
     with pytest.raises((AssertionError, el.LogTruncated)):
         by_chance(lab, random.Random(1), 600)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epochlog.errors import InvalidInput
-from epochlog.store.clock import Deadline, SystemClock, seconds
-from epochlog.store.epoch import (
+from epochlog.store.env.clock import Deadline, SystemClock, seconds
+from epochlog.store.types.epoch import (
     EPOCH_ORIGIN_MS,
     MAX_EPOCH,
     boundary,
@@ -54,6 +54,7 @@ def test_the_first_boundary_is_the_last_epoch_of_the_first_second() -> None:
     assert [boundary_index(epoch, 1000) for epoch in (-1, 0, 4_095_998, 4_095_999, 4_096_000)] == [None] * 3 + [1, None]
 
 
+@pytest.mark.rule("1.3")
 @given(st.integers(1, 10**6), INTERVALS)
 def test_a_boundary_has_its_index(k: int, interval_ms: int) -> None:
     epoch = boundary(k, interval_ms)
@@ -63,6 +64,7 @@ def test_a_boundary_has_its_index(k: int, interval_ms: int) -> None:
     assert newest_index(epoch - 1, interval_ms) == k - 1
 
 
+@pytest.mark.rule("1.3")
 @given(EPOCHS, INTERVALS)
 def test_an_epoch_lies_between_its_neighbouring_boundaries(epoch: int, interval_ms: int) -> None:
     above = first_index_at_or_above(epoch, interval_ms)
@@ -72,6 +74,7 @@ def test_an_epoch_lies_between_its_neighbouring_boundaries(epoch: int, interval_
     assert epoch < boundary(below + 1, interval_ms)
 
 
+@pytest.mark.rule("1.3")
 @given(st.integers(1, 10**5), st.integers(1, 1000), st.integers(1, 50))
 def test_every_boundary_of_a_multiple_is_one_of_the_store(k: int, interval_ms: int, multiple: int) -> None:
     assert boundary_index(boundary(k, interval_ms * multiple), interval_ms) == k * multiple

@@ -11,8 +11,10 @@ import pyarrow.fs as pafs
 import pytest
 
 from epochlog.errors import InvalidInput, WriteFailed
-from epochlog.store import files as files_module
-from epochlog.store.files import ArrowFiles, LocalFiles, make_private_dir, open_files
+from epochlog.store.env import local_folder as files_module
+from epochlog.store.env.arrow_files import ArrowFiles
+from epochlog.store.env.filesystem import open_files
+from epochlog.store.env.local_folder import LocalFiles, make_private_dir
 
 pytestmark = pytest.mark.local_only
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from epochlog.store.history import read_epoch_view
+from epochlog.store.epochs.view_reader import read_epoch_view
 from lab import Lab, mirror
 
 

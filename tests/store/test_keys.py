@@ -15,8 +15,8 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from epochlog.errors import InvalidInput
-from epochlog.store import keys
-from epochlog.store.keys import KeyCodec
+from epochlog.store.types import key_codec
+from epochlog.store.types.key_codec import KeyCodec
 
 pytestmark = pytest.mark.local_only
 
@@ -98,11 +98,11 @@ def test_encoding_keeps_order_and_identity(drawn: tuple[list[pa.DataType], list[
         for j, b in enumerate(values):
             assert (a < b) == (ranks[i] < ranks[j]), (rows[i], rows[j])
             assert (a == b) == (ranks[i] == ranks[j]), (rows[i], rows[j])
-    order = keys.sort_indices(encoded)
+    order = key_codec.sort_indices(encoded)
     assert order.tolist() == sorted(range(len(rows)), key=lambda i: values[i])
     ordered = encoded.take(pa.array(order))
-    assert keys.is_sorted_unique(ordered) == (len(set(values)) == len(values))
-    mask = keys.last_of_each(ordered)
+    assert key_codec.is_sorted_unique(ordered) == (len(set(values)) == len(values))
+    mask = key_codec.last_of_each(ordered)
     assert [v for v, last in zip(ordered.to_pylist(), mask, strict=True) if last] == sorted(set(values))
 
 
@@ -159,11 +159,13 @@ def test_search(drawn: tuple[list[pa.DataType], list[tuple[Any, ...]]], more: An
     kinds, rows = drawn
     codec, table = table_of(kinds, rows)
     encoded = codec.encode(table)
-    ordered = encoded.take(pa.array(keys.sort_indices(encoded)))
+    ordered = encoded.take(pa.array(key_codec.sort_indices(encoded)))
     values: list[Any] = ordered.to_pylist()
-    assert keys.search(ordered, encoded).tolist() == [sum(v < k for v in values) for k in encoded.to_pylist()]
-    assert keys.search(ordered, encoded, "right").tolist() == [sum(v <= k for v in values) for k in encoded.to_pylist()]
-    assert keys.search(ordered.slice(1), encoded).tolist() == [
+    assert key_codec.search(ordered, encoded).tolist() == [sum(v < k for v in values) for k in encoded.to_pylist()]
+    assert key_codec.search(ordered, encoded, "right").tolist() == [
+        sum(v <= k for v in values) for k in encoded.to_pylist()
+    ]
+    assert key_codec.search(ordered.slice(1), encoded).tolist() == [
         sum(v < k for v in values[1:]) for k in encoded.to_pylist()
     ]
 

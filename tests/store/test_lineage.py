@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from epochlog.errors import TableNotFound
-from epochlog.store import lineage
-from epochlog.store.epoch import EPOCH_ORIGIN_MS, from_unix_ms, show_epoch
-from epochlog.store.intervals import coalesce, intersect, ints
-from epochlog.store.lineage import EpochView, TableEpochs
+from epochlog.store.epochs import view as lineage
+from epochlog.store.epochs.table_epochs import TableEpochs
+from epochlog.store.epochs.view import EpochView
+from epochlog.store.types.epoch import EPOCH_ORIGIN_MS, from_unix_ms, show_epoch
+from epochlog.store.types.epoch_set import coalesce, intersect, ints
 
 pytestmark = pytest.mark.local_only
 
@@ -34,6 +35,7 @@ def valid(view: EpochView, name: str) -> list[tuple[int, int]]:
     return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
+@pytest.mark.rule("2.3")
 def test_a_root_is_complete_and_valid_through_the_newest_epoch_even_without_a_commit() -> None:
     v = view(40, root(1, "orders", []))
     assert v.complete_through("orders") == 40
@@ -43,6 +45,7 @@ def test_a_root_is_complete_and_valid_through_the_newest_epoch_even_without_a_co
     assert v.largest_valid_at_most(["orders"]) == 40
 
 
+@pytest.mark.rule("2.3")
 def test_a_derived_table_without_a_commit_is_never_complete_nor_valid() -> None:
     v = view(40, root(1, "orders", []), derived(2, "revenue", (1,), [], state="creating"))
     assert v.complete_through("revenue") == 0
@@ -52,6 +55,7 @@ def test_a_derived_table_without_a_commit_is_never_complete_nor_valid() -> None:
     assert v.why_not(["revenue"], 40) == ["revenue (creating) has no commit yet"]
 
 
+@pytest.mark.rule("2.4")
 def test_a_table_is_valid_nowhere_below_its_first_commit() -> None:
     v = view(40, root(1, "orders", []), derived(2, "revenue", (1,), [20]))
     assert valid(v, "revenue") == [(20, 40)]
@@ -59,12 +63,14 @@ def test_a_table_is_valid_nowhere_below_its_first_commit() -> None:
     assert "begins with its first commit at 20" in v.why_not(["revenue"], 10)[0]
 
 
+@pytest.mark.rule("2.4")
 def test_validity_ends_before_the_next_change_of_an_upstream_and_comes_back_with_the_commit() -> None:
     v = view(100, root(1, "orders", [10, 30, 70]), derived(2, "revenue", (1,), [20, 40]))
     assert valid(v, "revenue") == [(20, 29), (40, 69)]
     assert v.complete_through("revenue") == 69
 
 
+@pytest.mark.rule("2.1")
 def test_b16_empty_entries_of_an_upstream_block_nothing() -> None:
     v = view(100, root(1, "orders", [10], commits=[10, 30, 70]), derived(2, "revenue", (1,), [20]))
     assert valid(v, "revenue") == [(20, 100)]
@@ -78,6 +84,7 @@ def test_b16_an_empty_commit_of_a_job_reaches_as_far_as_any_other() -> None:
     assert valid(v, "empty") == [(20, 100)]
 
 
+@pytest.mark.rule("2.3", "2.4")
 def test_b15_between_merged_boundaries_a_job_is_complete_and_not_valid() -> None:
     v = view(100, root(1, "orders", [10, 30, 50]), derived(2, "revenue", (1,), [20, 80]))
     assert v.complete("revenue", 60)
@@ -88,6 +95,14 @@ def test_b15_between_merged_boundaries_a_job_is_complete_and_not_valid() -> None
     assert "orders at 30" in reason
 
 
+@pytest.mark.rule("2.3", "2.4")
+def test_from_where_a_job_was_told_to_end_or_begin_anew_it_is_not_complete() -> None:
+    v = view(100, root(1, "orders", [10]), derived(2, "r", (1,), [20], due=30), derived(3, "above", (2,), [20]))
+    assert v.complete_through("r") == v.complete_through("above") == 29
+    assert not v.complete("r", 30)
+    assert valid(v, "r") == valid(v, "above") == [(20, 29)]
+
+
 def test_b15_two_jobs_that_merge_share_epochs_only_where_both_have_stopped() -> None:
     orders = root(1, "orders", list(range(5, 100, 10)))
     v = view(99, orders, derived(2, "a", (1,), [10, 40, 80]), derived(3, "b", (1,), [20, 40, 60, 80]))
@@ -95,6 +110,7 @@ def test_b15_two_jobs_that_merge_share_epochs_only_where_both_have_stopped() -> 
     assert [v.largest_valid_at_most(["a", "b"], epoch) for epoch in (99, 82, 79, 39)] == [84, 82, 44, None]
 
 
+@pytest.mark.rule("2.4")
 def test_validity_needs_the_upstreams_of_the_upstreams() -> None:
     v = view(100, root(1, "orders", [10, 50]), derived(2, "daily", (1,), [20]), derived(3, "worst", (2,), [20]))
     assert valid(v, "worst") == [(20, 49)]
@@ -120,6 +136,7 @@ def test_a_diamond_is_valid_where_both_sides_are() -> None:
     assert v.complete_through("top") == 60
 
 
+@pytest.mark.rule("2.2")
 def test_forgotten_changes_make_older_commits_invalid_and_newer_ones_not() -> None:
     v = view(100, root(1, "orders", [50], commits=[10, 50], known_from=30), derived(2, "r", (1,), [20, 40, 60]))
     assert valid(v, "r") == [(40, 49), (60, 100)]
@@ -144,6 +161,7 @@ def test_the_safe_epoch_bounds_what_is_read_and_not_what_is_behind_it() -> None:
     assert f"history of orders below epoch {show_epoch(30)} has been let go" in v.why_not(["orders"], 29)[0]
 
 
+@pytest.mark.rule("2.1")
 def test_the_end_of_data_is_a_change_until_the_job_has_taken_it() -> None:
     orders = root(1, "orders", [10, 30], state="finished")
     assert valid(view(100, orders, derived(2, "r", (1,), [20])), "r") == [(20, 29)]

@@ -15,14 +15,15 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from epochlog.batch.overwrite import commit_overwrite
-from epochlog.store import commit as commits
-from epochlog.store import images, preparing
-from epochlog.store.definitions import find_table, get_entries
-from epochlog.store.edits import TableEdit
-from epochlog.store.log import plan_changes
-from epochlog.store.scan import ScanPlan
-from epochlog.store.writer import SegmentWriter, write_target
+from epochlog.spark.overwrite import commit_overwrite
+from epochlog.store.changelog import pre_images
+from epochlog.store.changelog.log_plan import plan_changes
+from epochlog.store.commit import commit as commits
+from epochlog.store.commit import preparation
+from epochlog.store.commit.edits import TableEdit
+from epochlog.store.metadata.lookups import find_table, get_entries
+from epochlog.store.scan.scan_plan import ScanPlan
+from epochlog.store.sst.segment_writer import SegmentWriter
 from logworld import NOW_MS, SCHEMA, tiny
 
 Row = tuple[str, int, Any]
@@ -108,6 +109,7 @@ def test_upsert_delete_and_transactions(store: el.Store, table: el.Table) -> Non
     assert_no_strays(store)
 
 
+@pytest.mark.rule("1.6")
 @pytest.mark.parametrize("relabelled", [False, True])
 def test_labels_of_one_commit_see_each_other(store: el.Store, table: el.Table, relabelled: bool) -> None:
     start = table.upsert(rows(k1=1.0, k2=1.0))
@@ -151,7 +153,7 @@ def test_labels_of_several_tables_in_one_commit(store: el.Store, table: el.Table
 def overwrite(store: el.Store, name: str, data: pa.Table, txn: tuple[str, int] | None = None) -> int:
     handle = store._handle
     table = handle.catalog.read(lambda view: find_table(view, name))
-    writer = SegmentWriter(write_target(handle, table))
+    writer = SegmentWriter(handle.write_target(table))
     writer.upsert(data)
     return commit_overwrite(handle, table, TableEdit(table.id, name, tuple(writer.finish())), txn=txn)
 
@@ -168,21 +170,22 @@ def test_overwrite(store: el.Store, table: el.Table) -> None:
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], times: int = 1) -> list[Any]:
     """Once the old rows of a commit are written, and before it, `act` is done; returns the images that were written."""
-    real, written = preparing.write_images, []
+    real, written = preparation.write_images, []
 
     def write(*args: Any) -> Any:
         found = real(*args)
         written.append(found)
         if len(written) <= times:
             with monkeypatch.context() as undone:
-                undone.setattr(preparing, "write_images", real)
+                undone.setattr(preparation, "write_images", real)
                 act()
         return found
 
-    monkeypatch.setattr(preparing, "write_images", write)
+    monkeypatch.setattr(preparation, "write_images", write)
     return written
 
 
+@pytest.mark.rule("4.8")
 def test_a_commit_that_lands_in_between_is_seen(
     store: el.Store, table: el.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +221,7 @@ def raced(monkeypatch: pytest.MonkeyPatch, acts: Sequence[Callable[[], object]])
     return looked_up
 
 
+@pytest.mark.rule("4.8")
 def test_a_large_commit_does_not_starve_behind_small_ones(
     store: el.Store, table: el.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,7 +294,7 @@ def test_a_race_that_ends_in_an_error_leaves_no_file(
     def end() -> None:
         table.upsert(rows(k1=5.0))
         if failing is KeyboardInterrupt:
-            monkeypatch.setattr(preparing, "patched_images", interrupt)
+            monkeypatch.setattr(preparation, "patched_images", interrupt)
         else:
             store.drop_table("t")
 
@@ -303,6 +307,7 @@ def test_a_race_that_ends_in_an_error_leaves_no_file(
         assert len(store.verify().unreachable) == 1, "its segment, which is left to vacuum"
 
 
+@pytest.mark.rule("4.8")
 @pytest.mark.medium
 @pytest.mark.parametrize("seed", range(6))
 def test_random_races(store: el.Store, table: el.Table, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
@@ -414,7 +419,7 @@ def test_a_commit_that_is_refused_leaves_no_old_rows(
     }
     meanwhile(monkeypatch, acts[end])
     if end == "write fails":
-        real, written = images.write_segment, []
+        real, written = pre_images.write_segment, []
 
         def fails_at_the_second(*args: Any, **options: Any) -> Any:
             if written:
@@ -422,8 +427,8 @@ def test_a_commit_that_is_refused_leaves_no_old_rows(
             written.append(real(*args, **options))
             return written[-1]
 
-        monkeypatch.setattr(images, "write_segment", fails_at_the_second)
-        monkeypatch.setattr(images, "key_pieces", lambda *_: [(None, 2), (2, None)])
+        monkeypatch.setattr(pre_images, "write_segment", fails_at_the_second)
+        monkeypatch.setattr(pre_images, "key_pieces", lambda *_: [(None, 2), (2, None)])
     if end == "landed":
         assert store.commit({"t": sealed}, txn=("app", 1)) == table.info.max_committed_epoch
     else:
@@ -433,6 +438,7 @@ def test_a_commit_that_is_refused_leaves_no_old_rows(
     assert strays <= own or (end == "dropped" and len(strays) == 2), "the sealed segments alone"
 
 
+@pytest.mark.rule("4.8")
 @pytest.mark.medium
 def test_writers_that_race_store_the_rows_that_they_replace(store: el.Store, table: el.Table) -> None:
     table.upsert(rows(k1=0.0))
@@ -470,6 +476,7 @@ def test_writers_that_race_store_the_rows_that_they_replace(store: el.Store, tab
 # ---- what they are good for --------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("4.6")
 def test_old_rows_outlive_the_states_that_they_were_in(tmp_path: Path) -> None:
     now = [NOW_MS]
 
@@ -504,6 +511,7 @@ def test_old_rows_outlive_the_states_that_they_were_in(tmp_path: Path) -> None:
             plain.changes(first, pre_images=True)
 
 
+@pytest.mark.rule("4.8")
 @pytest.mark.damages_store
 def test_plain_reads_never_touch_them_and_changes_look_nothing_up(store: el.Store, table: el.Table) -> None:
     start = table.upsert(rows(k1=1.0, k2=1.0))
@@ -533,18 +541,18 @@ def test_large_commits_are_looked_up_in_pieces(
 ) -> None:
     start = table.upsert(rows(**{f"k{key}": 1.0 for key in range(0, 60, 2)}))
     held: list[int] = []
-    real = images._old_rows
+    real = pre_images._old_rows
 
     def counted(*args: Any) -> Any:
         found = real(*args)
         held.extend(len(old) for _, old in found)
         return found
 
-    monkeypatch.setattr(images, "_old_rows", counted)
+    monkeypatch.setattr(pre_images, "_old_rows", counted)
     with monkeypatch.context() as small:
         tiny(small)
-        small.setattr("epochlog.store.writer.FLUSH_ROWS", 1 << 20)
-        small.setattr("epochlog.store.images.PIECE_ROWS", 10)
+        small.setattr("epochlog.store.sst.segment_writer.FLUSH_ROWS", 1 << 20)
+        small.setattr("epochlog.store.changelog.pre_images.PIECE_ROWS", 10)
         table.upsert(rows(**{f"k{key}": 2.0 for key in range(60)}))
     assert len(held) >= 5 and max(held) <= 10
     group = entries(store)[-1].groups[0]
@@ -555,14 +563,15 @@ def test_large_commits_are_looked_up_in_pieces(
     assert [kind for kind, _, _ in found] == ["update_preimage", "update_postimage", "insert"] * 30
 
 
+@pytest.mark.rule("4.5")
 def test_a_long_range_is_given_in_pieces(store: el.Store, table: el.Table, monkeypatch: pytest.MonkeyPatch) -> None:
     for value in range(8):
         table.upsert(rows(**{f"k{key}": float(value) for key in range(40)}))
     whole = {(mode, form): read(table, mode, form) for mode in ("epochs", "net") for form in (False, True)}
     tiny(monkeypatch)
-    monkeypatch.setattr("epochlog.store.ranges._SAMPLED_KEYS", 40)
-    monkeypatch.setattr("epochlog.store.feed.PIECE_ROWS", 32)
-    monkeypatch.setattr("epochlog.store.log.BATCH_ROWS", 1 << 20)
+    monkeypatch.setattr("epochlog.store.scan.key_ranges._SAMPLED_KEYS", 40)
+    monkeypatch.setattr("epochlog.store.changelog.change_reader.PIECE_ROWS", 32)
+    monkeypatch.setattr("epochlog.store.changelog.log_plan.BATCH_ROWS", 1 << 20)
     for (mode, form), wanted in whole.items():
         batches = list(table.changes(0, mode=mode, pre_images=form))
         assert max(batch.num_rows for batch in batches) <= 80 and len(batches) > 4

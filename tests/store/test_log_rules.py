@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pytest
 
 import epochlog as el
-from epochlog.store.epoch import from_unix_ms, to_unix_ms
+from epochlog.store.types.epoch import from_unix_ms, to_unix_ms
 from logworld import GONE, NOW_MS, World
 
 WIDE = pa.schema(
@@ -53,6 +53,7 @@ def row(a: str, b: int, f: Any = 0.0, items: Any = None, st: Any = None) -> pa.T
 # ---- ranges and the mark -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("4.9", "4.10")
 @pytest.mark.medium
 @pytest.mark.parametrize("name", World.NAMES)
 def test_truncation_drops_entries_below_the_mark_and_hides_labels_below_it_in_the_first_one_left(
@@ -86,6 +87,7 @@ def test_truncation_drops_entries_below_the_mark_and_hides_labels_below_it_in_th
     world.check_all()
 
 
+@pytest.mark.rule("4.10")
 @pytest.mark.parametrize("name", World.NAMES)
 def test_a_log_can_be_truncated_through_its_newest_epoch_and_not_past_it(world: World, name: str) -> None:
     newest = world.commit([[(1, 1.0)]])
@@ -100,6 +102,7 @@ def test_a_log_can_be_truncated_through_its_newest_epoch_and_not_past_it(world: 
     assert types(table, newest, pre_images=True) == ["update_preimage", "update_postimage"]
 
 
+@pytest.mark.rule("4.10")
 def test_an_explicit_truncation_overrides_retention_and_never_a_hold(world: World) -> None:
     first, second = world.commit([[(1, 1.0)]]), world.commit([[(1, 2.0)]])
     world.store.create_job("j", ["full"], {"out": (WIDE, ["a", "b"])}, backfill="log")
@@ -112,6 +115,7 @@ def test_an_explicit_truncation_overrides_retention_and_never_a_hold(world: Worl
     assert world.table("full").info.log_start_epoch == second, "a day of retention does not keep it"
 
 
+@pytest.mark.rule("4.1")
 @pytest.mark.parametrize("name", World.NAMES)
 @pytest.mark.parametrize(("mode", "images"), FORMS)
 def test_ranges_begin_after_and_end_at_their_bounds(world: World, name: str, mode: str, images: bool) -> None:
@@ -159,6 +163,7 @@ def test_a_new_table_begins_at_mark_0_and_only_its_own_commits_are_entries(world
 # ---- entries -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("4.9")
 @pytest.mark.parametrize("name", World.NAMES)
 def test_empty_entries_and_the_end_of_data_are_epochs_without_changes(world: World, name: str) -> None:
     first = world.commit([[]])
@@ -193,6 +198,7 @@ def test_history_tells_each_commit_and_does_not_count_old_rows(world: World, cha
 # ---- what a change is --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("4.2")
 def test_a_row_written_as_it_was_is_no_change(wide: el.Table) -> None:
     """Null equals null and NaN equals NaN, in lists and structs too; other floats are equal if all their bits are."""
     rows = [
@@ -226,6 +232,7 @@ def test_a_row_written_as_it_was_is_no_change(wide: el.Table) -> None:
     assert len(types(wide, second, pre_images=True)) == 16
 
 
+@pytest.mark.rule("4.2")
 def test_deletes_of_keys_that_never_were(wide: el.Table) -> None:
     first = wide.upsert(row("x", 1))
     second = wide.delete(pa.table({"a": ["x", "x"], "b": pa.array([1, 2], pa.int32())}))
@@ -244,6 +251,7 @@ def test_deletes_of_keys_that_never_were(wide: el.Table) -> None:
     assert types(wide, 0, pre_images=True) == ["insert", "delete"]
 
 
+@pytest.mark.rule("4.1")
 def test_net_gives_the_first_old_row_and_the_last_new_one(wide: el.Table) -> None:
     wide.upsert(pa.concat_tables([row("x", 1, 1.0), row("x", 2, 1.0)]))
     start = wide.delete(pa.table({"a": ["x"], "b": pa.array([2], pa.int32())}))
@@ -257,6 +265,7 @@ def test_net_gives_the_first_old_row_and_the_last_new_one(wide: el.Table) -> Non
     ]
 
 
+@pytest.mark.rule("4.1")
 def test_epochs_come_in_order_and_keys_in_order_within_each(wide: el.Table) -> None:
     keys = [("b", 2), ("a", 5), ("", 9), ("é", -1), ("a", -5)]
     for f in (1.0, 2.0):
@@ -271,6 +280,7 @@ def test_epochs_come_in_order_and_keys_in_order_within_each(wide: el.Table) -> N
 # ---- columns and filters -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("4.4")
 def test_a_change_in_columns_that_are_not_asked_for_is_one(wide: el.Table) -> None:
     first = wide.upsert(row("x", 1, 1.0, [1.0]))
     wide.upsert(row("x", 1, 2.0, [1.0]))
@@ -295,6 +305,7 @@ def test_the_schema_of_changes(wide: el.Table) -> None:
         assert wide.changes(1 << 52, mode=mode, pre_images=images).read_all().schema == found.schema
 
 
+@pytest.mark.rule("4.4")
 def test_filters_of_key_columns_judge_all_rows_of_a_change_alike(wide: el.Table) -> None:
     first = wide.upsert(pa.concat_tables([row(a, b) for a in "xyz" for b in range(3)]))
     wide.upsert(pa.concat_tables([row("y", 1, 5.0), row("z", 2, 5.0)]))
@@ -324,6 +335,7 @@ def test_timestamps_are_those_of_the_epochs(tmp_path: Path) -> None:
             assert from_unix_ms(now[0]) <= at < from_unix_ms(now[0] + 1)
 
 
+@pytest.mark.rule("4.10")
 @pytest.mark.parametrize("name", World.NAMES)
 def test_automatic_truncation_follows_log_retention(tmp_path: Path, name: str) -> None:
     options = el.TableOptions(log_retention=timedelta(seconds=10), history_retention=timedelta(seconds=1))

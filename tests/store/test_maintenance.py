@@ -15,9 +15,10 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from epochlog.store import compaction, folding, maintenance, picking
-from epochlog.store.compaction import Outcome, read_traces, read_work
-from epochlog.store.maintenance import LOOK_AGAIN_MS, VACUUM_EVERY_MS, Maintenance, all_troubles
+from epochlog.store.compaction import executor, rewriter, task_pieces
+from epochlog.store.compaction.executor import CompactionOutcome, read_traces, read_work
+from epochlog.store.maintenance import scheduler
+from epochlog.store.maintenance.scheduler import LOOK_AGAIN_MS, VACUUM_EVERY_MS, Maintenance, all_troubles
 from lab import Lab
 
 OPTIONS = el.TableOptions(
@@ -83,17 +84,17 @@ def test_an_idle_store_is_left_alone(lab: Lab, worker: Maintenance) -> None:
 
 
 def test_large_compactions_take_turns(lab: Lab, worker: Maintenance, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(picking, "PIECE_ROWS", 8)
-    monkeypatch.setattr("epochlog.store.segment.BATCH_ROWS", 4)
+    monkeypatch.setattr(task_pieces, "PIECE_ROWS", 8)
+    monkeypatch.setattr("epochlog.store.sst.segment.BATCH_ROWS", 4)
     turns: list[str] = []
-    compact = compaction.compact_table
+    compact = executor.compact_table
 
-    def seen(handle: Any, table: Any, **options: Any) -> Outcome:
+    def seen(handle: Any, table: Any, **options: Any) -> CompactionOutcome:
         outcome = compact(handle, table, **options)
-        turns.append(table.name) if outcome is Outcome.PROGRESS else None
+        turns.append(table.name) if outcome is CompactionOutcome.PROGRESS else None
         return outcome
 
-    monkeypatch.setattr(maintenance, "compact_table", seen)
+    monkeypatch.setattr(scheduler, "compact_table", seen)
     for name in ("a", "b"):
         fill(lab, name, rows=20)
     rounds(worker)
@@ -105,14 +106,14 @@ def test_what_fails_is_kept_visible_and_stops_nothing_else(
     lab: Lab, worker: Maintenance, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad, good = fill(lab, "bad"), fill(lab, "good")
-    fold = folding.Folder.fold
+    fold = rewriter.Rewriter.fold
 
     def failing(self: Any, *args: Any, **options: Any) -> Any:
         if self.table.name == "bad":
             raise ValueError("no such luck")
         return fold(self, *args, **options)
 
-    monkeypatch.setattr(folding.Folder, "fold", failing)
+    monkeypatch.setattr(rewriter.Rewriter, "fold", failing)
     rounds(worker)
     rounds(worker)
     assert (bad.info.runs, good.info.runs) == (0, 1)
@@ -128,7 +129,7 @@ def test_what_fails_is_kept_visible_and_stops_nothing_else(
 
 def test_trouble_goes_with_its_table(lab: Lab, worker: Maintenance, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(lab)
-    monkeypatch.setattr(maintenance, "compact_table", lambda *args, **options: 1 // 0)
+    monkeypatch.setattr(scheduler, "compact_table", lambda *args, **options: 1 // 0)
     rounds(worker)
     assert lab.store._handle.catalog.read(all_troubles)
     lab.store.drop_table("r")
@@ -142,7 +143,7 @@ def test_vacuum_comes_now_and_then(lab: Lab, worker: Maintenance, monkeypatch: p
         done.append(lab.now_ms)
         return el.VacuumReport()
 
-    monkeypatch.setattr(maintenance, "vacuum", counted)
+    monkeypatch.setattr(scheduler, "vacuum", counted)
     for step in (0, 1, VACUUM_EVERY_MS - 2, 1, 5, -7, VACUUM_EVERY_MS):
         lab.now_ms += step
         worker.run_once()
@@ -157,16 +158,16 @@ def until(condition: threading.Event) -> None:
 
 
 def test_the_thread_compacts_when_a_commit_wakes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maintenance, "PERIOD_S", 3600.0)
-    done, compact = threading.Event(), maintenance.compact_table
+    monkeypatch.setattr(scheduler, "PERIOD_S", 3600.0)
+    done, compact = threading.Event(), scheduler.compact_table
 
-    def seen(*args: Any, **options: Any) -> Outcome:
+    def seen(*args: Any, **options: Any) -> CompactionOutcome:
         outcome = compact(*args, **options)
-        if outcome is Outcome.DONE:
+        if outcome is CompactionOutcome.DONE:
             done.set()
         return outcome
 
-    monkeypatch.setattr(maintenance, "compact_table", seen)
+    monkeypatch.setattr(scheduler, "compact_table", seen)
     with el.open(tmp_path / "s", durability="os", maintenance=True) as store:
         table = store.create_table("r", pa.schema([("k", pa.int64())]), ["k"], options=OPTIONS)
         for number in range(4):
@@ -177,10 +178,10 @@ def test_the_thread_compacts_when_a_commit_wakes_it(tmp_path: Path, monkeypatch:
 
 
 def test_a_close_in_the_middle_of_a_compaction_waits_for_one_slice(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(picking, "PIECE_ROWS", 8)
-    monkeypatch.setattr("epochlog.store.segment.BATCH_ROWS", 4)
+    monkeypatch.setattr(task_pieces, "PIECE_ROWS", 8)
+    monkeypatch.setattr("epochlog.store.sst.segment.BATCH_ROWS", 4)
     fill(lab, rows=40)
-    began, fold, folds = threading.Event(), folding.Folder.fold, list[int]()
+    began, fold, folds = threading.Event(), rewriter.Rewriter.fold, list[int]()
 
     def slow(self: Any, *args: Any, **options: Any) -> Any:
         folds.append(1)
@@ -188,13 +189,13 @@ def test_a_close_in_the_middle_of_a_compaction_waits_for_one_slice(lab: Lab, mon
         assert closing.wait(60)
         return fold(self, *args, **options)
 
-    monkeypatch.setattr(folding.Folder, "fold", slow)
+    monkeypatch.setattr(rewriter.Rewriter, "fold", slow)
     worker = Maintenance(lab.store._handle)
     closing = worker._closing
     worker.start()
     until(began)
     worker.close()
-    assert worker.errors == {} and len(folds) <= maintenance.SLICE
+    assert worker.errors == {} and len(folds) <= scheduler.SLICE
     work = lab.store._handle.catalog.read(lambda view: read_work(view, 1))
     assert work is not None and 0 < len(work.done) < len(work.pieces)
     lab.store.compact("r")

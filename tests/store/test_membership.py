@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from epochlog.store.epoch import EPOCH_ORIGIN_MS, from_unix_ms, last_of_unix_ms
-from epochlog.store.intervals import ints
-from epochlog.store.lineage import EpochView, TableEpochs
-from epochlog.store.membership import Late
+from epochlog.store.epochs.global_membership import LateJob
+from epochlog.store.epochs.table_epochs import TableEpochs
+from epochlog.store.epochs.view import EpochView
+from epochlog.store.types.epoch import EPOCH_ORIGIN_MS, from_unix_ms, last_of_unix_ms
+from epochlog.store.types.epoch_set import ints
 
 pytestmark = pytest.mark.local_only
 
@@ -48,6 +49,7 @@ R = table(1, "r", commits=every(0.5, 30))
 SEEN = table(2, "seen", [1], every(0.5, 30))
 
 
+@pytest.mark.rule("3.8", "3.11")
 def test_a_job_over_the_bound_stands_outside_with_its_descendants_and_nobody_else() -> None:
     late = table(3, "late", [1], [19])
     below = table(4, "below", [3], [19])
@@ -56,9 +58,10 @@ def test_a_job_over_the_bound_stands_outside_with_its_descendants_and_nobody_els
     assert found.members == ("r", "seen") and found.epoch == at(30)
     assert found.left_out["late"] == "late cannot be read: it lags 10 min 30 s, more than global_max_lag (10 min)"
     assert found.left_out["below"].startswith("below cannot be read: it descends from late, which cannot (it lags")
-    assert found.late == (Late(3, at(19)),)
+    assert found.late == (LateJob(3, at(19)),)
 
 
+@pytest.mark.rule("3.11")
 @pytest.mark.parametrize(("seconds", "outside"), [(0, False), (1, True)])
 def test_the_bound_itself_is_not_over_it(seconds: int, outside: bool) -> None:
     v = view(30 + seconds / 60, R, table(3, "late", [1], [19.5]))
@@ -68,6 +71,7 @@ def test_the_bound_itself_is_not_over_it(seconds: int, outside: bool) -> None:
     assert v.membership.epoch == (v.last_epoch if outside else at(20) - 1)
 
 
+@pytest.mark.rule("3.11")
 def test_a_marked_job_stays_outside_however_small_its_lag_has_become() -> None:
     marked = table(3, "late", [1], [29], outside_ms=START_MS)
     found = view(30, R, marked).membership
@@ -77,12 +81,14 @@ def test_a_marked_job_stays_outside_however_small_its_lag_has_become() -> None:
     )
 
 
+@pytest.mark.rule("3.9")
 @pytest.mark.parametrize("state", ["creating", "parked"])
 def test_creating_and_parked_jobs_stand_outside_and_are_not_marked(state: str) -> None:
     found = view(30, R, table(3, "new", [1], [1], state=state)).membership
     assert found.left_out == {"new": f"new cannot be read: it is {state}"} and not found.late
 
 
+@pytest.mark.rule("3.11")
 def test_rebuild_and_drain_with_idle_upstreams_count_from_when_they_were_asked() -> None:
     """With a lag of 0 they would hold `global` at that moment for good."""
     idle = table(1, "r", commits=[1, 2])
@@ -91,9 +97,10 @@ def test_rebuild_and_drain_with_idle_upstreams_count_from_when_they_were_asked()
     assert view(12, idle, told, other).lag_ms("seen") == 9 * MIN + 1
     assert view(12, idle, told, other).membership.epoch == at(3) - 1
     found = view(30, idle, told, other).membership
-    assert found.epoch == at(30) and found.members == ("r", "other") and found.late == (Late(2, at(2)),)
+    assert found.epoch == at(30) and found.members == ("r", "other") and found.late == (LateJob(2, at(2)),)
 
 
+@pytest.mark.rule("3.11")
 def test_the_earlier_of_the_first_missing_change_and_the_due_epoch_counts() -> None:
     told = table(2, "seen", [1], [10], due=at(20))
     assert view(30, R, told).lag_ms("seen") == 30 * MIN - (10.5 * MIN - 1)
@@ -101,6 +108,7 @@ def test_the_earlier_of_the_first_missing_change_and_the_due_epoch_counts() -> N
     assert view(30, R, told).lag_ms("seen") == 15_001
 
 
+@pytest.mark.rule("3.8")
 def test_a_finished_table_never_leaves_not_even_under_an_upstream_that_has() -> None:
     late = table(3, "late", [1], [10], state="parked")
     done = table(4, "done", [3], [9], state="finished")
@@ -109,6 +117,7 @@ def test_a_finished_table_never_leaves_not_even_under_an_upstream_that_has() -> 
     assert found.members == ("r", "done", "of_done") and found.epoch == at(30)
 
 
+@pytest.mark.rule("3.10")
 def test_punctual_jobs_of_7_and_9_minutes_do_not_make_global_an_hour_old() -> None:
     """Each commits at once at all its boundaries; they have one in common every 63 minutes."""
     r = table(1, "r", commits=every(0.5, 125))
@@ -121,6 +130,7 @@ def test_punctual_jobs_of_7_and_9_minutes_do_not_make_global_an_hour_old() -> No
     assert "commits every 7 min, which is more than half of global_max_lag (10 min)" in found.left_out["seven"]
 
 
+@pytest.mark.rule("3.10")
 def test_of_jobs_whose_common_boundaries_are_too_rare_the_longest_stand_outside() -> None:
     r = table(1, "r", commits=every(0.5, 30))
     jobs = [table(n, f"every_{n}", [1], every(n, 30), interval_ms=n * MIN) for n in (2, 3, 4)]
@@ -133,6 +143,7 @@ def test_of_jobs_whose_common_boundaries_are_too_rare_the_longest_stand_outside(
     assert found.members == ("r", "every_2", "every_3")  # who has finished meets everybody
 
 
+@pytest.mark.rule("3.12")
 def test_jobs_that_never_agree_leave_from_the_most_lagging_on() -> None:
     """Each by itself is young enough; together they have no epoch at all."""
     r = table(1, "r", commits=every(0.5, 30))
@@ -142,13 +153,14 @@ def test_jobs_that_never_agree_leave_from_the_most_lagging_on() -> None:
     assert v.largest_valid_at_most(["r", "odd", "even"]) is None
     found = v.membership
     assert found.members == ("r", "even") and found.epoch == v.last_epoch
-    assert found.late == (Late(2, at(29.25)),)
+    assert found.late == (LateJob(2, at(29.25)),)
     assert (
         "no epoch of the last 10 min (global_max_lag) is valid for all tables, and it lags most"
         in (found.left_out["odd"])
     )
 
 
+@pytest.mark.rule("3.12", "3.13")
 def test_a_short_history_lowers_nobodys_epoch_and_a_long_one_is_kept_readable() -> None:
     late = table(3, "late", [1], [25])
     short = replace(R, safe_epoch=at(28), history_ms=2 * BOUND_MS - 1)
@@ -164,6 +176,7 @@ def test_an_idle_store_is_not_old_and_has_nobody_outside() -> None:
     assert v.membership.members == ("r", "seen") and v.membership.epoch == at(30)
 
 
+@pytest.mark.rule("5.5")
 def test_a_job_that_never_ran_lags_from_when_it_was_made() -> None:
     made = table(3, "new", [1], state="creating", due=at(5))
     empty, forgotten = table(1, "r"), replace(R, known_from=at(29))
@@ -176,7 +189,7 @@ def test_a_job_that_never_ran_lags_from_when_it_was_made() -> None:
 def test_outputs_of_one_job_leave_together() -> None:
     first, second = (table(n, f"out_{n}", [1], [19], job_id=7) for n in (3, 4))
     found = view(30, R, first, second).membership
-    assert found.members == ("r",) and found.late == (Late(7, at(19)),)
+    assert found.members == ("r",) and found.late == (LateJob(7, at(19)),)
 
 
 def test_epochs_of_the_view_are_those_of_whole_milliseconds() -> None:

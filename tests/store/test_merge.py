@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epochlog.store import merge as kernels
-from epochlog.store.keys import is_sorted_unique, search
-from epochlog.store.merge import Rows, fold, fold_data, lookup, merge, newest_wins, sorted_unique
+from epochlog.store.sst import merge as kernels
+from epochlog.store.sst.merge import Rows, fold, fold_data, lookup, merge, newest_wins, sorted_unique
+from epochlog.store.types.key_codec import is_sorted_unique, search
 from rowsets import KEYED, WIDE, Keyed, wide_rows
 
 pytestmark = pytest.mark.local_only
@@ -41,7 +41,7 @@ def check(keyed: Keyed, rows: Rows, expected: list[tuple[Any, int | None]]) -> N
 @pytest.fixture(autouse=True, params=[3, 1 << 16], ids=["pieces of 3", "one piece"])
 def piece_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "PIECE_ROWS", request.param)
-    monkeypatch.setattr("epochlog.store.threads.WORTH_ROWS", 20)
+    monkeypatch.setattr("epochlog.store.env.parallel.WORTH_ROWS", 20)
 
 
 @kinds

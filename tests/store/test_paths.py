@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epochlog.store.paths import (
+from epochlog.store.env.paths import (
     CATALOG_FOLDER,
     LMDB_DATA,
     LMDB_LOCK,

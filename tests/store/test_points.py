@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from epochlog.store import points
-from epochlog.store.kept import Kept
-from epochlog.store.merge import Rows
+from epochlog.store.env.lru_cache import LRUCache
+from epochlog.store.scan import point_lookup
+from epochlog.store.sst.merge import Rows
 
 pytestmark = pytest.mark.local_only
 
@@ -43,10 +43,10 @@ def keys(schema: pa.Schema, primary: list[str], ids: np.ndarray) -> pa.Table:
 def test_get_finds_what_a_whole_read_holds(
     tmp_path: Path, kind: str, kept_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("epochlog.store.segment.BATCH_ROWS", 8)
-    monkeypatch.setattr("epochlog.store.run.ROW_GROUP_ROWS", 8)
-    kept: Kept[Rows] = Kept(kept_bytes, lambda rows: rows.keys.nbytes + rows.data.nbytes)
-    monkeypatch.setattr(points, "_blocks", kept)
+    monkeypatch.setattr("epochlog.store.sst.segment.BATCH_ROWS", 8)
+    monkeypatch.setattr("epochlog.store.sst.sorted_run.ROW_GROUP_ROWS", 8)
+    kept: LRUCache[Rows] = LRUCache(kept_bytes, lambda rows: rows.keys.nbytes + rows.data.nbytes)
+    monkeypatch.setattr(point_lookup, "_blocks", kept)
     schema, primary = SCHEMAS[kind]
     seed = int(np.random.SeedSequence().generate_state(1)[0])
     print(f"seed {seed}")
@@ -76,7 +76,7 @@ def test_get_finds_what_a_whole_read_holds(
 
 
 def test_what_was_not_asked_for_longest_is_let_go() -> None:
-    kept = Kept[bytes](10, len)
+    kept = LRUCache[bytes](10, len)
     for name in (b"aaaa", b"bbb", b"ccc"):
         kept.put((name,), name)
     assert kept.get((b"aaaa",)) == b"aaaa"
@@ -108,7 +108,7 @@ def test_blocks_that_were_verified_are_answered_from_memory(tmp_path: Path) -> N
 
 
 def test_a_forked_child_begins_with_nothing_kept() -> None:
-    kept = Kept[bytes](10, len)
+    kept = LRUCache[bytes](10, len)
     kept.put(("a",), b"aaaa")
     with kept._lock:  # as another thread may hold it just then
         child = os.fork()

@@ -7,9 +7,9 @@ import signal
 import subprocess
 import sys
 
-from epochlog.store.process import has_died, identity
+from epochlog.store.env.process_id import has_died, identity
 
-IDENTITY = "from epochlog.store.process import identity; print(identity(), flush=True); input()"
+IDENTITY = "from epochlog.store.env.process_id import identity; print(identity(), flush=True); input()"
 
 
 def test_a_process_lives_until_it_is_killed_though_nobody_waits_for_it() -> None:

@@ -16,9 +16,11 @@ import pyarrow.compute as pc
 import pytest
 
 import epochlog as el
-from epochlog.store import run, scan, segment
-from epochlog.store.folding import Folder
-from epochlog.store.run import Run
+from epochlog.store.compaction.rewriter import Rewriter
+from epochlog.store.scan import scan_plan
+from epochlog.store.sst import segment
+from epochlog.store.sst import sorted_run as run
+from epochlog.store.sst.sorted_run import SortedRun
 from rowsets import WIDE, wide_rows
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("n", pa.int64(), nullable=False)])
@@ -96,8 +98,8 @@ def test_deletes_and_required_columns_meet_in_one_run(store: el.Store) -> None:
 
 
 def test_an_old_epoch_of_a_run_with_several_row_groups(store: el.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epochlog.store.run.ROW_GROUP_ROWS", 4)
-    monkeypatch.setattr("epochlog.store.folding.PART_ROWS", 10)
+    monkeypatch.setattr("epochlog.store.sst.sorted_run.ROW_GROUP_ROWS", 4)
+    monkeypatch.setattr("epochlog.store.compaction.rewriter.PART_ROWS", 10)
     table = store.create_table("t", SCHEMA, ["id"])
     first = table.upsert(pa.table({"id": range(25), "n": range(25)}))
     second = table.upsert(pa.table({"id": range(0, 25, 3), "n": [-1] * 9}))
@@ -118,7 +120,7 @@ def test_no_columns_of_a_table_that_is_read_in_pieces_are_counted(
     store: el.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segment, "BATCH_ROWS", 4)
-    monkeypatch.setattr(scan, "READ_BYTES", 100)
+    monkeypatch.setattr(scan_plan, "READ_BYTES", 100)
     table = store.create_table("t", SCHEMA, ["id"])
     for commit in (range(50), range(40, 60)):
         table.upsert(pa.table({"id": commit, "n": commit}))
@@ -156,7 +158,7 @@ def test_history_goes_with_its_retention_and_the_rows_stay(tmp_path: Path) -> No
                 table.to_arrow(epoch=epoch)
 
 
-def plan_run(table: el.Table) -> Run:
+def plan_run(table: el.Table) -> SortedRun:
     """The table's one run."""
     (run,) = table._at(None).plan.runs
     return run
@@ -215,7 +217,7 @@ def test_every_key_type_through_segments_and_runs(store: el.Store) -> None:
 def test_commits_that_land_while_a_run_is_made_stay(store: el.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     table = store.create_table("t", SCHEMA, ["id"])
     first = table.upsert(put(_1=1, _2=2))
-    made = Folder.fold
+    made = Rewriter.fold
 
     def slow(*args: Any, **options: Any) -> Any:
         parts = made(*args, **options)
@@ -223,7 +225,7 @@ def test_commits_that_land_while_a_run_is_made_stay(store: el.Store, monkeypatch
         table.delete(key(1))
         return parts
 
-    monkeypatch.setattr(Folder, "fold", slow)
+    monkeypatch.setattr(Rewriter, "fold", slow)
     store.compact("t")
     monkeypatch.undo()
     assert numbers(table) == {2: 22, 3: 33} and numbers(table, first) == {1: 1, 2: 2}
@@ -238,15 +240,15 @@ def test_a_compaction_whose_inputs_have_gone_leaves_nothing(
 ) -> None:
     table = store.create_table("t", SCHEMA, ["id"])
     table.upsert(put(_1=1))
-    made = Folder.fold
+    made = Rewriter.fold
 
     def slow(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(Folder, "fold", made)
+        monkeypatch.setattr(Rewriter, "fold", made)
         parts = made(*args, **options)
         store.compact("t") if meanwhile == "compacted" else store.drop_table("t")
         return parts
 
-    monkeypatch.setattr(Folder, "fold", slow)
+    monkeypatch.setattr(Rewriter, "fold", slow)
     store.compact(full=True)
     assert [path for path in store.verify().unreachable if path.endswith(".parquet")] == []
     assert store.verify().ok
@@ -374,8 +376,8 @@ def test_a_table_that_is_read_in_pieces_decodes_each_block_once(
     store: el.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segment, "BATCH_ROWS", 100)
-    monkeypatch.setattr(scan, "READ_BYTES", 2000)
-    monkeypatch.setattr(scan, "BATCH_ROWS", 100)
+    monkeypatch.setattr(scan_plan, "READ_BYTES", 2000)
+    monkeypatch.setattr(scan_plan, "BATCH_ROWS", 100)
     chance, copied, apart = np.random.default_rng(4), [0], segment._apart
     table = store.create_table("t", SCHEMA, ["id"])
     for ids in (np.arange(2000), *(np.unique(chance.integers(0, 2000, 80)) for _ in range(40))):

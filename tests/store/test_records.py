@@ -17,26 +17,26 @@ from hypothesis import strategies as st
 
 import epochlog as el
 from epochlog.errors import Corrupt, InvalidInput
-from epochlog.store.definitions import JobRecord, Runner, TableDef, TableOptions
-from epochlog.store.loads import LoadRecord
-from epochlog.store.picking import Task
-from epochlog.store.records import Record, pack, unpack
-from epochlog.store.run import Part, Run
-from epochlog.store.schema import TableSchema
-from epochlog.store.segment import Segment
-from epochlog.store.version import Commit, LabelGroup, LogEntry, TableVersion
+from epochlog.store.catalog.records import Record, pack, unpack
+from epochlog.store.commit.loads import LoadRecord
+from epochlog.store.compaction.strategy import CompactionTask
+from epochlog.store.metadata.definitions import JobRecord, Runner, TableDef, TableOptions
+from epochlog.store.metadata.version import Commit, LabelGroup, LogEntry, TableVersion
+from epochlog.store.sst.segment import Segment
+from epochlog.store.sst.sorted_run import RunFile, SortedRun
+from epochlog.store.types.schema import TableSchema
 from spoiling import places, replaced
 
 pytestmark = pytest.mark.local_only
 
 KEY = b"log/00000001/0000000000000001"
 SEGMENT = Segment("a/t/b.arrow", 1, 10, 2, 400, 7, b"a", b"z", {"id": (b"a", b"z")}, None, (b"a", b"m"))
-PART = Part("a/t/b.parquet", 10, 400, 7, 1, 9, {"id": (1, 9)}, True, (1, 5), 0, 8)
+PART = RunFile("a/t/b.parquet", 10, 400, 7, 1, 9, {"id": (1, 9)}, True, (1, 5), 0, 8)
 SCHEMA = TableSchema("t", pa.schema([pa.field("id", pa.int64(), nullable=False)]), ("id",))
 VALUES: list[Any] = [
     SEGMENT,
     PART,
-    Run(0, 9, (PART,), (PART,)),
+    SortedRun(0, 9, (PART,), (PART,)),
     LogEntry(9, (LabelGroup(8, (SEGMENT,), (SEGMENT,)),), end=True),
     Commit(9, 1, "upsert", ("app", 4), None, 1, 0, 1, 400, True, (8,)),
     TableVersion(9, 5, 1, None, 0, 0, 1, 400, 1, 400),
@@ -45,7 +45,7 @@ VALUES: list[Any] = [
     JobRecord(1, "job", (1,), (2,), "snapshot", 1, 1000, barrier=(1, 2, "checkpoint")),
     Runner("step:1", "lease", "1-2-3", "host", 7, 5, "step"),
     LoadRecord("load", (1, 2), 4, finish_tables=True),
-    Task("many", 0, 9, 1, 9, 5, ("x",)),
+    CompactionTask("many", 0, 9, 1, 9, 5, ("x",)),
 ]
 
 
@@ -73,9 +73,12 @@ def test_every_record_comes_back_as_it_was_written(value: Any) -> None:
 
 def test_none_is_forgotten() -> None:
     """Every class of the store that is made of a record stands above."""
-    from epochlog.store import definitions, loads, picking, run, segment, version
+    from epochlog.store.commit import loads
+    from epochlog.store.compaction import strategy
+    from epochlog.store.metadata import definitions, version
+    from epochlog.store.sst import segment, sorted_run
 
-    made = [vars(module).values() for module in (definitions, loads, picking, run, segment, version)]
+    made = [vars(module).values() for module in (definitions, loads, strategy, sorted_run, segment, version)]
     assert {found for names in made for found in names if hasattr(found, "from_record")} == set(DECODERS)
 
 

@@ -18,10 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import epochlog as el
-from epochlog.store import lmdb_catalog, redis_client
-from epochlog.store.datafile import FileGone, verified
-from epochlog.store.files import LocalFiles
-from epochlog.store.refusals import errno_of, read_failed, undecodable
+from epochlog.store.catalog.lmdb import catalog
+from epochlog.store.catalog.redis import client
+from epochlog.store.env.local_folder import LocalFiles
+from epochlog.store.env.os_refusals import errno_of, read_failed, undecodable
+from epochlog.store.sst.data_file import FileGone, verified
 from open_files import no_open_files
 
 pytestmark = pytest.mark.local_only
@@ -107,11 +108,11 @@ def test_a_catalog_that_the_system_refuses_is_not_lost(root: Path, monkeypatch: 
     def refused(*_: Any, **__: Any) -> Any:
         raise kind(f"{root}/catalog: {os.strerror(code)}")
 
-    monkeypatch.setattr(lmdb_catalog.lmdb, "open", refused)
+    monkeypatch.setattr(catalog.lmdb, "open", refused)
     with pytest.raises(el.CatalogUnavailable, match=f"{os.strerror(code)}.*not known to be damaged"):
         el.open(root)
     monkeypatch.undo()
-    monkeypatch.setattr(lmdb_catalog, "check_metas", lambda *_: (_ for _ in ()).throw(OSError(code, os.strerror(code))))
+    monkeypatch.setattr(catalog, "check_metas", lambda *_: (_ for _ in ()).throw(OSError(code, os.strerror(code))))
     with pytest.raises(el.CatalogUnavailable, match=os.strerror(code)):
         el.open(root)
     monkeypatch.undo()
@@ -130,8 +131,8 @@ def test_a_catalog_without_memory_for_a_transaction_is_not_damaged(root: Path, m
 
 
 def test_a_catalog_server_that_gets_no_socket_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_client, "RECONNECT_S", 0.02)
-    server = redis_client.RedisServer("redis://127.0.0.1:1/0")
+    monkeypatch.setattr(client, "RECONNECT_S", 0.02)
+    server = client.RedisServer("redis://127.0.0.1:1/0")
     with no_open_files(), pytest.raises(el.CatalogUnavailable, match="Too many open files"):
         server.time_ms()
 
@@ -275,7 +276,7 @@ def taken_for_damage(text: str) -> list[int]:
 
 @pytest.mark.medium
 def test_nobody_but_the_judge_makes_damage_of_the_systems_errors() -> None:
-    """store/refusals.py alone decides; who catches OSError or Arrow's errors asks it."""
+    """store/env/os_refusals.py alone decides; who catches OSError or Arrow's errors asks it."""
     folders = ("store", "exchange", "checkpoint", "batch", "cli")
     paths = [*ROOT.glob("*.py"), *(path for folder in folders for path in (ROOT / folder).rglob("*.py"))]
     assert len(paths) > 100

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 import epochlog as el
-from epochlog.store import retention
-from epochlog.store.catalog import Txn
-from epochlog.store.definitions import find_job, find_table, get_job, get_runs, get_version
-from epochlog.store.epoch import from_unix_ms
-from epochlog.store.garbage import all_gone
-from epochlog.store.history import EpochMemory, read_epoch_view
-from epochlog.store.holds import Hold, put_holds
-from epochlog.store.records import job_key
-from epochlog.store.retention import apply_retention, limits
-from epochlog.store.version import TableVersion
+from epochlog.store.catalog.keys import job_key
+from epochlog.store.catalog.protocol import Txn
+from epochlog.store.epochs.view_reader import EpochMemory, read_epoch_view
+from epochlog.store.metadata.lookups import find_job, find_table, get_job, get_runs, get_version
+from epochlog.store.metadata.unreachable_files import list_unreachable
+from epochlog.store.metadata.version import TableVersion
+from epochlog.store.retention import retention
+from epochlog.store.retention.holds import Hold, put_holds
+from epochlog.store.retention.retention import apply_retention, limits
+from epochlog.store.types.epoch import from_unix_ms
 from lab import INTERVAL_MS, Lab, mirror, state_of, sums, table_of
 
 HOUR_MS = 3_600_000
@@ -71,15 +71,16 @@ def hold(log: int | None = None, read: int | None = None) -> Hold:
     return Hold("x:y", 1, log, read, 0, None)
 
 
+@pytest.mark.rule("3.17")
 def test_limits_are_the_retentions_held_back_by_holders() -> None:
     now_ms = 1_767_225_600_000
     history, log = from_unix_ms(now_ms - 10_000), from_unix_ms(now_ms - 60_000)
     table = options(10, 60)
-    assert limits(table, [], now_ms) == retention.Limits(history, log, log)
+    assert limits(table, [], now_ms) == retention.RetentionLimits(history, log, log)
     held = limits(table, [hold(log=7), hold(read=5), hold(log=9), hold(read=8)], now_ms)
-    assert held == retention.Limits(5, 7, log)
+    assert held == retention.RetentionLimits(5, 7, log)
     far = limits(table, [hold(log=log + 1, read=history + 1)], now_ms)
-    assert far == retention.Limits(history, log, log)
+    assert far == retention.RetentionLimits(history, log, log)
     assert limits(options(60, 10), [], now_ms).memory == log
 
 
@@ -107,16 +108,17 @@ def test_entries_that_reads_need_stay_until_they_are_folded_and_files_are_noted(
     commits(lab, 5)
     retain(lab)
     catalog = lab.store._handle.catalog
-    assert table.info.log_segments == 1 and not catalog.read(all_gone) and len(lab.rows("r")) == 5
+    assert table.info.log_segments == 1 and not catalog.read(list_unreachable) and len(lab.rows("r")) == 5
     lab.store.compact("r")
-    assert len(catalog.read(all_gone)) == 4 and len(lab.rows("r")) == 5
+    assert len(catalog.read(list_unreachable)) == 4 and len(lab.rows("r")) == 5
     lab.put({9: (9, 9)})
     lab.tick()
     retain(lab)
-    assert len(catalog.read(all_gone)) == 5, "the folded entry goes at once"
+    assert len(catalog.read(list_unreachable)) == 5, "the folded entry goes at once"
     assert lab.store.verify().ok
 
 
+@pytest.mark.rule("3.17")
 def test_holders_stop_the_log_and_let_it_go_on(lab: Lab) -> None:
     table = lab.root_table(options=options(0, 0))
     epochs = commits(lab, 6)
@@ -136,6 +138,7 @@ def test_a_hold_between_commits_keeps_the_one_before_as_mark(lab: Lab) -> None:
     assert retain(lab).log_start == epochs[1]
 
 
+@pytest.mark.rule("4.3")
 def test_hidden_labels_of_the_first_entry_stay_for_a_job(lab: Lab) -> None:
     """A job reads whole commits, `changes` reads log epochs: truncation inside a commit hides them from the latter."""
     lab.root_table(options=options(0, 0))
@@ -214,7 +217,7 @@ def test_parts_of_replaced_rows_go_whole_when_nobody_can_see_them(lab: Lab) -> N
     retain(lab)
     assert history() == 0 and table.info.bytes < bytes_before
     assert version(lab).safe_epoch == second and lab.rows("r", second) == {1: (9, 9), 2: (2, 2)}
-    assert [one.table_id for one in handle.catalog.read(all_gone) if one.path.endswith(".parquet")] == [1]
+    assert [one.table_id for one in handle.catalog.read(list_unreachable) if one.path.endswith(".parquet")] == [1]
     assert lab.store.verify().ok
 
 
@@ -247,6 +250,7 @@ def makes_headway(lab: Lab, name: str) -> None:
     catalog.transact(body)
 
 
+@pytest.mark.rule("2.2")
 def test_memory_reaches_as_far_back_as_those_who_read_the_table_may_be_read(lab: Lab) -> None:
     """r -> a -> b: b is far behind and not parked, and stays readable where it stands, by itself and with what it is
     of."""
@@ -326,6 +330,7 @@ def test_an_older_look_is_not_misled_by_a_later_one(lab: Lab) -> None:
     assert version(lab).known_from == epochs[2]
 
 
+@pytest.mark.rule("2.2")
 def test_a_finished_table_and_its_view_stay_readable(lab: Lab) -> None:
     table = lab.root_table(options=options(0, 0))
     job = lab.job("j", ["r"])

@@ -19,12 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epochlog.errors import Corrupt
-from epochlog.store import run as runs
-from epochlog.store.files import ArrowFiles, Files, LocalFiles
-from epochlog.store.keys import KeyCodec
-from epochlog.store.merge import Rows
-from epochlog.store.run import Part, Run, read_part, write_part
-from epochlog.store.scan import ScanPlan
+from epochlog.store.env.arrow_files import ArrowFiles
+from epochlog.store.env.files import Files
+from epochlog.store.env.local_folder import LocalFiles
+from epochlog.store.scan.scan_plan import ScanPlan
+from epochlog.store.sst import sorted_run as runs
+from epochlog.store.sst.merge import Rows
+from epochlog.store.sst.sorted_run import RunFile, SortedRun, read_part, write_part
+from epochlog.store.types.key_codec import KeyCodec
 from rowsets import KEYED, WIDE, Keyed, MemoryFiles, wide_rows
 
 pytestmark = pytest.mark.local_only
@@ -40,13 +42,15 @@ def with_epochs(rows: Rows, epochs: list[int], until: list[int] | None = None) -
     return Rows(rows.keys, data, rows.deleted)
 
 
-def written(files: Files, keyed: Keyed, changes: list[tuple[int, int | None]], path: str = PATH) -> tuple[Part, Rows]:
+def written(
+    files: Files, keyed: Keyed, changes: list[tuple[int, int | None]], path: str = PATH
+) -> tuple[RunFile, Rows]:
     rows = keyed.rows(changes)
     stamped = with_epochs(rows, list(range(len(rows))))
     return write_part(files, path, keyed.schema, keyed.codec, stamped), rows
 
 
-def read(files: Files, part: Part, keyed: Keyed, columns: list[str] | None = None, **options: Any) -> Rows:
+def read(files: Files, part: RunFile, keyed: Keyed, columns: list[str] | None = None, **options: Any) -> Rows:
     names = keyed.schema.schema.names if columns is None else columns
     return read_part(files, part, keyed.schema, keyed.codec, names, **options)
 
@@ -171,8 +175,8 @@ def test_not_a_number_is_never_pruned(tmp_path: Path) -> None:
 def test_descriptors_travel(tmp_path: Path) -> None:
     for name, keyed in KEYED.items():
         part, _ = written(LocalFiles(str(tmp_path)), keyed, [(n, n) for n in range(9)], f"{name}.parquet")
-        run = Run(3, 9, (part,), (part, part))
-        assert Run.from_record(msgpack.unpackb(msgpack.packb(run.to_record()))) == run
+        run = SortedRun(3, 9, (part,), (part, part))
+        assert SortedRun.from_record(msgpack.unpackb(msgpack.packb(run.to_record()))) == run
         assert pickle.loads(pickle.dumps(run)) == run
         assert run.bytes == 3 * part.bytes
 
@@ -202,7 +206,7 @@ def test_what_crosses_a_network_is_written_small_and_what_does_not_to_be_read_fa
         for reader in (far, near):  # a store may be copied from the one to the other
             if reader is not writer:
                 reader.write(f"copy-of-{PATH}", writer.read(PATH))
-                copied = Part.from_record({**part.to_record(), "path": f"copy-of-{PATH}"})
+                copied = RunFile.from_record({**part.to_record(), "path": f"copy-of-{PATH}"})
                 assert keyed.plain(read(reader, copied, keyed)) == keyed.plain(rows)
 
 
@@ -251,7 +255,7 @@ def test_a_part_of_another_table_is_corrupt(tmp_path: Path) -> None:
     with pytest.raises(Corrupt, match="is not in it"):
         read(files, part, KEYED["bool+binary"])
     with pytest.raises(Corrupt, match="row groups"):
-        read(files, Part.from_record({**part.to_record(), "blocks": [1, 2], "sizes": {}}), KEYED["int64"])
+        read(files, RunFile.from_record({**part.to_record(), "blocks": [1, 2], "sizes": {}}), KEYED["int64"])
 
 
 def test_a_larger_part(tmp_path: Path) -> None:
@@ -274,13 +278,13 @@ def test_a_row_that_came_after_the_epoch_hides_none_of_an_older_run(tmp_path: Pa
     """Of the oldest run it is merged as a tombstone; of another it must not be there at all."""
     keyed, files = KEYED["int64"], LocalFiles(str(tmp_path))
 
-    def part(name: str, rows: dict[int, int]) -> Part:
+    def part(name: str, rows: dict[int, int]) -> RunFile:
         data = pa.table({"id": list(rows), "v": list(rows.values()), "w": [f"w{v}" for v in rows.values()]})
         held = with_epochs(Rows(keyed.codec.encode(data), data), list(rows.values()))
         return write_part(files, f"{name}.parquet", keyed.schema, keyed.codec, held)
 
     lower, upper = part("lower", {1: 1, 2: 1, 4: 3}), part("upper", {1: 6, 3: 8})
-    plan = ScanPlan(keyed.schema, 9, (Run(0, 4, (lower,)), Run(4, 9, (upper,))))
+    plan = ScanPlan(keyed.schema, 9, (SortedRun(0, 4, (lower,)), SortedRun(4, 9, (upper,))))
     for epoch, seen in [
         (2, {1: 1, 2: 1}),
         (5, {1: 1, 2: 1, 4: 3}),

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from epochlog.errors import InvalidInput, InvalidName, InvalidSchema, LimitExceeded, SchemaMismatch
-from epochlog.store.conform import MAX_KEY_BYTES, MAX_ROW_BYTES
-from epochlog.store.schema import MAX_COLUMNS, TableSchema, check_name
+from epochlog.store.types.coerce import MAX_KEY_BYTES, MAX_ROW_BYTES
+from epochlog.store.types.schema import MAX_COLUMNS, TableSchema, check_name
 
 pytestmark = pytest.mark.local_only
 
@@ -194,8 +194,11 @@ def test_wrong_columns_are_named() -> None:
         ({"id": [1], "amount": [2**53 + 1], "note": ["x"]}, f"column 'amount', row 0: {2**53 + 1} of type int64"),
         ({"id": [1], "amount": [1.0], "note": [b"x"]}, "column 'note': type binary"),
         ({"id": [1], "amount": [1.0], "note": [5]}, "column 'note': type int64"),
-        ({"id": [None, 1, None], "amount": [1.0] * 3, "note": ["x"] * 3}, "primary-key column 'id': 2 of its values"),
-        ({"id": [None], "amount": [1.0], "note": ["x"]}, "primary-key column 'id': 1 of its values"),
+        (
+            {"id": [None, 1, None], "amount": [1.0] * 3, "note": ["x"] * 3},
+            "primary-key column 'id': 2 of its values are null, the first in row 0; leave such rows out, or give",
+        ),
+        ({"id": [1, None], "amount": [1.0] * 2, "note": ["x"] * 2}, "column 'id': 1 of its values are null, .* row 1"),
     ],
 )
 def test_wrong_types_and_null_keys_are_named(data: dict[str, object], message: str) -> None:
@@ -280,14 +283,15 @@ LOSSY = [
     (pa.timestamp("ns"), pa.timestamp("us"), [1]),
     (pa.timestamp("s"), pa.timestamp("ns"), [2**60]),
     (pa.decimal128(5, 2), pa.decimal128(5, 1), [Decimal("1.25")]),
-    (pa.float64(), pa.decimal128(5, 2), [0.5]),
+    (pa.float64(), pa.decimal128(5, 2), [0.125]),
+    (pa.float16(), pa.decimal128(5, 2), [0.5]),
     (pa.decimal128(5, 2), pa.float64(), [Decimal("1.25")]),
     (pa.binary(), pa.binary(2), [b"abc"]),
     (pa.string(), pa.binary(), ["a"]),
     (pa.binary(3), pa.binary(2), [b"abc"]),
     (pa.bool_(), pa.int64(), [True]),
     (pa.list_(pa.int64()), pa.list_(pa.int64(), 2), [[1]]),
-    (pa.list_(pa.int64()), pa.list_(pa.int32()), [[1]]),
+    (pa.list_(pa.int64()), pa.list_(pa.int32()), [[2**31]]),
     (pa.struct([("a", pa.int64())]), pa.struct([("b", pa.int64())]), [{"a": 1}]),
     (
         pa.map_(pa.string(), pa.int64()),

@@ -18,13 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epochlog.errors import Corrupt, WriteFailed
-from epochlog.store import datafile
-from epochlog.store import segment as segments
-from epochlog.store.files import ArrowFiles, Files, LocalFiles
-from epochlog.store.keys import KeyCodec
-from epochlog.store.merge import Rows
-from epochlog.store.schema import TableSchema
-from epochlog.store.segment import Borders, Segment, SegmentReader, write_segment
+from epochlog.store.env.arrow_files import ArrowFiles
+from epochlog.store.env.files import Files
+from epochlog.store.env.local_folder import LocalFiles
+from epochlog.store.sst import data_file
+from epochlog.store.sst import segment as segments
+from epochlog.store.sst.merge import Rows
+from epochlog.store.sst.segment import Borders, Segment, SegmentReader, write_segment
+from epochlog.store.types.key_codec import KeyCodec
+from epochlog.store.types.schema import TableSchema
 from rowsets import KEYED, WIDE, Keyed, MemoryFiles, wide_rows
 
 pytestmark = pytest.mark.local_only
@@ -305,20 +307,20 @@ def test_the_checksum_is_computed_once_per_file_and_process(tmp_path: Path, monk
     keyed, files = KEYED["int64"], LocalFiles(str(tmp_path))
     segment, _ = written(files, keyed, [(1, 1)])
     counted: list[int] = []
-    real = datafile.zlib.crc32
-    monkeypatch.setattr(datafile.zlib, "crc32", lambda data: (counted.append(1), real(data))[1])
+    real = data_file.zlib.crc32
+    monkeypatch.setattr(data_file.zlib, "crc32", lambda data: (counted.append(1), real(data))[1])
     for _ in range(3):
         reader(files, segment, keyed).read()
     assert len(counted) == 1
 
 
 def test_what_is_known_of_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datafile, "_VERIFIED_LIMIT", 2)
+    monkeypatch.setattr(data_file, "_VERIFIED_LIMIT", 2)
     keyed, files = KEYED["int64"], LocalFiles(str(tmp_path))
     for n in range(5):
         segment, _ = written(files, keyed, [(1, 1)], f"{n}.arrow")
         reader(files, segment, keyed).read()
-    assert len(datafile._verified) <= 2
+    assert len(data_file._verified) <= 2
 
 
 def test_nothing_is_left_of_a_failed_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import epochlog as el
-from epochlog.store import tail as tail_module
-from epochlog.store.kept import Kept
-from epochlog.store.segment import SegmentReader
-from epochlog.store.tail import tail
+from epochlog.store.changelog import tail_cache as tail_module
+from epochlog.store.changelog.tail_cache import tail
+from epochlog.store.env.lru_cache import LRUCache
+from epochlog.store.sst.segment import SegmentReader
 from lab import Lab, commits
 from replays import Ear, History, Item, shown, there
 
@@ -44,6 +44,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+@pytest.mark.rule("5.20")
 def test_what_one_reader_has_read_the_others_have(lab: Lab, reads: list[str]) -> None:
     logs = [el.UpstreamLog(lab.store, ["r"]) for _ in range(3)]
     narrow = el.UpstreamLog(lab.store, ["r"], columns={"r": ["k"]})
@@ -77,6 +78,7 @@ def test_readers_that_wake_up_together_decode_it_once(lab: Lab, monkeypatch: pyt
     assert len(decoded) == 1
 
 
+@pytest.mark.rule("5.20")
 def test_it_is_bounded_and_a_long_replay_leaves_it_alone(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     for turn in range(tail_module.NEAR_EPOCHS + 1):
         lab.put({turn: (0, turn)})
@@ -115,6 +117,7 @@ def by_chance(lab: Lab, seed: int, turns: int) -> None:
         log.close()
 
 
+@pytest.mark.rule("5.20")
 @pytest.mark.medium
 def test_dropped_at_any_moment_nobody_notices(lab: Lab) -> None:
     by_chance(lab, 1, 25)
@@ -136,7 +139,7 @@ def test_the_comparison_is_not_blind(lab: Lab, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_kept_is_empty_once_dropped() -> None:
-    kept: Kept[bytes] = Kept(10, len)
+    kept: LRUCache[bytes] = LRUCache(10, len)
     kept.put(("a",), b"12345")
     kept.drop()
     assert (kept.bytes, kept.get(("a",))) == (0, None)

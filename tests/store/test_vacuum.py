@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 import epochlog as el
-from epochlog.store.garbage import Gone, all_gone
-from epochlog.store.holds import all_holds
-from epochlog.store.intents import all_intents
-from epochlog.store.leases import LEASE_MS
-from epochlog.store.records import after_prefix, gone_key, intent_key
-from epochlog.store.vacuum import GRACE, vacuum
+from epochlog.store.catalog.keys import after_prefix, gone_key, intent_key
+from epochlog.store.maintenance.vacuum import GRACE, vacuum
+from epochlog.store.metadata.unreachable_files import UnreachableFile, list_unreachable
+from epochlog.store.retention.holds import all_holds
+from epochlog.store.session.leases import LEASE_MS
+from epochlog.store.session.write_intents import all_intents
 from lab import Lab, state_of, sums, table_of
 
 GRACE_MS = round(GRACE.total_seconds() * 1000)
@@ -76,7 +76,7 @@ def test_replaced_files_go_when_their_grace_is_over(lab: Lab) -> None:
     assert lab.rows("r") == rows and table.info.log_segments == 1
     again = lab.store.vacuum()
     assert (again.deleted, again.kept, again.foreign, again.revoked) == ((), (), (), ())
-    assert not lab.store._handle.catalog.read(all_gone)
+    assert not lab.store._handle.catalog.read(list_unreachable)
 
 
 def test_a_dry_run_tells_the_same_and_writes_nothing(lab: Lab) -> None:
@@ -111,7 +111,7 @@ def test_a_file_that_no_record_knows_is_noted_then_deleted(lab: Lab) -> None:
     lost = f"{handle.table_folder(1)}/{'a' * 32}-{'b' * 32}.arrow"
     handle.files.write(lost, b"what a writer left that died long ago")
     told = lab.store.vacuum(dry_run=True)
-    assert told.noted == 1 and not handle.catalog.read(all_gone)
+    assert told.noted == 1 and not handle.catalog.read(list_unreachable)
     first = lab.store.vacuum()
     assert (first.noted, paths(first.kept)) == (1, {lost})
     later(lab, GRACE_MS - 1)
@@ -218,19 +218,19 @@ def test_a_writer_whose_intent_was_revoked_can_write_again(lab: Lab) -> None:
 
 
 def test_a_compaction_whose_intent_was_revoked_puts_nothing_in_place(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    from epochlog.store import compaction
+    from epochlog.store.compaction import executor
 
     lab.root_table()
     for number in range(3):
         lab.put({number: (number, number)})
-    handle, finish = lab.store._handle, compaction._finish
+    handle, finish = lab.store._handle, executor._finish
 
     def revoked_before(handle, tx, *rest):
         for intent in all_intents(tx):
             tx.delete(intent_key(intent.id))
         return finish(handle, tx, *rest)
 
-    monkeypatch.setattr(compaction, "_finish", revoked_before)
+    monkeypatch.setattr(executor, "_finish", revoked_before)
     lab.store.compact("r")
     assert lab.store.table("r").info.runs == 0
     monkeypatch.undo()
@@ -242,6 +242,7 @@ def test_a_compaction_whose_intent_was_revoked_puts_nothing_in_place(lab: Lab, m
 # ---- what is being read ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("3.17")
 def test_a_snapshot_keeps_what_it_reads_and_says_so(lab: Lab) -> None:
     table = lab.root_table(options=NO_LOG)
     lab.put({1: (1, 1), 2: (2, 2)})
@@ -339,7 +340,7 @@ def test_a_reached_file_is_never_deleted_whatever_is_noted(lab: Lab, caplog: pyt
     lab.root_table()
     lab.put({1: (1, 1)})
     (path,), handle = files(lab), lab.store._handle
-    note = Gone(path, 1, 1, 0, 0).to_record()
+    note = UnreachableFile(path, 1, 1, 0, 0).to_record()
     handle.catalog.transact(lambda tx: tx.put(gone_key(1, path), note))
     report = lab.store.vacuum(grace=0)
     assert not report.deleted and paths(report.kept) == {path} and "report this" in report.kept[0].reason
@@ -386,7 +387,7 @@ def test_a_vacuum_that_dies_is_repeated_harmlessly(lab: Lab, point: str) -> None
     lab.store.vacuum(grace=0)
     assert lab.rows("r") == rows and len(files(lab)) == reached and segment.path not in files(lab)
     report = lab.store.verify()
-    assert report.ok and not report.unreachable and not lab.store._handle.catalog.read(all_gone)
+    assert report.ok and not report.unreachable and not lab.store._handle.catalog.read(list_unreachable)
 
 
 def test_two_vacuums_at_once(lab: Lab) -> None:
@@ -470,7 +471,7 @@ def test_outcomes_of_an_application_at_rest_are_forgotten_and_refused(lab: Lab) 
 
 
 def test_many_files_go_in_batches_and_progress_is_told(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epochlog.store.vacuum.BATCH", 2)
+    monkeypatch.setattr("epochlog.store.maintenance.vacuum.BATCH", 2)
     replaced(lab, commits=5)
     told: list[tuple[int, int]] = []
     report = vacuum(lab.store._handle, grace=0, progress=lambda done, total: told.append((done, total)))

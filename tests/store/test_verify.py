@@ -14,9 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import epochlog as el
-from epochlog.store.definitions import get_runs
-from epochlog.store.handle import Handle, open_handle
-from epochlog.store.records import (
+from epochlog.store.catalog.keys import (
     HEAD,
     bound_key,
     gone_key,
@@ -33,9 +31,11 @@ from epochlog.store.records import (
     txn_key,
     used_key,
 )
-from epochlog.store.run import Part
-from epochlog.store.verify import verify_store
-from epochlog.store.version import runs_to_record
+from epochlog.store.check.verify import verify_store
+from epochlog.store.metadata.lookups import get_runs
+from epochlog.store.metadata.version import runs_to_record
+from epochlog.store.session.handle import Handle, open_handle
+from epochlog.store.sst.sorted_run import RunFile
 from lab import Lab, mirror, sums
 
 pytestmark = pytest.mark.local_only
@@ -46,7 +46,7 @@ Damage = Callable[[Handle], None]
 @pytest.fixture
 def handle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Handle:
     """A store with a root table (a run with history, an entry above it, outcomes), and a job with two outputs."""
-    monkeypatch.setattr("epochlog.store.run.ROW_GROUP_ROWS", 3)
+    monkeypatch.setattr("epochlog.store.sst.sorted_run.ROW_GROUP_ROWS", 3)
     lab = Lab(tmp_path / "s")
     table = lab.root_table()
     for value in range(3):
@@ -114,7 +114,7 @@ def let_go(handle: Handle) -> None:
     put(gone_key(1, path), path=path, table_id=1, bytes=1, at_ms=0, version=1)(handle)
 
 
-def other_runs(change: Callable[[Part], Part], *, history: bool = False) -> Damage:
+def other_runs(change: Callable[[RunFile], RunFile], *, history: bool = False) -> Damage:
     """The descriptor of the first part (of the history) is changed."""
 
     def damage(handle: Handle) -> None:

@@ -1,0 +1,31 @@
+"""Column types for tools that lack some of Arrow's (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from epochlog.store.types.column_types import rebuilt
+
+MOST_DIGITS = 38
+"""Of a decimal in DuckDB and polars."""
+
+
+def in_polars(kind: pa.DataType) -> pa.DataType:
+    """Return the type with decimals of more than 38 digits as text, other 256-bit decimals as 128-bit ones, at any
+    depth.
+    """
+    if pa.types.is_decimal256(kind):
+        return pa.decimal128(kind.precision, kind.scale) if kind.precision <= MOST_DIGITS else pa.string()
+    return rebuilt(kind, in_polars)
+
+
+def in_duckdb(kind: pa.DataType) -> pa.DataType:
+    """Return the type with decimals of more than 38 digits as text and half floats as float32, at any depth."""
+    return pa.float32() if pa.types.is_float16(kind) else in_polars(rebuilt(kind, in_duckdb))
+
+
+def shown(schema: pa.Schema, change: Callable[[pa.DataType], pa.DataType]) -> pa.Schema:
+    """Return the schema in a tool's types."""
+    return pa.schema([field.with_type(change(field.type)) for field in schema])

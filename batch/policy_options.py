@@ -1,0 +1,36 @@
+"""Options that a policy declares: the command line asks for them, and knows no policy by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class OptionKind(StrEnum):
+    """The words that an option takes, and the value that the policy gets of them."""
+
+    EPOCH = "epoch"  # int
+    SECONDS = "seconds"  # float, from a number with its unit
+    TIMESTAMP = "timestamp"  # str, ISO 8601
+    SNAPSHOT = "snapshot"  # str, a token; the name of a held snapshot stands for its token
+    FLAG = "flag"  # True
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOption:
+    """One option: `max_lag` is `--max-lag` on the command line. Policies that share a name share the kind too.
+
+    keyword: the argument of the policy's class that it fills, if that has another name. each_table: the argument is a
+    dict with the value for each table named. implies: the option stands for the policy where none is named.
+    """
+
+    name: str
+    kind: OptionKind
+    help: str
+    keyword: str = ""
+    each_table: bool = False
+    implies: bool = False
+
+    @property
+    def argument(self) -> str:
+        return self.keyword or self.name

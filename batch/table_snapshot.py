@@ -1,0 +1,122 @@
+"""Table snapshot: one table at one epoch, read as Arrow, pandas, polars, DuckDB or a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from epochlog.store.env.process_local import OneProcess
+from epochlog.store.retention.stale_reads import translate_stale_read, translate_stale_reads
+from epochlog.store.scan.scan_plan import ScanPlan
+from epochlog.store.session.handle import Handle
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+
+    from .dataset import TableDataset
+
+
+class TableSnapshot(OneProcess):
+    """A table as of `epoch`, with constant rows for as long as it can be read; in key order in all formats but SQL.
+
+    Of a `Snapshot`, it can be read until that is closed; of a `Table`, until what it reads is let go of and vacuumed.
+    Then every door raises SnapshotExpired, in the middle of a scan too; DuckDB, and whoever took the C stream before,
+    say so in an error of their own.
+
+    `filter` is a pyarrow.compute.Expression: what it says of the first key column decides which files and row groups
+    are read at all.
+    """
+
+    _instead = (
+        "send store.root and the token of a snapshot: epochlog.open(root).snapshot(consistency=epochlog.Exact(token))"
+    )
+
+    def __init__(self, handle: Handle, plan: ScanPlan, check: Callable[[], None] = lambda: None) -> None:
+        self._handle = handle
+        self._check = check
+        self.plan = plan
+
+    def __repr__(self) -> str:
+        return f"<TableSnapshot {self.plan.table.name} at {self.epoch}>"
+
+    @property
+    def epoch(self) -> int:
+        return self.plan.epoch
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.plan.table.schema
+
+    def to_arrow(self, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None) -> pa.Table:
+        """Return the rows that pass the filter (None: all), in key order."""
+        self._check()
+        return translate_stale_read(self._handle, lambda: self.plan.read(self._handle.files, columns, filter))
+
+    def scan(
+        self, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
+    ) -> pa.RecordBatchReader:
+        """Return the rows that pass the filter (None: all) in record batches, a bounded number of rows at a time."""
+        self._check()
+        batches = self._each(self.plan.batches(self._handle.files, columns, filter))
+        return pa.RecordBatchReader.from_batches(self.plan.schema(columns), batches)
+
+    def scan_unfiltered(
+        self, *, columns: Sequence[str] | None = None, skip: pc.Expression | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield batches for readers that filter by themselves: rows that fail `skip`, and old versions of them, may be
+        among these.
+        """
+        self._check()
+        return self._each(self.plan.batches(self._handle.files, columns, skip, applied=False))
+
+    def to_pandas(self, **options: Any) -> pd.DataFrame:
+        return self.to_arrow(**options).to_pandas()
+
+    def to_polars(self, **options: Any) -> pl.DataFrame:
+        """Return all rows as a polars DataFrame; decimals of more than 38 digits, which polars lacks, become text."""
+        from .polars_frames import frame_of
+
+        return frame_of(self.to_arrow(**options))
+
+    def lazy(self) -> pl.LazyFrame:
+        """Return a polars LazyFrame, read when it is collected: the columns that the query names, the row groups that
+        may pass its filters, no more batches than its `head` needs.
+        """
+        self._check()
+        from .polars_frames import lazy_frame
+
+        return lazy_frame(self)
+
+    def dataset(self) -> TableDataset:
+        """Return a `pyarrow.dataset.Dataset` for DuckDB (`duckdb.from_arrow`), polars and pyarrow to scan."""
+        self._check()
+        from .dataset import TableDataset
+
+        return TableDataset(self)
+
+    def get(self, keys: object, *, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return one row for each key found, in the order asked; `keys` has exactly the primary-key columns."""
+        self._check()
+        return translate_stale_read(self._handle, lambda: self.plan.lookup(self._handle.files, keys, columns))
+
+    def count(self) -> int:
+        self._check()
+        return translate_stale_read(self._handle, lambda: self.plan.count(self._handle.files))
+
+    def __arrow_c_schema__(self) -> object:
+        return self.schema.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Export all rows as an Arrow stream (for `pyarrow.table`, `polars.DataFrame`, `Table.upsert`, …), in other
+        types where the consumer asks for them.
+        """
+        return self.scan().__arrow_c_stream__(requested_schema)
+
+    def _each(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in translate_stale_reads(self._handle, batches):
+            self._check()
+            yield batch

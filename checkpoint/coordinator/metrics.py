@@ -1,0 +1,133 @@
+"""Counts what a coordinator decides, and tells it with the tables' epochs as Prometheus text (format 0.0.4)."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from epochlog.checkpoint.manager import commands as to
+from epochlog.store.catalog.protocol import View
+from epochlog.store.epochs.view_reader import read_epoch_view
+from epochlog.store.metadata.lookups import all_tables, get_version
+from epochlog.store.session.handle import Handle
+
+BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+@dataclass(slots=True)
+class _Latency:
+    """A histogram of seconds."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * len(BUCKETS_S))
+    total: int = 0
+    sum_s: float = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.total += 1
+        self.sum_s += seconds
+        for place, bound in enumerate(BUCKETS_S):
+            self.counts[place] += seconds <= bound
+
+
+class Metrics:
+    """Counters of a coordinator. Safe for several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._latency: dict[str, _Latency] = defaultdict(_Latency)
+        self._injected: dict[tuple[str, int], int] = {}
+        self._stale: dict[str, int] = defaultdict(int)
+
+    def note(self, decision: to.Decision, now_ms: int) -> None:
+        """Count a decision that is carried out now."""
+        with self._lock:
+            if isinstance(decision, to.Inject):
+                self._injected[decision.job, decision.barrier_id] = now_ms
+            elif isinstance(decision, to.Announce):
+                since_ms = self._injected.pop((decision.job, decision.barrier_id), None)
+                if since_ms is not None:
+                    self._latency[decision.job].observe(max(0, now_ms - since_ms) / 1000)
+            elif isinstance(decision, to.Abort):
+                self._injected.pop((decision.job, decision.barrier_id), None)
+
+    def ignored(self, job: str) -> None:
+        """Count a message of a fenced incarnation."""
+        with self._lock:
+            self._stale[job] += 1
+
+    def text(self, handle: Handle, statuses: Iterable[to.CheckpointStatus], workers: int, now_ms: int) -> str:
+        """Return all metrics as of now, as Prometheus text."""
+        statuses = list(statuses)
+        with self._lock:
+            lines = [*_head("epochlog_barrier_latency_seconds", "histogram", "From inject to commit.")]
+            for job, latency in sorted(self._latency.items()):
+                lines += _histogram(job, latency)
+            stale = dict(self._stale)
+        gauges = (
+            ("barrier_in_flight_age_seconds", "gauge", "Age of the attempt in flight.", _ages(statuses, now_ms)),
+            ("commits_total", "counter", "Checkpoints committed.", {s.job: s.commits for s in statuses}),
+            ("aborts_total", "counter", "Attempts aborted.", {s.job: s.aborts for s in statuses}),
+            ("failures_in_a_row", "gauge", "Attempts failed in a row.", {s.job: s.failures for s in statuses}),
+            ("carried_segments", "gauge", "Segments of aborted attempts.", {s.job: s.carried for s in statuses}),
+            (
+                "ignored_messages_total",
+                "counter",
+                "Stale, repeated, unknown or late messages.",
+                {s.job: s.ignored + stale.get(s.job, 0) for s in statuses},
+            ),
+            ("job_epoch", "gauge", "Epoch of the newest commit.", {s.job: s.epoch for s in statuses}),
+        )
+        for name, kind, about, values in gauges:
+            lines += [*_head(f"epochlog_{name}", kind, about), *_values(f"epochlog_{name}", "job", values)]
+        lines += [*_head("epochlog_workers_connected", "gauge", "Workers."), f"epochlog_workers_connected {workers}"]
+        lines += _tables(handle)
+        return "\n".join(lines) + "\n"
+
+
+def _ages(statuses: Iterable[to.CheckpointStatus], now_ms: int) -> dict[str, float]:
+    return {s.job: 0.0 if s.since_ms is None else max(0, now_ms - s.since_ms) / 1000 for s in statuses}
+
+
+def _tables(handle: Handle) -> Iterator[str]:
+    """Yield the lines with each table's epochs and lag."""
+
+    def body(view: View) -> dict[str, dict[str, int]]:
+        epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms())
+        found: dict[str, dict[str, int]] = {"committed_epoch": {}, "safe_epoch": {}, "lag_ms": {}}
+        for table in all_tables(view):
+            version = get_version(view, table.id, table.name)
+            found["committed_epoch"][table.name] = version.max_committed_epoch
+            found["safe_epoch"][table.name] = version.safe_epoch
+            found["lag_ms"][table.name] = epochs.lag_ms(table.id)
+        return found
+
+    told = {
+        "committed_epoch": "Newest commit of the table.",
+        "safe_epoch": "Oldest epoch at which the table can be read.",
+        "lag_ms": "Age of the oldest upstream change that the table does not reflect.",
+    }
+    for name, values in handle.catalog.read(body).items():
+        metric = f"epochlog_table_{name}"
+        yield from _head(metric, "gauge", told[name])
+        yield from _values(metric, "table", values)
+
+
+def _head(name: str, kind: str, help: str) -> Iterator[str]:
+    yield f"# HELP {name} {help}"
+    yield f"# TYPE {name} {kind}"
+
+
+def _values(name: str, label: str, values: Mapping[str, float]) -> Iterator[str]:
+    for owner, value in sorted(values.items()):
+        yield f'{name}{{{label}="{owner}"}} {value}'
+
+
+def _histogram(job: str, latency: _Latency) -> Iterator[str]:
+    name = "epochlog_barrier_latency_seconds"
+    for bound, count in zip(BUCKETS_S, latency.counts, strict=True):
+        yield f'{name}_bucket{{job="{job}",le="{bound}"}} {count}'
+    yield f'{name}_bucket{{job="{job}",le="+Inf"}} {latency.total}'
+    yield f'{name}_sum{{job="{job}"}} {latency.sum_s:.6f}'
+    yield f'{name}_count{{job="{job}"}} {latency.total}'

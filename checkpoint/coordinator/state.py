@@ -1,0 +1,97 @@
+"""State of a coordinator: its running loads and jobs, and the workers that own their parts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from epochlog.checkpoint import control_messages as wire
+from epochlog.checkpoint.control_messages import PartName
+from epochlog.checkpoint.manager import commands as to
+from epochlog.errors import InvalidInput
+
+from .managed_jobs import ManagedJob
+from .worker_connection import WorkerConnection
+
+_log = logging.getLogger("epochlog")
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorSettings:
+    """Times in ms. heartbeat_ms: how often each side is heard; timeout_ms: after how long a silent worker is lost, and
+    one whose line was cut and that did not come back.
+    """
+
+    heartbeat_ms: int = 1_000
+    timeout_ms: int = 10_000
+    checkpoints: to.JobSettings = field(default_factory=to.JobSettings)
+
+    def __post_init__(self) -> None:
+        times = (self.heartbeat_ms, self.timeout_ms)
+        if not all(type(time) is int for time in times) or not 1 <= self.heartbeat_ms <= self.timeout_ms:
+            raise InvalidInput(
+                "heartbeat_ms and timeout_ms are whole numbers, 1 <= heartbeat_ms <= timeout_ms, not "
+                f"{self.heartbeat_ms!r} and {self.timeout_ms!r}"
+            )
+
+
+@dataclass(slots=True)
+class Owner:
+    """Owner of a part: a worker under an incarnation. lost_s: when its line was cut (monotonic seconds), or None.
+
+    started, committed, aborted: the newest message of each kind that was sent to it; a cut line may have lost them.
+    """
+
+    worker: str
+    incarnation: int
+    session: WorkerConnection | None
+    lost_s: float | None = None
+    started: wire.Started | None = None
+    committed: wire.Committed | None = None
+    aborted: wire.Aborted | None = None
+
+
+@dataclass(slots=True)
+class Running:
+    """A load or job that the manager knows.
+
+    unresolved: how often the outcome of a commit could not be found out since the last commit that landed.
+    """
+
+    task: ManagedJob
+    parts: int
+    kind: wire.Kind
+    name: str
+    news: bool = False
+    inject: to.Inject | None = None
+    unresolved: int = 0
+
+    def part(self, actor: to.Actor) -> PartName:
+        return PartName(self.kind, self.name, actor[1])
+
+
+def key_of(part: PartName) -> str:
+    """Return the manager's name of the load or job."""
+    return f"{part.kind}:{part.name}"
+
+
+def actor_of(part: PartName) -> to.Actor:
+    return (part.name, part.number)
+
+
+def injected(inject: to.Inject, actor: to.Actor, part: PartName) -> wire.Injected:
+    """Make the message that asks one target of an Inject to report for its barrier."""
+    barrier, incarnation, taken = inject.barrier, inject.targets[actor], inject.taken.get(actor, 0)
+    return wire.Injected(
+        part, incarnation, inject.barrier_id, barrier.prev, barrier.curr, barrier.kind, taken, inject.drain
+    )
+
+
+def logged(work: Callable[..., Any], *given: Any) -> None:
+    """Do it; what it raises is a defect, and goes to the log: the thread has more to do."""
+    try:
+        work(*given)
+    except Exception:  # noqa: BLE001 (a defect; the thread goes on)
+        _log.exception("the coordinator failed at %s", getattr(work, "__name__", work))

@@ -1,0 +1,1 @@
+"""Jobs: barriers, refreshes, commits, rebuilds, and the catalog's edits around them."""

@@ -1,0 +1,82 @@
+"""Outputs that outlive their job: they become root tables, which anybody may write.
+
+From then on such a table is valid by itself. Below that epoch it was what its job had made of upstreams that nobody
+remembers for it any more; policies choose no epoch there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from epochlog.errors import TableInUse
+from epochlog.store.catalog.keys import head_key, hist_key, job_key, job_name_key, key_epoch, table_key
+from epochlog.store.catalog.protocol import Txn
+from epochlog.store.commit.table_ddl import issue_epoch
+from epochlog.store.metadata.counters import move_counters
+from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef
+from epochlog.store.metadata.lookups import all_jobs, find_job, find_table, get_job, get_table, get_version
+from epochlog.store.metadata.staged_segments import discard_staged
+from epochlog.store.session.handle import Handle
+from epochlog.store.types.epoch import MAX_EPOCH
+
+
+def adopt_table(handle: Handle, name: str) -> TableDef:
+    """Make an output of a finished job a root table; one that is a root table stays as it is.
+
+    Raises TableNotFound, and TableInUse while its job may still write it.
+    """
+
+    def body(tx: Txn) -> TableDef:
+        table = find_table(tx, name)
+        if table.job_id is None:
+            return table
+        job = get_job(tx, table.job_id, "?")
+        if job.state != "finished":
+            raise TableInUse(
+                f"table {name!r} is written by job {job.name!r}, which is {job.state}: end it with "
+                f"store.job({job.name!r}).stop(drain=True), or drop it with store.drop_job({job.name!r}, "
+                "keep_outputs=True), which leaves its tables as root tables"
+            )
+        left = tuple(output for output in job.outputs if output != table.id)
+        if left:
+            tx.put(job_key(job.id), replace(job, outputs=left).to_record())
+        else:
+            _forget(tx, job)
+        return _adopt(tx, table, job.position)
+
+    return handle.catalog.transact(body)
+
+
+def drop_job_alone(handle: Handle, name: str) -> None:
+    """Remove a job, and make its outputs root tables as they are now."""
+
+    def body(tx: Txn) -> None:
+        job = find_job(tx, name)
+        issue_epoch(tx, handle)  # what the job has not taken in yet lies below
+        at = job.position if job.state == "finished" else Counters.read(tx).last_epoch
+        _forget(tx, job)
+        for table_id in job.outputs:
+            _adopt(tx, get_table(tx, table_id, f"output of {name}"), at)
+        discard_staged(tx, job.outputs, handle.catalog.now_ms())
+
+    handle.catalog.transact(body)
+
+
+def _forget(tx: Txn, job: JobRecord) -> None:
+    tx.delete(job_key(job.id))
+    tx.delete(job_name_key(job.name))
+
+
+def _adopt(tx: Txn, table: TableDef, at: int) -> TableDef:
+    """Make the output a root table from epoch `at` on, open for writes. Part of a transaction."""
+    version = get_version(tx, table.id, table.name)
+    first = next((key_epoch(key) for key, _ in tx.scan(hist_key(table.id, 0), hist_key(table.id, MAX_EPOCH))), at)
+    created = min(table.created, first)  # a log backfill begins before its job was made
+    adopted = replace(table, job_id=None, adopted=at, created=created, drop_unchanged=True)
+    tx.put(table_key(table.id), adopted.to_record())
+    tx.put(head_key(table.id), replace(version, end_epoch=None).to_record())
+    for job in all_jobs(tx):  # whose data has ended with this table's: what comes now is not their input
+        if table.id in job.upstreams and job.state == "finished" and job.drain is None:
+            tx.put(job_key(job.id), replace(job, drain=job.position).to_record())
+    move_counters(tx, Counters.read(tx))
+    return adopted

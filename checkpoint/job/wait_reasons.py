@@ -1,0 +1,192 @@
+"""Reason that keeps each job from its next commit: a pure function of one EpochView and the jobs' records.
+
+It asks what a runner would ask next (`next_barrier`), as if that runner had sealed already what it would seal first.
+Where the answer is an upstream, that upstream's job waits for something in turn, and the chain ends at one job whose
+trouble, boundary or missing runner is the cause of it all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+from epochlog.store.catalog.protocol import View
+from epochlog.store.epochs.lag import oldest_unreflected
+from epochlog.store.epochs.view import EpochView
+from epochlog.store.epochs.view_reader import forced_boundaries
+from epochlog.store.metadata.definitions import JobRecord
+from epochlog.store.metadata.lookups import get_version
+from epochlog.store.session.handle import Handle
+from epochlog.store.types.epoch import (
+    boundary,
+    boundary_index,
+    first_index_at_or_above,
+    from_unix_ms,
+    newest_index,
+    to_unix_ms,
+)
+from epochlog.store.types.epoch_set import FAR
+
+from .barrier import next_barrier
+
+MOST_BOUNDARIES = 1 << 60
+"""A max_lag under which no job merges boundaries."""
+WaitKind = Literal["nothing", "boundary", "upstream", "runner", "failed", "rebuild", "over"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Reason for which a job waits.
+
+    nothing: it reflects every change; the next one. boundary: `epoch`, at which it may commit next, has not passed yet.
+    upstream: `upstream`, written by job `writer`, is complete through `through` only, and the job's next commit is at
+    `epoch` or later; `cause` is the job at the head of that line, itself not waiting for an upstream. runner: a barrier
+    at `epoch` is decided or due; whoever runs the job. failed: its newest attempt at `epoch`; somebody tries again.
+    rebuild: it is parked. over: its data has ended. since_ms: of runner, since when it has been due (Unix ms).
+    """
+
+    kind: WaitKind
+    epoch: int | None = None
+    upstream: str | None = None
+    writer: str | None = None
+    through: int | None = None
+    cause: str | None = None
+    since_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Clockwork:
+    """Boundaries of a store: its interval, the forced ones (epochs, ascending), and the epochs at which logs begin."""
+
+    interval_ms: int
+    forced: Sequence[int] = ()
+    log_starts: Mapping[int, int] | None = None  # by table id
+
+
+def waits_of(view: EpochView, jobs: Collection[JobRecord], clockwork: Clockwork) -> dict[str, Wait]:
+    """Find the reason for which each job waits, by the job's name."""
+    sealed, clockwork = _sealed(view, clockwork)
+    forced = set(clockwork.forced)
+    writer = {output: job for job in jobs for output in job.outputs}
+    out: dict[str, Wait] = {}
+    for table in sealed.closure(sealed.tables):  # upstreams first, so that the causes are known
+        job = writer.get(table.table_id)
+        if job is not None and job.name not in out:
+            settled = _is_stop(view.last_epoch, clockwork.interval_ms * job.interval, forced)
+            wait = _wait(view if settled else sealed, job, clockwork)
+            if wait.kind == "upstream":
+                above = writer[sealed.ids[str(wait.upstream)]].name
+                wait = replace(wait, writer=above, cause=out[above].cause or above)
+            out[job.name] = wait
+    return out
+
+
+def read_waits(view: View, handle: Handle, epochs: EpochView, jobs: Sequence[JobRecord]) -> dict[str, Wait]:
+    """Find the reasons as `waits_of` does, from the state of the catalog that `epochs` and `jobs` were read from."""
+    position = min((job.position for job in jobs if job.state != "finished"), default=epochs.last_epoch)
+    ups = {up for job in jobs for up in job.upstreams}
+    clockwork = Clockwork(
+        handle.interval_ms,
+        forced_boundaries(view, position, epochs.last_epoch),
+        {up: get_version(view, up, epochs.table(up).name).log_start for up in ups},
+    )
+    return waits_of(epochs, jobs, clockwork)
+
+
+def _sealed(view: EpochView, clockwork: Clockwork) -> tuple[EpochView, Clockwork]:
+    """Return the view and boundaries as a runner's sealing leaves them, through the newest boundary in the past."""
+    now, interval_ms = from_unix_ms(view.clock_ms), clockwork.interval_ms
+    passed = boundary(newest_index(now - 1, interval_ms), interval_ms)
+    if view.last_epoch > now + (interval_ms << 12):  # the clock was set back: the next runner forces a boundary here
+        clockwork = replace(clockwork, forced=[*clockwork.forced, view.last_epoch])
+    return replace(view, last_epoch=max(view.last_epoch, passed)), clockwork
+
+
+def _is_stop(epoch: int, interval_ms: int, forced: Collection[int]) -> bool:
+    """Return True if the job may commit at that epoch, so that its runner need not seal a boundary."""
+    return epoch > 0 and (epoch in forced or boundary_index(epoch, interval_ms) is not None)
+
+
+def _wait(view: EpochView, job: JobRecord, clockwork: Clockwork) -> Wait:
+    if job.state == "finished":
+        return Wait("over")
+    if job.state == "parked":
+        return Wait("rebuild")
+    if job.last_error is not None:
+        return Wait("failed", job.barrier[1] if job.barrier else None)
+    if job.barrier is not None:
+        return Wait("runner", job.barrier[1], since_ms=_due_since(job, job.barrier[1]))
+    starts = clockwork.log_starts or {}
+    forced = [epoch for epoch in clockwork.forced if epoch > job.position]
+    barrier = partial(
+        next_barrier,
+        view,
+        job.upstreams,
+        job.position,
+        interval_ms=clockwork.interval_ms,
+        job_interval=job.interval,
+        forced=forced,
+        first=job.anew or job.position == 0,
+        snapshot=job.anew,
+        logs_from=max(job.rebuild or 0, *(starts.get(up, 0) for up in job.upstreams)),
+        drain=job.drain,
+    )
+    due = barrier(max_lag=job.max_lag)
+    if due is not None:
+        unmerged = barrier(max_lag=MOST_BOUNDARIES) or due
+        return Wait("runner", due.curr, since_ms=_due_since(job, unmerged.curr))
+    return _nothing_due(view, job, clockwork.interval_ms * job.interval, forced)
+
+
+def _due_since(job: JobRecord, stop: int) -> int:
+    """Return the time (Unix ms) since which the job has been due to commit.
+
+    A first commit is due since the job was made, a rebuild since it was asked for, another one since `stop`, its first
+    stop with news, has passed.
+    """
+    if job.rebuild is not None:
+        return to_unix_ms(job.rebuild)
+    if not job.position and job.created_ms:
+        return job.created_ms
+    return to_unix_ms(stop)
+
+
+def _nothing_due(view: EpochView, job: JobRecord, interval_ms: int, forced: Sequence[int]) -> Wait:
+    """Explain the absence of a barrier: no change, a boundary to come, or the upstream that is least complete."""
+    wanted = _wanted(view, job)
+    late = min(job.upstreams, key=lambda up: (view.complete_through(up), view.table(up).name))
+    through = view.complete_through(late)
+    if wanted is None:
+        behind = [up for up in job.upstreams if oldest_unreflected(view, view.table(up), None) is not None]
+        if not behind:
+            return Wait("nothing")
+        late = min(behind, key=lambda up: (view.complete_through(up), view.table(up).name))
+        through = view.complete_through(late)
+        return Wait("upstream", None, view.table(late).name, None, through)
+    stop = _stop_from(max(wanted, through + 1), interval_ms, forced)
+    first = _stop_from(wanted, interval_ms, forced)
+    if first > through:
+        stop = first
+    if stop > view.last_epoch:
+        return Wait("boundary", stop)
+    return Wait("upstream", stop, view.table(late).name, None, through)
+
+
+def _wanted(view: EpochView, job: JobRecord) -> int | None:
+    """Return the least epoch at which the job's next commit would tell something new, or None."""
+    if job.rebuild is not None:
+        return max(job.rebuild, job.position + 1)
+    change = min(view.table(up).first_change(job.position) for up in job.upstreams)
+    if change != FAR:
+        return change
+    if job.drain is not None:
+        return max(job.drain, job.position + 1)
+    return 1 if job.position == 0 else None
+
+
+def _stop_from(epoch: int, interval_ms: int, forced: Sequence[int]) -> int:
+    """Return the job's first boundary at or above the epoch."""
+    regular = boundary(first_index_at_or_above(epoch, interval_ms), interval_ms)
+    return min([regular, *(stop for stop in forced if stop >= epoch)])

@@ -1,0 +1,97 @@
+"""Choice of the next barrier of some tables' logs: made from the logs, or repeated from the commits of a job.
+
+Functions of one state of the catalog, so a reader that was away finds exactly the barriers it missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from epochlog.checkpoint.job.barrier import Barrier, BarrierKind, next_barrier
+from epochlog.errors import JobParked, LogTruncated
+from epochlog.store.catalog.protocol import View
+from epochlog.store.epochs.view import EpochView
+from epochlog.store.epochs.view_reader import forced_boundaries, read_epoch_view
+from epochlog.store.metadata.lookups import get_job, get_table
+from epochlog.store.session.handle import Handle
+from epochlog.store.types.epoch import show_epoch
+from epochlog.store.types.epoch_set import first_after
+
+NEVER_MERGE = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfData:
+    """End of the data: no table of the log source will have another change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """Position of a reader of these tables (id and name each): past the barrier at epoch `after`.
+
+    snapshot: at its next barrier it reads the tables' rows.
+    """
+
+    handle: Handle
+    tables: Sequence[tuple[int, str]]
+    after: int
+    snapshot: bool
+
+    def epochs(self, view: View) -> EpochView:
+        """Read the epochs of all tables; raise TableDropped if one of the reader's tables is gone."""
+        for table_id, name in self.tables:
+            get_table(view, table_id, name)
+        return read_epoch_view(view, self.handle.memory, self.handle.catalog.now_ms())
+
+
+def barrier_of_log(view: View, stand: Stand) -> Barrier | EndOfData | None:
+    """Return the first sealed boundary by which one of the tables has changed; None while there is none."""
+    epochs, after = stand.epochs(view), stand.after
+    found = next_barrier(
+        epochs,
+        [table_id for table_id, _ in stand.tables],
+        after,
+        interval_ms=stand.handle.interval_ms,
+        forced=forced_boundaries(view, after, epochs.last_epoch),
+        max_lag=NEVER_MERGE,
+        first=stand.snapshot,
+        snapshot=stand.snapshot,
+        states=stand.snapshot,
+    )
+    return ended(view, stand) if found is None else Barrier(found.prev, found.curr, _kind(after))
+
+
+def ended(view: View, stand: Stand) -> EndOfData | None:
+    """Return EndOfData if all tables have ended at or below the position, else None."""
+    epochs = stand.epochs(view)
+    tables = [epochs.table(table_id) for table_id, _ in stand.tables]
+    over = all(table.state == "finished" and table.position <= stand.after for table in tables)
+    return EndOfData() if over and not stand.snapshot else None
+
+
+def barrier_of_job(view: View, stand: Stand, job_id: int, name: str) -> Barrier | EndOfData | None:
+    """Return the job's first commit past the position; else the barrier that is recorded for it."""
+    job, epochs, after = get_job(view, job_id, name), stand.epochs(view), stand.after
+    output, kind = epochs.table(job.outputs[0]), _kind(after)
+    if job.position > after:
+        if output.known_from > after:
+            raise LogTruncated(
+                f"the barriers of job {job.name!r} are remembered only past epoch {show_epoch(output.known_from)}; "
+                "those after "
+                f"{show_epoch(after)} are forgotten. Start anew with after={job.position}"
+            )
+        return Barrier(after, int(first_after(output.commits, after)), kind)
+    if job.state == "parked":
+        raise JobParked(
+            f"job {job.name!r} was parked at epoch {show_epoch(job.position)} and has no barriers; rebuild it first"
+        )
+    if job.state == "finished":
+        return EndOfData()
+    if job.barrier is not None and job.barrier[0] == after:
+        return Barrier(after, job.barrier[1], kind)
+    return None
+
+
+def _kind(after: int) -> BarrierKind:
+    return "checkpoint" if after else "initial"

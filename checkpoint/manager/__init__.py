@@ -1,0 +1,1 @@
+"""The checkpoint manager: events in, commands out. Pure decisions."""

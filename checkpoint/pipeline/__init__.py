@@ -1,0 +1,1 @@
+"""Pipelines: many jobs stepped in one process."""

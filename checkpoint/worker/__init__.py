@@ -1,0 +1,1 @@
+"""Workers: processes that run actors of loads and jobs under a coordinator."""

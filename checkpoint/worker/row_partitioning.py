@@ -1,0 +1,95 @@
+"""Refreshing a job in parts: the context that knows which share of the rows is its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pandas.util import hash_array
+
+from epochlog.checkpoint.job.local_context import LocalRefreshContext
+from epochlog.checkpoint.job.refresh_plan import RefreshPlan
+from epochlog.errors import InvalidInput
+from epochlog.store.session.handle import Handle
+
+_T = pa.types
+
+
+class PartRefreshContext(LocalRefreshContext):
+    """A LocalRefreshContext of one of several actors that refresh a job side by side, each for its share.
+
+    part: from 0; parts: how many. What the parts write is committed together. Each must write the rows of its own share
+    alone: take `share` of what is read, by the columns that a row of the output is made from. `recompute` writes the
+    share of this part alone.
+    """
+
+    def __init__(self, handle: Handle, run: RefreshPlan, part: int, parts: int) -> None:
+        super().__init__(handle, run)
+        self.part = part
+        self.parts = parts
+
+    def share(self, data: pa.Table, by: Sequence[str]) -> pa.Table:
+        """Return this part's rows, by their values in the columns `by`. Each row belongs to one part."""
+        return split(data, by, self.part, self.parts)
+
+    def _share_of(self, rows: pa.Table, by: Sequence[str]) -> pa.Table:
+        return self.share(rows, by)
+
+    def _whole(self, output: str, touched: object | None) -> None:
+        super()._whole(output, touched)
+        if self.parts > 1:
+            raise InvalidInput(
+                f"recompute({output!r}, by=[]) makes the whole output anew, and {self.parts} parts refresh it side by "
+                "side; name the columns that tell their shares apart"
+            )
+
+
+def split(data: pa.Table, by: Sequence[str], part: int, parts: int) -> pa.Table:
+    """Select the rows of one of `parts` shares; rows with equal values in the columns `by` are in one share."""
+    missing = [name for name in by if name not in data.column_names]
+    if not by or missing:
+        raise InvalidInput(f"a share is taken by one or more columns of the rows, not by {list(by)}")
+    if parts == 1 or not data.num_rows:
+        return data
+    return data.filter(pa.array(_hashed(data, by) % np.uint64(parts) == np.uint64(part)))
+
+
+def _hashed(data: pa.Table, by: Sequence[str]) -> np.ndarray:
+    total = np.zeros(data.num_rows, np.uint64)
+    for name in by:
+        total = total * np.uint64(0x9E3779B97F4A7C15) + _column(data.column(name))
+    total ^= total >> np.uint64(32)
+    return total
+
+
+def _column(column: pa.ChunkedArray) -> np.ndarray:
+    """Hash each value by its value alone: equal in every process, chunk and nullability."""
+    nulls = pc.is_null(column).to_numpy()
+    kind = column.type
+    if _T.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+        kind = column.type
+    if _T.is_floating(kind):
+        column = pc.add(column.cast(pa.float64()), 0.0)  # -0.0 equals 0.0
+        values = pc.fill_null(column, 0.0).to_numpy()
+        values = np.where(np.isnan(values), np.nan, values)  # of the many NaNs one
+    elif _T.is_boolean(kind):
+        values = pc.fill_null(column.cast(pa.int8()), 0).to_numpy()
+    elif _T.is_integer(kind):
+        values = pc.fill_null(column.cast(pa.int64(), safe=False), 0).to_numpy()
+    elif _T.is_temporal(kind):
+        narrow = kind.bit_width == 32
+        values = pc.fill_null(column.cast(pa.int32() if narrow else pa.int64()), 0).to_numpy()
+    elif _T.is_binary(kind) or _T.is_large_binary(kind) or _T.is_fixed_size_binary(kind):
+        values = pc.fill_null(column.cast(pa.large_binary()), b"").to_numpy()
+    elif _T.is_string(kind) or _T.is_large_string(kind) or _T.is_decimal(kind):
+        values = pc.fill_null(column.cast(pa.large_string()), "").to_numpy()
+    else:
+        raise InvalidInput(f"a share cannot be taken by a column of type {kind}")
+    if values.dtype != object and values.dtype != np.float64:
+        values = values.astype(np.int64)
+    hashed: Any = hash_array(values, categorize=True)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    return np.where(nulls, np.uint64(0x5BD1E995), hashed)

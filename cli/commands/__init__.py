@@ -1,0 +1,1 @@
+"""Commands: each gathers facts or changes the store, and shows the result."""

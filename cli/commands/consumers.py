@@ -1,0 +1,168 @@
+"""Commands of log readers: consumers (list, reset, drop) and tail."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict
+
+import pyarrow as pa
+
+from epochlog.cli.facts.chosen_epochs import epoch_of
+from epochlog.cli.facts.store import Facts
+from epochlog.cli.grammar.values import BEGINNINGS
+from epochlog.cli.render.json_values import cell, plain_rows
+from epochlog.cli.session import CommandSession
+from epochlog.cli.text import epoch_iso, iso, safe
+from epochlog.exchange.subscription.messages import FeedPosition
+from epochlog.exchange.subscription.table_feed import Passed, Slice, TableFeed
+from epochlog.store.catalog.protocol import View
+from epochlog.store.changelog.change_rows import CHANGE_FIELDS, CHANGE_TYPE, COMMIT_VERSION
+from epochlog.store.changelog.consumers import Consumer, ConsumerInfo, open_consumer
+from epochlog.store.metadata.definitions import TableDef
+from epochlog.store.metadata.lookups import find_table, get_version
+
+LOOK_EVERY_S = 0.1
+_OURS = {field.name for field in CHANGE_FIELDS}
+
+
+def consumers(session: CommandSession) -> None:
+    """List the named consumers, after one of them was reset or dropped if that was asked for."""
+    options, store = session.options, session.store
+    if options.reset is not None:
+        name, to = options.reset
+        store.reset_consumer(name, _begin(to))
+    if options.drop is not None:
+        store.drop_consumer(options.drop)
+    facts = [_facts(info) for info in store.consumers()]
+    if session.out.as_json:
+        session.out.document({"root": session.handle.files.place, "consumers": facts})
+    else:
+        from epochlog.cli.render import pages
+
+        session.out.show(pages.consumers(facts) if facts else f"{session.handle.files.place} has no consumer")
+
+
+def _facts(info: ConsumerInfo) -> Facts:
+    times = {"until": info.until_ms, "acked": info.acked_ms}
+    facts = {name: value for name, value in asdict(info).items() if name not in ("until_ms", "acked_ms")}
+    return {**facts, "tables": list(info.tables), **{name: ms and iso(ms) for name, ms in times.items()}}
+
+
+def _begin(text: str) -> str | int:
+    return int(text) if text.isascii() and text.isdigit() else text
+
+
+# ---- tail --------------------------------------------------------------------------------------------------------
+
+
+def tail(session: CommandSession) -> None:
+    """Show a table's changes as they come, until Ctrl-C, the end of its data, or the limit asked for."""
+    options = session.options
+    with ExitStack() as stack:
+        table = session.handle.catalog.read(lambda view: find_table(view, options.table))
+        consumer = None
+        if options.consumer is not None:
+            consumer = stack.enter_context(open_consumer(session.handle, options.consumer, [table.name]))
+        place = _place(session, table, consumer)
+        columns = None if options.columns is None else tuple(options.columns)
+        advice = "Begin with --from snapshot or --from earliest"
+        feed = TableFeed(session.handle, table, columns, place, advice)
+        stack.callback(feed.close)
+        if consumer is not None and consumer.position is None and place is not None:
+            consumer.ack(place.after)  # so that it is held from now on
+        told = _TailPosition(session, consumer, feed.snapshot_rows)
+        try:
+            _follow(feed, told)
+        except KeyboardInterrupt:
+            told.acknowledge()
+            raise
+        told.acknowledge()
+
+
+class _TailPosition:
+    """Position of tail: rows shown so far, and the epoch through which all of them were."""
+
+    def __init__(self, session: CommandSession, consumer: Consumer | None, expected: int | None) -> None:
+        """Begin a position. expected: the most rows that come before the first change; None: none do."""
+        self.session = session
+        self._rows, self._expected = 0, expected
+        if expected is None:
+            session.out.waiting.end()
+        self._consumer = consumer
+        self._left = session.options.limit
+        self._through: int | None = None
+
+    @property
+    def enough(self) -> bool:
+        return self._left == 0
+
+    def show(self, item: Slice | Passed) -> None:
+        whole = isinstance(item, Passed) or (item.last and not item.snapshot)
+        if isinstance(item, Slice):
+            rows = item.data if self._left is None else item.data.slice(0, self._left)
+            if self._left is not None:
+                self._left -= rows.num_rows
+            whole = whole and rows.num_rows == item.data.num_rows
+            if self.session.out.as_json:
+                self.session.out.lines(plain_rows(rows))
+            else:
+                self.session.out.text(_lines(rows))
+            self.session.out.flush()
+        if isinstance(item, Slice) and item.snapshot:
+            self._rows += item.data.num_rows
+            self.session.out.waiting.step(self._rows, self._expected)
+        else:
+            self.session.out.waiting.end()
+        if whole:
+            self._through = item.epoch
+
+    def acknowledge(self) -> None:
+        """Acknowledge the epoch through which all was shown, if there is a consumer. Raises Fenced when another process
+        has claimed it.
+        """
+        if self._consumer is None:
+            return
+        if self._through is None:
+            self._consumer.check()
+        else:
+            self._consumer.ack(self._through)
+            self._through = None
+
+
+def _follow(feed: TableFeed, told: _TailPosition) -> None:
+    pause = threading.Event()
+    while True:
+        for item in feed.new():
+            told.show(item)
+            if told.enough:
+                return
+        told.acknowledge()
+        if feed.ended or told.session.options.until_idle:
+            return
+        pause.wait(LOOK_EVERY_S)
+
+
+def _place(session: CommandSession, table: TableDef, consumer: Consumer | None) -> FeedPosition | None:
+    """Return the position to begin at; None begins with the table's rows."""
+    if consumer is not None and consumer.position is not None:
+        return FeedPosition(after=consumer.position)
+    begin = session.options.begin or ("latest" if consumer is None else "snapshot")
+    if begin not in BEGINNINGS:
+        return FeedPosition(after=epoch_of(session.handle, begin, table.name) or 0)
+
+    def marks(view: View) -> dict[str, int]:
+        version = get_version(view, table.id, table.name)
+        return {"earliest": version.log_start, "latest": version.max_committed_epoch}
+
+    return None if begin == "snapshot" else FeedPosition(after=session.handle.catalog.read(marks)[begin])
+
+
+def _lines(rows: pa.RecordBatch) -> Iterator[str]:
+    """Yield a change on a line: its time, epoch, type and columns."""
+    for row in plain_rows(rows):
+        columns = " ".join(
+            f"{name}={'null' if value is None else cell(value)}" for name, value in row.items() if name not in _OURS
+        )
+        yield safe(f"{epoch_iso(row[COMMIT_VERSION])} {row[COMMIT_VERSION]} {row[CHANGE_TYPE]:<7} {columns}")

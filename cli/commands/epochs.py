@@ -1,0 +1,131 @@
+"""Command epochs: the timeline of a set of tables, the reasons why an epoch cannot be read, and the choice of each
+policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from epochlog.batch.policy import Global, choose_epochs
+from epochlog.batch.policy_registry import BUILT_IN, policy_names, resolve_policy
+from epochlog.cli.facts.store import Facts
+from epochlog.cli.facts.timeline import Stretch, Timeline, timeline
+from epochlog.cli.grammar.commands import limit_of
+from epochlog.cli.session import CommandSession
+from epochlog.cli.text import epoch_iso, iso
+from epochlog.errors import EpochlogError
+from epochlog.store.catalog.protocol import View
+from epochlog.store.epochs.explain import blamed
+from epochlog.store.epochs.view import EpochView
+from epochlog.store.epochs.view_reader import read_epoch_view
+from epochlog.store.types.epoch_set import newest_at
+
+
+def epochs(session: CommandSession) -> None:
+    """Show the timeline of the tables named, or of all that `global` counts."""
+    options, handle = session.options, session.handle
+
+    def body(view: View) -> EpochView:
+        return read_epoch_view(view, handle.memory, handle.catalog.now_ms(), handle.store_id)
+
+    view = handle.catalog.read(body)
+    left_out = {} if options.tables else Global().left_out(view)
+    names = list(dict.fromkeys(options.tables)) or [name for name in sorted(view.ids) if name not in left_out]
+    found = timeline(view, names, limit_of(options), options.at) if names else Timeline((), (), ())
+    facts = {
+        "root": handle.files.place,
+        "at": iso(view.clock_ms),
+        "last_epoch": view.last_epoch,
+        "tables": [_table(view, name, asked=name in names) for name in (*found.tables, *found.ancestors)],
+        "left_out": left_out,
+        "stretches": [_stretch(view, names, one) for one in found.stretches],
+        "earlier": found.earlier,
+        "later": found.later,
+        "epoch": None if options.at is None or not names else explained(view, names, options.at),
+        "choices": list(choices(view, names, options.at)) if names else [],
+    }
+    if session.out.as_json:
+        session.out.document(facts)
+    else:
+        from epochlog.cli.render.epoch_pages import epochs_page
+
+        session.out.show(*epochs_page(facts, found, session.out.width))
+
+
+def _table(view: EpochView, name: str, *, asked: bool) -> Facts:
+    table = view.table(name)
+    return {
+        "name": name,
+        "asked": asked,
+        "state": table.state,
+        "upstreams": [view.tables[up].name for up in table.upstreams],
+        "max_committed_epoch": table.position,
+        "max_committed_at": epoch_iso(table.position),
+        "safe_epoch": table.safe_epoch,
+        "complete_through": view.complete_through(name),
+        "lag_ms": view.lag_ms(name),
+    }
+
+
+def _stretch(view: EpochView, names: Sequence[str], one: Stretch) -> Facts:
+    return {
+        "first": one.first,
+        "last": one.last,
+        "from": epoch_iso(one.first),
+        "through": epoch_iso(one.last),
+        "landed": dict(one.landed),
+        "states": dict(one.states),
+        "readable": one.readable,
+        "why_not": [] if one.readable else _why_not(view, names, one.first),
+    }
+
+
+def _why_not(view: EpochView, names: Sequence[str], epoch: int) -> list[Facts]:
+    return [{"table": table, "reason": sentence} for table, sentence in blamed(view, names, epoch)]
+
+
+def explained(view: EpochView, names: Sequence[str], epoch: int) -> Facts:
+    """Describe one epoch: the commit that a read of each table would give, the reasons why it cannot be read, and the
+    nearest epochs that can be read together (null where there is none).
+    """
+    above = view.common_valid(names, max(epoch + 1, view.floor(names)), view.last_epoch)[0]
+    tables = [
+        {
+            "table": name,
+            "commit": (commit := newest_at(view.table(name).commits, epoch)),
+            "commit_at": epoch_iso(commit),
+            "why_not": _why_not(view, [name], epoch),
+        }
+        for name in names
+    ]
+    return {
+        "epoch": epoch,
+        "at": epoch_iso(epoch),
+        "readable": not any(one["why_not"] for one in tables),
+        "tables": tables,
+        "readable_at_or_below": view.largest_valid_at_most(names, epoch),
+        "readable_above": int(above[0]) if len(above) else None,
+    }
+
+
+def choices(view: EpochView, names: Sequence[str], at: int | None) -> Iterator[Facts]:
+    """Yield the choice of each policy now. Policies that take an epoch are asked with `at`, or with the newest commit
+    of the tables; bounded with the least lag, in whole seconds, that it does not refuse.
+    """
+    epoch = max(view.table(name).position for name in names) if at is None else at
+    for name in policy_names():
+        asked_at = getattr(BUILT_IN.get(name), "asked_at", None)
+        options = asked_at(view, names, epoch) if asked_at is not None else {}
+        found: Mapping[str, int] = {}
+        error: Facts | None = None
+        try:
+            found = choose_epochs(resolve_policy(name, **options), view, names)
+        except EpochlogError as refused:
+            error = {"type": type(refused).__name__, "text": str(refused)}
+        yield {
+            "policy": name,
+            "options": options,
+            "epochs": dict(found),
+            "lag_ms": {table: view.lag_ms(table, epoch) for table, epoch in found.items()},
+            "error": error,
+        }

@@ -1,0 +1,173 @@
+"""Commands that look at a store without its rows: ls, describe, history, status, jobs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from itertools import count, islice
+
+from epochlog.cli.facts.holds import trace_facts
+from epochlog.cli.facts.store import (
+    Facts,
+    RowCounter,
+    TableLook,
+    describe_table,
+    jobs_facts,
+    loads_facts,
+    look,
+    table_facts,
+    upkeep_facts,
+)
+from epochlog.cli.grammar.commands import limit_of
+from epochlog.cli.render.json_values import plain_rows
+from epochlog.cli.render.output import people_console
+from epochlog.cli.session import CommandSession
+from epochlog.cli.text import iso
+from epochlog.store.catalog.protocol import View
+from epochlog.store.compaction.executor import read_traces
+from epochlog.store.metadata.lookups import find_table
+
+from .snapshots import held_list
+
+
+def ls(session: CommandSession) -> None:
+    """List all tables."""
+    found, counter = look(session.handle), RowCounter(session.handle, session.options.rows)
+    facts = _tables(session, found.tables, counter)
+    if session.out.as_json:
+        session.out.document({"root": session.handle.files.place, "last_epoch": found.last_epoch, "tables": facts})
+    else:
+        from epochlog.cli.render import pages
+
+        session.out.show(pages.tables(facts) if facts else f"{session.handle.files.place} has no table yet")
+    _complain(counter)
+
+
+def describe(session: CommandSession) -> None:
+    """Describe one table."""
+    counter = RowCounter(session.handle, session.options.rows)
+    facts = describe_table(session.handle, session.options.table, counter)
+    if session.out.as_json:
+        session.out.document(facts)
+    else:
+        from epochlog.cli.render import pages
+
+        session.out.show(*pages.description(facts))
+    _complain(counter)
+
+
+def history(session: CommandSession) -> None:
+    """List a table's commits, or its compactions."""
+    limit = limit_of(session.options)
+    if session.options.compactions:
+        _compactions(session, limit)
+        return
+    commits = session.store.table(session.options.table).history(limit)
+    rows = (row for batch in commits.to_batches() for row in plain_rows(batch))
+    if session.out.as_json:
+        session.out.lines(rows)
+    else:
+        from epochlog.cli.render import pages
+
+        session.out.show(pages.commits(rows))
+        if commits.num_rows == limit:
+            session.out.show(f"the newest {limit:,}; --limit N or --all for more")
+
+
+def _compactions(session: CommandSession, limit: int | None) -> None:
+    def body(view: View) -> list[Facts]:
+        table = find_table(view, session.options.table)
+        return [trace_facts(trace) for trace in islice(read_traces(view, table.id), limit)]
+
+    found = session.handle.catalog.read(body)
+    if session.out.as_json:
+        session.out.lines(found)
+    else:
+        from epochlog.cli.render import pages
+
+        session.out.show(pages.traces(found) if found else f"{session.options.table} has not been compacted yet")
+
+
+def status(session: CommandSession) -> None:
+    """Show tables and jobs, once or again and again."""
+    if session.options.watch is None:
+        counter = RowCounter(session.handle, session.options.rows)
+        _show_status(session, counter)
+        _complain(counter)
+    else:
+        _watch(session)
+
+
+def jobs(session: CommandSession) -> None:
+    """Show all jobs, and the loads beside them."""
+    looked = look(session.handle)
+    found, loads = jobs_facts(looked), loads_facts(looked)
+    if session.out.as_json:
+        session.out.document({"root": session.handle.files.place, "jobs": found, "loads": loads})
+    else:
+        from epochlog.cli.render import pages
+
+        nothing = [] if loads else [f"{session.handle.files.place} has no job yet"]
+        session.out.show(*(pages.jobs(found) if found else nothing), *pages.loads(loads))
+
+
+def _tables(session: CommandSession, found: Sequence[TableLook], counter: RowCounter) -> list[Facts]:
+    facts = []
+    for one in found:
+        facts.append(table_facts(one, counter.of(one.plan)))
+        session.out.waiting.step(len(facts), len(found))
+    return facts
+
+
+def _status_facts(session: CommandSession, counter: RowCounter) -> Facts:
+    found = look(session.handle)
+    return {
+        "root": session.handle.files.place,
+        "at": iso(found.now_ms),
+        "last_epoch": found.last_epoch,
+        "tables": [
+            {**facts, **upkeep_facts(one)}
+            for facts, one in zip(_tables(session, found.tables, counter), found.tables, strict=True)
+        ],
+        "jobs": jobs_facts(found),
+        "loads": loads_facts(found),
+        "snapshots": held_list(session),
+    }
+
+
+def _show_status(session: CommandSession, counter: RowCounter, *, on_one_line: bool = False) -> None:
+    facts = _status_facts(session, counter)
+    if session.out.as_json:
+        session.out.document(facts, on_one_line=on_one_line)
+    else:
+        from epochlog.cli.render import pages
+
+        session.out.show(*pages.status(facts))
+    session.out.flush()
+
+
+def _watch(session: CommandSession) -> None:
+    """Show a page that renews itself on a terminal; elsewhere one page after the other, or a document a line."""
+    pause = threading.Event()
+    session.out.waiting.end()
+    counters = (RowCounter(session.handle, session.options.rows) for _ in count())
+    if session.out.as_json or not session.out.on_terminal:
+        for counter in counters:
+            _show_status(session, counter, on_one_line=True)
+            pause.wait(session.options.watch)
+        return
+    from rich.console import Group
+    from rich.live import Live
+
+    from epochlog.cli.render import pages
+
+    with Live(console=people_console(), auto_refresh=False, vertical_overflow="visible") as live:
+        for counter in counters:
+            live.update(Group(*pages.status(_status_facts(session, counter))), refresh=True)
+            pause.wait(session.options.watch)
+
+
+def _complain(counter: RowCounter) -> None:
+    """Raise the error that hid some counts, after the page was shown."""
+    if counter.trouble:
+        raise counter.trouble

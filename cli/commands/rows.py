@@ -1,0 +1,160 @@
+"""Commands that show rows: read and changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from epochlog.batch.predicate import parse_predicate
+from epochlog.cli.facts.chosen_epochs import epoch_of, policy_of
+from epochlog.cli.facts.store import Facts
+from epochlog.cli.grammar.commands import limit_of
+from epochlog.cli.render.json_values import plain_rows
+from epochlog.cli.render.out_file import OutFile
+from epochlog.cli.session import CommandSession
+from epochlog.cli.text import bytes_text, epoch_text
+from epochlog.errors import InvalidInput
+from epochlog.store.catalog.protocol import View
+from epochlog.store.metadata.lookups import find_table, get_version
+
+if TYPE_CHECKING:
+    from epochlog.snapshot import Snapshot
+
+PAGE_ROWS = 500
+"""Rows of one table for people; more come as further tables, so that the first appear at once."""
+
+
+def read(session: CommandSession) -> None:
+    """Show the rows of tables at the epochs that a policy chooses."""
+    options = session.options
+    with session.store.snapshot(options.tables or None, **policy_of(session.handle, options)) as moment:
+        if options.epochs:
+            _show_epochs(session, moment)
+            return
+        if options.out is not None and len(moment) != 1:
+            raise InvalidInput(f"--out writes one table to a file: name one of {', '.join(moment)}")
+        readers = [(name, _reader(moment, name, session)) for name in moment]  # all are checked before any is shown
+        for place, (name, reader) in enumerate(readers):
+            epoch = moment.epochs[name]
+            if options.out is not None:
+                known = moment[name].plan.rows_at_most if options.filter is None else None
+                _write(session, reader, {"table": name, "epoch": epoch}, known)
+            elif session.out.as_json:
+                rows = islice(_rows(reader), limit_of(options))
+                session.out.lines({"_table": name, "_epoch": epoch, **row} for row in rows)
+            else:
+                session.out.show(*[""] * bool(place))
+                _show_rows(session, reader, f"{name} at epoch {epoch_text(epoch)}")
+
+
+def changes(session: CommandSession) -> None:
+    """Show the changes of a table in a range of epochs."""
+    options = session.options
+    table = session.store.table(options.table)
+    after, until = (epoch_of(session.handle, text, table.name) for text in (options.after, options.until))
+    reader = table.changes(
+        _beginning(session, table.name, pre_images=options.pre_images) if after is None else after,
+        until,
+        mode=options.mode,
+        pre_images=options.pre_images,
+        columns=options.columns,
+        filter=_filter(options.filter, table.schema),
+    )
+    if options.out is not None:
+        _write(session, reader, {"table": table.name}, None)
+    elif session.out.as_json:
+        session.out.lines(islice(_rows(reader), limit_of(options)))
+    else:
+        _show_rows(session, reader, None)
+
+
+def _beginning(session: CommandSession, name: str, *, pre_images: bool) -> int:
+    """Return the epoch that all changes follow: the log's beginning; for pre-images, the oldest epoch past which they
+    are known.
+    """
+
+    def body(view: View) -> int:
+        table = find_table(view, name)
+        version = get_version(view, table.id, name)
+        if not pre_images or table.stores_images_after(version.log_start):
+            return version.log_start
+        known = version.safe_epoch if table.full_since is None else min(version.safe_epoch, table.full_since)
+        return max(version.log_start, known)
+
+    return session.handle.catalog.read(body)
+
+
+def _reader(moment: Snapshot, name: str, session: CommandSession) -> pa.RecordBatchReader:
+    table = moment[name]
+    return table.scan(columns=session.options.columns, filter=_filter(session.options.filter, table.schema))
+
+
+def _filter(text: str | None, schema: pa.Schema) -> pc.Expression | None:
+    return None if text is None else parse_predicate(text, schema)
+
+
+def _rows(reader: Iterable[pa.RecordBatch]) -> Iterator[Facts]:
+    for batch in reader:
+        yield from plain_rows(batch)
+
+
+def _write(session: CommandSession, reader: pa.RecordBatchReader, facts: Facts, known: int | None) -> None:
+    """Write the rows to the file of --out. known: the most rows that there can be."""
+    file, limit = OutFile(session.options.out), limit_of(session.options)
+    total = known if limit is None else min(limit, known or limit)
+    file.check(reader.schema)
+    rows, size = file.write(reader.schema, _first(reader, limit), lambda done: session.out.waiting.step(done, total))
+    facts = {**facts, "file": str(file.path), "rows": rows, "bytes": size}
+    if session.out.as_json:
+        session.out.document(facts)
+    else:
+        at = f" at epoch {epoch_text(facts['epoch'])}" if "epoch" in facts else ""
+        what = "rows" if "epoch" in facts else "changes"
+        session.out.show(f"{rows:,} {what} of {facts['table']}{at} are in {file.path}, {bytes_text(size)}")
+
+
+def _first(reader: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
+    """Yield the first `limit` rows."""
+    left = limit
+    for batch in reader:
+        yield batch if left is None else batch.slice(0, left)
+        if left is not None and (left := left - batch.num_rows) <= 0:
+            return
+
+
+def _show_epochs(session: CommandSession, moment: Snapshot) -> None:
+    facts = {
+        "tables": [
+            {"table": name, "epoch": epoch, "lag_ms": moment.lag_ms[name]} for name, epoch in moment.epochs.items()
+        ],
+        "token": moment.token,
+    }
+    if session.out.as_json:
+        session.out.document(facts)
+    else:
+        from epochlog.cli.render import pages
+
+        session.out.show(*pages.epochs(facts))
+
+
+def _show_rows(session: CommandSession, reader: pa.RecordBatchReader, title: str | None) -> None:
+    """Show tables for people, and a hint how to see more where the limit cut them."""
+    from epochlog.cli.render import pages
+
+    limit, shown = limit_of(session.options), 0
+    names, kinds = reader.schema.names, reader.schema.types
+    numeric = [pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind) for kind in kinds]
+    rows = _rows(reader)
+    kept = islice(rows, limit)
+    heading = [title] if title else []
+    while page := list(islice(kept, PAGE_ROWS)):
+        session.out.show(*heading, pages.rows(names, numeric, page))
+        shown, heading = shown + len(page), []
+    if not shown:
+        session.out.show(*heading, "no rows")
+    elif shown == limit and next(rows, None) is not None:
+        session.out.show(f"the first {limit:,}; --limit N or --all for more")

@@ -1,0 +1,91 @@
+"""Command that serves a store until a signal ends it."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from epochlog.checkpoint.coordinator.state import CoordinatorSettings
+from epochlog.checkpoint.manager.commands import JobSettings
+from epochlog.cli.session import CommandSession
+from epochlog.errors import InvalidInput, ReadFailed
+from epochlog.exchange.transport.connections import allow_open_files
+from epochlog.exchange.transport.tokens import token_from
+from epochlog.serving import serve as serve_store
+
+SHUTDOWN_S = 10.0
+
+
+def serve(session: CommandSession) -> None:
+    """Serve until SIGINT or SIGTERM, then end within SHUTDOWN_S."""
+    options = session.options
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise InvalidInput("--tls-cert and --tls-key belong together")
+    token = None if options.token_file is None else token_from(options.token_file)
+    read_token = None if options.read_token_file is None else token_from(options.read_token_file)
+    tls = None if options.tls_cert is None else (_read(options.tls_cert), _read(options.tls_key))
+    scheme = "grpc" if tls is None else "grpc+tls"
+    times = _times(options)
+    place = f"{scheme}://{options.bind}"
+    allow_open_files()
+    given = {"coordinator": options.coordinator, "control": times, "metrics": options.metrics}
+    with _stop_signals() as stopped:
+        server = serve_store(session.store, place, token=token, read_token=read_token, tls=tls, **given)
+        try:
+            place = session.handle.files.place
+            if session.out.as_json:
+                facts = {"root": place, "location": server.location, "metrics": server.metrics_location}
+                session.out.document(facts, on_one_line=True)
+            else:
+                metrics = f", metrics at {server.metrics_location}" if server.metrics_location else ""
+                session.out.show(f"{place} is served at {server.location}{metrics}")
+            session.out.waiting.end()
+            session.out.flush()
+            stopped.recv(1)
+        finally:
+            server.shutdown(SHUTDOWN_S)
+
+
+@contextmanager
+def _stop_signals() -> Iterator[socket.socket]:
+    """Give a socket that can be read once SIGINT or SIGTERM has come.
+
+    The system may hand a signal to any thread, gRPC's too. Python's handler then waits for the main thread, and a lock
+    that this one waits for does not wake it; the descriptor of `set_wakeup_fd` is written by whichever thread it was.
+    """
+    reading, writing = socket.socketpair()
+    writing.setblocking(False)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    with reading, writing:
+        wakeup = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+        before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+        try:
+            yield reading
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(wakeup)
+
+
+def _times(options: argparse.Namespace) -> CoordinatorSettings:
+    """Build the coordinator's settings from the options of checkpoints; the rest has its defaults. Raises
+    InvalidInput.
+    """
+    given = {
+        "interval_ms": None if options.interval is None else round(options.interval * 1000),
+        "timeout_ms": None if options.timeout is None else round(options.timeout * 1000),
+        "tolerable_failures": options.tolerable_failures,
+    }
+    known = {name: value for name, value in given.items() if value is not None}
+    return CoordinatorSettings(checkpoints=JobSettings(**known))
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ReadFailed(f"{path} cannot be read: {error.strerror or error}") from error

@@ -1,0 +1,134 @@
+"""Command snapshot: takes a snapshot and holds it for a time, shows the epochs of a token, lists held snapshots, ends
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import chain
+
+from epochlog.batch.named_snapshots import HeldSnapshot, held_snapshots
+from epochlog.batch.policy import Exact, choose_epochs
+from epochlog.batch.token import decode_token
+from epochlog.cli.facts.chosen_epochs import policy_of, token_of
+from epochlog.cli.facts.store import Facts
+from epochlog.cli.session import CommandSession
+from epochlog.cli.text import epoch_iso, iso
+from epochlog.errors import EpochlogError, InvalidInput
+from epochlog.store.catalog.protocol import View
+from epochlog.store.epochs.view import EpochView
+from epochlog.store.epochs.view_reader import read_epoch_view
+from epochlog.store.metadata.lookups import get_table
+from epochlog.store.retention.holds import holds_of
+from epochlog.store.types.epoch import to_unix_ms
+
+
+def snapshot(session: CommandSession) -> None:
+    """Take a snapshot, show one, or drop one and list those that are held."""
+    options = session.options
+    if options.hold is not None:
+        _take(session)
+    elif options.show is not None:
+        _show(session, token_of(session.handle, options.show))
+    else:
+        if options.drop is not None:
+            session.store.release_snapshot(options.drop)
+        _list(session)
+
+
+def _take(session: CommandSession) -> None:
+    options = session.options
+    with session.store.snapshot(options.tables or None, **policy_of(session.handle, options)) as moment:
+        held = moment.hold(timedelta(seconds=options.hold), options.name, partial=options.partial)
+        facts = {**held_facts(held, session.handle.catalog.now_ms()), "lag_ms": moment.lag_ms}
+    if session.out.as_json:
+        session.out.document(facts)
+    else:
+        from epochlog.cli.render.epoch_pages import taken
+
+        session.out.show(*taken(facts))
+
+
+def _list(session: CommandSession) -> None:
+    facts = held_list(session)
+    if session.out.as_json:
+        session.out.document({"root": session.handle.files.place, "snapshots": facts})
+    else:
+        from epochlog.cli.render.pages import held
+
+        session.out.show(*(held(facts) if facts else [f"{session.handle.files.place} holds no snapshot by name"]))
+
+
+def held_list(session: CommandSession) -> list[Facts]:
+    """List all snapshots that are held by name."""
+    now_ms = session.handle.catalog.now_ms()
+    return [held_facts(one, now_ms) for one in held_snapshots(session.handle)]
+
+
+def held_facts(one: HeldSnapshot, now_ms: int) -> Facts:
+    return {
+        "name": one.name,
+        "since": iso(one.since_ms),
+        "until": iso(one.until_ms),
+        "left_ms": max(0, one.until_ms - now_ms),
+        "epochs": dict(one.epochs),
+        "token": one.token,
+    }
+
+
+def _show(session: CommandSession, token: str) -> None:
+    """Show the tables and epochs of a token, held or not, and until when each can be read."""
+    handle, found = session.handle, decode_token(token)
+    if found.store_id != handle.store_id:
+        raise InvalidInput("this snapshot token is of another store; open that one to look at it")
+    policy = Exact(token)
+
+    def body(view: View) -> list[Facts]:
+        now_ms = handle.catalog.now_ms()
+        epochs = read_epoch_view(view, handle.memory, now_ms, handle.store_id)
+        return [_table(session, view, epochs, policy, name, now_ms) for name in found.entries]
+
+    tables = handle.catalog.read(body)
+    facts = {"token": token, "readable": not any(one["why_not"] for one in tables), "tables": tables}
+    if session.out.as_json:
+        session.out.document(facts)
+    else:
+        from epochlog.cli.render.epoch_pages import shown
+
+        session.out.show(*shown(facts))
+
+
+def _table(session: CommandSession, view: View, epochs: EpochView, policy: Exact, name: str, now_ms: int) -> Facts:
+    """Describe one table of a token. kept_until: the time before which no rows of that epoch are released; kept_by: the
+    hold or retention that keeps them.
+    """
+    epoch = policy.epochs[name]
+    facts = {"table": name, "epoch": epoch, "at": epoch_iso(epoch), "kept_until": None, "kept_by": None}
+    try:
+        choose_epochs(policy, epochs, [name])
+    except EpochlogError as error:
+        return {**facts, "lag_ms": None, "why_not": str(error)}
+    ends_ms, by = max(_keepers(session, view, epochs.ids[name], name, epoch, now_ms))
+    if ends_ms > now_ms:
+        facts |= {"kept_until": iso(ends_ms), "kept_by": by}
+    return {**facts, "lag_ms": epochs.lag_ms(name, epoch), "why_not": None}
+
+
+def _keepers(
+    session: CommandSession, view: View, table_id: int, name: str, epoch: int, now_ms: int
+) -> Iterator[tuple[int, str]]:
+    """Return (end in Unix ms, name) of each hold and retention that keeps the table's rows of that epoch until a known
+    time.
+    """
+    table = get_table(view, table_id, name)
+    retention_ms = table.options.history_retention // timedelta(milliseconds=1)
+    holds = holds_of(view, table_id, now_ms, session.handle.leases.live)
+    return chain(
+        [(to_unix_ms(epoch) + retention_ms, "retention")],
+        (
+            (hold.expires_ms, hold.holder)
+            for hold in holds
+            if hold.expires_ms is not None and hold.read_epoch is not None and hold.read_epoch <= epoch
+        ),
+    )

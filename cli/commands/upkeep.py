@@ -1,0 +1,95 @@
+"""Commands that maintain a store: compact, vacuum and verify."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from epochlog.cli.facts.holds import vacuum_facts
+from epochlog.cli.facts.store import Facts
+from epochlog.cli.session import CommandSession
+from epochlog.store.catalog.protocol import View
+from epochlog.store.check.verify import verify_store
+from epochlog.store.commit.table_ddl import table_bytes
+from epochlog.store.compaction.executor import CompactionOutcome, compact_table
+from epochlog.store.maintenance.vacuum import GRACE
+from epochlog.store.maintenance.vacuum import vacuum as vacuum_store
+from epochlog.store.metadata.definitions import TableDef
+from epochlog.store.metadata.lookups import all_tables, find_table, get_version
+from epochlog.store.retention.retention import apply_retention
+from epochlog.store.scan.scan_plan import plan_scan
+
+
+def compact(session: CommandSession) -> None:
+    """Compact one table, or all tables that are due."""
+    name, full = session.options.table, session.options.full
+
+    def chosen(view: View) -> list[TableDef]:
+        return sorted(all_tables(view), key=lambda table: table.name) if name is None else [find_table(view, name)]
+
+    tables = session.handle.catalog.read(chosen)
+    found = []
+    for table in tables:
+        which = f"{table.name}, {len(found) + 1:,} of {len(tables):,}" if len(tables) > 1 else ""
+        session.out.waiting.step(0, of=which)
+        found.append(_compact_one(session, table, which, full=full or name is not None))
+    if session.out.as_json:
+        session.out.document({"root": session.handle.files.place, "tables": found})
+    else:
+        from epochlog.cli.render import pages
+
+        session.out.show(pages.compactions(found) if found else f"{session.handle.files.place} has no table yet")
+
+
+def vacuum(session: CommandSession) -> None:
+    """Delete unreachable files, or list those that would be deleted."""
+    options = session.options
+    grace = GRACE if options.grace is None else options.grace
+    report = vacuum_store(session.handle, dry_run=options.dry_run, grace=grace, progress=session.out.waiting.step)
+    facts = vacuum_facts(session.handle.files.place, report)
+    if session.out.as_json:
+        session.out.document(facts)
+    else:
+        from epochlog.cli.render import pages
+
+        session.out.show(*pages.vacuuming(facts))
+
+
+def verify(session: CommandSession) -> int:
+    """Check every record, file and checksum; return 1 when something is damaged, or could not be read."""
+    report = verify_store(session.handle, session.out.waiting.step)
+    facts = {"ok": report.ok, **asdict(report)}
+    if session.out.as_json:
+        session.out.document(facts)
+    else:
+        from epochlog.cli.render import pages
+
+        session.out.show(*pages.verification(facts))
+    return 0 if report.ok else 1
+
+
+def _compact_one(session: CommandSession, table: TableDef, which: str, *, full: bool) -> Facts:
+    def progress(done: int, total: int) -> None:
+        session.out.waiting.step(done, total, of=which)
+
+    before = _size(session, table)
+    apply_retention(session.handle, table)
+    outcome = compact_table(session.handle, table, full=full, progress=progress)
+    after = _size(session, table)
+    return {
+        "table": table.name,
+        "compacted": outcome is CompactionOutcome.DONE,
+        "outcome": outcome.value,
+        "unfolded_segments_before": before[0],
+        "unfolded_segments_after": after[0],
+        "bytes_before": before[1],
+        "bytes_after": after[1],
+    }
+
+
+def _size(session: CommandSession, table: TableDef) -> tuple[int, int]:
+    """Return the number of segments that reads still have to merge, and the bytes of all files."""
+
+    def body(view: View) -> tuple[int, int]:
+        return len(plan_scan(view, table, None).segments), table_bytes(get_version(view, table.id, table.name))
+
+    return session.handle.catalog.read(body)

@@ -1,0 +1,1 @@
+"""Facts about a store that commands show, as plain values that JSON takes."""

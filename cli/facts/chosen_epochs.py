@@ -1,0 +1,67 @@
+"""Epochs that a command line names: by a policy and its options, a number, a snapshot's token, or a held snapshot's
+name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from epochlog.batch.named_snapshots import held_snapshots
+from epochlog.batch.policy_options import OptionKind
+from epochlog.batch.policy_registry import BUILT_IN, declared_options, implied_policy, options_of
+from epochlog.batch.token import decode_token
+from epochlog.errors import InvalidInput, SnapshotNotFound, TableDropped
+from epochlog.store.metadata.lookups import find_table
+from epochlog.store.session.handle import Handle
+from epochlog.store.types.schema import is_name
+
+
+def policy_of(handle: Handle, options: Any) -> dict[str, Any]:
+    """Return the keyword arguments of `store.snapshot`; a policy that is not named follows from the options given.
+    Raises InvalidInput.
+    """
+    declared = declared_options()
+    given = {name: value for name in declared if (value := getattr(options, name)) is not None}
+    policy = options.consistency or implied_policy(given) or ("aligned" if options.tables else "global")
+    if options.option and policy in BUILT_IN:
+        raise InvalidInput(f"--option is for policies of your own; {policy} has options by name: epochlog read --help")
+    out: dict[str, Any] = {"consistency": policy}
+    for name, value in given.items():
+        option = options_of(policy).get(name) or next(iter(declared[name].values()))
+        meant = token_of(handle, value) if option.kind is OptionKind.SNAPSHOT else value
+        if option.each_table and not options.tables:
+            raise InvalidInput(f"an {policy} {name} is of tables: name them, or take --consistency as_of for all")
+        out[option.argument] = dict.fromkeys(options.tables, meant) if option.each_table else meant
+    return {**out, **dict(options.option)}
+
+
+def token_of(handle: Handle, text: str) -> str:
+    """Return the token itself, or that of the held snapshot of this name. No token is as short as the longest name.
+    Raises SnapshotNotFound.
+    """
+    if not is_name(text):
+        return text
+    held = {one.name: one.token for one in held_snapshots(handle)}
+    if text not in held:
+        raise SnapshotNotFound(
+            f"{text!r} is neither a snapshot's token nor the name of one that is held; those held: "
+            f"{', '.join(held) or 'none'}"
+        )
+    return held[text]
+
+
+def epoch_of(handle: Handle, text: str | None, table: str) -> int | None:
+    """Return the epoch that a number names, or that at which a snapshot reads the table; None for None. Raises
+    InvalidInput, SnapshotNotFound, TableDropped.
+    """
+    if text is None or text.isdigit():
+        return None if text is None else int(text)
+    token = decode_token(token_of(handle, text))
+    if token.store_id != handle.store_id:
+        raise InvalidInput("this snapshot token is of another store; take one of this store")
+    if table not in token.entries:
+        raise InvalidInput(f"this snapshot does not read {table}; it reads {', '.join(token.entries)}")
+    entry = token.entries[table]
+    if handle.catalog.read(lambda view: find_table(view, table)).id != entry.table_id:
+        raise TableDropped(f"{table} has been dropped since the token was made; name an epoch of the present one")
+    return entry.epoch

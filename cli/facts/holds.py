@@ -1,0 +1,143 @@
+"""Facts about holds, writers, compactions and vacuum, as plain values that JSON takes as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from epochlog.cli.text import iso
+from epochlog.store.catalog.protocol import View
+from epochlog.store.compaction.executor import Trace, Work
+from epochlog.store.maintenance.scheduler import Trouble
+from epochlog.store.maintenance.vacuum import VacuumedFile, VacuumReport
+from epochlog.store.metadata.definitions import TableDef
+from epochlog.store.metadata.table_settings import show_option
+from epochlog.store.metadata.version import TableVersion
+from epochlog.store.retention.holds import Hold
+from epochlog.store.retention.retention import limits
+from epochlog.store.session.write_intents import Intent, all_intents
+from epochlog.store.types.epoch import to_unix_ms
+
+Facts = dict[str, Any]
+
+
+def hold_facts(hold: Hold, now_ms: int) -> Facts:
+    """Describe a hold. `age_ms`: the age of the hold, or for a job the age of the position that it holds by."""
+    kind, _, name = hold.holder.partition(":")
+    held = [epoch for epoch in (hold.log_epoch, hold.read_epoch) if epoch]
+    since_ms = to_unix_ms(min(held)) if kind == "job" and held else hold.since_ms
+    return {
+        "holder": hold.holder,
+        "kind": kind,
+        "name": name,
+        "log_epoch": hold.log_epoch,
+        "read_epoch": hold.read_epoch,
+        "since": iso(since_ms),
+        "age_ms": max(0, now_ms - since_ms),
+        "expires": None if hold.expires_ms is None else iso(hold.expires_ms),
+    }
+
+
+def writers(view: View, now_ms: int) -> list[Facts]:
+    """List the write intents of processes that may be writing files of the store, oldest first."""
+    return [intent_facts(one, now_ms) for one in sorted(all_intents(view), key=lambda one: one.since_ms)]
+
+
+def intent_facts(intent: Intent, now_ms: int) -> Facts:
+    return {
+        "intent": intent.id,
+        "kind": intent.kind,
+        "by": intent.by,
+        "since": iso(intent.since_ms),
+        "age_ms": max(0, now_ms - intent.since_ms),
+        "expires": iso(intent.expires_ms),
+    }
+
+
+def held_back(table: TableDef, version: TableVersion, holds: Sequence[Hold], now_ms: int) -> Facts:
+    """Name the limits of the safe epoch and the log's beginning: a holder, where one keeps more than the retention
+    does.
+    """
+    free, may = limits(table.options, [], now_ms), limits(table.options, holds, now_ms)
+    options, newest = table.options, version.max_committed_epoch
+    states = {hold.holder: hold.read_epoch for hold in holds if hold.read_epoch is not None}
+    log = {hold.holder: hold.log_epoch for hold in holds if hold.log_epoch is not None}
+    return {
+        "safe_epoch": _stop(
+            states, min(free.states, newest), may.states, f"retention: {show_option(options.history_retention)}"
+        ),
+        "log_start": _stop(log, min(free.log, newest), may.log, f"retention: {show_option(options.log_retention)}"),
+    }
+
+
+def _stop(held: dict[str, int], free: int, limit: int, retention: str) -> Facts:
+    oldest = sorted(holder for holder, epoch in held.items() if epoch == limit) if limit < free else []
+    return {
+        "holder": oldest[0] if oldest else None,
+        "epoch": limit if oldest else None,
+        "reason": f"{oldest[0]} holds epoch {limit}" if oldest else retention,
+    }
+
+
+def work_facts(work: Work | None) -> Facts | None:
+    """Describe a compaction under way; None for None."""
+    if work is None:
+        return None
+    return {
+        "reason": work.task.reason,
+        "by": work.by,
+        "since": iso(work.since_ms),
+        "pieces": len(work.pieces),
+        "done": len(work.done),
+    }
+
+
+def trouble_facts(trouble: Trouble | None) -> Facts | None:
+    """Describe a failure of maintenance; None for None."""
+    return None if trouble is None else {"at": iso(trouble.at_ms), "by": trouble.by, "error": trouble.error}
+
+
+def trace_facts(trace: Trace) -> Facts:
+    """Describe a finished compaction; it made one run of the epochs in (after, until]."""
+    return {
+        "at": iso(trace.at_ms),
+        "reason": trace.reason,
+        "by": trace.by,
+        "after": trace.after,
+        "until": trace.until,
+        "runs_in": trace.runs,
+        "segments_in": trace.segments,
+        "rows_in": trace.rows_in,
+        "rows_out": trace.rows_out,
+        "bytes_in": trace.bytes_in,
+        "bytes_out": trace.bytes_out,
+        "bytes_reused": trace.bytes_reused,
+        "pieces": trace.pieces,
+        "took_ms": trace.took_ms,
+    }
+
+
+def vacuum_facts(root: str, report: VacuumReport) -> Facts:
+    return {
+        "root": root,
+        "dry_run": report.dry_run,
+        "deleted": [_file(file) for file in report.deleted],
+        "bytes_freed": report.bytes_freed,
+        "kept": [_file(file) for file in report.kept],
+        "noted": report.noted,
+        "foreign": [{"path": file.path, "bytes": file.bytes} for file in report.foreign],
+        "revoked": [
+            {"intent": one.id, "kind": one.kind, "by": one.by, "expired": iso(one.expires_ms)} for one in report.revoked
+        ],
+        "data_files": report.data_files,
+    }
+
+
+def _file(file: VacuumedFile) -> Facts:
+    return {
+        "path": file.path,
+        "bytes": file.bytes,
+        "reason": file.reason,
+        "since": None if file.since_ms is None else iso(file.since_ms),
+        "until": None if file.until_ms is None else iso(file.until_ms),
+    }

@@ -1,0 +1,316 @@
+"""Facts about tables, jobs and loads, from one state of the catalog, as plain values that JSON takes as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from epochlog.checkpoint.job.job_ddl import RunnerInfo, job_info, runner_of
+from epochlog.checkpoint.job.wait_reasons import read_waits
+from epochlog.cli.text import epoch_iso, iso
+from epochlog.errors import Corrupt
+from epochlog.store.catalog.keys import after_prefix, log_key
+from epochlog.store.catalog.protocol import View
+from epochlog.store.commit.loads import LoadRecord, all_loads, load_parts
+from epochlog.store.commit.table_ddl import table_bytes
+from epochlog.store.compaction.executor import Work, read_work
+from epochlog.store.compaction.write_stall import pressure
+from epochlog.store.epochs.view import EpochView
+from epochlog.store.epochs.view_reader import read_epoch_view, table_state
+from epochlog.store.maintenance.scheduler import Trouble, all_troubles
+from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef
+from epochlog.store.metadata.lookups import (
+    all_jobs,
+    all_tables,
+    find_table,
+    get_entries,
+    get_job,
+    get_runs,
+    get_version,
+)
+from epochlog.store.metadata.version import LogEntry, TableVersion
+from epochlog.store.retention.holds import holds_of
+from epochlog.store.scan.scan_plan import ScanPlan, plan_scan
+from epochlog.store.session.handle import Handle
+from epochlog.store.types.epoch import to_unix_ms
+
+from .holds import held_back, hold_facts, trouble_facts, work_facts, writers
+from .wait_reasons import JobLook, wait_texts
+
+Facts = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TableLook:
+    """State of one table; `plan` reads its newest rows, `lag_ms` is the lag of these."""
+
+    table: TableDef
+    version: TableVersion
+    job: str | None
+    state: str
+    lag_ms: int
+    plan: ScanPlan
+    work: Work | None = None
+    trouble: Trouble | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLook:
+    """State of all tables, jobs and loads, by name, as of one state of the catalog. A load comes with its number of
+    finished parts.
+    """
+
+    last_epoch: int
+    now_ms: int
+    interval_ms: int
+    tables: list[TableLook]
+    jobs: list[JobLook]
+    loads: list[tuple[LoadRecord, int]]
+
+
+def look(handle: Handle) -> StoreLook:
+    """Read all tables, jobs and loads from one state of the catalog; no file is read."""
+
+    def body(view: View) -> StoreLook:
+        now_ms = handle.catalog.now_ms()
+        epochs = read_epoch_view(view, handle.memory, now_ms, handle.store_id)
+        troubles = all_troubles(view)
+        tables = [
+            replace(look_at(view, table, epochs), work=read_work(view, table.id), trouble=troubles.get(table.id))
+            for table in all_tables(view)
+        ]
+        jobs = list(all_jobs(view))
+        waits = read_waits(view, handle, epochs, jobs)
+        return StoreLook(
+            Counters.read(view).last_epoch,
+            now_ms,
+            handle.interval_ms,
+            sorted(tables, key=lambda one: one.table.name),
+            [
+                JobLook(job_info(view, handle, job, epochs), job, waits[job.name], _rows_above(view, job))
+                for job in sorted(jobs, key=lambda job: job.name)
+            ],
+            [(load, sum(part.finished for _, part in load_parts(view, load.name))) for load in all_loads(view)],
+        )
+
+    return handle.catalog.read(body)
+
+
+def look_at(view: View, table: TableDef, epochs: EpochView) -> TableLook:
+    """Read one table, within a view of the catalog."""
+    version = get_version(view, table.id, table.name)
+    job = None if table.job_id is None else get_job(view, table.job_id, "?")
+    return TableLook(
+        table,
+        version,
+        job.name if job else None,
+        table_state(version, job),
+        epochs.lag_ms(table.id),
+        plan_scan(view, table, None),
+    )
+
+
+class RowCounter:
+    """Counter of rows that keeps the first error: a damaged file must not hide the other tables."""
+
+    def __init__(self, handle: Handle, wanted: bool) -> None:
+        self._handle = handle
+        self._wanted = wanted
+        self.trouble: Corrupt | None = None
+
+    def of(self, plan: ScanPlan) -> int | None:
+        """Count the rows; None when nobody asked or a file is damaged."""
+        if not self._wanted:
+            return None
+        try:
+            return plan.count(self._handle.files)
+        except Corrupt as error:
+            self.trouble = self.trouble or error
+            return None
+
+
+def table_facts(one: TableLook, rows: int | None) -> Facts:
+    """Describe a table in lists: the names of TableInfo, and its lag."""
+    version = one.version
+    return {
+        "name": one.table.name,
+        "state": one.state,
+        "job": one.job,
+        "primary_key": list(one.table.schema.primary_key),
+        "max_committed_epoch": version.max_committed_epoch,
+        "max_committed_at": epoch_iso(version.max_committed_epoch),
+        "safe_epoch": version.safe_epoch,
+        "log_start_epoch": version.log_start,
+        "lag_ms": one.lag_ms,
+        "rows": rows,
+        "bytes": table_bytes(version),
+        "log_segments": version.log_segments,
+        "runs": version.runs,
+    }
+
+
+def upkeep_facts(one: TableLook) -> Facts:
+    """Describe the table's maintenance: its backpressure on writers, a compaction under way, and the last failure."""
+    return {
+        "pressure": pressure(one.version, one.table.options),
+        "compaction": work_facts(one.work),
+        "trouble": trouble_facts(one.trouble),
+    }
+
+
+def jobs_facts(look: StoreLook) -> list[Facts]:
+    """Describe all jobs in lists."""
+    texts = wait_texts(look.jobs, look.now_ms)
+    return [job_facts(job, look, texts[job.info.name]) for job in look.jobs]
+
+
+def loads_facts(look: StoreLook) -> list[Facts]:
+    """Describe all loads in lists. checkpoint: the number of its newest commit, 0 for none; incarnation: its
+    coordinator's.
+    """
+    names = {one.table.id: one.table.name for one in look.tables}
+    return [
+        {
+            "name": load.name,
+            "state": load.state,
+            "tables": [names[table] for table in load.tables if table in names],
+            "parts": load.parts,
+            "finished_parts": finished,
+            "checkpoint": load.checkpoint,
+            "incarnation": load.incarnation,
+        }
+        for load, finished in sorted(look.loads, key=lambda found: found[0].name)
+    ]
+
+
+def job_facts(one: JobLook, look: StoreLook, waits_for: str) -> Facts:
+    """Describe a job in lists: the names of JobInfo, its barrier, and the reason why it waits."""
+    info, record = one.info, one.record
+    return {
+        **asdict(info),
+        "upstreams": list(info.upstreams),
+        "outputs": list(info.outputs),
+        "committed_at": epoch_iso(info.committed_epoch),
+        "runner": runner_facts(info.runner),
+        "failed_since": None if record.failed_ms is None else iso(record.failed_ms),
+        "barrier": _barrier_facts(record, look.now_ms),
+        "snapshot": None if one.rows_above is None else {"rows": info.snapshot_rows, "of_at_most": one.rows_above},
+        "waits_for": {**asdict(one.wait), "text": waits_for},
+    }
+
+
+def runner_facts(runner: RunnerInfo | None) -> Facts | None:
+    """Describe a job's runner, and since when it runs the job; None for no runner."""
+    return None if runner is None else {**asdict(runner), "since": iso(runner.since_ms)}
+
+
+def _rows_above(view: View, job: JobRecord) -> int | None:
+    """Return an upper bound of the rows that the upstreams of a backfill under way hold; replaced and deleted ones are
+    counted too. None if no backfill is under way in pieces.
+    """
+    if job.cursor is None or job.barrier is None:
+        return None
+    count = 0
+    for table_id in job.upstreams:
+        compacted = get_version(view, table_id, f"upstream of {job.name}").compacted_epoch
+        count += sum(part.rows for run in get_runs(view, table_id) for part in run.parts)
+        fresh = get_entries(view, table_id, compacted, job.barrier[1])
+        count += sum(segment.rows for entry in fresh for segment in entry.segments)
+    return count
+
+
+def _barrier_facts(job: JobRecord, now_ms: int) -> Facts | None:
+    """Describe the barrier that is recorded and not committed; its age is the time since its boundary. None for no
+    barrier.
+    """
+    if job.barrier is None:
+        return None
+    prev, curr, kind = job.barrier
+    return {"prev": prev, "curr": curr, "kind": kind, "age_ms": max(0, now_ms - to_unix_ms(curr))}
+
+
+def describe_table(handle: Handle, name: str, counter: RowCounter) -> Facts:
+    """Describe one table in full."""
+
+    def body(view: View) -> tuple[TableLook, Facts]:
+        now_ms = handle.catalog.now_ms()
+        table = find_table(view, name)
+        epochs = read_epoch_view(view, handle.memory, now_ms, handle.store_id)
+        one = look_at(view, table, epochs)
+        job = None if table.job_id is None else get_job(view, table.job_id, "?")
+        holds = holds_of(view, table.id, now_ms, handle.leases.live)
+        readers = sorted(job.name for job in all_jobs(view) if table.id in job.upstreams)
+        above = [view_table.name for view_table in (epochs.tables[up] for up in epochs.tables[table.id].upstreams)]
+        more = {
+            "changelog": table.changelog,
+            "full_since": table.full_since,
+            "drop_unchanged": table.drop_unchanged if table.derived else None,
+            "upstreams": above,
+            "runner": None if job is None else runner_facts(runner_of(view, handle, job)),
+            "read_by": readers,
+            "retention": {
+                "history_s": table.options.history_retention.total_seconds(),
+                "log_s": table.options.log_retention.total_seconds(),
+            },
+            "compact_segments": table.options.compact_segments,
+            "max_segments": table.options.max_segments,
+            "schema": list(columns(table)),
+            "run_list": [run_facts(run) for run in get_runs(view, table.id)],
+            "log": log_facts(view, table, one.version),
+            "holds": [hold_facts(hold, now_ms) for hold in sorted(holds, key=lambda hold: hold.holder)],
+            "held_back": held_back(table, one.version, holds, now_ms),
+            "writers": writers(view, now_ms),
+        }
+        return one, more
+
+    one, more = handle.catalog.read(body)
+    return {**table_facts(one, counter.of(one.plan)), **more}
+
+
+def columns(table: TableDef) -> Iterator[Facts]:
+    """Yield the columns in their order; `key` is the place in the primary key from 1, None outside it."""
+    key = table.schema.primary_key
+    for field in table.schema.schema:
+        place = key.index(field.name) + 1 if field.name in key else None
+        yield {"name": field.name, "type": str(field.type), "nullable": field.nullable, "key": place}
+
+
+def run_facts(run: Any) -> Facts:
+    """Describe a sorted run; it covers the epochs after `after` up to `until`."""
+    return {
+        "after": run.lo,
+        "until": run.hi,
+        "rows": sum(part.rows for part in run.parts),
+        "parts": len(run.parts),
+        "history_rows": sum(part.rows for part in run.history),
+        "history_parts": len(run.history),
+        "bytes": sum(part.bytes for part in (*run.parts, *run.history)),
+    }
+
+
+def log_facts(view: View, table: TableDef, version: TableVersion) -> Facts:
+    """Describe a table's log: the part that `changes` can read, and the segments that reads still have to merge
+    (`unfolded_segments`).
+    """
+    prefix = b"log/%08x/" % table.id
+    first = last = entries = segments = rows = deletes = unfolded = 0
+    for _, record in view.scan(log_key(table.id, 0), after_prefix(prefix)):
+        entry = LogEntry.from_record(record)
+        entries, last = entries + 1, entry.epoch
+        first = first or entry.epoch
+        segments += len(entry.segments)
+        rows += sum(segment.rows for segment in entry.segments)
+        deletes += sum(segment.deletes for segment in entry.segments)
+        unfolded += len(entry.segments) if entry.epoch > version.compacted_epoch else 0
+    return {
+        "start_epoch": version.log_start,
+        "first_epoch": first,
+        "last_epoch": last,
+        "entries": entries,
+        "segments": segments,
+        "rows": rows,
+        "deletes": deletes,
+        "bytes": version.log_bytes,
+        "unfolded_segments": unfolded,
+    }

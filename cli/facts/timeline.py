@@ -1,0 +1,168 @@
+"""Timeline of a set of tables: their epochs cut into stretches within which nothing about them differs (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from epochlog.store.epochs.table_epochs import TableEpochs
+from epochlog.store.epochs.view import EpochView
+from epochlog.store.types.epoch_set import Intervals, Ints, ints
+
+Landed = Literal["rows", "empty", "label"]
+"""What a table got at an epoch: a commit with rows, one without, or rows whose commit came later."""
+State = Literal["none", "valid", "behind", "gone"]
+"""Of a table at an epoch, by itself: it has nothing yet; it reflects all its upstreams; it does not; its rows of then
+are kept no longer.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Stretch of the epochs from `first` through `last`. `landed` tells of `first`, the rest of every one of them.
+
+    readable: all the tables asked for can be read there together.
+    """
+
+    first: int
+    last: int
+    landed: Mapping[str, Landed]
+    states: Mapping[str, State]
+    readable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Timeline of tables. tables: those asked for; ancestors: all other tables that they descend from. The stretches
+    are oldest first and leave no gap; earlier, later: True if there are more.
+    """
+
+    tables: tuple[str, ...]
+    ancestors: tuple[str, ...]
+    stretches: tuple[Stretch, ...]
+    earlier: bool = False
+    later: bool = False
+
+
+def timeline(view: EpochView, names: Sequence[str], limit: int | None = None, around: int | None = None) -> Timeline:
+    """Return the timeline of at most `limit` stretches (None: all): the newest ones, or those round the epoch
+    `around`.
+    """
+    asked = [view.table(name) for name in dict.fromkeys(names)]
+    others = [table for table in reversed(view.closure(names)) if table not in asked]
+    members = [*asked, *others]
+    low, high = _window(members, view.last_epoch, limit, around)
+    together = view.common_valid([table.table_id for table in asked], low, high)
+    alone = {table.name: view.common_valid([table.table_id], low, high) for table in members}
+    floors = {table.name: table.safe_epoch for table in asked}
+    cuts = _cuts(members, [together, *alone.values()], floors.values(), low, high)
+    if not len(cuts):
+        return Timeline(_names(asked), _names(others), ())
+    lasts = np.append(cuts[1:] - 1, high)
+    begin, stop = _chosen(cuts, limit, around)
+    readable = _within(together, cuts) & (cuts >= max(floors.values()))
+    states = {table.name: _states(table, cuts, alone[table.name], floors.get(table.name, 0)) for table in members}
+    stretches = tuple(
+        Stretch(
+            int(cuts[at]),
+            int(lasts[at]),
+            dict(_landed(members, int(cuts[at]))),
+            {name: found[at] for name, found in states.items()},
+            bool(readable[at]),
+        )
+        for at in range(begin, stop)
+    )
+    return Timeline(
+        _names(asked), _names(others), stretches, begin > 0 or low > 0, bool(lasts[stop - 1] < view.last_epoch)
+    )
+
+
+def _names(tables: Sequence[TableEpochs]) -> tuple[str, ...]:
+    return tuple(table.name for table in tables)
+
+
+def _events(tables: Sequence[TableEpochs], low: int, high: int) -> Iterator[Ints]:
+    """Yield the epochs in [low, high] at which something landed; one array per table and kind, each rising."""
+    for events in _arrays(tables):
+        yield events[events.searchsorted(low) : events.searchsorted(high, "right")]
+
+
+def _arrays(tables: Sequence[TableEpochs]) -> Iterator[Ints]:
+    return (events for table in tables for events in (table.commits, table.changes))
+
+
+def _distinct(parts: Iterable[Ints]) -> Ints:
+    """Merge the arrays into one that rises, each value once."""
+    found = np.sort(np.concatenate([ints(()), *parts]))
+    return found[np.append(True, found[1:] != found[:-1])[: len(found)]]
+
+
+def _window(members: Sequence[TableEpochs], last: int, limit: int | None, around: int | None) -> tuple[int, int]:
+    """Return the range of epochs to look at for `limit` stretches: every event begins one, and the nearest are among
+    the nearest of each table.
+    """
+    if limit is None:
+        return 0, last
+    middle = last if around is None else min(around, last)
+    below, above = [], []
+    for events in _arrays(members):
+        at = int(events.searchsorted(middle, "right"))
+        below.append(events[max(at - limit - 1, 0) : at])
+        above.append(events[at : at + limit + 1])
+    past, coming = _distinct(below), _distinct(above)
+    low = int(past[-limit]) if len(past) > limit else 0
+    return low, int(coming[limit]) - 1 if len(coming) > limit else last
+
+
+def _cuts(
+    members: Sequence[TableEpochs], valid: Sequence[Intervals], floors: Iterable[int], low: int, high: int
+) -> Ints:
+    """Return the epochs at which stretches begin: where something lands, or where an answer changes; none before the
+    first that lands.
+    """
+    edges = [edge for starts, ends in valid for edge in (starts, ends + 1)]
+    found = _distinct([*_events(members, low, high), *edges, ints(list(floors))])
+    first = min((int(events[0]) for events in _arrays(members) if len(events)), default=high + 1)
+    return found[(found >= max(low, first)) & (found <= high)]
+
+
+def _chosen(cuts: Ints, limit: int | None, around: int | None) -> tuple[int, int]:
+    """Choose the stretches to return: indices [begin, stop) of `cuts`."""
+    if limit is None or len(cuts) <= limit:
+        return 0, len(cuts)
+    if around is None:
+        return len(cuts) - limit, len(cuts)
+    at = max(int(cuts.searchsorted(around, "right")) - 1, 0)
+    begin = min(max(at - limit // 2, 0), len(cuts) - limit)
+    return begin, begin + limit
+
+
+def _within(intervals: Intervals, epochs: Ints) -> np.ndarray:
+    """Return a mask of the epochs that lie in the intervals."""
+    starts, ends = intervals
+    at = starts.searchsorted(epochs, "right") - 1
+    return (at >= 0) & (epochs <= np.append(ends, -1)[at])
+
+
+def _states(table: TableEpochs, cuts: Ints, valid: Intervals, floor: int) -> list[State]:
+    begun = (table.commits.searchsorted(cuts, "right") > 0) | (table.known_from > 0)
+    ok = _within(valid, cuts)
+    return [
+        "gone" if cut < floor else "none" if not has else "valid" if good else "behind"
+        for cut, has, good in zip(cuts.tolist(), begun.tolist(), ok.tolist(), strict=True)
+    ]
+
+
+def _landed(members: Sequence[TableEpochs], epoch: int) -> Iterator[tuple[str, Landed]]:
+    for table in members:
+        commit, change = (_has(events, epoch) for events in (table.commits, table.changes))
+        if commit or change:
+            yield table.name, "empty" if not change else "rows" if commit else "label"
+
+
+def _has(events: Ints, epoch: int) -> bool:
+    at = int(events.searchsorted(epoch))
+    return at < len(events) and int(events[at]) == epoch

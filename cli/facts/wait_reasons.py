@@ -1,0 +1,77 @@
+"""Reasons why jobs wait, in words: one sentence a job, with the job at the head of the chain as the cause (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from epochlog.checkpoint.job.job_ddl import JobInfo
+from epochlog.checkpoint.job.wait_reasons import Wait
+from epochlog.cli.text import epoch_text, one_line
+from epochlog.store.metadata.definitions import JobRecord
+from epochlog.store.types.epoch import show_span, to_unix_ms
+
+
+@dataclass(frozen=True, slots=True)
+class JobLook:
+    """State of one job, and the reason why it waits."""
+
+    info: JobInfo
+    record: JobRecord
+    wait: Wait
+    rows_above: int | None = None
+    """Of a job whose snapshot has begun in pieces: the most rows that it can be of."""
+
+
+def wait_texts(jobs: Sequence[JobLook], now_ms: int) -> dict[str, str]:
+    """Return by the job's name the words behind "waits for"."""
+    by_name = {job.info.name: job for job in jobs}
+    return {
+        name: _behind(job, by_name) if job.wait.kind == "upstream" else _own(job, now_ms)
+        for name, job in by_name.items()
+    }
+
+
+def _own(job: JobLook, now_ms: int) -> str:
+    """Describe the reason of a job that waits for no other job."""
+    wait, record = job.wait, job.record
+    at = epoch_text(wait.epoch)
+    match wait.kind:
+        case "boundary":
+            return f"its next boundary, {at}, in {show_span(max(0, to_unix_ms(wait.epoch or 0) + 1 - now_ms))}"
+        case "runner":
+            late = show_span(max(0, now_ms - (wait.since_ms or now_ms)))
+            act = "go on with its snapshot" if record.cursor else "commit its barrier" if record.barrier else None
+            return f"a runner to {act or 'begin its barrier'} at {at}, due for {late}"
+        case "failed":
+            since = "" if record.failed_ms is None else f" for {show_span(max(0, now_ms - record.failed_ms))}"
+            return f"a runner to try again, failing{since} with {one_line(record.last_error or '')}"
+        case "rebuild":
+            return f"job.rebuild(): {one_line(record.lost or 'the logs it needs are gone')}"
+        case "over":
+            return "nothing more: its data has ended"
+        case _:
+            return "nothing: it reflects every change"
+
+
+def _behind(job: JobLook, jobs: Mapping[str, JobLook]) -> str:
+    """Describe the reason of a job that waits for an upstream: the epoch that it needs, and the job that is the cause
+    in the end.
+    """
+    wait = job.wait
+    if not wait.through:
+        need = f"the first commit of {wait.upstream}"
+    else:
+        need = f"{wait.upstream}, complete through {epoch_text(wait.through)}"
+    line = f"job {wait.cause}" if wait.cause == wait.writer else f"job {wait.writer} waits for job {wait.cause}, which"
+    return f"{need}: {line} {CAUSES[jobs[str(wait.cause)].wait.kind]}"
+
+
+CAUSES = {
+    "boundary": "is between two boundaries",
+    "runner": "has a barrier to run",
+    "failed": "is failing",
+    "rebuild": "is parked",
+    "over": "has ended",
+    "nothing": "has nothing to do",
+}

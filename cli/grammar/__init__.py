@@ -1,0 +1,1 @@
+"""Grammar of the command line: commands, options and their help."""

@@ -1,0 +1,27 @@
+"""Common arguments of every command: the store's root, its catalog, and --json."""
+
+from __future__ import annotations
+
+import argparse
+
+CATALOG_VARIABLE = "EPOCHLOG_CATALOG"
+
+
+def command(commands: argparse._SubParsersAction, name: str, help: str, more: str = "") -> argparse.ArgumentParser:
+    """Add a command of that name; `help` is one line of the list of commands, `more` stands in its own help only."""
+    one = commands.add_parser(
+        name,
+        help=help,
+        description=f"{help[0].upper()}{help[1:]}. {more}",
+    )
+    one.add_argument("root", metavar="ROOT", help="the store's folder, or its URI (s3://…)")
+    one.add_argument(
+        "--catalog",
+        metavar="URL",
+        help="redis://host:port/db, where the catalog is no folder of the root (or set "
+        f"{CATALOG_VARIABLE}, which keeps a password out of the list of processes)",
+    )
+    one.add_argument("--volatile", action="store_true", help="take a Redis that does not keep what it acknowledged")
+    one.add_argument("--json", action="store_true", help="for programs (epochlog --help says how values look)")
+    one.set_defaults(complaint=lambda options: None)
+    return one

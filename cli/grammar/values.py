@@ -1,0 +1,86 @@
+"""Parsers of the command line's words: each function returns a word's value, or tells argparse its fault."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+
+BEGINNINGS = ("latest", "earliest", "snapshot")
+TOKEN_OPTIONS = ("--token", "--show", "--after", "--until", "--from")
+LONGEST_OPTION = 40
+"""Characters: all options are shorter, all tokens longer."""
+UNITS_S = {"": 1, "ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+
+
+def epoch(text: str) -> int:
+    """Parse an epoch as it is typed."""
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"an epoch is a whole number as `epochlog ls` shows it, not {text!r}")
+    return int(text)
+
+
+def beginning(text: str) -> str:
+    """Accept the place to begin at: a word of BEGINNINGS, or a text that `moment` accepts."""
+    return text if text in BEGINNINGS else moment(text)
+
+
+def moment(text: str) -> str:
+    """Accept an epoch, a snapshot's token, or the name of a held snapshot; it is resolved later, against the store."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", text, re.ASCII) or re.fullmatch(r"-\d+", text):
+        raise argparse.ArgumentTypeError(
+            f"an epoch, a snapshot's token or the name of one that is held is needed, not {text!r}"
+        )
+    return text
+
+
+def joined(argv: Sequence[str]) -> list[str]:
+    """Join a token that begins with a dash to the option before it, because argparse would take it for an option."""
+    out: list[str] = []
+    for word in argv:
+        if out and out[-1] in TOKEN_OPTIONS and word.startswith("-") and len(word) > LONGEST_OPTION:
+            out[-1] += f"={word}"
+        else:
+            out.append(word)
+    return out
+
+
+def positive(text: str) -> int:
+    """Parse a whole number from 1."""
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"a whole number from 1 is needed, not {text!r}")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Parse a length of time from 0 on into seconds: a number, with a fraction or without, and its unit if that is
+    another.
+    """
+    found = re.fullmatch(r"(\d+\.?\d*)([a-z]*)", text, re.ASCII)
+    value = float(found[1]) * UNITS_S.get(found[2], math.nan) if found else math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(
+            f"a length of time is needed, such as 30 (seconds), 500ms, 30m, 12h or 7d, not {text!r}"
+        )
+    return value
+
+
+def names(text: str) -> Sequence[str]:
+    """Parse names between commas."""
+    found = [name.strip() for name in text.split(",")]
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"names between commas are needed, not {text!r}")
+    return found
+
+
+def option(text: str) -> tuple[str, int | float | str]:
+    """Parse name=value, with the value as a number where it is one."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"name=value is needed, not {text!r}")
+    for number in (int, float):
+        with suppress(ValueError):
+            return name, number(value)
+    return name, value

@@ -1,0 +1,1 @@
+"""Rendering: how people and programs are shown the facts."""

@@ -1,0 +1,108 @@
+"""File that a command writes rows to: Parquet, Arrow or CSV by its ending; it is there whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from epochlog.errors import InvalidInput, WriteFailed
+from epochlog.store.env.local_folder import sync_dir
+
+_T = pa.types
+ENDINGS = (".parquet", ".arrow", ".csv")
+
+
+@dataclass(frozen=True, slots=True)
+class OutFile:
+    """File to be made, with its kind by its ending."""
+
+    path: Path
+
+    def check(self, schema: pa.Schema) -> None:
+        """Raise InvalidInput for faults that can be found before anything is read."""
+        kind = self.path.suffix
+        if kind not in ENDINGS:
+            raise InvalidInput(f"--out {self.path}: its ending says what is written: {', '.join(ENDINGS)}")
+        if self.path.is_symlink():
+            raise InvalidInput(f"--out {self.path} is a link, and none is followed: remove it, or name another file")
+        if self.path.exists():
+            raise InvalidInput(f"--out {self.path} is there already: remove it, or name another file")
+        odd = [field for field in schema if kind == ".csv" and _not_in_csv(field.type)]
+        if odd:
+            raise InvalidInput(
+                f"--out {self.path}: CSV has nothing for column {odd[0].name!r} of type {odd[0].type}; write .parquet "
+                "or .arrow, or name other --columns"
+            )
+
+    def write(
+        self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], progress: Callable[[int], None]
+    ) -> tuple[int, int]:
+        """Write the batches and return the numbers of rows and bytes. Until all are written, they stand in a file
+        beside, which is removed when something fails. Both files are new, and for this user alone. progress: is told
+        the rows so far.
+
+        Raises WriteFailed, and the errors of reading.
+        """
+        part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
+        rows = 0
+        with _failures(part):
+            made = _new(part)
+        try:
+            with _failures(part), made as file:
+                with _writer(file, self.path.suffix, schema) as writer:
+                    for batch in batches:
+                        writer.write_batch(batch)
+                        rows += batch.num_rows
+                        progress(rows)
+                file.flush()
+                os.fsync(file.fileno())
+            with _failures(self.path):
+                self._publish(part)
+                sync_dir(self.path.parent)
+                return rows, self.path.stat().st_size
+        finally:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+
+    def _publish(self, part: Path) -> None:
+        """Give the file its name, unless another file has taken it meanwhile. Raises InvalidInput then."""
+        try:
+            os.link(part, self.path)
+        except FileExistsError:
+            raise InvalidInput(f"--out {self.path} has come to be there meanwhile: name another file") from None
+        except OSError:  # a file system without links
+            os.rename(part, self.path)
+
+
+def _new(part: Path) -> IO[bytes]:
+    """Open a new file that only this user can read; an existing file is neither used nor removed."""
+    return os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb")
+
+
+@contextmanager
+def _failures(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise WriteFailed(f"{path} cannot be written, and nothing of it is there: {error}") from error
+
+
+def _writer(file: IO[bytes], kind: str, schema: pa.Schema) -> Any:
+    if kind == ".parquet":
+        return pa.parquet.ParquetWriter(file, schema, compression="zstd")
+    if kind == ".arrow":
+        return pa.ipc.new_file(file, schema)
+    return pa.csv.CSVWriter(file, schema)
+
+
+def _not_in_csv(kind: pa.DataType) -> bool:
+    binary = _T.is_binary(kind) or _T.is_large_binary(kind) or _T.is_fixed_size_binary(kind) or _T.is_binary_view(kind)
+    return binary or _T.is_nested(kind) or _T.is_string_view(kind)

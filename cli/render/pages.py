@@ -1,0 +1,423 @@
+"""Pages for people: tables and lines made from the facts that programs get as JSON (pure, but for rich's types)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from epochlog.cli.facts.store import Facts
+from epochlog.cli.text import NONE, bytes_text, count_text, epoch_text, lag_text, listed, one_line, safe, unchanged_text
+from epochlog.store.types.epoch import show_span
+
+from .graph import graph
+from .json_values import cell
+
+STATE_STYLES = {
+    "creating": "yellow",
+    "parked": "yellow",
+    "away": "yellow",
+    "expired": "red",
+    "lost": "bold red",
+    "dropped": "red",
+    "open": "green",
+    "failed": "bold red",
+    "running": "green",
+    "finished": "dim",
+    "delete": "red",
+    "update_preimage": "dim",
+    "insert": "green",
+    "update_postimage": "green",
+}
+
+
+RIGHT = ">"
+"""A header that begins so is of a column aligned to the right."""
+
+
+def grid(headers: Sequence[str], rows: Iterable[Sequence[Text | str]]) -> Table:
+    """Build a table with one line a row, but where a terminal is too narrow for it."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for header in headers:
+        side = "right" if header.startswith(RIGHT) else "left"
+        table.add_column(Text(safe(header.removeprefix(RIGHT))), justify=side, overflow="fold")
+    for row in rows:
+        table.add_row(*(part if isinstance(part, Text) else Text(safe(part)) for part in row))
+    return table
+
+
+def state(word: str) -> Text:
+    """Return a state, coloured where there is a terminal."""
+    return Text(word, STATE_STYLES.get(word, ""))
+
+
+def tables(found: Sequence[Facts]) -> Table:
+    """Build the page of `ls`."""
+    headers = ("table", "state", "job", "committed epoch", ">rows", ">bytes", ">segments", ">runs")
+    rows = (
+        (
+            one["name"],
+            state(one["state"]),
+            one["job"] or NONE,
+            epoch_text(one["max_committed_epoch"]),
+            count_text(one["rows"]),
+            bytes_text(one["bytes"]),
+            count_text(one["log_segments"]),
+            count_text(one["runs"]),
+        )
+        for one in found
+    )
+    return grid(headers, rows)
+
+
+def status(facts: Facts) -> list[Table | str]:
+    """Build the page of `status`: the tables, then the jobs."""
+    headers = ("table", "state", "committed epoch", ">lag", ">rows")
+    rows = (
+        (
+            one["name"],
+            state(one["state"]),
+            epoch_text(one["max_committed_epoch"]),
+            lag_text(one["lag_ms"]),
+            count_text(one["rows"]),
+        )
+        for one in facts["tables"]
+    )
+    head = f"{facts['root']} at {facts['at']}, last epoch {epoch_text(facts['last_epoch'])}"
+    shown: list[Table | str] = [head, grid(headers, rows), *_upkeep(facts["tables"])]
+    if facts["jobs"]:
+        headers = ("job", "state", "committed epoch", ">lag", "waits for")
+        shown.append(grid(headers, ((job["name"], *_progress(job)) for job in facts["jobs"])))
+        shown.extend(_outside(facts["jobs"]))
+    return [*shown, *loads(facts["loads"]), *held(facts["snapshots"])]
+
+
+def loads(found: Sequence[Facts]) -> Iterable[Table]:
+    """Yield a table of the loads, if there are any."""
+    if found:
+        headers = ("load", "state", "writes", ">parts", ">finished", ">checkpoint", ">incarnation")
+        yield grid(headers, (_load(load) for load in found))
+
+
+def _load(load: Facts) -> tuple[Text | str, ...]:
+    counts = (load[name] for name in ("parts", "finished_parts", "checkpoint", "incarnation"))
+    return load["name"], state(load["state"]), ", ".join(load["tables"]), *(f"{count:,}" for count in counts)
+
+
+def held(found: Sequence[Facts]) -> Iterable[Table]:
+    """Yield a table of the snapshots that are held by name, if there are any."""
+    if found:
+        headers = ("snapshot held as", "tables", "epochs", "held until", ">left")
+        yield grid(headers, (_held(one) for one in found))
+
+
+def _held(one: Facts) -> tuple[str, ...]:
+    epochs = sorted(set(one["epochs"].values()))
+    at = epoch_text(epochs[0]) if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}"
+    return one["name"], listed(list(one["epochs"])), at, one["until"], show_span(one["left_ms"])
+
+
+def _upkeep(found: Sequence[Facts]) -> Iterable[Table]:
+    """Yield a table of the tables' maintenance: backpressure, compactions under way and failures; nothing if there are
+    none.
+    """
+    told: list[tuple[str, Text | str]] = []
+    for one in found:
+        work, trouble = one["compaction"], one["trouble"]
+        if one["pressure"]:
+            told.append((one["name"], Text(one["pressure"], "yellow")))
+        if work:
+            done = f"{work['done']:,} of {work['pieces']:,} pieces"
+            told.append((one["name"], f"compaction by {work['by']} since {work['since']}, {done}: {work['reason']}"))
+        if trouble:
+            told.append(
+                (one["name"], Text(safe(f"{trouble['by']} failed at {trouble['at']}: {trouble['error']}"), "red"))
+            )
+    if told:
+        yield grid(("table", "upkeep"), told)
+
+
+def jobs(found: Sequence[Facts]) -> list[Table | str]:
+    """Build the page of `jobs`: the graph of tables and jobs, then details of each job."""
+    by_name = {job["name"]: job for job in found}
+    drawn = (
+        (line.text, *_progress(by_name[line.name])) if line.kind == "job" else (line.text, "", "", "", "")
+        for line in graph(found)
+    )
+    headers = ("graph", "state", "committed epoch", ">lag", "waits for")
+    each = ("job", "reads", "writes", ">every", ">incarnation", "barrier", "last error")
+    running = [job for job in found if job["runner"]]
+    more = [grid(("job", "run by", "process", "on", "since"), map(_runner, running))] if running else []
+    return [grid(headers, drawn), *_outside(found), grid(each, (_job(job) for job in found)), *more]
+
+
+def _outside(found: Sequence[Facts]) -> Iterable[str]:
+    """Yield the reasons why `global` leaves out tables of jobs whose state does not tell so already."""
+    reasons = [job["outside"] for job in found if _is_outside(job)]
+    if reasons:
+        yield f"not counted under global: {safe('; '.join(reasons))}"
+
+
+def _is_outside(job: Facts) -> bool:
+    """Return True if `global` leaves the job's tables out for another reason than that something is creating or
+    parked.
+    """
+    return bool(job["outside"]) and not job["outside"].rstrip(")").endswith(("it is creating", "it is parked"))
+
+
+def _progress(job: Facts) -> tuple[Text | str, ...]:
+    """Return the cells of a job's state, position and lag, and the reason why it waits."""
+    shown = state(job["state"])
+    if job["snapshot"]:
+        shown.append(f", {job['snapshot']['rows']:,} of at most {job['snapshot']['of_at_most']:,} rows in", "yellow")
+    if job["rebuilding"]:
+        shown.append(", rebuilding", "yellow")
+    if job["draining"]:
+        shown.append(", draining", "yellow")
+    if _is_outside(job):
+        shown.append(", outside", "yellow")
+    failed = job["waits_for"]["kind"] == "failed"
+    waits = Text(safe(job["waits_for"]["text"]), "red" if failed else "")
+    return shown, epoch_text(job["committed_epoch"]), lag_text(job["lag_ms"]), waits
+
+
+def _job(job: Facts) -> tuple[Text | str, ...]:
+    barrier = job["barrier"]
+    told = (
+        f"{barrier['kind']} {barrier['prev']} → {barrier['curr']}, {show_span(barrier['age_ms'])}" if barrier else NONE
+    )
+    every, incarnation = show_span(job["interval_ms"]), count_text(job["incarnation"])
+    every += f" = {job['interval']:,} boundaries" * (job["interval"] > 1)
+    return job["name"], ", ".join(job["upstreams"]), ", ".join(job["outputs"]), every, incarnation, told, _error(job)
+
+
+def _runner(job: Facts) -> tuple[str, ...]:
+    """Return the cells of a job's runner, and since when it runs the job."""
+    runner = job["runner"]
+    return job["name"], runner["kind"], str(runner["pid"]), one_line(runner["host"]), runner["since"]
+
+
+def _error(job: Facts) -> Text:
+    what = job["lost"] or job["last_error"]
+    return Text(one_line(what), "red") if what else Text(NONE)
+
+
+def description(facts: Facts) -> list[Table | str]:
+    """Build the page of `describe`."""
+    log = facts["log"]
+    named = [
+        ("state", state(facts["state"])),
+        ("job", f"{facts['job']}, reads {', '.join(facts['upstreams'])}" if facts["job"] else NONE),
+        ("run by", _run_by(facts["runner"])),
+        ("read by", ", ".join(facts["read_by"]) or NONE),
+        ("committed epoch", epoch_text(facts["max_committed_epoch"])),
+        ("readable from", epoch_text(facts["safe_epoch"]) if facts["safe_epoch"] else "the beginning"),
+        ("states kept by", facts["held_back"]["safe_epoch"]["reason"]),
+        ("log kept by", facts["held_back"]["log_start"]["reason"]),
+        ("lag", lag_text(facts["lag_ms"])),
+        ("rows", count_text(facts["rows"])),
+        ("bytes", bytes_text(facts["bytes"])),
+        ("log", _log(log)),
+        ("retention", _retention(facts["retention"])),
+        ("compaction", f"at {facts['compact_segments']:,} segments; commits fold at {facts['max_segments']:,}"),
+        ("changelog", _changelog(facts)),
+    ]
+    head = Table.grid(padding=(0, 2))
+    for name, value in named:
+        head.add_row(Text(name, "dim"), value if isinstance(value, Text) else Text(safe(value)))
+    schema = grid(("column", "type", "null", ">key"), (_column(column) for column in facts["schema"]))
+    shown: list[Table | str] = [head, schema]
+    if facts["run_list"]:
+        headers = ("run through epoch", ">rows", ">parts", ">replaced rows", ">bytes")
+        shown.append(grid(headers, (_run(run) for run in facts["run_list"])))
+    if facts["holds"]:
+        headers = ("held by", "log after", "states from", ">age", "lease ends")
+        shown.append(grid(headers, (_hold(hold) for hold in facts["holds"])))
+    else:
+        shown.append("nobody holds it back")
+    if facts["writers"]:
+        headers = ("may be writing files", "process", ">age", "lease ends")
+        shown.append(grid(headers, (_writer(writer) for writer in facts["writers"])))
+    return shown
+
+
+def _run_by(runner: Facts | None) -> str:
+    if runner is None:
+        return NONE
+    return f"a {runner['kind']} of process {runner['pid']} on {one_line(runner['host'])} since {runner['since']}"
+
+
+def _writer(writer: Facts) -> tuple[str, ...]:
+    intent = f"{writer['kind']} {writer['intent'][:8]}"
+    return intent, writer["by"] or NONE, show_span(writer["age_ms"]), writer["expires"]
+
+
+def _log(log: Facts) -> str:
+    entries = f"{log['entries']:,} entries, {log['segments']:,} segments, {bytes_text(log['bytes'])}"
+    begins = f"; begins after {epoch_text(log['start_epoch'])}" if log["start_epoch"] else ""
+    return f"{entries}{begins}; {log['unfolded_segments']:,} segments not in a run yet"
+
+
+def _retention(kept: Facts) -> str:
+    history, log = (show_span(round(kept[name] * 1000)) for name in ("history_s", "log_s"))
+    return f"history {history}, log {log}"
+
+
+def _changelog(facts: Facts) -> str:
+    """Describe the changelog setting: if old rows are stored, and of an output if unchanged rows are kept."""
+    stored = "upsert: old rows are looked up"
+    if facts["full_since"] is not None:
+        since = f", after {epoch_text(facts['full_since'])}" if facts["full_since"] else ""
+        stored = f"full: old rows are stored{since}"
+    return stored + unchanged_text(facts["drop_unchanged"])
+
+
+def _column(column: Facts) -> tuple[str, ...]:
+    key = str(column["key"]) if column["key"] else ""
+    return column["name"], column["type"], "yes" if column["nullable"] else "no", key
+
+
+def _run(run: Facts) -> tuple[str, ...]:
+    counts = (count_text(run[name]) for name in ("rows", "parts", "history_rows"))
+    return epoch_text(run["until"]), *counts, bytes_text(run["bytes"])
+
+
+def _hold(hold: Facts) -> tuple[str, ...]:
+    at = (NONE if hold[name] is None else epoch_text(hold[name]) for name in ("log_epoch", "read_epoch"))
+    return hold["holder"], *at, show_span(hold["age_ms"]), hold["expires"] or NONE
+
+
+def commits(found: Iterable[Facts]) -> Table:
+    """Build the page of `history`."""
+    headers = ("epoch", "operation", "job or transaction", ">upserted", ">deleted", ">segments", ">bytes")
+    return grid(headers, (_commit(commit) for commit in found))
+
+
+def _commit(commit: Facts) -> tuple[str, ...]:
+    txn = commit["txn"]
+    by = commit["job"] or (f"{txn['application']} {txn['id']}" if txn else NONE)
+    counts = (count_text(commit[name]) for name in ("rows_upserted", "rows_deleted", "segments"))
+    return epoch_text(commit["epoch"]), commit["operation"], by, *counts, bytes_text(commit["bytes"])
+
+
+def rows(names: Sequence[str], numeric: Sequence[bool], found: Iterable[Facts]) -> Table:
+    """Build a table of a table's rows, or of changes."""
+    headers = [f"{RIGHT}{name}" if right else name for name, right in zip(names, numeric, strict=True)]
+    return grid(headers, ([_cell(name, row[name]) for name in names] for row in found))
+
+
+def _cell(name: str, value: Any) -> Text:
+    if value is None:
+        return Text("null", "dim")
+    return state(value) if name == "_change_type" else Text(safe(cell(value)))
+
+
+def consumers(found: Sequence[Facts]) -> Table:
+    """Build the page of `consumers`."""
+    headers = ("consumer", "reads", "state", "position", ">lag", ">commits", "held until", "too old", ">incarnation")
+    return grid(headers, (_consumer(one) for one in found))
+
+
+def _consumer(one: Facts) -> tuple[Text | str, ...]:
+    at = epoch_text(one["position"]) if one["position"] is not None else "the rows first"
+    lag = NONE if one["lag_ms"] is None else lag_text(one["lag_ms"])
+    commits = NONE if one["lag_commits"] is None else f"{one['lag_commits']:,}"
+    held = one["until"] or (NONE if one["state"] in ("expired", "lost", "dropped") else "it is dropped")
+    if one["state"] == "open" or one["position"] is None:
+        held = NONE if one["position"] is None else "closed"
+    tables = ", ".join(one["tables"])
+    return (one["name"], tables, state(one["state"]), at, lag, commits, held, one["too_old"], str(one["incarnation"]))
+
+
+def epochs(facts: Facts) -> list[Table | str]:
+    """Build the page of `read --epochs`."""
+    found = ((one["table"], epoch_text(one["epoch"]), lag_text(one["lag_ms"])) for one in facts["tables"])
+    return [grid(("table", "epoch", ">lag"), found), f"token {facts['token']}"]
+
+
+OUTCOMES = {
+    "done": "compacted",
+    "nothing": "not due",
+    "busy": "another process is at it",
+    "progress": "begun",
+    "lost": "another process was first",
+}
+
+
+def compactions(found: Sequence[Facts]) -> Table:
+    """Build the page of `compact`."""
+    headers = ("table", "", ">segments to merge", ">bytes before", ">bytes after")
+    rows = (
+        (
+            one["table"],
+            OUTCOMES[one["outcome"]],
+            f"{one['unfolded_segments_before']:,} → {one['unfolded_segments_after']:,}",
+            bytes_text(one["bytes_before"]),
+            bytes_text(one["bytes_after"]),
+        )
+        for one in found
+    )
+    return grid(headers, rows)
+
+
+def traces(found: Sequence[Facts]) -> Table:
+    """Build the page of `history --compactions`."""
+    headers = ("at", "why", "by", ">runs", ">segments", ">rows", ">bytes read", ">bytes written", ">took")
+    rows = (
+        (
+            one["at"],
+            one["reason"],
+            one["by"],
+            count_text(one["runs_in"]),
+            count_text(one["segments_in"]),
+            f"{one['rows_in']:,} → {one['rows_out']:,}",
+            bytes_text(one["bytes_in"]),
+            bytes_text(one["bytes_out"]),
+            show_span(one["took_ms"]),
+        )
+        for one in found
+    )
+    return grid(headers, rows)
+
+
+def vacuuming(facts: Facts) -> list[Table | str]:
+    """Build the page of `vacuum`."""
+    verb = "would be deleted" if facts["dry_run"] else "deleted"
+    shown: list[Table | str] = []
+    for name, head in (("deleted", verb), ("kept", "kept, though nothing reaches it"), ("foreign", "none of ours")):
+        if facts[name]:
+            headers = (head, ">bytes") if name == "foreign" else (head, ">bytes", "why", "at the earliest")
+            shown.append(grid(headers, (_vacuumed(file) for file in facts[name])))
+    if facts["revoked"]:
+        dead = ((f"{one['kind']} {one['intent'][:8]}", one["by"] or NONE, one["expired"]) for one in facts["revoked"])
+        shown.append(grid(("dead writer", "process", "lease ended"), dead))
+    count, kept = len(facts["deleted"]), len(facts["kept"])
+    files = f"{count:,} file" + "s" * (count != 1)
+    end = f"{files} {verb}, {bytes_text(facts['bytes_freed'])}; {kept:,} kept; {facts['data_files']:,} in use"
+    return [*shown, end]
+
+
+def _vacuumed(file: Facts) -> tuple[str, ...]:
+    if "reason" not in file:
+        return file["path"], bytes_text(file["bytes"])
+    return file["path"], bytes_text(file["bytes"]), file["reason"], file["until"] or NONE
+
+
+def verification(facts: Facts) -> list[Table | str]:
+    """Build the page of `verify`."""
+    checked = f"{facts['tables']:,} tables, {facts['files']:,} files, {bytes_text(facts['bytes'])} checked"
+    shown: list[Table | str] = []
+    if facts["unreachable"]:
+        shown.append(grid(("reached by no table (no damage)",), ((path,) for path in facts["unreachable"])))
+    if facts["problems"]:
+        found = ((problem["where"], Text(safe(problem["what"]), "red")) for problem in facts["problems"])
+        shown.append(grid(("where", "problem"), found))
+    if facts["unread"]:
+        refused = ((one["where"], Text(safe(one["what"]), "red")) for one in facts["unread"])
+        shown.append(grid(("could not be read (no damage is known)", "why"), refused))
+    count, unread = len(facts["problems"]), len(facts["unread"])
+    found = [f"{count:,} problem" + "s" * (count != 1)] * bool(count) + [f"{unread:,} not read"] * bool(unread)
+    return [*shown, f"{checked}: {', '.join(found) or 'ok'}"]

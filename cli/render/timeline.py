@@ -1,0 +1,108 @@
+"""Drawing of a timeline for a terminal: a lane for each table, one for the epochs at which all can be read together,
+and one for each policy (pure).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from epochlog.cli.facts.timeline import Landed, State, Stretch, Timeline
+
+NARROWEST, LONGEST_NAME = 3, 28
+
+
+LANDED: Mapping[Landed, str] = {"rows": "●", "empty": "○", "label": "•"}
+STATES: Mapping[State, str] = {"valid": "─", "behind": "╌", "gone": "░", "none": " "}
+READABLE, READS, BACK = "█", "▲", "◀"
+"""All can be read together; a policy reads here; it reads further back than is drawn."""
+LEGEND = (
+    (LANDED["rows"], "rows landed"),
+    (LANDED["empty"], "a commit without rows"),
+    (2 * STATES["valid"], "reflects its upstreams"),
+    (2 * STATES["behind"], "is behind"),
+    (2 * STATES["gone"], "kept no longer"),
+    (READABLE, "all can be read together"),
+    (READS, "a policy reads here"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineLane:
+    """Lane of the drawing: the name, then a cell for each stretch."""
+
+    kind: Literal["numbers", "table", "ancestor", "readable", "policy", "gap"]
+    name: str
+    drawn: str
+
+    def text(self, width: int) -> str:
+        """Return the lane as text, with the name in a column of `width` characters."""
+        return f"{self.name:<{width}}  {self.drawn}".rstrip()
+
+
+def picture(found: Timeline, choices: Mapping[str, Sequence[int]], width: int) -> tuple[int, list[TimelineLane]]:
+    """Draw the timeline; return the width of the names, and the lanes: in blocks below each other where `width` is too
+    narrow for one.
+
+    choices: by policy the epochs at which it reads; policies that read at equal epochs are drawn together.
+    """
+    shown = {name: _short(name) for name in (*found.tables, *found.ancestors)}
+    policies = dict(_together(choices))
+    names = max(map(len, [*shown.values(), *policies, "all together"]), default=0)
+    cell = max(NARROWEST, len(str(len(found.stretches))) + 1)
+    at_once = max(1, (width - names - 2) // cell)
+    lanes: list[TimelineLane] = []
+    for begin in range(0, len(found.stretches), at_once):
+        if begin:
+            lanes.append(TimelineLane("gap", "", ""))
+        some = found.stretches[begin : begin + at_once]
+        lanes += _block(found, shown, policies, begin, some, cell)
+    return names, lanes
+
+
+def _block(
+    found: Timeline,
+    shown: Mapping[str, str],
+    policies: Mapping[str, Sequence[int]],
+    begin: int,
+    some: Sequence[Stretch],
+    cell: int,
+) -> Iterator[TimelineLane]:
+    yield TimelineLane("numbers", "", "".join(f"{begin + place:<{cell}}" for place in range(1, len(some) + 1)))
+    for name in found.tables:
+        yield TimelineLane("table", shown[name], "".join(_cell(name, one, cell) for one in some))
+    for name in found.ancestors:
+        yield TimelineLane("ancestor", shown[name], "".join(_cell(name, one, cell) for one in some))
+    marks = ((READABLE if one.readable else " ") * cell for one in some)
+    yield TimelineLane("readable", "all together", "".join(marks))
+    oldest = found.stretches[0].first
+    for name, epochs in policies.items():
+        drawn = "".join(_mark(one, epochs, oldest).ljust(cell) for one in some)
+        if drawn.strip():
+            yield TimelineLane("policy", name, drawn)
+
+
+def _cell(name: str, one: Stretch, cell: int) -> str:
+    fill = STATES[one.states[name]] * cell
+    landed = one.landed.get(name)
+    return LANDED[landed] + fill[1:] if landed else fill
+
+
+def _mark(one: Stretch, epochs: Sequence[int], oldest: int) -> str:
+    if any(one.first <= epoch <= one.last for epoch in epochs):
+        return READS
+    return BACK if one.first == oldest and any(epoch < oldest for epoch in epochs) else ""
+
+
+def _together(choices: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, Sequence[int]]]:
+    by_epochs: dict[tuple[int, ...], list[str]] = {}
+    for policy, epochs in ((policy, epochs) for policy, epochs in choices.items() if epochs):
+        by_epochs.setdefault(tuple(sorted(set(epochs))), []).append(policy)
+    for epochs, policies in by_epochs.items():
+        for at in range(0, len(policies), 3):
+            yield ", ".join(policies[at : at + 3]), epochs
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 2] + ".."

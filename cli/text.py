@@ -1,0 +1,63 @@
+"""Texts for people: epochs with their time, bytes, lags, ages; and escaping for terminals (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from epochlog.store.types.epoch import show_span, to_unix_ms
+from epochlog.store.types.epoch import show_time as iso
+
+NONE = "-"
+
+
+def epoch_iso(epoch: int) -> str | None:
+    """Return the time of an epoch in ISO 8601; None for 0, which means "none yet"."""
+    return iso(to_unix_ms(epoch)) if epoch else None
+
+
+def epoch_text(epoch: int | None) -> str:
+    """Format an epoch as `585139200001 (2025-01-02T15:40:56.250Z)`, which a narrow page breaks in one place at most;
+    `-` for none.
+    """
+    return f"{epoch} ({epoch_iso(epoch)})" if epoch else NONE
+
+
+def bytes_text(count: int) -> str:
+    """Format bytes as `512 B` or `4.5 MB`, in powers of 1000, as disks are sold."""
+    size, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB", "PB"):
+        if size < 999.95:
+            break
+        size, unit = size / 1000, larger
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def lag_text(ms: int) -> str:
+    """Format a lag in milliseconds as a time span; `none` for 0."""
+    return show_span(ms) if ms else "none"
+
+
+def count_text(count: int | None) -> str:
+    """Format a count with thousands separated; `?` for None, a count that is unknown or was not asked for."""
+    return "?" if count is None else f"{count:,}"
+
+
+def unchanged_text(dropped: bool | None) -> str:
+    """Tell, after other words, if an output keeps the rows that change nothing; empty for a root table (None)."""
+    return {None: "", True: "; unchanged rows are left out", False: "; unchanged rows are kept"}[dropped]
+
+
+def listed(parts: Sequence[str], most: int = 5) -> str:
+    """Join the parts with commas; `a, b and 998 more` where there are more than `most`."""
+    more = len(parts) - most
+    return ", ".join(parts[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def safe(text: str) -> str:
+    """Escape every character that is not printable: data must not steer the terminal it is shown on."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def one_line(text: str) -> str:
+    """Put the text on one line, and escape it."""
+    return safe(" ".join(text.split()))

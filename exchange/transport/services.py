@@ -1,0 +1,51 @@
+"""Services of a server: streams and actions under their names, the role that each asks for, and calls in progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from enum import IntEnum
+
+from .duplex import MAX_MESSAGE, DuplexStream
+
+
+class Role(IntEnum):
+    """Role that a token gives; the greater includes the lesser."""
+
+    READ = 1
+    WRITE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Service of a line: `serve` runs until the line ends, and gets the rest of the command after the service's name.
+
+    limit: bytes of a message.
+    """
+
+    serve: Callable[[DuplexStream, bytes], None]
+    role: Role = Role.WRITE
+    limit: int = MAX_MESSAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Service of an action: `serve` answers its body with bytes. `about` is its description in `list_actions`."""
+
+    serve: Callable[[bytes], bytes]
+    role: Role = Role.WRITE
+    about: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Call in progress. cancelled: tells if its client has gone or its deadline has passed; hang_up: cuts the client
+    off.
+    """
+
+    peer: str
+    cancelled: Callable[[], bool]
+    hang_up: Callable[[], None]
+    may_write: bool = True  # whether its token may
+    counted: Callable[[], AbstractContextManager[None]] = nullcontext  # inside, it counts as one of its connection's

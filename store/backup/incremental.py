@@ -1,0 +1,165 @@
+"""Incremental backups of a Redis catalog in the root, each with the changes since the one before it, and exports of a
+whole catalog.
+
+A store with a catalog on a server would be lost with that; what was shipped from it brings everything back up to the
+last shipped commit. An embedded catalog lies in the root already, and ships nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from epochlog.errors import CatalogLost, Corrupt, InvalidInput
+from epochlog.store.catalog.export_format import Header, Shipped, decode_dump, encode_dump, shipped_files
+from epochlog.store.catalog.keys import HEAD
+from epochlog.store.catalog.protocol import ChangeTracking, RecordChanges, View
+from epochlog.store.catalog.records import pack, unpack
+from epochlog.store.env.files import Files
+from epochlog.store.env.filesystem import open_files
+from epochlog.store.env.paths import ship_path
+from epochlog.store.env.redact import redact_url
+from epochlog.store.metadata.definitions import Counters
+from epochlog.store.session.marker import read_marker
+
+if TYPE_CHECKING:
+    from epochlog.store.session.handle import Handle
+
+MOST_DELTAS = 500
+SMALL_BYTES = 1 << 20
+"""Deltas together may be as large as the base, or this: then a new base is made, which leaves them behind."""
+_log = logging.getLogger("epochlog")
+
+
+def ship(handle: Handle) -> Shipped | None:
+    """Append what changed in the catalog since the last call to the root's own folder, as one file.
+
+    None when there is nothing to ship. Any number of processes may do it at once: their files overlap and agree.
+    """
+    catalog = handle.catalog
+    if not isinstance(catalog, ChangeTracking):
+        return None
+    marker = read_marker(handle.files)
+    if marker is None or (marker.store_id, marker.generation) != (handle.store_id, catalog.generation):
+        raise CatalogLost(f"the store at {handle.files.place} has another catalog now; open it again")
+    present = shipped_files(handle.files, handle.store_id)
+    chain = _whole(handle, chain_of([file for file in present if file.generation == catalog.generation]))
+    since = 0 if not chain or _outgrown(chain) else chain[-1].version
+    if chain and chain[-1].version == catalog.version():
+        return None
+    before = catalog.read(lambda view: Counters.read(view).last_epoch)
+    changes = catalog.changes_since(since, whole=since == 0)
+    if changes is None:  # more was deleted meanwhile than is remembered
+        since, changes = 0, catalog.changes_since(0, whole=True)
+    assert changes is not None
+    made = _write(handle, catalog, since, changes, before)
+    if since == 0:
+        for file in present:
+            if file.path != made.path and (file.version <= made.version or file.generation != made.generation):
+                handle.files.delete(file.path)
+                handle.whole_dumps.discard(file.path)
+    catalog.forget_deleted(made.version)
+    return made
+
+
+def chain_of(files: list[Shipped]) -> list[Shipped]:
+    """Return the newest base, and the deltas that lead on from it; of one generation."""
+    bases = [file for file in files if file.since == 0]
+    if not bases:
+        return []
+    chain = [max(bases, key=lambda file: file.version)]
+    while True:
+        at = chain[-1].version
+        further = [file for file in files if 0 < file.since <= at < file.version]
+        if not further:
+            return chain
+        chain.append(max(further, key=lambda file: file.version))
+
+
+def _whole(handle: Handle, chain: list[Shipped]) -> list[Shipped]:
+    """Return the chain if all its files are whole; each is read once. A crash during a write leaves half a file."""
+    for file in chain:
+        if file.path not in handle.whole_dumps:
+            try:
+                _, records = decode_dump(file.path, bytes(handle.files.read(file.path)))
+                for _ in records:
+                    pass
+            except (Corrupt, FileNotFoundError) as error:
+                _log.warning("the catalog is shipped anew, whole: %s", error)
+                return []
+            handle.whole_dumps.add(file.path)
+    return chain
+
+
+def _outgrown(chain: list[Shipped]) -> bool:
+    deltas = chain[1:]
+    return len(deltas) >= MOST_DELTAS or sum(file.bytes for file in deltas) > max(chain[0].bytes, SMALL_BYTES)
+
+
+def _write(handle: Handle, catalog: ChangeTracking, since: int, changes: RecordChanges, last_epoch: int) -> Shipped:
+    head = changes.records.get(HEAD)
+    header = Header(
+        store_id=handle.store_id,
+        generation=catalog.generation,
+        since=since,
+        version=changes.version,
+        last_epoch=Counters(**unpack(HEAD, head)).last_epoch if head else last_epoch,
+        at_ms=catalog.now_ms(),
+        count=len(changes.records),
+    )
+    path = ship_path(header.store_id, header.generation, header.since, header.version)
+    data = encode_dump(header, sorted(changes.records.items()))
+    try:
+        handle.files.write(path, data)
+        handle.whole_dumps.add(path)
+    except FileExistsError:
+        pass  # another process has shipped just this, or half of it before it died: then the next call finds out
+    return Shipped(path, len(data), header.generation, since, header.version)
+
+
+# ---- exports -----------------------------------------------------------------------------------------------------
+
+
+def export_catalog(handle: Handle, uri: str | Path) -> Header:
+    """Write all of the catalog, as of one version, to a new file; returns what it says of itself."""
+    catalog = handle.catalog
+    if not isinstance(catalog, ChangeTracking):
+        version, records = catalog.read(_all_records)
+        generation = ""
+    else:
+        changes = catalog.changes_since(0, whole=True)
+        assert changes is not None
+        version, records, generation = changes.version, changes.records, catalog.generation
+    head = records.get(HEAD)
+    last_epoch = Counters(**unpack(HEAD, head)).last_epoch if head else 0
+    header = Header(handle.store_id, generation, 0, version, last_epoch, handle.catalog.now_ms(), len(records))
+    files, name = file_at(uri, handle.durability)
+    try:
+        files.write(name, encode_dump(header, sorted(records.items())))
+    except FileExistsError as error:
+        raise InvalidInput(
+            f"{redact_url(os.fspath(uri))} is there already; choose another name for the export"
+        ) from error
+    return header
+
+
+def _all_records(view: View) -> tuple[int, dict[bytes, bytes | None]]:
+    records: dict[bytes, bytes | None] = {key: pack(key, record) for key, record in view.scan(b"", b"\xff")}
+    return Counters.read(view).version, records
+
+
+def file_at(uri: str | Path, durability: str = "disk") -> tuple[Files, str]:
+    """Resolve a file by its path or URI: return the folder that it lies in, and its name there."""
+    if not isinstance(uri, str | os.PathLike) or not os.fspath(uri):
+        raise InvalidInput(f"uri must be the path or URI of a file, not {uri!r}")
+    text = os.fspath(uri)
+    if "://" not in text:
+        path = Path(text).expanduser().absolute()
+        return open_files(path.parent, durability), path.name
+    place, question, query = text.partition("?")
+    folder, _, name = place.rpartition("/")
+    if not name or folder.endswith("/"):
+        raise InvalidInput(f"{redact_url(text)} names no file")
+    return open_files(f"{folder}{question}{query}", durability), name

@@ -1,0 +1,1 @@
+"""The embedded catalog: one LMDB file in the root, for the processes of one host."""

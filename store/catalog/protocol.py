@@ -1,0 +1,90 @@
+"""Protocol of a catalog: an ordered map of records with atomic reads and atomic transactions.
+
+Every rule about epochs, commits and holds is written once, above this protocol, as a body that reads and writes
+through a transaction. A body may be run again (after a conflict), so it must have no effect but through `Txn`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, TypeVar, runtime_checkable
+
+from .records import Record
+
+T = TypeVar("T")
+
+
+class View(Protocol):
+    """Consistent state of the catalog, for the length of a body."""
+
+    @property
+    def version(self) -> int:
+        """Return the version of this state: states of equal version have equal records."""
+        ...
+
+    def get(self, key: bytes) -> Record | None: ...
+
+    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, Record]]:
+        """Yield the records with start <= key < stop, in key order (or in reverse)."""
+        ...
+
+
+class Txn(View, Protocol):
+    """View that also takes writes; they become visible together when the body returns, or not at all."""
+
+    def put(self, key: bytes, record: Record) -> None: ...
+
+    def delete(self, key: bytes) -> None: ...
+
+
+class Catalog(Protocol):
+    """Transactional store of the records of tables, versions, jobs, holds and transaction outcomes. Thread-safe.
+
+    landed: called after each transaction of this object that may have written; it must not wait for anything.
+    """
+
+    landed: Callable[[], None]
+
+    def read(self, body: Callable[[View], T]) -> T: ...
+
+    def transact(self, body: Callable[[Txn], T]) -> T: ...
+
+    def now_ms(self) -> int:
+        """Return the Unix milliseconds of the clock that drives epochs, boundaries and leases."""
+        ...
+
+    def check(self) -> None:
+        """Check all of the catalog's own storage; raise Corrupt where it is damaged beneath the records."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RecordChanges:
+    """Packed records that were written after a version; None for deleted ones. All as of `version`."""
+
+    version: int
+    records: dict[bytes, bytes | None]
+
+
+@runtime_checkable
+class ChangeTracking(Catalog, Protocol):
+    """Catalog outside the root that tells its changes since a version: its records are shipped to the root."""
+
+    generation: str
+
+    def version(self) -> int:
+        """Return the newest version; it grows with every transaction that wrote."""
+        ...
+
+    def changes_since(self, version: int, *, whole: bool = False) -> RecordChanges | None:
+        """Return the records changed after `version`; None if deletions since are forgotten. `whole`: without
+        deletions.
+        """
+        ...
+
+    def forget_deleted(self, version: int) -> None:
+        """Forget the deletions up to this version: they have been shipped."""
+        ...

@@ -1,0 +1,61 @@
+"""Applies rows, or rows of a change feed, to a table's segment writer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from epochlog.errors import InvalidInput, SchemaMismatch
+from epochlog.store.sst.merge import sorted_unique
+from epochlog.store.sst.segment_writer import SegmentWriter
+from epochlog.store.types.key_codec import KeyCodec
+from epochlog.store.types.schema import TableSchema
+
+from .change_rows import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, DELETE, INSERT, UPDATE_POST, UPDATE_PRE, UPSERT
+
+_CHANGE_COLUMNS = (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP)
+Cast = Callable[[TableSchema, pa.Table], pa.Table]
+
+
+def _as_they_are(_: TableSchema, table: pa.Table) -> pa.Table:
+    return table
+
+
+def take_rows(
+    writer: SegmentWriter, schema: TableSchema, table: pa.Table, *, deletes: bool = False, cast: Cast = _as_they_are
+) -> None:
+    """Write rows, keys to delete, or rows of a change feed: a column `_change_type`, if there, tells which they are.
+
+    cast: makes the columns of rows from elsewhere those of the table. Raises InvalidInput, SchemaMismatch.
+    """
+    if deletes:
+        writer.delete(cast(schema, table))
+    elif CHANGE_TYPE in table.column_names:
+        _take_changes(writer, schema, table, cast)
+    else:
+        writer.upsert(cast(schema, table))
+
+
+def _take_changes(writer: SegmentWriter, schema: TableSchema, table: pa.Table, cast: Cast) -> None:
+    """Write the last change of each key; old images are passed over."""
+    kinds = table.column(CHANGE_TYPE)
+    known = pc.is_in(kinds, pa.array([INSERT, UPSERT, UPDATE_POST, DELETE, UPDATE_PRE]))
+    if not pc.all(known, min_count=0).as_py():
+        bad = kinds.filter(pc.invert(known))[0].as_py()
+        raise InvalidInput(
+            f"table {schema.name}, column {CHANGE_TYPE!r}: {bad!r} is no change; it takes insert, upsert, "
+            "update_postimage, delete and update_preimage"
+        )
+    missing = [name for name in schema.primary_key if name not in table.column_names]
+    if missing:
+        raise SchemaMismatch(f"table {schema.name}: primary-key column {missing[0]!r} is missing from the changes")
+    table = table.filter(pc.not_equal(kinds, UPDATE_PRE))
+    rows = cast(schema, table.drop_columns([name for name in _CHANGE_COLUMNS if name in table.column_names]))
+    keys = schema.conform_keys(rows.select(schema.primary_key))
+    marked = rows.append_column(CHANGE_TYPE, table.column(CHANGE_TYPE))
+    newest = sorted_unique(KeyCodec(schema.schema, schema.primary_key).encode(keys), marked).data
+    gone = pc.equal(newest.column(CHANGE_TYPE), DELETE)
+    writer.delete(newest.filter(gone).select(schema.primary_key))
+    writer.upsert(newest.filter(pc.invert(gone)).drop_columns([CHANGE_TYPE]))

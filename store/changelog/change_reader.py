@@ -1,0 +1,189 @@
+"""Reads the changes of a range of log epochs, a bounded number of rows at a time, as tables of change rows.
+
+What is read together is a unit: some neighbouring epochs, or a key range of one large epoch (mode "epochs"); or a key
+range of all of them (mode "net").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeGuard
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from epochlog.store.env.files import Files
+from epochlog.store.env.parallel import parallel_map
+from epochlog.store.metadata.version import LabelGroup
+from epochlog.store.scan.key_ranges import cost, key_pieces
+from epochlog.store.scan.pruning import key_prunes
+from epochlog.store.scan.scan_plan import ScanPlan
+from epochlog.store.sst.data_file import KeyRange
+from epochlog.store.sst.merge import Rows, fold, lookup
+from epochlog.store.sst.segment import Segment, SegmentReader
+from epochlog.store.types.key_codec import KeyCodec
+from epochlog.store.types.schema import TableSchema
+
+from .change_rows import Pool, Touches, by_key, cheap_rows, end_to_end, image_rows, replaced
+from .pre_images import read_epoch
+
+UNIT_ROWS = 1 << 16
+"""Changes of neighbouring small epochs that one thread reads at a time."""
+PIECE_ROWS = 1 << 19
+"""Changes that are in memory at a time: what has more is read by key ranges."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """groups[first:end] of a feed, within a key range. alone: no other unit is read meanwhile."""
+
+    first: int
+    end: int
+    keys: KeyRange
+    cost: int
+    alone: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Old:
+    """Positions, in `pool`, of the rows that the touches replace; the touches themselves begin at `touches_at`."""
+
+    places: np.ndarray
+    pool: Pool
+    touches_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """The log epochs of one range, and what is wanted of them.
+
+    columns: of the table, in the order of the result. filter: only prunes. images: whether to give old rows; `stored`,
+    they are read from the log, else looked up in `before`, the state before the range.
+    """
+
+    files: Files
+    table: TableSchema
+    groups: Sequence[LabelGroup]
+    columns: Sequence[str]
+    keys: KeyRange
+    filter: pc.Expression | None = None
+    images: bool = False
+    stored: bool = False
+    before: ScanPlan | None = None
+
+    def epochs(self) -> Iterator[pa.Table]:
+        """Yield each epoch's changes in key order, oldest epoch first."""
+        lookups = self.images and not self.stored  # dear however few rows are looked up: large units, one by one
+        wave: list[_Unit] = []
+        for unit in self._units(PIECE_ROWS if lookups else UNIT_ROWS):
+            if wave and (lookups or sum(other.cost for other in wave) + unit.cost > PIECE_ROWS):
+                yield from self._of(wave)
+                wave = []
+            wave.append(unit)
+        yield from self._of(wave)
+
+    def net(self) -> Iterator[pa.Table]:
+        """Yield one change for each key over the whole range, in key order."""
+        tables = (self._changes(_Unit(0, len(self.groups), keys, 0), net=True) for keys in self._pieces(self.groups))
+        yield from filter(_is_there, tables)
+
+    def _units(self, most: int) -> Iterator[_Unit]:
+        first, gathered = 0, 0
+        for place, group in enumerate(self.groups):
+            size = cost(group.segments)
+            if size > PIECE_ROWS or gathered + size > max(most, size):
+                if gathered:
+                    yield _Unit(first, place, self.keys, gathered)
+                first, gathered = place, 0
+            if size > PIECE_ROWS:
+                yield from (_Unit(place, place + 1, keys, PIECE_ROWS) for keys in self._pieces([group]))
+                first = place + 1
+            else:
+                gathered += size
+        if gathered:
+            yield _Unit(first, len(self.groups), self.keys, gathered)
+
+    def _pieces(self, groups: Sequence[LabelGroup]) -> list[KeyRange]:
+        segments = [segment for group in groups for segment in group.segments]
+        return key_pieces(self.files, self.table, segments, -(-cost(segments) // PIECE_ROWS), self.keys)
+
+    def _of(self, wave: Sequence[_Unit]) -> Iterator[pa.Table]:
+        wave = [_Unit(unit.first, unit.end, unit.keys, unit.cost, len(wave) == 1) for unit in wave]
+        done = parallel_map(lambda unit: self._changes(unit, net=False), wave, sum(unit.cost for unit in wave))
+        done.reverse()
+        return filter(_is_there, (done.pop() for _ in range(len(done))))  # what was given out is held by nobody here
+
+    def _changes(self, unit: _Unit, *, net: bool) -> pa.Table | None:
+        """Return the change rows of a unit; None if there are none."""
+        names = self.table.schema.names if self.images else self.columns
+        epochs = self._read(unit, names)
+        if not epochs:
+            return None
+        touches = end_to_end([(self.groups[place].label, rows) for place, rows in epochs])
+        if not self.images:
+            return cheap_rows(touches, self.columns, by_key(touches).newest if net else None)
+        old = self._stored(unit, epochs, touches) if self.stored else self._looked_up(unit, touches)
+        key, first, last = self.table.primary_key, old.places, np.arange(len(touches))
+        if net:
+            order = by_key(touches)
+            first, last = old.places[order.oldest], order.newest
+        deleted, labels = touches.deleted[last], touches.labels[last]
+        return image_rows(old.pool, key, self.columns, first, last + old.touches_at, deleted, labels)
+
+    def _read(self, unit: _Unit, names: Sequence[str]) -> list[tuple[int, Rows]]:
+        """Read the newest changes of each log epoch of the unit, by its index in the feed."""
+        skip = key_prunes(self.table, self.filter)
+
+        def read(place: int) -> Rows | None:
+            segments = [segment for segment in self.groups[place].segments if not skip(segment.stats)]
+            return read_epoch(self.files, self.table, segments, names, unit.keys)
+
+        places = range(unit.first, unit.end)
+        found = parallel_map(
+            read, places, self._rows(unit, [s for group in self._groups(unit) for s in group.segments])
+        )
+        return [(place, rows) for place, rows in zip(places, found, strict=True) if rows is not None]
+
+    def _stored(self, unit: _Unit, epochs: Sequence[tuple[int, Rows]], touches: Touches) -> _Old:
+        codec, names = KeyCodec(self.table.schema, self.table.primary_key), self.table.schema.names
+
+        def read(epoch: tuple[int, Rows]) -> tuple[np.ndarray, pa.Table | None]:
+            place, rows = epoch
+            files = [SegmentReader(self.files, file, self.table, codec) for file in self.groups[place].images]
+            found = [old for old in (file.read(names, unit.keys) for file in files) if len(old)]
+            if not found:
+                return np.full(len(rows), -1), None
+            old = fold(found)
+            return lookup(old.keys, rows.keys), old.data
+
+        done = parallel_map(
+            read, epochs, self._rows(unit, [file for group in self._groups(unit) for file in group.images])
+        )
+        places, start = [], 0
+        for at, data in done:
+            places.append(np.where(at >= 0, at + start, -1))
+            start += 0 if data is None else data.num_rows
+        pool = Pool([*(data for _, data in done if data is not None), touches.data])
+        return _Old(np.concatenate(places), pool, start)
+
+    def _looked_up(self, unit: _Unit, touches: Touches) -> _Old:
+        assert self.before is not None
+        before = self.before.extended([s for group in self.groups[: unit.first] for s in group.segments])
+        order = by_key(touches)
+        keys = touches.keys.take(pa.array(order.oldest))
+        state = before.rows_of(self.files, keys, self.table.schema.names)
+        return _Old(replaced(touches, order, state), Pool([state.data, touches.data]), len(state))
+
+    def _groups(self, unit: _Unit) -> Sequence[LabelGroup]:
+        return self.groups[unit.first : unit.end]
+
+    @staticmethod
+    def _rows(unit: _Unit, files: Sequence[Segment]) -> int:
+        """Return the number of rows by which threads are worth it; 0 where the threads of other units are at work."""
+        return sum(file.rows for file in files) if unit.alone else 0
+
+
+def _is_there(table: pa.Table | None) -> TypeGuard[pa.Table]:
+    return table is not None

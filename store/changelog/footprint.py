@@ -1,0 +1,111 @@
+"""Estimates of a read's memory, in bytes, from the catalog's sizes of the files' blocks, before anything is read
+(pure).
+
+A file is decoded in whole blocks, and a piece is kept whole while its rows are given out, in however small slices. So
+what counts is the piece, with the blocks that lie across its borders, not the rows that somebody holds in his hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from epochlog.store.scan.key_ranges import ROW_BYTES
+from epochlog.store.scan.scan_plan import ScanPlan
+from epochlog.store.scan.size_splits import Source, estimate_sizes
+from epochlog.store.sst.segment import BATCH_ROWS
+from epochlog.store.types.schema import TableSchema
+
+from .change_reader import PIECE_ROWS
+from .log_plan import LogPlan
+from .raw_replay import lies_ready
+from .tail_cache import is_near
+
+FED_BYTES = PIECE_ROWS * ROW_BYTES
+"""Bytes of files that a feed of changes reads at a time."""
+CHANGE_BYTES = 32
+"""What the change columns of a row take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Upper estimate of a read's memory in bytes. making: while a piece is read; kept: while its rows are given out."""
+
+    making: int
+    kept: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    """Decoded bytes of some files: those of all of them, and those of each file's largest block."""
+
+    total: float
+    blocks: tuple[float, ...]
+
+
+def of_scan(plan: ScanPlan, columns: Sequence[str] | None, piece_bytes: int) -> Footprint:
+    """Estimate a read of `plan.batches` in pieces of `piece_bytes` bytes."""
+    names = plan.schema(columns).names
+    found = _weight(plan.table, plan.files, names)
+    borders = sum(max(_weight(plan.table, level, names).blocks, default=0.0) for level in _levels(plan))
+    piece = min(found.total, 2 * piece_bytes + borders)  # no cut is made before two pieces are full
+    if plan.is_lone_run:
+        return Footprint(round(1.5 * piece), round(piece))
+    beside = min(found.total - piece, borders)
+    return Footprint(round(2 * piece + beside), round(piece + beside))
+
+
+def _levels(plan: ScanPlan) -> list[Sequence[Source]]:
+    """Return groups of files; a border between two pieces cuts through at most one block of each group."""
+    return [*(run.parts for run in plan.runs), *([file] for run in plan.runs for file in run.history),
+            *([file] for file in plan.segments)]  # fmt: skip
+
+
+def of_replay(plan: LogPlan, columns: Sequence[str] | None) -> Footprint:
+    """Estimate a `replay`: single files are read block by block, the epochs of other files are fed."""
+    files = [group.segments[0] for group in plan.groups if lies_ready(group)]
+    block = max(_weight(plan.table, files, _own(plan, columns)).blocks, default=0.0)
+    block += CHANGE_BYTES * min(BATCH_ROWS, max((file.rows for file in files), default=0))
+    small = LogPlan(plan.table, None, tuple(group for group in plan.groups if not lies_ready(group)))
+    fed = of_feed(small, columns)
+    return Footprint(max(round(1.5 * block), fed.making), max(round(block), fed.kept))
+
+
+def of_follow(plan: LogPlan, columns: Sequence[str] | None) -> Footprint:
+    """Estimate a `follow`: near the end of the log whole epochs are decoded into the tail cache."""
+    found = of_replay(plan, columns)
+    if not is_near(plan):
+        return found
+    epochs = [_weight(plan.table, group.segments, _own(plan, columns)).total for group in plan.groups]
+    epochs = [size + CHANGE_BYTES * sum(file.rows for file in group.segments)
+              for size, group in zip(epochs, plan.groups, strict=True)]  # fmt: skip
+    kept = round(max(epochs, default=0.0))
+    return Footprint(kept + found.making, max(kept, found.kept))
+
+
+def of_feed(plan: LogPlan, columns: Sequence[str] | None, *, images: bool = False) -> Footprint:
+    """Estimate a read of a log's `LogPlan.batches`: it merges rows of several files, and with images their old rows."""
+    groups = plan.groups
+    files = [file for group in groups for file in (*group.segments, *(group.images if images else ()))]
+    names = plan.table.schema.names if images else _own(plan, columns)
+    found = _weight(plan.table, files, names)
+    total = found.total + CHANGE_BYTES * sum(file.rows for file in files)
+    decoded = total / max(1, sum(file.bytes for file in files))
+    piece = min(total, decoded * FED_BYTES + sum(found.blocks))
+    if images and plan.before is not None and not plan.stored:
+        before = _weight(plan.table, plan.before.files, names)
+        piece += min(before.total, piece + sum(before.blocks))
+    return Footprint(round((4 if images else 3) * piece), round((2 if images else 1) * piece))
+
+
+def _own(plan: LogPlan, columns: Sequence[str] | None) -> list[str]:
+    return plan.table.schema.names if columns is None else list(columns)
+
+
+def _weight(table: TableSchema, files: Iterable[Source], columns: Sequence[str]) -> _Weight:
+    totals, largest = 0.0, []
+    for file in files:
+        sizes = [span.bytes for span in estimate_sizes(table, [file], columns)]
+        totals += sum(sizes)
+        largest.append(max(sizes, default=0.0))
+    return _Weight(totals, tuple(largest))

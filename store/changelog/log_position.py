@@ -1,0 +1,61 @@
+"""Readable part of a table's log after a position, and the number of commits truncated unread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from epochlog.errors import EpochExpired, LogTruncated
+from epochlog.store.catalog.keys import hist_key
+from epochlog.store.catalog.protocol import View
+from epochlog.store.metadata.definitions import TableDef
+from epochlog.store.metadata.lookups import get_version
+from epochlog.store.types.epoch import show_epoch
+
+SNAPSHOT = "snapshot"
+"""Where a follower begins that takes the table's rows first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Readable part of a log for a reader that has all changes through `wanted`: the log after `after`, at or above
+    `wanted`.
+
+    lost: how many commits with changes between the two were truncated; a lower bound.
+    """
+
+    table: TableDef
+    wanted: int
+    after: int
+    lost: int = 0
+
+    def truncated(self, advice: str) -> LogTruncated:
+        """Return the error that reports the commits truncated unread, with `advice` as its last sentence."""
+        return LogTruncated(
+            f"the log of {self.table.name!r} begins after epoch {show_epoch(self.after)}, and {self.lost} commits or "
+            "more after "
+            f"epoch {self.wanted} were truncated unread. {advice}"
+        )
+
+
+def reach(view: View, table: TableDef, after: int) -> Reach:
+    """Return the readable part of the log after `after`; it begins at the truncation mark if that lies above."""
+    version = get_version(view, table.id, table.name)
+    mark = version.log_start
+    if after >= mark:
+        return Reach(table, after, after)
+    between = view.scan(hist_key(table.id, after + 1), hist_key(table.id, mark + 1))
+    forgotten = after < version.known_from  # the commits up to there are forgotten: there was one at least
+    return Reach(table, after, mark, sum(bool(record["changed"]) for _, record in between) + forgotten)
+
+
+def require_states(view: View, table_id: int, name: str, after: int, instead: str) -> None:
+    """Raise EpochExpired if `after` lies below the safe epoch, so that pre-images past it cannot be looked up. instead:
+    another start, for the message.
+    """
+    safe = get_version(view, table_id, name).safe_epoch
+    if after < safe:
+        raise EpochExpired(
+            f"table {name!r}: its states before epoch {show_epoch(safe)} have been let go, so there are no old rows "
+            f"for changes past {show_epoch(after)}. Read without them, or begin with {instead}; a table of "
+            'changelog="full" stores them'
+        )

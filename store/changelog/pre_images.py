@@ -1,0 +1,161 @@
+"""Old rows of a table with changelog="full", stored at commit: the row before it of every key that is touched.
+
+They are computed against the newest commit and outside of any transaction. The commit that takes them requires that it
+still is the newest; else those of keys that were touched since are looked up again, and put on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from epochlog.store.env.files import Files
+from epochlog.store.env.parallel import parallel_map
+from epochlog.store.env.paths import SEGMENT_ENDING, file_name
+from epochlog.store.metadata.definitions import TableDef
+from epochlog.store.scan.key_ranges import cost, key_pieces
+from epochlog.store.scan.point_lookup import PointReader
+from epochlog.store.scan.scan_plan import EVERYTHING, KeyRange, ScanPlan
+from epochlog.store.sst.merge import Rows, lookup, newest_wins
+from epochlog.store.sst.segment import Segment, SegmentReader, write_segment
+from epochlog.store.sst.segment_writer import remove_segments
+from epochlog.store.types.key_codec import KeyCodec
+from epochlog.store.types.schema import TableSchema
+
+from .change_rows import by_key, end_to_end, replaced, stacked
+
+if TYPE_CHECKING:
+    from epochlog.store.session.handle import Handle
+
+PIECE_ROWS = 1 << 19
+"""Touched rows whose old rows are looked up, and held in memory, together."""
+Images = tuple[tuple[Segment, ...], ...]
+
+
+def write_images(
+    handle: Handle, table: TableDef, before: ScanPlan, epochs: Sequence[Sequence[Segment]], intent: str
+) -> Images:
+    """Write, for each log epoch of a commit, oldest first, files with the pre-images of its changes; durable on return.
+
+    epochs: their segments. intent: what the files are written under. Whatever fails leaves no file behind.
+    """
+    segments = [segment for epoch in epochs for segment in epoch]
+    written: list[list[Segment]] = [[] for _ in epochs]
+    pieces = key_pieces(handle.files, table.schema, segments, cost(segments) // PIECE_ROWS, EVERYTHING)
+    try:
+        for key_range in pieces:
+            for place, rows in _old_rows(handle.files, table.schema, before, epochs, key_range):
+                path = f"{handle.table_folder(table.id)}/{file_name(intent, SEGMENT_ENDING)}"
+                codec = KeyCodec(table.schema.schema, table.schema.primary_key)
+                file = write_segment(handle.files, path, table.id, table.schema, codec, rows)
+                written[place].append(file)
+    except BaseException:
+        remove_segments(handle.files, (file for files in written for file in files))
+        raise
+    return tuple(tuple(files) for files in written)
+
+
+def patched_images(
+    handle: Handle,
+    table: TableDef,
+    now: ScanPlan,
+    since: Sequence[Segment],
+    epochs: Sequence[Sequence[Segment]],
+    images: Images,
+    intent: str,
+) -> Images:
+    """Old rows that were written for these log epochs at an earlier commit, made those before `now`: with one file more
+    for what commits have touched since (`since`, their segments), where the epochs touch it too.
+
+    Costs what `since` has of keys, however large the epochs are. Whatever fails leaves none of its files behind.
+    """
+    written: list[list[Segment]] = [[] for _ in epochs]
+    codec = KeyCodec(table.schema.schema, table.schema.primary_key)
+    try:
+        for key_range in key_pieces(handle.files, table.schema, since, cost(since) // PIECE_ROWS, EVERYTHING):
+            for place, rows in _rows_again(handle.files, table.schema, now, since, epochs, key_range):
+                path = f"{handle.table_folder(table.id)}/{file_name(intent, SEGMENT_ENDING)}"
+                file = write_segment(handle.files, path, table.id, table.schema, codec, rows)
+                written[place].append(file)
+    except BaseException:
+        remove_segments(handle.files, (file for files in written for file in files))
+        raise
+    return tuple((*before, *more) for before, more in zip(images, written, strict=True))
+
+
+def _rows_again(
+    files: Files,
+    table: TableSchema,
+    now: ScanPlan,
+    since: Sequence[Segment],
+    epochs: Sequence[Sequence[Segment]],
+    key_range: KeyRange,
+) -> Iterator[tuple[int, Rows]]:
+    """Yield, for each epoch (by index) that is the first to touch keys of `since`, the rows of these keys in `now`;
+    tombstones for keys without a row.
+    """
+    touched = read_epoch(files, table, since, table.primary_key, key_range)
+    codec = KeyCodec(table.schema, table.primary_key)
+    reader = PointReader(files, table, codec, ())
+    for place, epoch in enumerate(epochs):
+        if touched is None or not len(touched):
+            return
+        here = pa.array(reader.known([[segment] for segment in epoch], touched.keys))
+        if here.true_count:
+            yield place, _state_of(files, now, touched.keys.filter(here), touched.data.filter(here))
+        rest = pc.invert(here)
+        touched = Rows(touched.keys.filter(rest), touched.data.filter(rest))
+
+
+def _state_of(files: Files, now: ScanPlan, keys: pa.Array, key_columns: pa.Table) -> Rows:
+    """Return the rows of these keys in `now`, and tombstones for keys without a row."""
+    state = now.rows_of(files, keys, now.table.schema.names)
+    at = lookup(state.keys, keys)
+    places, data = pa.array(at, mask=at < 0), state.data.combine_chunks()
+    columns = {
+        name: key_columns.column(name) if name in now.table.primary_key else data.column(name).take(places)
+        for name in now.table.schema.names
+    }
+    return Rows(keys, pa.table(columns), at < 0 if (at < 0).any() else None)
+
+
+def _old_rows(
+    files: Files, table: TableSchema, before: ScanPlan, epochs: Sequence[Sequence[Segment]], key_range: KeyRange
+) -> list[tuple[int, Rows]]:
+    """Return, for each epoch (by index) that replaces rows of the key range, the replaced rows."""
+    names = table.schema.names if len(epochs) > 1 else list(table.primary_key)  # what later epochs replace, or none
+    found = [read_epoch(files, table, epoch, names, key_range) for epoch in epochs]
+    touched = [(place, rows) for place, rows in enumerate(found) if rows is not None]
+    if not touched:
+        return []
+    touches = end_to_end(touched)
+    order = by_key(touches)
+    keys = touches.keys.take(pa.array(order.oldest))
+    state = before.rows_of(files, keys, table.schema.names)
+    if len(epochs) == 1:
+        return [(0, state)] if len(state) else []
+    places, pool = replaced(touches, order, state), stacked([state.data, touches.data]).combine_chunks()
+    old: list[tuple[int, Rows]] = []
+    for place, rows in touched:
+        at = places[touches.labels == place]
+        known = pa.array(at >= 0)
+        if known.true_count:
+            old.append((place, Rows(rows.keys.filter(known), pool.take(pa.array(at[at >= 0])))))
+    return old
+
+
+def read_epoch(
+    files: Files, table: TableSchema, segments: Sequence[Segment], columns: Sequence[str], key_range: KeyRange
+) -> Rows | None:
+    """Read the newest change of each key of the range in one log epoch; None if there is none."""
+    codec = KeyCodec(table.schema, table.primary_key)
+    found = parallel_map(
+        lambda segment: SegmentReader(files, segment, table, codec).read(columns, key_range),
+        segments,
+        sum(segment.rows for segment in segments),
+    )
+    found = [rows for rows in found if len(rows)]
+    return newest_wins(found) if found else None

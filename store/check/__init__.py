@@ -1,0 +1,1 @@
+"""Verification of a store: records, data files, staged exchanges and the state of jobs."""

@@ -1,0 +1,209 @@
+"""Checking one data file against its descriptor, block by block: checksum, order, bounds, counts and statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from epochlog.errors import Corrupt
+from epochlog.store.env.files import Files
+from epochlog.store.sst.data_file import KeyRange, Stats, key_stats, verified
+from epochlog.store.sst.merge import Rows, lookup
+from epochlog.store.sst.segment import Segment, SegmentReader
+from epochlog.store.sst.sorted_run import EPOCH, UNTIL, RunFile, SortedRun, read_part
+from epochlog.store.types.key_codec import Key, KeyCodec, contiguous, last_of_each
+from epochlog.store.types.schema import TableSchema
+
+
+def check_segment(files: Files, schema: TableSchema, codec: KeyCodec, segment: Segment) -> Iterator[str]:
+    """Yield the problems of a segment's file: a bad checksum, or a difference from its descriptor."""
+    reader = SegmentReader(files, segment, schema, codec)
+    try:
+        data = verified(files, segment.path, segment.bytes, segment.crc32, again=True)
+        walk = Walk(codec, _batch_starts(data))
+        for key_range in _ranges(segment.blocks):
+            yield from walk.take(reader.read(None, key_range))
+        yield from walk.end(segment, repeats=False)
+    except Corrupt as error:
+        yield error.what
+
+
+def check_part(files: Files, schema: TableSchema, codec: KeyCodec, run: SortedRun, part: RunFile) -> Iterator[str]:
+    """Yield the problems of a run file: a bad checksum, or a difference from its descriptor."""
+    hidden = [EPOCH, UNTIL] if part.history else [EPOCH]
+    until = 0
+    try:
+        data = verified(files, part.path, part.bytes, part.crc32, again=True)
+        walk = Walk(codec, _row_group_starts(data))
+        for key_range in _ranges(part.blocks):
+            rows = read_part(files, part, schema, codec, [*schema.schema.names, *hidden], key_range=key_range)
+            yield from walk.take(rows)
+            yield from _check_epochs(run, part, rows)
+            if part.history and len(rows):
+                until = max(until, pc.max(rows.data.column(UNTIL)).as_py())
+        yield from walk.end(part, repeats=part.history)
+        yield from _check_parquet_statistics(data)
+    except Corrupt as error:
+        yield error.what
+        return
+    if until != part.until:
+        yield f"its rows end at {until}, not {part.until}"
+
+
+def check_ends(files: Files, schema: TableSchema, codec: KeyCodec, run: SortedRun, past: RunFile) -> Iterator[str]:
+    """Yield a problem for each live run file with rows that begin before an old row of their key in `past` ends."""
+    for low, high in _ranges(past.blocks):
+        old = read_part(files, past, schema, codec, [UNTIL], key_range=(low, high))
+        for part in run.parts:
+            if (high is None or part.key_min < high) and (low is None or part.key_max >= low):
+                live = read_part(files, part, schema, codec, [EPOCH], key_range=(low, high))
+                if _overlap(old, live):
+                    yield f"holds rows of keys whose live rows in {part.path} begin before they end"
+
+
+def _overlap(old: Rows, live: Rows) -> bool:
+    if not len(old) or not len(live):
+        return False
+    last = last_of_each(old.keys)
+    at = lookup(live.keys, old.keys.filter(pa.array(last)))
+    hit = at >= 0
+    ended, begun = (contiguous(rows.data.column(name)).to_numpy() for rows, name in ((old, UNTIL), (live, EPOCH)))
+    return bool((begun[at[hit]] < ended[last][hit]).any())
+
+
+def _ranges(blocks: Sequence[Key]) -> list[KeyRange]:
+    """Return key ranges of about one block that tile a file; versions of one key stay in one range."""
+    firsts: list[Key | None] = [None, *list(dict.fromkeys(blocks))[1:]]
+    return list(zip(firsts, [*firsts[1:], None], strict=True))
+
+
+def _batch_starts(data: pa.Buffer) -> list[int]:
+    with pa.ipc.open_file(data) as reader:
+        sizes = [reader.get_batch(at).num_rows for at in range(reader.num_record_batches)]
+    return _starts(sizes)
+
+
+def _row_group_starts(data: pa.Buffer) -> list[int]:
+    metadata = pq.ParquetFile(pa.BufferReader(data)).metadata
+    return _starts([metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)])
+
+
+def _starts(sizes: Sequence[int]) -> list[int]:
+    return [int(at) for at in np.cumsum([0, *sizes[:-1]])] if sizes else []
+
+
+class Walk:
+    """Goes through a file's rows in their order and adds up what its descriptor says of them.
+
+    `starts`: the numbers of the rows that its blocks begin with.
+    """
+
+    def __init__(self, codec: KeyCodec, starts: Sequence[int]) -> None:
+        self._codec = codec
+        self._starts = starts
+        self._rows = self._deletes = 0
+        self._disorder = self._repeats = False
+        self._blocks: list[Key] = []
+        self._low: Key | None = None
+        self._high: Key | None = None
+        self._stats: list[Stats] = []
+
+    def take(self, rows: Rows) -> Iterator[str]:
+        """Take in the next rows; yield a problem if their hidden keys do not match their key columns."""
+        keys = rows.keys
+        if not len(keys):
+            return
+        low, high = keys[0].as_py(), keys[len(keys) - 1].as_py()
+        self._disorder |= self._high is not None and not self._high < low
+        self._low, self._high = (low if self._low is None else self._low), high
+        before, after = keys.slice(0, len(keys) - 1), keys.slice(1)
+        self._disorder |= pc.all(pc.less_equal(before, after)).as_py() is False
+        self._repeats |= pc.any(pc.equal(before, after)).as_py() is True
+        inside = [at - self._rows for at in self._starts if self._rows <= at < self._rows + len(keys)]
+        self._blocks += [keys[at].as_py() for at in inside]
+        self._rows += len(keys)
+        self._deletes += 0 if rows.deleted is None else int(rows.deleted.sum())
+        self._stats.append(key_stats(self._codec, rows.data))
+        if self._codec.encode(rows.data) != keys:
+            yield "its hidden keys are not those of its key columns"
+
+    def end(self, said: Segment | RunFile, *, repeats: bool) -> Iterator[str]:
+        """Yield the differences between the rows taken in and the file's descriptor in the catalog; call it after the
+        last rows.
+        """
+        if (self._rows, self._deletes) != (said.rows, said.deletes):
+            yield f"has {self._rows} rows and {self._deletes} deletes, not {said.rows} and {said.deletes}"
+        if self._disorder or (self._repeats and not repeats):
+            yield "its keys are not in order" if repeats else "its keys are not in order, each once"
+        if (self._low, self._high) != (said.key_min, said.key_max):
+            yield "its least and greatest keys are not those that the catalog has"
+        if self._blocks != list(said.blocks):
+            yield "its blocks do not begin with the keys that the catalog has"
+        found = _together(self._stats)
+        for name in sorted(found.keys() | said.stats.keys()):
+            if found.get(name) != said.stats.get(name):
+                yield f"column {name!r} has values in {found.get(name)}, not in {said.stats.get(name)}"
+
+
+def _together(found: Sequence[Stats]) -> Stats:
+    """Return least and greatest values over all pieces, of columns that have them in every piece."""
+    names = set.intersection(*(set(stats) for stats in found)) if found else set()
+    bounds = {name: [stats[name] for stats in found] for name in names}
+    return {name: (min(low for low, _ in both), max(high for _, high in both)) for name, both in bounds.items()}
+
+
+def _check_epochs(run: SortedRun, part: RunFile, rows: Rows) -> Iterator[str]:
+    """Check that each row is visible from an epoch of its run on; in history, up to one, and then the key's next row
+    follows.
+    """
+    if not len(rows):
+        return
+    begun = contiguous(rows.data.column(EPOCH)).to_numpy()
+    if not run.lo < begun.min() <= begun.max() <= run.hi:
+        yield f"holds rows from outside its run's epochs ({run.lo}, {run.hi}]"
+    if not part.history:
+        return
+    ended = contiguous(rows.data.column(UNTIL)).to_numpy()
+    if (begun >= ended).any():
+        yield "holds rows that end before they begin"
+    if ended.max() > run.hi:
+        yield f"holds rows that end after its run, at {ended.max()}"
+    same = pc.equal(rows.keys.slice(0, len(rows) - 1), rows.keys.slice(1)).to_numpy(zero_copy_only=False)
+    if (same & (ended[:-1] > begun[1:])).any():
+        yield "holds two rows of one key for the same epoch"
+
+
+# ---- Parquet's own statistics --------------------------------------------------------------------------------------
+
+
+def _check_parquet_statistics(data: pa.Buffer) -> Iterator[str]:
+    """Check the statistics by which readers prune row groups."""
+    file = pq.ParquetFile(pa.BufferReader(data))
+    places = {file.schema.column(at).path: at for at in range(len(file.schema))}
+    for group in range(file.metadata.num_row_groups):
+        metadata = file.metadata.row_group(group)
+        for name in file.schema_arrow.names:
+            statistics = metadata.column(places[name]).statistics if name in places else None
+            if statistics is None:
+                continue
+            column = file.read_row_group(group, columns=[name]).column(0)
+            said = (statistics.min, statistics.max) if statistics.has_min_max else None
+            if statistics.has_null_count and statistics.null_count != column.null_count:
+                yield f"row group {group} has {column.null_count} nulls in {name!r}, its statistics say otherwise"
+            if said is not None and not _within(column, said):
+                yield f"row group {group} has values of {name!r} outside its statistics"
+
+
+def _within(column: pa.ChunkedArray, said: tuple[Any, Any]) -> bool:
+    """Return True if all values lie in the bounds, or cannot be compared with them."""
+    try:
+        low, high = (pa.scalar(bound, column.type) for bound in said)
+        inside = pc.and_(pc.greater_equal(column, low), pc.less_equal(column, high))
+    except (pa.ArrowException, TypeError):
+        return True
+    return pc.all(inside, skip_nulls=True).as_py() is not False

@@ -1,0 +1,111 @@
+"""Recording a piece of a job's snapshot: what it has made, and the cursor that the next one begins at, together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from epochlog.errors import BarrierChanged, CatalogUnavailable, EpochlogError, StoreClosed
+from epochlog.store.catalog.keys import gone_key, job_key
+from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.env.failpoints import hit
+from epochlog.store.metadata.counters import move_counters
+from epochlog.store.metadata.definitions import Counters, Cursor, JobRecord
+from epochlog.store.metadata.lookups import get_job
+from epochlog.store.metadata.reachable_files import files_of
+from epochlog.store.metadata.staged_segments import discard_staged, stage_segments
+from epochlog.store.sst.segment import Segment
+from epochlog.store.sst.segment_writer import remove_segments
+
+from .commit import JOB_REFUSALS, check_incarnation, check_runner
+from .edits import TableEdit, check_segments, use_up
+
+if TYPE_CHECKING:
+    from epochlog.store.session.handle import Handle
+
+
+@dataclass(frozen=True, slots=True)
+class JobPiece:
+    """One piece of a job's snapshot, and what it must find in the catalog: the runner's incarnation, the barrier, and
+    the cursor that it began at (None: it is the first).
+    """
+
+    job_id: int
+    name: str
+    incarnation: int
+    prev: int
+    curr: int
+    began: Cursor | None
+    ended: Cursor
+
+
+def record_piece(handle: Handle, piece: JobPiece, edits: Sequence[TableEdit]) -> None:
+    """Record a piece; the same one again is a no-op.
+
+    Raises Fenced, JobParked, JobNotFound, BarrierChanged, SegmentUnknown.
+    """
+    for edit in edits:
+        check_segments(handle, edit)
+
+    def body(tx: Txn) -> None:
+        job = get_job(tx, piece.job_id, piece.name)
+        check_runner(job, piece.incarnation, piece.prev, piece.curr)
+        if job.cursor == piece.ended:
+            return
+        if job.cursor != piece.began:
+            raise BarrierChanged(f"the snapshot of job {job.name!r} stands at {job.cursor}, not at {piece.began}")
+        counters = Counters.read(tx)
+        for edit in edits:
+            use_up(tx, edit)
+            if edit.segments:
+                stage_segments(tx, edit.table_id, piece.ended.pieces, edit.segments)
+        after = replace(
+            job,
+            cursor=piece.ended,
+            planned_version=counters.version,  # what the next piece reads is there now
+            progress_ms=handle.catalog.now_ms(),
+            last_error=None,
+            failed_ms=None,
+            runner=job.runner_after_step,
+        )
+        tx.put(job_key(job.id), after.to_record())
+        move_counters(tx, counters)
+
+    handle.intents.checked(lambda: handle.catalog.transact(body))
+    hit("piece:recorded")
+
+
+def forget_pieces(handle: Handle, job: JobRecord, incarnation: int) -> JobRecord:
+    """Drop what pieces have made so far; the job as it is then, at the beginning of its barrier. Raises Fenced."""
+
+    def body(tx: Txn) -> JobRecord:
+        found = get_job(tx, job.id, job.name)
+        check_incarnation(found, incarnation)
+        discard_staged(tx, found.outputs, handle.catalog.now_ms())
+        after = replace(found, cursor=None)
+        tx.put(job_key(job.id), after.to_record())
+        move_counters(tx, Counters.read(tx))
+        return after
+
+    return handle.catalog.transact(body)
+
+
+def discard_refused(handle: Handle, error: EpochlogError, edits: Sequence[TableEdit]) -> None:
+    """Remove the files of a commit or piece that was refused; those that an earlier call has landed stay."""
+    if not isinstance(error, JOB_REFUSALS):
+        return
+
+    def unknown(view: View, edit: TableEdit) -> list[Segment]:
+        known = files_of(view, edit.table_id)
+        return [
+            segment
+            for segment in edit.segments
+            if segment.path not in known and view.get(gone_key(edit.table_id, segment.path)) is None
+        ]
+
+    with suppress(CatalogUnavailable, StoreClosed):
+        for edit in edits:
+            if edit.segments:
+                remove_segments(handle.files, handle.catalog.read(lambda view, edit=edit: unknown(view, edit)))

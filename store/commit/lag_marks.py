@@ -1,0 +1,48 @@
+"""The bound on lag under `global`, and the marks of the jobs that were over it, in the catalog.
+
+A mark is set by whoever reads under `global` and finds a job over the bound, before it reads; and cleared by the job's
+own commit once it has caught up (checkpoint/job/runner.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from epochlog.store.catalog.keys import STORE, job_key
+from epochlog.store.catalog.protocol import Txn
+from epochlog.store.metadata.definitions import JobRecord
+from epochlog.store.metadata.lag_bound import checked_global_max_lag_ms
+from epochlog.store.metadata.lookups import get_store
+
+if TYPE_CHECKING:
+    from epochlog.store.epochs.view import EpochView
+    from epochlog.store.session.handle import Handle
+
+
+def alter_store(handle: Handle, global_max_lag: float | timedelta) -> None:
+    """Change the bound on lag under `global`, for everybody from the next choice on. Raises InvalidInput."""
+    bound_ms = checked_global_max_lag_ms(global_max_lag, handle.interval_ms)
+
+    def body(tx: Txn) -> None:
+        tx.put(STORE, replace(get_store(tx), global_max_lag_ms=bound_ms).to_record())
+
+    handle.catalog.transact(body)
+
+
+def mark_late(handle: Handle, view: EpochView) -> None:
+    """Mark the jobs that this view finds over the bound, unless they have committed since; writes nothing for none."""
+    late = view.membership.late
+    if not late:
+        return
+
+    def body(tx: Txn) -> None:
+        now_ms = handle.catalog.now_ms()
+        for one in late:
+            record = tx.get(job_key(one.job_id))
+            job = JobRecord.from_record(record) if record is not None else None
+            if job is not None and job.position == one.position and job.state == "running" and job.outside_ms is None:
+                tx.put(job_key(job.id), replace(job, outside_ms=now_ms).to_record())
+
+    handle.catalog.transact(body)

@@ -1,0 +1,45 @@
+"""Segments that another process wrote and reported for a commit, checked before the catalog takes its word for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from epochlog.errors import Corrupt, SegmentUnknown
+from epochlog.store.catalog.protocol import View
+from epochlog.store.env.parallel import parallel_map
+from epochlog.store.metadata.lookups import find_table
+from epochlog.store.session.handle import Handle
+from epochlog.store.session.write_intents import require_intents
+from epochlog.store.sst.data_file import verified
+from epochlog.store.sst.segment import Segment
+
+from .edits import TableEdit, check_segments, check_unused
+
+
+def check_reported(handle: Handle, reported: Mapping[str, Sequence[Segment]]) -> None:
+    """Raise SegmentUnknown unless every segment, by its table's name, lies in the table's folder under a live write
+    intent, was neither committed nor dropped, and its file has the reported size and checksum. A process reads each
+    file once. Raises ReadFailed when one cannot be read now.
+    """
+    edits = handle.catalog.read(lambda view: [_checked(view, name, found) for name, found in reported.items()])
+    for edit in edits:
+        check_segments(handle, edit)
+    found = [(edit.name, segment) for edit in edits for segment in edit.segments]
+    parallel_map(lambda one: _check_file(handle, *one), found, sum(segment.rows for _, segment in found))
+
+
+def _checked(view: View, name: str, segments: Sequence[Segment]) -> TableEdit:
+    sealed = tuple(segment.labelled(1) for segment in segments)
+    edit = TableEdit(find_table(view, name).id, name, sealed)
+    require_intents(view, name, (segment.path for segment in segments))
+    check_unused(view, edit)
+    return edit
+
+
+def _check_file(handle: Handle, table: str, segment: Segment) -> None:
+    try:
+        verified(handle.files, segment.path, segment.bytes, segment.crc32)
+    except Corrupt as error:
+        raise SegmentUnknown(
+            f"segment {segment.path} of table {table!r} is not what was reported: {error.what}; write its rows again"
+        ) from error

@@ -1,0 +1,218 @@
+"""Making, dropping, describing, finishing and truncating tables: the edits of the catalog that bring no rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from epochlog.errors import InvalidInput, LogHeld, TableExists, TableInUse
+from epochlog.store.catalog.keys import (
+    HEAD,
+    after_prefix,
+    compact_key,
+    head_key,
+    name_key,
+    runs_key,
+    table_key,
+    trouble_key,
+)
+from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.env.failpoints import hit
+from epochlog.store.metadata.consumer_record import table_goes
+from epochlog.store.metadata.counters import move_counters
+from epochlog.store.metadata.definitions import Counters, TableDef, TableOptions
+from epochlog.store.metadata.lookups import all_jobs, find_table, get_job, get_table, get_version
+from epochlog.store.metadata.reachable_files import files_of
+from epochlog.store.metadata.table_differences import table_differences
+from epochlog.store.metadata.table_settings import Settings
+from epochlog.store.metadata.unreachable_files import mark_unreachable
+from epochlog.store.metadata.version import TableVersion
+from epochlog.store.retention.holds import holds_of
+from epochlog.store.retention.retention import truncate
+from epochlog.store.session.handle import Handle
+from epochlog.store.types.epoch import as_epoch, from_unix_ms, show_epoch
+from epochlog.store.types.schema import TableSchema
+
+from .loads import all_loads
+
+
+def create_table(
+    handle: Handle,
+    schema: TableSchema,
+    changelog: str | None = None,
+    options: TableOptions | None = None,
+    *,
+    exist_ok: bool = False,
+) -> TableDef:
+    """Make a root table, of changelog "upsert" unless told otherwise; TableExists if the name is taken.
+
+    exist_ok: a root table of that name is taken as it is when it does not differ in what is given here.
+    """
+    settings = Settings(options, changelog)
+    settings.check(schema.name, derived=False)
+
+    def body(tx: Txn) -> TableDef:
+        if exist_ok and tx.get(name_key(schema.name)) is not None:
+            return _same_table(tx, schema, settings)
+        issue_epoch(tx, handle)
+        return add_table(tx, schema, settings, None, handle.catalog.now_ms())
+
+    table = handle.catalog.transact(body)
+    hit("table:created")
+    return table
+
+
+def _same_table(tx: Txn, schema: TableSchema, settings: Settings) -> TableDef:
+    """Return the existing root table, or raise TableExists with all its differences from the requested one."""
+    found = find_table(tx, schema.name)
+    differs = table_differences(found, schema, settings)
+    remedy = f", ask for what it is, or drop it with store.drop_table({schema.name!r})"
+    if found.job_id is not None:
+        differs.insert(0, f"it is an output of job {get_job(tx, found.job_id, '?').name!r}, not a root table")
+        remedy = ""
+    elif not table_differences(found, schema, Settings()):
+        remedy = f", ask for what it is, or change it with store.table({schema.name!r}).alter(…)"
+    if differs:
+        raise TableExists(
+            f"there is a table {schema.name!r} already, and it is not as asked for: {'; '.join(differs)}. Take another "
+            f"name{remedy}"
+        )
+    return found
+
+
+def alter_table(handle: Handle, table: TableDef, chosen: Callable[[TableDef], Settings]) -> TableDef:
+    """Give a table the settings that are chosen for it as it is now, in one transaction. TableDropped, InvalidInput."""
+    after = handle.catalog.transact(
+        lambda tx: altered(tx, table.id, table.name, chosen(get_table(tx, table.id, table.name)))
+    )
+    hit("table:altered")
+    handle.wake_maintenance()
+    return after
+
+
+def altered(tx: Txn, table_id: int, name: str, settings: Settings) -> TableDef:
+    """Change a table's settings within a transaction; return the table. Raises TableDropped, InvalidInput."""
+    table = get_table(tx, table_id, name)
+    settings.check(table.name, derived=table.derived)  # as it is now: an output may have been adopted
+    after = settings.of(table, get_version(tx, table_id, name).max_committed_epoch)
+    if after != table:
+        tx.put(table_key(table_id), after.to_record())
+    return after
+
+
+def issue_epoch(tx: Txn, handle: Handle) -> None:
+    """Issue an epoch for a table's making, above all before it; none in a store that has none yet."""
+    counters = Counters.read(tx)
+    if counters.last_epoch:
+        move_counters(tx, counters, max(counters.last_epoch + 1, from_unix_ms(handle.catalog.now_ms())))
+
+
+def add_table(tx: Txn, schema: TableSchema, settings: Settings, job_id: int | None, now_ms: int) -> TableDef:
+    """Add a table under a new id within a transaction.
+
+    A root table is there from the newest epoch on, which was issued for it; an output cannot be read there yet. In a
+    store without epochs both are there from the first epoch at or after now.
+    """
+    if tx.get(name_key(schema.name)) is not None:
+        raise TableExists(f"there is a table {schema.name!r} already; get it with store.table({schema.name!r})")
+    counters = Counters.read(tx)
+    created = counters.last_epoch + (job_id is not None) if counters.last_epoch else from_unix_ms(now_ms)
+    changelog, options = settings.changelog or "upsert", settings.options or TableOptions()
+    table = TableDef(
+        counters.next_table,
+        schema,
+        changelog,
+        options,
+        job_id,
+        drop_unchanged=settings.drop_unchanged is not False,
+        created=created,
+    )
+    tx.put(HEAD, replace(counters, next_table=table.id + 1).to_record())
+    tx.put(table_key(table.id), table.to_record())
+    tx.put(head_key(table.id), TableVersion().to_record())
+    tx.put(name_key(schema.name), {"id": table.id})
+    return table
+
+
+def drop_table(handle: Handle, name: str) -> None:
+    """Remove a table with its log and history; TableInUse while a job reads or owns it."""
+
+    def body(tx: Txn) -> None:
+        table = find_table(tx, name)
+        refuse_in_use(tx, table)
+        remove_table(tx, table.id, handle.catalog.now_ms())
+
+    handle.catalog.transact(body)
+    hit("table:dropped")
+
+
+def refuse_in_use(view: View, table: TableDef) -> None:
+    """Raise TableInUse, with the job or load that reads, owns or writes the table, if there is one."""
+    name = table.name
+    if table.job_id is not None:
+        owner = get_job(view, table.job_id, "?").name
+        raise TableInUse(f"table {name!r} is an output of job {owner!r}; drop the job with store.drop_job({owner!r})")
+    for job in all_jobs(view):
+        if table.id in job.upstreams:
+            raise TableInUse(f"table {name!r} is read by job {job.name!r}; drop that job first")
+    for load in all_loads(view):
+        if table.id in load.tables and load.state != "finished":
+            raise TableInUse(
+                f"table {name!r} is written by load {load.name!r}; drop that one first with "
+                f"store.drop_load({load.name!r})"
+            )
+
+
+def remove_table(tx: Txn, table_id: int, now_ms: int) -> None:
+    """Delete all records of a table within a transaction, but the leases of its readers; vacuum deletes its files when
+    no reader has one. Consumers of the table hold nothing any more.
+    """
+    record = tx.get(table_key(table_id))
+    if record is None:
+        return
+    table_goes(tx, table_id, now_ms)
+    mark_unreachable(tx, table_id, files_of(tx, table_id).items(), now_ms)
+    move_counters(tx, Counters.read(tx))
+    for kind in (b"log", b"hist", b"hold", b"used", b"compact", b"trace", b"made"):
+        prefix = kind + b"/%08x/" % table_id
+        for key, found in list(tx.scan(prefix, after_prefix(prefix))):
+            if kind != b"hold" or found["expires_ms"] is None:
+                tx.delete(key)
+    tx.delete(head_key(table_id))
+    tx.delete(runs_key(table_id))
+    tx.delete(compact_key(table_id))
+    tx.delete(trouble_key(table_id))
+    tx.delete(table_key(table_id))
+    tx.delete(name_key(TableDef.from_record(record).name))
+
+
+def truncate_log(handle: Handle, table: TableDef, before: int) -> None:
+    """Raise the truncation mark to `before`; LogHeld names who still needs what lies below it."""
+    before = as_epoch("before", before)
+
+    def body(tx: Txn) -> bool:
+        version = get_version(tx, table.id, table.name)
+        if before <= version.log_start:
+            return True
+        if before > version.max_committed_epoch:
+            raise InvalidInput(
+                f"the log of {table.name!r} ends at epoch {show_epoch(version.max_committed_epoch)}; it cannot be "
+                "truncated "
+                f"before {show_epoch(before)}"
+            )
+        for hold in holds_of(tx, table.id, handle.catalog.now_ms(), handle.leases.live):
+            if hold.log_epoch is not None and hold.log_epoch < before:
+                raise LogHeld(
+                    f"{hold.holder} still needs the log of {table.name!r} after epoch {show_epoch(hold.log_epoch)}; "
+                    f"truncate before {show_epoch(hold.log_epoch)} at most, or end that holder"
+                )
+        return truncate(handle, tx, table.id, version, before)
+
+    while not handle.catalog.transact(body):
+        continue  # a long log goes in several transactions
+    hit("truncate:after")
+
+
+def table_bytes(version: TableVersion) -> int:
+    """Return the bytes of all files that a table reaches: log and runs with their history."""
+    return version.log_bytes + version.run_bytes

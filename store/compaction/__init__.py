@@ -1,0 +1,1 @@
+"""Compaction: which runs are merged, in which pieces, and the merge itself."""

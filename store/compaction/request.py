@@ -1,0 +1,32 @@
+"""Compaction on request: of one table, or of all that are due."""
+
+from __future__ import annotations
+
+from epochlog.errors import EpochlogError, TableDropped
+from epochlog.store.catalog.protocol import View
+from epochlog.store.metadata.definitions import TableDef
+from epochlog.store.metadata.lookups import all_tables, find_table
+from epochlog.store.retention.retention import apply_retention
+from epochlog.store.session.handle import Handle
+
+from .executor import compact_table
+
+
+def compact_tables(handle: Handle, table: str | None, *, full: bool) -> None:
+    """Compact the L0 of one table (None: of all) into its runs; of all without `full` only where it is due."""
+
+    def due(view: View) -> list[TableDef]:
+        return list(all_tables(view)) if table is None else [find_table(view, table)]
+
+    failed: list[EpochlogError] = []
+    for found in handle.catalog.read(due):
+        try:
+            apply_retention(handle, found)
+            compact_table(handle, found, full=full or table is not None)
+        except TableDropped:  # since: nothing to fold
+            if table is not None:
+                raise
+        except EpochlogError as error:  # one damaged table keeps no other from being compacted
+            failed.append(error)
+    if failed:
+        raise failed[0]

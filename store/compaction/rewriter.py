@@ -1,0 +1,209 @@
+"""Compaction rewrite: the merge of one key range of several sorted inputs into the newest version of each key, and the
+replaced versions that an epoch can still see.
+
+Sources are put on top of each other, oldest first. Only the rows that the upper one touches are searched for in the
+lower; what L0 holds is the only thing that is ever sorted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from epochlog.store.env.files import Files
+from epochlog.store.metadata.version import LogEntry
+from epochlog.store.sst.data_file import KeyRange
+from epochlog.store.sst.merge import Rows, joined, lookup, merge, newest_wins
+from epochlog.store.sst.segment import Segment, SegmentReader
+from epochlog.store.sst.sorted_run import EPOCH, UNTIL, RunFile, SortedRun, read_part, write_part
+from epochlog.store.types.key_codec import KeyCodec, sort_indices
+from epochlog.store.types.schema import TableSchema
+
+PART_ROWS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Rows of one key range after some epochs. live: the newest of each key, with `_epoch`, tombstones too. history:
+    the replaced ones that are rewritten, with `_epoch` and `_until`, in no order. begun: keys and `_epoch` of all
+    replaced ones.
+    """
+
+    live: Rows
+    history: tuple[Rows, ...] = ()
+    begun: tuple[Rows, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rewriter:
+    """Reads inputs of one table and writes parts."""
+
+    files: Files
+    table: TableSchema
+    new_path: Callable[[], str]
+
+    @property
+    def codec(self) -> KeyCodec:
+        return KeyCodec(self.table.schema, self.table.primary_key)
+
+    def fold(
+        self,
+        runs: Sequence[SortedRun],
+        entries: Sequence[LogEntry],
+        key_range: KeyRange,
+        *,
+        bottom: bool,
+        safe_epoch: int,
+        rewritten: Container[str] = (),
+    ) -> tuple[list[RunFile], list[RunFile]]:
+        """Return the live and the new history parts of a key range. bottom: nothing lies below, so no tombstone is
+        kept. rewritten: the history parts of the runs to be written anew.
+        """
+        sources = [self._of_run(run, key_range, rewritten, upper=place > 0) for place, run in enumerate(runs)]
+        fresh = self._of_log(entries, key_range)
+        source = merge_levels([*sources, fresh] if fresh is not None else sources, self._nothing())
+        live = merge(source.live, self._nothing().live, keep_tombstones=False) if bottom else source.live
+        past = visible_history(source.history, safe_epoch, bottom=bottom)
+        return self._write(live, history=False), self._write(past, history=True) if past is not None else []
+
+    def _nothing(self) -> Source:
+        schema = pa.schema([*self.table.schema, pa.field(EPOCH, pa.int64())])
+        return Source(Rows(pa.array([], self.codec.key_type), schema.empty_table(), None))
+
+    def _of_run(self, run: SortedRun, key_range: KeyRange, rewritten: Container[str], *, upper: bool) -> Source:
+        """A run's rows; of the oldest one nobody asks when its replaced rows began."""
+        names = self.table.schema.names
+
+        def read(parts: Sequence[RunFile], columns: Sequence[str]) -> list[Rows]:
+            found = [
+                read_part(self.files, part, self.table, self.codec, columns, key_range=key_range)
+                for part in parts
+                if _meets(part, key_range)
+            ]
+            return [rows for rows in found if len(rows)]
+
+        live = read(run.parts, [*names, EPOCH])
+        past = read([part for part in run.history if part.path in rewritten], [*names, EPOCH, UNTIL])
+        begun = read(run.history, [EPOCH]) if upper else []
+        return Source(joined(live) if live else self._nothing().live, tuple(past), tuple(begun))
+
+    def _of_log(self, entries: Sequence[LogEntry], key_range: KeyRange) -> Source | None:
+        """Return all versions in L0, sorted by key and then epoch, split into the newest and the others."""
+        found: list[Rows] = []
+        for entry in entries:
+            rows = [
+                SegmentReader(self.files, segment, self.table, self.codec).read(None, key_range)
+                for segment in entry.segments
+                if _meets(segment, key_range)
+            ]
+            rows = [part for part in rows if len(part)]
+            if rows:
+                merged = newest_wins(rows) if len(rows) > 1 else rows[0]
+                epochs = pa.array(np.full(len(merged), entry.epoch, np.int64))
+                found.append(replace(merged, data=merged.data.append_column(EPOCH, epochs)))
+        if not found:
+            return None
+        if len(found) == 1:
+            return Source(found[0])
+        changes = joined(found)
+        return split_versions(taken(changes, sort_indices(changes.keys)))  # stable, and entries come oldest first
+
+    def _write(self, rows: Rows, *, history: bool) -> list[RunFile]:
+        """Write parts with disjoint key ranges; versions of one key stay in one part."""
+        parts: list[RunFile] = []
+        starts = np.insert(_differs(rows.keys), 0, True) if len(rows) else np.empty(0, np.bool_)
+        at = 0
+        while at < len(rows):
+            end = min(at + PART_ROWS, len(rows))
+            while end < len(rows) and not starts[end]:
+                end += 1
+            deleted = None if rows.deleted is None or not rows.deleted[at:end].any() else rows.deleted[at:end]
+            piece = Rows(rows.keys.slice(at, end - at), rows.data.slice(at, end - at), deleted)
+            parts.append(write_part(self.files, self.new_path(), self.table, self.codec, piece, history=history))
+            at = end
+        return parts
+
+
+def merge_levels(sources: Sequence[Source], nothing: Source) -> Source:
+    """Merge sources that lie on top of each other, oldest first."""
+    result = sources[0] if sources else nothing
+    for upper in sources[1:]:
+        result = _put(result, upper)
+    return result
+
+
+def _put(lower: Source, upper: Source) -> Source:
+    """Put `upper` on `lower`: a row of `lower` that it touches ends at the first epoch at which it is touched."""
+    if not len(lower.live) and not lower.history:
+        return upper
+    at = lookup(lower.live.keys, upper.live.keys)
+    touched = at >= 0
+    history = (*lower.history, *upper.history)
+    if touched.any():
+        ended = taken(lower.live, at[touched])
+        history = (*history, _until(ended, _first_epochs(upper)[touched]))
+    return Source(merge(lower.live, upper.live, keep_tombstones=True), history)  # lies below from now on
+
+
+def _first_epochs(source: Source) -> np.ndarray:
+    """Return, for each key of `live`, the first epoch at which the source has it; int64."""
+    first = source.live.data.column(EPOCH).to_numpy().copy()
+    for rows in source.begun:
+        at = lookup(source.live.keys, rows.keys)
+        np.minimum.at(first, at[at >= 0], rows.data.column(EPOCH).to_numpy()[at >= 0])
+    return first
+
+
+def split_versions(changes: Rows) -> Source:
+    """Split versions, sorted by key and then epoch, into the newest of each key and the others, each with its end."""
+    differs = _differs(changes.keys)
+    newest = taken(changes, np.flatnonzero(np.append(differs, True)))
+    older = np.flatnonzero(~differs)
+    if not len(older):
+        return Source(newest)
+    ends = changes.data.column(EPOCH).to_numpy()[older + 1]
+    past = _until(taken(changes, older), ends)
+    return Source(newest, (past,), (past,))
+
+
+def visible_history(history: Sequence[Rows], safe_epoch: int, *, bottom: bool) -> Rows | None:
+    """Return the replaced rows that an epoch at or above safe_epoch can see, by key and epoch; None without any."""
+    kept = []
+    for rows in history:
+        seen = rows.data.column(UNTIL).to_numpy() > safe_epoch
+        if bottom and rows.deleted is not None:
+            seen &= ~rows.deleted
+        if seen.any():
+            kept.append(rows if seen.all() else taken(rows, np.flatnonzero(seen)))
+    if not kept:
+        return None
+    rows = joined(kept)
+    by_epoch = np.argsort(rows.data.column(EPOCH).to_numpy(), kind="stable")
+    return taken(rows, by_epoch[sort_indices(rows.keys.take(pa.array(by_epoch)))])
+
+
+def taken(rows: Rows, positions: np.ndarray) -> Rows:
+    """Return the rows at these positions, in their order."""
+    take = pa.array(positions)
+    deleted = rows.deleted[positions] if rows.deleted is not None else None
+    return Rows(rows.keys.take(take), rows.data.combine_chunks().take(take), deleted)
+
+
+def _until(rows: Rows, ends: np.ndarray) -> Rows:
+    return replace(rows, data=rows.data.append_column(UNTIL, pa.array(ends)))
+
+
+def _differs(keys: pa.Array) -> np.ndarray:
+    """Return bool[len - 1]: True where a key differs from the one before it."""
+    if len(keys) < 2:
+        return np.empty(0, np.bool_)
+    return pc.not_equal(keys.slice(1), keys.slice(0, len(keys) - 1)).to_numpy(zero_copy_only=False)
+
+
+def _meets(file: RunFile | Segment, key_range: KeyRange) -> bool:
+    low, high = key_range
+    return (low is None or file.key_max >= low) and (high is None or file.key_min < high)

@@ -1,0 +1,98 @@
+"""Pieces of a compaction: key ranges of about so many rows that tile a task, and the parts that stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from epochlog.store.metadata.version import LogEntry
+from epochlog.store.sst.sorted_run import SortedRun
+from epochlog.store.types.key_codec import Key, KeyCodec
+
+from .strategy import CompactionTask
+
+PIECE_ROWS = 1 << 19
+"""Rows of all inputs that one piece of a compaction reads, about: what is in memory at a time."""
+PIECE_BYTES = 16 << 20
+"""The same in bytes of (compressed) files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A key range [low, high) of a task, None is open. `reused`: the one part that holds all of it, to be kept."""
+
+    low: Key | None
+    high: Key | None
+    reused: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """The keys of one input file, with the weight of its blocks."""
+
+    low: Key
+    high: Key
+    blocks: tuple[Key, ...]
+    rows: int
+    bytes: int
+    path: str
+    keepable: bool
+
+
+def pieces(
+    codec: KeyCodec, task: CompactionTask, runs: Sequence[SortedRun], entries: Sequence[LogEntry]
+) -> list[Piece]:
+    """Return key ranges that tile a task, in key order, each read and written by itself.
+
+    A part that no other input reaches into stays as it is: a table that only grows at its end is not written again.
+    """
+    spans = list(_spans(task, runs, entries))
+    kept = [span for span in spans if span.keepable and not _touched(span, spans)]
+    found: list[Piece] = []
+    low: Key | None = None
+    for span in sorted(kept, key=lambda span: span.low):
+        found += _split(spans, low, span.low)
+        low = codec.above(span.high)
+        found.append(Piece(span.low, low, span.path))
+        if low is None:
+            return found
+    return found + _split(spans, low, None)
+
+
+def _spans(task: CompactionTask, runs: Sequence[SortedRun], entries: Sequence[LogEntry]) -> Iterable[_Span]:
+    rewritten = set(task.rewritten)
+    for run in runs:
+        for part in (*run.parts, *(part for part in run.history if part.path in rewritten)):
+            keepable = not part.history and not (task.bottom and part.deletes)
+            yield _Span(part.key_min, part.key_max, part.blocks, part.rows, part.bytes, part.path, keepable)
+    for entry in entries:
+        for segment in entry.segments:
+            low, high, blocks = segment.key_min, segment.key_max, segment.blocks
+            yield _Span(low, high, blocks, segment.rows, segment.bytes, segment.path, keepable=False)
+
+
+def _touched(span: _Span, spans: Sequence[_Span]) -> bool:
+    """Return True if another input has keys between the span's least and greatest."""
+    return any(other is not span and other.low <= span.high and other.high >= span.low for other in spans)
+
+
+def _split(spans: Sequence[_Span], low: Key | None, high: Key | None) -> list[Piece]:
+    """Return pieces of [low, high) of about PIECE_ROWS rows or PIECE_BYTES each; none where there are no keys."""
+    inside = [span for span in spans if (high is None or span.low < high) and (low is None or span.high >= low)]
+    if not inside:
+        return []
+    marks = sorted(
+        (key, span.rows / len(span.blocks), span.bytes / len(span.blocks))
+        for span in inside
+        for key in span.blocks
+        if key == key and (low is None or key > low) and (high is None or key < high)
+    )
+    cuts: list[Key] = []
+    rows = size = 0.0
+    for key, more_rows, more_bytes in marks:
+        if (rows >= PIECE_ROWS or size >= PIECE_BYTES) and (not cuts or key > cuts[-1]):
+            cuts.append(key)
+            rows = size = 0.0
+        rows, size = rows + more_rows, size + more_bytes
+    return [Piece(start, end) for start, end in pairwise([low, *cuts, high])]

@@ -1,0 +1,85 @@
+"""Write stall: a commit that finds L0 at its limit compacts it before it returns.
+
+So whoever writes faster than compaction works is slowed by just the work that is missing, and is told so: in the log,
+in `describe` and in the trace of compactions (by "commit").
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from epochlog.errors import EpochlogError
+from epochlog.store.catalog.protocol import View
+from epochlog.store.env.clock import Deadline
+from epochlog.store.metadata.definitions import TableDef, TableOptions
+from epochlog.store.metadata.lookups import get_table, get_version
+from epochlog.store.metadata.version import TableVersion
+
+from .executor import CompactionOutcome, compact_table
+from .task_pieces import PIECE_BYTES
+
+if TYPE_CHECKING:
+    from epochlog.store.session.handle import Handle
+
+LEAST_PIECES = 4
+REWRITES = 8
+"""A commit at the limit works off as many pieces as L0 fills, times this: about as often as a row is written again."""
+WAIT_S = 5.0
+_POLL_S = 0.02
+_log = logging.getLogger("epochlog")
+
+
+def pressure(version: TableVersion, options: TableOptions) -> str | None:
+    """Return a sentence on why writers of a table stall, or will soon; None when they do not."""
+    segments, most = version.l0_segments, options.max_segments
+    if segments >= most:
+        return f"{segments} segments of the log wait for compaction, {most} are the most: commits fold them first"
+    if segments * 4 >= most * 3 and segments > options.compact_segments:
+        return f"{segments} segments of the log wait for compaction; at {most} commits will fold them first"
+    return None
+
+
+def apply_backpressure(handle: Handle, written: Sequence[tuple[TableDef, TableVersion]]) -> None:
+    """Wake maintenance after a commit for tables that are due, and compact those whose L0 is at its limit.
+
+    The commit has landed: what goes wrong here is logged, and tried again by the next one.
+    """
+    for table, version in written:
+        if version.l0_segments >= table.options.compact_segments:
+            handle.wake_maintenance()
+        if version.l0_segments >= table.options.max_segments:
+            if table.id not in handle.told_backlog:
+                handle.told_backlog.add(table.id)
+                _log.warning(
+                    "table %r: %s. Open the store with maintenance=True in one process, or call store.compact() now "
+                    "and then, and no commit has to; this is said once",
+                    table.name,
+                    pressure(version, table.options),
+                )
+            try:
+                _fold(handle, table, version)
+            except EpochlogError as error:
+                _log.warning("table %r could not be compacted: %s", table.name, error)
+
+
+def _fold(handle: Handle, table: TableDef, version: TableVersion) -> None:
+    budget = max(LEAST_PIECES, REWRITES * version.l0_bytes // PIECE_BYTES)
+    if compact_table(handle, table, l0_only=True, budget=budget, by="commit") is CompactionOutcome.BUSY:
+        _log.warning("table %r is being compacted elsewhere; this commit waits for that up to %g s", table.name, WAIT_S)
+        _wait(handle, table)
+    compact_table(handle, table, budget=budget, by="commit")
+
+
+def _wait(handle: Handle, table: TableDef) -> None:
+    """Give the compaction that is under way a little time, so that it keeps up with the writers."""
+    deadline, pause = Deadline.after(WAIT_S), threading.Event()
+
+    def at_limit(view: View) -> bool:
+        most = get_table(view, table.id, table.name).options.max_segments
+        return get_version(view, table.id, table.name).l0_segments >= most
+
+    while not deadline.passed and handle.catalog.read(at_limit):
+        pause.wait(_POLL_S)

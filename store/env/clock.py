@@ -1,0 +1,61 @@
+"""Clocks: wall time in Unix ms for epochs, monotonic time for waiting. No other module asks the machine for time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from epochlog.errors import InvalidInput
+
+Clock = Callable[[], int]
+"""Returns Unix milliseconds. It drives epochs, boundaries, retention, leases and lag; it may jump."""
+
+
+@dataclass(frozen=True, slots=True)
+class SystemClock:
+    """The wall clock of this machine; calling it gives Unix milliseconds."""
+
+    def __call__(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+FOR_EVER = timedelta(days=365_000)
+"""The longest span that is accepted: a thousand years."""
+
+
+def monotonic_s() -> float:
+    """Return the seconds of a clock that never jumps; only differences mean anything."""
+    return time.monotonic()
+
+
+def seconds(value: float | timedelta, what: str) -> float:
+    """Return the seconds of a number or a timedelta; raise InvalidInput, naming the argument `what`, for others."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise InvalidInput(f"{what} must be seconds >= 0 or a timedelta, not {value!r}")
+    return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A moment in monotonic time after which a call stops waiting."""
+
+    at_s: float
+
+    @classmethod
+    def after(cls, timeout: float | timedelta) -> Deadline:
+        """Return the deadline that is `timeout` (seconds or a timedelta) from now."""
+        return cls(monotonic_s() + seconds(timeout, "timeout"))
+
+    @property
+    def left_s(self) -> float:
+        """Return the seconds left; 0.0 once the deadline has passed."""
+        return max(0.0, self.at_s - monotonic_s())
+
+    @property
+    def passed(self) -> bool:
+        return self.left_s == 0.0

@@ -1,0 +1,208 @@
+"""Files in a local folder. This is the only module that opens, syncs, lists and deletes them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import ClassVar
+
+import pyarrow as pa
+
+from epochlog.errors import WriteFailed
+
+from .failpoints import hit, is_armed
+from .files import FileInfo, inside_root, reading, write_failed
+from .os_refusals import is_missing, read_failed
+
+_SYNCED_LIMIT = 10_000
+_synced: set[str] = set()  # folders whose names this process has seen to be durable
+_synced_lock = threading.Lock()
+
+
+def make_private_dir(folder: str | Path, *, sync: bool = True) -> None:
+    """Make a folder (0700) and what is missing above it. With `sync` the names of all of them are durable on return."""
+    folder = os.path.abspath(folder)
+    made = _make_dirs(folder)
+    if made:
+        hit("folder:made")
+    if not sync:
+        return
+    with _synced_lock:
+        if folder in _synced and not made:
+            return
+    # Names that another process has just made may not be durable yet, so an existing folder is synced once, too.
+    sync_dir(os.path.dirname(folder))
+    for parent in made:
+        sync_dir(os.path.dirname(parent))
+    with _synced_lock:
+        if len(_synced) >= _SYNCED_LIMIT:
+            _synced.clear()
+        _synced.add(folder)
+
+
+def _make_dirs(folder: str) -> list[str]:
+    """Make the missing folders, uppermost first, and return their paths."""
+    missing = []
+    while not os.path.isdir(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    made = []
+    for name in reversed(missing):
+        try:
+            os.mkdir(name, 0o700)
+        except FileExistsError as error:
+            if not os.path.isdir(name):
+                raise NotADirectoryError(errno.ENOTDIR, f"{name} is not a folder", name) from error
+        made.append(name)  # made by another at the same moment: no reason to take its name for durable
+    return made
+
+
+def sync_dir(folder: str | Path) -> None:
+    """Make the names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFiles:
+    """Files in a local folder, read through memory maps. Files are 0600, folders 0700."""
+
+    root: str
+    durability: str = "disk"
+    remote: ClassVar[bool] = False
+
+    @property
+    def place(self) -> str:
+        return self.root
+
+    def write(self, path: str, data: pa.Buffer | bytes) -> None:
+        full = self._full(path)
+        disk = self.durability == "disk"
+        try:
+            self._make_folders(full)
+            handle = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise write_failed(full, error) from error
+        hit("write:created")
+        try:
+            try:
+                _write_all(handle, memoryview(data))
+                hit("write:written")
+                if disk:
+                    os.fsync(handle)
+            finally:
+                os.close(handle)
+            hit("write:synced")
+            if disk:
+                sync_dir(os.path.dirname(full))
+        except OSError as error:
+            _try_remove(full)
+            raise write_failed(full, error) from error
+        hit("write:done")
+
+    def read(self, path: str) -> pa.Buffer:
+        full = self._full(path)
+        with reading(full):
+            if not _size_of(full):
+                return pa.py_buffer(b"")  # an empty file cannot be mapped
+            with pa.memory_map(full) as mapped:
+                return mapped.read_buffer()
+
+    def open_input(self, path: str) -> pa.NativeFile:
+        full = self._full(path)
+        with reading(full):
+            return pa.memory_map(full) if _size_of(full) else pa.BufferReader(b"")
+
+    def size(self, path: str) -> int:
+        full = self._full(path)
+        with reading(full):
+            return _size_of(full)
+
+    def stamp(self, path: str) -> tuple[str | int, ...]:
+        full = self._full(path)
+        with reading(full):
+            status = os.stat(full)
+        return full, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+    def exists(self, path: str) -> bool:
+        full = self._full(path)
+        try:
+            with reading(full):
+                return stat.S_ISREG(os.stat(full).st_mode)
+        except FileNotFoundError:
+            return False
+
+    def list(self, prefix: str = "") -> list[FileInfo]:
+        top = self._full(prefix) if prefix else self.root
+        found = []
+        for folder, _, names in os.walk(top, onerror=_refuse_to_list):
+            for name in names:
+                full = os.path.join(folder, name)
+                try:
+                    with reading(full):
+                        status = os.stat(full, follow_symlinks=False)
+                except FileNotFoundError:
+                    continue  # deleted while the listing ran
+                path = os.path.relpath(full, self.root).replace(os.sep, "/")
+                found.append(FileInfo(path, status.st_size, status.st_mtime_ns // 1_000_000))
+        return sorted(found, key=lambda info: info.path)
+
+    def delete(self, path: str) -> None:
+        full = self._full(path)
+        try:
+            os.unlink(full)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise WriteFailed(f"{full} was not deleted: {error.strerror}") from error
+        hit("delete:done")
+
+    def _full(self, path: str) -> str:
+        return os.path.join(self.root, inside_root(path))
+
+    def _make_folders(self, full: str) -> None:
+        """Make the root and every folder down to the file."""
+        disk = self.durability == "disk"
+        folder = os.path.dirname(full)
+        below = PurePosixPath(folder).relative_to(self.root).parts
+        for depth in range(len(below) + 1):
+            make_private_dir(os.path.join(self.root, *below[:depth]), sync=disk)
+
+
+def _size_of(full: str) -> int:
+    """Return the bytes of a regular file; raise FileNotFoundError for a folder or anything else."""
+    status = os.stat(full)
+    if not stat.S_ISREG(status.st_mode):
+        raise FileNotFoundError(errno.ENOENT, "no such file", full)
+    return status.st_size
+
+
+def _write_all(handle: int, data: memoryview) -> None:
+    view = data.cast("B")
+    if is_armed("write:half"):
+        view = view[os.write(handle, view[: len(view) // 2]) :]
+        hit("write:half")
+    while view:
+        view = view[os.write(handle, view) :]
+
+
+def _try_remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        return  # the first error is the one to tell; vacuum finds what stays
+
+
+def _refuse_to_list(error: OSError) -> None:
+    """Raise the ReadFailed for a folder that cannot be listed; ignore one that was deleted meanwhile."""
+    if not is_missing(error):
+        raise read_failed(str(error.filename), error) from error

@@ -1,0 +1,28 @@
+"""Parallel map over threads, for kernels of Arrow and numpy, which release the GIL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import pyarrow as pa
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+MOST_THREADS = 8
+WORTH_ROWS = 1 << 16
+"""Fewer rows than these are done before another thread has begun."""
+
+
+def parallel_map(work: Callable[[A], B], items: Sequence[A], rows: int) -> list[B]:
+    """Return `work` of each item, in order; on several threads if `rows`, the total, is worth it.
+
+    The threads end with the call: a process that forks later has none of them to lose.
+    """
+    threads = min(pa.cpu_count(), MOST_THREADS, len(items))
+    if rows < WORTH_ROWS or threads < 2:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(work, items))

@@ -1,0 +1,1 @@
+"""Maintenance: the background thread, and the deletion of unreachable files."""

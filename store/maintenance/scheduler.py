@@ -1,0 +1,179 @@
+"""Background maintenance: one thread of an open store that applies retention, compacts, vacuums and writes backups.
+
+It works in rounds. In each, every table with something to do gets one slice of compaction, so that a large table keeps
+no other one waiting, and a close waits for one slice at most. What fails is logged and noted in the catalog, where
+`status` shows it; it stops neither the thread nor another table.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from epochlog.errors import EpochlogError, StoreClosed, TableDropped
+from epochlog.store.backup.incremental import ship
+from epochlog.store.catalog.keys import after_prefix, table_key, trouble_key
+from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.compaction.executor import CompactionOutcome, compact_table
+from epochlog.store.metadata.definitions import TableDef, TableOptions
+from epochlog.store.metadata.lookups import all_tables, get_version
+from epochlog.store.metadata.version import TableVersion
+from epochlog.store.retention.retention import apply_retention
+
+from .vacuum import vacuum
+
+if TYPE_CHECKING:
+    from epochlog.store.session.handle import Handle
+
+PERIOD_S = 1.0
+"""How often it looks for work by itself; a commit that leaves some wakes it at once."""
+LOOK_AGAIN_MS = 10_000
+"""How often it looks at a table that nothing has changed in: time alone lets go of the past, and of what failed."""
+VACUUM_EVERY_MS = 600_000
+SLICE = 2
+"""Pieces of a compaction in one slice."""
+_log = logging.getLogger("epochlog")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Last failure of a table's maintenance; deleted once that succeeds."""
+
+    at_ms: int
+    by: str
+    error: str
+
+
+def all_troubles(view: View) -> dict[int, Trouble]:
+    """Return the current maintenance failures by table id."""
+    found = view.scan(b"trouble/", after_prefix(b"trouble/"))
+    return {int(key[-8:], 16): Trouble(**record) for key, record in found}
+
+
+class Maintenance:
+    """The maintenance of one open store. `errors`: what failed in its last try, by table, "vacuum" or "shipping"."""
+
+    def __init__(self, handle: Handle) -> None:
+        self.errors: dict[str, str] = {}
+        self._handle = handle
+        self._pid = os.getpid()
+        self._woken = threading.Event()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._seen: dict[int, tuple[TableVersion, TableOptions, int]] = {}
+        self._vacuumed_ms: int | None = None
+
+    def start(self) -> None:
+        """Start the thread; it works until `close`."""
+        self._thread = threading.Thread(target=self._run, name="epochlog-maintenance", daemon=True)
+        self._handle.wake_maintenance = self.wake
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Wake the thread: there is work to do."""
+        if self._pid == os.getpid():  # the thread is not there after a fork
+            self._woken.set()
+
+    def close(self) -> None:
+        """End the thread, after the slice at hand."""
+        if self._pid != os.getpid():
+            return
+        self._closing.set()
+        self._woken.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def run_once(self) -> bool:
+        """Run one round over all tables; return True if there is more to do at once."""
+        more = False
+        for table, version in self._attempt("looking", lambda: self._handle.catalog.read(self._due)) or ():
+            if self._closing.is_set():
+                return False
+            self._seen[table.id] = (version, table.options, self._handle.catalog.now_ms())
+            if self._look_after(table) in (CompactionOutcome.PROGRESS, CompactionOutcome.DONE):
+                self._seen.pop(table.id)
+                more = True
+        if not self._closing.is_set():
+            self._attempt("vacuum", self._vacuum)
+            self._attempt("shipping", lambda: ship(self._handle))
+        return more
+
+    # ---- the parts of a round ------------------------------------------------------------------------------------
+
+    def _due(self, view: View) -> list[tuple[TableDef, TableVersion]]:
+        """Return the tables that have new commits or options since their last maintenance, or had none for
+        LOOK_AGAIN_MS.
+        """
+        now_ms, found = self._handle.catalog.now_ms(), []
+        for table in all_tables(view):
+            version = get_version(view, table.id, table.name)
+            seen = self._seen.get(table.id)
+            if seen is None or seen[:2] != (version, table.options) or not 0 <= now_ms - seen[2] < LOOK_AGAIN_MS:
+                found.append((table, version))
+        return found
+
+    def _look_after(self, table: TableDef) -> CompactionOutcome | None:
+        def work() -> CompactionOutcome:
+            apply_retention(self._handle, table)
+            return compact_table(self._handle, table, budget=SLICE, by="maintenance")
+
+        try:
+            outcome = self._attempt(table.name, work)
+            error = self.errors.get(table.name)
+            self._note(table, error)
+        except EpochlogError as error:
+            _log.warning("maintenance of table %r could not note its trouble: %s", table.name, error)
+            return None
+        return outcome
+
+    def _note(self, table: TableDef, error: str | None) -> None:
+        """Keep the trouble of a table in the catalog for others to see; written only when it changes."""
+        handle, key = self._handle, trouble_key(table.id)
+        told = handle.catalog.read(lambda view: view.get(key))
+        if (told["error"] if told else None) == error:
+            return
+
+        def body(tx: Txn) -> None:
+            if error is None:
+                tx.delete(key)
+            elif tx.get(table_key(table.id)) is not None:
+                tx.put(key, asdict(Trouble(handle.catalog.now_ms(), "maintenance", error)))
+
+        handle.catalog.transact(body)
+
+    def _vacuum(self) -> None:
+        now_ms, last_ms = self._handle.catalog.now_ms(), self._vacuumed_ms
+        if last_ms is None or not 0 <= now_ms - last_ms < VACUUM_EVERY_MS:
+            self._vacuumed_ms = now_ms
+            report = vacuum(self._handle, stop=self._closing.is_set)
+            if report.deleted or report.revoked:
+                _log.info("maintenance: %r", report)
+
+    def _attempt(self, what: str, work: Callable[[], T]) -> T | None:
+        """Return the result of `work`; None when it fails. A failure is logged once and kept in `errors` until `work`
+        succeeds.
+        """
+        try:
+            found = work()
+        except (StoreClosed, TableDropped):
+            self.errors.pop(what, None)
+            return None
+        except Exception as error:  # noqa: BLE001 (whatever it is, the next round tries again)
+            text = f"{type(error).__name__}: {error}"
+            if self.errors.get(what) != text:
+                _log.warning("maintenance, %s: %s", what, text, exc_info=not isinstance(error, EpochlogError))
+            self.errors[what] = text
+            return None
+        self.errors.pop(what, None)
+        return found
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self._woken.clear()
+            if not self.run_once() and not self._closing.is_set():
+                self._woken.wait(PERIOD_S)

@@ -1,0 +1,136 @@
+"""Catalog record of a consumer. There is one for each consumer, and nothing else is stored of it.
+
+Its position holds the logs behind it (store/retention/holds.py) as long as somebody has it open, and for `keep_ms`
+after that. So one that is dropped, or was away for longer, holds nothing from that moment on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+
+from epochlog.errors import ConsumerNotFound, InvalidName, TableDropped
+from epochlog.store.catalog.keys import after_prefix, consumer_key, table_key
+from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.records import Record
+from epochlog.store.types.epoch import show_epoch
+
+from .definitions import Counters, TableDef
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerRecord:
+    """position: all changes of its tables through that epoch are acknowledged; None: nothing is, it begins with the
+    tables' rows. snapshot: the epoch of the rows that it is taking in, which are held until it has a position; None: it
+    has not said. states: the tables of which it reads old rows; where they are not stored with the log the states
+    at the position are held too.
+    keep_ms: how long it may be away and still hold; None: for good. holder: the lease of whoever has it open, which
+    ends at expires_ms; from then on it is away. acked_ms: of the newest acknowledgement, 0 before the first.
+    dropped: the name of a table of it that was dropped.
+    """
+
+    name: str
+    tables: tuple[int, ...]
+    too_old: str
+    keep_ms: int | None
+    position: int | None = None
+    incarnation: int = 0
+    states: tuple[int, ...] = ()
+    holder: str = ""
+    expires_ms: int = 0
+    last_ms: int = 0
+    acked_ms: int = 0
+    dropped: str | None = None
+    snapshot: int | None = None
+
+    def to_record(self) -> Record:
+        return {**asdict(self), "tables": list(self.tables), "states": list(self.states)}
+
+    @classmethod
+    def from_record(cls, record: Record) -> ConsumerRecord:
+        return cls(**{**record, "tables": tuple(record["tables"]), "states": tuple(record["states"])})
+
+    @property
+    def at(self) -> int | None:
+        """Return the epoch past which the consumer needs the logs; None: it needs nothing yet."""
+        return self.snapshot if self.position is None else self.position
+
+    def state_at(self, table_id: int) -> int | None:
+        """Return the epoch at which the consumer needs the table's rows; None: it needs none."""
+        return self.at if self.position is None or table_id in self.states else None
+
+    @property
+    def until_ms(self) -> int | None:
+        """Return the Unix ms at which the consumer stops holding unless it is opened again; None: never."""
+        return None if self.keep_ms is None else self.expires_ms + self.keep_ms
+
+    def open(self, now_ms: int, alive: Collection[str] = ()) -> bool:
+        return bool(self.holder) and (self.expires_ms > now_ms or self.holder in alive)
+
+    def holds(self, now_ms: int, alive: Collection[str] = ()) -> bool:
+        """Return True if the consumer still holds the logs and rows that it has yet to read."""
+        if self.at is None or self.dropped is not None:
+            return False
+        return self.until_ms is None or now_ms < self.until_ms or self.open(now_ms, alive)
+
+
+def all_consumers(view: View) -> Iterator[ConsumerRecord]:
+    for _, record in view.scan(b"consumer/", after_prefix(b"consumer/")):
+        yield ConsumerRecord.from_record(record)
+
+
+def get_consumer(view: View, name: str) -> ConsumerRecord:
+    """Return the consumer of that name; raise ConsumerNotFound if there is none."""
+    check_consumer_name(name)
+    record = view.get(consumer_key(name))
+    if record is None:
+        known = ", ".join(one.name for one in all_consumers(view)) or "none"
+        raise ConsumerNotFound(f"there is no consumer {name!r}; the store's consumers: {known}")
+    return ConsumerRecord.from_record(record)
+
+
+def table_goes(tx: Txn, table_id: int, now_ms: int) -> None:
+    """Record in the consumers of a table that it is dropped: they cannot go on and hold nothing. Part of the
+    transaction that drops it.
+    """
+    for record in list(all_consumers(tx)):
+        if table_id in record.tables and record.dropped is None:
+            found = tx.get(table_key(table_id))
+            name = TableDef.from_record(found).name if found is not None else f"{table_id}"
+            tx.put(consumer_key(record.name), replace(record, dropped=name, last_ms=now_ms).to_record())
+
+
+def broken_consumers(view: View, tables: Mapping[int, TableDef]) -> Iterator[tuple[str, str]]:
+    """List (where, problem) for broken consumer records, for verify."""
+    last = Counters.read(view).last_epoch
+    for key, found in view.scan(b"consumer/", after_prefix(b"consumer/")):
+        record = ConsumerRecord.from_record(found)
+        where = f"consumer {record.name}"
+        if key != consumer_key(record.name):
+            yield where, f"lies under another name, {key!r}"
+        missing = [table for table in record.tables if table not in tables]
+        if not record.tables or (missing and record.dropped is None):
+            yield where, f"refers to tables that are not there: {missing}"
+        if record.at is not None and record.at > last:
+            yield where, f"stands at epoch {show_epoch(record.at)}, above last_epoch {show_epoch(last)}"
+        if not set(record.states) <= set(record.tables):
+            yield where, "holds states of tables that it does not read"
+
+
+def require_tables(record: ConsumerRecord) -> None:
+    if record.dropped is not None:
+        raise TableDropped(
+            f"table {record.dropped!r} was dropped, and consumer {record.name!r} cannot go on without it; forget it "
+            f"with store.drop_consumer({record.name!r})"
+        )
+
+
+def check_consumer_name(name: object) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidName(
+            f"consumer name {name!r} cannot be used: take 1 to 128 of a-z, A-Z, 0-9, _, . and -, beginning with "
+            "a letter, a digit or _"
+        )

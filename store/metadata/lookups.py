@@ -1,0 +1,108 @@
+"""Look-ups of the records of tables, jobs and the store in a view of the catalog, by name or by id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from epochlog.errors import Corrupt, EpochlogError, JobNotFound, TableDropped, TableNotFound
+from epochlog.store.catalog.keys import (
+    STORE,
+    after_prefix,
+    head_key,
+    job_key,
+    job_name_key,
+    log_key,
+    name_key,
+    runs_key,
+    table_key,
+)
+from epochlog.store.catalog.protocol import View
+from epochlog.store.types.schema import is_name
+
+from .definitions import JobRecord, StoreRecord, TableDef
+from .version import LogEntry, Runs, TableVersion, runs_from_record
+
+
+def get_store(view: View) -> StoreRecord:
+    """Return the store's record as of this state of the catalog."""
+    record = view.get(STORE)
+    if record is None:
+        raise Corrupt("catalog record of the store", "it is missing")
+    return StoreRecord(**record)
+
+
+def find_table(view: View, name: str) -> TableDef:
+    """Return the table of that name; raise TableNotFound if there is none."""
+    entry = view.get(name_key(name)) if is_name(name) else None
+    record = view.get(table_key(entry["id"])) if entry else None
+    if record is not None:
+        return TableDef.from_record(record)
+    known = sorted(table.name for table in all_tables(view))
+    if entry is not None or name in known:  # one of the two records without the other: its key was damaged
+        raise Corrupt(f"catalog record of table {name!r}", "it is missing")
+    raise TableNotFound(f"there is no table {name!r}; the store's tables: {', '.join(known) or 'none'}")
+
+
+def get_table(view: View, table_id: int, name: str) -> TableDef:
+    """Return the table of that id; TableDropped if it was dropped, even when a new one took its name."""
+    record = view.get(table_key(table_id))
+    if record is None:
+        raise _gone(view, table_id, name)
+    return TableDef.from_record(record)
+
+
+def get_version(view: View, table_id: int, name: str) -> TableVersion:
+    record = view.get(head_key(table_id))
+    if record is None:
+        raise _gone(view, table_id, name)
+    return TableVersion.from_record(record)
+
+
+def get_runs(view: View, table_id: int) -> Runs:
+    """Return the table's sorted runs, oldest first."""
+    return runs_from_record(view.get(runs_key(table_id)))
+
+
+def get_entries(view: View, table_id: int, after: int, until: int) -> list[LogEntry]:
+    """Return the log entries with epochs in (after, until], oldest first."""
+    found = view.scan(log_key(table_id, after + 1), log_key(table_id, until + 1))
+    return [LogEntry.from_record(record) for _, record in found]
+
+
+def _gone(view: View, table_id: int, name: str) -> EpochlogError:
+    """Return TableDropped if nothing of the table is left, else Corrupt: a key was damaged."""
+    entry = view.get(name_key(name)) if is_name(name) else None
+    if (entry is not None and entry["id"] == table_id) or view.get(table_key(table_id)) is not None:
+        return Corrupt(f"catalog record of table {name!r}", "it is missing")
+    return TableDropped(
+        f"table {name!r} was dropped; get the one that may now bear the name with store.table({name!r})"
+    )
+
+
+def all_tables(view: View) -> Iterator[TableDef]:
+    for _, record in view.scan(b"table/", after_prefix(b"table/")):
+        yield TableDef.from_record(record)
+
+
+def find_job(view: View, name: str) -> JobRecord:
+    """Return the job of that name; raise JobNotFound if there is none."""
+    entry = view.get(job_name_key(name)) if is_name(name) else None
+    record = view.get(job_key(entry["id"])) if entry else None
+    if record is None:
+        known = ", ".join(sorted(job.name for job in all_jobs(view))) or "none"
+        raise JobNotFound(f"there is no job {name!r}; the store's jobs: {known}")
+    return JobRecord.from_record(record)
+
+
+def get_job(view: View, job_id: int, name: str) -> JobRecord:
+    record = view.get(job_key(job_id))
+    if record is None:
+        raise JobNotFound(
+            f"job {name!r} was dropped or cancelled, or its tables were adopted; store.jobs() has those that are left"
+        )
+    return JobRecord.from_record(record)
+
+
+def all_jobs(view: View) -> Iterator[JobRecord]:
+    for _, record in view.scan(b"job/", after_prefix(b"job/")):
+        yield JobRecord.from_record(record)

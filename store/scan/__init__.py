@@ -1,0 +1,1 @@
+"""Reading a table at an epoch: planning, pruning, splitting and point lookups."""

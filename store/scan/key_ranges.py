@@ -1,0 +1,65 @@
+"""Key ranges that cut work into pieces of like size, so that memory stays bounded however long a log is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import pyarrow as pa
+
+from epochlog.store.env.files import Files
+from epochlog.store.sst.data_file import KeyRange
+from epochlog.store.sst.segment import Segment, SegmentReader
+from epochlog.store.types.key_codec import Key, KeyCodec
+from epochlog.store.types.schema import TableSchema
+
+ROW_BYTES = 64
+"""What a row of ordinary width takes in a file; wider ones count as several."""
+_TELLING_BLOCKS = 8
+_SAMPLED_KEYS = 64
+
+
+def cost(segments: Iterable[Segment]) -> int:
+    """Return the memory cost of segments, counted in rows of ordinary width."""
+    return sum(max(segment.rows, segment.bytes // ROW_BYTES) for segment in segments)
+
+
+def split_by_weight(marks: Iterable[tuple[Key, float]], count: int, within: KeyRange) -> list[KeyRange]:
+    """Return at most `count` key ranges that tile `within`. marks: keys in any order, with the rows following each."""
+    low, high = within
+    inside = sorted((key, rows) for key, rows in marks if (low is None or key > low) and (high is None or key < high))
+    total, cuts, seen = sum(rows for _, rows in inside), [], 0
+    for key, rows in inside:
+        if len(cuts) < count - 1 and seen >= total * (len(cuts) + 1) / count and (not cuts or key > cuts[-1]):
+            cuts.append(key)
+        seen += rows
+    return list(pairwise([low, *cuts, high]))
+
+
+def key_pieces(
+    files: Files, table: TableSchema, segments: Sequence[Segment], count: int, within: KeyRange
+) -> list[KeyRange]:
+    """Split segments as `split_by_weight` does; of many with one block each, the keys of a sample are read."""
+    if count < 2 or not segments:
+        return [within]
+    codec = KeyCodec(table.schema, table.primary_key)
+    large = [segment for segment in segments if len(segment.blocks) >= _TELLING_BLOCKS]
+    small = [segment for segment in segments if len(segment.blocks) < _TELLING_BLOCKS]
+    marks = [(key, segment.rows // len(segment.blocks)) for segment in large for key in segment.blocks]
+    chosen = _spread(small, 4 * count + 8)
+    share = max(1, sum(segment.rows for segment in small) // max(1, len(chosen) * _SAMPLED_KEYS))
+    for segment in chosen:
+        keys = SegmentReader(files, segment, table, codec).read((), within).keys
+        places = pa.array(_evenly(len(keys), _SAMPLED_KEYS), pa.int64())
+        marks += [(key, share) for key in keys.take(places).to_pylist()]
+    return split_by_weight(marks, count, within)
+
+
+def _spread(segments: Sequence[Segment], most: int) -> list[Segment]:
+    return [segments[place] for place in _evenly(len(segments), most)]
+
+
+def _evenly(length: int, most: int) -> list[int]:
+    """Return at most `most` places, evenly among `length`."""
+    count = min(length, most)
+    return [place * length // count for place in range(count)]

@@ -1,0 +1,231 @@
+"""Pruning: the columns that a filter needs, and the files and key ranges that cannot pass it.
+
+Only statistics of key columns may rule out an L0 file: a row that fails a filter on other columns must still be read,
+for it may replace an older row that would pass.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.fs
+
+from epochlog.errors import InvalidInput
+from epochlog.store.types.key_codec import Key, KeyCodec
+from epochlog.store.types.schema import TableSchema
+
+Stats = Mapping[str, tuple[Any, Any]]
+KeyRange = tuple[Key | None, Key | None]
+_FAN = 32
+_UNFIT = (pa.ArrowException, KeyError, TypeError)
+
+
+def filter_columns(table: TableSchema, columns: Sequence[str], filter: pc.Expression | None) -> list[str]:
+    """Return `columns` and after them the other columns that the filter names."""
+    return list(columns) if filter is None else needed_columns(table.name, table.schema, columns, filter)
+
+
+def needed_columns(table: str, schema: pa.Schema, columns: Sequence[str], filter: pc.Expression) -> list[str]:
+    """Return `columns` and after them the other columns of the schema that the filter needs. Raise InvalidInput for a
+    filter that does not fit the table.
+    """
+    check_filter(filter)
+    try:
+        schema.empty_table().filter(filter)
+    except _UNFIT as error:
+        raise InvalidInput(f"the filter does not fit table {table!r}: {error}") from error
+    wanted = list(columns)
+    if binds(pa.schema([schema.field(name) for name in wanted]), filter):
+        return wanted
+    return wanted + [name for name in schema.names if name not in wanted and not binds(_without(schema, name), filter)]
+
+
+MOST_DEPTH = 2_000
+"""Calls of an expression inside of each other: Arrow goes down into each by recursion, and the stack ends some time."""
+MOST_CALLS = 40_000
+_STACK = 256 << 20
+_stack_size = threading.Lock()
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+
+
+def check_filter(filter: object) -> None:
+    """Raise InvalidInput for a filter that is no expression, or so deep or large that evaluating it would end the
+    process, or take forever.
+    """
+    if not isinstance(filter, pc.Expression):
+        raise InvalidInput(f"filter must be a pyarrow.compute.Expression, such as pc.field('x') > 1, not {filter!r}")
+    text = _QUOTED.sub("", _described(filter))
+    depth = deepest = 0
+    for step in re.findall(r"[()]", text):
+        depth += 1 if step == "(" else -1
+        deepest = max(deepest, depth)
+    if deepest > MOST_DEPTH or text.count("(") > MOST_CALLS:
+        raise InvalidInput(
+            f"the filter is {deepest} levels deep and has {text.count('(')} calls; at most {MOST_DEPTH} and "
+            f"{MOST_CALLS} are taken. For a long list of values use isin; join many terms pairwise, not in a row"
+        )
+
+
+def _described(filter: pc.Expression) -> str:
+    """Return the expression as text, made by a thread with a large stack: Arrow describes it by recursion too."""
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.append(str(filter)), name="epochlog-filter")
+    with _stack_size:
+        before = threading.stack_size(_STACK)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    return found[0]
+
+
+def binds(schema: pa.Schema, filter: pc.Expression) -> bool:
+    """Return True if these columns are enough to evaluate the filter."""
+    try:
+        schema.empty_table().filter(filter)
+    except _UNFIT:
+        return False
+    return True
+
+
+def _without(schema: pa.Schema, name: str) -> pa.Schema:
+    return pa.schema([field for field in schema if field.name != name])
+
+
+def passed(table: str, rows: pa.Table, filter: pc.Expression | None) -> pa.Table:
+    """Return the rows that pass the filter; InvalidInput if it cannot be computed for one of them, as 1 / 0 cannot."""
+    if filter is None:
+        return rows
+    try:
+        return rows.filter(filter)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise InvalidInput(
+            f"the filter cannot be computed for the rows of table {table!r}: {error}. Where a value "
+            "is of another type than its column, give it in the column's: pa.scalar(value, type)"
+        ) from error
+
+
+def key_prunes(table: TableSchema, filter: pc.Expression | None) -> Callable[[Stats], bool]:
+    """Return a test of a file's key statistics: True when no row of the file can pass the filter."""
+    if filter is None:
+        return lambda _: False
+    schema = table.schema
+
+    def ruled_out(stats: Stats) -> bool:
+        guarantee = key_guarantee(schema, stats)
+        return guarantee is not None and not _passing(schema, filter, [guarantee])
+
+    return ruled_out
+
+
+def key_ranges(
+    table: TableSchema, filter: pc.Expression, starts: Sequence[Key], last: Key, within: KeyRange
+) -> list[KeyRange]:
+    """Return the ranges of `within`, ascending, outside of which no row passes the filter.
+
+    starts: keys at which blocks of the files begin, sorted, each once; no key lies below the first or above `last`.
+    Only what the filter says of the first key column counts. It holds for every version of a row, so that newer ones
+    are left out together with those that they replace.
+    """
+    codec = KeyCodec(table.schema, table.primary_key)
+    first = table.primary_key[0]
+    values = None if binds(_without(table.schema, first), filter) else codec.leading([*starts, last])
+    if values is None:
+        return [within]
+    spans = [(0, len(starts))]
+    while any(end - low > 1 for low, end in spans):
+        spans = [part for span in spans for part in _cut(span)]
+        spans = [
+            spans[place]
+            for place in _passing(table.schema, filter, [_between(codec, first, values, span) for span in spans])
+        ]
+    edges: list[Key | None] = [*starts, None]
+    return [
+        found
+        for low, end in _touching(spans)
+        if (found := overlap((edges[low] if low else None, edges[end]), within)) is not None
+    ]
+
+
+def _cut(span: tuple[int, int]) -> list[tuple[int, int]]:
+    low, end = span
+    step = max(1, -(-(end - low) // _FAN))
+    return list(pairwise([*range(low, end, step), end]))
+
+
+def _between(codec: KeyCodec, first: str, values: pa.Array, span: tuple[int, int]) -> pc.Expression:
+    """Return an expression that holds for the first key column in a span of `values`. NaN, the greatest key, is in no
+    bounds.
+    """
+    low, high = values[span[0]], values[span[1]]
+    if pa.types.is_floating(values.type) and low.as_py() != low.as_py():
+        return pc.scalar(True)
+    above = pc.field(first) >= low
+    if pa.types.is_floating(values.type) and high.as_py() != high.as_py():
+        return above if span[1] < len(values) - 1 and not codec.hidden else pc.scalar(True)
+    if span[1] < len(values) - 1 and not codec.hidden:
+        return above & (pc.field(first) < high)
+    return above & (pc.field(first) <= high)
+
+
+def _touching(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Merge the spans that touch."""
+    found: list[tuple[int, int]] = []
+    for low, end in spans:
+        if found and low == found[-1][1]:
+            found[-1] = found[-1][0], end
+        else:
+            found.append((low, end))
+    return found
+
+
+def overlap(one: KeyRange, other: KeyRange) -> KeyRange | None:
+    """Return the intersection of two key ranges; None when it is empty."""
+    lows = [low for low in (one[0], other[0]) if low is not None]
+    highs = [high for high in (one[1], other[1]) if high is not None]
+    low, high = max(lows, default=None), min(highs, default=None)
+    return None if low is not None and high is not None and low >= high else (low, high)
+
+
+def _passing(schema: pa.Schema, filter: pc.Expression, guarantees: Sequence[pc.Expression]) -> list[int]:
+    """Return the indices of the guarantees under which rows may pass the filter. Arrow's datasets decide it, but for
+    NaN: they take `not (x < NaN)` for false where bounds of x are known.
+    """
+    if any(pa.types.is_floating(kind) for kind in schema.types) and "nan" in str(filter).lower():
+        return list(range(len(guarantees)))
+    form, filesystem = ds.IpcFileFormat(), pa.fs.LocalFileSystem()
+    fragments = [
+        form.make_fragment(str(place), filesystem, partition_expression=guarantee)
+        for place, guarantee in enumerate(guarantees)
+    ]
+    dataset = ds.FileSystemDataset(fragments, schema, form, filesystem=filesystem)
+    try:
+        return [int(fragment.path) for fragment in dataset.get_fragments(filter)]
+    except pa.ArrowInvalid:  # a value of the filter has no place among the guarantee's
+        return list(range(len(guarantees)))
+
+
+def key_guarantee(schema: pa.Schema, stats: Stats) -> pc.Expression | None:
+    """Return an expression that holds for every row, by the statistics of key columns; None without statistics."""
+    guarantee = None
+    for name, (low, high) in stats.items():
+        kind = schema.field(name).type
+        bounds = (pc.field(name) >= _scalar(low, kind)) & (pc.field(name) <= _scalar(high, kind))
+        guarantee = bounds if guarantee is None else guarantee & bounds
+    return guarantee
+
+
+def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
+    """Convert a statistic's plain value (an int for times and dates) to a scalar of its column's type."""
+    if pa.types.is_temporal(kind) and isinstance(value, int):
+        storage = pa.int32() if kind.bit_width == 32 else pa.int64()
+        return pa.array([value], storage).view(kind)[0]
+    return pa.scalar(value, kind)

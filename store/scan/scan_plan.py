@@ -1,0 +1,424 @@
+"""Reading a table at an epoch.
+
+Which files to read is decided in the catalog (ScanPlan), how they merge is decided here.
+
+A plan is picklable and knows no catalog, so Spark tasks read by it. Newest wins: L0 segments over newer runs over
+older ones.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate, pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from epochlog.errors import EpochExpired, EpochNotCommitted, InvalidInput
+from epochlog.store.catalog.protocol import View
+from epochlog.store.env.files import Files
+from epochlog.store.env.parallel import parallel_map
+from epochlog.store.epochs.readable import distance
+from epochlog.store.metadata.definitions import TableDef
+from epochlog.store.metadata.lookups import get_entries, get_runs, get_version
+from epochlog.store.sst.merge import Rows, fold, fold_data, joined, lookup, newest_wins
+from epochlog.store.sst.segment import Borders, Segment, SegmentReader
+from epochlog.store.sst.sorted_run import RunFile, SortedRun, read_part
+from epochlog.store.types.epoch import as_epoch, show_epoch
+from epochlog.store.types.key_codec import Key, KeyCodec, last_of_each, sort_indices
+from epochlog.store.types.schema import TableSchema
+
+from .key_ranges import split_by_weight
+from .point_lookup import Level, PointReader
+from .pruning import filter_columns, key_prunes, key_ranges, overlap, passed
+from .size_splits import estimate_sizes
+
+KeyRange = tuple[Key | None, Key | None]
+"""Encoded keys [low, high); None is open."""
+EVERYTHING: KeyRange = (None, None)
+BATCH_ROWS = 1 << 20
+READ_BYTES = 128 << 20
+"""What is merged at a time at most, more or less: of ten times as much twice the memory would be new to the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScanPlan:
+    """Plan of a read of one table at one epoch: sorted runs, then L0 segments oldest first."""
+
+    table: TableSchema
+    epoch: int
+    runs: tuple[SortedRun, ...] = ()
+    segments: tuple[Segment, ...] = ()
+
+    @property
+    def codec(self) -> KeyCodec:
+        return KeyCodec(self.table.schema, self.table.primary_key)
+
+    @property
+    def files(self) -> list[RunFile | Segment]:
+        """List the files that hold the rows, and those that hide some of them."""
+        found: list[RunFile | Segment] = []
+        for run in self.runs:
+            past = run.history if self.epoch < run.hi else ()
+            found += [*run.parts, *(part for part in past if part.until > self.epoch)]
+        return [*found, *self.segments]
+
+    @property
+    def rows_at_most(self) -> int:
+        """Return an upper bound of the rows: all rows of the files, tombstones and replaced rows among them."""
+        return sum(part.rows for run in self.runs for part in run.parts) + sum(s.rows for s in self.segments)
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of all files to read."""
+        return sum(part.bytes for run in self.runs for part in run.parts) + sum(s.bytes for s in self.segments)
+
+    def schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
+        """Return the result's schema; InvalidInput for a column that the table does not have, or that is repeated."""
+        if columns is None:
+            return self.table.schema
+        if isinstance(columns, str):
+            raise InvalidInput(f"columns is a list of column names: write [{columns!r}]")
+        if not isinstance(columns, Sequence):
+            raise InvalidInput(f"columns is a list of column names, not {columns!r}")
+        unknown = [name for name in columns if name not in self.table.schema.names]
+        if unknown:
+            raise InvalidInput(
+                f"table {self.table.name!r} has no column {unknown[0]!r}; it has {self.table.schema.names}"
+            )
+        twice = [name for place, name in enumerate(columns) if name in columns[:place]]
+        if twice:
+            raise InvalidInput(f"table {self.table.name!r}: column {twice[0]!r} is asked for twice")
+        return pa.schema([self.table.schema.field(name) for name in columns])
+
+    def read(
+        self,
+        files: Files,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+        key_range: KeyRange = EVERYTHING,
+    ) -> pa.Table:
+        """Read all rows of the key range that pass the filter, in key order."""
+        schema = self.schema(columns)
+        wanted = self._wanted(schema, filter)
+        # one run alone needs no merge, and nothing of it lies in memory twice; tables of no columns cannot be joined
+        count = 1 if self.is_lone_run or not schema.names else self._bytes_of(wanted) // READ_BYTES
+        parts, borders = self._parts(count, self.passing(filter, key_range), key_range), Borders()
+        tables = [self._selected(files, schema, wanted, filter, part, borders) for part in parts]
+        return pa.concat_tables(tables) if len(tables) > 1 else tables[0]
+
+    def batches(
+        self,
+        files: Files,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+        key_range: KeyRange = EVERYTHING,
+        *,
+        applied: bool = True,
+        piece_bytes: int = READ_BYTES,
+    ) -> Iterator[pa.RecordBatch]:
+        """Read the rows of the key range that pass the filter as batches, in key order, a bounded number at a time.
+
+        piece_bytes: what is read at a time at most, more or less (whole blocks of files are). applied: else the filter
+        only decides what need not be read, and rows that fail it, and older versions of such, are among the result.
+        What is wrong with the arguments is raised at once, what is wrong with files by the iterator.
+        """
+        schema = self.schema(columns)
+        wanted = self._wanted(schema, filter if applied else None)
+        count = max(self.rows_at_most // BATCH_ROWS, self._bytes_of(wanted) // piece_bytes)
+        parts = self._parts(count, self.passing(filter, key_range), key_range)
+        read = partial(self._selected, files, schema, wanted, filter, borders=Borders(), applied=applied)
+        return _batches_of(lambda part: read(passing=part), parts)
+
+    def _parts(self, count: int, passing: list[KeyRange], within: KeyRange) -> list[list[KeyRange]]:
+        """Cut the passing ranges into at most `count` parts; there is at least one, which may be empty."""
+        if count < 2:
+            return [passing]
+        pieces = self.splits(count, within)
+        parts = [[both for one in passing if (both := overlap(one, piece)) is not None] for piece in pieces]
+        return [part for part in parts if part] or [[]]
+
+    def _bytes_of(self, columns: Sequence[str]) -> int:
+        """Estimate the bytes in memory of these columns of all files."""
+        return round(sum(span.bytes for span in estimate_sizes(self.table, self.files, columns)))
+
+    def passing(self, filter: pc.Expression | None, within: KeyRange = EVERYTHING) -> list[KeyRange]:
+        """Return the key ranges to read, ascending. By the filter on the first key column no row outside passes."""
+        files = [*(part for run in self.runs for part in (*run.parts, *run.history)), *self.segments]
+        if filter is None or not files:
+            return [within]
+        starts = sorted({key for file in files for key in file.blocks})
+        return key_ranges(self.table, filter, starts, max(file.key_max for file in files), within)
+
+    def _wanted(self, schema: pa.Schema, filter: pc.Expression | None) -> list[str]:
+        """Return the columns to read; the first key column if there are none, for the rows must still be counted."""
+        return filter_columns(self.table, schema.names, filter) or list(self.table.primary_key[:1])
+
+    def _selected(
+        self,
+        files: Files,
+        schema: pa.Schema,
+        wanted: Sequence[str],
+        filter: pc.Expression | None,
+        passing: Sequence[KeyRange],
+        borders: Borders,
+        *,
+        applied: bool = True,
+    ) -> pa.Table:
+        """Read the rows of the ranges that pass the filter."""
+        keyed = not self.is_lone_run or passing != [EVERYTHING]
+        found = self._found(files, wanted, filter, passing, borders, keyed=keyed)
+        data = fold_data(found) if found else _no_rows(self.table, self.codec, wanted).data
+        data = passed(self.table.name, data, filter if applied else None).select(schema.names)
+        return data.cast(schema) if schema.names else data  # a cast of no columns would forget the number of rows
+
+    @property
+    def is_lone_run(self) -> bool:
+        """Return True if the plan reads one run alone, without its history: there is nothing to merge."""
+        return not self.segments and len(self.runs) == 1 and self.epoch >= self.runs[0].hi
+
+    @property
+    def rows_known(self) -> int | None:
+        """Return the number of rows if one run alone tells it; None if rows must be read to be counted."""
+        if self.is_lone_run:
+            return sum(part.rows for part in self.runs[0].parts)
+        return None if self.segments or self.runs else 0
+
+    def count(self, files: Files) -> int:
+        """Count the rows. It reads keys alone, or nothing if the number is known."""
+        known = self.rows_known
+        return len(self.rows(files, ()).keys) if known is None else known
+
+    def rows(
+        self,
+        files: Files,
+        columns: Sequence[str],
+        filter: pc.Expression | None = None,
+        key_range: KeyRange = EVERYTHING,
+    ) -> Rows:
+        """Read keys and columns at the epoch, without tombstones.
+
+        The filter only prunes: rows that fail it may be among them.
+        """
+        found = self._found(files, columns, filter, [key_range])
+        return fold(found) if found else _no_rows(self.table, self.codec, columns)
+
+    def _found(
+        self,
+        files: Files,
+        columns: Sequence[str],
+        filter: pc.Expression | None,
+        passing: Sequence[KeyRange],
+        borders: Borders | None = None,
+        *,
+        keyed: bool = True,
+    ) -> list[Rows]:
+        """Read the rows of each run and segment, oldest first; those without rows are left out. Without `keyed` nulls
+        stand for the keys of a run.
+
+        Of several ranges there is more than they hold: what else lies in a block is among it, though not always its
+        newest version.
+        """
+        if not passing:
+            return []
+        codec, whole = self.codec, (passing[0][0], passing[-1][1])
+        skip = key_prunes(self.table, filter)
+        base = [
+            rows
+            for place, run in enumerate(self.runs)
+            for rows in _run_rows(
+                files,
+                self.table,
+                codec,
+                run,
+                self.epoch,
+                columns,
+                filter if place == 0 else None,
+                passing,
+                oldest=place == 0,
+                keyed=keyed,
+            )
+        ]
+        chosen = [
+            segment
+            for segment in self.segments
+            if not skip(segment.stats) and _overlaps(segment.key_min, segment.key_max, whole)
+        ]
+        deltas = parallel_map(
+            lambda segment: SegmentReader(files, segment, self.table, codec).read(
+                columns, whole, passing=passing, borders=borders
+            ),
+            chosen,
+            sum(segment.rows for segment in chosen),
+        )
+        return [rows for rows in (*base, *deltas) if len(rows.keys)]
+
+    def lookup(self, files: Files, keys: pa.Table, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return one row for each key found, in the order of `keys`, which has the primary-key columns."""
+        schema = self.schema(columns)
+        needles = self.codec.encode(self.table.conform_keys(keys))
+        positions, rows = self.find(files, needles, schema.names or self.table.primary_key[:1])
+        there = positions[positions >= 0]
+        asked_in_order = len(there) == len(rows) and (there[1:] > there[:-1]).all()
+        found = rows.data if asked_in_order else rows.data.take(pa.array(there))
+        found = found.select(schema.names)
+        # with metadata: without, the names inside of nested types are passed over
+        return found if found.schema.equals(schema, check_metadata=True) else found.cast(schema)
+
+    def find(self, files: Files, needles: pa.Array, columns: Sequence[str]) -> tuple[np.ndarray, Rows]:
+        """Return for each encoded key (in any order, repeats allowed) its position in the returned rows, or -1.
+
+        Reads only the blocks that may hold one of them.
+        """
+        if not len(needles):
+            return np.empty(0, np.int64), _no_rows(self.table, self.codec, columns)
+        ordered = needles.take(pa.array(sort_indices(needles)))
+        rows = self.rows_of(files, ordered.filter(pa.array(last_of_each(ordered))), columns)
+        return lookup(rows.keys, needles), rows
+
+    def rows_of(self, files: Files, keys: pa.Array, columns: Sequence[str]) -> Rows:
+        """Return the rows that exist of these encoded keys (sorted, each once), in key order.
+
+        Reads only the blocks that may hold one of them.
+        """
+        if not len(keys):
+            return _no_rows(self.table, self.codec, columns)
+        reader = PointReader(files, self.table, self.codec, tuple(columns))
+        within = (keys[0].as_py(), self.codec.above(keys[len(keys) - 1].as_py()))
+        levels: list[Level] = []
+        for run in self.runs:
+            if self.epoch >= run.hi:
+                levels.append(run.parts)
+            else:
+                levels += _run_rows(
+                    files, self.table, self.codec, run, self.epoch, columns, None, [within], oldest=run is self.runs[0]
+                )
+        rows = reader.find([*levels, *([segment] for segment in self.segments)], keys)
+        return rows or _no_rows(self.table, self.codec, columns)
+
+    def splits(self, count: int, within: KeyRange = EVERYTHING) -> list[KeyRange]:
+        """Return at most `count` key ranges that tile `within`, balanced by the rows that statistics know of."""
+        return split_by_weight(_marks(self), count, within)
+
+    def extended(self, segments: Sequence[Segment]) -> ScanPlan:
+        """Return this plan with newer segments on top."""
+        return replace(self, segments=(*self.segments, *segments))
+
+
+def plan_scan(view: View, table: TableDef, epoch: int | None) -> ScanPlan:
+    """Plan the read of a table at an epoch; None is its newest commit. EpochExpired below its safe epoch.
+
+    Whether the epoch is complete is the caller's to ask (EpochView): here, a root table's or a job's own state as of
+    the newest commit at or below the epoch.
+    """
+    version = get_version(view, table.id, table.name)
+    at = version.max_committed_epoch if epoch is None else as_epoch("epoch", epoch)
+    if at < version.safe_epoch:
+        raise EpochExpired(
+            f"table {table.name!r} is readable from epoch {show_epoch(version.safe_epoch)} on; {show_epoch(at)} has "
+            "been let go. "
+            "Keep more with TableOptions(history_retention=...), or pin it with a snapshot while it is there"
+        )
+    # every entry of a table lies above all runs or is folded into one; a run newer than `at` is read with its history
+    start = version.compacted_epoch + 1
+    entries = get_entries(view, table.id, start - 1, at) if at >= start else []
+    runs = tuple(run for run in get_runs(view, table.id) if run.lo < at) if version.runs else ()
+    segments = tuple(segment for entry in entries for segment in entry.segments)
+    return ScanPlan(table.schema, at, runs, segments)
+
+
+def require_complete(name: str, epoch: int | None, complete_through: int) -> None:
+    """Raise EpochNotCommitted if something may still land in the table at or below the epoch."""
+    if epoch is not None and epoch > complete_through:
+        short = f"complete only through {show_epoch(complete_through)}, {distance(complete_through, epoch)} short"
+        raise EpochNotCommitted(
+            f"table {name!r} at {show_epoch(epoch)}: it {f'is {short}' if complete_through else 'has no commit yet'}. "
+            f"{'Read an earlier epoch, or take' if complete_through else 'Take'} a snapshot that waits: "
+            "consistency=epochlog.AtLeast(epoch, timeout=...)"
+        )
+
+
+def _no_rows(table: TableSchema, codec: KeyCodec, columns: Sequence[str]) -> Rows:
+    schema = pa.schema([table.schema.field(name) for name in columns])
+    return Rows(pa.array([], codec.key_type), schema.empty_table(), None)
+
+
+def _run_rows(
+    files: Files,
+    table: TableSchema,
+    codec: KeyCodec,
+    run: SortedRun,
+    epoch: int,
+    columns: Sequence[str],
+    filter: pc.Expression | None,
+    passing: Sequence[KeyRange],
+    *,
+    oldest: bool,
+    keyed: bool = True,
+) -> list[Rows]:
+    """Read a run's rows as of the epoch: those of its live parts, and below its newest epoch also the rows replaced
+    since; no key is in both.
+
+    oldest: no run lies below. Live rows that came after the epoch are then marked as deleted and go when all is merged,
+    which is one copy of the table less than to take them out before; over an older run they would hide its rows.
+    """
+    whole = passing[0][0], passing[-1][1]
+
+    def gather(
+        parts: Sequence[RunFile],
+        at: int | None,
+        *,
+        marked: bool = False,
+        together: Callable[[Sequence[Rows]], Rows] = joined,
+    ) -> Rows:
+        read = partial(
+            read_part, files, schema=table, codec=codec, columns=columns, key_range=whole, filter=filter, at=at,
+            marked=marked, passing=passing, keyed=keyed,
+        )  # fmt: skip
+        chosen = [part for part in parts if _overlaps(part.key_min, part.key_max, whole)]
+        tables = parallel_map(lambda part: read(part=part), chosen, sum(part.rows for part in chosen))
+        return together(tables) if tables else _no_rows(table, codec, columns)
+
+    if epoch >= run.hi:
+        return [gather(run.parts, None)]
+    past = [part for part in run.history if part.until > epoch]
+    return [gather(run.parts, epoch, marked=oldest), gather(past, epoch, together=newest_wins)]
+
+
+def _batches_of(
+    read: Callable[[list[KeyRange]], pa.Table], parts: Sequence[list[KeyRange]]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of one part after another; no batch is referred to here once it was yielded."""
+    for part in parts:
+        batches = read(part).to_batches(max_chunksize=BATCH_ROWS)[::-1]
+        while batches:
+            yield batches.pop()
+
+
+def _overlaps(low: Key, high: Key, key_range: KeyRange) -> bool:
+    return (key_range[0] is None or high >= key_range[0]) and (key_range[1] is None or low < key_range[1])
+
+
+def _marks(plan: ScanPlan) -> Iterator[tuple[Key, float]]:
+    """Yield the keys at which blocks begin, with the rows up to the next one. A block that lies over several of the
+    level with the most blocks is spread over those: small commits all begin near the first key.
+    """
+    levels: list[Sequence[RunFile] | Sequence[Segment]] = [run.parts for run in plan.runs]
+    levels += [(segment,) for segment in plan.segments]
+    finest = max(levels, key=lambda level: sum(len(file.blocks) for file in level), default=())
+    starts = [start for file in finest for start in file.blocks]
+    changes = [0.0] * (len(starts) + 1)
+    for file in (file for level in levels for file in level):
+        rows = file.rows / max(1, len(file.blocks))
+        for low, end in pairwise([*file.blocks, file.key_max]):
+            first, last = bisect_left(starts, low), bisect_left(starts, end)
+            if last - first < 2:
+                yield low, rows
+            else:
+                changes[first] += rows / (last - first)
+                changes[last] -= rows / (last - first)
+    yield from zip(starts, accumulate(changes), strict=False)

@@ -1,0 +1,191 @@
+"""An open store: its marker, catalog, files and clock, and the few facts about it that never change."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+from epochlog.errors import InvalidInput, StoreNotFound
+from epochlog.store.catalog.kind import Site
+from epochlog.store.catalog.protocol import Catalog
+from epochlog.store.catalog.registry import EMBEDDED, kind_of_url
+from epochlog.store.env.clock import Clock
+from epochlog.store.env.files import Files
+from epochlog.store.env.filesystem import open_files
+from epochlog.store.env.paths import file_name, table_folder
+from epochlog.store.env.process_local import OneProcess
+from epochlog.store.env.redact import redact_url
+from epochlog.store.epochs.view_reader import EpochMemory
+from epochlog.store.metadata.definitions import StoreRecord, TableDef
+from epochlog.store.metadata.lag_bound import checked_global_max_lag_ms
+from epochlog.store.sst.segment_writer import WriteTarget
+from epochlog.store.types.epoch import MAX_EPOCH, from_unix_ms
+
+from .bootstrap import DEFAULT_INTERVAL_MS, Asked, open_catalog, require_as_asked
+from .leases import RUNNER_MS, Leases
+from .marker import read_marker, require_kind
+from .watcher import CatalogWatcher
+from .write_intents import Intents
+
+
+class HasHandle(Protocol):
+    """An open store as users have it, as far as the packages above ask it."""
+
+    _handle: Handle
+
+
+class Handle(OneProcess):
+    """Open store, as the modules of this package use it: `files`, `catalog`, the fixed store record, and the epochs
+    read so far.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        files: Files,
+        catalog: Catalog,
+        record: StoreRecord,
+        durability: str,
+        catalog_url: str | None = None,
+        volatile: bool = False,
+    ) -> None:
+        self.root = root  # may hold a password, as `catalog_url`; `files.place` does not
+        self.files = files
+        self.catalog = catalog
+        self.store_id = record.id
+        self.interval_ms = record.interval_ms
+        self.durability = durability
+        self.catalog_url = catalog_url
+        self.volatile = volatile
+        self.whole_dumps: set[str] = set()  # shipped files that were read, or written, and found whole
+        self.memory = EpochMemory()
+        self.leases = Leases(catalog)
+        self.runners = Leases(catalog, RUNNER_MS)
+        self.intents = Intents(catalog, self.leases)
+        self.watch = CatalogWatcher(catalog)
+        catalog.landed = self.watch.look
+        self.told_backlog: set[int] = set()
+        """Tables of whose backlog the log has told."""
+        self.wake_maintenance: Callable[[], None] = lambda: None
+
+    def table_folder(self, table_id: int) -> str:
+        """Return the folder of a table's files, relative to the root."""
+        return table_folder(self.store_id, table_id)
+
+    def new_path(self, table_id: int, ending: str) -> str:
+        """Return a path, relative to the root, for a new file of a table, under this open store's write intent."""
+        return f"{self.table_folder(table_id)}/{file_name(self.intents.own(), ending)}"
+
+    def write_target(self, table: TableDef, intent: str | None = None) -> WriteTarget:
+        """Return the WriteTarget of a table under a write intent (None: the one that this open store shares)."""
+        return WriteTarget(
+            self.files, self.table_folder(table.id), table.id, table.schema, intent or self.intents.own()
+        )
+
+    def new_holder(self, kind: str) -> str:
+        """Return a unique name for a holder of a lease."""
+        return f"{kind}:{uuid.uuid4().hex}"
+
+    def close(self) -> None:
+        self.runners.close()
+        self.leases.close()
+        self.catalog.close()
+
+
+def open_handle(
+    root: str | Path,
+    catalog: str | None = None,
+    *,
+    create: bool = True,
+    checkpoint_interval_ms: int | None = None,
+    global_max_lag: float | timedelta | None = None,
+    durability: str = "disk",
+    volatile: bool = False,
+    clock: Clock | None = None,
+) -> Handle:
+    """Open the store at `root`, or make one where there is nothing yet.
+
+    Raises StoreNotFound, ForeignRoot, CatalogLost, CatalogRolledBack, CatalogUnavailable, UnsupportedFormat or
+    InvalidInput. A creation that was cut off by a crash is taken up where it stopped; opening an existing store writes
+    nothing.
+    """
+    interval_ms = DEFAULT_INTERVAL_MS if checkpoint_interval_ms is None else checkpoint_interval_ms
+    _check_arguments(interval_ms, durability)
+    bound_ms = None if global_max_lag is None else checked_global_max_lag_ms(global_max_lag, interval_ms)
+    asked = Asked(checkpoint_interval_ms, bound_ms)
+    if clock is not None:
+        clock = CheckedClock(clock)
+        clock()  # once, before anything is made
+    place = as_place(root)
+    kind = kind_of_url(catalog)
+    if kind is EMBEDDED and place.folder is None:
+        raise InvalidInput(
+            f"root {redact_url(place.root)!r}: the embedded catalog needs a local folder; pass catalog='redis://host:port/db'"
+        )
+    files = open_files(place.root, durability)
+    marker = read_marker(files)
+    require_kind(marker, kind, files)
+    if marker is None and not create:
+        raise StoreNotFound(f"there is no store at {files.place}; epochlog.open(root) with create=True makes one")
+    site = Site(place.root, place.folder, files, catalog, clock, durability, volatile)
+    opened, record = open_catalog(kind, site, marker, asked)
+    try:
+        require_as_asked(record, asked, files)
+    except InvalidInput:
+        opened.close()
+        raise
+    return Handle(place.root, files, opened, record, durability, catalog, volatile)
+
+
+def _check_arguments(interval_ms: int, durability: str) -> None:
+    if not isinstance(interval_ms, int) or isinstance(interval_ms, bool) or not 1 <= interval_ms <= 86_400_000:
+        raise InvalidInput(f"checkpoint_interval_ms must be 1 to 86,400,000, not {interval_ms!r}")
+    if durability not in ("disk", "os"):
+        raise InvalidInput(f"durability must be 'disk' or 'os', not {durability!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedClock:
+    """Clock of a user, checked at each call: InvalidInput for a value that is no moment that an epoch can name."""
+
+    clock: Clock
+
+    def __call__(self) -> int:
+        try:
+            now_ms = self.clock()
+        except Exception as error:
+            raise InvalidInput(
+                f"clock must be a function without arguments that gives Unix milliseconds: {error!r}"
+            ) from error
+        if not isinstance(now_ms, int) or isinstance(now_ms, bool) or not 0 <= from_unix_ms(now_ms) <= MAX_EPOCH:
+            raise InvalidInput(f"clock must give Unix milliseconds as an int, from 2025 on, not {now_ms!r}")
+        return now_ms
+
+
+@dataclass(frozen=True, slots=True)
+class StorePlace:
+    """Location of a store: the root as it is opened, which may hold a password, and its folder if it is a local one."""
+
+    root: str = field(repr=False)
+    folder: Path | None
+
+
+def as_place(root: object) -> StorePlace:
+    """Return the StorePlace of a root; InvalidInput unless it is a path or a URI."""
+    if not isinstance(root, str | os.PathLike) or not os.fspath(root):
+        raise InvalidInput(f"root must be a path or a URI, not {root!r}")
+    text = os.fspath(root)
+    if not isinstance(text, str):
+        raise InvalidInput(f"root must be a path or a URI, not {root!r}")
+    if text.startswith("file://"):
+        text = unquote(urlsplit(text).path)
+    if "://" in text:
+        return StorePlace(text, None)
+    folder = Path(text).expanduser().absolute()
+    return StorePlace(str(folder), folder)

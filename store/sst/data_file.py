@@ -1,0 +1,202 @@
+"""Common parts of segments and run files, which are immutable and sorted: checksums, key bounds, blocks, statistics."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from epochlog.errors import Corrupt
+from epochlog.store.env.files import Files
+from epochlog.store.env.lru_cache import Name
+from epochlog.store.types.key_codec import Key, KeyCodec, contiguous, search
+from epochlog.store.types.schema import TableSchema
+
+from .download_cache import downloads
+from .merge import Rows
+
+KeyRange = tuple[Key | None, Key | None]
+"""Encoded keys [low, high); None is open."""
+Stats = dict[str, tuple[Any, Any]]
+"""Per key column its least and greatest value: int, float, str, bytes or bool; times and dates as their integers."""
+
+KEY = "_key"
+OP = "_op"
+UPSERT, DELETE = 0, 1
+
+_VERIFIED_LIMIT = 100_000
+_verified: OrderedDict[tuple[object, ...], None] = OrderedDict()
+_verified_lock = threading.Lock()
+
+
+class FileGone(Corrupt):
+    """Error: a data file is missing. Only the catalog can tell if the store is damaged (retention/stale_reads.py)."""
+
+
+def verified(files: Files, path: str, size: int, crc32: int, *, again: bool = False) -> pa.Buffer:
+    """Return the whole file. Its size and checksum are compared with the catalog's at the first read by this process,
+    with `again` at every read; a remote file is kept in memory then.
+
+    Raises Corrupt, also when the file is gone; ReadFailed when its file system does not answer, or refuses.
+    """
+    try:
+        if files.remote:
+            return _downloaded(files, path, size, crc32, again=again)
+        stamp = identity(files, path, size, crc32)
+        data = files.read(path)
+    except FileNotFoundError as error:
+        raise FileGone(path, "the file is gone") from error
+    if data.size != size:
+        raise Corrupt(path, f"it has {data.size} bytes, not {size}")
+    with _verified_lock:
+        if stamp in _verified and not again:
+            return data
+    _check_sum(path, data, crc32)
+    with _verified_lock:
+        _verified[stamp] = None
+        while len(_verified) > _VERIFIED_LIMIT:
+            _verified.popitem(last=False)
+    return data
+
+
+def compression(files: Files, *, seldom_read: bool = False) -> Literal["lz4", "zstd"]:
+    """Return the compression of data files: zstd on remote files and for seldom read ones, where fewer bytes count;
+    else lz4, which is decoded in half of zstd's time or less. Every reader decodes both.
+    """
+    return "zstd" if files.remote or seldom_read else "lz4"
+
+
+def identity(files: Files, path: str, size: int, crc32: int) -> Name:
+    """Return a name for the file's present content: facts read from it hold as long as its name stays equal."""
+    if files.remote:
+        return files.place, path, size, crc32
+    try:
+        return *files.stamp(path), size, crc32
+    except FileNotFoundError as error:
+        raise FileGone(path, "the file is gone") from error
+
+
+def _downloaded(files: Files, path: str, size: int, crc32: int, *, again: bool) -> pa.Buffer:
+    """Return a remote file, downloaded at most once while the cache holds it."""
+    name = identity(files, path, size, crc32)
+    kept = None if again else downloads.get(name)
+    if kept is not None:
+        return kept
+    data = files.read(path)
+    if data.size != size:
+        raise Corrupt(path, f"it has {data.size} bytes, not {size}")
+    _check_sum(path, data, crc32)
+    downloads.put(name, data)
+    return data
+
+
+def _check_sum(path: str, data: pa.Buffer, crc32: int) -> None:
+    found = zlib.crc32(data)
+    if found != crc32:
+        raise Corrupt(path, f"its checksum is {found:08x}, not {crc32:08x}")
+
+
+def key_stats(codec: KeyCodec, data: pa.Table) -> Stats:
+    """Return the (min, max) of each key column. Decimals, halves, and floats with a NaN, which no bounds hold, are left
+    out.
+    """
+    stats: Stats = {}
+    for name in codec.primary_key:
+        column, kind = data.column(name), codec.schema.field(name).type
+        if (
+            pa.types.is_decimal(kind)
+            or pa.types.is_float16(kind)
+            or (pa.types.is_floating(kind) and pc.any(pc.is_nan(column)).as_py())
+        ):
+            continue
+        if pa.types.is_temporal(kind):
+            storage = pa.int32() if kind.bit_width == 32 else pa.int64()
+            column = pa.chunked_array([chunk.view(storage) for chunk in column.chunks], storage)
+        bounds = pc.min_max(column).as_py()
+        stats[name] = (bounds["min"], bounds["max"])
+    return stats
+
+
+def block_fields(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields `stats`, `blocks` and `sizes` of a descriptor's record; ValueError when they do not fit
+    together.
+    """
+    stats = {name: tuple(bounds) for name, bounds in record["stats"].items()}
+    blocks = tuple(record["blocks"])
+    sizes = {name: tuple(found) for name, found in record.get("sizes", {}).items()}  # the first builds kept none
+    for name, found in sizes.items():
+        if len(found) != len(blocks) or not all(type(size) is int and size >= 0 for size in found):
+            raise ValueError(f"{len(blocks)} blocks, and in {name!r} sizes {found!r:.100}")
+    return {"stats": stats, "blocks": blocks, "sizes": sizes}
+
+
+def file_table(schema: TableSchema, codec: KeyCodec, rows: Rows, extra: Sequence[str] = ()) -> pa.Table:
+    """Build the table of a file: the table's columns, `_key` for hidden keys, `_op` if there are tombstones, then int64
+    `extra`.
+    """
+    deleted = rows.deleted
+    optional = set() if deleted is None else set(schema.schema.names) - set(codec.primary_key)
+    fields = [field.with_nullable(field.nullable or field.name in optional) for field in schema.schema]
+    columns: list[pa.ChunkedArray | pa.Array] = list(rows.data.select(schema.schema.names).columns)
+    if codec.hidden:
+        fields.append(pa.field(KEY, codec.key_type, nullable=False))
+        columns.append(rows.keys)
+    if deleted is not None:
+        fields.append(pa.field(OP, pa.uint8(), nullable=False))
+        columns.append(pa.array(np.where(deleted, DELETE, UPSERT).astype(np.uint8)))
+    for name in extra:
+        fields.append(pa.field(name, pa.int64(), nullable=False))
+        columns.append(rows.data.column(name))
+    return pa.table(columns, schema=pa.schema(fields))
+
+
+def blocks_of(
+    blocks: Sequence[Key], key_range: KeyRange, passing: Sequence[KeyRange] | None, *, repeated: bool = False
+) -> list[int]:
+    """List the blocks that may hold keys of the range, and of one of the `passing` ranges if given; `blocks` are their
+    first keys, ascending. repeated: a key may be there more than once, and so end one block and begin others.
+    """
+    chosen = range(*_block_span(blocks, key_range, repeated))
+    if passing is None:
+        return list(chosen)
+    wanted = {block for one in passing for block in range(*_block_span(blocks, one, repeated))}
+    return [block for block in chosen if block in wanted]
+
+
+def _block_span(blocks: Sequence[Key], key_range: KeyRange, repeated: bool) -> tuple[int, int]:
+    low, high = key_range
+    before = bisect_left if repeated else bisect_right
+    first = 0 if low is None else max(0, before(blocks, low) - 1)
+    end = len(blocks) if high is None else bisect_left(blocks, high)
+    return first, max(first, end)
+
+
+def row_span(codec: KeyCodec, keys: pa.Array, key_range: KeyRange) -> tuple[int, int]:
+    """Return the rows [first, end) of sorted `keys` that lie in the range."""
+    low, high = key_range
+    first = 0 if low is None else int(search(keys, codec.array([low]))[0])
+    end = len(keys) if high is None else int(search(keys, codec.array([high]))[0])
+    return first, max(first, end)
+
+
+def key_columns(codec: KeyCodec) -> set[str]:
+    """Return the columns of a file that tell its rows' keys."""
+    return {KEY} if codec.hidden else set(codec.primary_key)
+
+
+def keys_of(codec: KeyCodec, table: pa.Table) -> pa.Array:
+    """Return the encoded keys of a table read from a file with its `key_columns`."""
+    return contiguous(table.column(KEY)) if codec.hidden else codec.encode(table)
+
+
+def marks(column: pa.ChunkedArray) -> np.ndarray | None:
+    """Return an operation column as tombstone marks, bool[rows]; None when there is no tombstone."""
+    deleted = column.to_numpy() == DELETE
+    return deleted if deleted.any() else None

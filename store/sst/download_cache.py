@@ -1,0 +1,11 @@
+"""Cache of downloaded and verified files, bounded by bytes: ranges of one file cost one download."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from epochlog.store.env.lru_cache import LRUCache
+
+LIMIT_BYTES = 256 << 20
+
+downloads: LRUCache[pa.Buffer] = LRUCache(LIMIT_BYTES, lambda data: data.size)

@@ -1,0 +1,241 @@
+"""Segments: immutable sorted files of one table's changes, as Arrow IPC files, and their descriptors."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from epochlog.store.catalog.records import checked
+from epochlog.store.env.files import Files, inside_root
+from epochlog.store.env.os_refusals import undecodable
+from epochlog.store.env.parallel import parallel_map
+from epochlog.store.types.key_codec import Key, KeyCodec
+from epochlog.store.types.row_size import Sizes, block_sizes
+from epochlog.store.types.schema import TableSchema
+
+from .data_file import (
+    OP,
+    KeyRange,
+    Stats,
+    block_fields,
+    blocks_of,
+    compression,
+    file_table,
+    key_columns,
+    key_stats,
+    keys_of,
+    marks,
+    row_span,
+    verified,
+)
+from .merge import Rows
+
+BATCH_ROWS = 65_536
+"""Rows of a record batch at most: what a key range or a get decodes at the least."""
+
+_SAMPLE_ROWS = 8_192
+_WORTH_DECODING = 0.8
+"""What shrinks by less than a fifth is kept as it is: decoding takes ten times as long as a copy."""
+
+Borders = dict[str, tuple[int, pa.RecordBatch]]
+"""By a file's path its batch in which a key range ended: of ranges read one after another the next one begins there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Describes one segment file. The file does not know its epoch.
+
+    path is relative to the store's root; rows counts tombstones (deletes) too; bytes and crc32 are those of the whole
+    file; key_min, key_max and blocks (the first key of each record batch) are encoded keys; label is the epoch at which
+    a root writer sealed it, if it did. sizes: what each block takes in memory in the columns whose width varies.
+    """
+
+    path: str
+    table_id: int
+    rows: int
+    deletes: int
+    bytes: int
+    crc32: int
+    key_min: Key
+    key_max: Key
+    stats: Stats = field(default_factory=dict)
+    label: int | None = None
+    blocks: tuple[Key, ...] = ()
+    sizes: Sizes = field(default_factory=dict)
+
+    def labelled(self, label: int | None) -> Segment:
+        return replace(self, label=label)
+
+    def to_record(self) -> dict[str, Any]:
+        """Return plain values for msgpack."""
+        return asdict(self)
+
+    @classmethod
+    @checked
+    def from_record(cls, record: dict[str, Any]) -> Segment:
+        return cls(**{**record, "path": inside_root(record["path"]), **block_fields(record)})
+
+
+def write_segment(
+    files: Files,
+    path: str,
+    table_id: int,
+    schema: TableSchema,
+    codec: KeyCodec,
+    rows: Rows,
+    label: int | None = None,
+) -> Segment:
+    """Write rows (at least one, with all of the table's columns) as a new file, durable on return.
+
+    Raises WriteFailed; FileExistsError when there is such a file.
+    """
+    assert len(rows), "a segment has rows"
+    table = file_table(schema, codec, rows)
+    if table.nbytes < 1 << 31:  # else some column may not fit in one array
+        table = table.combine_chunks()
+    batches = table.to_batches(max_chunksize=BATCH_ROWS)
+    data = _file_of(table.schema, batches, _compression(files, table))
+    starts = np.cumsum([0, *(batch.num_rows for batch in batches[:-1])])
+    segment = Segment(
+        path=path,
+        table_id=table_id,
+        rows=len(rows),
+        deletes=0 if rows.deleted is None else int(rows.deleted.sum()),
+        bytes=data.size,
+        crc32=zlib.crc32(data),
+        key_min=rows.keys[0].as_py(),
+        key_max=rows.keys[len(rows) - 1].as_py(),
+        stats=key_stats(codec, table),
+        label=label,
+        blocks=tuple(rows.keys.take(pa.array(starts)).to_pylist()),
+        sizes=block_sizes(table, starts.tolist()),
+    )
+    files.write(path, data)
+    return segment
+
+
+def _file_of(schema: pa.Schema, batches: Sequence[pa.RecordBatch], compression: str | None) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def _compression(files: Files, table: pa.Table) -> str | None:
+    """Return the compression of a segment; None if a sample says that it would not pay. Remote files are always
+    compressed.
+    """
+    way = compression(files)
+    if files.remote:
+        return way
+    sample = table.slice(table.num_rows // 2, _SAMPLE_ROWS).to_batches()
+    plain, packed = (_file_of(table.schema, sample, codec).size for codec in (None, way))
+    return way if packed < _WORTH_DECODING * plain else None
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentReader:
+    """Reader of one segment file, which decodes only the record batches and columns that are asked for."""
+
+    files: Files
+    segment: Segment
+    schema: TableSchema
+    codec: KeyCodec
+
+    def read(
+        self,
+        columns: Sequence[str] | None = None,
+        key_range: KeyRange = (None, None),
+        *,
+        block: int | None = None,
+        passing: Sequence[KeyRange] | None = None,
+        borders: Borders | None = None,
+    ) -> Rows:
+        """Read the rows with keys in [low, high), in key order, with these columns of the table (None: all); of one
+        block or all.
+
+        passing: blocks that hold no key of these ranges are left out. borders: what ascending ranges of the same
+        columns leave for each other. Raises Corrupt when the file is not what was written.
+        """
+        names = self.schema.schema.names if columns is None else list(columns)
+        data = verified(self.files, self.segment.path, self.segment.bytes, self.segment.crc32)
+        blocks = blocks_of(self.segment.blocks, key_range, passing) if block is None else [block]
+        try:
+            table = self._decode(data, names, blocks, borders)
+        except (pa.ArrowException, OSError, MemoryError, KeyError) as error:
+            raise undecodable(self.segment.path, error) from error
+        keys = keys_of(self.codec, table)
+        first, end = row_span(self.codec, keys, key_range)
+        if end - first < len(keys):
+            keys, table = keys.slice(first, end - first), table.slice(first, end - first)
+        deleted = marks(table.column(OP)) if OP in table.column_names else None
+        return Rows(keys, table.select(names), deleted)
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Read the file's record batches one after another: these columns of the table, in the file's order, and `_op`
+        if there are deletes. Arrow's threads decode the columns. Raises Corrupt.
+        """
+        data = verified(self.files, self.segment.path, self.segment.bytes, self.segment.crc32)
+        try:
+            reader, _ = self._opened(data, {*columns, *self._op}, use_threads=True)
+            for place in range(reader.num_record_batches):
+                yield _apart(reader.get_batch(place), data)
+        except (pa.ArrowException, OSError, MemoryError, KeyError) as error:
+            raise undecodable(self.segment.path, error) from error
+
+    @property
+    def _op(self) -> list[str]:
+        return [OP] if self.segment.deletes else []
+
+    def _decode(
+        self, data: pa.Buffer, names: list[str], blocks: Sequence[int], borders: Borders | None = None
+    ) -> pa.Table:
+        first, options = self._opened(data, {*names, *key_columns(self.codec), *self._op}, use_threads=False)
+        path = self.segment.path
+        left = borders.get(path) if borders else None
+
+        def read(place: int) -> pa.RecordBatch:
+            """Read one record batch with a reader of its own: a reader serves one thread only."""
+            if left is not None and left[0] == place:
+                return left[1]
+            reader = first if len(blocks) == 1 else pa.ipc.open_file(data, options=options)
+            return _apart(reader.get_batch(place), data)
+
+        batches = parallel_map(read, blocks, len(blocks) * BATCH_ROWS)
+        if borders is not None and batches:
+            borders[path] = blocks[-1], batches[-1]
+        return pa.Table.from_batches(batches, first.schema)
+
+    def _opened(
+        self, data: pa.Buffer, needed: set[str], *, use_threads: bool
+    ) -> tuple[pa.ipc.RecordBatchFileReader, pa.ipc.IpcReadOptions]:
+        """Open a reader of these columns, in the file's order; return it with the options to open another one. KeyError
+        for a missing column.
+        """
+        options = pa.ipc.IpcReadOptions(use_threads=use_threads)
+        reader = pa.ipc.open_file(data, options=options)
+        there = reader.schema.names
+        if not needed <= set(there):
+            raise KeyError(f"column {min(needed - set(there))!r} is not in it")
+        if len(needed) < len(there):
+            places = [place for place, name in enumerate(there) if name in needed]
+            options = pa.ipc.IpcReadOptions(included_fields=places, use_threads=use_threads)
+            reader = pa.ipc.open_file(data, options=options)
+        if reader.num_record_batches != len(self.segment.blocks):
+            raise pa.ArrowInvalid(f"{reader.num_record_batches} record batches, not {len(self.segment.blocks)}")
+        return reader, options
+
+
+def _apart(batch: pa.RecordBatch, data: pa.Buffer) -> pa.RecordBatch:
+    """Copy the batch if it lies in the mapped file: its holder must not depend on the file's pages."""
+    buffers = (buffer for column in batch.columns for buffer in column.buffers() if buffer is not None and buffer.size)
+    first = next(buffers, None)
+    if first is None or not data.address <= first.address < data.address + data.size:
+        return batch
+    return pa.ipc.read_record_batch(batch.serialize(), batch.schema)

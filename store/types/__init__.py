@@ -1,0 +1,1 @@
+"""Values: epochs and sets of them, schemas, column types, encoded keys. Pure functions."""

@@ -1,0 +1,243 @@
+"""Conversion of Arrow-shaped data to a table's schema, without loss. Errors name the table and the column."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from epochlog.errors import InvalidInput, LimitExceeded, SchemaMismatch
+
+from .casting import Unfit, cast_values
+from .column_types import children, fits, has_required_children, parquet_is_narrower
+from .python_rows import from_keys, from_rows
+
+MAX_KEY_BYTES = 16_384
+"""Bytes that the string, binary and fixed-size binary values of one row's key may have together."""
+MAX_ROW_BYTES = 64 << 20
+"""Bytes that the string, binary and fixed-size binary values of one row may have together."""
+MAX_BATCH_BYTES = 2_147_483_647
+"""Arrow bytes of one upsert or delete; what 32-bit offsets can address."""
+
+_T = pa.types
+
+
+def conform_table(
+    table: str, data: object, wanted: pa.Schema, primary_key: Sequence[str], what: str = "data"
+) -> pa.Table:
+    """Convert `data` to a pa.Table of exactly `wanted`; see TableSchema.conform."""
+    given = as_table(table, data, wanted, what)
+    _check_names(table, given, wanted, what)
+    columns = [_column(table, given, field, field.name in primary_key) for field in wanted]
+    conformed = pa.Table.from_arrays(columns, schema=wanted)
+    _check_sizes(table, conformed, primary_key)
+    return conformed
+
+
+def as_table(table: str, data: Any, wanted: pa.Schema, what: str = "data") -> pa.Table:
+    """Convert Arrow-shaped `data` to a pa.Table with the types it has; also a list of dicts, and keys as scalars."""
+    if isinstance(data, pa.Table):
+        return data
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
+    if isinstance(data, pa.RecordBatchReader):
+        return data.read_all()
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(data, pandas.DataFrame):
+        return _from_pandas(table, data, wanted)
+    made = from_rows(table, data, wanted)
+    if made is None and what == "keys":
+        made = from_keys(table, data, wanted)
+    if made is not None:
+        return made
+    if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
+        try:
+            return pa.table(data)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            raise SchemaMismatch(f"table {table}: the data cannot be taken over as Arrow: {error}") from error
+    raise InvalidInput(
+        f"table {table}: {type(data).__name__} is not tabular; pass a pyarrow Table, RecordBatch or RecordBatchReader, "
+        "a pandas or polars DataFrame, a list of dicts, or an object with __arrow_c_stream__"
+        + "; or keys as scalars or tuples"
+        * (what == "keys")
+    )
+
+
+def _from_pandas(table: str, frame: Any, wanted: pa.Schema) -> pa.Table:
+    levels = [name for name in frame.index.names if name in wanted.names and name not in frame.columns]
+    frame = frame.reset_index(level=levels) if levels else frame
+    if not all(isinstance(name, str) for name in frame.columns):
+        raise SchemaMismatch(f"table {table}: column names must be strings, not {list(frame.columns)!r}")
+    if not frame.columns.is_unique:
+        raise SchemaMismatch(f"table {table}: a column name is there twice: {list(frame.columns)!r}")
+    arrays = []
+    for name in frame.columns:
+        series = frame[name]
+        if name in wanted.names and not len(series):  # pandas knows no types of what is not there
+            arrays.append(pa.array([], wanted.field(name).type))
+            continue
+        nested = name in wanted.names and children(wanted.field(name).type) and series.dtype == object
+        try:  # a type hint only where the values cannot tell it: for others it would let values be cut to fit
+            arrays.append(pa.array(series, type=wanted.field(name).type if nested else None, from_pandas=True))
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise SchemaMismatch(f"table {table}, column {name!r}: {error}") from error
+    if not arrays:
+        return pa.table({})
+    return pa.Table.from_arrays(arrays, names=list(frame.columns))
+
+
+def _check_names(table: str, given: pa.Table, wanted: pa.Schema, what: str) -> None:
+    names = given.column_names
+    if names == wanted.names:
+        return
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise SchemaMismatch(f"table {table}: column {twice[0]!r} is there twice in the {what}")
+    known = set(wanted.names)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise SchemaMismatch(
+            f"table {table}: unknown column {_listed(unknown)} in the {what}; it takes {_listed(wanted.names)}"
+        )
+    there = set(names)
+    missing = [name for name in wanted.names if name not in there]
+    if missing:
+        raise SchemaMismatch(f"table {table}: column {_listed(missing)} is missing from the {what}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:10])
+    return shown if len(names) <= 10 else f"{shown} and {len(names) - 10} more"
+
+
+def _column(table: str, given: pa.Table, field: pa.Field, is_key: bool) -> pa.ChunkedArray:
+    column = given.column(field.name)
+    if not column.type.equals(field.type):
+        column = cast_column(table, column, field)
+    if not field.nullable and column.null_count:
+        kind = "primary-key" if is_key else "non-nullable"
+        first = pc.index(pc.is_null(column), True).as_py()
+        raise SchemaMismatch(
+            f"table {table}, {kind} column {field.name!r}: {column.null_count} of its values are null, the first in "
+            f"row {first}; leave such rows out, or give them a value"
+        )
+    if has_required_children(field.type) and any(_inner_nulls(chunk) for chunk in column.chunks):
+        raise SchemaMismatch(f"table {table}, column {field.name!r}: nulls where {field.type} allows none")
+    _check_valid(table, column, field)
+    if parquet_is_narrower(field.type):
+        _check_storable(table, column.chunks, field)
+    return canonical_floats(column) if is_key and _T.is_floating(field.type) else column
+
+
+def _check_valid(table: str, column: pa.ChunkedArray, field: pa.Field) -> None:
+    """Raise SchemaMismatch for values that no reader could decode: strings that are not UTF-8, invalid offsets."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise SchemaMismatch(f"table {table}, column {field.name!r}: its values are not valid: {error}") from error
+
+
+def cast_column(table: str, column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    """Cast the column to the table's type; SchemaMismatch names a type, or a row, that does not fit."""
+    where = f"table {table}, column {field.name!r}"
+    if isinstance(column.type, pa.BaseExtensionType):
+        chunks = [chunk.storage for chunk in column.chunks]
+        column = pa.chunked_array(chunks, column.type.storage_type)
+    if not fits(column.type, field.type):
+        raise SchemaMismatch(f"{where}: type {column.type} does not fit {field.type}; cast it first")
+    try:
+        return cast_values(column, field.type)
+    except Unfit as unfit:
+        raise SchemaMismatch(f"{where}, {unfit}") from None
+
+
+def _inner_nulls(array: pa.Array) -> bool:
+    """Return True if a field inside a nested type has a null that it forbids. Nulls below a null parent are allowed."""
+    return any((not field.nullable and part.null_count > 0) or _inner_nulls(part) for field, part in _inside(array))
+
+
+def _inside(array: pa.Array) -> list[tuple[pa.Field, pa.Array]]:
+    """Return the fields of a nested type, each with all its values that do not lie beneath a null."""
+    kind = array.type
+    if _T.is_struct(kind):
+        parts = [pc.struct_field(array.drop_null(), [i]) for i in range(kind.num_fields)]
+    elif _T.is_map(kind):
+        live = array.drop_null()
+        flat = pc.list_flatten(live.cast(pa.list_(pa.struct([kind.key_field, kind.item_field]))))
+        parts = [pc.struct_field(flat, [0]), pc.struct_field(flat, [1])]
+    elif children(kind):
+        parts = [pc.list_flatten(array.drop_null())]
+    else:
+        return []
+    return list(zip(children(kind), parts, strict=True))
+
+
+def _check_storable(table: str, chunks: Sequence[pa.Array], field: pa.Field) -> None:
+    """Raise SchemaMismatch for values that Parquet cannot hold: it has no timestamps in seconds, and dates only as
+    whole days.
+    """
+    for chunk in chunks:
+        kind = chunk.type
+        try:
+            if _T.is_timestamp(kind) and kind.unit == "s":
+                chunk.cast(pa.timestamp("ms", kind.tz), safe=True)
+            elif _T.is_date64(kind):
+                chunk.cast(pa.date32(), safe=True)
+        except pa.ArrowInvalid as error:
+            raise SchemaMismatch(f"table {table}, column {field.name!r}: {error}") from error
+        _check_storable(table, [part for _, part in _inside(chunk)], field)
+
+
+def canonical_floats(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Replace -0.0 by 0.0 and every NaN by one bit pattern in null-free floats: equal keys have equal bytes."""
+
+    def canonical(chunk: pa.Array) -> pa.Array:
+        values = chunk.to_numpy(zero_copy_only=False)
+        return pa.array(
+            np.where(np.isnan(values), values.dtype.type(np.nan), values + values.dtype.type(0)), chunk.type
+        )
+
+    return pa.chunked_array([canonical(chunk) for chunk in column.chunks], column.type)
+
+
+def _check_sizes(table: str, conformed: pa.Table, primary_key: Sequence[str]) -> None:
+    size = conformed.nbytes
+    if size > MAX_BATCH_BYTES:
+        raise LimitExceeded(
+            f"table {table}: {size} bytes in one batch are more than {MAX_BATCH_BYTES}; write it in parts"
+        )
+    longest = _longest(conformed, primary_key)
+    if longest > MAX_KEY_BYTES:
+        raise LimitExceeded(
+            f"table {table}, primary key {_listed(primary_key)}: {longest} bytes are more than {MAX_KEY_BYTES}"
+        )
+    if size > MAX_ROW_BYTES and (longest := _longest(conformed, conformed.column_names)) > MAX_ROW_BYTES:
+        raise LimitExceeded(
+            f"table {table}: a row of {longest} bytes is larger than {MAX_ROW_BYTES}; keep large values in files of "
+            "their own, and their names in the table"
+        )
+
+
+def _longest(conformed: pa.Table, names: Sequence[str]) -> int:
+    """Return the largest total of bytes that the strings and binary values of these columns have in one row."""
+    total: Any = None
+    fixed = 0
+    for name in names:
+        column = conformed.column(name)
+        if _T.is_fixed_size_binary(column.type):
+            fixed += column.type.byte_width
+        if children(column.type) or not (
+            _T.is_binary(column.type) or _T.is_string(column.type) or _is_large(column.type)
+        ):
+            continue
+        lengths = pc.fill_null(pc.cast(pc.binary_length(column), pa.int64()), 0)
+        total = lengths if total is None else pc.add(total, lengths)
+    return fixed + (0 if total is None else pc.max(total).as_py() or 0)
+
+
+def _is_large(kind: pa.DataType) -> bool:
+    return _T.is_large_string(kind) or _T.is_large_binary(kind)

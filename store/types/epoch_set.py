@@ -1,0 +1,84 @@
+"""Sets of epochs as sorted disjoint closed intervals in two int64 arrays: the vectorised algebra behind validity."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Intervals = tuple[Ints, Ints]
+"""(starts, ends), both inclusive, int64, sorted, disjoint, of equal length; a set of epochs."""
+
+FAR = np.iinfo(np.int64).max
+"""Stands for "no such epoch": larger than every epoch."""
+
+
+def ints(values: object) -> Ints:
+    """Convert any sequence of ints to an int64 array."""
+    return np.asarray(values, dtype=np.int64)
+
+
+def single(start: int, end: int) -> Intervals:
+    """Return the interval [start, end]; the empty set when end < start."""
+    values = [(start, end)] if start <= end else []
+    pairs = ints(values).reshape(-1, 2)
+    return pairs[:, 0], pairs[:, 1]
+
+
+def clip(these: Intervals, lo: int, hi: int) -> Intervals:
+    """Return the part of a set of epochs within [lo, hi]."""
+    starts, ends = these
+    begin, stop = int(ends.searchsorted(lo)), int(starts.searchsorted(hi, "right"))
+    if stop <= begin:
+        return single(1, 0)
+    return np.maximum(starts[begin:stop], lo), np.minimum(ends[begin:stop], hi)
+
+
+def intersect(left: Intervals, right: Intervals) -> Intervals:
+    """Return the intersection of two sets of epochs."""
+    if len(left[0]) == 1:
+        return clip(right, int(left[0][0]), int(left[1][0]))
+    if len(right[0]) == 1:
+        return clip(left, int(right[0][0]), int(right[1][0]))
+    (starts, ends), (other_starts, other_ends) = left, right
+    first = other_ends.searchsorted(starts)
+    counts = np.maximum(other_starts.searchsorted(ends, "right") - first, 0)
+    mine = np.repeat(np.arange(len(starts)), counts)
+    theirs = np.arange(len(mine)) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
+    return np.maximum(starts[mine], other_starts[theirs]), np.minimum(ends[mine], other_ends[theirs])
+
+
+def or_from(these: Intervals, start: int) -> Intervals:
+    """Add all epochs from `start` on to a set of epochs."""
+    starts, ends = clip(these, 0, start - 1)
+    return np.append(starts, start), np.append(ends, FAR)
+
+
+def coalesce(these: Intervals) -> Intervals:
+    """Merge the touching intervals of a set of epochs."""
+    starts, ends = these
+    if len(starts) < 2:
+        return these
+    gap = starts[1:] > ends[:-1] + 1
+    return starts[np.concatenate(([True], gap))], ends[np.concatenate((gap, [True]))]
+
+
+def next_after(events: Ints, epochs: Ints) -> Ints:
+    """Return for each epoch the first event past it; FAR when there is none."""
+    if not len(events):
+        return np.full(len(epochs), FAR)
+    at = events.searchsorted(epochs, "right")
+    found = events[np.minimum(at, len(events) - 1)]
+    return np.where(at < len(events), found, FAR)
+
+
+def first_after(events: Ints, epoch: int) -> int:
+    """Return the first event past `epoch`; FAR when there is none."""
+    at = int(events.searchsorted(epoch, "right"))
+    return int(events[at]) if at < len(events) else int(FAR)
+
+
+def newest_at(events: Ints, epoch: int) -> int:
+    """Return the newest event at or below `epoch`; 0 when there is none."""
+    at = int(events.searchsorted(epoch, "right"))
+    return int(events[at - 1]) if at else 0

@@ -1,0 +1,154 @@
+"""Schema of a table: its checked name, columns and primary key, and the conversion of data to it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TypeGuard
+
+import msgpack
+import pyarrow as pa
+
+from epochlog.errors import InvalidName, InvalidSchema, LimitExceeded, UnsupportedFormat
+
+from .coerce import conform_table
+from .column_types import is_key_type, refusal, stored_type
+
+MAX_COLUMNS = 2_000
+MAX_COLUMN_NAME_BYTES = 255
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
+_FORMAT = 1
+
+
+def is_name(name: object) -> TypeGuard[str]:
+    """Return True if a table or job may have this name."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
+def check_name(kind: str, name: object) -> str:
+    """Return the name if a table or job (`kind`) may have it; else raise InvalidName."""
+    if not is_name(name):
+        raise InvalidName(
+            f"{kind} name {name!r} cannot be used: take 1 to 63 of a-z, 0-9 and _, beginning with a letter"
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class TableSchema:
+    """Name, columns and primary key of a table. Immutable, picklable, checked when made.
+
+    What is kept may differ from what was given in three ways: key columns are not nullable; dictionary and view
+    types are replaced by the plain type of their values (a dictionary's index type would limit what later commits may
+    hold, and Arrow has no kernels for views), at any depth; schema metadata is dropped.
+
+    Raises InvalidName, InvalidSchema or LimitExceeded, naming table and column.
+    """
+
+    name: str
+    schema: pa.Schema
+    primary_key: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        check_name("table", self.name)
+        if not isinstance(self.schema, pa.Schema):
+            raise InvalidSchema(
+                f"table {self.name}: the schema must be a pyarrow.Schema, not {_type_name(self.schema)}"
+            )
+        key = _checked_key(self.name, self.schema, self.primary_key)
+        _check_columns(self.name, self.schema, key)
+        object.__setattr__(self, "primary_key", key)
+        object.__setattr__(self, "schema", _stored_schema(self.schema, key))
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        """Return the schema of the primary-key columns alone, in the key's order."""
+        return pa.schema([self.schema.field(column) for column in self.primary_key])
+
+    def conform(self, data: object) -> pa.Table:
+        """Convert Arrow-shaped `data` to a table of exactly this schema: columns in its order, rows in theirs.
+
+        Values are cast only where nothing can be lost; float keys hold 0.0 for -0.0 and one NaN. Chunks stay chunks.
+        Raises SchemaMismatch naming table and column, LimitExceeded, or InvalidInput when `data` is not tabular.
+        """
+        return conform_table(self.name, data, self.schema, self.primary_key)
+
+    def conform_keys(self, data: object) -> pa.Table:
+        """Convert data that holds exactly the primary-key columns; the result has them in the key's order."""
+        return conform_table(self.name, data, self.key_schema, self.primary_key, what="keys")
+
+    def to_bytes(self) -> bytes:
+        """Encode the schema for catalog records: msgpack of the name, the IPC schema message and the key."""
+        record = {
+            "format": _FORMAT,
+            "name": self.name,
+            "schema": self.schema.serialize().to_pybytes(),
+            "primary_key": list(self.primary_key),
+        }
+        packed = msgpack.packb(record)
+        assert isinstance(packed, bytes)
+        return packed
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> TableSchema:
+        record = msgpack.unpackb(data)
+        if record["format"] > _FORMAT:
+            raise UnsupportedFormat(
+                f"a table schema has format {record['format']}, newer than {_FORMAT}: upgrade epochlog"
+            )
+        schema = pa.ipc.read_schema(pa.py_buffer(record["schema"]))
+        return cls(record["name"], schema, tuple(record["primary_key"]))
+
+
+def _type_name(value: object) -> str:
+    return type(value).__name__
+
+
+def _checked_key(table: str, schema: pa.Schema, primary_key: object) -> tuple[str, ...]:
+    if isinstance(primary_key, str):
+        raise InvalidSchema(f"table {table}: primary_key is a list of column names: write [{primary_key!r}]")
+    if not isinstance(primary_key, (list, tuple)) or not all(isinstance(column, str) for column in primary_key):
+        raise InvalidSchema(f"table {table}: primary_key must be a list of column names, not {primary_key!r}")
+    if not primary_key:
+        raise InvalidSchema(f"table {table}: the primary key is empty; name at least one column")
+    for column in primary_key:
+        if column not in schema.names:
+            raise InvalidSchema(f"table {table}: primary-key column {column!r} is not in the schema")
+        if primary_key.count(column) > 1:
+            raise InvalidSchema(f"table {table}: primary-key column {column!r} is named twice")
+    return tuple(primary_key)
+
+
+def _check_columns(table: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
+    if len(schema.names) > MAX_COLUMNS:
+        raise LimitExceeded(f"table {table}: {len(schema.names)} columns are more than {MAX_COLUMNS}")
+    seen: set[str] = set()
+    for field in schema:
+        where = f"table {table}, column {field.name!r}"
+        if not field.name:
+            raise InvalidSchema(f"{where}: a column needs a name")
+        if field.name.startswith("_"):
+            raise InvalidSchema(f"{where}: names that begin with _ are reserved for hidden columns; rename it")
+        if len(field.name.encode()) > MAX_COLUMN_NAME_BYTES:
+            raise LimitExceeded(f"{where}: the name is longer than {MAX_COLUMN_NAME_BYTES} bytes")
+        if field.name in seen:
+            raise InvalidSchema(f"{where}: the name is there twice")
+        seen.add(field.name)
+        reason = refusal(field.type)
+        if reason:
+            raise InvalidSchema(f"{where}: type {field.type} cannot be stored: {reason}")
+    for column in key:
+        if not is_key_type(stored_type(schema.field(column).type)):
+            raise InvalidSchema(
+                f"table {table}, column {column!r}: type {schema.field(column).type} cannot be part of a primary key; "
+                "keys are integers, floats, strings, binary, dates, times, timestamps, durations, booleans or decimals"
+            )
+
+
+def _stored_schema(schema: pa.Schema, key: tuple[str, ...]) -> pa.Schema:
+    def stored(field: pa.Field) -> pa.Field:
+        field = field.with_type(stored_type(field.type))
+        return field.with_nullable(False) if field.name in key else field
+
+    return pa.schema([stored(field) for field in schema])

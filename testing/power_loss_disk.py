@@ -1,0 +1,365 @@
+"""A disk whose power may fail: it keeps of each file and folder what a power cut would leave.
+
+It stands in for `os` in store/env/local_folder.py and works on a real folder. Of what was not synced a power cut may
+leave: of a file any mixture of blocks that were written, are zero, hold older content, or lie beyond its end (file
+systems show no other file's bytes there); of a folder any of the names made or removed since its sync, in any order,
+with the durable part of what they name. LMDB writes its file without this module: its content is durable from the sync
+that LMDB makes at a commit, if it was opened to sync; its name needs its folder's sync as any other.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from epochlog.store.catalog.lmdb import catalog
+from epochlog.store.env import local_folder as files_module
+
+BLOCK = 512
+"""Bytes that reach the disk as one: the least that disks promise."""
+
+Tree = dict[str, bytes | None]
+"""Paths relative to the base folder, upper ones first; None is a folder."""
+
+UNKNOWN = {
+    *("rename", "renames", "replace", "link", "symlink", "truncate", "ftruncate", "fdopen", "posix_fallocate"),
+    *("remove", "removedirs", "rmdir", "makedirs", "mknod", "sync", "fdatasync"),
+    *("pwrite", "pwritev", "writev", "sendfile", "copy_file_range"),
+}
+"""Functions of `os` that change files and that this module would have to learn first."""
+
+
+@dataclass(eq=False)
+class File:
+    """Content of a file at its last sync, and the writes since, as (offset, bytes)."""
+
+    synced: bytes = b""
+    writes: list[tuple[int, bytes]] = field(default_factory=list)
+    foreign: bool = False  # written by others: the content is that of the real file
+
+
+@dataclass(eq=False)
+class Folder:
+    """Nodes that each name has stood for since the folder's last sync; the first of them is durable."""
+
+    names: dict[str, list[File | Folder | None]] = field(default_factory=dict)
+
+    def now(self) -> dict[str, File | Folder]:
+        return {name: states[-1] for name, states in self.names.items() if states[-1] is not None}
+
+    def put(self, name: str, node: File | Folder | None) -> None:
+        self.names.setdefault(name, [None]).append(node)
+
+    def sync(self) -> None:
+        self.names = {name: [node] for name, node in self.now().items()}
+
+
+@dataclass
+class Opened:
+    node: File | Folder
+    path: str
+    offset: int = 0
+
+
+class PowerLossDisk:
+    """Stand-in for the module `os` on a folder, which is durable as it is when the disk is made.
+
+    on_step: called with the operation and the path before each operation that changes anything, and before each
+    transaction of the catalog. `survivals` at that moment is what a real power cut there would leave, so that one run
+    of a scenario shows all of them.
+
+    `fail` may be set to make operations fail: it is given the operation ("mkdir", "create", "write", "sync", "unlink",
+    "transact") and the path, and returns the error or None. After a sync that failed what was to be synced is lost,
+    though it can still be read, and the next sync succeeds. `most_bytes` bounds what one write takes. `steps` lists
+    the operations so far.
+    """
+
+    def __init__(self, base: Path, on_step: Callable[[str], None] | None = None) -> None:
+        self.base = str(base)
+        self.steps: list[str] = []
+        self.on_step = on_step or (lambda what: None)
+        self.fail: Callable[[str, str], OSError | None] = lambda operation, path: None
+        self.most_bytes: int | None = None
+        self._lock = threading.RLock()
+        self._opened: dict[int, Opened] = {}
+        self._root = self._adopt(self.base)
+
+    def __getattr__(self, name: str) -> Any:
+        assert name not in UNKNOWN, f"store/env/local_folder.py calls os.{name}, of which this disk knows nothing"
+        return getattr(os, name)
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Let the library of this process work on this disk, as a process that has just begun, until the block ends."""
+        transact = catalog.LmdbCatalog.transact
+
+        def watched(own: catalog.LmdbCatalog, body: Callable[[Any], Any]) -> Any:
+            folder = str(own._folder)
+            self.step("transact", folder)
+            result = transact(own, body)
+            with own._environment() as env:
+                if env.flags()["sync"]:
+                    self.catalog_synced(folder)
+            return result
+
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.object(files_module, "os", self))
+            stack.enter_context(mock.patch.object(files_module, "_synced", set()))
+            stack.enter_context(mock.patch.object(catalog, "lmdb", _WatchedLmdb(self)))
+            stack.enter_context(mock.patch.object(catalog.LmdbCatalog, "transact", watched))
+            yield
+
+    # ---- calls of store/env/local_folder.py --------------------------------------------------------------------------
+
+    def open(self, path: str | Path, flags: int, mode: int = 0o777) -> int:
+        path = os.fspath(path)
+        with self._lock:
+            made = flags & os.O_CREAT and not os.path.lexists(path)
+            if made:
+                self._step("create", path)
+            handle = os.open(path, flags, mode)
+            if made:
+                self._folder_of(path).put(os.path.basename(path), File())
+            self._opened[handle] = Opened(self._node(path), path)
+            return handle
+
+    def write(self, handle: int, data: bytes | memoryview) -> int:
+        with self._lock:
+            opened = self._opened[handle]
+            self._step("write", opened.path)
+            count = os.write(handle, data[: self.most_bytes])
+            assert isinstance(opened.node, File)
+            opened.node.writes.append((opened.offset, bytes(data[:count])))
+            opened.offset += count
+            return count
+
+    def fsync(self, handle: int) -> None:
+        with self._lock:
+            opened = self._opened[handle]
+            try:
+                self._step("sync", opened.path)
+            except OSError:
+                if isinstance(opened.node, File):  # the kernel tells it once, and forgets what it could not write
+                    opened.node.writes = []
+                raise
+            if isinstance(opened.node, Folder):
+                self._find_foreign(opened.node, opened.path)
+                opened.node.sync()
+            else:
+                opened.node.synced, opened.node.writes = _written(opened.node), []
+
+    def close(self, handle: int) -> None:
+        with self._lock:
+            self._opened.pop(handle, None)
+            os.close(handle)
+
+    def mkdir(self, path: str, mode: int = 0o777) -> None:
+        with self._lock:
+            self._step("mkdir", path)
+            os.mkdir(path, mode)
+            self._folder_of(path).put(os.path.basename(path), Folder())
+
+    def unlink(self, path: str) -> None:
+        with self._lock:
+            if os.path.lexists(path):
+                self._step("unlink", path)
+            os.unlink(path)
+            self._folder_of(path).put(os.path.basename(path), None)
+
+    # ---- steps of LMDB ---------------------------------------------------------------------------------------------
+
+    def catalog_synced(self, folder: str) -> None:
+        """Note that LMDB has synced its data file."""
+        with self._lock:
+            parent = self._node(folder)
+            assert isinstance(parent, Folder)
+            self._find_foreign(parent, folder)
+            node = parent.now()["data.mdb"]
+            assert isinstance(node, File)
+            node.synced = Path(folder, "data.mdb").read_bytes()
+
+    def step(self, what: str, path: str) -> None:
+        """Note an operation that this disk does not see by itself."""
+        with self._lock:
+            self._step(what, path)
+
+    # ---- survivals -------------------------------------------------------------------------------------------------
+
+    def survivals(self, dice: random.Random, count: int) -> list[Tree]:
+        """List trees that a power cut now may leave: without what was not synced, with all of it, `count` between."""
+        with self._lock:
+            self._find_all_foreign(self._root, self.base)
+            choices = [_Nothing(), _Everything(), *(_Chance(dice) for _ in range(count))]
+            found: list[Tree] = []
+            for choice in choices:
+                tree: Tree = {}
+                self._survive(self._root, self.base, "", choice, tree)
+                if tree not in found:
+                    found.append(tree)
+            return found
+
+    def _survive(self, folder: Folder, path: str, prefix: str, choice: _Choice, tree: Tree) -> None:
+        for name, states in sorted(folder.names.items()):
+            node, below = choice.name(states), f"{prefix}{name}"
+            if isinstance(node, Folder):
+                tree[below] = None
+                self._survive(node, f"{path}/{name}", f"{below}/", choice, tree)
+            elif node is not None:
+                tree[below] = choice.content(node.synced, self._content(node, f"{path}/{name}"))
+
+    def _content(self, node: File, path: str) -> bytes:
+        if not node.foreign:
+            return _written(node)
+        return Path(path).read_bytes() if os.path.exists(path) else node.synced
+
+    # ---- the model -------------------------------------------------------------------------------------------------
+
+    def _step(self, operation: str, path: str) -> None:
+        what = f"{operation} {os.path.relpath(path, self.base)}"
+        self.on_step(what)
+        self.steps.append(what)
+        error = self.fail(operation, path)
+        if error is not None:
+            raise error
+
+    def _adopt(self, path: str) -> Folder:
+        folder = Folder()
+        for entry in os.scandir(path):
+            node = self._adopt(entry.path) if entry.is_dir() else File(Path(entry.path).read_bytes())
+            if isinstance(node, File) and entry.name.endswith(".mdb"):
+                node.foreign = True
+            folder.names[entry.name] = [node]
+        return folder
+
+    def _node(self, path: str) -> File | Folder:
+        node: File | Folder = self._root
+        for part in Path(os.path.relpath(path, self.base)).parts:
+            if part == "..":
+                return Folder()  # above the base: durable, and not looked at
+            assert isinstance(node, Folder)
+            if part not in node.now():
+                node.put(part, Folder() if os.path.isdir(path) else File(foreign=True))
+            node = node.now()[part]
+        return node
+
+    def _folder_of(self, path: str) -> Folder:
+        node = self._node(os.path.dirname(path))
+        assert isinstance(node, Folder)
+        return node
+
+    def _find_foreign(self, folder: Folder, path: str) -> None:
+        """Take in the names that others have made there."""
+        for entry in os.scandir(path):
+            if entry.name not in folder.now():
+                folder.put(entry.name, Folder() if entry.is_dir() else File(foreign=True))
+
+    def _find_all_foreign(self, folder: Folder, path: str) -> None:
+        self._find_foreign(folder, path)
+        for name, node in folder.now().items():
+            if isinstance(node, Folder):
+                self._find_all_foreign(node, f"{path}/{name}")
+
+
+def _written(node: File) -> bytes:
+    """Return the content with all writes since the sync."""
+    data = bytearray(node.synced)
+    for offset, piece in node.writes:
+        data.extend(bytes(max(0, offset + len(piece) - len(data))))
+        data[offset : offset + len(piece)] = piece
+    return bytes(data)
+
+
+# ---- choices of what survives ----------------------------------------------------------------------------------
+
+
+class _Nothing:
+    """Choice that loses all that was not synced."""
+
+    def name(self, states: list[File | Folder | None]) -> File | Folder | None:
+        return states[0]
+
+    def content(self, synced: bytes, now: bytes) -> bytes:
+        return synced
+
+
+class _Everything(_Nothing):
+    """Choice of a disk that all writes had reached."""
+
+    def name(self, states: list[File | Folder | None]) -> File | Folder | None:
+        return states[-1]
+
+    def content(self, synced: bytes, now: bytes) -> bytes:
+        return now
+
+
+class _Chance(_Nothing):
+    """Choice by chance, for each name and each block by itself."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self._dice = dice
+
+    def name(self, states: list[File | Folder | None]) -> File | Folder | None:
+        return self._dice.choice(states)
+
+    def content(self, synced: bytes, now: bytes) -> bytes:
+        if synced == now:
+            return now
+        dice = self._dice
+        kept = now[: dice.choice([0, len(now) // 2, dice.randrange(len(now) + 1), len(now), len(now)])]
+        lost = [synced, bytes(len(kept))]  # as it was, never written
+        blocks = [
+            dice.choice([kept, kept, *lost])[at : at + BLOCK].ljust(min(BLOCK, len(kept) - at), b"\0")
+            for at in range(0, len(kept), BLOCK)
+        ]
+        return b"".join(blocks) if dice.random() < 0.7 else kept
+
+
+_Choice = _Nothing
+
+
+def write_tree(tree: Tree, base: Path) -> None:
+    """Make a folder with a tree that survived in it."""
+    base.mkdir()
+    for path, content in tree.items():
+        if content is None:
+            (base / path).mkdir()
+        else:
+            (base / path).write_bytes(content)
+
+
+class _WatchedLmdb:
+    """Module `lmdb`, whose environments tell the disk when they sync."""
+
+    def __init__(self, disk: PowerLossDisk) -> None:
+        self._disk = disk
+        self._real = catalog.lmdb
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def open(self, folder: str, **options: Any) -> _WatchedEnvironment:
+        self._disk.step("open", folder)
+        environment = _WatchedEnvironment(self._real.open(folder, **options), self._disk, folder)
+        self._disk.step("opened", folder)
+        return environment
+
+
+class _WatchedEnvironment:
+    """LMDB environment that tells the disk when it syncs."""
+
+    def __init__(self, real: Any, disk: PowerLossDisk, folder: str) -> None:
+        self._real, self._disk, self._folder = real, disk, folder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def sync(self, force: bool = False) -> None:
+        self._real.sync(force)
+        self._disk.catalog_synced(self._folder)

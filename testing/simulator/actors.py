@@ -1,0 +1,234 @@
+"""Actor of the simulation: it makes or passes rows, works at barriers, reports, and may die and be a zombie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from epochlog.checkpoint import CheckpointManager, Outbox, Report
+from epochlog.checkpoint.manager.commands import Actor, Decision, Inject, Start
+
+from .catalog import Catalog, Piece
+from .shapes import QUIET_MS, START_MS, JobShape
+
+REPEAT_MS = 1_000
+
+
+@dataclass(frozen=True)
+class Passed:
+    """Message of one actor to another for a barrier: the rows before it. inject None: the sender has gone."""
+
+    barrier_id: int
+    rows: dict[Any, int]
+    ended: bool
+    inject: Inject | None
+
+
+class Surroundings(Protocol):
+    """World of the actors, as far as they ask it; times in ms."""
+
+    now: int
+    until: int
+    catalog: Catalog
+
+    def at(self, when: int, what: Callable[[], object]) -> None: ...
+    def to_core(self, shape: JobShape, what: Callable[[CheckpointManager], list[Decision]]) -> None: ...
+    def send_report(self, shape: JobShape, report: Report) -> None: ...
+    def work_ms(self, shape: JobShape) -> int: ...
+    def declines(self, shape: JobShape) -> bool: ...
+    def along_channel(self, sender: Process, consumer: Actor, passed: Passed) -> None: ...
+    def leaves(self, process: Process) -> None: ...
+    def piece(self, shape: JobShape, actor: Actor, incarnation: int, changes: Mapping[Any, int | None]) -> Piece: ...
+
+
+class Process:
+    """Life of an actor, from its attach to its restart."""
+
+    def __init__(self, world: Surroundings, shape: JobShape, actor: Actor) -> None:
+        self.world, self.shape, self.actor = world, shape, actor
+        self.incarnation = 0
+        self.started = self.over = self.gone = False
+        self.alive_until = 1 << 62
+        self.peers: dict[Actor, int] = {}
+        self.outbox = Outbox()
+        self.offset = 0
+        self.limit: int | None = None
+        self.mine: dict[Any, int] = {}
+        self.position = 0
+        self.seen = self.reported = 0
+        self.last: Report | None = None
+        self.injects: dict[int, Inject] = {}
+        self.passed: dict[Actor, list[Passed]] = {}
+        self.early: list[tuple[Actor, Passed]] = []
+
+    @property
+    def lives(self) -> bool:
+        return self.world.now < self.alive_until
+
+    @property
+    def makes_rows(self) -> bool:
+        return self.actor in self.shape.sources
+
+    # ---- start ---------------------------------------------------------------------------------------------------
+
+    def start(self, start: Start, state: bytes) -> None:
+        if not self.lives or self.started or start.incarnation != self.incarnation:
+            return
+        self.started, self.over, self.peers = True, start.finished, dict(start.peers)
+        self.offset = int(state or b"0")
+        self.passed = {producer: [] for producer in self.shape.producers(self.actor) if producer in self.peers}
+        if self.shape.derived:
+            table = self.world.catalog.tables[self.shape.table]
+            self.position = self.world.catalog.records[self.shape.name].position
+            self.mine = self._share(table.at(self.position))
+        if self.makes_rows and not self.over:
+            self.limit = self.shape.rows[self.actor[1]]
+            if self.limit is not None:
+                ends = START_MS + -(-self.limit * 1_000 // self.shape.per_second)
+                self.world.at(max(ends, self.world.now + 1), self.tell_end)
+        for producer, passed in self.early:
+            self.receive(producer, passed)
+
+    def tell_end(self) -> None:
+        """Tell the coordinator that the data has ended, again and again, for messages get lost."""
+        if self.lives and not self.over and not self.gone and self.world.now < self.world.until:
+            self.world.to_core(self.shape, lambda core: core.ended(self.shape.name, self.actor, self.incarnation))
+            self.world.at(self.world.now + REPEAT_MS, self.tell_end)
+
+    # ---- barriers ------------------------------------------------------------------------------------------------
+
+    def inject(self, inject: Inject) -> None:
+        """Take a barrier from the coordinator, which may come twice or in the wrong order."""
+        if not self.lives or not self.started or self.over:
+            return
+        if inject.barrier_id == self.reported and self.last is not None:
+            self.world.send_report(self.shape, self.last)
+        if inject.barrier_id <= self.seen:
+            return
+        self.seen = inject.barrier_id
+        self.injects[inject.barrier_id] = inject
+        self.world.at(self.world.now + self.world.work_ms(self.shape), lambda: self.work(inject))
+
+    def work(self, inject: Inject) -> None:
+        if not self.lives or self.seen != inject.barrier_id or self.gone:
+            return
+        if self.world.declines(self.shape):
+            self.world.to_core(
+                self.shape,
+                lambda core: core.decline(self.shape.name, inject.barrier_id, self.actor, self.incarnation, "full"),
+            )
+            return
+        if self.passed or (self.actor[0] == "w" and self.shape.edges):
+            self.align()
+            return
+        rows = self._make_rows() if self.makes_rows else {}
+        ended = self._ended(inject)
+        if self.shape.edges:
+            self.pass_on(inject, rows, ended)
+            if not self.gone:
+                self.report(inject, {}, ended)
+        else:
+            self.report(inject, self._changes(inject, rows), ended)
+
+    def pass_on(self, inject: Inject, rows: dict[Any, int], ended: bool) -> None:
+        self.gone = self.shape.leaves and ended and not inject.drain
+        consumers = [consumer for consumer in self.shape.consumers(self.actor) if consumer in self.peers]
+        for number, consumer in enumerate(consumers):
+            part = {key: value for key, value in rows.items() if key[1] % len(consumers) == number}
+            passed = Passed(inject.barrier_id, part, ended, None if self.gone else inject)
+            self.world.along_channel(self, consumer, passed)
+        if self.gone:
+            self.world.leaves(self)
+            self.tell_gone()
+
+    def tell_gone(self) -> None:
+        if self.lives and not self.over and self.world.now < self.world.until:
+            self.world.to_core(self.shape, lambda core: core.finished(self.shape.name, self.actor, self.incarnation))
+            self.world.at(self.world.now + REPEAT_MS, self.tell_gone)
+
+    def receive(self, producer: Actor, passed: Passed) -> None:
+        """Take what comes along a channel: in order, each once, and kept until this end has started too."""
+        if not self.lives:
+            return
+        if not self.started:
+            self.early.append((producer, passed))
+            return
+        self.passed[producer].append(passed)
+        if passed.inject is not None and passed.barrier_id > self.seen:
+            self.seen = passed.barrier_id
+            self.injects[passed.barrier_id] = passed.inject
+        self.align()
+
+    def align(self) -> None:
+        """Report the newest barrier once it has come along every channel that is still open."""
+        if self.seen <= self.reported or self.seen not in self.injects:
+            return
+        inject = self.injects[self.seen]
+        for producer, queue in self.passed.items():
+            here = any(passed.barrier_id == self.seen for passed in queue)
+            closed = any(passed.ended for passed in queue) and producer not in inject.waits
+            if not here and not closed:
+                return
+        rows = {
+            key: value
+            for queue in self.passed.values()
+            for passed in queue
+            if passed.barrier_id <= self.seen
+            for key, value in passed.rows.items()
+        }
+        ended = self._ended(inject) if self.shape.derived else all(
+            any(passed.ended for passed in queue) for queue in self.passed.values()
+        )  # fmt: skip
+        for producer, queue in self.passed.items():  # what is sealed is gone, but not that a channel has ended
+            self.passed[producer] = [
+                Passed(passed.barrier_id, {} if passed.barrier_id <= self.seen else passed.rows, passed.ended, None)
+                for passed in queue
+                if passed.ended or passed.barrier_id > self.seen
+            ]
+        self.report(inject, self._changes(inject, rows), ended)
+
+    def report(self, inject: Inject, changes: dict[Any, int | None], ended: bool) -> None:
+        self.reported = inject.barrier_id
+        sealed = {}
+        if changes:
+            piece = self.world.piece(self.shape, self.actor, self.incarnation, changes)
+            sealed = {self.shape.table: [piece]}
+        segments = self.outbox.report(inject.barrier_id, inject.taken[self.actor], sealed)
+        state = str(self.offset).encode() if self.makes_rows else b""
+        self.last = Report(self.shape.name, inject.barrier_id, self.actor, self.incarnation, segments, state, ended)
+        self.world.send_report(self.shape, self.last)
+
+    # ---- what it does --------------------------------------------------------------------------------------------
+
+    def _make_rows(self) -> dict[Any, int]:
+        """Make the rows up to now, `per_second` of them each second; row n of source i is (i, n)."""
+        made = (min(self.world.now, QUIET_MS) - START_MS) * self.shape.per_second // 1_000
+        target = max(self.offset, made if self.limit is None else min(made, self.limit))
+        rows = {(self.actor[1], n): 1 + n % 5 for n in range(self.offset, target)}
+        self.offset = target
+        return rows
+
+    def _ended(self, inject: Inject) -> bool:
+        if self.shape.derived:
+            return self.world.catalog.inputs_ended(self.shape, inject.barrier.curr)
+        return inject.drain or (self.limit is not None and self.offset >= self.limit)
+
+    def _changes(self, inject: Inject, rows: dict[Any, int]) -> dict[Any, int | None]:
+        """Return a load's rows; of a job the difference of this actor's share of the answer since it last wrote."""
+        if not self.shape.derived:
+            return dict(rows)
+        if inject.barrier.curr == self.position:
+            return {}  # it wrote that for an attempt that was aborted
+        self.position = inject.barrier.curr
+        new = self._share(self.world.catalog.answer(self.shape, self.position))
+        out: dict[Any, int | None] = {key: value for key, value in new.items() if self.mine.get(key) != value}
+        out.update({key: None for key in self.mine if key not in new})
+        self.mine = new
+        return out
+
+    def _share(self, state: dict[Any, int]) -> dict[Any, int]:
+        if self.actor[0] != "w":
+            return {}
+        count = self.shape.vertices["w"]
+        return {key: value for key, value in state.items() if ord(key[-1]) % count == self.actor[1]}

@@ -1,0 +1,212 @@
+"""Plan of one seed: a random graph of loads and jobs, and the faults of each of them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from epochlog.checkpoint import Edge, JobSettings
+from epochlog.checkpoint.manager.checkpoint_plan import Pattern
+from epochlog.checkpoint.manager.commands import Actor
+
+INTERVAL_MS = 1_000
+START_MS = 1_767_225_600_000
+FAULTS_END_MS = START_MS + 9_000
+QUIET_MS = START_MS + 10_000
+"""From here on no source has new rows."""
+GIVE_UP_MS = START_MS + 60_000
+
+KINDS = (
+    "loss",
+    "repeats",
+    "delays",
+    "slow",
+    "declines",
+    "crashes",
+    "catalog",
+    "coordinator",
+    "stops",
+    "recovers",
+    "claims",
+    "drains",
+    "forces",
+)
+
+
+PATTERNS: tuple[Pattern, ...] = ("all", "pointwise")
+
+
+class Violation(AssertionError):
+    """Broken invariant."""
+
+
+@dataclass(frozen=True)
+class JobShape:
+    """Load (no upstreams: its sources make rows) or job. Vertices s → w, or w alone; only w writes.
+
+    rows: per source how many it has, None: without end. leaves: sources go at their end without a last report.
+    """
+
+    name: str
+    table: str
+    upstreams: tuple[str, ...]
+    vertices: dict[str, int]
+    edges: tuple[Edge, ...]
+    settings: JobSettings
+    interval: int = 1
+    rows: tuple[int | None, ...] = ()
+    per_second: int = 5
+    leaves: bool = False
+    snapshot: bool = False
+    max_lag: int = 100
+
+    @property
+    def derived(self) -> bool:
+        return bool(self.upstreams)
+
+    @property
+    def actors(self) -> list[Actor]:
+        return [(vertex, index) for vertex, count in self.vertices.items() for index in range(count)]
+
+    @property
+    def sources(self) -> list[Actor]:
+        """Actors that make a load's rows."""
+        first = next(iter(self.vertices))
+        return [] if self.derived else [(first, index) for index in range(self.vertices[first])]
+
+    def producers(self, actor: Actor) -> list[Actor]:
+        """List the actors that this one reads from."""
+        if not self.edges or actor[0] == "s":
+            return []
+        many, few = self.vertices["s"], self.vertices["w"]
+        at = actor[1]
+        if self.edges[0].pattern == "all":
+            found = range(many)
+        elif many >= few:
+            found = range(at * many // few, (at + 1) * many // few)
+        else:
+            found = range(at * many // few, at * many // few + 1)
+        return [("s", index) for index in found]
+
+    def consumers(self, actor: Actor) -> list[Actor]:
+        return [other for other in self.actors if actor in self.producers(other)]
+
+    def component(self, actor: Actor) -> set[Actor]:
+        """Find the actors that roll back with this one, step by step."""
+        found, todo = {actor}, [actor]
+        while todo:
+            here = todo.pop()
+            near = {*self.producers(here), *self.consumers(here)} - found
+            found |= near
+            todo += sorted(near)
+        return found
+
+
+@dataclass(frozen=True)
+class Event:
+    """Fault or request of one job at one time."""
+
+    at_ms: int
+    kind: str
+    job: str
+    actor: Actor | None = None
+    flag: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Graph, faults and requests of a run, drawn before it begins."""
+
+    jobs: tuple[JobShape, ...]
+    events: tuple[Event, ...]
+    coordinator_crashes: tuple[tuple[int, int], ...]  # when, for how long
+    troubled: dict[str, dict[str, float]] = field(default_factory=dict)  # rates, by job and kind
+
+    def descendants(self, job: str) -> set[str]:
+        """Find the job and all that read, directly or through others, what it writes."""
+        found = {job}
+        for shape in self.jobs:  # upstreams come before those that read them
+            tables = {other.table for other in self.jobs if other.name in found}
+            if tables & set(shape.upstreams):
+                found.add(shape.name)
+        return found
+
+
+def draw_plan(seed: int) -> Plan:
+    rng = random.Random(f"plan {seed}")
+    jobs = [_load(rng, f"load{number}") for number in range(rng.randint(1, 2))]
+    for number in range(rng.randint(1, 3)):
+        pool = [shape.table for shape in jobs]
+        ups = tuple(rng.sample(pool, rng.randint(1, min(2, len(pool)))))
+        jobs.append(_job(rng, f"job{number}", ups))
+    events: list[Event] = []
+    troubled: dict[str, dict[str, float]] = {}
+    for shape in jobs:
+        events += _events(rng, shape)
+        troubled[shape.name] = {
+            "loss": rng.choice([0, 0, 0.05, 0.3]),
+            "repeats": rng.choice([0, 0.1, 0.5]),
+            "delays": rng.choice([0, 20, 300, 2_500]),
+            "slow": rng.choice([0, 0, 0.1, 0.3]),
+            "declines": rng.choice([0, 0, 0.1]),
+            "catalog": rng.choice([0, 0.2, 0.5]),
+        }
+    crashes = [
+        (START_MS + rng.randrange(500, 9_000), rng.randrange(100, 1_500)) for _ in range(rng.choice([0, 0, 1, 2]))
+    ]
+    return Plan(tuple(jobs), tuple(sorted(events, key=lambda event: event.at_ms)), tuple(sorted(crashes)), troubled)
+
+
+def _settings(rng: random.Random, interval: int | None) -> JobSettings:
+    return JobSettings(
+        interval_ms=interval,
+        min_pause_ms=rng.choice([0, 0, 150]),
+        timeout_ms=rng.choice([700, 1_500, 3_000]),
+        tolerable_failures=rng.choice([None, None, 1, 3]),
+    )
+
+
+def _vertices(rng: random.Random) -> tuple[dict[str, int], tuple[Edge, ...]]:
+    if rng.random() < 0.55:
+        return {"w": rng.randint(1, 3)}, ()
+    pattern = rng.choice(PATTERNS)
+    return {"s": rng.randint(1, 3), "w": rng.randint(1, 2)}, (Edge("s", "w", pattern),)
+
+
+def _load(rng: random.Random, name: str) -> JobShape:
+    vertices, edges = _vertices(rng)
+    count = next(iter(vertices.values()))
+    bounded = rng.random()
+    rows = tuple(rng.randrange(0, 30) if rng.random() < bounded else None for _ in range(count))
+    interval = rng.choice([1_000, 1_000, 700, None, None])
+    return JobShape(
+        name, f"{name}_out", (), vertices, edges, _settings(rng, interval),
+        rows=rows, per_second=rng.choice([2, 5, 9]), leaves=bool(edges) and rng.random() < 0.3,
+    )  # fmt: skip
+
+
+def _job(rng: random.Random, name: str, upstreams: tuple[str, ...]) -> JobShape:
+    vertices, edges = _vertices(rng)
+    interval = rng.choice([1, 1, 1, 2])
+    return JobShape(
+        name, f"{name}_out", upstreams, vertices, edges, _settings(rng, interval * INTERVAL_MS),
+        interval=interval, snapshot=rng.random() < 0.5, max_lag=rng.choice([1, 3, 100]),
+    )  # fmt: skip
+
+
+def _events(rng: random.Random, shape: JobShape) -> list[Event]:
+    def at() -> int:
+        return START_MS + rng.randrange(200, 9_000)
+
+    out = [
+        Event(at(), "crashes", shape.name, rng.choice(shape.actors), rng.random() < 0.5)
+        for _ in range(rng.choice([0, 0, 1, 2, 4]))
+    ]
+    many = [2, 4, 8] if shape.settings.interval_ms is None else [0, 0, 1, 2]
+    out += [Event(at(), "forces", shape.name) for _ in range(rng.choice(many))]
+    out += [Event(at(), "stops", shape.name) for _ in range(rng.choice([0, 0, 0, 1]))]
+    out += [Event(at(), "recovers", shape.name) for _ in range(rng.choice([0, 0, 0, 1, 2]))]
+    out += [Event(at(), "claims", shape.name) for _ in range(rng.choice([0, 0, 0, 0, 1]))]
+    if not shape.derived and rng.random() < 0.2:
+        out.append(Event(at(), "drains", shape.name))
+    return out
