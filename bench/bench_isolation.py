@@ -42,21 +42,24 @@ def wait_until(end: float) -> None:
 def windows(crowd: Crowd, names: Sequence[str], kinds: Mapping[str, Kind], scale: float) -> Samples:
     """ms from a boundary to the commit of these jobs there, the median over a window, in windows of each kind in turns.
 
-    What counts are the boundaries that pass while the act goes on.
+    Only commits at boundaries that pass during the act count. A window without any, as a slow machine may have, is repeated.
     """
     samples: Samples = {name: [] for name in kinds}
     act_s = (BOUNDARIES if scale >= 1 else FEW) * crowd.interval_ms / 1000
     for place in range(-1, max(1, round(ROUNDS * scale))):
         for name in turned(list(kinds), place):
+            taken: list[float] = []
             with crowd.window([*names, *kinds[name].beside]):
-                wait_until(time() + crowd.interval_ms / 1000)
-                start = time()
-                kinds[name].act(start + act_s)
-                end = time()
-                while not crowd.all_past(end, names):  # slow ones count too
-                    wait_until(time() + 0.01)
+                while not taken:
+                    wait_until(time() + crowd.interval_ms / 1000)
+                    start = time()
+                    kinds[name].act(start + act_s)
+                    end = time()
+                    while not crowd.all_past(end, names):  # slow ones count too
+                        wait_until(time() + 0.01)
+                    taken = crowd.since(start, end, names)
             if place >= 0:
-                samples[name].append(statistics.median(crowd.since(start, end, names)))
+                samples[name].append(statistics.median(taken))
     return samples
 
 
