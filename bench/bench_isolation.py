@@ -42,7 +42,7 @@ def wait_until(end: float) -> None:
 def windows(crowd: Crowd, names: Sequence[str], kinds: Mapping[str, Kind], scale: float) -> Samples:
     """ms from a boundary to the commit of these jobs there, the median over a window, in windows of each kind in turns.
 
-    Only commits at boundaries that pass during the act count. A window without any, as a slow machine may have, is repeated.
+    Only commits at boundaries that pass during the act count. A window without any is repeated.
     """
     samples: Samples = {name: [] for name in kinds}
     act_s = (BOUNDARIES if scale >= 1 else FEW) * crowd.interval_ms / 1000
