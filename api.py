@@ -22,11 +22,11 @@ from epochlog.store.catalog.protocol import View
 from epochlog.store.changelog.consumers import ConsumerInfo, drop_consumer, list_consumers, reset_consumer
 from epochlog.store.check.verify import VerifyReport, verify_store
 from epochlog.store.commit.boundaries import force_boundary
-from epochlog.store.commit.commit import commit_root
 from epochlog.store.commit.edits import TableEdit
 from epochlog.store.commit.idempotency import TxnPair, resolve
 from epochlog.store.commit.lag_marks import alter_store
 from epochlog.store.commit.loads import drop_load
+from epochlog.store.commit.root_commit import commit_root
 from epochlog.store.commit.table_ddl import create_table, drop_table
 from epochlog.store.compaction.request import compact_tables
 from epochlog.store.env.clock import Clock

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 from epochlog.batch.table_snapshot import TableSnapshot
 from epochlog.store.catalog.protocol import View
 from epochlog.store.changelog.log_plan import next_epoch, plan_changes
-from epochlog.store.commit.commit import commit_or_delete, commit_root, refuse_unwritable
 from epochlog.store.commit.edits import TableEdit
 from epochlog.store.commit.idempotency import TxnPair, check_pair, find_committed_epoch, has_outcome
+from epochlog.store.commit.root_commit import commit_or_delete, commit_root, refuse_unwritable
 from epochlog.store.commit.table_ddl import alter_table, table_bytes, truncate_log
 from epochlog.store.env.process_local import OneProcess
 from epochlog.store.epochs.readable import require_begun

@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from epochlog.store.commit.commit import commit_or_delete
 from epochlog.store.commit.edits import TableEdit
 from epochlog.store.commit.idempotency import TxnPair, check_pair
+from epochlog.store.commit.root_commit import commit_or_delete
 from epochlog.store.env.process_local import OneProcess
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table

@@ -15,9 +15,10 @@ import pyarrow.compute as pc
 from epochlog.errors import LogTruncated
 from epochlog.store.catalog.protocol import View
 from epochlog.store.changelog.log_plan import plan_changes
-from epochlog.store.commit.commit import DEFINITE_FAILURES, commit_root
 from epochlog.store.commit.edits import CommitConflict, TableEdit
+from epochlog.store.commit.failures import DEFINITE_FAILURES
 from epochlog.store.commit.idempotency import TxnPair, find_committed_epoch
+from epochlog.store.commit.root_commit import commit_root
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_table
 from epochlog.store.retention.stale_reads import retry_stale_plan

@@ -19,9 +19,9 @@ from pyspark.sql.types import StructType
 
 from epochlog.errors import EpochlogError, InvalidInput
 from epochlog.store.catalog.protocol import View
-from epochlog.store.commit.commit import commit_or_delete, commit_root, refuse_unwritable
 from epochlog.store.commit.edits import TableEdit
 from epochlog.store.commit.idempotency import TxnPair, check_pair, find_committed_epoch, resolve_outcome
+from epochlog.store.commit.root_commit import commit_or_delete, commit_root, refuse_unwritable
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table
 from epochlog.store.session.handle import Handle, open_handle

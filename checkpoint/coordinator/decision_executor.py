@@ -20,7 +20,7 @@ from epochlog.checkpoint.manager import commands as to
 from epochlog.checkpoint.manager.manager import CheckpointManager
 from epochlog.errors import EpochlogError, Fenced, JobNotFound, JobParked, OutcomeUnknown, by_name
 from epochlog.exchange.transport.errors import encode_error
-from epochlog.store.commit.commit import DEFINITE_FAILURES
+from epochlog.store.commit.failures import DEFINITE_FAILURES
 from epochlog.store.env.backoff import Backoff
 from epochlog.store.env.clock import Clock
 from epochlog.store.session.handle import Handle

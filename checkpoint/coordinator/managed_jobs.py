@@ -18,9 +18,9 @@ from epochlog.checkpoint.manager.commands import CommitBarrier, JobSettings
 from epochlog.errors import InvalidInput, LoadNotFound, NotWritable, TableDropped, TableFinished
 from epochlog.store.catalog.keys import job_key
 from epochlog.store.catalog.protocol import Txn, View
-from epochlog.store.commit.commit import check_incarnation, commit_root
 from epochlog.store.commit.edits import TableEdit
 from epochlog.store.commit.idempotency import has_outcome, resolve
+from epochlog.store.commit.job_commit import check_incarnation
 from epochlog.store.commit.loads import (
     LoadCommit,
     LoadRecord,
@@ -32,6 +32,7 @@ from epochlog.store.commit.loads import (
     load_txn,
     require_incarnation,
 )
+from epochlog.store.commit.root_commit import commit_root
 from epochlog.store.metadata.lookups import find_job, get_job, get_table
 from epochlog.store.session.handle import Handle
 from epochlog.store.sst.segment import Segment

@@ -16,7 +16,7 @@ from epochlog.errors import EpochlogError
 from epochlog.store.catalog.keys import job_key
 from epochlog.store.catalog.protocol import Txn, View
 from epochlog.store.check.job_state import require_consistent_job
-from epochlog.store.commit.commit import check_incarnation, require_unparked
+from epochlog.store.commit.job_commit import check_incarnation, require_unparked
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.definitions import JobRecord

@@ -16,7 +16,7 @@ from epochlog.errors import DrainPending, JobParked, JobRunning
 from epochlog.store.catalog.keys import job_key
 from epochlog.store.catalog.protocol import Txn, View
 from epochlog.store.commit.boundaries import force_within
-from epochlog.store.commit.commit import check_incarnation
+from epochlog.store.commit.job_commit import check_incarnation
 from epochlog.store.env.clock import Deadline
 from epochlog.store.metadata.definitions import Counters, JobRecord
 from epochlog.store.metadata.lookups import get_job

@@ -20,8 +20,8 @@ from epochlog.store.catalog.keys import job_key
 from epochlog.store.catalog.protocol import Txn, View
 from epochlog.store.commit.backfill import JobPiece, discard_refused, forget_pieces, record_piece
 from epochlog.store.commit.boundaries import seal
-from epochlog.store.commit.commit import JobCommit, check_incarnation, commit_job, require_unparked
 from epochlog.store.commit.edits import TableEdit
+from epochlog.store.commit.job_commit import JobCommit, check_incarnation, commit_job, require_unparked
 from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.failpoints import hit
 from epochlog.store.epochs.view import EpochView

@@ -12,8 +12,8 @@ from epochlog.checkpoint.job.refresh_plan import barrier_of, plan_barrier
 from epochlog.checkpoint.manager.unacked_reports import Outbox
 from epochlog.errors import Cancelled, EpochlogError, Fenced, InvalidInput, RolledBack, by_name
 from epochlog.store.catalog.protocol import View
-from epochlog.store.commit.commit import refuse_unwritable
 from epochlog.store.commit.loads import MAX_STATE
+from epochlog.store.commit.root_commit import refuse_unwritable
 from epochlog.store.env.clock import Deadline
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_job, find_table

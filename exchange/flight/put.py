@@ -16,9 +16,9 @@ from epochlog.exchange.transport.admission import CallSlot
 from epochlog.exchange.transport.validation import check_batch, check_schema, decoding
 from epochlog.store.catalog.protocol import View
 from epochlog.store.changelog.apply_changes import take_rows
-from epochlog.store.commit.commit import commit_or_delete, refuse_unwritable
 from epochlog.store.commit.edits import TableEdit
 from epochlog.store.commit.idempotency import check_pair, find_committed_epoch
+from epochlog.store.commit.root_commit import commit_or_delete, refuse_unwritable
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table
 from epochlog.store.session.handle import Handle

@@ -19,8 +19,9 @@ from epochlog.store.metadata.staged_segments import discard_staged, stage_segmen
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import remove_segments
 
-from .commit import JOB_REFUSALS, check_incarnation, check_runner
 from .edits import TableEdit, check_segments, use_up
+from .failures import DEFINITE_JOB_FAILURES
+from .job_commit import check_incarnation, check_runner
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
@@ -94,7 +95,7 @@ def forget_pieces(handle: Handle, job: JobRecord, incarnation: int) -> JobRecord
 
 def discard_refused(handle: Handle, error: EpochlogError, edits: Sequence[TableEdit]) -> None:
     """Remove the files of a commit or piece that was refused; those that an earlier call has landed stay."""
-    if not isinstance(error, JOB_REFUSALS):
+    if not isinstance(error, DEFINITE_JOB_FAILURES):
         return
 
     def unknown(view: View, edit: TableEdit) -> list[Segment]:

@@ -29,7 +29,7 @@ FAILPOINTS: dict[str, str] = {
     "create:after-marker": "a new store is complete, whoever made it does not know",
     # store/session/write_intents.py
     "intent:registered": "an intent is in the catalog, nothing is written under it",
-    # store/commit/commit.py
+    # store/commit/root_commit.py
     "commit:segments-written": "all files of a commit are durable, the catalog does not know of them",
     "commit:before-transaction": "the commit's records are put, the catalog's transaction has not ended",
     "commit:after-transaction": "a commit has landed, whoever asked for it does not know",
@@ -50,7 +50,7 @@ FAILPOINTS: dict[str, str] = {
     "compact:after-finish": "a compaction has taken effect, its inputs are still there",
     # store/commit/backfill.py
     "piece:recorded": "a piece of a job's snapshot is recorded, its runner does not know",
-    # store/commit/commit.py
+    # store/commit/job_commit.py
     "job:before-commit": "the files of a job's commit are durable, the catalog does not know of them",
     "job:after-commit": "a job's commit has landed, its runner does not know",
     # checkpoint/job/runner.py

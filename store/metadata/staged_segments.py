@@ -26,7 +26,7 @@ def stage_segments(tx: Txn, table_id: int, number: int, segments: Iterable[Segme
     tx.put(made_key(table_id, number), {"segments": [segment.to_record() for segment in segments]})
 
 
-def forget_made(tx: Txn, table_id: int) -> None:
+def forget_staged(tx: Txn, table_id: int) -> None:
     """Delete the records of an output's staged segments, which were committed or discarded. Part of a transaction."""
     prefix = b"made/%08x/" % table_id
     for key, _ in list(tx.scan(prefix, after_prefix(prefix))):
@@ -37,4 +37,4 @@ def discard_staged(tx: Txn, tables: Iterable[int], now_ms: int) -> None:
     """Note the staged segments of these outputs as unreachable. Part of a transaction that moves the counters."""
     for table_id in tables:
         mark_unreachable(tx, table_id, ((segment.path, segment.bytes) for segment in list_staged(tx, table_id)), now_ms)
-        forget_made(tx, table_id)
+        forget_staged(tx, table_id)

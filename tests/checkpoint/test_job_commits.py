@@ -11,8 +11,8 @@ import pytest
 import epochlog as el
 from epochlog.checkpoint.job.barrier import Barrier
 from epochlog.checkpoint.job.runner import JobRunner
-from epochlog.store.commit.commit import JobCommit, commit_job
 from epochlog.store.commit.edits import TableEdit
+from epochlog.store.commit.job_commit import JobCommit, commit_job
 from lab import Lab, keys_of, mirror, refuse, sums, table_of
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import epochlog as el
-from epochlog.store.commit import commit as commit_module
+from epochlog.store.commit import job_commit
 from epochlog.store.sst.segment_writer import SegmentWriter
 from lab import KEY, SCHEMA, Lab, keys_of, mirror, table_of
 
@@ -104,14 +104,14 @@ def test_a_changelog_altered_while_a_commit_is_made(lab: Lab, monkeypatch: pytes
     lab.put({1: (0, 1)})
     first = step(lab, job)
     lab.put({1: (0, 2)})
-    real = commit_module.job_edits
+    real = job_commit.job_edits
 
     def altering(*args: Any, **options: Any) -> Any:
         found = real(*args, **options)
         table.alter(changelog=later)
         return found
 
-    monkeypatch.setattr(commit_module, "job_edits", altering)
+    monkeypatch.setattr(job_commit, "job_edits", altering)
     step(lab, job)
     assert told(lab, first) == update(1, 1, 2)
     report = lab.store.verify()

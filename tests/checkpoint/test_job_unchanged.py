@@ -14,8 +14,7 @@ import pytest
 
 import epochlog as el
 from epochlog.checkpoint.job.runner import JobRunner
-from epochlog.store.commit import commit as commit_module
-from epochlog.store.commit import unchanged_rows
+from epochlog.store.commit import job_commit, unchanged_rows
 from epochlog.store.metadata.lookups import find_table, get_entries
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import SegmentWriter
@@ -231,7 +230,7 @@ def test_a_refused_commit_leaves_what_the_next_attempt_needs(
     job = made(lab, OLD, changelog="full")
     runner, run = begun(lab, job)
     given = segments(run, {1: (0, 1), 2: (0, 9)})
-    monkeypatch.setattr(commit_module, "_land_job", _refuse)
+    monkeypatch.setattr(job_commit, "_transact_job", _refuse)
     with pytest.raises(el.UpstreamIncomplete):
         runner.commit(run, {"out": given}, keep=keep)
     monkeypatch.undo()

@@ -22,7 +22,7 @@ from control.world import TOKEN, settings, worker
 from epochlog.checkpoint.job import runner as jobs
 from epochlog.checkpoint.worker.row_partitioning import PartRefreshContext, split
 from epochlog.errors import Fenced, InvalidInput
-from epochlog.store.commit.commit import commit_job
+from epochlog.store.commit.job_commit import commit_job
 from epochlog.store.sst.segment import Segment
 from patience import PATIENCE_S, until
 

@@ -29,8 +29,8 @@ from epochlog.errors import (
 )
 from epochlog.exchange.transport.duplex import ClientLine
 from epochlog.store.catalog.keys import intent_key
-from epochlog.store.commit.commit import commit_root
 from epochlog.store.commit.loads import get_load, load_parts
+from epochlog.store.commit.root_commit import commit_root
 from epochlog.store.env.clock import Deadline
 from epochlog.testing.tcp_proxy import TcpProxy
 from patience import PATIENCE_S, until

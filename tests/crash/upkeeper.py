@@ -14,8 +14,8 @@ from contextlib import suppress
 import pyarrow as pa
 
 import epochlog as el
-from epochlog.store.commit.commit import commit_root
 from epochlog.store.commit.edits import TableEdit
+from epochlog.store.commit.root_commit import commit_root
 from epochlog.store.metadata.lookups import find_table
 from epochlog.store.session.write_intents import SEALED_MS
 from epochlog.store.sst.segment_writer import SegmentWriter

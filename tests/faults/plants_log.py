@@ -15,7 +15,7 @@ import pytest
 
 from epochlog.store.changelog import change_reader, change_rows, log_plan, pre_images
 from epochlog.store.changelog.change_rows import ByKey, Touches
-from epochlog.store.commit import commit, edits, preparation, unchanged_rows
+from epochlog.store.commit import edits, preparation, root_commit, unchanged_rows
 from epochlog.store.metadata.version import LogEntry
 from epochlog.store.sst.merge import Rows
 from faults.plant import Plant
@@ -132,12 +132,12 @@ def images_are_those_after(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def images_are_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The base of an edit is looked at for an overwrite only."""
-    real = commit.append_entry
+    real = root_commit.append_entry
 
     def append(tx: Any, table: Any, edit: Any, *args: Any, **options: Any) -> Any:
         return real(tx, table, replace(edit, base=None), *args, **options)
 
-    monkeypatch.setattr(commit, "append_entry", append)
+    monkeypatch.setattr(root_commit, "append_entry", append)
 
 
 def labels_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import epochlog as el
 from epochlog.checkpoint.job import claims as claims_module
 from epochlog.checkpoint.job import refresh_plan
 from epochlog.checkpoint.job import runner as job_module
-from epochlog.store.commit import commit as commit_module
+from epochlog.store.commit import job_commit
 from epochlog.store.epochs.table_epochs import TableEpochs, TableRef
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.metadata.version import LogEntry
@@ -61,13 +61,13 @@ def empty_entries_block(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def incarnation_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (commit_module, claims_module, job_module):
+    for module in (job_commit, claims_module, job_module):
         monkeypatch.setattr(module, "check_incarnation", lambda job, incarnation: None)
 
 
 def incarnation_ignored_by_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen where a runner was overtaken while its refresh was at work."""
-    monkeypatch.setattr(commit_module, "check_incarnation", lambda job, incarnation: None)
+    monkeypatch.setattr(job_commit, "check_incarnation", lambda job, incarnation: None)
 
 
 def log_range(after_by: int, until_by: int) -> Plant:

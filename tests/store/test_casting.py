@@ -231,8 +231,8 @@ def through_flight(store: el.Store, data: Any) -> None:
 
 def through_a_spark_task(store: el.Store, data: Any) -> None:
     from epochlog.spark.task_writer import write_batches
-    from epochlog.store.commit.commit import commit_or_delete
     from epochlog.store.commit.edits import TableEdit
+    from epochlog.store.commit.root_commit import commit_or_delete
 
     table = store.table("prices")._table
     segments = write_batches(store._handle.write_target(table), data.to_batches())

@@ -18,8 +18,7 @@ import epochlog as el
 from epochlog.spark.overwrite import commit_overwrite
 from epochlog.store.changelog import pre_images
 from epochlog.store.changelog.log_plan import plan_changes
-from epochlog.store.commit import commit as commits
-from epochlog.store.commit import preparation
+from epochlog.store.commit import preparation, root_commit
 from epochlog.store.commit.edits import TableEdit
 from epochlog.store.metadata.lookups import find_table, get_entries
 from epochlog.store.scan.scan_plan import ScanPlan
@@ -202,7 +201,7 @@ def test_a_commit_that_lands_in_between_is_seen(
 def raced(monkeypatch: pytest.MonkeyPatch, acts: Sequence[Callable[[], object]]) -> list[int]:
     """Each act is done before one try of the next commit; returns how many old rows are looked up for each try."""
     looked_up, waiting, busy = list[int](), [*acts], list[bool]()
-    rows_of, land = ScanPlan.rows_of, commits._land
+    rows_of, transact = ScanPlan.rows_of, root_commit._transact_root
 
     def looking(plan: ScanPlan, files: Any, sought: pa.Array, columns: Any) -> Any:
         if not busy:
@@ -214,10 +213,10 @@ def raced(monkeypatch: pytest.MonkeyPatch, acts: Sequence[Callable[[], object]])
             busy.append(True)
             waiting.pop(0)()
             busy.pop()
-        return land(*args)
+        return transact(*args)
 
     monkeypatch.setattr(ScanPlan, "rows_of", looking)
-    monkeypatch.setattr(commits, "_land", landing)
+    monkeypatch.setattr(root_commit, "_transact_root", landing)
     return looked_up
 
 

@@ -140,7 +140,7 @@ def test_imports_that_run_downward_pass(path: str, line: str) -> None:
     ("checkpoint/job/runner.py", "from pyspark.sql import SparkSession", "pyspark may be imported in"),
     ("batch/a.py", "from pyarrow import flight", "pyarrow.flight may be imported in"),
     ("batch/a.py", "import pyarrow.flight as fl", "pyarrow.flight may be imported in"),
-    ("store/commit/commit.py", "import lmdb", "lmdb may be imported in store/catalog/lmdb/catalog.py only"),
+    ("store/commit/root_commit.py", "import lmdb", "lmdb may be imported in store/catalog/lmdb/catalog.py only"),
     ("store/sst/merge.py", "import polars as pl", "polars may be imported in"),
 ])  # fmt: skip
 def test_packages_are_imported_at_home_only(path: str, line: str, complaint: str) -> None:

@@ -1,0 +1,42 @@
+"""Errors after which a commit has certainly not landed, so that the files written for it can be deleted."""
+
+from __future__ import annotations
+
+from epochlog.errors import (
+    BarrierChanged,
+    CatalogFull,
+    CatalogUnavailable,
+    ClockSkew,
+    EpochRegressed,
+    Fenced,
+    InvalidInput,
+    JobNotFound,
+    JobParked,
+    SegmentUnknown,
+    StoreClosed,
+    TableDropped,
+    TableFinished,
+    TxnAborted,
+    TxnMismatch,
+    TxnOutcomeForgotten,
+    UpstreamIncomplete,
+)
+
+DEFINITE_FAILURES = (
+    BarrierChanged,
+    CatalogFull,
+    CatalogUnavailable,
+    ClockSkew,
+    Fenced,
+    InvalidInput,
+    SegmentUnknown,
+    StoreClosed,
+    TableDropped,
+    TableFinished,
+    TxnAborted,
+    TxnMismatch,
+    TxnOutcomeForgotten,
+)
+"""Errors after which a commit has certainly not landed. After any other error, such as a failed sync, it may have."""
+DEFINITE_JOB_FAILURES = (*DEFINITE_FAILURES, EpochRegressed, JobNotFound, JobParked, UpstreamIncomplete)
+"""Errors after which the call has certainly added none of the runner's files to the catalog."""

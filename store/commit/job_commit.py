@@ -1,0 +1,176 @@
+"""Commits of jobs: all outputs of a job at its recorded barrier, in one catalog transaction.
+
+The transaction checks the runner's incarnation and the barrier. Rules: docs/SEMANTICS.md, 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from epochlog.errors import BarrierChanged, Fenced, InvalidInput, JobParked
+from epochlog.store.catalog.keys import job_key
+from epochlog.store.catalog.protocol import Txn
+from epochlog.store.compaction.write_stall import apply_backpressure
+from epochlog.store.env.failpoints import hit
+from epochlog.store.metadata.counters import move_counters
+from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef
+from epochlog.store.metadata.lookups import get_job, get_table
+from epochlog.store.metadata.staged_segments import discard_staged, forget_staged, list_staged
+from epochlog.store.metadata.version import TableVersion
+from epochlog.store.types.epoch import show_epoch
+
+from .edits import CommitConflict, ImagesMissing, TableEdit, append_entry, check_segments
+from .failures import DEFINITE_JOB_FAILURES
+from .preparation import job_edits, remove_prepared, remove_rewritten
+
+if TYPE_CHECKING:
+    from epochlog.store.session.handle import Handle
+
+
+@dataclass(frozen=True, slots=True)
+class JobCommit:
+    """Records that a job's commit requires in the catalog: its runner's incarnation and the barrier (prev, curr]."""
+
+    job_id: int
+    name: str
+    incarnation: int
+    prev: int
+    curr: int
+    state: str  # the state after the commit, unless the job was told to end with it
+    caught_up: bool = False  # it takes part in `global` again, if it stood outside
+
+
+@dataclass(frozen=True, slots=True)
+class JobDone:
+    """Result of a job's commit: its epoch, the rows that it wrote, and those left out because they change nothing.
+
+    Deletes count as rows.
+    """
+
+    epoch: int
+    rows: int
+    unchanged: int
+
+    @classmethod
+    def of(cls, epoch: int, edits: Sequence[TableEdit]) -> JobDone:
+        """Count the rows of these edits, as they landed."""
+        rewrites = [rewrite for edit in edits for rewrite in edit.rewrites]
+        unchanged = sum(original.rows - (0 if left is None else left.rows) for original, left in rewrites)
+        return cls(epoch, sum(segment.rows for edit in edits for segment in edit.segments), unchanged)
+
+
+def commit_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit]) -> JobDone:
+    """Commit all outputs of a job at its barrier; a repeated commit of the barrier by this runner is a no-op."""
+    for edit in edits:
+        check_segments(handle, edit)
+    job = handle.catalog.read(lambda view: get_job(view, commit.job_id, commit.name))
+    check_incarnation(job, commit.incarnation)
+    if job.position == commit.curr:
+        return JobDone.of(commit.curr, edits)
+    check_runner(job, commit.incarnation, commit.prev, commit.curr)
+    while True:
+        attempt = handle.intents.checked(lambda: job_edits(handle, edits, replacing=job.replacing))
+        try:
+            landed_now = _transact_job(handle, commit, attempt)
+        except (CommitConflict, ImagesMissing):  # the changelog was altered, or what pieces have made is another
+            remove_prepared(handle, attempt)
+        except DEFINITE_JOB_FAILURES:
+            remove_prepared(handle, attempt)
+            raise
+        else:
+            if landed_now:
+                remove_rewritten(handle, attempt)
+            else:
+                remove_prepared(handle, attempt)
+            return JobDone.of(commit.curr, attempt)
+
+
+def _transact_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit]) -> bool:
+    """Run the transaction of a job's commit; return True if it landed now, not before."""
+    written: list[tuple[TableDef, TableVersion]] = []
+
+    def body(tx: Txn) -> bool:
+        written.clear()
+        job = get_job(tx, commit.job_id, commit.name)
+        check_incarnation(job, commit.incarnation)
+        if job.position == commit.curr:
+            return False
+        check_runner(job, commit.incarnation, commit.prev, commit.curr)
+        if sorted(edit.table_id for edit in edits) != sorted(job.outputs):
+            raise InvalidInput(f"job {job.name!r} must commit all its outputs together")
+        now_ms = handle.catalog.now_ms()
+        state = "finished" if job.ends_at(commit.curr) else commit.state
+        labels = {commit.curr: commit.curr}  # of what parts have reported
+        for edit in edits:
+            table, edit = get_table(tx, edit.table_id, edit.name), replace(edit, end=state == "finished")
+            if not job.replacing:
+                if list_staged(tx, table.id) != edit.made:
+                    raise CommitConflict(f"what pieces have made of table {table.name!r} is not what it was; retry")
+                forget_staged(tx, table.id)
+            written.append((table, append_entry(tx, table, edit, commit.curr, labels, now_ms, txn=None, job=job.name)))
+        if job.replacing:  # what was made of it is no more than what its difference was taken of
+            discard_staged(tx, job.outputs, now_ms)
+        after = replace(
+            job,
+            position=commit.curr,
+            barrier=None,
+            state=state,
+            last_error=None,
+            failed_ms=None,
+            cursor=None,
+            rebuild=None,
+            unread=None,
+            progress_ms=now_ms,
+            outside_ms=None if commit.caught_up or state == "finished" else job.outside_ms,
+            runner=job.runner_after_step,
+        )
+        tx.put(job_key(job.id), after.to_record())
+        move_counters(tx, Counters.read(tx), commit.curr)
+        return True
+
+    hit("job:before-commit")
+    done = handle.intents.checked(lambda: handle.catalog.transact(body))
+    hit("job:after-commit")
+    apply_backpressure(handle, written)
+    return done
+
+
+def check_incarnation(job: JobRecord, incarnation: int) -> None:
+    if job.incarnation != incarnation:
+        raise Fenced(
+            f"job {job.name!r} was taken over by incarnation {job.incarnation}; this runner is {incarnation} and "
+            "has no effect "
+            "any more. Get the job anew with store.job(name) to take it back"
+        )
+
+
+def check_runner(job: JobRecord, incarnation: int, prev: int, curr: int) -> None:
+    """Raise Fenced, JobParked or BarrierChanged unless this runner may commit the barrier (prev, curr] of the job."""
+    check_incarnation(job, incarnation)
+    require_unparked(job)
+    if job.barrier is None and job.rebuilding:
+        raise BarrierChanged(
+            f"the outputs of job {job.name!r} are to be made anew: somebody asked for it since "
+            f"{_told((prev, curr, ''))} was begun, and that is dropped. Step the job again"
+        )
+    if job.barrier is None or job.barrier[:2] != (prev, curr) or job.position != prev:
+        raise BarrierChanged(
+            f"job {job.name!r} stands at {show_epoch(job.position)} with {_told(job.barrier)}; "
+            f"{_told((prev, curr, ''))} is not the one to commit"
+        )
+
+
+def _told(barrier: tuple[int, int, str] | None) -> str:
+    """Return a job's recorded barrier in words."""
+    return f"the barrier ({show_epoch(barrier[0])}, {show_epoch(barrier[1])}]" if barrier else "no barrier"
+
+
+def require_unparked(job: JobRecord) -> None:
+    if job.state == "parked":
+        raise JobParked(
+            f"job {job.name!r} was parked at epoch {show_epoch(job.position)}: "
+            f"{job.lost or 'the logs it needs are gone'}. Its "
+            f"tables stay readable as they are; make them anew with store.job({job.name!r}).rebuild() and run it again"
+        )
