@@ -21,7 +21,7 @@ from epochlog.exchange.staged.service import StagedExchange
 from epochlog.exchange.staged.stage_counter_redis import coordinated
 from epochlog.exchange.subscription.messages import SUBSCRIBE
 from epochlog.exchange.subscription.server import Subscriptions
-from epochlog.exchange.transport.duplex import Pem, pem_of
+from epochlog.exchange.transport.duplex import Pem, read_pem
 from epochlog.exchange.transport.metrics_http import MetricsPort
 from epochlog.exchange.transport.services import Action, Exchange, Role
 from epochlog.store.env.clock import Deadline, SystemClock
@@ -62,7 +62,7 @@ def serve(
         raise InvalidInput(f"control takes epochlog.CoordinatorSettings, not {control!r}")
     if isinstance(coordinator, CoordinatorSettings):
         raise InvalidInput("coordinator takes a URL; times of heartbeats and checkpoints are given as control=")
-    certificate = None if tls is None else Certificate(pem_of(tls[0]), pem_of(tls[1]))
+    certificate = None if tls is None else Certificate(read_pem(tls[0]), read_pem(tls[1]))
     server = StoreServer(store, location, token, read_token, certificate, coordinator, control, metrics)
     if token is None:
         _log.warning("%r has no token: every user of this machine can read and write the store there", server)
@@ -89,7 +89,7 @@ class StoreServer:
         self._handle = store._handle
         self._metrics: MetricsPort | None = None
         self._flights = FlightDesk(store._handle, self._chosen)
-        subscriptions = Subscriptions(store._handle, traffic=self._flights.traffic)
+        subscriptions = Subscriptions(store._handle, admission=self._flights.admission)
         try:
             if metrics is not None:
                 self._metrics = MetricsPort(metrics, self.metrics)

@@ -29,7 +29,7 @@ from epochlog.checkpoint.coordinator.managed_jobs import Opened
 from epochlog.checkpoint.coordinator.state import Owner, key_of
 from epochlog.checkpoint.job.barrier import Barrier
 from epochlog.exchange.server import Server
-from epochlog.exchange.transport.duplex import ask, connect
+from epochlog.exchange.transport.duplex import connect, run_action
 from epochlog.exchange.transport.services import Exchange
 from epochlog.store.commit.loads import PartRecord
 
@@ -102,9 +102,9 @@ class Calling(Coordinator):
         )
         place = part.number % WORKERS
         given = {"token": None, "timeout_s": 60.0}
-        ask(self._clients[place], self._locations[place], "inject", wire.encode([message]), **given)
+        run_action(self._clients[place], self._locations[place], "inject", wire.encode([message]), **given)
         wanted = wire.encode([wire.Progress(part, incarnation)])
-        answer = ask(self._clients[place], self._locations[place], "collect", wanted, **given)
+        answer = run_action(self._clients[place], self._locations[place], "collect", wanted, **given)
         with self._carrier.lock:
             for report in wire.decode(answer):
                 assert isinstance(report, wire.Reported)

@@ -21,7 +21,7 @@ from epochlog.store.types.epoch import as_epoch
 from .flight.reader import FlightReader
 from .subscription.client import Subscription
 from .subscription.messages import MAX_REQUEST, Request, encode
-from .transport.duplex import ClientLine, Pem, call_options, check_destination, pem_of
+from .transport.duplex import ClientLine, Pem, call_options, check_destination, read_pem
 from .transport.duplex import connect as dial
 from .transport.errors import CALL_ERRORS, as_epochlog_error
 
@@ -45,7 +45,7 @@ def connect(
     token to another host without TLS. Raises InvalidInput, InsecureServer.
     """
     check_destination(location, token, insecure=insecure)
-    roots = None if tls_roots is None else pem_of(tls_roots)
+    roots = None if tls_roots is None else read_pem(tls_roots)
     return Client(location, token, roots, seconds(timeout, "timeout"))
 
 

@@ -23,8 +23,8 @@ from epochlog.errors import AccessDenied, InsecureServer, InvalidInput, WriteFai
 from epochlog.store.env.clock import Deadline
 
 from .transport.connections import Callers, Keeper, Patience
-from .transport.duplex import DuplexStream, check_token, is_loopback, parsed
-from .transport.errors import as_flight_errors, untraced
+from .transport.duplex import DuplexStream, check_token, is_loopback, parse_location
+from .transport.errors import as_flight_errors, without_traceback
 from .transport.services import Action, Call, Exchange, Role
 from .transport.sockets import abort_connections, peer_address
 from .transport.tokens import check_strength
@@ -122,7 +122,7 @@ class Server:
         ending = threading.Thread(target=self._door.shutdown, name="epochlog-shutdown", daemon=True)
         ending.start()
         for line in lines:
-            line.hang_up()
+            line.abort()
         ending.join(deadline.left_s / 2)
         if ending.is_alive():  # large gets and puts, calls that wait for a silent client, or were let in meanwhile
             if self._flights is not None:
@@ -136,7 +136,7 @@ class Server:
             self._lines.add(line)
             ending = self._ending
         if ending:
-            line.hang_up()
+            line.abort()
 
     def close_line(self, line: DuplexStream) -> None:
         with self._lock:
@@ -173,7 +173,9 @@ class _Door(flight.FlightServerBase):
                 )
             _require(context, service.role)
             call = self._call(context)
-            line = DuplexStream(reader, writer, call.hang_up, call.peer, service.limit, may_write=call.may_write)
+            line = DuplexStream(
+                reader, writer, call.abort_connection, call.peer, service.limit, may_write=call.may_write
+            )
             with self._calling(context):
                 self._server.open_line(line)
                 try:
@@ -224,7 +226,7 @@ class _Door(flight.FlightServerBase):
             return self._flights.info(descriptor, may_write=_role(context) >= Role.WRITE)
 
     def get_schema(self, context: Any, descriptor: Any) -> Any:
-        with untraced(), as_flight_errors(), self._calling(context):
+        with without_traceback(), as_flight_errors(), self._calling(context):
             if self._flights is None:
                 raise InvalidInput("this server has no flight of that name")
             return flight.SchemaResult(self._flights.schema(descriptor))
@@ -293,7 +295,7 @@ def checked_address(
     """Return host and port of grpc://host:port (port 0: any free one) if a server may be bound there. Raises
     InvalidInput, InsecureServer.
     """
-    scheme, host, port = parsed(location)
+    scheme, host, port = parse_location(location)
     if scheme == "grpc+tls" and certificate is None:
         raise InvalidInput(f"{location} needs tls=(certificate, key)")
     check_token(token)

@@ -50,7 +50,7 @@ class WorkerConnection:
             if self._bytes > MOST_WAITING:
                 self._ended = True
                 self._waiting.clear()
-                threading.Thread(target=self._line.hang_up, name="epochlog-cut", daemon=True).start()
+                threading.Thread(target=self._line.abort, name="epochlog-cut", daemon=True).start()
             self._more.notify()
 
     def heard(self) -> None:
@@ -65,7 +65,7 @@ class WorkerConnection:
         with self._more:
             self._ended = True
             self._more.notify()
-        self._line.hang_up()
+        self._line.abort()
 
     def join(self, timeout_s: float) -> None:
         """Wait until nothing is being sent any more."""
@@ -84,7 +84,7 @@ class WorkerConnection:
                 self._bytes -= sum(map(weight, frame))
             if not self._line.send(encode(frame)):
                 break
-        self._line.hang_up()
+        self._line.abort()
 
 
 def weight(message: Message) -> int:
@@ -95,7 +95,7 @@ def weight(message: Message) -> int:
 
 def greeted(line: DuplexStream) -> WorkerConnection | None:
     """Return the session of a worker that has said Hello; None when it has left again. Raises BadMessage."""
-    first = line.first()
+    first = line.read_first()
     if first is None:
         return None
     hello = next(iter(decode(first)), None)

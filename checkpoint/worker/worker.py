@@ -18,7 +18,7 @@ from typing import Any, Self
 from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.control_messages import PartName
 from epochlog.errors import AccessDenied, BadMessage, EpochlogError, InvalidInput, ServerUnavailable
-from epochlog.exchange.transport.duplex import ClientLine, Pem, ask, check_destination, connect, pem_of
+from epochlog.exchange.transport.duplex import ClientLine, Pem, check_destination, connect, read_pem, run_action
 from epochlog.store.commit.loads import MOST_PARTS
 from epochlog.store.env.backoff import Backoff
 from epochlog.store.env.clock import Deadline, monotonic_s
@@ -73,7 +73,7 @@ class Worker:
         self.handle: Handle = store if isinstance(store, Handle) else store._handle
         self.location = location
         self._token = token
-        self._roots = None if tls_roots is None else pem_of(tls_roots)
+        self._roots = None if tls_roots is None else read_pem(tls_roots)
         self._name = self.handle.new_holder("worker")
         self.changed = threading.Condition()
         self._parts: dict[PartName, Part] = {}
@@ -188,7 +188,7 @@ class Worker:
         client: Any = connect(self.location, self._roots)
         with closing(client):
             body = wire.encode_request(kind, name, drain=drain)
-            ask(client, self.location, action, body, token=self._token, timeout_s=timeout)
+            run_action(client, self.location, action, body, token=self._token, timeout_s=timeout)
 
     # ---- for parts, under `changed` ------------------------------------------------------------------------------
 
@@ -291,7 +291,7 @@ class Worker:
                 continue
             if silent_s > self._timeout_s:
                 _log.warning("the coordinator at %s was silent for %.1f s", self.location, silent_s)
-                line.hang_up()
+                line.abort()
             elif frame or welcomed:
                 self._pings += 1
                 line.send(wire.encode(frame or [wire.Ping(self._pings)]))

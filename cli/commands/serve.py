@@ -14,7 +14,7 @@ from epochlog.checkpoint.manager.commands import JobSettings
 from epochlog.cli.session import CommandSession
 from epochlog.errors import InvalidInput, ReadFailed
 from epochlog.exchange.transport.connections import allow_open_files
-from epochlog.exchange.transport.tokens import token_from
+from epochlog.exchange.transport.tokens import load_token
 from epochlog.serving import serve as serve_store
 
 SHUTDOWN_S = 10.0
@@ -25,8 +25,8 @@ def serve(session: CommandSession) -> None:
     options = session.options
     if (options.tls_cert is None) != (options.tls_key is None):
         raise InvalidInput("--tls-cert and --tls-key belong together")
-    token = None if options.token_file is None else token_from(options.token_file)
-    read_token = None if options.read_token_file is None else token_from(options.read_token_file)
+    token = None if options.token_file is None else load_token(options.token_file)
+    read_token = None if options.read_token_file is None else load_token(options.read_token_file)
     tls = None if options.tls_cert is None else (_read(options.tls_cert), _read(options.tls_key))
     scheme = "grpc" if tls is None else "grpc+tls"
     times = _times(options)

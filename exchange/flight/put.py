@@ -31,7 +31,7 @@ GATHERED_BYTES = 64 << 20
 """Bytes of rows that a put keeps in memory at most, one batch more or less; then they become a file."""
 
 
-def put(handle: Handle, write: Write, reader: Any, passage: CallSlot) -> int:
+def put(handle: Handle, write: Write, reader: Any, slot: CallSlot) -> int:
     """Commit all rows of the reader as one transaction; return its epoch, or that of an earlier commit with this `txn`.
 
     A column `_change_type`, if there, tells deletes. Raises what a commit raises, SchemaMismatch, BadMessage,
@@ -43,20 +43,20 @@ def put(handle: Handle, write: Write, reader: Any, passage: CallSlot) -> int:
         return find_table(view, write.table)
 
     table = handle.catalog.read(find)
-    incoming = _Incoming(reader, passage)
+    incoming = _Incoming(reader, slot)
     done = find_committed_epoch(handle, write.txn, [table.id])
     if done is not None:
         while incoming.next() is not None:  # a client that still sends would take an early answer for a failure
             pass
         return done
     handle.catalog.read(lambda view: refuse_unwritable(view, table))
-    gathering = _Gathering(handle, table, write, passage)
+    gathering = _Gathering(handle, table, write, slot)
     try:
         gathering.take(incoming.begin())
         while (batch := incoming.next()) is not None:
             gathering.take(batch)
         segments = gathering.finish()
-        passage.check()  # the last moment at which a client that has gone can be noticed
+        slot.check()  # the last moment at which a client that has gone can be noticed
     except BaseException:
         gathering.discard()
         raise
@@ -67,13 +67,13 @@ def put(handle: Handle, write: Write, reader: Any, passage: CallSlot) -> int:
 class _Incoming:
     """Checked batches of a client's put."""
 
-    def __init__(self, reader: Any, passage: CallSlot) -> None:
+    def __init__(self, reader: Any, slot: CallSlot) -> None:
         self._reader = reader
-        self._passage = passage
+        self._slot = slot
 
     def begin(self) -> pa.RecordBatch:
         """Read and check the columns; return them as a batch without rows."""
-        with self._passage.waiting(), decoding("the schema"):
+        with self._slot.waiting_for_client(), decoding("the schema"):
             schema = self._reader.schema
         check_schema(schema)
         return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
@@ -83,30 +83,30 @@ class _Incoming:
         has gone.
         """
         while True:
-            self._passage.check()
+            self._slot.check()
             try:
-                with self._passage.waiting(), decoding("a record batch"):
+                with self._slot.waiting_for_client(), decoding("a record batch"):
                     batch = self._reader.read_chunk().data
             except StopIteration:  # also when the client was killed, cut off or has cancelled
-                if self._passage.call.cancelled():
+                if self._slot.call.cancelled():
                     raise ServerUnavailable(
                         "the client has gone in the middle of its rows; nothing was written"
                     ) from None
                 return None
             if batch is not None:  # else a message alone, of which a put has none
                 check_batch(batch)
-                self._passage.moved(batch.nbytes)
+                self._slot.record_transfer(batch.nbytes)
                 return batch
 
 
 class _Gathering:
     """Batches of a put on their way into segments."""
 
-    def __init__(self, handle: Handle, table: TableDef, write: Write, passage: CallSlot) -> None:
+    def __init__(self, handle: Handle, table: TableDef, write: Write, slot: CallSlot) -> None:
         self._files = handle.files
         self._table = table
         self._write = write
-        self._passage = passage
+        self._slot = slot
         self._writer = SegmentWriter(handle.write_target(table))
         self._segments: list[Segment] = []
         self._rows = 0
@@ -117,9 +117,9 @@ class _Gathering:
         if self._write.rows is not None and self._rows > self._write.rows:
             raise InvalidInput(f"{self._write.rows} rows were announced, and more came; nothing was written")
         size = batch.nbytes
-        if self._bytes + size > GATHERED_BYTES or not self._passage.room(size, wait=False):
+        if self._bytes + size > GATHERED_BYTES or not self._slot.acquire(size, wait=False):
             self._flush()
-            self._passage.room(size)
+            self._slot.acquire(size)
         self._bytes += size
         deletes = self._write.operation == "delete"
         take_rows(self._writer, self._table.schema, pa.Table.from_batches([batch]), deletes=deletes)
@@ -137,5 +137,5 @@ class _Gathering:
 
     def _flush(self) -> None:
         self._segments += self._writer.finish()
-        self._passage.free()
+        self._slot.release()
         self._bytes = 0

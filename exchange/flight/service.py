@@ -56,7 +56,7 @@ class FlightDesk:
         self._limits = limits or AdmissionLimits()
         self._now_ms = now_ms or SystemClock()
         self.pins = FlightLeases(self._limits.flights, self._now_ms)
-        self.traffic = AdmissionController(self._limits)
+        self.admission = AdmissionController(self._limits)
         self._tickets = Tickets(new_key(), self._now_ms)
         self._lasting_ms = round(self._limits.flight_s * 1000)
         self._closed = threading.Event()
@@ -123,27 +123,30 @@ class FlightDesk:
         def rows() -> Iterator[pa.RecordBatch]:
             reading = self.pins.reading(asked.flight, asked.part)
             # do_get has returned by now: what it gives counts as a call until it ends
-            with as_flight_errors(), call.counted(), self.traffic.enter(call) as passage, reading as part:
-                yield from passage.outward(part.batches(), part.footprint)
+            with as_flight_errors(), call.counted(), self.admission.admit(call) as slot, reading as part:
+                yield from slot.stream_batches(part.batches(), part.footprint)
 
         return flight.GeneratorStream(schema, rows())
 
     def put(self, descriptor: flight.FlightDescriptor, reader: Any, writer: Any, call: Call) -> None:
         """Write the client's rows into a table in one commit, and answer with its epoch."""
         write = parse_writing(_path(descriptor), descriptor.command or b"")
-        with self.traffic.enter(call, Lane.PUTS) as passage:
-            epoch = put(self._handle, write, reader, passage)
-            with suppress(*CALL_ERRORS), passage.waiting():  # who does not take the answer has its rows written still
+        with self.admission.admit(call, Lane.PUTS) as slot:
+            epoch = put(self._handle, write, reader, slot)
+            with (
+                suppress(*CALL_ERRORS),
+                slot.waiting_for_client(),
+            ):  # who does not take the answer has its rows written still
                 writer.write(json.dumps({"epoch": epoch}).encode())
 
     def end(self) -> None:
         """End every call that moves rows."""
-        self.traffic.end()
+        self.admission.end()
 
     def close(self) -> None:
         """End all calls and release all flights; a second call does nothing."""
         self._closed.set()
-        self.traffic.close()
+        self.admission.close()
         self.pins.close()
         if self._sweeper is not None:
             self._sweeper.join()

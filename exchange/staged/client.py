@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from epochlog.errors import EpochlogError, InvalidInput
-from epochlog.exchange.transport.duplex import ClientLine, Pem, ask, check_destination, connect, pem_of
+from epochlog.exchange.transport.duplex import ClientLine, Pem, check_destination, connect, read_pem, run_action
 from epochlog.store.env.clock import Deadline, seconds
 
 from . import messages
@@ -59,7 +59,7 @@ class ExchangeClient:
         self.location = location
         self.query = check_name("a query", query)
         self._token = token
-        self._roots = None if tls_roots is None else pem_of(tls_roots)
+        self._roots = None if tls_roots is None else read_pem(tls_roots)
         self._timeout_s = seconds(timeout, "timeout")
         self._lock = threading.Lock()
         self._client: Any = None
@@ -280,7 +280,7 @@ class ExchangeClient:
                 client = self._client
             try:
                 timeout_s = max(0.001, min(ATTEMPT_S, deadline.left_s))
-                return ask(client, self.location, action, body, token=self._token, timeout_s=timeout_s)
+                return run_action(client, self.location, action, body, token=self._token, timeout_s=timeout_s)
             except EpochlogError as error:
                 if type(error).__name__ not in RETRIED or deadline.passed:
                     raise

@@ -153,7 +153,7 @@ class StageReader:
             line = self._line
             self._changed.notify_all()
         if line is not None:
-            line.hang_up()
+            line.abort()
         if self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -175,7 +175,7 @@ class StageReader:
         if self._error is not None:
             raise self._error
         if self._line is not None and monotonic_s() - self._heard_s > SILENT_S:
-            self._line.hang_up()
+            self._line.abort()
 
     def _run(self) -> None:
         failures = 0
@@ -211,10 +211,10 @@ class StageReader:
             now = {"cursor": cursor, "window": max(0, WINDOW - self._here), "line": self._lines}
             line.send(messages.pack(**{**self._hello, **now}))
             if self._closed:
-                line.hang_up()
+                line.abort()
         taken = False
         try:
-            while (parcel := line.receive()) is not None:
+            while (parcel := line.read_frame()) is not None:
                 taken = self._take(parcel) or taken
                 if self._gate is not None and self._gate.done:
                     break

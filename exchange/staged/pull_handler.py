@@ -90,7 +90,7 @@ class StageSender:
                     self._credit += taken
                     self._service.changed.notify_all()
         finally:
-            self._line.hang_up()
+            self._line.abort()
             with self._service.changed:
                 self._service.changed.notify_all()
             giving.join()
@@ -114,7 +114,7 @@ class StageSender:
             name, text = messages.as_fields(error)
             self._send(messages.pack(kind="refused", error=name, text=text))
         if not self._line.closed.wait(PARTING_S):
-            self._line.hang_up()
+            self._line.abort()
 
     def _begin(self) -> None:
         self._line.begin(messages.FILE)

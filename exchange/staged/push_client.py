@@ -107,7 +107,7 @@ class Pusher:
             line = self._line
             self._changed.notify_all()
         if line is not None:
-            line.hang_up()
+            line.abort()
         for thread in self._threads:
             thread.join()
 
@@ -122,7 +122,7 @@ class Pusher:
                     f"{self._location} did not answer in time; the batch may have been kept, and may be pushed again"
                 )
             if self._line is not None and monotonic_s() - self._heard_s > SILENT_S:
-                self._line.hang_up()
+                self._line.abort()
             self._changed.wait(min(deadline.left_s, 1.0))
 
     def _raise_failed(self) -> None:
@@ -197,7 +197,7 @@ class Pusher:
             self._line, self._heard_s = line, monotonic_s()
             self._queue, self._later = deque(self._waiting), deque()
             if self._closed:
-                line.hang_up()
+                line.abort()
             self._changed.notify_all()
         try:
             while (message := line.read()) is not None:

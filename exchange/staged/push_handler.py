@@ -123,14 +123,14 @@ class PushHandler:
         answering = threading.Thread(target=self._answer_all, name="epochlog-exchange-answers", daemon=True)
         answering.start()
         try:
-            while (parcel := self._line.receive()) is not None:
+            while (parcel := self._line.read_frame()) is not None:
                 self._take_in(parcel)
         finally:
             self._service.wake()  # what waits for room gives up
             self._wait(lambda: not self._bytes)  # what is on its way is not to be left half done
             self._answers.put(None)
             answering.join(PARTING_S)
-            self._line.hang_up()  # for a producer that reads no answers
+            self._line.abort()  # for a producer that reads no answers
             answering.join()
 
     def _take_in(self, parcel: Frame) -> None:

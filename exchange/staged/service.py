@@ -232,12 +232,12 @@ class StagedExchange:
     # ---- lines ---------------------------------------------------------------------------------------------------
 
     def _push_line(self, line: DuplexStream, rest: bytes) -> None:
-        hello = line.first()
+        hello = line.read_first()
         if hello is not None:
             PushHandler(self, line, messages.unpack(hello, messages.PUSH_HELLO)["query"]).serve()
 
     def _mail_line(self, line: DuplexStream, rest: bytes) -> None:
-        hello = line.first()
+        hello = line.read_first()
         if hello is None:
             return
         mailbox = StageSender(self, line, messages.unpack(hello, messages.MAIL_HELLO))

@@ -190,7 +190,7 @@ class Subscription:
             line = self._line
             self._changed.notify_all()
         if line is not None:
-            line.hang_up()
+            line.abort()
         if threading.current_thread() is not self._thread:
             self._thread.join(self._timeout_s)
 
@@ -243,7 +243,7 @@ class Subscription:
                 wait_s = _LOOK_S if self._line is None else self._silent_s()
                 if self._line is not None and wait_s <= 0:
                     self._heard_s, wait_s = monotonic_s(), _LOOK_S
-                    self._line.hang_up()
+                    self._line.abort()
                 self._changed.wait(min(wait_s, wait_s if deadline is None else deadline.left_s))
             return True
 
@@ -289,8 +289,8 @@ class Subscription:
         with self._changed:
             self._line, self._heard_s = line, monotonic_s()
             if self._closed:
-                line.hang_up()
-        while (parcel := line.receive()) is not None:
+                line.abort()
+        while (parcel := line.read_frame()) is not None:
             with self._changed:
                 self._heard_s = monotonic_s()
                 answers = self._take(line, decode_news(parcel.message or b""), parcel.rows)

@@ -69,14 +69,14 @@ class Subscriptions:
     """Service of the subscriptions to the tables of one open store."""
 
     def __init__(
-        self, handle: Handle, bounds: SubscriptionLimits | None = None, traffic: AdmissionController | None = None
+        self, handle: Handle, bounds: SubscriptionLimits | None = None, admission: AdmissionController | None = None
     ) -> None:
-        """Serve the tables of `handle`. traffic: the controller with which decoded rows share their room; None: one of
-        its own.
+        """Serve the tables of `handle`. admission: the controller from which each subscription acquires memory for
+        decoded rows; None: a controller of its own.
         """
         self._handle = handle
         self._bounds = bounds or SubscriptionLimits()
-        self._traffic = traffic or AdmissionController(AdmissionLimits())
+        self._admission = admission or AdmissionController(AdmissionLimits())
         self._lock = threading.Lock()
         self._open = self._of_readers = 0
 
@@ -85,9 +85,9 @@ class Subscriptions:
         request = decode_request(rest)
         self._enter(line.may_write)
         try:
-            call = Call(line.peer, line.closed.is_set, line.hang_up, line.may_write)
-            with self._traffic.enter(call, lasting=True) as passage:
-                _Subscription(self._handle, self._bounds, line, request, passage).run()
+            call = Call(line.peer, line.closed.is_set, line.abort, line.may_write)
+            with self._admission.admit(call, lasting=True) as slot:
+                _Subscription(self._handle, self._bounds, line, request, slot).run()
         finally:
             with self._lock:
                 self._open -= 1
@@ -112,9 +112,9 @@ class _Subscription:
     """Subscription of one subscriber: the rows sent to it, and the bytes that it has taken."""
 
     def __init__(
-        self, handle: Handle, bounds: SubscriptionLimits, line: DuplexStream, request: Request, passage: CallSlot
+        self, handle: Handle, bounds: SubscriptionLimits, line: DuplexStream, request: Request, slot: CallSlot
     ) -> None:
-        self._passage = passage
+        self._slot = slot
         self._watch = handle.watch
         self._bounds = bounds
         self._line = line
@@ -184,7 +184,7 @@ class _Subscription:
         stuck = writing_s is not None and now_s - writing_s > self._bounds.slow_s
         if stuck or now_s - self._heard_s > 2 * self._bounds.slow_s:
             self._close()
-            self._line.hang_up()
+            self._line.abort()
 
     # ---- what the subscriber says --------------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class _Subscription:
             with self._changed:
                 ended = self._changed.wait_for(lambda: self._closed, PARTING_S)
             if not ended:
-                self._line.hang_up()
+                self._line.abort()
 
     def _give_new(self) -> None:
         """Send all that is new. While the window is closed nothing is in hand, and decoded rows are dropped if others
@@ -266,7 +266,7 @@ class _Subscription:
         """Wait until the subscriber has taken enough; return False when its decoded rows are to be dropped first."""
         since_s = monotonic_s()
         while not self._closed and self._outstanding >= self._bounds.window:
-            if self._passage.crowded and self._passage.held:
+            if self._slot.has_waiters and self._slot.acquired_bytes:
                 return False
             self._wait(lambda: self._outstanding < self._bounds.window, since_s)
         return True
@@ -276,14 +276,14 @@ class _Subscription:
         a slice of the first waits until the next shows that it is the last of its epoch.
         """
         size = footprint.making + footprint.kept
-        self._passage.room(size, looked=self._alive)
+        self._slot.acquire(size, on_poll=self._alive)
         try:
             while (batch := next(batches, None)) is not None:
-                self._passage.hold(max(size, 2 * batch.get_total_buffer_size()))
+                self._slot.resize(max(size, 2 * batch.get_total_buffer_size()))
                 yield batch
                 del batch
         finally:
-            self._passage.free()
+            self._slot.release()
 
     def _alive(self) -> None:
         """Send a beat to the subscriber if one is due while its rows wait for room. Raises _Over once it has gone."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from epochlog.errors import LimitExceeded
 from epochlog.store.env.clock import monotonic_s
 
-from .sockets import Connection, abort_connections, accepted, open_files
+from .sockets import Connection, abort_connections, accepted_connections, open_files
 
 _log = logging.getLogger("epochlog")
 
@@ -108,10 +108,10 @@ class Keeper:
 
     def look(self) -> set[str]:
         """Cut the connections past their limits, and return their peers."""
-        now, found = self._clock(), accepted(self._port)
+        now, found = self._clock(), accepted_connections(self._port)
         self._since = {one.peer: self._since.get(one.peer, now) for one in found}
         ages = {peer: now - since for peer, since in self._since.items()}
-        cut = chosen(found, ages, self._callers.rank, self._most, self._patience)
+        cut = choose_cuts(found, ages, self._callers.rank, self._most, self._patience)
         self._callers.forget_all_but(set(ages))
         if cut:
             abort_connections(self._port, cut)
@@ -144,7 +144,7 @@ def allow_open_files(most: int = 1 << 16) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def chosen(
+def choose_cuts(
     found: list[Connection], ages: dict[str, float], rank: Callable[[str], int], most: int, patience: Patience
 ) -> set[str]:
     """Choose the connections to cut (pure): those that made no call in time, those where nothing moves, and of too many

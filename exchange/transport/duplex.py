@@ -1,7 +1,7 @@
 """Duplex streams: long-lived exchanges that carry messages both ways, of bytes or with rows, seen from client and
 server.
 
-One thread may read while another sends. A read that waits ends when the line is cut, by either side: `hang_up`.
+One thread may read while another sends. A read that waits ends when the line is cut, by either side: `abort`.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ class DuplexStream:
             raise BadMessage("a line carries messages, and no record batches")
         return chunk.app_metadata.to_pybytes()
 
-    def first(self) -> bytes | None:
+    def read_first(self) -> bytes | None:
         """Return the message that a line begins with, as `read` does; a client that does not send it within FIRST_S is
         cut off.
         """
-        late = threading.Timer(FIRST_S, self.hang_up)
+        late = threading.Timer(FIRST_S, self.abort)
         late.daemon = True
         late.start()
         try:
@@ -85,7 +85,7 @@ class DuplexStream:
         finally:
             late.cancel()
 
-    def receive(self) -> Frame | None:
+    def read_frame(self) -> Frame | None:
         """Return the next message of a line whose other side may send rows too; None at the end. Rows are given as they
         came: unchecked and not aligned.
         """
@@ -133,7 +133,7 @@ class DuplexStream:
             return False
         return True
 
-    def hang_up(self) -> None:
+    def abort(self) -> None:
         """Cut the line off; waiting readers and senders end."""
         self.closed.set()
         self._cut()
@@ -169,7 +169,7 @@ class ClientLine(DuplexStream):
     def close(self) -> None:
         """Cut the line off and close its connection; a second call does nothing."""
         with suppress(*CALL_ERRORS):
-            self.hang_up()
+            self.abort()
         with suppress(*CALL_ERRORS), self._sending:
             self._writer.close()
         self._client.close()
@@ -190,7 +190,7 @@ class _LastError:
             raise
 
 
-def parsed(location: object) -> tuple[str, str, int]:
+def parse_location(location: object) -> tuple[str, str, int]:
     """Return scheme, host and port of grpc://host:port, grpc+tcp:// or grpc+tls://. Raises InvalidInput."""
     try:
         parts = urlsplit(location) if isinstance(location, str) else urlsplit("")
@@ -218,7 +218,7 @@ def check_destination(location: object, token: object, *, insecure: bool = False
     """Check that a client may send this token to this location. Raises InvalidInput, and InsecureServer when the token
     would travel without TLS to another host, unless `insecure` allows it.
     """
-    scheme, host, _ = parsed(location)
+    scheme, host, _ = parse_location(location)
     check_token(token)
     if token is not None and scheme != "grpc+tls" and not is_loopback(host) and not insecure:
         raise InsecureServer(
@@ -227,7 +227,7 @@ def check_destination(location: object, token: object, *, insecure: bool = False
         )
 
 
-def pem_of(given: Pem) -> bytes:
+def read_pem(given: Pem) -> bytes:
     """Return the PEM, read from the file where a path was given."""
     return given if isinstance(given, bytes) else Path(given).read_bytes()
 
@@ -237,7 +237,7 @@ def connect(location: str, tls_roots: bytes | None = None) -> flight.FlightClien
     this machine go straight there: a proxy that the environment names (http_proxy) would read the token.
     """
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.min_reconnect_backoff_ms", CONNECT_MS)]
-    scheme, host, _ = parsed(location)
+    scheme, host, _ = parse_location(location)
     if scheme != "grpc+tls" and is_loopback(host):
         options.append(("grpc.enable_http_proxy", 0))
     roots = {} if tls_roots is None else {"tls_root_certs": tls_roots}
@@ -257,7 +257,7 @@ def check_token(token: object) -> None:
         raise InvalidInput("the token must be printable ASCII and not empty")
 
 
-def ask(
+def run_action(
     client: flight.FlightClient, location: str, kind: str, body: bytes, *, token: str | None, timeout_s: float
 ) -> bytes:
     """Run one action and return the bytes of its answer. Raises the server's typed errors."""

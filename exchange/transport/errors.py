@@ -82,7 +82,7 @@ def as_flight_errors() -> Iterator[None]:
 
 
 @contextmanager
-def untraced() -> Iterator[None]:
+def without_traceback() -> Iterator[None]:
     """Keep tracebacks out of the errors of `get_schema`: pyarrow adds them to errors of every type that it can
     format.
     """

@@ -40,12 +40,13 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Call in progress. cancelled: tells if its client has gone or its deadline has passed; hang_up: cuts the client
-    off.
+    """Call in progress. cancelled: returns True if the client has disconnected or the call's deadline has passed;
+    abort_connection: shuts down the client's connection. may_write: the call's token has the role WRITE. counted: a
+    context manager that counts the call as one of its connection's.
     """
 
     peer: str
     cancelled: Callable[[], bool]
-    hang_up: Callable[[], None]
-    may_write: bool = True  # whether its token may
-    counted: Callable[[], AbstractContextManager[None]] = nullcontext  # inside, it counts as one of its connection's
+    abort_connection: Callable[[], None]
+    may_write: bool = True
+    counted: Callable[[], AbstractContextManager[None]] = nullcontext

@@ -25,7 +25,7 @@ class Connection:
     still_s: float
 
 
-def accepted(port: int) -> list[Connection]:
+def accepted_connections(port: int) -> list[Connection]:
     """List the connections accepted at the port."""
     found = []
     for number in _open_numbers():

@@ -24,7 +24,7 @@ def check_strength(token: str, what: str) -> None:
         )
 
 
-def token_from(path: str) -> str:
+def load_token(path: str) -> str:
     """Read the token in a file (or a pipe) of this user that nobody else may read. Raises InsecureServer for another
     user's file, one that others may read, and a weak token; InvalidInput, ReadFailed.
     """

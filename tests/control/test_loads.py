@@ -131,7 +131,7 @@ def cut(worker: el.Worker) -> None:
     """As by the death of its process: nothing more is heard of it."""
     worker._closed.set()
     assert worker._line is not None
-    worker._line.hang_up()
+    worker._line.abort()
 
 
 @pytest.mark.rule("5.32", "5.33")
@@ -313,13 +313,13 @@ def test_a_report_that_is_lost_or_whose_commit_is_not_heard(tmp_path: Path, deli
                 return
             one._out.clear()
             assert one._line is not None
-            one._line.hang_up()
+            one._line.abort()
 
         once(one, "Reported", lose)
         if delivered:
             until(lambda: part._report is not None, part)
             assert one._line is not None
-            one._line.hang_up()
+            one._line.abort()
         until(lambda: part.epoch, part)
         part.writer("clicks").upsert(rows(2))
         part.finish(timeout=PATIENCE_S)

@@ -20,7 +20,7 @@ from epochlog.errors import AccessDenied, BadMessage, EpochlogError, InsecureSer
 from epochlog.exchange.server import Certificate, Server
 from epochlog.exchange.staged.messages import MAIL, PUSH
 from epochlog.exchange.transport import duplex as lines
-from epochlog.exchange.transport.duplex import ClientLine, DuplexStream, Frame, ask, call_options, connect
+from epochlog.exchange.transport.duplex import ClientLine, DuplexStream, Frame, call_options, connect, run_action
 from epochlog.exchange.transport.services import Action, Exchange, Role
 
 TOKEN = "s3cret-of-the-test"
@@ -50,7 +50,7 @@ def server() -> Iterator[Server]:
 def call(server: Server, kind: str, body: bytes = b"", token: str | None = TOKEN) -> bytes:
     client = connect(server.location)
     try:
-        return ask(client, server.location, kind, body, token=token, timeout_s=5)
+        return run_action(client, server.location, kind, body, token=token, timeout_s=5)
     finally:
         client.close()
 
@@ -151,7 +151,7 @@ def test_which_read_tokens_are_refused(token: str | None, read_token: str) -> No
 def test_rows_travel_on_a_line_that_takes_them() -> None:
     def doubled(line: DuplexStream, rest: bytes) -> None:
         began = False
-        while (parcel := line.receive()) is not None:
+        while (parcel := line.read_frame()) is not None:
             if parcel.rows is not None:
                 began = began or line.begin(parcel.rows.schema)
                 line.send_rows(pa.record_batch({"a": pc.multiply(parcel.rows["a"], 2)}), parcel.message or b"")
@@ -163,9 +163,9 @@ def test_rows_travel_on_a_line_that_takes_them() -> None:
     rows = pa.record_batch({"a": [1, 2]})
     assert line.begin(rows.schema)
     assert line.send_rows(rows, b"m")
-    assert line.receive() == Frame(pa.record_batch({"a": [2, 4]}), b"m")
-    assert line.send(b"words") and line.receive() == Frame(None, b"only words")
-    assert line.send_rows(rows) and line.receive() == Frame(pa.record_batch({"a": [2, 4]}), None)
+    assert line.read_frame() == Frame(pa.record_batch({"a": [2, 4]}), b"m")
+    assert line.send(b"words") and line.read_frame() == Frame(None, b"only words")
+    assert line.send_rows(rows) and line.read_frame() == Frame(pa.record_batch({"a": [2, 4]}), None)
     line.close()
     server.shutdown(5)
 

@@ -15,7 +15,7 @@ from epochlog.checkpoint.coordinator import worker_connection as session_module
 from epochlog.checkpoint.coordinator.worker_connection import FRAME, WorkerConnection, weight
 from epochlog.checkpoint.worker.worker import CONTROL
 from epochlog.exchange.staged import messages as staged
-from epochlog.exchange.staged import push_handler as intake_module
+from epochlog.exchange.staged import push_handler as push_handler_module
 from epochlog.exchange.staged.batch_file import encoded
 from epochlog.exchange.staged.push_handler import PushHandler
 from epochlog.exchange.transport.duplex import ClientLine, DuplexStream, Frame
@@ -101,7 +101,7 @@ class Pushes(Deaf):
         self._most = most
         self.data = encoded(batch("c", 0))
 
-    def receive(self) -> Frame | None:
+    def read_frame(self) -> Frame | None:
         self.read_count += 1
         if self.read_count > self._most or self.cut.is_set():
             return None
@@ -119,12 +119,12 @@ def store(tmp_path: Any) -> Iterator[el.StoreServer]:
 def test_a_producer_that_reads_no_answers_is_read_no_further(
     store: el.StoreServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intake_module, "MOST_ANSWERS", 20)
+    monkeypatch.setattr(push_handler_module, "MOST_ANSWERS", 20)
     line = Pushes(most=100_000)
-    intake = PushHandler(store._staged, line, "none")
-    serving = threading.Thread(target=intake.serve)
+    handler = PushHandler(store._staged, line, "none")
+    serving = threading.Thread(target=handler.serve)
     serving.start()
-    until(lambda: intake._answers.qsize() >= 20)
+    until(lambda: handler._answers.qsize() >= 20)
     read = line.read_count
     assert read < 20 + 100, "each is answered, so hardly more than answers wait"
     line.cut.set()

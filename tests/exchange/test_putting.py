@@ -58,7 +58,7 @@ def files(store: el.Store) -> list[Path]:
 
 
 def idle(server: el.StoreServer) -> bool:
-    return server._flights.traffic.calls == 0
+    return server._flights.admission.calls == 0
 
 
 def test_rows_are_upserted_and_deleted(store: el.Store, client: flight.FlightClient) -> None:
@@ -173,7 +173,7 @@ def test_a_put_past_its_deadline_leaves_nothing(store: el.Store, server: el.Stor
     with plain.connected(server.location) as (client, _):
         writer, _ = client.do_put(plain.path("orders"), SCHEMA, flight.FlightCallOptions(timeout=0.2))
         writer.write_table(rows(0, 5))
-        until(lambda: server._flights.traffic.calls == 1)
+        until(lambda: server._flights.admission.calls == 1)
         until(lambda: idle(server))
         with pytest.raises(CLIENT_ERRORS):
             writer.close()
@@ -185,7 +185,7 @@ def test_a_put_in_the_middle_of_which_the_server_ends_leaves_nothing(store: el.S
     with plain.connected(server.location) as (client, _):
         writer, _ = client.do_put(plain.path("orders"), SCHEMA)
         writer.write_table(rows(0, 5))
-        until(lambda: server._flights.traffic.calls == 1)
+        until(lambda: server._flights.admission.calls == 1)
         server.shutdown(0.2)
         assert idle(server)
         with pytest.raises(CLIENT_ERRORS):

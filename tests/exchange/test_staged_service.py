@@ -512,7 +512,7 @@ def line_to(ex: ExchangeClient, number: int = 1, *, mail: str = "one", incarnati
 
 
 def kinds(opened: ClientLine) -> Iterator[str]:
-    while (parcel := opened.receive()) is not None:
+    while (parcel := opened.read_frame()) is not None:
         yield messages.decode_batch(parcel.message or b"")["kind"]
 
 

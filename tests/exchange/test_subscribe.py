@@ -335,7 +335,7 @@ def test_subscribers_lend_each_other_room_and_miss_nothing(tmp_path: Path, monke
 
     monkeypatch.setattr(_Subscription, "_metered", metered)
     with served(tmp_path, SubscriptionLimits(window=1_000, beat_s=0.01)) as (_, table, serving), ExitStack() as stack:
-        traffic = serving.service._traffic = AdmissionController(AdmissionLimits(in_flight_bytes=1))
+        admission = serving.service._admission = AdmissionController(AdmissionLimits(in_flight_bytes=1))
         table.upsert(rows(*range(200)))
         table.upsert(rows(*range(100, 400)))
         last = table.delete(pa.table({"id": list(range(0, 400, 3))}))
@@ -346,11 +346,11 @@ def test_subscribers_lend_each_other_room_and_miss_nothing(tmp_path: Path, monke
             at = chance.randrange(len(subs))
             batch = subs[at].poll(0.02) if subs[at].epoch != last else None
             found[at] += [] if batch is None else batch.to_pylist()
-        until(lambda: traffic.taken_bytes == 0)
+        until(lambda: admission.acquired_bytes == 0)
         assert len(given) > 2 * len(subs), "they let go, and began anew"
     assert found[0] == found[2] == found[3] and len(found[0]) == 200 + 300 + 134
     assert [row["id"] for row in found[1]] == sorted(set(range(400)) - set(range(0, 400, 3)))
-    traffic.close()
+    admission.close()
 
 
 @pytest.mark.medium

@@ -78,7 +78,7 @@ def test_an_epoch_is_acknowledged_when_all_of_it_is_out(tmp_path: Path, monkeypa
                 sub.ack(epoch)
         line = ClientLine(serving.location, b'subscribe:{"table":"t","consumer":"dash"}', token=TOKEN, tls_roots=None)
         line.send(encode(Answer("ack", epoch + (1 << 30))))  # the server does not take a client's word for it
-        while line.receive() is not None:
+        while line.read_frame() is not None:
             pass
         line.close()
         assert isinstance(line.reason, el.InvalidInput) and "not given out whole" in str(line.reason)

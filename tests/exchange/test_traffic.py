@@ -64,8 +64,8 @@ class Served:
 
     @property
     def idle(self) -> bool:
-        traffic = self.desk.traffic
-        return traffic.calls == 0 and traffic.taken_bytes == 0
+        admission = self.desk.admission
+        return admission.calls == 0 and admission.acquired_bytes == 0
 
 
 def begin(client: flight.FlightClient, timeout: float | None = None) -> flight.FlightStreamReader:
@@ -129,7 +129,7 @@ def test_a_shutdown_is_bounded_in_the_middle_of_rows(store: el.Store, what: str)
         else:
             writer, _ = client.do_put(plain.path("t"), SCHEMA)
             writer.write_table(pa.table([[1], pa.array([b"y" * 100], pa.binary(100))], schema=SCHEMA))
-            until(lambda: served.desk.traffic.calls == 1)
+            until(lambda: served.desk.admission.calls == 1)
             go_on = writer.close
         served.server.shutdown(0.4)
         until(lambda: served.idle)
@@ -152,23 +152,28 @@ def test_a_shutdown_lets_calls_end_that_do_so_in_time(store: el.Store) -> None:
 def test_many_gets_at_once_stay_within_the_bound(store: el.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """What all of them have in memory, whole pieces, is what is counted, and never more than the bound."""
     bound, base = 48 << 20, pa.total_allocated_bytes()
-    plainly = CallSlot.outward
+    plainly = CallSlot.stream_batches
 
-    def outward(passage: CallSlot, batches: Iterator[pa.RecordBatch], footprint: Footprint) -> Iterator[pa.RecordBatch]:
+    def stream_checked(
+        slot: CallSlot, batches: Iterator[pa.RecordBatch], footprint: Footprint
+    ) -> Iterator[pa.RecordBatch]:
         def checked(batch: pa.RecordBatch) -> pa.RecordBatch:
             assert batch.get_total_buffer_size() <= footprint.kept <= footprint.making
             return batch
 
-        return plainly(passage, map(checked, batches), footprint)
+        return plainly(slot, map(checked, batches), footprint)
 
-    monkeypatch.setattr(CallSlot, "outward", outward)
+    monkeypatch.setattr(CallSlot, "stream_batches", stream_checked)
     with Served(store, AdmissionLimits(in_flight_bytes=bound)) as served:
         most, held, over = 0, 0, threading.Event()
 
         def watch() -> None:
             nonlocal most, held
             while not over.is_set():
-                most, held = max(most, served.desk.traffic.taken_bytes), max(held, pa.total_allocated_bytes() - base)
+                most, held = (
+                    max(most, served.desk.admission.acquired_bytes),
+                    max(held, pa.total_allocated_bytes() - base),
+                )
                 over.wait(0.0005)
 
         watcher = threading.Thread(target=watch)
@@ -201,10 +206,10 @@ class Hand:
         self.now_s = 0.0
         self.gone = False
         self.cuts = 0
-        self.traffic = AdmissionController(AdmissionLimits(**limits), lambda: self.now_s)  # pyright: ignore[reportArgumentType]
+        self.admission = AdmissionController(AdmissionLimits(**limits), lambda: self.now_s)  # pyright: ignore[reportArgumentType]
 
     def enter(self, lane: Lane | None = None, *, may_write: bool = True) -> CallSlot:
-        return self.traffic.enter(Call("peer", lambda: self.gone, self.cut, may_write), lane)
+        return self.admission.admit(Call("peer", lambda: self.gone, self.cut, may_write), lane)
 
     def cut(self) -> None:
         self.cuts += 1
@@ -214,21 +219,21 @@ def test_room_is_given_in_the_order_of_asking() -> None:
     hand = Hand(in_flight_bytes=100)
     order: list[str] = []
     with hand.enter() as first:
-        first.room(100)
+        first.acquire(100)
         with hand.enter() as small, hand.enter() as large:
-            assert not small.room(1, wait=False)
+            assert not small.acquire(1, wait=False)
             asked = []
-            for passage, size, name in ((large, 90, "large"), (small, 5, "small")):
-                asked.append(threading.Thread(target=lambda p=passage, s=size, n=name: (p.room(s), order.append(n))))
+            for slot, size, name in ((large, 90, "large"), (small, 5, "small")):
+                asked.append(threading.Thread(target=lambda p=slot, s=size, n=name: (p.acquire(s), order.append(n))))
                 asked[-1].start()
-                until(lambda: len(hand.traffic._rooms[Lane.OWNERS].queue) == len(asked))
-            first.free()
+                until(lambda: len(hand.admission._lanes[Lane.OWNERS].queue) == len(asked))
+            first.release()
             for thread in asked:
                 thread.join()
             assert sorted(order) == ["large", "small"]
-            assert hand.traffic.taken_bytes == 95
-    assert hand.traffic.taken_bytes == 0 and hand.traffic.calls == 0
-    hand.traffic.close()
+            assert hand.admission.acquired_bytes == 95
+    assert hand.admission.acquired_bytes == 0 and hand.admission.calls == 0
+    hand.admission.close()
 
 
 def test_room_is_kept_between_the_batches_of_a_reading() -> None:
@@ -238,27 +243,27 @@ def test_room_is_kept_between_the_batches_of_a_reading() -> None:
 
     def batches() -> Iterator[pa.RecordBatch]:
         for _ in range(3):
-            taken.append(hand.traffic.taken_bytes)
+            taken.append(hand.admission.acquired_bytes)
             yield pa.record_batch({"a": [1]})
 
     with hand.enter() as one, hand.enter() as other:
-        sent = one.outward(batches(), Footprint(100, 10))
+        sent = one.stream_batches(batches(), Footprint(100, 10))
         for _ in range(3):
             next(sent)
-            assert not other.room(1, wait=False)
+            assert not other.acquire(1, wait=False)
         assert taken == [100] * 3
-    assert hand.traffic.taken_bytes == 0
-    hand.traffic.close()
+    assert hand.admission.acquired_bytes == 0
+    hand.admission.close()
 
 
 def test_what_is_larger_than_the_bound_goes_alone() -> None:
     hand = Hand(in_flight_bytes=100)
     with hand.enter() as one, hand.enter() as two:
-        assert one.room(500)
-        assert not two.room(1, wait=False)
-        one.free()
-        assert two.room(1) and not one.room(500, wait=False)
-    hand.traffic.close()
+        assert one.acquire(500)
+        assert not two.acquire(1, wait=False)
+        one.release()
+        assert two.acquire(1) and not one.acquire(500, wait=False)
+    hand.admission.close()
 
 
 @pytest.mark.parametrize("why", ["gone", "late", "ending"])
@@ -266,27 +271,27 @@ def test_who_waits_for_room_is_told_why_it_ends(why: str) -> None:
     hand = Hand(in_flight_bytes=10, call_s=5.0)
     told: list[BaseException] = []
 
-    def wait(passage: CallSlot) -> None:
+    def wait(slot: CallSlot) -> None:
         try:
-            passage.room(10)
+            slot.acquire(10)
         except (CallTimedOut, ServerUnavailable) as error:
             told.append(error)
 
     with hand.enter() as holder, hand.enter() as waiting:
-        holder.room(10)
+        holder.acquire(10)
         thread = threading.Thread(target=wait, args=(waiting,))
         thread.start()
-        until(lambda: bool(hand.traffic._rooms[Lane.OWNERS].queue))
+        until(lambda: bool(hand.admission._lanes[Lane.OWNERS].queue))
         if why == "gone":
             hand.gone = True
         elif why == "late":
             hand.now_s = 5.0
         else:
-            hand.traffic.end()
+            hand.admission.end()
         thread.join()
     assert [type(error) for error in told] == [CallTimedOut if why == "late" else ServerUnavailable]
-    assert hand.traffic.taken_bytes == 0
-    hand.traffic.close()
+    assert hand.admission.acquired_bytes == 0
+    hand.admission.close()
 
 
 def test_messages_are_of_bounded_size_and_hold_all_rows() -> None:
@@ -303,15 +308,15 @@ def test_readers_use_up_neither_room_nor_slots_of_others() -> None:
     hand = Hand(in_flight_bytes=100, calls=2)
     with ExitStack() as stack:
         readers = [stack.enter_context(hand.enter(may_write=False)) for _ in range(2)]
-        assert readers[0].room(100) and not readers[1].room(1, wait=False)
+        assert readers[0].acquire(100) and not readers[1].acquire(1, wait=False)
         with pytest.raises(LimitExceeded, match="2 calls of the read token"), hand.enter(may_write=False):
             pass
         owner, put = stack.enter_context(hand.enter()), stack.enter_context(hand.enter(Lane.PUTS))
-        assert owner.room(100, wait=False) and put.room(100, wait=False)
-        assert not owner.room(1, wait=False) and not put.room(1, wait=False)
-        assert hand.traffic.taken_bytes == 300
-    assert hand.traffic.taken_bytes == 0 and hand.traffic.calls == 0
-    hand.traffic.close()
+        assert owner.acquire(100, wait=False) and put.acquire(100, wait=False)
+        assert not owner.acquire(1, wait=False) and not put.acquire(1, wait=False)
+        assert hand.admission.acquired_bytes == 300
+    assert hand.admission.acquired_bytes == 0 and hand.admission.calls == 0
+    hand.admission.close()
 
 
 def test_who_is_held_up_by_his_client_lets_those_behind_him_pass() -> None:
@@ -322,30 +327,30 @@ def test_who_is_held_up_by_his_client_lets_those_behind_him_pass() -> None:
         assert go_on.wait(30)
 
     with hand.enter() as holder, hand.enter() as stuck, hand.enter() as behind:
-        holder.room(100)
-        first = threading.Thread(target=lambda: stuck.room(10, looked=beat))
+        holder.acquire(100)
+        first = threading.Thread(target=lambda: stuck.acquire(10, on_poll=beat))
         first.start()
         assert held_up.wait(30)
-        second = threading.Thread(target=lambda: behind.room(10))
+        second = threading.Thread(target=lambda: behind.acquire(10))
         second.start()
-        until(lambda: holder.crowded)
-        holder.free()
+        until(lambda: holder.has_waiters)
+        holder.release()
         second.join()
-        assert behind.held == 10 and not stuck.held
+        assert behind.acquired_bytes == 10 and not stuck.acquired_bytes
         go_on.set()
         first.join()
-        assert stuck.held == 10
-    hand.traffic.close()
+        assert stuck.acquired_bytes == 10
+    hand.admission.close()
 
 
-def kept_waiting(hand: Hand, passage: CallSlot, pace_s: float, size: int, until_s: float) -> float | None:
+def kept_waiting(hand: Hand, slot: CallSlot, pace_s: float, size: int, until_s: float) -> float | None:
     """A client that moves `size` bytes each `pace_s`; when its patience is over, if that is before `until_s`."""
     while hand.now_s < until_s:
-        with passage.waiting():
-            if passage.patience_ends_s < hand.now_s + pace_s:
-                return passage.patience_ends_s
+        with slot.waiting_for_client():
+            if slot.stall_deadline_s < hand.now_s + pace_s:
+                return slot.stall_deadline_s
             hand.now_s += pace_s
-        passage.moved(size)
+        slot.record_transfer(size)
     return None
 
 
@@ -356,20 +361,20 @@ def kept_waiting(hand: Hand, passage: CallSlot, pace_s: float, size: int, until_
 def test_a_client_must_move_enough_over_a_window(pace_s: float, size: int, cut_s: float | None) -> None:
     """1,000 bytes for each 60 s of waiting; that something moves now and then is not enough."""
     hand = Hand(stall_s=60.0, least_bytes=1_000)
-    with hand.enter() as passage:
-        assert kept_waiting(hand, passage, pace_s, size, 1_000.0) == cut_s
-    hand.traffic.close()
+    with hand.enter() as slot:
+        assert kept_waiting(hand, slot, pace_s, size, 1_000.0) == cut_s
+    hand.admission.close()
 
 
 def test_waiting_alone_is_counted() -> None:
     """What a server takes to read the next piece is not its client's fault."""
     hand = Hand(stall_s=60.0, least_bytes=1_000)
-    with hand.enter() as passage:
+    with hand.enter() as slot:
         for _ in range(100):
             hand.now_s += 5
-            with passage.waiting():
+            with slot.waiting_for_client():
                 hand.now_s += 0.1
-            passage.moved(10)
-        with passage.waiting():
-            assert passage.patience_ends_s > hand.now_s + 50
-    hand.traffic.close()
+            slot.record_transfer(10)
+        with slot.waiting_for_client():
+            assert slot.stall_deadline_s > hand.now_s + 50
+    hand.admission.close()

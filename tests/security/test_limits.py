@@ -22,7 +22,7 @@ from epochlog.exchange.staged import messages, state
 from epochlog.exchange.staged.batch_file import encoded
 from epochlog.exchange.transport.admission import AdmissionLimits
 from epochlog.exchange.transport.connections import Patience
-from epochlog.exchange.transport.duplex import MAX_MESSAGE, ClientLine, ask, connect
+from epochlog.exchange.transport.duplex import MAX_MESSAGE, ClientLine, connect, run_action
 from epochlog.store.changelog import consumers
 from epochlog.store.changelog.consumers import open_consumer
 from epochlog.store.types.coerce import MAX_BATCH_BYTES, conform_table
@@ -181,7 +181,7 @@ def test_bytes_of_actions_commands_and_messages(tmp_path: Path) -> None:
         def call(size: int) -> Exception:
             client = connect(server.location)
             try:
-                ask(client, server.location, "stop", bytes(size), token=None, timeout_s=300)
+                run_action(client, server.location, "stop", bytes(size), token=None, timeout_s=300)
             except el.EpochlogError as error:
                 return error
             finally:

@@ -45,14 +45,14 @@ def token_file(folder: Path, text: str = TOKEN, mode: int = 0o600) -> Path:
 def test_a_token_that_can_be_guessed_is_refused_and_not_shown(tmp_path: Path, weak: str) -> None:
     file = token_file(tmp_path, weak)
     with pytest.raises(el.InsecureServer, match="can be guessed") as found:
-        tokens.token_from(str(file))
+        tokens.load_token(str(file))
     assert tokens.MAKE in str(found.value) and (len(weak) < 3 or weak not in str(found.value).replace(str(file), ""))
 
 
 def test_what_the_message_says_to_type_makes_a_file_that_is_taken(tmp_path: Path) -> None:
     subprocess.run(tokens.MAKE, shell=True, cwd=tmp_path, check=True)
     made = (tmp_path / "token").read_text()
-    assert tokens.token_from(str(tmp_path / "token")) == made.strip() and len(made) > 40
+    assert tokens.load_token(str(tmp_path / "token")) == made.strip() and len(made) > 40
     for _ in range(200):
         tokens.check_strength(secrets.token_urlsafe(12), "it")
 
@@ -61,10 +61,10 @@ def test_what_the_message_says_to_type_makes_a_file_that_is_taken(tmp_path: Path
 def test_a_file_that_others_may_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
     file = token_file(tmp_path, mode=mode)
     with pytest.raises(el.InsecureServer, match=f"chmod 600 {file}") as found:
-        tokens.token_from(str(file))
+        tokens.load_token(str(file))
     assert TOKEN not in str(found.value)
     file.chmod(0o600)
-    assert tokens.token_from(str(file)) == TOKEN
+    assert tokens.load_token(str(file)) == TOKEN
 
 
 def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,21 +80,21 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.M
 def test_a_link_is_judged_by_what_it_leads_to_and_no_file_is_read_without_end(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(token_file(tmp_path, mode=0o644))
     with pytest.raises(el.InsecureServer, match="chmod"):
-        tokens.token_from(str(tmp_path / "link"))
+        tokens.load_token(str(tmp_path / "link"))
     token_file(tmp_path, TOKEN * 1000)
     for path, error in ((tmp_path / "token", el.InvalidInput), (tmp_path, el.ReadFailed), ("nothing", el.ReadFailed)):
         with pytest.raises(error):
-            tokens.token_from(str(path))
+            tokens.load_token(str(path))
     for text in ("schl\u00fcssel-4711-0815", "two\nlines-of-a-token-4711"):
         with pytest.raises(el.InvalidInput, match="holds no token"):
-            tokens.token_from(str(token_file(tmp_path, text)))
+            tokens.load_token(str(token_file(tmp_path, text)))
 
 
 def test_a_token_comes_through_a_pipe_too(tmp_path: Path) -> None:
     reads, writes = os.pipe()
     os.write(writes, TOKEN.encode())
     os.close(writes)
-    assert tokens.token_from(f"/dev/fd/{reads}") == TOKEN
+    assert tokens.load_token(f"/dev/fd/{reads}") == TOKEN
     os.close(reads)
 
 

@@ -127,17 +127,17 @@ class Breaking:
     def __call__(self, command: bytes) -> ClientLine:
         line = ClientLine(self.serving.location, command, token=TOKEN, tls_roots=None)
         if self.dials < len(self.cuts):
-            left, receive = self.cuts[self.dials], line.receive
+            left, read_frame = self.cuts[self.dials], line.read_frame
 
             def cut() -> Any:
                 nonlocal left
                 if left <= 0:
-                    line.hang_up()
-                    return receive()
+                    line.abort()
+                    return read_frame()
                 left -= 1
-                return receive()
+                return read_frame()
 
-            line.receive = cut  # pyright: ignore[reportAttributeAccessIssue]
+            line.read_frame = cut  # pyright: ignore[reportAttributeAccessIssue]
         self.dials += 1
         return line
 
