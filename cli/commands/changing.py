@@ -9,7 +9,7 @@ from typing import Any
 
 from epochlog.checkpoint.job.job_ddl import refuse_in_use as refuse_job_in_use
 from epochlog.checkpoint.job.pace import boundaries_text
-from epochlog.cli.asking import ask
+from epochlog.cli.confirmation import confirm
 from epochlog.cli.facts.store import Facts, RowCounter, TableLook, look_at, table_facts
 from epochlog.cli.session import CommandSession
 from epochlog.cli.text import bytes_text, count_text, epoch_text, listed, safe, unchanged_text
@@ -37,7 +37,7 @@ def alter(session: CommandSession) -> None:
 def _alter_job(session: CommandSession) -> None:
     options = session.options
     job = session.store.job(options.name)
-    job.alter(interval=_span(options.interval), max_lag=_span(options.max_lag))
+    job.alter(interval=_timedelta(options.interval), max_lag=_timedelta(options.max_lag))
     info = job.info
     if session.out.as_json:
         session.out.document(asdict(info))
@@ -50,63 +50,76 @@ def _alter_job(session: CommandSession) -> None:
 
 def _alter_table(session: CommandSession) -> None:
     """Write only the named options, onto the table's current ones; less is kept only after the user has agreed."""
-    asked, name, handle = session.options, session.options.name, session.handle
+    options, name, handle = session.options, session.options.name, session.handle
     table = handle.catalog.read(lambda view: find_table(view, name))
-    named = {what: getattr(asked, what) for what in _OPTIONS if getattr(asked, what) is not None}
-    named.update({what: timedelta(seconds=named[what]) for what in _SPANS if what in named})
-    dropping = None if asked.drop_unchanged is None else asked.drop_unchanged == "yes"
-    replace(table.options, **named)  # what cannot be is told before anybody is asked
-    shorter = _shorter(table.options, named)
-    if shorter:
-        lost = [
-            f"{what} was {show_option(kept, named[what])}, and would be {show_option(named[what], kept)}"
-            for what, kept in shorter.items()
+    new_values = {option: value for option in _OPTIONS if (value := getattr(options, option)) is not None}
+    new_values.update({option: timedelta(seconds=new_values[option]) for option in _SPANS if option in new_values})
+    drop_unchanged = None if options.drop_unchanged is None else options.drop_unchanged == "yes"
+    replace(table.options, **new_values)  # raises for invalid options before the confirmation
+    shortened = _shortened(table.options, new_values)
+    if shortened:
+        losses = [
+            f"{option} is {show_option(current_span, new_values[option])} and would be "
+            f"{show_option(new_values[option], current_span)}"
+            for option, current_span in shortened.items()
         ]
-        ask(session, f"Let go of what table {name} keeps for longer than that?", lost)
+        confirm(session, f"Let go of what table {name} keeps for longer than that?", losses)
 
-    def chosen(now: TableDef) -> Settings:
-        if not asked.yes and (found := _shorter(now.options, named)) != shorter:
-            told = " and ".join(
-                f"{what} is {show_option(getattr(now.options, what), shorter.get(what))}"
-                for what in {**shorter, **found}
+    def new_settings(current: TableDef) -> Settings:
+        if not options.yes and (shortened_now := _shortened(current.options, new_values)) != shortened:
+            changes = " and ".join(
+                f"{option} is {show_option(getattr(current.options, option), shortened.get(option))}"
+                for option in {**shortened, **shortened_now}
             )
             raise EpochlogError(
-                f"table {name}: {told} by now, which somebody else has changed; nothing was done. Run it again"
+                f"table {name}: {changes} by now, which somebody else has changed; nothing was done. Run it again"
             )
-        return Settings(replace(now.options, **named) if named else None, asked.changelog, dropping)
+        return Settings(
+            replace(current.options, **new_values) if new_values else None, options.changelog, drop_unchanged
+        )
 
-    after = alter_table(handle, table, chosen)
-    dropped = after.drop_unchanged if after.derived else None
+    altered = alter_table(handle, table, new_settings)
+    drops_unchanged = altered.drop_unchanged if altered.derived else None
     if session.out.as_json:
-        options = {**asdict(after.options), **{what: getattr(after.options, what).total_seconds() for what in _SPANS}}
-        facts = {"name": name, "changelog": after.changelog, "drop_unchanged": dropped, "options": options}
+        spans_s = {option: getattr(altered.options, option).total_seconds() for option in _SPANS}
+        facts = {
+            "name": name,
+            "changelog": altered.changelog,
+            "drop_unchanged": drops_unchanged,
+            "options": {**asdict(altered.options), **spans_s},
+        }
         session.out.document(facts)
     else:
         session.out.show(
-            f"table {name}: changelog {after.changelog}, "
-            + ", ".join(f"{what} {show_option(getattr(after.options, what))}" for what in asdict(after.options))
-            + unchanged_text(dropped)
+            f"table {name}: changelog {altered.changelog}, "
+            + ", ".join(
+                f"{option} {show_option(getattr(altered.options, option))}" for option in asdict(altered.options)
+            )
+            + unchanged_text(drops_unchanged)
         )
 
 
-def _shorter(now: TableOptions, named: Mapping[str, Any]) -> dict[str, timedelta]:
+def _shortened(options: TableOptions, new_values: Mapping[str, Any]) -> dict[str, timedelta]:
     """Return the present retentions that the named options would shorten, by name."""
-    kept = {what: getattr(now, what) for what in _SPANS}
-    return {what: span for what, span in kept.items() if what in named and named[what] < span}
+    current = {name: getattr(options, name) for name in _SPANS}
+    return {name: span for name, span in current.items() if name in new_values and new_values[name] < span}
 
 
 def rebuild(session: CommandSession) -> None:
     """Ask for a job's outputs to be made anew."""
     name = session.options.job
     job = session.store.job(name)
-    tables = _look(session, lambda view: _outputs(view, name))
-    lost = [*_told(tables), "each is made anew from the upstreams' rows, and stays readable as it is until then"]
-    ask(session, f"Rebuild job {name}, dropping what it has under way?", lost)
+    table_facts = _describe_tables(session, lambda view: _outputs(view, name))
+    losses = [
+        *_loss_lines(table_facts),
+        "each is made anew from the upstreams' rows, and stays readable as it is until then",
+    ]
+    confirm(session, f"Rebuild job {name}, dropping what it has under way?", losses)
     job.rebuild()
     if session.out.as_json:
         session.out.document(asdict(job.info))
     else:
-        outputs = listed([one["name"] for one in tables])
+        outputs = listed([table["name"] for table in table_facts])
         session.out.show(f"job {name}: its next step makes {outputs} anew")
 
 
@@ -124,17 +137,17 @@ def drop(session: CommandSession) -> None:
             refuse_job_in_use(view, find_job(view, name))
         return _outputs(view, name)
 
-    tables = _look(session, droppable)
-    told = ["its tables stay, as root tables"] if keep else [*_told(tables)]
-    ask(session, f"Drop {kind} {name}, for good?", told)
+    table_facts = _describe_tables(session, droppable)
+    losses = ["its tables stay, as root tables"] if keep else [*_loss_lines(table_facts)]
+    confirm(session, f"Drop {kind} {name}, for good?", losses)
     if kind == "table":
         store.drop_table(name)
     else:
         store.drop_job(name, keep_outputs=keep)
     if session.out.as_json:
-        session.out.document({"kind": kind, "name": name, "tables": [] if keep else tables})
+        session.out.document({"kind": kind, "name": name, "tables": [] if keep else table_facts})
     else:
-        session.out.show(f"dropped {kind} {name}", "\n".join(told))
+        session.out.show(f"dropped {kind} {name}", "\n".join(losses))
 
 
 def adopt(session: CommandSession) -> None:
@@ -148,7 +161,7 @@ def adopt(session: CommandSession) -> None:
         session.out.show(f"table {name} is a root table" + f" from {epoch_text(at)} on" * bool(at))
 
 
-def _span(seconds: float | None) -> timedelta | None:
+def _timedelta(seconds: float | None) -> timedelta | None:
     return None if seconds is None else timedelta(seconds=seconds)
 
 
@@ -156,12 +169,13 @@ def _outputs(view: View, name: str) -> list[TableDef]:
     return [get_table(view, table, f"output of {name}") for table in find_job(view, name).outputs]
 
 
-def _look(session: CommandSession, chosen: Callable[[View], list[TableDef]]) -> list[Facts]:
+def _describe_tables(session: CommandSession, select: Callable[[View], list[TableDef]]) -> list[Facts]:
     """Describe the chosen tables: their contents, their number of commits, and their holders."""
     handle, live = session.handle, session.handle.leases.live
 
     def body(view: View) -> list[tuple[TableLook, Facts]]:
-        own = {f"job:{job.name}" for job in all_jobs(view)}  # a job that reads or writes a table is told otherwise
+        # Jobs are left out of held_by: a table that a job reads cannot be dropped.
+        job_holders = {f"job:{job.name}" for job in all_jobs(view)}
         now_ms = handle.catalog.now_ms()
         epochs = read_epoch_view(view, handle.memory, now_ms, handle.store_id)
         return [
@@ -169,29 +183,27 @@ def _look(session: CommandSession, chosen: Callable[[View], list[TableDef]]) -> 
                 look_at(view, table, epochs),
                 {
                     "commits": len(read_commits(view, table)),
-                    "held_by": sorted({hold.holder for hold in holds_of(view, table.id, now_ms, live)} - own),
+                    "held_by": sorted({hold.holder for hold in holds_of(view, table.id, now_ms, live)} - job_holders),
                 },
             )
-            for table in chosen(view)
+            for table in select(view)
         ]
 
-    counter, kept = (
-        RowCounter(handle, wanted=True),
-        ("name", "rows", "bytes", "max_committed_epoch", "max_committed_at"),
-    )
-    out = []
-    for one, more in handle.catalog.read(body):
-        facts = table_facts(one, counter.of(one.plan))
-        out.append({**{name: facts[name] for name in kept}, **more})
-    return out
+    counter = RowCounter(handle, enabled=True)
+    keys = ("name", "rows", "bytes", "max_committed_epoch", "max_committed_at")
+    described = []
+    for look, extra_facts in handle.catalog.read(body):
+        facts = table_facts(look, counter.of(look.plan))
+        described.append({**{name: facts[name] for name in keys}, **extra_facts})
+    return described
 
 
-def _told(tables: Sequence[Facts]) -> Iterator[str]:
-    for one in tables:
-        holders = f"; held by {safe(listed(one['held_by']))}" if one["held_by"] else ""
-        commits = f"{one['commits']:,} commit{'s' * (one['commits'] != 1)}"
-        rows = f"{count_text(one['rows'])} row{'s' * (one['rows'] != 1)}"
+def _loss_lines(tables: Sequence[Facts]) -> Iterator[str]:
+    for table in tables:
+        holders = f"; held by {safe(listed(table['held_by']))}" if table["held_by"] else ""
+        commits = f"{table['commits']:,} commit{'s' * (table['commits'] != 1)}"
+        rows = f"{count_text(table['rows'])} row{'s' * (table['rows'] != 1)}"
         yield (
-            f"table {one['name']}: {rows}, {bytes_text(one['bytes'])}, {commits}, the newest "
-            f"at {epoch_text(one['max_committed_epoch'])}{holders}"
+            f"table {table['name']}: {rows}, {bytes_text(table['bytes'])}, {commits}, the newest "
+            f"at {epoch_text(table['max_committed_epoch'])}{holders}"
         )

@@ -25,10 +25,10 @@ KINDS = (("missing", "missing: the query gives"), ("extra", "too many: only the 
 def check(session: CommandSession) -> int:
     """Compare an output with a query over the job's upstreams; return 1 when they differ."""
     options = session.options
-    query = options.sql if options.file is None else _text(options.file)
+    query = options.sql if options.file is None else _read_query_file(options.file)
     job, limit = session.store.job(options.job), limit_of(options)
-    wanted = query if options.output is None else {options.output: query}
-    report = job.check(wanted, tolerance=options.tolerance, sample=limit or sys.maxsize)
+    queries = query if options.output is None else {options.output: query}
+    report = job.check(queries, tolerance=options.tolerance, sample=limit or sys.maxsize)
     if session.out.as_json:
         session.out.document(_facts(report))
     else:
@@ -36,7 +36,7 @@ def check(session: CommandSession) -> int:
     return 0 if report.ok else 1
 
 
-def _text(path: str) -> str:
+def _read_query_file(path: str) -> str:
     try:
         return Path(path).read_text("utf-8")
     except UnicodeDecodeError as error:
@@ -46,14 +46,14 @@ def _text(path: str) -> str:
 def _facts(report: CheckReport) -> Facts:
     outputs = [
         {
-            "output": one.output,
-            "ok": one.ok,
-            "rows": one.rows,
-            "expected_rows": one.expected_rows,
-            **{kind: getattr(one, kind) for kind, _ in KINDS},
-            **{f"{kind}_rows": _plain(getattr(one, f"{kind}_rows")) for kind, _ in KINDS},
+            "output": output.output,
+            "ok": output.ok,
+            "rows": output.rows,
+            "expected_rows": output.expected_rows,
+            **{kind: getattr(output, kind) for kind, _ in KINDS},
+            **{f"{kind}_rows": _plain(getattr(output, f"{kind}_rows")) for kind, _ in KINDS},
         }
-        for one in report.outputs.values()
+        for output in report.outputs.values()
     ]
     return {"job": report.job, "epoch": report.epoch, "ok": report.ok, "outputs": outputs}
 
@@ -61,24 +61,24 @@ def _facts(report: CheckReport) -> Facts:
 def _show(session: CommandSession, report: CheckReport) -> None:
     from epochlog.cli.render import pages
 
-    for one in report.outputs.values():
-        at = f"{one.output} at epoch {epoch_text(report.epoch)}"
-        if one.ok:
-            session.out.show(f"{at}: {one.rows:,} rows, as the query gives")
+    for output in report.outputs.values():
+        at = f"{output.output} at epoch {epoch_text(report.epoch)}"
+        if output.ok:
+            session.out.show(f"{at}: {output.rows:,} rows, as the query gives")
             continue
-        parts: list[RenderableType] = [f"{at}: {one.rows:,} rows, the query gives {one.expected_rows:,}"]
-        for kind, told in KINDS:
-            if getattr(one, kind):
-                rows = getattr(one, f"{kind}_rows")
+        parts: list[RenderableType] = [f"{at}: {output.rows:,} rows, the query gives {output.expected_rows:,}"]
+        for kind, label in KINDS:
+            if getattr(output, kind):
+                rows = getattr(output, f"{kind}_rows")
                 table = pages.rows(rows.column_names, _numeric(rows.schema), _plain(rows))
-                parts += [_heading(one, kind, told, rows.num_rows), table]
+                parts += [_heading(output, kind, label, rows.num_rows), table]
         session.out.show(*parts)
 
 
-def _heading(one: OutputCheck, kind: str, told: str, shown: int) -> str:
-    count = getattr(one, kind)
-    more = f"; the first {shown:,}, --limit N or --all for more" if shown < count else ""
-    return f"{count:,} {told}{more}"
+def _heading(output: OutputCheck, kind: str, label: str, shown_rows: int) -> str:
+    count = getattr(output, kind)
+    hint = f"; the first {shown_rows:,}, --limit N or --all for more" if shown_rows < count else ""
+    return f"{count:,} {label}{hint}"
 
 
 def _numeric(schema: pa.Schema) -> list[bool]:

@@ -24,7 +24,7 @@ from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table, get_version
 
 LOOK_EVERY_S = 0.1
-_OURS = {field.name for field in CHANGE_FIELDS}
+_CHANGE_COLUMNS = {field.name for field in CHANGE_FIELDS}
 
 
 def consumers(session: CommandSession) -> None:
@@ -32,7 +32,7 @@ def consumers(session: CommandSession) -> None:
     options, store = session.options, session.store
     if options.reset is not None:
         name, to = options.reset
-        store.reset_consumer(name, _begin(to))
+        store.reset_consumer(name, _reset_target(to))
     if options.drop is not None:
         store.drop_consumer(options.drop)
     facts = [_facts(info) for info in store.consumers()]
@@ -50,7 +50,7 @@ def _facts(info: ConsumerInfo) -> Facts:
     return {**facts, "tables": list(info.tables), **{name: ms and iso(ms) for name, ms in times.items()}}
 
 
-def _begin(text: str) -> str | int:
+def _reset_target(text: str) -> str | int:
     return int(text) if text.isascii() and text.isdigit() else text
 
 
@@ -65,23 +65,23 @@ def tail(session: CommandSession) -> None:
         consumer = None
         if options.consumer is not None:
             consumer = stack.enter_context(open_consumer(session.handle, options.consumer, [table.name]))
-        place = _place(session, table, consumer)
+        start = _start_position(session, table, consumer)
         columns = None if options.columns is None else tuple(options.columns)
         advice = "Begin with --from snapshot or --from earliest"
-        feed = TableFeed(session.handle, table, columns, place, advice)
+        feed = TableFeed(session.handle, table, columns, start, advice)
         stack.callback(feed.close)
-        if consumer is not None and consumer.position is None and place is not None:
-            consumer.ack(place.after)  # so that it is held from now on
-        told = _TailPosition(session, consumer, feed.snapshot_rows)
+        if consumer is not None and consumer.position is None and start is not None:
+            consumer.ack(start.after)  # so that it is held from now on
+        progress = _TailProgress(session, consumer, feed.snapshot_rows)
         try:
-            _follow(feed, told)
+            _follow(feed, progress)
         except KeyboardInterrupt:
-            told.acknowledge()
+            progress.acknowledge()
             raise
-        told.acknowledge()
+        progress.acknowledge()
 
 
-class _TailPosition:
+class _TailProgress:
     """Position of tail: rows shown so far, and the epoch through which all of them were."""
 
     def __init__(self, session: CommandSession, consumer: Consumer | None, expected: int | None) -> None:
@@ -91,20 +91,20 @@ class _TailPosition:
         if expected is None:
             session.out.waiting.end()
         self._consumer = consumer
-        self._left = session.options.limit
+        self._remaining = session.options.limit
         self._through: int | None = None
 
     @property
     def enough(self) -> bool:
-        return self._left == 0
+        return self._remaining == 0
 
     def show(self, item: Slice | Passed) -> None:
-        whole = isinstance(item, Passed) or (item.last and not item.snapshot)
+        complete = isinstance(item, Passed) or (item.last and not item.snapshot)
         if isinstance(item, Slice):
-            rows = item.data if self._left is None else item.data.slice(0, self._left)
-            if self._left is not None:
-                self._left -= rows.num_rows
-            whole = whole and rows.num_rows == item.data.num_rows
+            rows = item.data if self._remaining is None else item.data.slice(0, self._remaining)
+            if self._remaining is not None:
+                self._remaining -= rows.num_rows
+            complete = complete and rows.num_rows == item.data.num_rows
             if self.session.out.as_json:
                 self.session.out.lines(plain_rows(rows))
             else:
@@ -115,7 +115,7 @@ class _TailPosition:
             self.session.out.waiting.step(self._rows, self._expected)
         else:
             self.session.out.waiting.end()
-        if whole:
+        if complete:
             self._through = item.epoch
 
     def acknowledge(self) -> None:
@@ -131,20 +131,20 @@ class _TailPosition:
             self._through = None
 
 
-def _follow(feed: TableFeed, told: _TailPosition) -> None:
+def _follow(feed: TableFeed, progress: _TailProgress) -> None:
     pause = threading.Event()
     while True:
         for item in feed.new():
-            told.show(item)
-            if told.enough:
+            progress.show(item)
+            if progress.enough:
                 return
-        told.acknowledge()
-        if feed.ended or told.session.options.until_idle:
+        progress.acknowledge()
+        if feed.ended or progress.session.options.until_idle:
             return
         pause.wait(LOOK_EVERY_S)
 
 
-def _place(session: CommandSession, table: TableDef, consumer: Consumer | None) -> FeedPosition | None:
+def _start_position(session: CommandSession, table: TableDef, consumer: Consumer | None) -> FeedPosition | None:
     """Return the position to begin at; None begins with the table's rows."""
     if consumer is not None and consumer.position is not None:
         return FeedPosition(after=consumer.position)
@@ -163,6 +163,8 @@ def _lines(rows: pa.RecordBatch) -> Iterator[str]:
     """Yield a change on a line: its time, epoch, type and columns."""
     for row in plain_rows(rows):
         columns = " ".join(
-            f"{name}={'null' if value is None else cell(value)}" for name, value in row.items() if name not in _OURS
+            f"{name}={'null' if value is None else cell(value)}"
+            for name, value in row.items()
+            if name not in _CHANGE_COLUMNS
         )
         yield safe(f"{epoch_iso(row[COMMIT_VERSION])} {row[COMMIT_VERSION]} {row[CHANGE_TYPE]:<7} {columns}")

@@ -31,16 +31,18 @@ def epochs(session: CommandSession) -> None:
     view = handle.catalog.read(body)
     left_out = {} if options.tables else Global().left_out(view)
     names = list(dict.fromkeys(options.tables)) or [name for name in sorted(view.ids) if name not in left_out]
-    found = timeline(view, names, limit_of(options), options.at) if names else Timeline((), (), ())
+    shown_timeline = timeline(view, names, limit_of(options), options.at) if names else Timeline((), (), ())
     facts = {
         "root": handle.files.place,
         "at": iso(view.clock_ms),
         "last_epoch": view.last_epoch,
-        "tables": [_table(view, name, asked=name in names) for name in (*found.tables, *found.ancestors)],
+        "tables": [
+            _table(view, name, requested=name in names) for name in (*shown_timeline.tables, *shown_timeline.ancestors)
+        ],
         "left_out": left_out,
-        "stretches": [_stretch(view, names, one) for one in found.stretches],
-        "earlier": found.earlier,
-        "later": found.later,
+        "stretches": [_stretch(view, names, stretch) for stretch in shown_timeline.stretches],
+        "earlier": shown_timeline.earlier,
+        "later": shown_timeline.later,
         "epoch": None if options.at is None or not names else explained(view, names, options.at),
         "choices": list(choices(view, names, options.at)) if names else [],
     }
@@ -49,14 +51,14 @@ def epochs(session: CommandSession) -> None:
     else:
         from epochlog.cli.render.epoch_pages import epochs_page
 
-        session.out.show(*epochs_page(facts, found, session.out.width))
+        session.out.show(*epochs_page(facts, shown_timeline, session.out.width))
 
 
-def _table(view: EpochView, name: str, *, asked: bool) -> Facts:
+def _table(view: EpochView, name: str, *, requested: bool) -> Facts:
     table = view.table(name)
     return {
         "name": name,
-        "asked": asked,
+        "asked": requested,
         "state": table.state,
         "upstreams": [view.tables[up].name for up in table.upstreams],
         "max_committed_epoch": table.position,
@@ -67,16 +69,16 @@ def _table(view: EpochView, name: str, *, asked: bool) -> Facts:
     }
 
 
-def _stretch(view: EpochView, names: Sequence[str], one: Stretch) -> Facts:
+def _stretch(view: EpochView, names: Sequence[str], stretch: Stretch) -> Facts:
     return {
-        "first": one.first,
-        "last": one.last,
-        "from": epoch_iso(one.first),
-        "through": epoch_iso(one.last),
-        "landed": dict(one.landed),
-        "states": dict(one.states),
-        "readable": one.readable,
-        "why_not": [] if one.readable else _why_not(view, names, one.first),
+        "first": stretch.first,
+        "last": stretch.last,
+        "from": epoch_iso(stretch.first),
+        "through": epoch_iso(stretch.last),
+        "landed": dict(stretch.landed),
+        "states": dict(stretch.states),
+        "readable": stretch.readable,
+        "why_not": [] if stretch.readable else _why_not(view, names, stretch.first),
     }
 
 
@@ -101,7 +103,7 @@ def explained(view: EpochView, names: Sequence[str], epoch: int) -> Facts:
     return {
         "epoch": epoch,
         "at": epoch_iso(epoch),
-        "readable": not any(one["why_not"] for one in tables),
+        "readable": not any(table["why_not"] for table in tables),
         "tables": tables,
         "readable_at_or_below": view.largest_valid_at_most(names, epoch),
         "readable_above": int(above[0]) if len(above) else None,
@@ -116,16 +118,16 @@ def choices(view: EpochView, names: Sequence[str], at: int | None) -> Iterator[F
     for name in policy_names():
         asked_at = getattr(BUILT_IN.get(name), "asked_at", None)
         options = asked_at(view, names, epoch) if asked_at is not None else {}
-        found: Mapping[str, int] = {}
+        chosen: Mapping[str, int] = {}
         error: Facts | None = None
         try:
-            found = choose_epochs(resolve_policy(name, **options), view, names)
+            chosen = choose_epochs(resolve_policy(name, **options), view, names)
         except EpochlogError as refused:
             error = {"type": type(refused).__name__, "text": str(refused)}
         yield {
             "policy": name,
             "options": options,
-            "epochs": dict(found),
-            "lag_ms": {table: view.lag_ms(table, epoch) for table, epoch in found.items()},
+            "epochs": dict(chosen),
+            "lag_ms": {table: view.lag_ms(table, epoch) for table, epoch in chosen.items()},
             "error": error,
         }

@@ -15,8 +15,8 @@ from epochlog.cli.facts.store import (
     jobs_facts,
     loads_facts,
     look,
+    maintenance_facts,
     table_facts,
-    upkeep_facts,
 )
 from epochlog.cli.grammar.commands import limit_of
 from epochlog.cli.render.json_values import plain_rows
@@ -32,15 +32,15 @@ from .snapshots import held_list
 
 def ls(session: CommandSession) -> None:
     """List all tables."""
-    found, counter = look(session.handle), RowCounter(session.handle, session.options.rows)
-    facts = _tables(session, found.tables, counter)
+    state, counter = look(session.handle), RowCounter(session.handle, session.options.rows)
+    facts = _tables(session, state.tables, counter)
     if session.out.as_json:
-        session.out.document({"root": session.handle.files.place, "last_epoch": found.last_epoch, "tables": facts})
+        session.out.document({"root": session.handle.files.place, "last_epoch": state.last_epoch, "tables": facts})
     else:
         from epochlog.cli.render import pages
 
         session.out.show(pages.tables(facts) if facts else f"{session.handle.files.place} has no table yet")
-    _complain(counter)
+    _raise_count_error(counter)
 
 
 def describe(session: CommandSession) -> None:
@@ -53,7 +53,7 @@ def describe(session: CommandSession) -> None:
         from epochlog.cli.render import pages
 
         session.out.show(*pages.description(facts))
-    _complain(counter)
+    _raise_count_error(counter)
 
 
 def history(session: CommandSession) -> None:
@@ -79,13 +79,15 @@ def _compactions(session: CommandSession, limit: int | None) -> None:
         table = find_table(view, session.options.table)
         return [trace_facts(trace) for trace in islice(read_traces(view, table.id), limit)]
 
-    found = session.handle.catalog.read(body)
+    compactions = session.handle.catalog.read(body)
     if session.out.as_json:
-        session.out.lines(found)
+        session.out.lines(compactions)
     else:
         from epochlog.cli.render import pages
 
-        session.out.show(pages.traces(found) if found else f"{session.options.table} has not been compacted yet")
+        session.out.show(
+            pages.traces(compactions) if compactions else f"{session.options.table} has not been compacted yet"
+        )
 
 
 def status(session: CommandSession) -> None:
@@ -93,44 +95,44 @@ def status(session: CommandSession) -> None:
     if session.options.watch is None:
         counter = RowCounter(session.handle, session.options.rows)
         _show_status(session, counter)
-        _complain(counter)
+        _raise_count_error(counter)
     else:
         _watch(session)
 
 
 def jobs(session: CommandSession) -> None:
     """Show all jobs, and the loads beside them."""
-    looked = look(session.handle)
-    found, loads = jobs_facts(looked), loads_facts(looked)
+    state = look(session.handle)
+    job_list, loads = jobs_facts(state), loads_facts(state)
     if session.out.as_json:
-        session.out.document({"root": session.handle.files.place, "jobs": found, "loads": loads})
+        session.out.document({"root": session.handle.files.place, "jobs": job_list, "loads": loads})
     else:
         from epochlog.cli.render import pages
 
         nothing = [] if loads else [f"{session.handle.files.place} has no job yet"]
-        session.out.show(*(pages.jobs(found) if found else nothing), *pages.loads(loads))
+        session.out.show(*(pages.jobs(job_list) if job_list else nothing), *pages.loads(loads))
 
 
-def _tables(session: CommandSession, found: Sequence[TableLook], counter: RowCounter) -> list[Facts]:
+def _tables(session: CommandSession, tables: Sequence[TableLook], counter: RowCounter) -> list[Facts]:
     facts = []
-    for one in found:
-        facts.append(table_facts(one, counter.of(one.plan)))
-        session.out.waiting.step(len(facts), len(found))
+    for table in tables:
+        facts.append(table_facts(table, counter.of(table.plan)))
+        session.out.waiting.step(len(facts), len(tables))
     return facts
 
 
 def _status_facts(session: CommandSession, counter: RowCounter) -> Facts:
-    found = look(session.handle)
+    state = look(session.handle)
     return {
         "root": session.handle.files.place,
-        "at": iso(found.now_ms),
-        "last_epoch": found.last_epoch,
+        "at": iso(state.now_ms),
+        "last_epoch": state.last_epoch,
         "tables": [
-            {**facts, **upkeep_facts(one)}
-            for facts, one in zip(_tables(session, found.tables, counter), found.tables, strict=True)
+            {**facts, **maintenance_facts(table)}
+            for facts, table in zip(_tables(session, state.tables, counter), state.tables, strict=True)
         ],
-        "jobs": jobs_facts(found),
-        "loads": loads_facts(found),
+        "jobs": jobs_facts(state),
+        "loads": loads_facts(state),
         "snapshots": held_list(session),
     }
 
@@ -167,7 +169,7 @@ def _watch(session: CommandSession) -> None:
             pause.wait(session.options.watch)
 
 
-def _complain(counter: RowCounter) -> None:
+def _raise_count_error(counter: RowCounter) -> None:
     """Raise the error that hid some counts, after the page was shown."""
     if counter.trouble:
         raise counter.trouble

@@ -31,18 +31,18 @@ PAGE_ROWS = 500
 def read(session: CommandSession) -> None:
     """Show the rows of tables at the epochs that a policy chooses."""
     options = session.options
-    with session.store.snapshot(options.tables or None, **policy_of(session.handle, options)) as moment:
+    with session.store.snapshot(options.tables or None, **policy_of(session.handle, options)) as snapshot:
         if options.epochs:
-            _show_epochs(session, moment)
+            _show_epochs(session, snapshot)
             return
-        if options.out is not None and len(moment) != 1:
-            raise InvalidInput(f"--out writes one table to a file: name one of {', '.join(moment)}")
-        readers = [(name, _reader(moment, name, session)) for name in moment]  # all are checked before any is shown
+        if options.out is not None and len(snapshot) != 1:
+            raise InvalidInput(f"--out writes one table to a file: name one of {', '.join(snapshot)}")
+        readers = [(name, _reader(snapshot, name, session)) for name in snapshot]  # all are checked before any is shown
         for place, (name, reader) in enumerate(readers):
-            epoch = moment.epochs[name]
+            epoch = snapshot.epochs[name]
             if options.out is not None:
-                known = moment[name].plan.rows_at_most if options.filter is None else None
-                _write(session, reader, {"table": name, "epoch": epoch}, known)
+                rows_at_most = snapshot[name].plan.rows_at_most if options.filter is None else None
+                _write(session, reader, {"table": name, "epoch": epoch}, rows_at_most)
             elif session.out.as_json:
                 rows = islice(_rows(reader), limit_of(options))
                 session.out.lines({"_table": name, "_epoch": epoch, **row} for row in rows)
@@ -82,14 +82,14 @@ def _beginning(session: CommandSession, name: str, *, pre_images: bool) -> int:
         version = get_version(view, table.id, name)
         if not pre_images or table.stores_images_after(version.log_start):
             return version.log_start
-        known = version.safe_epoch if table.full_since is None else min(version.safe_epoch, table.full_since)
-        return max(version.log_start, known)
+        images_after = version.safe_epoch if table.full_since is None else min(version.safe_epoch, table.full_since)
+        return max(version.log_start, images_after)
 
     return session.handle.catalog.read(body)
 
 
-def _reader(moment: Snapshot, name: str, session: CommandSession) -> pa.RecordBatchReader:
-    table = moment[name]
+def _reader(snapshot: Snapshot, name: str, session: CommandSession) -> pa.RecordBatchReader:
+    table = snapshot[name]
     return table.scan(columns=session.options.columns, filter=_filter(session.options.filter, table.schema))
 
 
@@ -102,10 +102,10 @@ def _rows(reader: Iterable[pa.RecordBatch]) -> Iterator[Facts]:
         yield from plain_rows(batch)
 
 
-def _write(session: CommandSession, reader: pa.RecordBatchReader, facts: Facts, known: int | None) -> None:
+def _write(session: CommandSession, reader: pa.RecordBatchReader, facts: Facts, rows_at_most: int | None) -> None:
     """Write the rows to the file of --out. known: the most rows that there can be."""
     file, limit = OutFile(session.options.out), limit_of(session.options)
-    total = known if limit is None else min(limit, known or limit)
+    total = rows_at_most if limit is None else min(limit, rows_at_most or limit)
     file.check(reader.schema)
     rows, size = file.write(reader.schema, _first(reader, limit), lambda done: session.out.waiting.step(done, total))
     facts = {**facts, "file": str(file.path), "rows": rows, "bytes": size}
@@ -113,25 +113,25 @@ def _write(session: CommandSession, reader: pa.RecordBatchReader, facts: Facts, 
         session.out.document(facts)
     else:
         at = f" at epoch {epoch_text(facts['epoch'])}" if "epoch" in facts else ""
-        what = "rows" if "epoch" in facts else "changes"
-        session.out.show(f"{rows:,} {what} of {facts['table']}{at} are in {file.path}, {bytes_text(size)}")
+        noun = "rows" if "epoch" in facts else "changes"
+        session.out.show(f"{rows:,} {noun} of {facts['table']}{at} are in {file.path}, {bytes_text(size)}")
 
 
 def _first(reader: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
     """Yield the first `limit` rows."""
-    left = limit
+    remaining = limit
     for batch in reader:
-        yield batch if left is None else batch.slice(0, left)
-        if left is not None and (left := left - batch.num_rows) <= 0:
+        yield batch if remaining is None else batch.slice(0, remaining)
+        if remaining is not None and (remaining := remaining - batch.num_rows) <= 0:
             return
 
 
-def _show_epochs(session: CommandSession, moment: Snapshot) -> None:
+def _show_epochs(session: CommandSession, snapshot: Snapshot) -> None:
     facts = {
         "tables": [
-            {"table": name, "epoch": epoch, "lag_ms": moment.lag_ms[name]} for name, epoch in moment.epochs.items()
+            {"table": name, "epoch": epoch, "lag_ms": snapshot.lag_ms[name]} for name, epoch in snapshot.epochs.items()
         ],
-        "token": moment.token,
+        "token": snapshot.token,
     }
     if session.out.as_json:
         session.out.document(facts)
@@ -145,16 +145,16 @@ def _show_rows(session: CommandSession, reader: pa.RecordBatchReader, title: str
     """Show tables for people, and a hint how to see more where the limit cut them."""
     from epochlog.cli.render import pages
 
-    limit, shown = limit_of(session.options), 0
+    limit, row_count = limit_of(session.options), 0
     names, kinds = reader.schema.names, reader.schema.types
     numeric = [pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind) for kind in kinds]
     rows = _rows(reader)
-    kept = islice(rows, limit)
+    limited = islice(rows, limit)
     heading = [title] if title else []
-    while page := list(islice(kept, PAGE_ROWS)):
+    while page := list(islice(limited, PAGE_ROWS)):
         session.out.show(*heading, pages.rows(names, numeric, page))
-        shown, heading = shown + len(page), []
-    if not shown:
+        row_count, heading = row_count + len(page), []
+    if not row_count:
         session.out.show(*heading, "no rows")
-    elif shown == limit and next(rows, None) is not None:
+    elif row_count == limit and next(rows, None) is not None:
         session.out.show(f"the first {limit:,}; --limit N or --all for more")

@@ -29,12 +29,12 @@ def serve(session: CommandSession) -> None:
     read_token = None if options.read_token_file is None else load_token(options.read_token_file)
     tls = None if options.tls_cert is None else (_read(options.tls_cert), _read(options.tls_key))
     scheme = "grpc" if tls is None else "grpc+tls"
-    times = _times(options)
+    coordinator_settings = _coordinator_settings(options)
     place = f"{scheme}://{options.bind}"
     allow_open_files()
-    given = {"coordinator": options.coordinator, "control": times, "metrics": options.metrics}
+    settings = {"coordinator": options.coordinator, "control": coordinator_settings, "metrics": options.metrics}
     with _stop_signals() as stopped:
-        server = serve_store(session.store, place, token=token, read_token=read_token, tls=tls, **given)
+        server = serve_store(session.store, place, token=token, read_token=read_token, tls=tls, **settings)
         try:
             place = session.handle.files.place
             if session.out.as_json:
@@ -71,17 +71,17 @@ def _stop_signals() -> Iterator[socket.socket]:
             signal.set_wakeup_fd(wakeup)
 
 
-def _times(options: argparse.Namespace) -> CoordinatorSettings:
+def _coordinator_settings(options: argparse.Namespace) -> CoordinatorSettings:
     """Build the coordinator's settings from the options of checkpoints; the rest has its defaults. Raises
     InvalidInput.
     """
-    given = {
+    values = {
         "interval_ms": None if options.interval is None else round(options.interval * 1000),
         "timeout_ms": None if options.timeout is None else round(options.timeout * 1000),
         "tolerable_failures": options.tolerable_failures,
     }
-    known = {name: value for name, value in given.items() if value is not None}
-    return CoordinatorSettings(checkpoints=JobSettings(**known))
+    set_values = {name: value for name, value in values.items() if value is not None}
+    return CoordinatorSettings(checkpoints=JobSettings(**set_values))
 
 
 def _read(path: str) -> bytes:

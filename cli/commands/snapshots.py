@@ -39,15 +39,15 @@ def snapshot(session: CommandSession) -> None:
 
 def _take(session: CommandSession) -> None:
     options = session.options
-    with session.store.snapshot(options.tables or None, **policy_of(session.handle, options)) as moment:
-        held = moment.hold(timedelta(seconds=options.hold), options.name, partial=options.partial)
-        facts = {**held_facts(held, session.handle.catalog.now_ms()), "lag_ms": moment.lag_ms}
+    with session.store.snapshot(options.tables or None, **policy_of(session.handle, options)) as taken_snapshot:
+        held = taken_snapshot.hold(timedelta(seconds=options.hold), options.name, partial=options.partial)
+        facts = {**held_facts(held, session.handle.catalog.now_ms()), "lag_ms": taken_snapshot.lag_ms}
     if session.out.as_json:
         session.out.document(facts)
     else:
-        from epochlog.cli.render.epoch_pages import taken
+        from epochlog.cli.render.epoch_pages import held_page
 
-        session.out.show(*taken(facts))
+        session.out.show(*held_page(facts))
 
 
 def _list(session: CommandSession) -> None:
@@ -63,40 +63,40 @@ def _list(session: CommandSession) -> None:
 def held_list(session: CommandSession) -> list[Facts]:
     """List all snapshots that are held by name."""
     now_ms = session.handle.catalog.now_ms()
-    return [held_facts(one, now_ms) for one in held_snapshots(session.handle)]
+    return [held_facts(held, now_ms) for held in held_snapshots(session.handle)]
 
 
-def held_facts(one: HeldSnapshot, now_ms: int) -> Facts:
+def held_facts(snapshot: HeldSnapshot, now_ms: int) -> Facts:
     return {
-        "name": one.name,
-        "since": iso(one.since_ms),
-        "until": iso(one.until_ms),
-        "left_ms": max(0, one.until_ms - now_ms),
-        "epochs": dict(one.epochs),
-        "token": one.token,
+        "name": snapshot.name,
+        "since": iso(snapshot.since_ms),
+        "until": iso(snapshot.until_ms),
+        "left_ms": max(0, snapshot.until_ms - now_ms),
+        "epochs": dict(snapshot.epochs),
+        "token": snapshot.token,
     }
 
 
 def _show(session: CommandSession, token: str) -> None:
     """Show the tables and epochs of a token, held or not, and until when each can be read."""
-    handle, found = session.handle, decode_token(token)
-    if found.store_id != handle.store_id:
+    handle, decoded = session.handle, decode_token(token)
+    if decoded.store_id != handle.store_id:
         raise InvalidInput("this snapshot token is of another store; open that one to look at it")
     policy = Exact(token)
 
     def body(view: View) -> list[Facts]:
         now_ms = handle.catalog.now_ms()
         epochs = read_epoch_view(view, handle.memory, now_ms, handle.store_id)
-        return [_table(session, view, epochs, policy, name, now_ms) for name in found.entries]
+        return [_table(session, view, epochs, policy, name, now_ms) for name in decoded.entries]
 
     tables = handle.catalog.read(body)
-    facts = {"token": token, "readable": not any(one["why_not"] for one in tables), "tables": tables}
+    facts = {"token": token, "readable": not any(table["why_not"] for table in tables), "tables": tables}
     if session.out.as_json:
         session.out.document(facts)
     else:
-        from epochlog.cli.render.epoch_pages import shown
+        from epochlog.cli.render.epoch_pages import token_page
 
-        session.out.show(*shown(facts))
+        session.out.show(*token_page(facts))
 
 
 def _table(session: CommandSession, view: View, epochs: EpochView, policy: Exact, name: str, now_ms: int) -> Facts:

@@ -23,21 +23,21 @@ def compact(session: CommandSession) -> None:
     """Compact one table, or all tables that are due."""
     name, full = session.options.table, session.options.full
 
-    def chosen(view: View) -> list[TableDef]:
+    def select(view: View) -> list[TableDef]:
         return sorted(all_tables(view), key=lambda table: table.name) if name is None else [find_table(view, name)]
 
-    tables = session.handle.catalog.read(chosen)
-    found = []
+    tables = session.handle.catalog.read(select)
+    results = []
     for table in tables:
-        which = f"{table.name}, {len(found) + 1:,} of {len(tables):,}" if len(tables) > 1 else ""
-        session.out.waiting.step(0, of=which)
-        found.append(_compact_one(session, table, which, full=full or name is not None))
+        label = f"{table.name}, {len(results) + 1:,} of {len(tables):,}" if len(tables) > 1 else ""
+        session.out.waiting.step(0, of=label)
+        results.append(_compact_one(session, table, label, full=full or name is not None))
     if session.out.as_json:
-        session.out.document({"root": session.handle.files.place, "tables": found})
+        session.out.document({"root": session.handle.files.place, "tables": results})
     else:
         from epochlog.cli.render import pages
 
-        session.out.show(pages.compactions(found) if found else f"{session.handle.files.place} has no table yet")
+        session.out.show(pages.compactions(results) if results else f"{session.handle.files.place} has no table yet")
 
 
 def vacuum(session: CommandSession) -> None:
@@ -67,9 +67,9 @@ def verify(session: CommandSession) -> int:
     return 0 if report.ok else 1
 
 
-def _compact_one(session: CommandSession, table: TableDef, which: str, *, full: bool) -> Facts:
+def _compact_one(session: CommandSession, table: TableDef, label: str, *, full: bool) -> Facts:
     def progress(done: int, total: int) -> None:
-        session.out.waiting.step(done, total, of=which)
+        session.out.waiting.step(done, total, of=label)
 
     before = _size(session, table)
     apply_retention(session.handle, table)

@@ -21,18 +21,18 @@ def policy_of(handle: Handle, options: Any) -> dict[str, Any]:
     Raises InvalidInput.
     """
     declared = declared_options()
-    given = {name: value for name in declared if (value := getattr(options, name)) is not None}
-    policy = options.consistency or implied_policy(given) or ("aligned" if options.tables else "global")
+    set_options = {name: value for name in declared if (value := getattr(options, name)) is not None}
+    policy = options.consistency or implied_policy(set_options) or ("aligned" if options.tables else "global")
     if options.option and policy in BUILT_IN:
         raise InvalidInput(f"--option is for policies of your own; {policy} has options by name: epochlog read --help")
-    out: dict[str, Any] = {"consistency": policy}
-    for name, value in given.items():
+    arguments: dict[str, Any] = {"consistency": policy}
+    for name, value in set_options.items():
         option = options_of(policy).get(name) or next(iter(declared[name].values()))
-        meant = token_of(handle, value) if option.kind is OptionKind.SNAPSHOT else value
+        resolved = token_of(handle, value) if option.kind is OptionKind.SNAPSHOT else value
         if option.each_table and not options.tables:
             raise InvalidInput(f"an {policy} {name} is of tables: name them, or take --consistency as_of for all")
-        out[option.argument] = dict.fromkeys(options.tables, meant) if option.each_table else meant
-    return {**out, **dict(options.option)}
+        arguments[option.argument] = dict.fromkeys(options.tables, resolved) if option.each_table else resolved
+    return {**arguments, **dict(options.option)}
 
 
 def token_of(handle: Handle, text: str) -> str:
@@ -41,7 +41,7 @@ def token_of(handle: Handle, text: str) -> str:
     """
     if not is_name(text):
         return text
-    held = {one.name: one.token for one in held_snapshots(handle)}
+    held = {snapshot.name: snapshot.token for snapshot in held_snapshots(handle)}
     if text not in held:
         raise SnapshotNotFound(
             f"{text!r} is neither a snapshot's token nor the name of one that is held; those held: "

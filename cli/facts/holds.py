@@ -40,7 +40,7 @@ def hold_facts(hold: Hold, now_ms: int) -> Facts:
 
 def writers(view: View, now_ms: int) -> list[Facts]:
     """List the write intents of processes that may be writing files of the store, oldest first."""
-    return [intent_facts(one, now_ms) for one in sorted(all_intents(view), key=lambda one: one.since_ms)]
+    return [intent_facts(intent, now_ms) for intent in sorted(all_intents(view), key=lambda intent: intent.since_ms)]
 
 
 def intent_facts(intent: Intent, now_ms: int) -> Facts:
@@ -63,15 +63,17 @@ def held_back(table: TableDef, version: TableVersion, holds: Sequence[Hold], now
     states = {hold.holder: hold.read_epoch for hold in holds if hold.read_epoch is not None}
     log = {hold.holder: hold.log_epoch for hold in holds if hold.log_epoch is not None}
     return {
-        "safe_epoch": _stop(
+        "safe_epoch": _holder_of_limit(
             states, min(free.states, newest), may.states, f"retention: {show_option(options.history_retention)}"
         ),
-        "log_start": _stop(log, min(free.log, newest), may.log, f"retention: {show_option(options.log_retention)}"),
+        "log_start": _holder_of_limit(
+            log, min(free.log, newest), may.log, f"retention: {show_option(options.log_retention)}"
+        ),
     }
 
 
-def _stop(held: dict[str, int], free: int, limit: int, retention: str) -> Facts:
-    oldest = sorted(holder for holder, epoch in held.items() if epoch == limit) if limit < free else []
+def _holder_of_limit(held_epochs: dict[str, int], free: int, limit: int, retention: str) -> Facts:
+    oldest = sorted(holder for holder, epoch in held_epochs.items() if epoch == limit) if limit < free else []
     return {
         "holder": oldest[0] if oldest else None,
         "epoch": limit if oldest else None,
@@ -127,7 +129,8 @@ def vacuum_facts(root: str, report: VacuumReport) -> Facts:
         "noted": report.noted,
         "foreign": [{"path": file.path, "bytes": file.bytes} for file in report.foreign],
         "revoked": [
-            {"intent": one.id, "kind": one.kind, "by": one.by, "expired": iso(one.expires_ms)} for one in report.revoked
+            {"intent": intent.id, "kind": intent.kind, "by": intent.by, "expired": iso(intent.expires_ms)}
+            for intent in report.revoked
         ],
         "data_files": report.data_files,
     }

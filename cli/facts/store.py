@@ -86,9 +86,9 @@ def look(handle: Handle) -> StoreLook:
             Counters.read(view).last_epoch,
             now_ms,
             handle.interval_ms,
-            sorted(tables, key=lambda one: one.table.name),
+            sorted(tables, key=lambda table_look: table_look.table.name),
             [
-                JobLook(job_info(view, handle, job, epochs), job, waits[job.name], _rows_above(view, job))
+                JobLook(job_info(view, handle, job, epochs), job, waits[job.name], _rows_of_upstreams(view, job))
                 for job in sorted(jobs, key=lambda job: job.name)
             ],
             [(load, sum(part.finished for _, part in load_parts(view, load.name))) for load in all_loads(view)],
@@ -114,14 +114,14 @@ def look_at(view: View, table: TableDef, epochs: EpochView) -> TableLook:
 class RowCounter:
     """Counter of rows that keeps the first error: a damaged file must not hide the other tables."""
 
-    def __init__(self, handle: Handle, wanted: bool) -> None:
+    def __init__(self, handle: Handle, enabled: bool) -> None:
         self._handle = handle
-        self._wanted = wanted
+        self._enabled = enabled
         self.trouble: Corrupt | None = None
 
     def of(self, plan: ScanPlan) -> int | None:
         """Count the rows; None when nobody asked or a file is damaged."""
-        if not self._wanted:
+        if not self._enabled:
             return None
         try:
             return plan.count(self._handle.files)
@@ -130,19 +130,19 @@ class RowCounter:
             return None
 
 
-def table_facts(one: TableLook, rows: int | None) -> Facts:
+def table_facts(look: TableLook, rows: int | None) -> Facts:
     """Describe a table in lists: the names of TableInfo, and its lag."""
-    version = one.version
+    version = look.version
     return {
-        "name": one.table.name,
-        "state": one.state,
-        "job": one.job,
-        "primary_key": list(one.table.schema.primary_key),
+        "name": look.table.name,
+        "state": look.state,
+        "job": look.job,
+        "primary_key": list(look.table.schema.primary_key),
         "max_committed_epoch": version.max_committed_epoch,
         "max_committed_at": epoch_iso(version.max_committed_epoch),
         "safe_epoch": version.safe_epoch,
         "log_start_epoch": version.log_start,
-        "lag_ms": one.lag_ms,
+        "lag_ms": look.lag_ms,
         "rows": rows,
         "bytes": table_bytes(version),
         "log_segments": version.log_segments,
@@ -150,12 +150,12 @@ def table_facts(one: TableLook, rows: int | None) -> Facts:
     }
 
 
-def upkeep_facts(one: TableLook) -> Facts:
+def maintenance_facts(look: TableLook) -> Facts:
     """Describe the table's maintenance: its backpressure on writers, a compaction under way, and the last failure."""
     return {
-        "pressure": pressure(one.version, one.table.options),
-        "compaction": work_facts(one.work),
-        "trouble": trouble_facts(one.trouble),
+        "pressure": pressure(look.version, look.table.options),
+        "compaction": work_facts(look.work),
+        "trouble": trouble_facts(look.trouble),
     }
 
 
@@ -169,7 +169,7 @@ def loads_facts(look: StoreLook) -> list[Facts]:
     """Describe all loads in lists. checkpoint: the number of its newest commit, 0 for none; incarnation: its
     coordinator's.
     """
-    names = {one.table.id: one.table.name for one in look.tables}
+    names = {table_look.table.id: table_look.table.name for table_look in look.tables}
     return [
         {
             "name": load.name,
@@ -180,13 +180,13 @@ def loads_facts(look: StoreLook) -> list[Facts]:
             "checkpoint": load.checkpoint,
             "incarnation": load.incarnation,
         }
-        for load, finished in sorted(look.loads, key=lambda found: found[0].name)
+        for load, finished in sorted(look.loads, key=lambda entry: entry[0].name)
     ]
 
 
-def job_facts(one: JobLook, look: StoreLook, waits_for: str) -> Facts:
+def job_facts(job: JobLook, look: StoreLook, waits_for: str) -> Facts:
     """Describe a job in lists: the names of JobInfo, its barrier, and the reason why it waits."""
-    info, record = one.info, one.record
+    info, record = job.info, job.record
     return {
         **asdict(info),
         "upstreams": list(info.upstreams),
@@ -195,8 +195,8 @@ def job_facts(one: JobLook, look: StoreLook, waits_for: str) -> Facts:
         "runner": runner_facts(info.runner),
         "failed_since": None if record.failed_ms is None else iso(record.failed_ms),
         "barrier": _barrier_facts(record, look.now_ms),
-        "snapshot": None if one.rows_above is None else {"rows": info.snapshot_rows, "of_at_most": one.rows_above},
-        "waits_for": {**asdict(one.wait), "text": waits_for},
+        "snapshot": None if job.rows_above is None else {"rows": info.snapshot_rows, "of_at_most": job.rows_above},
+        "waits_for": {**asdict(job.wait), "text": waits_for},
     }
 
 
@@ -205,7 +205,7 @@ def runner_facts(runner: RunnerInfo | None) -> Facts | None:
     return None if runner is None else {**asdict(runner), "since": iso(runner.since_ms)}
 
 
-def _rows_above(view: View, job: JobRecord) -> int | None:
+def _rows_of_upstreams(view: View, job: JobRecord) -> int | None:
     """Return an upper bound of the rows that the upstreams of a backfill under way hold; replaced and deleted ones are
     counted too. None if no backfill is under way in pieces.
     """
@@ -237,16 +237,16 @@ def describe_table(handle: Handle, name: str, counter: RowCounter) -> Facts:
         now_ms = handle.catalog.now_ms()
         table = find_table(view, name)
         epochs = read_epoch_view(view, handle.memory, now_ms, handle.store_id)
-        one = look_at(view, table, epochs)
+        look = look_at(view, table, epochs)
         job = None if table.job_id is None else get_job(view, table.job_id, "?")
         holds = holds_of(view, table.id, now_ms, handle.leases.live)
         readers = sorted(job.name for job in all_jobs(view) if table.id in job.upstreams)
-        above = [view_table.name for view_table in (epochs.tables[up] for up in epochs.tables[table.id].upstreams)]
-        more = {
+        upstreams = [view_table.name for view_table in (epochs.tables[up] for up in epochs.tables[table.id].upstreams)]
+        extra_facts = {
             "changelog": table.changelog,
             "full_since": table.full_since,
             "drop_unchanged": table.drop_unchanged if table.derived else None,
-            "upstreams": above,
+            "upstreams": upstreams,
             "runner": None if job is None else runner_facts(runner_of(view, handle, job)),
             "read_by": readers,
             "retention": {
@@ -257,15 +257,15 @@ def describe_table(handle: Handle, name: str, counter: RowCounter) -> Facts:
             "max_segments": table.options.max_segments,
             "schema": list(columns(table)),
             "run_list": [run_facts(run) for run in get_runs(view, table.id)],
-            "log": log_facts(view, table, one.version),
+            "log": log_facts(view, table, look.version),
             "holds": [hold_facts(hold, now_ms) for hold in sorted(holds, key=lambda hold: hold.holder)],
-            "held_back": held_back(table, one.version, holds, now_ms),
+            "held_back": held_back(table, look.version, holds, now_ms),
             "writers": writers(view, now_ms),
         }
-        return one, more
+        return look, extra_facts
 
-    one, more = handle.catalog.read(body)
-    return {**table_facts(one, counter.of(one.plan)), **more}
+    look, extra_facts = handle.catalog.read(body)
+    return {**table_facts(look, counter.of(look.plan)), **extra_facts}
 
 
 def columns(table: TableDef) -> Iterator[Facts]:

@@ -51,16 +51,16 @@ def timeline(view: EpochView, names: Sequence[str], limit: int | None = None, ar
     """Return the timeline of at most `limit` stretches (None: all): the newest ones, or those round the epoch
     `around`.
     """
-    asked = [view.table(name) for name in dict.fromkeys(names)]
-    others = [table for table in reversed(view.closure(names)) if table not in asked]
-    members = [*asked, *others]
+    tables = [view.table(name) for name in dict.fromkeys(names)]
+    ancestors = [table for table in reversed(view.closure(names)) if table not in tables]
+    members = [*tables, *ancestors]
     low, high = _window(members, view.last_epoch, limit, around)
-    together = view.common_valid([table.table_id for table in asked], low, high)
+    together = view.common_valid([table.table_id for table in tables], low, high)
     alone = {table.name: view.common_valid([table.table_id], low, high) for table in members}
-    floors = {table.name: table.safe_epoch for table in asked}
+    floors = {table.name: table.safe_epoch for table in tables}
     cuts = _cuts(members, [together, *alone.values()], floors.values(), low, high)
     if not len(cuts):
-        return Timeline(_names(asked), _names(others), ())
+        return Timeline(_names(tables), _names(ancestors), ())
     lasts = np.append(cuts[1:] - 1, high)
     begin, stop = _chosen(cuts, limit, around)
     readable = _within(together, cuts) & (cuts >= max(floors.values()))
@@ -70,13 +70,13 @@ def timeline(view: EpochView, names: Sequence[str], limit: int | None = None, ar
             int(cuts[at]),
             int(lasts[at]),
             dict(_landed(members, int(cuts[at]))),
-            {name: found[at] for name, found in states.items()},
+            {name: by_cut[at] for name, by_cut in states.items()},
             bool(readable[at]),
         )
         for at in range(begin, stop)
     )
     return Timeline(
-        _names(asked), _names(others), stretches, begin > 0 or low > 0, bool(lasts[stop - 1] < view.last_epoch)
+        _names(tables), _names(ancestors), stretches, begin > 0 or low > 0, bool(lasts[stop - 1] < view.last_epoch)
     )
 
 
@@ -96,8 +96,8 @@ def _arrays(tables: Sequence[TableEpochs]) -> Iterator[Ints]:
 
 def _distinct(parts: Iterable[Ints]) -> Ints:
     """Merge the arrays into one that rises, each value once."""
-    found = np.sort(np.concatenate([ints(()), *parts]))
-    return found[np.append(True, found[1:] != found[:-1])[: len(found)]]
+    merged = np.sort(np.concatenate([ints(()), *parts]))
+    return merged[np.append(True, merged[1:] != merged[:-1])[: len(merged)]]
 
 
 def _window(members: Sequence[TableEpochs], last: int, limit: int | None, around: int | None) -> tuple[int, int]:
@@ -124,9 +124,9 @@ def _cuts(
     first that lands.
     """
     edges = [edge for starts, ends in valid for edge in (starts, ends + 1)]
-    found = _distinct([*_events(members, low, high), *edges, ints(list(floors))])
+    cuts = _distinct([*_events(members, low, high), *edges, ints(list(floors))])
     first = min((int(events[0]) for events in _arrays(members) if len(events)), default=high + 1)
-    return found[(found >= max(low, first)) & (found <= high)]
+    return cuts[(cuts >= max(low, first)) & (cuts <= high)]
 
 
 def _chosen(cuts: Ints, limit: int | None, around: int | None) -> tuple[int, int]:

@@ -27,12 +27,12 @@ def wait_texts(jobs: Sequence[JobLook], now_ms: int) -> dict[str, str]:
     """Return by the job's name the words behind "waits for"."""
     by_name = {job.info.name: job for job in jobs}
     return {
-        name: _behind(job, by_name) if job.wait.kind == "upstream" else _own(job, now_ms)
+        name: _upstream_reason(job, by_name) if job.wait.kind == "upstream" else _reason_of_its_own(job, now_ms)
         for name, job in by_name.items()
     }
 
 
-def _own(job: JobLook, now_ms: int) -> str:
+def _reason_of_its_own(job: JobLook, now_ms: int) -> str:
     """Describe the reason of a job that waits for no other job."""
     wait, record = job.wait, job.record
     at = epoch_text(wait.epoch)
@@ -54,7 +54,7 @@ def _own(job: JobLook, now_ms: int) -> str:
             return "nothing: it reflects every change"
 
 
-def _behind(job: JobLook, jobs: Mapping[str, JobLook]) -> str:
+def _upstream_reason(job: JobLook, jobs: Mapping[str, JobLook]) -> str:
     """Describe the reason of a job that waits for an upstream: the epoch that it needs, and the job that is the cause
     in the end.
     """

@@ -11,8 +11,8 @@ from epochlog.batch.policy_options import OptionKind, PolicyOption
 from epochlog.batch.policy_registry import declared_options
 from epochlog.store.env.redact import redact_url
 
-from .changing import CHANGING
-from .common import command as _command
+from .changing import CHANGE_COMMANDS
+from .common import add_command
 from .values import beginning, epoch, moment, names, option, positive, seconds
 
 PEOPLE_ROWS = 40
@@ -63,74 +63,78 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("-V", "--version", action="store_true", help="print the version and exit")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    for add in (*_LOOKING, _compact, _vacuum, _verify, _check, *CHANGING, _serve):
+    for add in (*_READ_COMMANDS, _compact, _vacuum, _verify, _check, *CHANGE_COMMANDS, _serve):
         add(commands)
     commands.add_parser("demo", help="run the flights demo (epochlog demo --help)", add_help=False)
     return top
 
 
 def _ls(commands: argparse._SubParsersAction) -> None:
-    one = _command(commands, "ls", "list the tables")
-    _rows_flag(one)
+    command = add_command(commands, "ls", "list the tables")
+    _no_rows_option(command)
 
 
 def _describe(commands: argparse._SubParsersAction) -> None:
-    one = _command(commands, "describe", "show one table: columns, epochs, runs, log, and who holds its past back")
-    one.add_argument("table", metavar="TABLE")
-    _rows_flag(one)
+    command = add_command(
+        commands, "describe", "show one table: columns, epochs, runs, log, and who holds its past back"
+    )
+    command.add_argument("table", metavar="TABLE")
+    _no_rows_option(command)
 
 
 def _history(commands: argparse._SubParsersAction) -> None:
-    one = _command(commands, "history", "list a table's commits, or its compactions, newest first")
-    one.add_argument("table", metavar="TABLE")
-    one.add_argument("--compactions", action="store_true", help="what was folded and why, instead of the commits")
-    _limits(one, "commits or compactions")
+    command = add_command(commands, "history", "list a table's commits, or its compactions, newest first")
+    command.add_argument("table", metavar="TABLE")
+    command.add_argument("--compactions", action="store_true", help="what was folded and why, instead of the commits")
+    _limit_options(command, "commits or compactions")
 
 
 def _read(commands: argparse._SubParsersAction) -> None:
-    one = _command(
+    command = add_command(
         commands,
         "read",
         "show the rows of tables, all as of one moment",
         "Rows come in key order. The tables named are read at epochs that a consistency policy chooses, and held "
         "there while they are read. Each JSON object has the row's columns, and _table and _epoch.",
     )
-    one.add_argument("tables", metavar="TABLE", nargs="*", help="default: all that the policy covers")
-    _row_options(one, "column = 1 AND other IN ('a', 'b'), as in SQL's WHERE")
-    _policy_options(one)
-    one.add_argument("--epochs", action="store_true", help="no rows: the epochs chosen, their lag, and the token")
-    one.set_defaults(complaint=_read_complaint)
+    command.add_argument("tables", metavar="TABLE", nargs="*", help="default: all that the policy covers")
+    _row_options(command, "column = 1 AND other IN ('a', 'b'), as in SQL's WHERE")
+    _policy_options(command)
+    command.add_argument("--epochs", action="store_true", help="no rows: the epochs chosen, their lag, and the token")
+    command.set_defaults(usage_error=_read_usage_error)
 
 
-def _read_complaint(options: argparse.Namespace) -> str | None:
+def _read_usage_error(options: argparse.Namespace) -> str | None:
     return "read: --epochs shows no rows that --out could write" if options.epochs and options.out else None
 
 
 def _changes(commands: argparse._SubParsersAction) -> None:
-    one = _command(
+    command = add_command(
         commands,
         "changes",
         "show what changed in a table after one epoch and up to another",
         "Each change has the row's columns, and _change_type, _commit_version (its epoch) and _commit_timestamp.",
     )
-    one.add_argument("table", metavar="TABLE")
-    one.add_argument(
+    command.add_argument("table", metavar="TABLE")
+    command.add_argument(
         "--after",
         type=moment,
         metavar="EPOCH",
         help="changes past this epoch, or past what the snapshot of this token or name reads (default: the log's "
         "beginning; with --pre-images, the oldest state kept)",
     )
-    one.add_argument("--until", type=moment, metavar="EPOCH", help="and not past this one (default: the newest commit)")
-    one.add_argument(
+    command.add_argument(
+        "--until", type=moment, metavar="EPOCH", help="and not past this one (default: the newest commit)"
+    )
+    command.add_argument(
         "--mode", choices=("epochs", "net"), default="epochs", help="each epoch's changes, or one for each key"
     )
-    one.add_argument("--pre-images", action="store_true", help="with the rows as they were before")
-    _row_options(one, "as in SQL's WHERE; key columns only")
+    command.add_argument("--pre-images", action="store_true", help="with the rows as they were before")
+    _row_options(command, "as in SQL's WHERE; key columns only")
 
 
 def _tail(commands: argparse._SubParsersAction) -> None:
-    one = _command(
+    command = add_command(
         commands,
         "tail",
         "follow a table: what changes, as it comes, until Ctrl-C",
@@ -138,8 +142,8 @@ def _tail(commands: argparse._SubParsersAction) -> None:
         "snapshot begins with), _commit_version (its epoch) and _commit_timestamp. Exit code 130 after Ctrl-C, 0 when "
         "the table's data has ended, or with --limit and --until-idle.",
     )
-    one.add_argument("table", metavar="TABLE")
-    one.add_argument(
+    command.add_argument("table", metavar="TABLE")
+    command.add_argument(
         "--from",
         dest="begin",
         type=beginning,
@@ -147,14 +151,16 @@ def _tail(commands: argparse._SubParsersAction) -> None:
         help="latest (default: only what is new), earliest (all that the log has), snapshot (the rows, then what "
         "changes; default of a new consumer), or an epoch, or a snapshot's token or name: what comes past it",
     )
-    one.add_argument("--consumer", metavar="NAME", help="go on where this consumer is, and acknowledge what was shown")
-    one.add_argument("--columns", type=names, metavar="A,B", help="only these columns, in this order")
-    one.add_argument("--limit", type=positive, metavar="N", help="end after N changes")
-    one.add_argument("--until-idle", action="store_true", help="end when nothing more is there")
+    command.add_argument(
+        "--consumer", metavar="NAME", help="go on where this consumer is, and acknowledge what was shown"
+    )
+    command.add_argument("--columns", type=names, metavar="A,B", help="only these columns, in this order")
+    command.add_argument("--limit", type=positive, metavar="N", help="end after N changes")
+    command.add_argument("--until-idle", action="store_true", help="end when nothing more is there")
 
 
 def _epochs(commands: argparse._SubParsersAction) -> None:
-    one = _command(
+    command = add_command(
         commands,
         "epochs",
         "draw the timeline of a set of tables: what landed when, at which epochs they can be read together, why not at "
@@ -163,13 +169,15 @@ def _epochs(commands: argparse._SubParsersAction) -> None:
         "stretches (first, last; by table landed: rows, empty or label, and states: none, valid, behind or gone; "
         "readable; why_not), epoch (of --at, or null) and choices (policy, options, epochs, lag_ms, error).",
     )
-    one.add_argument("tables", metavar="TABLE", nargs="*", help="default: all that the policy global counts")
-    one.add_argument("--at", type=epoch, metavar="EPOCH", help="explain this epoch, and show the stretches round it")
-    _limits(one, "stretches")
+    command.add_argument("tables", metavar="TABLE", nargs="*", help="default: all that the policy global counts")
+    command.add_argument(
+        "--at", type=epoch, metavar="EPOCH", help="explain this epoch, and show the stretches round it"
+    )
+    _limit_options(command, "stretches")
 
 
 def _snapshot(commands: argparse._SubParsersAction) -> None:
-    one = _command(
+    command = add_command(
         commands,
         "snapshot",
         "take a snapshot and hold it for a time; tell what a token reads; list the snapshots that are held; end one",
@@ -178,62 +186,62 @@ def _snapshot(commands: argparse._SubParsersAction) -> None:
         "table), token, and lag_ms of the one that was taken; of --show token, readable and tables (table, epoch, at, "
         "lag_ms, kept_until, kept_by, why_not).",
     )
-    one.add_argument("tables", metavar="TABLE", nargs="*", help="default: all that the policy covers")
-    what = one.add_mutually_exclusive_group()
-    what.add_argument(
+    command.add_argument("tables", metavar="TABLE", nargs="*", help="default: all that the policy covers")
+    action = command.add_mutually_exclusive_group()
+    action.add_argument(
         "--hold", type=seconds, metavar="TIME", help="take one and hold it for so long: 90s, 30m, 12h, 7d"
     )
-    what.add_argument(
+    action.add_argument(
         "--show", type=moment, metavar="TOKEN", help="what this token reads, or the snapshot held as this"
     )
-    what.add_argument("--drop", metavar="NAME", help="hold this one no longer")
-    one.add_argument("--name", help="hold it under this name (default: one is made); again, for a later end")
-    one.add_argument(
+    action.add_argument("--drop", metavar="NAME", help="hold this one no longer")
+    command.add_argument("--name", help="hold it under this name (default: one is made); again, for a later end")
+    command.add_argument(
         "--partial", action="store_true", help="of all tables, also without those that the policy leaves out"
     )
-    _policy_options(one)
-    one.set_defaults(complaint=_snapshot_complaint)
+    _policy_options(command)
+    command.set_defaults(usage_error=_snapshot_usage_error)
 
 
-def _snapshot_complaint(options: argparse.Namespace) -> str | None:
-    taking = ("name", "consistency", *declared_options())
-    given = (
+def _snapshot_usage_error(options: argparse.Namespace) -> str | None:
+    take_options = ("name", "consistency", *declared_options())
+    takes_snapshot = (
         options.tables
         or options.option
         or options.partial
-        or any(getattr(options, name) is not None for name in taking)
+        or any(getattr(options, name) is not None for name in take_options)
     )
-    if options.hold is None and given:
+    if options.hold is None and takes_snapshot:
         return "snapshot: tables, a name and a policy are for taking one: say how long it is to be held, --hold 12h"
     return None
 
 
 def _consumers(commands: argparse._SubParsersAction) -> None:
-    one = _command(
+    command = add_command(
         commands,
         "consumers",
         "list the named consumers, how far behind each is, and whether it holds its log; reset or drop one",
         "JSON: of each consumer the names of ConsumerInfo, and until, acked (ISO 8601 or null).",
     )
-    what = one.add_mutually_exclusive_group()
-    what.add_argument(
+    action = command.add_mutually_exclusive_group()
+    action.add_argument(
         "--reset",
         nargs=2,
         metavar=("NAME", "TO"),
         help="move it to snapshot (it begins anew with the tables' rows), earliest, latest, or an epoch; whoever has "
         "it open is fenced. A Spark query goes by its own checkpoint: give it a new one too",
     )
-    what.add_argument("--drop", metavar="NAME", help="forget it; it holds nothing any more")
+    action.add_argument("--drop", metavar="NAME", help="forget it; it holds nothing any more")
 
 
 def _status(commands: argparse._SubParsersAction) -> None:
-    one = _command(commands, "status", "show how far each table and job is, and what went wrong")
-    _rows_flag(one)
-    one.add_argument("--watch", type=seconds, metavar="S", help="look again every S seconds, until Ctrl-C")
+    command = add_command(commands, "status", "show how far each table and job is, and what went wrong")
+    _no_rows_option(command)
+    command.add_argument("--watch", type=seconds, metavar="S", help="look again every S seconds, until Ctrl-C")
 
 
 def _jobs(commands: argparse._SubParsersAction) -> None:
-    _command(
+    add_command(
         commands,
         "jobs",
         "draw the graph of tables and jobs: how far each job is, and what it waits for",
@@ -249,20 +257,22 @@ def _jobs(commands: argparse._SubParsersAction) -> None:
 
 
 def _compact(commands: argparse._SubParsersAction) -> None:
-    one = _command(commands, "compact", "fold logs into sorted runs, so that reads have less to merge")
-    one.add_argument("table", metavar="TABLE", nargs="?", help="this one, due or not (default: all that are due)")
-    one.add_argument("--full", action="store_true", help="all, due or not")
+    command = add_command(commands, "compact", "fold logs into sorted runs, so that reads have less to merge")
+    command.add_argument("table", metavar="TABLE", nargs="?", help="this one, due or not (default: all that are due)")
+    command.add_argument("--full", action="store_true", help="all, due or not")
 
 
 def _vacuum(commands: argparse._SubParsersAction) -> None:
-    one = _command(
+    command = add_command(
         commands,
         "vacuum",
         "delete files that nothing reaches any more, and tell what stays and why",
         "Safe at any time: what is being written, or held by a snapshot, a job or another lease, stays.",
     )
-    one.add_argument("--dry-run", action="store_true", help="only tell what would be deleted now; nothing is written")
-    one.add_argument(
+    command.add_argument(
+        "--dry-run", action="store_true", help="only tell what would be deleted now; nothing is written"
+    )
+    command.add_argument(
         "--grace",
         type=seconds,
         metavar="S",
@@ -271,11 +281,11 @@ def _vacuum(commands: argparse._SubParsersAction) -> None:
 
 
 def _verify(commands: argparse._SubParsersAction) -> None:
-    _command(commands, "verify", "check every record, file and checksum; exit 1 when something is damaged")
+    add_command(commands, "verify", "check every record, file and checksum; exit 1 when something is damaged")
 
 
 def _check(commands: argparse._SubParsersAction) -> None:
-    one = _command(
+    command = add_command(
         commands,
         "check",
         "compare what a job has made with a query over what it reads; exit 1 when they differ",
@@ -283,63 +293,69 @@ def _check(commands: argparse._SubParsersAction) -> None:
         "upstreams under their names. JSON: job, epoch, ok and outputs: of each output, ok, rows, expected_rows, how "
         "many are missing, extra and different, and these rows (missing_rows, …).",
     )
-    one.add_argument("job", metavar="JOB")
-    query = one.add_mutually_exclusive_group(required=True)
+    command.add_argument("job", metavar="JOB")
+    query = command.add_mutually_exclusive_group(required=True)
     query.add_argument("--sql", metavar="SELECT", help="the query")
     query.add_argument("--file", metavar="FILE", help="a file that has it")
-    one.add_argument("--output", metavar="TABLE", help="which output it is the query of, where the job has several")
-    one.add_argument(
+    command.add_argument("--output", metavar="TABLE", help="which output it is the query of, where the job has several")
+    command.add_argument(
         "--tolerance",
         type=float,
         default=0.0,
         metavar="X",
         help="how far floats may lie apart, relatively (default: 0)",
     )
-    _limits(one, "rows of each difference")
+    _limit_options(command, "rows of each difference")
 
 
 def _serve(commands: argparse._SubParsersAction) -> None:
-    one = _command(
+    command = add_command(
         commands,
         "serve",
         "serve the store to workers, until SIGINT or SIGTERM",
         "Coordinates the loads and jobs that workers (epochlog.Worker) run in parts.",
     )
-    one.add_argument(
+    command.add_argument(
         "--bind",
         metavar="HOST:PORT",
         default="127.0.0.1:5005",
         help="default: 127.0.0.1:5005; port 0 takes a free one. An address that others reach needs TLS and a token",
     )
-    who = one.add_mutually_exclusive_group()
-    who.add_argument(
+    access = command.add_mutually_exclusive_group()
+    access.add_argument(
         "--token-file", metavar="FILE", help="a file that only you can read, with the token that clients must send"
     )
-    who.add_argument("--no-token", action="store_true", help="let every user of this machine read and write")
-    one.add_argument("--read-token-file", metavar="FILE", help="a file with another token, whose clients may only read")
-    one.add_argument("--tls-cert", metavar="FILE", help="the server's certificate chain, PEM")
-    one.add_argument("--tls-key", metavar="FILE", help="its key, PEM")
-    one.add_argument("--metrics", metavar="HOST:PORT", help="serve Prometheus text over HTTP there, on this machine")
-    one.add_argument(
+    access.add_argument("--no-token", action="store_true", help="let every user of this machine read and write")
+    command.add_argument(
+        "--read-token-file", metavar="FILE", help="a file with another token, whose clients may only read"
+    )
+    command.add_argument("--tls-cert", metavar="FILE", help="the server's certificate chain, PEM")
+    command.add_argument("--tls-key", metavar="FILE", help="its key, PEM")
+    command.add_argument(
+        "--metrics", metavar="HOST:PORT", help="serve Prometheus text over HTTP there, on this machine"
+    )
+    command.add_argument(
         "--coordinator",
         metavar="URL",
         help="redis://…: keep the end marks and stage counters of staged queries there too",
     )
-    when = one.add_argument_group("checkpoints of loads and jobs")
-    when.add_argument("--interval", type=seconds, metavar="S", help="of a load: from one to the next (default: 1)")
-    when.add_argument(
+    checkpoints = command.add_argument_group("checkpoints of loads and jobs")
+    checkpoints.add_argument(
+        "--interval", type=seconds, metavar="S", help="of a load: from one to the next (default: 1)"
+    )
+    checkpoints.add_argument(
         "--timeout", type=seconds, metavar="S", help="how long one may take before it is tried again (default: 60)"
     )
-    when.add_argument(
+    checkpoints.add_argument(
         "--tolerable-failures",
         type=positive,
         metavar="N",
         help="so many in a row may fail; one more ends that load or job here (default: any number)",
     )
-    one.set_defaults(complaint=_serve_complaint)
+    command.set_defaults(usage_error=_serve_usage_error)
 
 
-def _serve_complaint(options: argparse.Namespace) -> str | None:
+def _serve_usage_error(options: argparse.Namespace) -> str | None:
     if options.token_file is None and not options.no_token:
         return (
             "serve: say who may call: --token-file FILE for those who have the token in it, or --no-token for every "
@@ -351,30 +367,30 @@ def _serve_complaint(options: argparse.Namespace) -> str | None:
     return None
 
 
-_LOOKING = (_ls, _describe, _history, _read, _changes, _tail, _epochs, _snapshot, _status, _jobs, _consumers)
+_READ_COMMANDS = (_ls, _describe, _history, _read, _changes, _tail, _epochs, _snapshot, _status, _jobs, _consumers)
 
 # ---- shared parts --------------------------------------------------------------------------------------------------
 
 
-def _rows_flag(one: argparse.ArgumentParser) -> None:
-    one.add_argument("--no-rows", dest="rows", action="store_false", help="do not count rows: that reads keys")
+def _no_rows_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--no-rows", dest="rows", action="store_false", help="do not count rows: that reads keys")
 
 
-def _row_options(one: argparse.ArgumentParser, filter: str) -> None:
-    one.add_argument("--columns", type=names, metavar="A,B", help="only these columns, in this order")
-    one.add_argument("--filter", metavar="WHERE", help=filter)
-    one.add_argument(
+def _row_options(command: argparse.ArgumentParser, filter_help: str) -> None:
+    command.add_argument("--columns", type=names, metavar="A,B", help="only these columns, in this order")
+    command.add_argument("--filter", metavar="WHERE", help=filter_help)
+    command.add_argument(
         "--out",
         metavar="FILE",
         type=Path,
         help="write the rows to this new .parquet, .arrow or .csv file instead: all, of one table",
     )
-    _limits(one, "rows")
+    _limit_options(command, "rows")
 
 
-def _policy_options(one: argparse.ArgumentParser) -> None:
-    when = one.add_argument_group("when")
-    when.add_argument(
+def _policy_options(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("when")
+    group.add_argument(
         "--consistency",
         metavar="POLICY",
         help="aligned (default: one epoch at which the tables named agree), global (at which all tables of the store "
@@ -382,8 +398,8 @@ def _policy_options(one: argparse.ArgumentParser) -> None:
         "the name of a policy of your own",
     )
     for name, by_policy in declared_options().items():
-        _policy_option(when, name, by_policy)
-    when.add_argument(
+        _policy_option(group, name, by_policy)
+    group.add_argument(
         "--option",
         type=option,
         action="append",
@@ -393,32 +409,32 @@ def _policy_options(one: argparse.ArgumentParser) -> None:
     )
 
 
-def _policy_option(when: argparse._ArgumentGroup, name: str, by_policy: Mapping[str, PolicyOption]) -> None:
+def _policy_option(group: argparse._ArgumentGroup, name: str, by_policy: Mapping[str, PolicyOption]) -> None:
     """Add an option with the help of each policy that declares it."""
     takers: dict[str, list[str]] = {}
     for policy, declared in by_policy.items():
         takers.setdefault(declared.help, []).append(policy)
-    told = "; ".join(f"{text} ({', '.join(policies)})" for text, policies in takers.items())
+    help_text = "; ".join(f"{text} ({', '.join(policies)})" for text, policies in takers.items())
     kind, flag = next(iter(by_policy.values())).kind, f"--{name.replace('_', '-')}"
     match kind:
         case OptionKind.FLAG:
-            when.add_argument(flag, action="store_true", default=None, help=told)
+            group.add_argument(flag, action="store_true", default=None, help=help_text)
         case OptionKind.EPOCH:
-            when.add_argument(flag, type=epoch, help=told)
+            group.add_argument(flag, type=epoch, help=help_text)
         case OptionKind.SECONDS:
-            when.add_argument(flag, type=seconds, metavar="S", help=told)
+            group.add_argument(flag, type=seconds, metavar="S", help=help_text)
         case OptionKind.TIMESTAMP:
-            when.add_argument(flag, metavar="ISO", help=told)
+            group.add_argument(flag, metavar="ISO", help=help_text)
         case OptionKind.SNAPSHOT:
-            when.add_argument(flag, type=moment, help=told)
+            group.add_argument(flag, type=moment, help=help_text)
 
 
-def _limits(one: argparse.ArgumentParser, what: str) -> None:
-    how_many = one.add_mutually_exclusive_group()
-    how_many.add_argument(
-        "--limit", type=positive, metavar="N", help=f"at most N {what} (default: {PEOPLE_ROWS}; with --json all)"
+def _limit_options(command: argparse.ArgumentParser, noun: str) -> None:
+    count = command.add_mutually_exclusive_group()
+    count.add_argument(
+        "--limit", type=positive, metavar="N", help=f"at most N {noun} (default: {PEOPLE_ROWS}; with --json all)"
     )
-    how_many.add_argument("--all", action="store_true", help=f"all {what}")
+    count.add_argument("--all", action="store_true", help=f"all {noun}")
 
 
 def limit_of(options: argparse.Namespace) -> int | None:

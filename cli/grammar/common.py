@@ -7,21 +7,23 @@ import argparse
 CATALOG_VARIABLE = "EPOCHLOG_CATALOG"
 
 
-def command(commands: argparse._SubParsersAction, name: str, help: str, more: str = "") -> argparse.ArgumentParser:
+def add_command(
+    commands: argparse._SubParsersAction, name: str, help: str, details: str = ""
+) -> argparse.ArgumentParser:
     """Add a command of that name; `help` is one line of the list of commands, `more` stands in its own help only."""
-    one = commands.add_parser(
+    parser = commands.add_parser(
         name,
         help=help,
-        description=f"{help[0].upper()}{help[1:]}. {more}",
+        description=f"{help[0].upper()}{help[1:]}. {details}",
     )
-    one.add_argument("root", metavar="ROOT", help="the store's folder, or its URI (s3://…)")
-    one.add_argument(
+    parser.add_argument("root", metavar="ROOT", help="the store's folder, or its URI (s3://…)")
+    parser.add_argument(
         "--catalog",
         metavar="URL",
         help="redis://host:port/db, where the catalog is no folder of the root (or set "
         f"{CATALOG_VARIABLE}, which keeps a password out of the list of processes)",
     )
-    one.add_argument("--volatile", action="store_true", help="take a Redis that does not keep what it acknowledged")
-    one.add_argument("--json", action="store_true", help="for programs (epochlog --help says how values look)")
-    one.set_defaults(complaint=lambda options: None)
-    return one
+    parser.add_argument("--volatile", action="store_true", help="take a Redis that does not keep what it acknowledged")
+    parser.add_argument("--json", action="store_true", help="for programs (epochlog --help says how values look)")
+    parser.set_defaults(usage_error=lambda options: None)
+    return parser

@@ -36,15 +36,15 @@ def moment(text: str) -> str:
     return text
 
 
-def joined(argv: Sequence[str]) -> list[str]:
+def join_dashed_tokens(argv: Sequence[str]) -> list[str]:
     """Join a token that begins with a dash to the option before it, because argparse would take it for an option."""
-    out: list[str] = []
+    words: list[str] = []
     for word in argv:
-        if out and out[-1] in TOKEN_OPTIONS and word.startswith("-") and len(word) > LONGEST_OPTION:
-            out[-1] += f"={word}"
+        if words and words[-1] in TOKEN_OPTIONS and word.startswith("-") and len(word) > LONGEST_OPTION:
+            words[-1] += f"={word}"
         else:
-            out.append(word)
-    return out
+            words.append(word)
+    return words
 
 
 def positive(text: str) -> int:
@@ -58,8 +58,8 @@ def seconds(text: str) -> float:
     """Parse a length of time from 0 on into seconds: a number, with a fraction or without, and its unit if that is
     another.
     """
-    found = re.fullmatch(r"(\d+\.?\d*)([a-z]*)", text, re.ASCII)
-    value = float(found[1]) * UNITS_S.get(found[2], math.nan) if found else math.nan
+    match = re.fullmatch(r"(\d+\.?\d*)([a-z]*)", text, re.ASCII)
+    value = float(match[1]) * UNITS_S.get(match[2], math.nan) if match else math.nan
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(
             f"a length of time is needed, such as 30 (seconds), 500ms, 30m, 12h or 7d, not {text!r}"
@@ -69,10 +69,10 @@ def seconds(text: str) -> float:
 
 def names(text: str) -> Sequence[str]:
     """Parse names between commas."""
-    found = [name.strip() for name in text.split(",")]
-    if not all(found):
+    parsed = [name.strip() for name in text.split(",")]
+    if not all(parsed):
         raise argparse.ArgumentTypeError(f"names between commas are needed, not {text!r}")
-    return found
+    return parsed
 
 
 def option(text: str) -> tuple[str, int | float | str]:

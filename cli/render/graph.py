@@ -52,10 +52,10 @@ def graph(jobs: Sequence[Facts]) -> Iterator[GraphLine]:
         elif line.kind == "elsewhere":
             children = []
         else:
-            found = readers.get(line.name, [])
-            at_home = {name: home[name] == line.name for name in found}
+            reader_jobs = readers.get(line.name, [])
+            at_home = {name: home[name] == line.name for name in reader_jobs}
             children = [
-                GraphLine("", "job" if here else "elsewhere", name, home[name]) for name, here in at_home.items()
+                GraphLine("", "job" if is_home else "elsewhere", name, home[name]) for name, is_home in at_home.items()
             ]
         for place, child in enumerate(reversed(children)):
             branch, bar = (TEE, BAR) if place else (ELBOW, GAP)

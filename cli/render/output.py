@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 1.0
 """How long a command may take before it shows that it works."""
 FLUSH_ROWS = 1000
-_STEERS = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_CONTROL_CHARACTERS = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """Characters that a terminal obeys, or that turn the order of what it shows; JSON lets them stand as they are."""
 PAGE_COLUMNS = 120
 
@@ -30,8 +30,8 @@ class Waiting:
     quiet: show nothing, because the command's output is for a program.
     """
 
-    def __init__(self, what: str, *, quiet: bool = False) -> None:
-        self._what = what
+    def __init__(self, label: str, *, quiet: bool = False) -> None:
+        self._label = label
         self._quiet = quiet
         self._lock = threading.Lock()
         self._done, self._total, self._of = 0, None, ""
@@ -59,7 +59,7 @@ class Waiting:
 
     @property
     def _text(self) -> str:
-        return f"{self._what}: {self._of}" if self._of else self._what
+        return f"{self._label}: {self._of}" if self._of else self._label
 
     def end(self) -> None:
         """Remove the spinner or bar from the screen; a second call does nothing."""
@@ -137,7 +137,7 @@ class CommandOutput:
     def _dumped(self, value: Any, indent: int | None) -> str:
         ascii_only = "utf" not in (sys.stdout.encoding or "").lower()
         text = json.dumps(value, indent=indent, ensure_ascii=ascii_only, allow_nan=False)
-        return _STEERS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+        return _CONTROL_CHARACTERS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
     def _write(self, text: str) -> None:
         if self.on_terminal:
@@ -145,22 +145,22 @@ class CommandOutput:
         sys.stdout.write(text)
 
 
-DRAWN = dict(zip("●○•─╌░█▲◀├└│→", "*o.-~:#^<|`|>", strict=True))
+ASCII_FORMS = dict(zip("●○•─╌░█▲◀├└│→", "*o.-~:#^<|`|>", strict=True))
 """What pages are drawn with, and what stands for it where only ASCII can be shown: as wide, so that columns stay."""
 
 
-def spell_out() -> None:
+def escape_unencodable() -> None:
     """Replace or escape characters that standard output cannot encode, so that they end no command."""
-    codecs.register_error("epochlog", _spelled_out)
+    codecs.register_error("epochlog", _escaped)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="epochlog")
 
 
-def _spelled_out(error: UnicodeError) -> tuple[str, int]:
+def _escaped(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     odd = error.object[error.start : error.end]
-    return "".join(DRAWN.get(c, c.encode("ascii", "backslashreplace").decode()) for c in odd), error.end
+    return "".join(ASCII_FORMS.get(c, c.encode("ascii", "backslashreplace").decode()) for c in odd), error.end
 
 
 def people_console() -> Console:

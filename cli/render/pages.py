@@ -54,21 +54,21 @@ def state(word: str) -> Text:
     return Text(word, STATE_STYLES.get(word, ""))
 
 
-def tables(found: Sequence[Facts]) -> Table:
+def tables(tables: Sequence[Facts]) -> Table:
     """Build the page of `ls`."""
     headers = ("table", "state", "job", "committed epoch", ">rows", ">bytes", ">segments", ">runs")
     rows = (
         (
-            one["name"],
-            state(one["state"]),
-            one["job"] or NONE,
-            epoch_text(one["max_committed_epoch"]),
-            count_text(one["rows"]),
-            bytes_text(one["bytes"]),
-            count_text(one["log_segments"]),
-            count_text(one["runs"]),
+            table["name"],
+            state(table["state"]),
+            table["job"] or NONE,
+            epoch_text(table["max_committed_epoch"]),
+            count_text(table["rows"]),
+            bytes_text(table["bytes"]),
+            count_text(table["log_segments"]),
+            count_text(table["runs"]),
         )
-        for one in found
+        for table in tables
     )
     return grid(headers, rows)
 
@@ -78,28 +78,28 @@ def status(facts: Facts) -> list[Table | str]:
     headers = ("table", "state", "committed epoch", ">lag", ">rows")
     rows = (
         (
-            one["name"],
-            state(one["state"]),
-            epoch_text(one["max_committed_epoch"]),
-            lag_text(one["lag_ms"]),
-            count_text(one["rows"]),
+            table["name"],
+            state(table["state"]),
+            epoch_text(table["max_committed_epoch"]),
+            lag_text(table["lag_ms"]),
+            count_text(table["rows"]),
         )
-        for one in facts["tables"]
+        for table in facts["tables"]
     )
     head = f"{facts['root']} at {facts['at']}, last epoch {epoch_text(facts['last_epoch'])}"
-    shown: list[Table | str] = [head, grid(headers, rows), *_upkeep(facts["tables"])]
+    parts: list[Table | str] = [head, grid(headers, rows), *_upkeep(facts["tables"])]
     if facts["jobs"]:
         headers = ("job", "state", "committed epoch", ">lag", "waits for")
-        shown.append(grid(headers, ((job["name"], *_progress(job)) for job in facts["jobs"])))
-        shown.extend(_outside(facts["jobs"]))
-    return [*shown, *loads(facts["loads"]), *held(facts["snapshots"])]
+        parts.append(grid(headers, ((job["name"], *_progress(job)) for job in facts["jobs"])))
+        parts.extend(_outside(facts["jobs"]))
+    return [*parts, *loads(facts["loads"]), *held(facts["snapshots"])]
 
 
-def loads(found: Sequence[Facts]) -> Iterable[Table]:
+def loads(loads: Sequence[Facts]) -> Iterable[Table]:
     """Yield a table of the loads, if there are any."""
-    if found:
+    if loads:
         headers = ("load", "state", "writes", ">parts", ">finished", ">checkpoint", ">incarnation")
-        yield grid(headers, (_load(load) for load in found))
+        yield grid(headers, (_load(load) for load in loads))
 
 
 def _load(load: Facts) -> tuple[Text | str, ...]:
@@ -107,56 +107,56 @@ def _load(load: Facts) -> tuple[Text | str, ...]:
     return load["name"], state(load["state"]), ", ".join(load["tables"]), *(f"{count:,}" for count in counts)
 
 
-def held(found: Sequence[Facts]) -> Iterable[Table]:
+def held(snapshots: Sequence[Facts]) -> Iterable[Table]:
     """Yield a table of the snapshots that are held by name, if there are any."""
-    if found:
+    if snapshots:
         headers = ("snapshot held as", "tables", "epochs", "held until", ">left")
-        yield grid(headers, (_held(one) for one in found))
+        yield grid(headers, (_held(snapshot) for snapshot in snapshots))
 
 
-def _held(one: Facts) -> tuple[str, ...]:
-    epochs = sorted(set(one["epochs"].values()))
+def _held(snapshot: Facts) -> tuple[str, ...]:
+    epochs = sorted(set(snapshot["epochs"].values()))
     at = epoch_text(epochs[0]) if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}"
-    return one["name"], listed(list(one["epochs"])), at, one["until"], show_span(one["left_ms"])
+    return snapshot["name"], listed(list(snapshot["epochs"])), at, snapshot["until"], show_span(snapshot["left_ms"])
 
 
-def _upkeep(found: Sequence[Facts]) -> Iterable[Table]:
+def _upkeep(tables: Sequence[Facts]) -> Iterable[Table]:
     """Yield a table of the tables' maintenance: backpressure, compactions under way and failures; nothing if there are
     none.
     """
-    told: list[tuple[str, Text | str]] = []
-    for one in found:
-        work, trouble = one["compaction"], one["trouble"]
-        if one["pressure"]:
-            told.append((one["name"], Text(one["pressure"], "yellow")))
+    rows: list[tuple[str, Text | str]] = []
+    for table in tables:
+        work, trouble = table["compaction"], table["trouble"]
+        if table["pressure"]:
+            rows.append((table["name"], Text(table["pressure"], "yellow")))
         if work:
             done = f"{work['done']:,} of {work['pieces']:,} pieces"
-            told.append((one["name"], f"compaction by {work['by']} since {work['since']}, {done}: {work['reason']}"))
+            rows.append((table["name"], f"compaction by {work['by']} since {work['since']}, {done}: {work['reason']}"))
         if trouble:
-            told.append(
-                (one["name"], Text(safe(f"{trouble['by']} failed at {trouble['at']}: {trouble['error']}"), "red"))
+            rows.append(
+                (table["name"], Text(safe(f"{trouble['by']} failed at {trouble['at']}: {trouble['error']}"), "red"))
             )
-    if told:
-        yield grid(("table", "upkeep"), told)
+    if rows:
+        yield grid(("table", "upkeep"), rows)
 
 
-def jobs(found: Sequence[Facts]) -> list[Table | str]:
+def jobs(jobs: Sequence[Facts]) -> list[Table | str]:
     """Build the page of `jobs`: the graph of tables and jobs, then details of each job."""
-    by_name = {job["name"]: job for job in found}
+    by_name = {job["name"]: job for job in jobs}
     drawn = (
         (line.text, *_progress(by_name[line.name])) if line.kind == "job" else (line.text, "", "", "", "")
-        for line in graph(found)
+        for line in graph(jobs)
     )
     headers = ("graph", "state", "committed epoch", ">lag", "waits for")
     each = ("job", "reads", "writes", ">every", ">incarnation", "barrier", "last error")
-    running = [job for job in found if job["runner"]]
-    more = [grid(("job", "run by", "process", "on", "since"), map(_runner, running))] if running else []
-    return [grid(headers, drawn), *_outside(found), grid(each, (_job(job) for job in found)), *more]
+    running = [job for job in jobs if job["runner"]]
+    runners = [grid(("job", "run by", "process", "on", "since"), map(_runner, running))] if running else []
+    return [grid(headers, drawn), *_outside(jobs), grid(each, (_job(job) for job in jobs)), *runners]
 
 
-def _outside(found: Sequence[Facts]) -> Iterable[str]:
+def _outside(jobs: Sequence[Facts]) -> Iterable[str]:
     """Yield the reasons why `global` leaves out tables of jobs whose state does not tell so already."""
-    reasons = [job["outside"] for job in found if _is_outside(job)]
+    reasons = [job["outside"] for job in jobs if _is_outside(job)]
     if reasons:
         yield f"not counted under global: {safe('; '.join(reasons))}"
 
@@ -170,28 +170,38 @@ def _is_outside(job: Facts) -> bool:
 
 def _progress(job: Facts) -> tuple[Text | str, ...]:
     """Return the cells of a job's state, position and lag, and the reason why it waits."""
-    shown = state(job["state"])
+    job_state = state(job["state"])
     if job["snapshot"]:
-        shown.append(f", {job['snapshot']['rows']:,} of at most {job['snapshot']['of_at_most']:,} rows in", "yellow")
+        job_state.append(
+            f", {job['snapshot']['rows']:,} of at most {job['snapshot']['of_at_most']:,} rows in", "yellow"
+        )
     if job["rebuilding"]:
-        shown.append(", rebuilding", "yellow")
+        job_state.append(", rebuilding", "yellow")
     if job["draining"]:
-        shown.append(", draining", "yellow")
+        job_state.append(", draining", "yellow")
     if _is_outside(job):
-        shown.append(", outside", "yellow")
+        job_state.append(", outside", "yellow")
     failed = job["waits_for"]["kind"] == "failed"
     waits = Text(safe(job["waits_for"]["text"]), "red" if failed else "")
-    return shown, epoch_text(job["committed_epoch"]), lag_text(job["lag_ms"]), waits
+    return job_state, epoch_text(job["committed_epoch"]), lag_text(job["lag_ms"]), waits
 
 
 def _job(job: Facts) -> tuple[Text | str, ...]:
     barrier = job["barrier"]
-    told = (
+    barrier_text = (
         f"{barrier['kind']} {barrier['prev']} → {barrier['curr']}, {show_span(barrier['age_ms'])}" if barrier else NONE
     )
     every, incarnation = show_span(job["interval_ms"]), count_text(job["incarnation"])
     every += f" = {job['interval']:,} boundaries" * (job["interval"] > 1)
-    return job["name"], ", ".join(job["upstreams"]), ", ".join(job["outputs"]), every, incarnation, told, _error(job)
+    return (
+        job["name"],
+        ", ".join(job["upstreams"]),
+        ", ".join(job["outputs"]),
+        every,
+        incarnation,
+        barrier_text,
+        _error(job),
+    )
 
 
 def _runner(job: Facts) -> tuple[str, ...]:
@@ -201,8 +211,8 @@ def _runner(job: Facts) -> tuple[str, ...]:
 
 
 def _error(job: Facts) -> Text:
-    what = job["lost"] or job["last_error"]
-    return Text(one_line(what), "red") if what else Text(NONE)
+    error = job["lost"] or job["last_error"]
+    return Text(one_line(error), "red") if error else Text(NONE)
 
 
 def description(facts: Facts) -> list[Table | str]:
@@ -229,19 +239,19 @@ def description(facts: Facts) -> list[Table | str]:
     for name, value in named:
         head.add_row(Text(name, "dim"), value if isinstance(value, Text) else Text(safe(value)))
     schema = grid(("column", "type", "null", ">key"), (_column(column) for column in facts["schema"]))
-    shown: list[Table | str] = [head, schema]
+    parts: list[Table | str] = [head, schema]
     if facts["run_list"]:
         headers = ("run through epoch", ">rows", ">parts", ">replaced rows", ">bytes")
-        shown.append(grid(headers, (_run(run) for run in facts["run_list"])))
+        parts.append(grid(headers, (_run(run) for run in facts["run_list"])))
     if facts["holds"]:
         headers = ("held by", "log after", "states from", ">age", "lease ends")
-        shown.append(grid(headers, (_hold(hold) for hold in facts["holds"])))
+        parts.append(grid(headers, (_hold(hold) for hold in facts["holds"])))
     else:
-        shown.append("nobody holds it back")
+        parts.append("nobody holds it back")
     if facts["writers"]:
         headers = ("may be writing files", "process", ">age", "lease ends")
-        shown.append(grid(headers, (_writer(writer) for writer in facts["writers"])))
-    return shown
+        parts.append(grid(headers, (_writer(writer) for writer in facts["writers"])))
+    return parts
 
 
 def _run_by(runner: Facts | None) -> str:
@@ -261,8 +271,8 @@ def _log(log: Facts) -> str:
     return f"{entries}{begins}; {log['unfolded_segments']:,} segments not in a run yet"
 
 
-def _retention(kept: Facts) -> str:
-    history, log = (show_span(round(kept[name] * 1000)) for name in ("history_s", "log_s"))
+def _retention(retention: Facts) -> str:
+    history, log = (show_span(round(retention[name] * 1000)) for name in ("history_s", "log_s"))
     return f"history {history}, log {log}"
 
 
@@ -290,10 +300,10 @@ def _hold(hold: Facts) -> tuple[str, ...]:
     return hold["holder"], *at, show_span(hold["age_ms"]), hold["expires"] or NONE
 
 
-def commits(found: Iterable[Facts]) -> Table:
+def commits(commits: Iterable[Facts]) -> Table:
     """Build the page of `history`."""
     headers = ("epoch", "operation", "job or transaction", ">upserted", ">deleted", ">segments", ">bytes")
-    return grid(headers, (_commit(commit) for commit in found))
+    return grid(headers, (_commit(commit) for commit in commits))
 
 
 def _commit(commit: Facts) -> tuple[str, ...]:
@@ -303,10 +313,10 @@ def _commit(commit: Facts) -> tuple[str, ...]:
     return epoch_text(commit["epoch"]), commit["operation"], by, *counts, bytes_text(commit["bytes"])
 
 
-def rows(names: Sequence[str], numeric: Sequence[bool], found: Iterable[Facts]) -> Table:
+def rows(names: Sequence[str], numeric: Sequence[bool], rows: Iterable[Facts]) -> Table:
     """Build a table of a table's rows, or of changes."""
     headers = [f"{RIGHT}{name}" if right else name for name, right in zip(names, numeric, strict=True)]
-    return grid(headers, ([_cell(name, row[name]) for name in names] for row in found))
+    return grid(headers, ([_cell(name, row[name]) for name in names] for row in rows))
 
 
 def _cell(name: str, value: Any) -> Text:
@@ -315,27 +325,37 @@ def _cell(name: str, value: Any) -> Text:
     return state(value) if name == "_change_type" else Text(safe(cell(value)))
 
 
-def consumers(found: Sequence[Facts]) -> Table:
+def consumers(consumers: Sequence[Facts]) -> Table:
     """Build the page of `consumers`."""
     headers = ("consumer", "reads", "state", "position", ">lag", ">commits", "held until", "too old", ">incarnation")
-    return grid(headers, (_consumer(one) for one in found))
+    return grid(headers, (_consumer(consumer) for consumer in consumers))
 
 
-def _consumer(one: Facts) -> tuple[Text | str, ...]:
-    at = epoch_text(one["position"]) if one["position"] is not None else "the rows first"
-    lag = NONE if one["lag_ms"] is None else lag_text(one["lag_ms"])
-    commits = NONE if one["lag_commits"] is None else f"{one['lag_commits']:,}"
-    held = one["until"] or (NONE if one["state"] in ("expired", "lost", "dropped") else "it is dropped")
-    if one["state"] == "open" or one["position"] is None:
-        held = NONE if one["position"] is None else "closed"
-    tables = ", ".join(one["tables"])
-    return (one["name"], tables, state(one["state"]), at, lag, commits, held, one["too_old"], str(one["incarnation"]))
+def _consumer(consumer: Facts) -> tuple[Text | str, ...]:
+    at = epoch_text(consumer["position"]) if consumer["position"] is not None else "the rows first"
+    lag = NONE if consumer["lag_ms"] is None else lag_text(consumer["lag_ms"])
+    commits = NONE if consumer["lag_commits"] is None else f"{consumer['lag_commits']:,}"
+    held = consumer["until"] or (NONE if consumer["state"] in ("expired", "lost", "dropped") else "it is dropped")
+    if consumer["state"] == "open" or consumer["position"] is None:
+        held = NONE if consumer["position"] is None else "closed"
+    tables = ", ".join(consumer["tables"])
+    return (
+        consumer["name"],
+        tables,
+        state(consumer["state"]),
+        at,
+        lag,
+        commits,
+        held,
+        consumer["too_old"],
+        str(consumer["incarnation"]),
+    )
 
 
 def epochs(facts: Facts) -> list[Table | str]:
     """Build the page of `read --epochs`."""
-    found = ((one["table"], epoch_text(one["epoch"]), lag_text(one["lag_ms"])) for one in facts["tables"])
-    return [grid(("table", "epoch", ">lag"), found), f"token {facts['token']}"]
+    rows = ((table["table"], epoch_text(table["epoch"]), lag_text(table["lag_ms"])) for table in facts["tables"])
+    return [grid(("table", "epoch", ">lag"), rows), f"token {facts['token']}"]
 
 
 OUTCOMES = {
@@ -347,38 +367,38 @@ OUTCOMES = {
 }
 
 
-def compactions(found: Sequence[Facts]) -> Table:
+def compactions(compactions: Sequence[Facts]) -> Table:
     """Build the page of `compact`."""
     headers = ("table", "", ">segments to merge", ">bytes before", ">bytes after")
     rows = (
         (
-            one["table"],
-            OUTCOMES[one["outcome"]],
-            f"{one['unfolded_segments_before']:,} → {one['unfolded_segments_after']:,}",
-            bytes_text(one["bytes_before"]),
-            bytes_text(one["bytes_after"]),
+            compaction["table"],
+            OUTCOMES[compaction["outcome"]],
+            f"{compaction['unfolded_segments_before']:,} → {compaction['unfolded_segments_after']:,}",
+            bytes_text(compaction["bytes_before"]),
+            bytes_text(compaction["bytes_after"]),
         )
-        for one in found
+        for compaction in compactions
     )
     return grid(headers, rows)
 
 
-def traces(found: Sequence[Facts]) -> Table:
+def traces(compactions: Sequence[Facts]) -> Table:
     """Build the page of `history --compactions`."""
     headers = ("at", "why", "by", ">runs", ">segments", ">rows", ">bytes read", ">bytes written", ">took")
     rows = (
         (
-            one["at"],
-            one["reason"],
-            one["by"],
-            count_text(one["runs_in"]),
-            count_text(one["segments_in"]),
-            f"{one['rows_in']:,} → {one['rows_out']:,}",
-            bytes_text(one["bytes_in"]),
-            bytes_text(one["bytes_out"]),
-            show_span(one["took_ms"]),
+            compaction["at"],
+            compaction["reason"],
+            compaction["by"],
+            count_text(compaction["runs_in"]),
+            count_text(compaction["segments_in"]),
+            f"{compaction['rows_in']:,} → {compaction['rows_out']:,}",
+            bytes_text(compaction["bytes_in"]),
+            bytes_text(compaction["bytes_out"]),
+            show_span(compaction["took_ms"]),
         )
-        for one in found
+        for compaction in compactions
     )
     return grid(headers, rows)
 
@@ -386,18 +406,21 @@ def traces(found: Sequence[Facts]) -> Table:
 def vacuuming(facts: Facts) -> list[Table | str]:
     """Build the page of `vacuum`."""
     verb = "would be deleted" if facts["dry_run"] else "deleted"
-    shown: list[Table | str] = []
+    parts: list[Table | str] = []
     for name, head in (("deleted", verb), ("kept", "kept, though nothing reaches it"), ("foreign", "none of ours")):
         if facts[name]:
             headers = (head, ">bytes") if name == "foreign" else (head, ">bytes", "why", "at the earliest")
-            shown.append(grid(headers, (_vacuumed(file) for file in facts[name])))
+            parts.append(grid(headers, (_vacuumed(file) for file in facts[name])))
     if facts["revoked"]:
-        dead = ((f"{one['kind']} {one['intent'][:8]}", one["by"] or NONE, one["expired"]) for one in facts["revoked"])
-        shown.append(grid(("dead writer", "process", "lease ended"), dead))
-    count, kept = len(facts["deleted"]), len(facts["kept"])
+        dead = (
+            (f"{intent['kind']} {intent['intent'][:8]}", intent["by"] or NONE, intent["expired"])
+            for intent in facts["revoked"]
+        )
+        parts.append(grid(("dead writer", "process", "lease ended"), dead))
+    count, kept_count = len(facts["deleted"]), len(facts["kept"])
     files = f"{count:,} file" + "s" * (count != 1)
-    end = f"{files} {verb}, {bytes_text(facts['bytes_freed'])}; {kept:,} kept; {facts['data_files']:,} in use"
-    return [*shown, end]
+    end = f"{files} {verb}, {bytes_text(facts['bytes_freed'])}; {kept_count:,} kept; {facts['data_files']:,} in use"
+    return [*parts, end]
 
 
 def _vacuumed(file: Facts) -> tuple[str, ...]:
@@ -409,15 +432,15 @@ def _vacuumed(file: Facts) -> tuple[str, ...]:
 def verification(facts: Facts) -> list[Table | str]:
     """Build the page of `verify`."""
     checked = f"{facts['tables']:,} tables, {facts['files']:,} files, {bytes_text(facts['bytes'])} checked"
-    shown: list[Table | str] = []
+    parts: list[Table | str] = []
     if facts["unreachable"]:
-        shown.append(grid(("reached by no table (no damage)",), ((path,) for path in facts["unreachable"])))
+        parts.append(grid(("reached by no table (no damage)",), ((path,) for path in facts["unreachable"])))
     if facts["problems"]:
-        found = ((problem["where"], Text(safe(problem["what"]), "red")) for problem in facts["problems"])
-        shown.append(grid(("where", "problem"), found))
+        problems = ((problem["where"], Text(safe(problem["what"]), "red")) for problem in facts["problems"])
+        parts.append(grid(("where", "problem"), problems))
     if facts["unread"]:
-        refused = ((one["where"], Text(safe(one["what"]), "red")) for one in facts["unread"])
-        shown.append(grid(("could not be read (no damage is known)", "why"), refused))
+        refused = ((refused_file["where"], Text(safe(refused_file["what"]), "red")) for refused_file in facts["unread"])
+        parts.append(grid(("could not be read (no damage is known)", "why"), refused))
     count, unread = len(facts["problems"]), len(facts["unread"])
-    found = [f"{count:,} problem" + "s" * (count != 1)] * bool(count) + [f"{unread:,} not read"] * bool(unread)
-    return [*shown, f"{checked}: {', '.join(found) or 'ok'}"]
+    counts = [f"{count:,} problem" + "s" * (count != 1)] * bool(count) + [f"{unread:,} not read"] * bool(unread)
+    return [*parts, f"{checked}: {', '.join(counts) or 'ok'}"]

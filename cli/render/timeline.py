@@ -41,58 +41,58 @@ class TimelineLane:
         return f"{self.name:<{width}}  {self.drawn}".rstrip()
 
 
-def picture(found: Timeline, choices: Mapping[str, Sequence[int]], width: int) -> tuple[int, list[TimelineLane]]:
+def picture(timeline: Timeline, choices: Mapping[str, Sequence[int]], width: int) -> tuple[int, list[TimelineLane]]:
     """Draw the timeline; return the width of the names, and the lanes: in blocks below each other where `width` is too
     narrow for one.
 
     choices: by policy the epochs at which it reads; policies that read at equal epochs are drawn together.
     """
-    shown = {name: _short(name) for name in (*found.tables, *found.ancestors)}
+    short_names = {name: _short(name) for name in (*timeline.tables, *timeline.ancestors)}
     policies = dict(_together(choices))
-    names = max(map(len, [*shown.values(), *policies, "all together"]), default=0)
-    cell = max(NARROWEST, len(str(len(found.stretches))) + 1)
+    names = max(map(len, [*short_names.values(), *policies, "all together"]), default=0)
+    cell = max(NARROWEST, len(str(len(timeline.stretches))) + 1)
     at_once = max(1, (width - names - 2) // cell)
     lanes: list[TimelineLane] = []
-    for begin in range(0, len(found.stretches), at_once):
+    for begin in range(0, len(timeline.stretches), at_once):
         if begin:
             lanes.append(TimelineLane("gap", "", ""))
-        some = found.stretches[begin : begin + at_once]
-        lanes += _block(found, shown, policies, begin, some, cell)
+        stretches = timeline.stretches[begin : begin + at_once]
+        lanes += _block(timeline, short_names, policies, begin, stretches, cell)
     return names, lanes
 
 
 def _block(
-    found: Timeline,
-    shown: Mapping[str, str],
+    timeline: Timeline,
+    short_names: Mapping[str, str],
     policies: Mapping[str, Sequence[int]],
     begin: int,
-    some: Sequence[Stretch],
+    stretches: Sequence[Stretch],
     cell: int,
 ) -> Iterator[TimelineLane]:
-    yield TimelineLane("numbers", "", "".join(f"{begin + place:<{cell}}" for place in range(1, len(some) + 1)))
-    for name in found.tables:
-        yield TimelineLane("table", shown[name], "".join(_cell(name, one, cell) for one in some))
-    for name in found.ancestors:
-        yield TimelineLane("ancestor", shown[name], "".join(_cell(name, one, cell) for one in some))
-    marks = ((READABLE if one.readable else " ") * cell for one in some)
+    yield TimelineLane("numbers", "", "".join(f"{begin + place:<{cell}}" for place in range(1, len(stretches) + 1)))
+    for name in timeline.tables:
+        yield TimelineLane("table", short_names[name], "".join(_cell(name, stretch, cell) for stretch in stretches))
+    for name in timeline.ancestors:
+        yield TimelineLane("ancestor", short_names[name], "".join(_cell(name, stretch, cell) for stretch in stretches))
+    marks = ((READABLE if stretch.readable else " ") * cell for stretch in stretches)
     yield TimelineLane("readable", "all together", "".join(marks))
-    oldest = found.stretches[0].first
+    oldest = timeline.stretches[0].first
     for name, epochs in policies.items():
-        drawn = "".join(_mark(one, epochs, oldest).ljust(cell) for one in some)
+        drawn = "".join(_mark(stretch, epochs, oldest).ljust(cell) for stretch in stretches)
         if drawn.strip():
             yield TimelineLane("policy", name, drawn)
 
 
-def _cell(name: str, one: Stretch, cell: int) -> str:
-    fill = STATES[one.states[name]] * cell
-    landed = one.landed.get(name)
+def _cell(name: str, stretch: Stretch, cell: int) -> str:
+    fill = STATES[stretch.states[name]] * cell
+    landed = stretch.landed.get(name)
     return LANDED[landed] + fill[1:] if landed else fill
 
 
-def _mark(one: Stretch, epochs: Sequence[int], oldest: int) -> str:
-    if any(one.first <= epoch <= one.last for epoch in epochs):
+def _mark(stretch: Stretch, epochs: Sequence[int], oldest: int) -> str:
+    if any(stretch.first <= epoch <= stretch.last for epoch in epochs):
         return READS
-    return BACK if one.first == oldest and any(epoch < oldest for epoch in epochs) else ""
+    return BACK if stretch.first == oldest and any(epoch < oldest for epoch in epochs) else ""
 
 
 def _together(choices: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, Sequence[int]]]:

@@ -183,7 +183,7 @@ def between(monkeypatch: pytest.MonkeyPatch, root: str, change: Callable[[api.St
         with api.open(root) as store:
             change(store)
 
-    monkeypatch.setattr(changing, "ask", answered)
+    monkeypatch.setattr(changing, "confirm", answered)
 
 
 def test_alter_leaves_what_somebody_else_changes_meanwhile(run, lake, monkeypatch) -> None:

@@ -24,9 +24,9 @@ def test_version_and_help(run) -> None:
     assert run("--version").out == f"epochlog {epochlog.__version__}\n"
     done = run("--help")
     assert done.code == 0
-    for name in (*commands_by_name.HOMES, "demo"):
+    for name in (*commands_by_name.COMMAND_MODULES, "demo"):
         assert f"\n    {name} " in done.out
-    for name in commands_by_name.HOMES:
+    for name in commands_by_name.COMMAND_MODULES:
         one = run(name, "--help")
         assert one.code == 0 and "--json" in one.out and "ROOT" in one.out
 
@@ -70,7 +70,7 @@ def test_serve_says_both_ways_to_name_who_may_call(run, tmp_path) -> None:
 def test_every_command_of_the_grammar_has_a_home() -> None:
     grammar = arguments.parser()
     (commands,) = (action.choices for action in grammar._actions if isinstance(action.choices, dict))
-    assert set(commands) == {*commands_by_name.HOMES, "demo"}
+    assert set(commands) == {*commands_by_name.COMMAND_MODULES, "demo"}
 
 
 def test_demo_takes_all_that_follows(run, monkeypatch) -> None:

@@ -70,7 +70,7 @@ LAYERS = (
     "cli/facts",
     "cli/render",
     "cli/session",
-    "cli/asking",
+    "cli/confirmation",
     "cli/commands",
     "cli",
     "__main__",
