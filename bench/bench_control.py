@@ -52,12 +52,12 @@ class Watched:
         self.took_s = 0.0
         self.done = threading.Event()
 
-    def same(self, asked: wire.Attach) -> None: ...
+    def require_match(self, asked: wire.Attach) -> None: ...
 
     def open(self) -> Opened:
         return Opened(1, self._parts, frozenset(), SETTINGS.checkpoints)
 
-    def decide(self, *, news: bool, drain: bool) -> tuple[Barrier, bool]:
+    def decide(self, *, has_changes: bool, drain: bool) -> tuple[Barrier, bool]:
         self.injected_s = perf_counter()
         return Barrier(self._epoch, self._epoch + 1, "checkpoint" if self._epoch else "initial"), drain
 
@@ -83,14 +83,14 @@ class Calling(Coordinator):
         self._clients = [connect(location) for location in locations]
         self._callers = ThreadPoolExecutor(CALLS_AT_ONCE)
         super().__init__(handle, SETTINGS)
-        self._carrier._inject_one = self._call_each  # pyright: ignore[reportAttributeAccessIssue]
+        self._executor._inject_one = self._call_each  # pyright: ignore[reportAttributeAccessIssue]
 
     def attach(self, part: wire.PartName) -> None:
         self._open(key_of(part), wire.Attach(part, ACTORS, (), False, 0))
-        with self._carrier.lock:
-            incarnation, decided = self._carrier.manager.attach(key_of(part), (part.name, part.number))
-            self._carrier.owners[part] = Owner("", incarnation, None)
-            self._carrier.carry(decided)
+        with self._executor.lock:
+            incarnation, decided = self._executor.manager.attach(key_of(part), (part.name, part.number))
+            self._executor.owners[part] = Owner("", incarnation, None)
+            self._executor.execute(decided)
 
     def _call_each(self, inject: Any, actor: Any, running: Any) -> None:
         self._callers.submit(self._call, inject, actor, running)
@@ -105,7 +105,7 @@ class Calling(Coordinator):
         run_action(self._clients[place], self._locations[place], "inject", wire.encode([message]), **given)
         wanted = wire.encode([wire.Progress(part, incarnation)])
         answer = run_action(self._clients[place], self._locations[place], "collect", wanted, **given)
-        with self._carrier.lock:
+        with self._executor.lock:
             for report in wire.decode(answer):
                 assert isinstance(report, wire.Reported)
                 self._from_part(mock.Mock(worker=""), report)
@@ -134,7 +134,7 @@ class Crowd:
             if len(found) == self._jobs and all(set(one.actors.values()) == {"RUNNING"} for one in found):
                 break
             pause.wait(0.01)
-        self._tasks = [running.task for running in self._coordinator._carrier.running.values()]
+        self._tasks = [running.managed_job for running in self._coordinator._executor.running.values()]
 
     def round(self) -> tuple[float, float]:
         """A barrier of every job at once: the median of their latencies, and the CPU time of all processes; in ms."""

@@ -1,16 +1,16 @@
-"""The messages of the control stream as typed values, and the codec between them and bytes from a stranger.
+"""Messages of the control stream as typed values, and the codec that checks untrusted bytes.
 
-A frame is a msgpack list of messages, each a list: a number for its kind, then its fields in order. Every field is
-checked before a value is made of it; what does not fit raises BadMessage, and nothing else does. Up go Hello, Attach,
-Report, Decline, Ended, Progress, Detach and Ping; down go Welcome, Refused, Started, Injected, Committed, Aborted,
-Restarted, Stopped and Pong.
+A frame is a msgpack list of messages. A message is a list: the number of its kind, then its fields in order. The
+decoder checks every field before it builds a message, and raises BadMessage alone. A worker sends Hello, Attach,
+Reported, Declined, Ended, Progress, Detached and Ping. A coordinator sends Welcome, Refused, Started, Injected,
+Committed, Aborted, Restarted, Stopped and Pong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints
 
 import msgpack
 
@@ -23,20 +23,19 @@ from epochlog.store.types.schema import is_name
 VERSION = 1
 MAX_TEXT = 4_000
 MAX_FRAME = 4_096
-"""Messages of a frame."""
+"""Most messages of a frame."""
 MAX_SEGMENTS = 10_000
-"""Segments of one report."""
+"""Most segments of one report."""
 MAX_TABLES = 256
 MAX_REQUEST = 1_024
-"""Bytes of an action's body."""
+"""Most bytes of an action's body."""
 MAX_NUMBER = (1 << 63) - 1
 
 Kind = Literal["load", "job"]
-Check = Callable[[Any], Any]
 
 
 class PartName(NamedTuple):
-    """One actor: of which load or job, and which of its parts."""
+    """Name of one actor: its load or job, and the index of its part."""
 
     kind: Kind
     name: str
@@ -48,13 +47,13 @@ class PartName(NamedTuple):
 
 def _number(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= MAX_NUMBER:
-        raise BadMessage("a number is no whole number from 0")
+        raise BadMessage(f"a number is not an integer from 0 to {MAX_NUMBER}")
     return value
 
 
 def _text(value: Any) -> str:
     if type(value) is not str or len(value) > MAX_TEXT:
-        raise BadMessage("a text is none, or too long")
+        raise BadMessage(f"a text is not a string of at most {MAX_TEXT} characters")
     return value
 
 
@@ -64,63 +63,61 @@ def _flag(value: Any) -> bool:
     return value
 
 
-def _state(value: Any) -> bytes:
-    if type(value) is not bytes or len(value) > MAX_STATE:
-        raise BadMessage(f"a state is no bytes, or more than {MAX_STATE}")
+def _state(value: Any) -> bytes | None:
+    if value is not None and (type(value) is not bytes or len(value) > MAX_STATE):
+        raise BadMessage(f"a state is neither null nor at most {MAX_STATE} bytes")
     return value
-
-
-def _maybe_state(value: Any) -> bytes | None:
-    return None if value is None else _state(value)
 
 
 def _part(value: Any) -> PartName:
     kind, name, index = _list(value, 3)
     if kind not in ("load", "job") or not _is_table(name) or _number(index) >= MOST_PARTS:
-        raise BadMessage("a part is none of a load or job")
+        raise BadMessage("a part is not [load or job, name, index]")
     return PartName(kind, name, index)
 
 
 def _barrier_kind(value: Any) -> str:
     if value not in ("initial", "checkpoint"):
-        raise BadMessage("a barrier is of no kind")
+        raise BadMessage("a barrier's kind is neither initial nor checkpoint")
     return value
 
 
 def _tables(value: Any) -> tuple[str, ...]:
     if type(value) is not list or len(value) > MAX_TABLES or not all(map(_is_table, value)):
-        raise BadMessage("tables are no names")
+        raise BadMessage(f"tables are not a list of at most {MAX_TABLES} table names")
     return tuple(value)
 
 
 def _segments(value: Any) -> dict[str, tuple[Segment, ...]]:
     if type(value) is not dict or len(value) > MAX_TABLES or not all(map(_is_table, value)):
-        raise BadMessage("segments do not stand under names of tables")
-    if not all(type(found) is list for found in value.values()) or sum(map(len, value.values())) > MAX_SEGMENTS:
-        raise BadMessage(f"segments are no lists, or more than {MAX_SEGMENTS}")
-    return {table: tuple(map(_segment, found)) for table, found in value.items()}
+        raise BadMessage(f"segments are not a map with at most {MAX_TABLES} table names as keys")
+    if not all(type(records) is list for records in value.values()) or sum(map(len, value.values())) > MAX_SEGMENTS:
+        raise BadMessage(f"segments are not lists, or more than {MAX_SEGMENTS}")
+    return {table: tuple(map(_segment, records)) for table, records in value.items()}
 
 
 def _segment(record: Any) -> Segment:
-    """A descriptor whose file lies in a table's own folder under a name that a writer gives."""
+    """Decode a segment record; its path must be one that a segment writer makes, inside a table's folder."""
     try:
-        found = Segment.from_record(record)
+        segment = Segment.from_record(record)
     except Corrupt:
-        raise BadMessage("a segment lacks a field, or has one that none has") from None
-    numbers = (found.table_id, found.rows, found.deletes, found.bytes, found.crc32)
-    if type(found.path) is not str or not is_segment_path(found.path):
-        raise BadMessage("a segment's path is none that a writer gives")
-    if not all(type(number) is int and 0 <= number <= MAX_NUMBER for number in numbers) or found.deletes > found.rows:
-        raise BadMessage("a segment's numbers are none")
-    if found.label is not None and type(found.label) is not int:
-        raise BadMessage("a segment's label is no number")
-    keys = (found.key_min, found.key_max, *found.blocks)
-    kind = type(found.key_min)
-    if kind not in (int, bytes) or not all(type(key) is kind for key in keys):
-        raise BadMessage("a segment's keys are none")
-    if not all(type(name) is str and len(bounds) == 2 for name, bounds in found.stats.items()):
-        raise BadMessage("a segment's bounds are none")
-    return found
+        raise BadMessage("a segment lacks a field, or has an unknown one") from None
+    numbers = (segment.table_id, segment.rows, segment.deletes, segment.bytes, segment.crc32)
+    if type(segment.path) is not str or not is_segment_path(segment.path):
+        raise BadMessage("a segment's path is not one that a segment writer makes")
+    if not all(type(number) is int and 0 <= number <= MAX_NUMBER for number in numbers):
+        raise BadMessage(f"a segment has a number that is not an integer from 0 to {MAX_NUMBER}")
+    if segment.deletes > segment.rows:
+        raise BadMessage("a segment has more deletes than rows")
+    if segment.label is not None and type(segment.label) is not int:
+        raise BadMessage("a segment's label is not an integer")
+    keys = (segment.key_min, segment.key_max, *segment.blocks)
+    key_type = type(segment.key_min)
+    if key_type not in (int, bytes) or not all(type(key) is key_type for key in keys):
+        raise BadMessage("a segment's keys are neither all integers nor all bytes")
+    if not all(type(name) is str and len(bounds) == 2 for name, bounds in segment.stats.items()):
+        raise BadMessage("a segment's statistics are not pairs of bounds by column")
+    return segment
 
 
 def _is_table(value: Any) -> bool:
@@ -133,194 +130,205 @@ def _list(value: Any, length: int) -> list[Any]:
     return value
 
 
+# A field's annotation carries its check.
+Number = Annotated[int, _number]
+Text = Annotated[str, _text]
+Flag = Annotated[bool, _flag]
+State = Annotated[bytes | None, _state]
+
 # ---- messages ------------------------------------------------------------------------------------------------------
 
-_KINDS: dict[int, tuple[type, tuple[Check, ...]]] = {}
+_KINDS: dict[int, tuple[type, tuple[Callable[[Any], Any], ...]]] = {}
 _TAGS: dict[type, int] = {}
+FIELD_NAMES: dict[type, tuple[str, ...]] = {}
+"""The fields of each message class, in wire order."""
 M = TypeVar("M", bound=type)
 
 
-def _message(tag: int, *checks: Check) -> Callable[[M], M]:
-    def note(cls: M) -> M:
-        assert len(fields(cls)) == len(checks), cls
-        _KINDS[tag], _TAGS[cls] = (cls, checks), tag
+def _message(tag: int) -> Callable[[M], M]:
+    """Register a message class under its number on the wire. Inherited fields come first."""
+
+    def register(cls: M) -> M:
+        names = tuple(field.name for field in fields(cls))
+        annotations = get_type_hints(cls, include_extras=True)
+        _KINDS[tag] = cls, tuple(annotations[name].__metadata__[0] for name in names)
+        _TAGS[cls], FIELD_NAMES[cls] = tag, names
         return cls
 
-    return note
+    return register
 
 
-@_message(1, _number, _text)
+@dataclass(frozen=True, slots=True)
+class PartMessage:
+    """Base of the messages about one part."""
+
+    part: Annotated[PartName, _part]
+
+
+@dataclass(frozen=True, slots=True)
+class IncarnationMessage(PartMessage):
+    """Base of the messages about one incarnation of a part."""
+
+    incarnation: Number
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptMessage(IncarnationMessage):
+    """Base of the messages about one attempt, in which the part takes part."""
+
+    barrier_id: Number
+
+
+@_message(1)
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A worker opens its line, for the first time or again. worker: its own name, the same as long as it lives."""
+    """First message of a worker on a new connection. worker: a name that the worker keeps for its lifetime."""
 
-    version: int
-    worker: str
+    version: Number
+    worker: Text
 
 
-@_message(2, _part, _number, _tables, _flag, _number)
+@_message(2)
 @dataclass(frozen=True, slots=True)
-class Attach:
-    """The worker wants to be this part, of `parts`; with an incarnation: to go on as that one.
+class Attach(PartMessage):
+    """Request to own a part, one of `parts`. incarnation: the one to resume, or 0 for a new one.
 
-    tables and finish_tables declare a load; of a job there are none.
+    tables and finish_tables declare a load; a job has none.
     """
 
-    part: PartName
-    parts: int
-    tables: tuple[str, ...]
-    finish_tables: bool
-    incarnation: int
+    parts: Number
+    tables: Annotated[tuple[str, ...], _tables]
+    finish_tables: Flag
+    incarnation: Number
 
 
-@_message(3, _part, _number, _number, _segments, _maybe_state, _flag)
+@_message(3)
 @dataclass(frozen=True, slots=True)
-class Reported:
+class Reported(AttemptMessage):
     """Report of a part for one barrier: its sealed segments by table, and its state (None: unchanged)."""
 
-    part: PartName
-    incarnation: int
-    barrier_id: int
-    segments: Mapping[str, tuple[Segment, ...]]
-    state: bytes | None
-    ended: bool
+    segments: Annotated[Mapping[str, tuple[Segment, ...]], _segments]
+    state: State
+    ended: Flag
 
 
-@_message(4, _part, _number, _number, _text)
+@_message(4)
 @dataclass(frozen=True, slots=True)
-class Declined:
-    part: PartName
-    incarnation: int
-    barrier_id: int
-    reason: str
+class Declined(AttemptMessage):
+    """Refusal of a part to report for one barrier."""
+
+    reason: Text
 
 
-@_message(5, _part, _number)
+@_message(5)
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """The part's data has ended."""
-
-    part: PartName
-    incarnation: int
+class Ended(IncarnationMessage):
+    """Notice that the part's data has ended."""
 
 
-@_message(6, _part, _number)
+@_message(6)
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """The part has something to commit, the first since its last report."""
-
-    part: PartName
-    incarnation: int
+class Progress(IncarnationMessage):
+    """Notice that the part has something to commit, for the first time since its last report."""
 
 
-@_message(7, _part, _number, _text)
+@_message(7)
 @dataclass(frozen=True, slots=True)
-class Detached:
-    """The part has gone, and what it did not report with it."""
+class Detached(IncarnationMessage):
+    """Notice that the part has left, and has dropped the work that it did not report."""
 
-    part: PartName
-    incarnation: int
-    reason: str
+    reason: Text
 
 
-@_message(8, _number)
+@_message(8)
 @dataclass(frozen=True, slots=True)
 class Ping:
-    number: int
+    """Heartbeat of a worker, answered with a Pong of its number."""
+
+    number: Number
 
 
-@_message(21, _number, _text, _number, _number)
+@_message(21)
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """run: the coordinator's own name, another one when it is started again. Times in ms."""
+    """Answer to Hello. run: name of the coordinator process; a restarted coordinator has another. Times in ms."""
 
-    version: int
-    run: str
-    heartbeat_ms: int
-    timeout_ms: int
+    version: Number
+    run: Text
+    heartbeat_ms: Number
+    timeout_ms: Number
 
 
-@_message(22, _part, _text, _text)
+@_message(22)
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """The part cannot be attached. error: the name of a public error."""
+class Refused(PartMessage):
+    """Refusal to attach the part. error: the name of a public error."""
 
-    part: PartName
-    error: str
-    reason: str
+    error: Text
+    reason: Text
 
 
-@_message(23, _part, _number, _maybe_state, _flag)
+@_message(23)
 @dataclass(frozen=True, slots=True)
-class Started:
-    """The part may begin, from the state given with its last commit (None: there was none)."""
+class Started(IncarnationMessage):
+    """Permission for the part to begin. state: of its last commit; None if it has none."""
 
-    part: PartName
-    incarnation: int
-    state: bytes | None
-    finished: bool
+    state: State
+    finished: Flag
 
 
-@_message(24, _part, _number, _number, _number, _number, _barrier_kind, _number, _flag)
+@_message(24)
 @dataclass(frozen=True, slots=True)
-class Injected:
-    """The barrier (prev, curr]. taken: the newest barrier id of which the part's report was taken."""
+class Injected(AttemptMessage):
+    """Request to report for the barrier (prev, curr]. taken: the newest barrier id whose report was accepted."""
 
-    part: PartName
-    incarnation: int
-    barrier_id: int
-    prev: int
-    curr: int
-    kind: str
-    taken: int
-    drain: bool
+    prev: Number
+    curr: Number
+    kind: Annotated[str, _barrier_kind]
+    taken: Number
+    drain: Flag
 
 
-@_message(25, _part, _number, _number, _number, _flag)
+@_message(25)
 @dataclass(frozen=True, slots=True)
-class Committed:
-    """finished: with this commit the part has finished."""
+class Committed(AttemptMessage):
+    """Notice that the attempt is committed. finished: this commit finishes the part."""
 
-    part: PartName
-    incarnation: int
-    barrier_id: int
-    epoch: int
-    finished: bool
+    epoch: Number
+    finished: Flag
 
 
-@_message(26, _part, _number, _number, _text)
+@_message(26)
 @dataclass(frozen=True, slots=True)
-class Aborted:
-    part: PartName
-    incarnation: int
-    barrier_id: int
-    reason: str
+class Aborted(AttemptMessage):
+    """Notice that the attempt is aborted."""
+
+    reason: Text
 
 
-@_message(27, _part, _number, _flag, _text)
+@_message(27)
 @dataclass(frozen=True, slots=True)
-class Restarted:
-    """This incarnation has ended. fenced: another has taken its place; else the part rolls back and attaches anew."""
+class Restarted(IncarnationMessage):
+    """Notice that this incarnation has ended. fenced: another worker owns the part; else it rolls back."""
 
-    part: PartName
-    incarnation: int
-    fenced: bool
-    reason: str
+    fenced: Flag
+    reason: Text
 
 
-@_message(28, _part, _text)
+@_message(28)
 @dataclass(frozen=True, slots=True)
-class Stopped:
-    """The load or job was stopped, or has failed."""
+class Stopped(PartMessage):
+    """Notice that the load or job was stopped, or has failed."""
 
-    part: PartName
-    reason: str
+    reason: Text
 
 
-@_message(29, _number)
+@_message(29)
 @dataclass(frozen=True, slots=True)
 class Pong:
-    number: int
+    """Answer to a Ping, with its number."""
+
+    number: Number
 
 
 DOWN = (Welcome, Refused, Started, Injected, Committed, Aborted, Restarted, Stopped, Pong)
@@ -332,61 +340,59 @@ Message = Up | Down
 
 
 def encode(messages: Iterable[Message]) -> bytes:
-    """One frame."""
-    packed = msgpack.packb([_plain(message) for message in messages], use_bin_type=True)
-    assert isinstance(packed, bytes)
-    return packed
+    """Encode the messages as one frame."""
+    frame = msgpack.packb([_plain(message) for message in messages], use_bin_type=True)
+    assert isinstance(frame, bytes)
+    return frame
 
 
 def _plain(message: Message) -> list[Any]:
-    tag = _TAGS[type(message)]
-    values = [getattr(message, name) for name in _NAMES[tag]]
-    if tag == 3:
-        values[3] = {table: [found.to_record() for found in some] for table, some in values[3].items()}
-    return [tag, *values]
+    """Return the message as the list that goes over the wire."""
+    values = [getattr(message, name) for name in FIELD_NAMES[type(message)]]
+    if isinstance(message, Reported):
+        records = {table: [segment.to_record() for segment in segments] for table, segments in message.segments.items()}
+        values[FIELD_NAMES[Reported].index("segments")] = records
+    return [_TAGS[type(message)], *values]
 
 
 def decode(frame: bytes) -> list[Message]:
-    """The messages of a frame whose size was looked at before. Raises BadMessage, and nothing else."""
+    """Decode a frame; its caller has limited its size. Raises BadMessage, and no other error."""
     try:
-        found = msgpack.unpackb(
+        messages = msgpack.unpackb(
             frame, raw=False, strict_map_key=True, max_array_len=MAX_SEGMENTS, max_map_len=MAX_SEGMENTS, max_ext_len=0
         )
-    except Exception:  # noqa: BLE001 (whatever a decoder makes of a stranger's bytes)
-        raise BadMessage("a frame is no msgpack within the limits") from None
-    if type(found) is not list or len(found) > MAX_FRAME:
-        raise BadMessage(f"a frame is no list of at most {MAX_FRAME} messages")
-    return [_made(each) for each in found]
+    except Exception:  # noqa: BLE001 (a decoder may raise anything for untrusted bytes)
+        raise BadMessage("a frame is not msgpack within the limits") from None
+    if type(messages) is not list or len(messages) > MAX_FRAME:
+        raise BadMessage(f"a frame is not a list of at most {MAX_FRAME} messages")
+    return [_decode_message(plain) for plain in messages]
 
 
-def _made(plain: Any) -> Message:
+def _decode_message(plain: Any) -> Message:
     if type(plain) is not list or not plain or type(plain[0]) is not int or plain[0] not in _KINDS:
-        raise BadMessage("a message is of no kind that this version knows")
-    made, checks = _KINDS[plain[0]]
-    given = _list(plain, len(checks) + 1)[1:]
-    return made(*(check(value) for check, value in zip(checks, given, strict=True)))
+        raise BadMessage(f"a message is of a kind that version {VERSION} does not know; use one version everywhere")
+    message_type, checks = _KINDS[plain[0]]
+    values = _list(plain, len(checks) + 1)[1:]
+    return message_type(*(check(value) for check, value in zip(checks, values, strict=True)))
 
 
-_NAMES = {tag: tuple(field.name for field in fields(cls)) for tag, (cls, _) in _KINDS.items()}
-
-
-# ---- what is asked of a coordinator in one call ----------------------------------------------------------------------
+# ---- requests to a coordinator in one call -------------------------------------------------------------------------
 
 
 def encode_request(kind: Kind, name: str, *, drain: bool = False) -> bytes:
-    """The body of the actions `checkpoint` and `stop`."""
+    """Encode the body of the actions `checkpoint` and `stop`."""
     body = msgpack.packb([kind, name, drain])
     assert isinstance(body, bytes)
     return body
 
 
 def decode_request(body: bytes) -> tuple[Kind, str, bool]:
-    """Kind, name and drain of a body from a stranger. Raises BadMessage, and nothing else."""
+    """Return kind, name and drain of an untrusted body. Raises BadMessage, and no other error."""
     if len(body) <= MAX_REQUEST:
         try:
-            found = msgpack.unpackb(body, raw=False)
-        except Exception:  # noqa: BLE001 (whatever a decoder makes of a stranger's bytes)
-            found = None
-        if type(found) is list and [type(each) for each in found] == [str, str, bool] and found[0] in ("load", "job"):
-            return found[0], found[1], found[2]
+            request = msgpack.unpackb(body, raw=False)
+        except Exception:  # noqa: BLE001 (a decoder may raise anything for untrusted bytes)
+            request = None
+        if type(request) is list and list(map(type, request)) == [str, str, bool] and request[0] in ("load", "job"):
+            return request[0], request[1], request[2]
     raise BadMessage("the action takes a msgpack list [kind, name, drain]")

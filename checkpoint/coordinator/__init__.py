@@ -1,1 +1,1 @@
-"""The coordinator: runs the checkpoint manager for loads and jobs whose workers are other processes."""
+"""Coordinator of loads and jobs whose workers are other processes."""

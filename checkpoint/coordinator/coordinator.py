@@ -1,7 +1,7 @@
-"""Runs the checkpoint manager for real: workers' lines give it events, and its decisions are carried out.
+"""Coordinator: feeds the messages of workers to the checkpoint manager and executes its decisions.
 
-One lock, the carrier's, guards the manager and all tables here; nothing that waits is done under it. One timer thread
-wakes at `next_due` and looks for silent workers.
+The executor's lock guards the manager and all tables here; no call blocks under it. One timer thread wakes at
+`next_due` and looks for silent workers.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from epochlog.store.session.handle import Handle
 from .decision_executor import DecisionExecutor
 from .managed_jobs import make_task
 from .metrics import Metrics
-from .state import CoordinatorSettings, Owner, Running, actor_of, key_of, logged
-from .worker_connection import WorkerConnection, greeted
+from .state import CoordinatorSettings, Owner, Running, actor_of, key_of, run_logged
+from .worker_connection import WorkerConnection, accept_worker
 
 _log = logging.getLogger("epochlog")
 
 WATCH_S = 0.25
-"""How often the timer looks for silent workers at the least."""
-OVER = ("failed", "stopped")
+"""Longest time between two looks for silent workers."""
+ENDED = ("failed", "stopped")
 CHECK_THREADS = 4
-"""Reports whose segments are read at the same time."""
+"""Most reports whose segments are checked in parallel."""
 
 
 class Coordinator:
-    """The coordinator of a store's loads and of the jobs that workers run in parts. `close` ends its threads."""
+    """Coordinator of a store's loads, and of the jobs that workers run in parts. `close` ends its threads."""
 
     def __init__(
         self, handle: Handle, settings: CoordinatorSettings | None = None, *, clock: Clock | None = None
     ) -> None:
-        """clock: Unix ms, for intervals and timeouts of checkpoints; None: the machine's."""
+        """Start the threads. clock: Unix ms, for intervals and timeouts of checkpoints; None: the machine's clock."""
         self._handle = handle
         self.settings = settings or CoordinatorSettings()
         self._clock = clock or SystemClock()
-        self._carrier = DecisionExecutor(handle, self._clock)
+        self._executor = DecisionExecutor(handle, self._clock)
         self._run_name = handle.new_holder("coordinator")
         self._opening = threading.Lock()
         self._checked_s = monotonic_s()
-        self._sessions: set[WorkerConnection] = set()
+        self._connections: set[WorkerConnection] = set()
         self._checks = ThreadPoolExecutor(CHECK_THREADS, thread_name_prefix="epochlog-checks")
         self._timer = threading.Thread(target=self._keep_time, name="epochlog-timer", daemon=True)
         self._timer.start()
@@ -59,267 +59,274 @@ class Coordinator:
 
     def checkpoint(self, kind: wire.Kind, name: str) -> None:
         """Force a checkpoint of a load or job that runs here. Raises JobNotFound."""
-        with self._carrier.lock:
-            self._carrier.known(f"{kind}:{name}").news = True
-            self._carrier.carry(self._carrier.manager.inject(f"{kind}:{name}"))
+        with self._executor.lock:
+            self._executor.require_running(f"{kind}:{name}").has_changes = True
+            self._executor.execute(self._executor.manager.inject(f"{kind}:{name}"))
 
     def stop(self, kind: wire.Kind, name: str, *, drain: bool) -> None:
-        """End a load here: with drain its parts end their data and commit it, without they are cancelled at once."""
-        with self._carrier.lock:
-            self._carrier.known(f"{kind}:{name}").news = True
-            self._carrier.carry(self._carrier.manager.stop(f"{kind}:{name}", drain=drain))
+        """Stop a load or job that runs here. drain: its parts end and commit their data. Else cancel them at once.
+
+        Raises JobNotFound.
+        """
+        with self._executor.lock:
+            self._executor.require_running(f"{kind}:{name}").has_changes = True
+            self._executor.execute(self._executor.manager.stop(f"{kind}:{name}", drain=drain))
 
     def status(self) -> list[to.CheckpointStatus]:
         """List the loads and jobs that run here, by name."""
-        with self._carrier.lock:
-            return [self._carrier.manager.status(name) for name in self._carrier.manager.jobs()]
+        with self._executor.lock:
+            return [self._executor.manager.status(name) for name in self._executor.manager.jobs()]
 
     @property
     def metrics(self) -> Metrics:
-        return self._carrier.metrics
+        return self._executor.metrics
 
     @property
     def workers(self) -> int:
         """Return the number of connected workers."""
-        with self._carrier.lock:
-            return len(self._sessions)
+        with self._executor.lock:
+            return len(self._connections)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """End all threads; workers look for another coordinator. A second call does nothing."""
-        with self._carrier.lock:
-            if self._carrier.closed.is_set():
+        """Disconnect the workers and end all threads. A second call does nothing."""
+        with self._executor.lock:
+            if self._executor.closed.is_set():
                 return
-            self._carrier.closed.set()
-            self._carrier.wake.notify_all()
-            sessions = list(self._sessions)
-        for session in sessions:
-            session.end()
+            self._executor.closed.set()
+            self._executor.wake.notify_all()
+            connections = list(self._connections)
+        for connection in connections:
+            connection.end()
         self._timer.join(timeout_s)
         self._checks.shutdown(wait=True, cancel_futures=True)
-        self._carrier.close()
+        self._executor.close()
 
-    # ---- one worker's line ---------------------------------------------------------------------------------------
+    # ---- one worker's stream -------------------------------------------------------------------------------------
 
-    def serve(self, line: DuplexStream, rest: bytes) -> None:
-        """Serve a worker's line until it ends."""
-        session = greeted(line)
-        if session is None:
+    def serve(self, stream: DuplexStream, descriptor: bytes) -> None:
+        """Serve a worker's stream until it ends."""
+        connection = accept_worker(stream)
+        if connection is None:
             return
         try:
-            with self._carrier.lock:
-                self._sessions.add(session)
+            with self._executor.lock:
+                self._connections.add(connection)
             times = self.settings
-            session.send(wire.Welcome(wire.VERSION, self._run_name, times.heartbeat_ms, times.timeout_ms))
-            while not self._carrier.closed.is_set() and (frame := line.read()) is not None:
-                session.heard()
-                self._take(session, wire.decode(frame))
+            connection.send(wire.Welcome(wire.VERSION, self._run_name, times.heartbeat_ms, times.timeout_ms))
+            while not self._executor.closed.is_set() and (frame := stream.read()) is not None:
+                connection.heard()
+                self._receive(connection, wire.decode(frame))
         finally:
-            self._leave(session)
-            session.join(self.settings.timeout_ms / 1000)
+            self._disconnected(connection)
+            connection.join(self.settings.timeout_ms / 1000)
 
-    def _take(self, session: WorkerConnection, messages: Iterable[wire.Message]) -> None:
-        with self._carrier.lock:
+    def _receive(self, connection: WorkerConnection, messages: Iterable[wire.Message]) -> None:
+        with self._executor.lock:
             for message in messages:
                 if isinstance(message, wire.Ping):
-                    session.send(wire.Pong(message.number))
+                    connection.send(wire.Pong(message.number))
                 elif isinstance(message, wire.Attach):
-                    self._carrier.submit(self._attach, session, message)
+                    self._executor.submit(self._attach, connection, message)
                 elif isinstance(message, (*wire.DOWN, wire.Hello)):
-                    raise BadMessage("a worker sends no such message")
+                    raise BadMessage(f"a worker must not send {type(message).__name__}")
                 else:
-                    self._from_part(session, message)
+                    self._from_part(connection, message)
 
     def _from_part(
         self,
-        session: WorkerConnection,
+        connection: WorkerConnection,
         message: wire.Reported | wire.Declined | wire.Ended | wire.Progress | wire.Detached,
     ) -> None:
-        """Handle a message of a part; ignore it unless its worker owns the part under that incarnation."""
+        """Handle a message of a part; answer Restarted unless its worker owns the part under that incarnation."""
         part, key, actor = message.part, key_of(message.part), actor_of(message.part)
-        owner, running = self._carrier.owners.get(part), self._carrier.running.get(key)
-        mine = (session.worker, message.incarnation)
-        if owner is None or running is None or (owner.worker, owner.incarnation) != mine:
-            self._carrier.metrics.ignored(key)
-            session.send(wire.Restarted(part, message.incarnation, owner is not None, "another has taken its place"))
+        owner, running = self._executor.owners.get(part), self._executor.running.get(key)
+        sender = (connection.worker, message.incarnation)
+        if owner is None or running is None or (owner.worker, owner.incarnation) != sender:
+            self._executor.metrics.ignored(key)
+            connection.send(wire.Restarted(part, message.incarnation, owner is not None, "this incarnation has ended"))
             return
         if isinstance(message, wire.Reported):
-            unknown = set(message.segments) - set(running.task.tables)
+            unknown = set(message.segments) - set(running.managed_job.tables)
             if unknown:
-                raise BadMessage(f"{key} writes no table {min(unknown)!r}")
+                raise BadMessage(f"a report of {key} has segments of table {min(unknown)!r}, which it does not write")
             state = message.state or b""
             report = to.Report(
                 key, message.barrier_id, actor, message.incarnation, message.segments, state, message.ended
             )
             if any(message.segments.values()):
-                self._checks.submit(logged, self._check_report, running, part, report)
+                self._checks.submit(run_logged, self._check_report, running, part, report)
             else:
-                self._carrier.carry(self._carrier.manager.collect(report))
+                self._executor.execute(self._executor.manager.collect(report))
         elif isinstance(message, wire.Declined):
-            running.news = True
-            self._carrier.carry(
-                self._carrier.manager.decline(key, message.barrier_id, actor, message.incarnation, message.reason)
+            running.has_changes = True
+            self._executor.execute(
+                self._executor.manager.decline(key, message.barrier_id, actor, message.incarnation, message.reason)
             )
         elif isinstance(message, wire.Ended):
-            running.news = True
-            self._carrier.carry(self._carrier.manager.ended(key, actor, message.incarnation))
+            running.has_changes = True
+            self._executor.execute(self._executor.manager.ended(key, actor, message.incarnation))
         elif isinstance(message, wire.Progress):
-            running.news = True
+            running.has_changes = True
         else:
             self._lose(part, owner, message.reason)
 
     def _check_report(self, running: Running, part: PartName, report: to.Report) -> None:
-        """Take a report whose segments are there as it tells them. Else its part goes back to the last commit, and is
-        told which one is not; what cannot be looked at now is reported again for the next attempt.
+        """Accept a report whose segments match their files.
+
+        Reject one with a segment that does not: its part rolls back to the last commit. When the files cannot be read
+        now, decline: the part reports again for the next attempt.
         """
         error: EpochlogError | None = None
         try:
             check_reported(self._handle, report.segments)
-        except EpochlogError as found:
-            error = found
-            _log.warning("%s, part %d: its report is not taken: %s", report.job, part.number, error)
-        manager, who = self._carrier.manager, (report.actor, report.incarnation)
-        with self._carrier.lock:
-            if self._carrier.running.get(report.job) is not running:
+        except EpochlogError as check_error:
+            error = check_error
+            _log.warning("%s, part %d: its report is not accepted: %s", report.job, part.number, error)
+        manager, reporter = self._executor.manager, (report.actor, report.incarnation)
+        with self._executor.lock:
+            if self._executor.running.get(report.job) is not running:
                 return
             if error is None:
-                self._carrier.carry(manager.collect(report))
+                self._executor.execute(manager.collect(report))
             elif isinstance(error, SegmentUnknown):
                 reason = f"{type(error).__name__}: {error}"
-                self._carrier.carry(manager.reject(report.job, report.barrier_id, *who, reason))
+                self._executor.execute(manager.reject(report.job, report.barrier_id, *reporter, reason))
             else:
-                reason = "its report cannot be checked now"
-                self._carrier.carry(manager.decline(report.job, report.barrier_id, *who, reason))
+                reason = "the segments of its report cannot be read now"
+                self._executor.execute(manager.decline(report.job, report.barrier_id, *reporter, reason))
 
-    def _leave(self, session: WorkerConnection) -> None:
-        """Note that a line has ended; its worker may come back with a new one within the timeout."""
-        with self._carrier.lock:
-            self._sessions.discard(session)
-            for owner in self._carrier.owners.values():
-                if owner.session is session:
-                    owner.session, owner.lost_s = None, monotonic_s()
+    def _disconnected(self, connection: WorkerConnection) -> None:
+        """Note that a connection has ended; its worker may reconnect within the timeout."""
+        with self._executor.lock:
+            self._connections.discard(connection)
+            for owner in self._executor.owners.values():
+                if owner.connection is connection:
+                    owner.connection, owner.lost_s = None, monotonic_s()
 
     # ---- attaching -----------------------------------------------------------------------------------------------
 
-    def _attach(self, session: WorkerConnection, asked: wire.Attach) -> None:
-        """Attach a part to a worker's session; ignore a session that has ended, because its worker asks again."""
-        part, key = asked.part, key_of(asked.part)
-        if asked.incarnation:
-            with self._carrier.lock:
-                if session in self._sessions:
-                    self._resume(session, asked)
+    def _attach(self, connection: WorkerConnection, request: wire.Attach) -> None:
+        """Attach a part to a worker; ignore a connection that has ended, because its worker asks again."""
+        part, key = request.part, key_of(request.part)
+        if request.incarnation:
+            with self._executor.lock:
+                if connection in self._connections:
+                    self._resume(connection, request)
             return
         try:
             with self._opening:
-                self._open(key, asked)
-            with self._carrier.lock:
-                if session not in self._sessions:
+                self._open(key, request)
+            with self._executor.lock:
+                if connection not in self._connections:
                     return
-                self._carrier.known(key).task.same(asked)
-                incarnation, decided = self._carrier.manager.attach(key, actor_of(part))
-                before = self._carrier.owners.get(part)
-                self._carrier.owners[part] = Owner(session.worker, incarnation, session)
-                if before is not None and before.session is not None and before.worker != session.worker:
-                    before.session.send(
+                self._executor.require_running(key).managed_job.require_match(request)
+                incarnation, decided = self._executor.manager.attach(key, actor_of(part))
+                before = self._executor.owners.get(part)
+                self._executor.owners[part] = Owner(connection.worker, incarnation, connection)
+                if before is not None and before.connection is not None and before.worker != connection.worker:
+                    before.connection.send(
                         wire.Restarted(part, before.incarnation, True, "another worker has attached as this part")
                     )
-                self._carrier.carry(decided)
+                self._executor.execute(decided)
         except EpochlogError as error:
-            session.send(wire.Refused(part, *encode_error(error)))
+            connection.send(wire.Refused(part, *encode_error(error)))
 
-    def _resume(self, session: WorkerConnection, asked: wire.Attach) -> None:
-        """Go on as the same incarnation over another line, or be told that it has ended."""
+    def _resume(self, connection: WorkerConnection, request: wire.Attach) -> None:
+        """Resume an incarnation over a new connection, or answer that it has ended."""
         part, owner, running = (
-            asked.part,
-            self._carrier.owners.get(asked.part),
-            self._carrier.running.get(key_of(asked.part)),
+            request.part,
+            self._executor.owners.get(request.part),
+            self._executor.running.get(key_of(request.part)),
         )
-        mine = owner is not None and (owner.worker, owner.incarnation) == (session.worker, asked.incarnation)
-        if running is not None and self._carrier.manager.status(key_of(part)).state in OVER:
-            session.send(wire.Stopped(part, "it was stopped, or has failed"))
+        same_owner = owner is not None and (owner.worker, owner.incarnation) == (connection.worker, request.incarnation)
+        if running is not None and self._executor.manager.status(key_of(part)).state in ENDED:
+            connection.send(wire.Stopped(part, f"{key_of(part)} was stopped, or has failed"))
             return
-        if owner is None or running is None or not mine:
-            taken = owner is not None and owner.worker != session.worker
-            session.send(wire.Restarted(part, asked.incarnation, taken, "it was lost, and its place given up or taken"))
+        if owner is None or running is None or not same_owner:
+            taken = owner is not None and owner.worker != connection.worker
+            connection.send(
+                wire.Restarted(part, request.incarnation, taken, "its worker was lost, so this incarnation ended")
+            )
             return
-        owner.session, owner.lost_s = session, None
+        owner.connection, owner.lost_s = connection, None
         for message in (owner.started, owner.committed, owner.aborted):
             if message is not None:
-                session.send(message)
-        self._carrier.inject_again(actor_of(part), running)
+                connection.send(message)
+        self._executor.inject_again(actor_of(part), running)
 
-    def _open(self, key: str, asked: wire.Attach) -> None:
-        """Have the manager know the load or job: claimed in the catalog first."""
-        with self._carrier.lock:
-            found = self._carrier.running.get(key)
-            over = found is not None and self._carrier.manager.status(key).state in OVER
-            again = over or (found is not None and self._idle(key) and found.parts != asked.parts)
-            if found is not None and not again:
+    def _open(self, key: str, request: wire.Attach) -> None:
+        """Claim the load or job in the catalog and register it at the manager, unless it runs here already."""
+        with self._executor.lock:
+            running = self._executor.running.get(key)
+            ended = running is not None and self._executor.manager.status(key).state in ENDED
+            reopen = ended or (running is not None and self._idle(key) and running.parts != request.parts)
+            if running is not None and not reopen:
                 return
-        task = make_task(self._handle, asked, self.settings.checkpoints)
-        opened = task.open()
-        with self._carrier.lock:
-            if found is not None:
-                self._carrier.carry(self._carrier.manager.unregister(key))
-                self._carrier.submit(found.task.leave)
-            finished = [(asked.part.name, index) for index in opened.finished]
-            self._carrier.running[key] = Running(task, opened.parts, asked.part.kind, asked.part.name)
-            vertices = {asked.part.name: opened.parts}
+        managed_job = make_task(self._handle, request, self.settings.checkpoints)
+        opened = managed_job.open()
+        with self._executor.lock:
+            if running is not None:
+                self._executor.execute(self._executor.manager.unregister(key))
+                self._executor.submit(running.managed_job.leave)
+            finished = [(request.part.name, index) for index in opened.finished]
+            self._executor.running[key] = Running(managed_job, opened.parts, request.part.kind, request.part.name)
+            vertices = {request.part.name: opened.parts}
             incarnation, settings = opened.incarnation, opened.settings
-            self._carrier.carry(
-                self._carrier.manager.register(
+            self._executor.execute(
+                self._executor.manager.register(
                     key, vertices, incarnation=incarnation, settings=settings, finished=finished
                 )
             )
 
     def _idle(self, key: str) -> bool:
         """Return True if no worker owns a part of this load or job, so that the number of parts may change."""
-        return not any(key_of(part) == key for part in self._carrier.owners)
+        return not any(key_of(part) == key for part in self._executor.owners)
 
     # ---- time ----------------------------------------------------------------------------------------------------
 
     def _keep_time(self) -> None:
-        while not self._carrier.closed.is_set():
-            with self._carrier.lock:
-                self._carrier.carry(self._carrier.manager.tick())
-                self._watch()
-                due = self._carrier.manager.next_due()
+        while not self._executor.closed.is_set():
+            with self._executor.lock:
+                self._executor.execute(self._executor.manager.tick())
+                self._expire_workers()
+                due = self._executor.manager.next_due()
                 wait_s = WATCH_S if due is None else min(max(due - self._clock(), 1) / 1000, WATCH_S)
-                if not self._carrier.closed.is_set():
-                    self._carrier.wake.wait(wait_s)
+                if not self._executor.closed.is_set():
+                    self._executor.wake.wait(wait_s)
 
-    def _watch(self) -> None:
-        """Cut off workers that are silent; give up parts whose worker did not come back."""
+    def _expire_workers(self) -> None:
+        """Disconnect silent workers; fail the parts whose worker did not reconnect in time."""
         timeout_s = self.settings.timeout_ms / 1000
-        for session in list(self._sessions):
-            if session.silent_s() > timeout_s:
-                _log.warning("worker %s was silent for %.1f s and is cut off", session.worker, session.silent_s())
-                self._leave(session)
-                self._carrier.submit(session.end)
-                for part, owner in list(self._carrier.owners.items()):
-                    if owner.worker == session.worker and owner.session is None:
+        for connection in list(self._connections):
+            if connection.silent_s() > timeout_s:
+                _log.warning("worker %s is disconnected: silent for %.1f s", connection.worker, connection.silent_s())
+                self._disconnected(connection)
+                self._executor.submit(connection.end)
+                for part, owner in list(self._executor.owners.items()):
+                    if owner.worker == connection.worker and owner.connection is None:
                         self._lose(part, owner, "its worker was silent")
         now_s = monotonic_s()
-        for part, owner in list(self._carrier.owners.items()):
+        for part, owner in list(self._executor.owners.items()):
             if owner.lost_s is not None and now_s - owner.lost_s > timeout_s:
                 self._lose(part, owner, "its worker was lost")
         if now_s - self._checked_s > timeout_s:
             self._checked_s = now_s
-            for key, running in self._carrier.running.items():
-                self._carrier.submit(self._check, key, running)
+            for key, running in self._executor.running.items():
+                self._executor.submit(self._check, key, running)
 
     def _check(self, key: str, running: Running) -> None:
-        """Give up a load or job that another coordinator has taken over while parts are missing here."""
+        """Abandon a load or job that another coordinator has claimed, or that was dropped."""
         try:
-            running.task.check()
+            running.managed_job.check()
         except (Fenced, JobNotFound, LoadNotFound) as error:
-            with self._carrier.lock:
-                if self._carrier.running.get(key) is running:
-                    self._carrier.give_up(key, running, error)
+            with self._executor.lock:
+                if self._executor.running.get(key) is running:
+                    self._executor.abandon(key, running, error)
 
     def _lose(self, part: PartName, owner: Owner, reason: str) -> None:
-        running = self._carrier.running.get(key_of(part))
-        self._carrier.owners.pop(part, None)
+        running = self._executor.running.get(key_of(part))
+        self._executor.owners.pop(part, None)
         if running is not None:
-            running.news = True
-            self._carrier.rest(part, running)
-            self._carrier.carry(self._carrier.manager.fail(key_of(part), actor_of(part), owner.incarnation, reason))
+            running.has_changes = True
+            self._executor.note_part_left(part, running)
+            self._executor.execute(self._executor.manager.fail(key_of(part), actor_of(part), owner.incarnation, reason))

@@ -1,6 +1,6 @@
-"""The catalog's side of what a coordinator runs: loads and jobs, opened, decided, committed and resolved.
+"""Catalog transactions of the loads and jobs of a coordinator: open, decide, commit and resolve.
 
-Each is used by one thread at a time, but the ones of different names by different threads.
+One thread at a time uses each object; different threads may use different objects.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from epochlog.store.session.handle import Handle
 from epochlog.store.sst.segment import Segment
 
 HOPELESS = (TableFinished, TableDropped, NotWritable, LoadNotFound)
-"""Refusals of a commit that no later one can escape."""
+"""Errors of a commit that every later commit would raise too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Opened:
 
 
 class ManagedJob(Protocol):
-    """One load or job under a coordinator."""
+    """Interface of one load or job under a coordinator."""
 
     @property
     def tables(self) -> Collection[str]:
@@ -61,38 +61,41 @@ class ManagedJob(Protocol):
 
     @property
     def interval_ms(self) -> int | None:
-        """Return the time between triggers (ms), as `decide` found it last."""
+        """Return the time between triggers in ms, as of the last `decide`."""
         ...
 
-    def same(self, asked: Attach) -> None:
-        """Raise InvalidInput unless a part that attaches with these settings belongs to it."""
+    def require_match(self, request: Attach) -> None:
+        """Raise InvalidInput if a part's Attach does not match the settings of this load or job."""
         ...
 
     def open(self) -> Opened:
-        """Claim it: every earlier coordinator is fenced. JobRunning while another runner of the job is alive."""
+        """Claim the load or job, which fences every earlier coordinator.
+
+        Raises JobRunning while another runner of the job is alive.
+        """
         ...
 
     def check(self) -> None:
-        """Raises Fenced when another has claimed it since, JobNotFound or LoadNotFound when it has gone."""
+        """Raise Fenced if another coordinator has claimed it since, JobNotFound or LoadNotFound if it was dropped."""
         ...
 
     def leave(self) -> None:
-        """Note that nobody works on it here now; `decide` takes it up again."""
+        """Release the runner lease; `decide` takes it again."""
         ...
 
-    def decide(self, *, news: bool, drain: bool) -> tuple[Barrier | None, bool]:
-        """Decide its next barrier (None: nothing to do), and tell if a drain ends with that barrier.
+    def decide(self, *, has_changes: bool, drain: bool) -> tuple[Barrier | None, bool]:
+        """Return the next barrier, or None if there is nothing to do, and True if a drain ends with that barrier.
 
-        news: its parts have something to commit.
+        has_changes: its parts have something to commit.
         """
         ...
 
     def commit(self, commit: CommitBarrier) -> tuple[int, bool]:
-        """Commit; the epoch, and whether it has finished with that."""
+        """Commit; return the epoch, and True if the load or job has finished with this commit."""
         ...
 
     def resolve(self) -> int | None:
-        """Decide the fate of the commit tried last; return its epoch, or None."""
+        """Resolve the outcome of the last commit: return its epoch, or None if it has not landed and never will."""
         ...
 
     def state(self, index: int) -> PartRecord:
@@ -101,33 +104,36 @@ class ManagedJob(Protocol):
 
 
 class LoadTask:
-    """A load: its barriers are numbers of checkpoints, and it commits by root commits."""
+    """Load under a coordinator: its barriers are checkpoint numbers, and it commits by root commits."""
 
-    def __init__(self, handle: Handle, asked: Attach, settings: JobSettings) -> None:
+    def __init__(self, handle: Handle, request: Attach, settings: JobSettings) -> None:
         self._handle = handle
-        self._asked = asked
+        self._request = request
         self._settings = settings
         self.interval_ms = settings.interval_ms
         self._load: LoadRecord | None = None
-        self._number = 0  # the highest number that was given to a commit
-        self.tables: Collection[str] = tuple(sorted(asked.tables))
+        self._number = 0  # the highest checkpoint number that a commit has used
+        self.tables: Collection[str] = tuple(sorted(request.tables))
 
-    def same(self, asked: Attach) -> None:
-        mine = self._asked
-        if (asked.parts, sorted(asked.tables), asked.finish_tables) != (
-            mine.parts,
-            sorted(mine.tables),
-            mine.finish_tables,
+    def require_match(self, request: Attach) -> None:
+        ours = self._request
+        if (request.parts, sorted(request.tables), request.finish_tables) != (
+            ours.parts,
+            sorted(ours.tables),
+            ours.finish_tables,
         ):
             raise InvalidInput(
-                f"load {mine.part.name!r}: its parts must be attached with the same of, tables and finish"
+                f"load {ours.part.name!r} runs with of={ours.parts}, tables={sorted(ours.tables)} and "
+                f"finish_tables={ours.finish_tables}; attach every part of it with these"
             )
-        if asked.part.number >= mine.parts:
-            raise InvalidInput(f"load {mine.part.name!r} has the parts 0 to {mine.parts - 1}, not {asked.part.number}")
+        if request.part.number >= ours.parts:
+            raise InvalidInput(
+                f"load {ours.part.name!r} has the parts 0 to {ours.parts - 1}, not {request.part.number}"
+            )
 
     def open(self) -> Opened:
-        asked, name = self._asked, self._asked.part.name
-        declare_load(self._handle, name, asked.tables, asked.parts, finish_tables=asked.finish_tables)
+        request, name = self._request, self._request.part.name
+        declare_load(self._handle, name, request.tables, request.parts, finish_tables=request.finish_tables)
         self._load = load = claim_load(self._handle, name)
         self._number = self._handle.catalog.read(lambda view: _last_number(view, load))
         parts = self._handle.catalog.read(lambda view: load_parts(view, name))
@@ -136,15 +142,15 @@ class LoadTask:
 
     def check(self) -> None:
         assert self._load is not None
-        mine, name = self._load.incarnation, self._load.name
-        require_incarnation(self._handle.catalog.read(lambda view: get_load(view, name)), mine)
+        incarnation, name = self._load.incarnation, self._load.name
+        require_incarnation(self._handle.catalog.read(lambda view: get_load(view, name)), incarnation)
 
     def leave(self) -> None:
         """Do nothing: only coordinators claim loads."""
 
-    def decide(self, *, news: bool, drain: bool) -> tuple[Barrier | None, bool]:
+    def decide(self, *, has_changes: bool, drain: bool) -> tuple[Barrier | None, bool]:
         assert self._load is not None
-        if not news and not drain:
+        if not has_changes and not drain:
             return None, False
         before = self._load.checkpoint
         return Barrier(before, self._number + 1, "checkpoint" if before else "initial"), drain
@@ -154,11 +160,11 @@ class LoadTask:
         load, name = self._load, self._load.name
         self._number = commit.barrier.curr
 
-        def find(view: View) -> list[TableEdit]:
+        def find_edits(view: View) -> list[TableEdit]:
             edits = []
             for table_id in load.tables:
                 table = get_table(view, table_id, f"table of load {name}")
-                segments = tuple(one.labelled(1) for one in commit.segments.get(table.name, ()))
+                segments = tuple(segment.labelled(1) for segment in commit.segments.get(table.name, ()))
                 end = commit.final and load.finish_tables
                 if segments or end:
                     edits.append(TableEdit(table.id, table.name, segments, operation="load", end=end))
@@ -166,7 +172,7 @@ class LoadTask:
 
         epoch = commit_root(
             self._handle,
-            self._handle.catalog.read(find),
+            self._handle.catalog.read(find_edits),
             txn=load_txn(name, self._number),
             load=LoadCommit(
                 name,
@@ -178,27 +184,27 @@ class LoadTask:
                 commit.final,
             ),
         )
-        self._landed()
+        self._advance_checkpoint()
         return epoch, commit.final
 
     def resolve(self) -> int | None:
         assert self._load is not None
         epoch = resolve(self._handle, load_txn(self._load.name, self._number))
         if epoch is not None:
-            self._landed()
+            self._advance_checkpoint()
         return epoch
 
     def state(self, index: int) -> PartRecord:
-        name = self._asked.part.name
+        name = self._request.part.name
         return dict(self._handle.catalog.read(lambda view: load_parts(view, name))).get(index, PartRecord())
 
-    def _landed(self) -> None:
+    def _advance_checkpoint(self) -> None:
         assert self._load is not None
         self._load = replace(self._load, checkpoint=self._number)
 
 
 def _last_number(view: View, load: LoadRecord) -> int:
-    """Return the highest number that a commit of the load may have used: those after its checkpoint were given up."""
+    """Return the highest checkpoint number with a recorded outcome; numbers past the load's checkpoint were aborted."""
     number = load.checkpoint
     while has_outcome(view, load_txn(load.name, number + 1)):
         number += 1
@@ -206,35 +212,41 @@ def _last_number(view: View, load: LoadRecord) -> int:
 
 
 class JobTask:
-    """A job whose parts each refresh their share; it commits at the barriers that the catalog records."""
+    """Job under a coordinator: each part refreshes its share, and the job commits at its recorded barriers."""
 
-    def __init__(self, handle: Handle, asked: Attach, settings: JobSettings) -> None:
-        record = handle.catalog.read(lambda view: find_job(view, asked.part.name))
+    def __init__(self, handle: Handle, request: Attach, settings: JobSettings) -> None:
+        record = handle.catalog.read(lambda view: find_job(view, request.part.name))
         self._handle = handle
-        self._parts = asked.parts
+        self._parts = request.parts
         self.interval_ms: int | None = handle.interval_ms * record.interval
         self._settings = replace(settings, interval_ms=self.interval_ms)
         self._runner = JobRunner(handle, record.id, record.name)
         self._tenure = self._runner.tenure("coordinator")
-        self._run: RefreshPlan | None = None
+        self._plan: RefreshPlan | None = None
         self.tables: Collection[str] = handle.catalog.read(
             lambda view: tuple(get_table(view, table, f"output of {record.name}").name for table in record.outputs)
         )
 
-    def same(self, asked: Attach) -> None:
-        if asked.parts != self._parts:
-            raise InvalidInput(f"job {self._runner.name!r} is run by {self._parts} parts now, not by {asked.parts}")
-        if asked.part.number >= self._parts:
+    def require_match(self, request: Attach) -> None:
+        if request.parts != self._parts:
             raise InvalidInput(
-                f"job {self._runner.name!r} has the parts 0 to {self._parts - 1}, not {asked.part.number}"
+                f"job {self._runner.name!r} runs in {self._parts} parts now, not in {request.parts}; attach with "
+                f"of={self._parts}, or close its workers first"
+            )
+        if request.part.number >= self._parts:
+            raise InvalidInput(
+                f"job {self._runner.name!r} has the parts 0 to {self._parts - 1}, not {request.part.number}"
             )
 
     def open(self) -> Opened:
         record = self._runner.record()
-        served = record.runner is not None and record.runner.kind == "coordinator"
-        record = self._runner.enter(self._tenure, take_over=served)  # its parts have come here instead
-        over = record.state == "finished"
-        return Opened(record.incarnation, self._parts, frozenset(range(self._parts) if over else ()), self._settings)
+        has_coordinator = record.runner is not None and record.runner.kind == "coordinator"
+        # The job's parts attach to this coordinator now, so the earlier one may be fenced.
+        record = self._runner.enter(self._tenure, take_over=has_coordinator)
+        finished = record.state == "finished"
+        return Opened(
+            record.incarnation, self._parts, frozenset(range(self._parts) if finished else ()), self._settings
+        )
 
     def check(self) -> None:
         assert self._tenure.incarnation is not None
@@ -243,33 +255,34 @@ class JobTask:
     def leave(self) -> None:
         self._runner.leave(self._tenure)
 
-    def decide(self, *, news: bool, drain: bool) -> tuple[Barrier | None, bool]:
+    def decide(self, *, has_changes: bool, drain: bool) -> tuple[Barrier | None, bool]:
         end = record_drain(self._runner) if drain else None
-        self._run = self._runner.begin(whole=True, tenure=self._tenure)
-        job = self._runner.record() if self._run is None else self._run.job
+        self._plan = self._runner.begin(whole=True, tenure=self._tenure)
+        job = self._runner.record() if self._plan is None else self._plan.job
         self.interval_ms = self._handle.interval_ms * job.interval  # it may have been altered
-        if self._run is None:
+        if self._plan is None:
             return None, False
-        # barriers of earlier boundaries come before the one that ends it
-        return self._run.barrier, end is not None and self._run.barrier.curr >= end
+        # Barriers at earlier boundaries may precede the barrier that ends the drain.
+        return self._plan.barrier, end is not None and self._plan.barrier.curr >= end
 
     def commit(self, commit: CommitBarrier) -> tuple[int, bool]:
-        assert self._run is not None and self._run.barrier == commit.barrier
-        at = commit.barrier.curr
-        outputs: Mapping[str, tuple[Segment, ...]] = {  # labelled: reported again later they are known as committed
-            name: tuple(one.labelled(at) for one in found) for name, found in commit.segments.items()
+        assert self._plan is not None and self._plan.barrier == commit.barrier
+        label = commit.barrier.curr
+        # The label marks segments as committed if a part reports them again.
+        outputs: Mapping[str, tuple[Segment, ...]] = {
+            name: tuple(segment.labelled(label) for segment in segments) for name, segments in commit.segments.items()
         }
-        epoch = self._runner.commit(self._run, outputs, keep=True)  # what is refused is in the next attempt
+        epoch = self._runner.commit(self._plan, outputs, keep=True)  # the next attempt commits refused segments
         return epoch, self._runner.record().state == "finished"
 
     def resolve(self) -> int | None:
-        """Return the epoch of the commit if it has landed; else claim a newer incarnation, so that it never lands."""
-        runner, tenure, run = self._runner, self._tenure, self._run
-        assert run is not None
+        """Return the commit's epoch if it has landed. Else fence it with a newer incarnation and return None."""
+        runner, tenure, plan = self._runner, self._tenure, self._plan
+        assert plan is not None
 
         def body(tx: Txn) -> tuple[int | None, int | None]:
             job = get_job(tx, runner.job_id, runner.name)
-            if job.position == run.barrier.curr:
+            if job.position == plan.barrier.curr:
                 return job.position, tenure.incarnation
             if job.incarnation != tenure.incarnation:
                 return None, tenure.incarnation
@@ -284,8 +297,8 @@ class JobTask:
         return PartRecord(None, self._runner.record().state == "finished")
 
 
-def make_task(handle: Handle, asked: Attach, settings: JobSettings) -> ManagedJob:
-    """Return the load or job that a part asks to belong to. Raises JobNotFound, InvalidInput."""
-    made: ManagedJob = (LoadTask if asked.part.kind == "load" else JobTask)(handle, asked, settings)
-    made.same(asked)
-    return made
+def make_task(handle: Handle, request: Attach, settings: JobSettings) -> ManagedJob:
+    """Return the load or job of an Attach. Raises JobNotFound, InvalidInput."""
+    managed_job: ManagedJob = (LoadTask if request.part.kind == "load" else JobTask)(handle, request, settings)
+    managed_job.require_match(request)
+    return managed_job

@@ -1,4 +1,4 @@
-"""Counts what a coordinator decides, and tells it with the tables' epochs as Prometheus text (format 0.0.4)."""
+"""Metrics of a coordinator and of the tables' epochs, as Prometheus text (format 0.0.4)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from epochlog.checkpoint.manager import commands as to
+from epochlog.checkpoint.manager import commands
 from epochlog.store.catalog.protocol import View
 from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.lookups import all_tables, get_version
@@ -18,7 +18,7 @@ BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0
 
 @dataclass(slots=True)
 class _Latency:
-    """A histogram of seconds."""
+    """Histogram of seconds."""
 
     counts: list[int] = field(default_factory=lambda: [0] * len(BUCKETS_S))
     total: int = 0
@@ -40,16 +40,16 @@ class Metrics:
         self._injected: dict[tuple[str, int], int] = {}
         self._stale: dict[str, int] = defaultdict(int)
 
-    def note(self, decision: to.Decision, now_ms: int) -> None:
-        """Count a decision that is carried out now."""
+    def note(self, decision: commands.Decision, now_ms: int) -> None:
+        """Count a decision that is executed now."""
         with self._lock:
-            if isinstance(decision, to.Inject):
+            if isinstance(decision, commands.Inject):
                 self._injected[decision.job, decision.barrier_id] = now_ms
-            elif isinstance(decision, to.Announce):
+            elif isinstance(decision, commands.Announce):
                 since_ms = self._injected.pop((decision.job, decision.barrier_id), None)
                 if since_ms is not None:
                     self._latency[decision.job].observe(max(0, now_ms - since_ms) / 1000)
-            elif isinstance(decision, to.Abort):
+            elif isinstance(decision, commands.Abort):
                 self._injected.pop((decision.job, decision.barrier_id), None)
 
     def ignored(self, job: str) -> None:
@@ -57,7 +57,7 @@ class Metrics:
         with self._lock:
             self._stale[job] += 1
 
-    def text(self, handle: Handle, statuses: Iterable[to.CheckpointStatus], workers: int, now_ms: int) -> str:
+    def text(self, handle: Handle, statuses: Iterable[commands.CheckpointStatus], workers: int, now_ms: int) -> str:
         """Return all metrics as of now, as Prometheus text."""
         statuses = list(statuses)
         with self._lock:
@@ -86,7 +86,7 @@ class Metrics:
         return "\n".join(lines) + "\n"
 
 
-def _ages(statuses: Iterable[to.CheckpointStatus], now_ms: int) -> dict[str, float]:
+def _ages(statuses: Iterable[commands.CheckpointStatus], now_ms: int) -> dict[str, float]:
     return {s.job: 0.0 if s.since_ms is None else max(0, now_ms - s.since_ms) / 1000 for s in statuses}
 
 
@@ -95,22 +95,22 @@ def _tables(handle: Handle) -> Iterator[str]:
 
     def body(view: View) -> dict[str, dict[str, int]]:
         epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms())
-        found: dict[str, dict[str, int]] = {"committed_epoch": {}, "safe_epoch": {}, "lag_ms": {}}
+        values: dict[str, dict[str, int]] = {"committed_epoch": {}, "safe_epoch": {}, "lag_ms": {}}
         for table in all_tables(view):
             version = get_version(view, table.id, table.name)
-            found["committed_epoch"][table.name] = version.max_committed_epoch
-            found["safe_epoch"][table.name] = version.safe_epoch
-            found["lag_ms"][table.name] = epochs.lag_ms(table.id)
-        return found
+            values["committed_epoch"][table.name] = version.max_committed_epoch
+            values["safe_epoch"][table.name] = version.safe_epoch
+            values["lag_ms"][table.name] = epochs.lag_ms(table.id)
+        return values
 
-    told = {
+    help_texts = {
         "committed_epoch": "Newest commit of the table.",
         "safe_epoch": "Oldest epoch at which the table can be read.",
         "lag_ms": "Age of the oldest upstream change that the table does not reflect.",
     }
     for name, values in handle.catalog.read(body).items():
         metric = f"epochlog_table_{name}"
-        yield from _head(metric, "gauge", told[name])
+        yield from _head(metric, "gauge", help_texts[name])
         yield from _values(metric, "table", values)
 
 

@@ -20,8 +20,10 @@ _log = logging.getLogger("epochlog")
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSettings:
-    """Times in ms. heartbeat_ms: how often each side is heard; timeout_ms: after how long a silent worker is lost, and
-    one whose line was cut and that did not come back.
+    """Settings of a coordinator; times in ms.
+
+    heartbeat_ms: the longest time between two messages of either side. timeout_ms: the time after which a silent
+    worker is lost, and also a worker that was disconnected and has not reconnected.
     """
 
     heartbeat_ms: int = 1_000
@@ -39,14 +41,14 @@ class CoordinatorSettings:
 
 @dataclass(slots=True)
 class Owner:
-    """Owner of a part: a worker under an incarnation. lost_s: when its line was cut (monotonic seconds), or None.
+    """Owner of a part: a worker under an incarnation. lost_s: monotonic time of its disconnection in seconds, or None.
 
-    started, committed, aborted: the newest message of each kind that was sent to it; a cut line may have lost them.
+    started, committed, aborted: the newest message of each kind that was sent to it; a disconnection may lose them.
     """
 
     worker: str
     incarnation: int
-    session: WorkerConnection | None
+    connection: WorkerConnection | None
     lost_s: float | None = None
     started: wire.Started | None = None
     committed: wire.Committed | None = None
@@ -55,16 +57,17 @@ class Owner:
 
 @dataclass(slots=True)
 class Running:
-    """A load or job that the manager knows.
+    """Load or job that is registered at the manager.
 
-    unresolved: how often the outcome of a commit could not be found out since the last commit that landed.
+    has_changes: its parts may have something to commit. inject: the newest barrier that was sent to the parts.
+    unresolved: failed attempts to resolve a commit's outcome since the last successful commit.
     """
 
-    task: ManagedJob
+    managed_job: ManagedJob
     parts: int
     kind: wire.Kind
     name: str
-    news: bool = False
+    has_changes: bool = False
     inject: to.Inject | None = None
     unresolved: int = 0
 
@@ -73,25 +76,26 @@ class Running:
 
 
 def key_of(part: PartName) -> str:
-    """Return the manager's name of the load or job."""
+    """Return the name of the part's load or job at the manager."""
     return f"{part.kind}:{part.name}"
 
 
 def actor_of(part: PartName) -> to.Actor:
+    """Return the manager's name of the part."""
     return (part.name, part.number)
 
 
-def injected(inject: to.Inject, actor: to.Actor, part: PartName) -> wire.Injected:
-    """Make the message that asks one target of an Inject to report for its barrier."""
+def injected_message(inject: to.Inject, actor: to.Actor, part: PartName) -> wire.Injected:
+    """Build the message that asks one target of an Inject to report for its barrier."""
     barrier, incarnation, taken = inject.barrier, inject.targets[actor], inject.taken.get(actor, 0)
     return wire.Injected(
         part, incarnation, inject.barrier_id, barrier.prev, barrier.curr, barrier.kind, taken, inject.drain
     )
 
 
-def logged(work: Callable[..., Any], *given: Any) -> None:
-    """Do it; what it raises is a defect, and goes to the log: the thread has more to do."""
+def run_logged(function: Callable[..., Any], *args: Any) -> None:
+    """Call the function; log an exception, so that the thread can go on."""
     try:
-        work(*given)
+        function(*args)
     except Exception:  # noqa: BLE001 (a defect; the thread goes on)
-        _log.exception("the coordinator failed at %s", getattr(work, "__name__", work))
+        _log.exception("the coordinator failed in %s", getattr(function, "__name__", function))

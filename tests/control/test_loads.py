@@ -141,7 +141,7 @@ def test_a_lost_worker_ends_its_parts_and_no_others(tmp_path: Path) -> None:
         attach(lost, 0, 1, "gone")
         mine = attach(one)
         cut(lost)
-        until(lambda: server.coordinator._carrier.owners.keys() == {mine.name}, mine)
+        until(lambda: server.coordinator._executor.owners.keys() == {mine.name}, mine)
         mine.writer("clicks").upsert(rows(1))
         until(lambda: mine.epoch, mine)
         assert {one.job: dict(one.actors) for one in server.coordinator.status()}["load:gone"] == {
@@ -415,10 +415,10 @@ def test_a_silent_coordinator_is_left(tmp_path: Path) -> None:
     """A black hole: the line stands, and nothing comes. The worker opens another one by itself."""
     with served(tmp_path, settings(timeout_ms=400)) as (store, server), worker(server, store) as one:
         part = attach(one)
-        with server.coordinator._carrier.lock:
-            (session,) = server.coordinator._sessions
+        with server.coordinator._executor.lock:
+            (session,) = server.coordinator._connections
         first = one._line
-        session._line.send = lambda message: True  # pyright: ignore[reportAttributeAccessIssue]
+        session._stream.send = lambda message: True  # pyright: ignore[reportAttributeAccessIssue]
         until(lambda: one._line is not first and one.connected)
         part.writer("clicks").upsert(rows(1))
         until(lambda: part.epoch, part)
@@ -640,7 +640,7 @@ def test_what_was_asked_over_a_line_that_has_ended_is_void(tmp_path: Path, monke
         until(lambda: here[0].workers == 0)
         gone.set()
         assert done.wait(PATIENCE_S)
-        assert not here[0]._carrier.owners
+        assert not here[0]._executor.owners
         with worker(server, store) as later:
             mine = attach(later)
             mine.writer("clicks").upsert(rows(1))

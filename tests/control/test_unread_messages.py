@@ -12,7 +12,7 @@ import pytest
 import epochlog as el
 from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.coordinator import worker_connection as session_module
-from epochlog.checkpoint.coordinator.worker_connection import FRAME, WorkerConnection, weight
+from epochlog.checkpoint.coordinator.worker_connection import FRAME, WorkerConnection, memory_bytes
 from epochlog.checkpoint.worker.worker import CONTROL
 from epochlog.exchange.staged import messages as staged
 from epochlog.exchange.staged import push_handler as push_handler_module
@@ -46,8 +46,8 @@ def test_messages_for_a_worker_are_bounded_while_a_send_is_held_up(monkeypatch: 
     most = 0
     for number in range(2_000):
         session.send(wire.Started(PART, number, b"s" * 1_000, False))
-        most = max(most, sum(map(weight, session._waiting)))
-    assert most <= 1 << 20 and not session._waiting
+        most = max(most, sum(map(memory_bytes, session._queue)))
+    assert most <= 1 << 20 and not session._queue
     assert line.cut.wait(30), "it is cut"
     session.join(30)
     assert not session._thread.is_alive()
@@ -63,7 +63,7 @@ def test_what_was_sent_is_counted_no_more(monkeypatch: pytest.MonkeyPatch) -> No
     for number in range(20):
         for _ in range(50):
             session.send(wire.Pong(number))
-        until(lambda: not session._waiting and session._bytes == 0)
+        until(lambda: not session._queue and session._bytes == 0)
     assert sum(len(wire.decode(frame)) for frame in sent) == 1_000 and not line.cut.is_set()
     session.join(30)
 
