@@ -75,7 +75,7 @@ def no_groups(table: str, given: object) -> InvalidInput:
 def groups_of(schema: TableSchema, given: object, columns: Sequence[str]) -> pa.Table:
     """Return the groups of these columns, in the table's types. SchemaMismatch names a column that does not fit."""
     wanted = pa.schema([schema.schema.field(name).with_nullable(True) for name in columns])
-    return conform_table(schema.name, given, wanted, (), what="groups")
+    return conform_table(schema.name, given, wanted, (), role="groups")
 
 
 def require_touched(table: str, rows: pa.Table, groups: pa.Table) -> None:

@@ -1,1 +1,1 @@
-"""The machine: clock, file systems, processes, threads, names of files, and failpoints. It knows nothing of tables."""
+"""The machine: clock, file systems, processes, threads, names of files, and failpoints. No module here knows tables."""

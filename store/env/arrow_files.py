@@ -1,4 +1,4 @@
-"""Files in any file system of pyarrow: S3, GCS, HDFS and others."""
+"""Implementation of Files on any file system of pyarrow: S3, GCS, HDFS and others."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .paths import has_unique_name
 
 @dataclass(frozen=True, slots=True)
 class ArrowFiles:
-    """Files below `base` in a pyarrow file system. An object is durable when its store has taken it.
+    """Files below `base` in a pyarrow file system. An object is durable once the file system has accepted it.
 
-    Every request has its price there, so a name that ends with a random number is not asked for before it is written.
+    Requests cost time and money, so `write` does not check if a name that ends with a random number exists.
     """
 
     filesystem: pafs.FileSystem
@@ -31,7 +31,7 @@ class ArrowFiles:
     def write(self, path: str, data: pa.Buffer | bytes) -> None:
         full = self._full(path)
         if not has_unique_name(path) and self._is_taken(path):
-            raise FileExistsError(errno.EEXIST, "the file is there already", full)
+            raise FileExistsError(errno.EEXIST, "the file exists already", full)
         try:
             stream = self._create(full)
         except OSError as error:
@@ -65,16 +65,16 @@ class ArrowFiles:
             return self.filesystem.get_file_info(full).type == pafs.FileType.File
 
     def list(self, prefix: str = "") -> list[FileInfo]:
-        top = self._full(prefix) if prefix else self.base
-        with reading(top):
-            infos = self.filesystem.get_file_info(pafs.FileSelector(top, allow_not_found=True, recursive=True))
+        folder = self._full(prefix) if prefix else self.base
+        with reading(folder):
+            infos = self.filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True, recursive=True))
         skip = len(self.base) + 1 if self.base else 0
-        found = [
+        files = [
             FileInfo(info.path[skip:], info.size, (info.mtime_ns or 0) // 1_000_000)
             for info in infos
             if info.type == pafs.FileType.File
         ]
-        return sorted(found, key=lambda info: info.path)
+        return sorted(files, key=lambda info: info.path)
 
     def delete(self, path: str) -> None:
         full = self._full(path)
@@ -84,7 +84,7 @@ class ArrowFiles:
             return
         except OSError as error:
             if self._is_gone(path):
-                return  # some stores report what is gone as any other error
+                return  # some file systems report a missing file as another error
             raise WriteFailed(f"{full} was not deleted: {error}") from error
 
     def _full(self, path: str) -> str:
@@ -113,7 +113,7 @@ class ArrowFiles:
     def _create(self, full: str) -> pa.NativeFile:
         try:
             return self.filesystem.open_output_stream(full)
-        except FileNotFoundError:  # real folders have to be made; in object stores there are none
+        except FileNotFoundError:  # HDFS and local file systems need the folder; object stores have none
             self.filesystem.create_dir(os.path.dirname(full), recursive=True)
             return self.filesystem.open_output_stream(full)
 
@@ -122,4 +122,4 @@ class ArrowFiles:
             try:
                 undo()
             except OSError:
-                continue  # the first error is the one to tell; vacuum finds what stays
+                continue  # the caller raises the first error; vacuum deletes a file that stays

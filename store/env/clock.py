@@ -1,4 +1,4 @@
-"""Clocks: wall time in Unix ms for epochs, monotonic time for waiting. No other module asks the machine for time."""
+"""Clocks: wall time in Unix ms for epochs, monotonic time for waiting. No other module reads the machine's clock."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from datetime import timedelta
 from epochlog.errors import InvalidInput
 
 Clock = Callable[[], int]
-"""Returns Unix milliseconds. It drives epochs, boundaries, retention, leases and lag; it may jump."""
+"""Function that returns Unix milliseconds. It drives epochs, boundaries, retention, leases and lag; it may jump."""
 
 
 @dataclass(frozen=True, slots=True)
 class SystemClock:
-    """The wall clock of this machine; calling it gives Unix milliseconds."""
+    """Wall clock of this machine. A call returns Unix milliseconds."""
 
     def __call__(self) -> int:
         return time.time_ns() // 1_000_000
@@ -27,22 +27,22 @@ FOR_EVER = timedelta(days=365_000)
 
 
 def monotonic_s() -> float:
-    """Return the seconds of a clock that never jumps; only differences mean anything."""
+    """Return the seconds of a clock that never jumps. Only differences between two values have a meaning."""
     return time.monotonic()
 
 
-def seconds(value: float | timedelta, what: str) -> float:
-    """Return the seconds of a number or a timedelta; raise InvalidInput, naming the argument `what`, for others."""
+def seconds(value: float | timedelta, argument: str) -> float:
+    """Return the seconds of a number or a timedelta. Raise InvalidInput for other values; it names the `argument`."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise InvalidInput(f"{what} must be seconds >= 0 or a timedelta, not {value!r}")
+        raise InvalidInput(f"{argument} must be seconds >= 0 or a timedelta, not {value!r}")
     return float(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A moment in monotonic time after which a call stops waiting."""
+    """Point in monotonic time after which a call stops waiting."""
 
     at_s: float
 
@@ -53,7 +53,7 @@ class Deadline:
 
     @property
     def left_s(self) -> float:
-        """Return the seconds left; 0.0 once the deadline has passed."""
+        """Return the seconds until the deadline; 0.0 once it has passed."""
         return max(0.0, self.at_s - monotonic_s())
 
     @property

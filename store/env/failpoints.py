@@ -1,8 +1,8 @@
-"""Named places at which tests end this process with SIGKILL, to see what a crash there leaves behind.
+"""Failpoints: named places at which tests end this process with SIGKILL, to check the state that a crash leaves.
 
-EPOCHLOG_KILL_AT="name" or "name:n" in the environment arms one of them: the process dies there the first, or the n-th,
-time. Unarmed, a failpoint costs one comparison. To add one: a line in FAILPOINTS, a call of `hit` in the source;
-tests/faults then kill there by themselves, and fail while their scenario does not come by.
+EPOCHLOG_KILL_AT="name" or "name:n" in the environment arms one failpoint: the process dies when it is hit for the
+first, or for the n-th, time. An unarmed failpoint costs one comparison. A new failpoint needs a line in FAILPOINTS and
+a call of `hit` in the source. tests/faults then kill there too, and fail while their scenario does not hit it.
 """
 
 from __future__ import annotations
@@ -15,96 +15,96 @@ from epochlog.errors import InvalidInput
 
 FAILPOINTS: dict[str, str] = {
     # store/env
-    "folder:made": "folders are made, their names are not durable",
-    "write:created": "a file is there, nothing is in it",
+    "folder:made": "folders exist, their names are not durable",
+    "write:created": "a file exists and is empty",
     "write:half": "half of a file's bytes are written",
     "write:written": "all of a file's bytes are written, none is synced",
     "write:synced": "a file is durable, its name is not",
-    "write:done": "a file is durable, whoever asked for it does not know",
-    "delete:done": "a file is removed, whoever asked for that does not know",
+    "write:done": "a file is durable, the write has not returned",
+    "delete:done": "a file is deleted, the delete has not returned",
     # store/sst/segment_writer.py
-    "segment:written": "a segment is durable, only this process knows what it describes",
+    "segment:written": "a segment is durable, its descriptor is in this process only",
     # store/session/handle.py
     "create:before-marker": "a new store's catalog has its record, the root has no marker",
-    "create:after-marker": "a new store is complete, whoever made it does not know",
+    "create:after-marker": "a new store is complete, the call that creates it has not returned",
     # store/session/write_intents.py
-    "intent:registered": "an intent is in the catalog, nothing is written under it",
+    "intent:registered": "an intent is in the catalog, no file is written under it",
     # store/commit/root_commit.py
-    "commit:segments-written": "all files of a commit are durable, the catalog does not know of them",
+    "commit:segments-written": "all files of a commit are durable, no catalog record names them",
     "commit:before-transaction": "the commit's records are put, the catalog's transaction has not ended",
-    "commit:after-transaction": "a commit has landed, whoever asked for it does not know",
+    "commit:after-transaction": "a commit has landed, its call has not returned",
     # store/changelog/consumers.py
-    "consumer:opened": "a consumer's new incarnation is claimed, whoever asked for it does not know",
-    "consumer:acked": "an acknowledgement is durable, whoever gave it does not know",
+    "consumer:opened": "a consumer's new incarnation is claimed, the claim has not returned",
+    "consumer:acked": "an acknowledgement is durable, its call has not returned",
     # store/commit/boundaries.py
-    "seal:after": "a boundary is sealed, whoever asked for it does not know",
+    "seal:after": "a boundary is sealed, the call has not returned",
     # store/commit/table_ddl.py
-    "table:created": "a table is made, whoever asked for it does not know",
-    "table:altered": "a table's settings are altered, whoever asked for it does not know",
-    "table:dropped": "a table is dropped, its files are there",
-    "truncate:after": "a log is truncated, its files are there",
+    "table:created": "a table is created, the call has not returned",
+    "table:altered": "a table's settings are altered, the call has not returned",
+    "table:dropped": "a table is dropped, its files still exist",
+    "truncate:after": "a log is truncated, its files still exist",
     # store/compaction/executor.py
-    "compact:range-written": "the parts of a key range are written, the catalog does not know of them",
+    "compact:range-written": "the run files of a key range are written, no catalog record names them",
     "compact:range-recorded": "the progress of a compaction is in the catalog",
-    "compact:before-finish": "all parts of a compaction are written and none is in place",
-    "compact:after-finish": "a compaction has taken effect, its inputs are still there",
+    "compact:before-finish": "all run files of a compaction are written, no read uses them yet",
+    "compact:after-finish": "a compaction has taken effect, its inputs still exist",
     # store/commit/backfill.py
-    "piece:recorded": "a piece of a job's snapshot is recorded, its runner does not know",
+    "piece:recorded": "a backfill chunk of a job is recorded, the call of its runner has not returned",
     # store/commit/job_commit.py
-    "job:before-commit": "the files of a job's commit are durable, the catalog does not know of them",
-    "job:after-commit": "a job's commit has landed, its runner does not know",
+    "job:before-commit": "the files of a job's commit are durable, no catalog record names them",
+    "job:after-commit": "a job's commit has landed, the call of its runner has not returned",
     # checkpoint/job/runner.py
-    "rebuild:before-commit": "what a rebuild changes is written, the catalog does not know of it",
-    "rebuild:after-commit": "a rebuild has landed, the files that its difference was taken of are there",
+    "rebuild:before-commit": "the changes of a rebuild are written, no catalog record names their files",
+    "rebuild:after-commit": "a rebuild has landed, the files from which it computed its difference still exist",
     # store/retention/stalled_jobs.py
     "job:parked": "a job is put as parked, the transaction of retention has not ended",
-    # vacuum
-    "vacuum:marked": "unreachable files are noted as gone",
-    "vacuum:before-delete": "a file's grace is over, the file is there",
-    "vacuum:deleted": "a file is deleted, the note that it is gone is still there",
+    # store/maintenance/vacuum.py
+    "vacuum:marked": "unreachable files have their records",
+    "vacuum:before-delete": "a file's grace period is over, the file still exists",
+    "vacuum:deleted": "a file is deleted, its record as an unreachable file still exists",
 }
 
 
 @dataclass(slots=True)
 class _Armed:
     name: str
-    left: int  # how often it is still to be reached, with the time that kills
+    hits_left: int  # the last of these hits kills the process
 
 
 _armed: _Armed | None = None
 
 
 def hit(name: str) -> None:
-    """Die here if this failpoint is armed and it is its turn."""
+    """Kill this process if the failpoint is armed and this is the hit that it waits for."""
     if _armed is not None:
         _count_down(_armed, name)
 
 
 def is_armed(name: str) -> bool:
-    """Return True if the failpoint is armed. Only then a caller splits work in two, for `hit` to kill in between."""
+    """Return True if the failpoint is armed: its caller then splits its work in two, for `hit` to kill in between."""
     return _armed is not None and _armed.name == name
 
 
-def arm(what: str | None) -> None:
-    """Arm "name" or "name:n" (None: nothing), instead of what was armed before."""
-    global _armed  # noqa: PLW0603  a process has one way to die
-    _armed = _parse(what) if what else None
+def arm(spec: str | None) -> None:
+    """Arm the failpoint "name" or "name:n" and disarm the one before it; None only disarms."""
+    global _armed  # noqa: PLW0603  a process has one armed failpoint
+    _armed = _parse(spec) if spec else None
 
 
-def _parse(what: str) -> _Armed:
-    name, colon, turn = what.rpartition(":")
-    if not (colon and turn.isdigit()):
-        name, turn = what, "1"
-    if name not in FAILPOINTS or int(turn) < 1:
-        raise InvalidInput(f"EPOCHLOG_KILL_AT={what!r} is no failpoint; there are {', '.join(FAILPOINTS)}")
-    return _Armed(name, int(turn))
+def _parse(spec: str) -> _Armed:
+    name, separator, count = spec.rpartition(":")
+    if not (separator and count.isdigit()):
+        name, count = spec, "1"
+    if name not in FAILPOINTS or int(count) < 1:
+        raise InvalidInput(f"EPOCHLOG_KILL_AT={spec!r} names no failpoint; choose one of {', '.join(FAILPOINTS)}")
+    return _Armed(name, int(count))
 
 
 def _count_down(armed: _Armed, name: str) -> None:
     assert name in FAILPOINTS, f"failpoint {name!r} is not registered"
     if name == armed.name:
-        armed.left -= 1
-        if armed.left == 0:
+        armed.hits_left -= 1
+        if armed.hits_left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""Protocol of files under one root, and the errors and checks that all implementations of it share."""
+"""Protocol of files under one root, with the errors and checks that all implementations share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .os_refusals import is_missing, read_failed
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """A file as a listing shows it: path relative to the root, size in bytes, time of its last change in Unix ms."""
+    """Entry of a listing: path relative to the root, size in bytes, time of the last change in Unix ms."""
 
     path: str
     size: int
@@ -27,28 +27,29 @@ class FileInfo:
 class Files(Protocol):
     """Files under one root, by relative path with /. Immutable and picklable: Spark's workers receive it.
 
-    Files are written once, under final unique names, and are never changed or renamed. Reading a file that is not
-    there raises FileNotFoundError, a store that does not answer or refuses ReadFailed; a path that would leave the root
-    InvalidInput.
+    Files are written once, under final unique names, and are never changed or renamed. A read raises FileNotFoundError
+    for a missing file, and ReadFailed if the file system does not answer or refuses. Every call raises InvalidInput for
+    a path that escapes the root.
     """
 
     remote: ClassVar[bool]
-    """Whether a read is a download; else it maps the file into memory."""
+    """True if a read is a download; else a read maps the file into memory."""
 
     @property
     def place(self) -> str:
-        """Return the root without passwords, for messages and as the name of the root in caches."""
+        """Return the root without passwords, for messages and for the keys of caches."""
         ...
 
     def write(self, path: str, data: pa.Buffer | bytes) -> None:
-        """Write a new file and the folders above it; it is durable on return. FileExistsError if the path is taken.
+        """Write a new file and the folders above it; the file is durable on return.
 
-        WriteFailed names path and reason. A sync that failed is not tried again; the file is removed if that can be.
+        Raises FileExistsError if the path exists, and WriteFailed, which names path and reason. A failed sync is not
+        repeated: the file is deleted if that is possible.
         """
         ...
 
     def read(self, path: str) -> pa.Buffer:
-        """Return the whole file, mapped into memory if it is local."""
+        """Return all bytes of the file, mapped into memory if the file is local."""
         ...
 
     def open_input(self, path: str) -> pa.NativeFile:
@@ -58,13 +59,13 @@ class Files(Protocol):
     def size(self, path: str) -> int: ...
 
     def stamp(self, path: str) -> tuple[str | int, ...]:
-        """Return values that identify the file's present bytes: they change with every write to the file."""
+        """Return values that identify the file's current bytes: they change with every write to the file."""
         ...
 
     def exists(self, path: str) -> bool: ...
 
     def list(self, prefix: str = "") -> list[FileInfo]:
-        """List all files below a folder ("" is the root), sorted by path; none if the folder does not exist."""
+        """List all files below a folder ("" is the root), sorted by path; an empty list if the folder is missing."""
         ...
 
     def delete(self, path: str) -> None:
@@ -75,17 +76,17 @@ class Files(Protocol):
 def inside_root(path: str) -> str:
     """Return `path` if it is a plain path inside the root; else raise InvalidInput."""
     if not path or path.startswith("/") or "\0" in path or "\\" in path or "//" in path or path.endswith("/"):
-        raise InvalidInput(f"{path!r} is no path inside the store")
+        raise InvalidInput(f"path {path!r} escapes the store root or is not a plain relative path with /")
     if any(part in (".", "..") for part in path.split("/")):
-        raise InvalidInput(f"{path!r} is no path inside the store")
+        raise InvalidInput(f"path {path!r} escapes the store root or is not a plain relative path with /")
     return path
 
 
 def write_failed(path: str, error: Exception) -> WriteFailed:
     reason = getattr(error, "strerror", None) or str(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return WriteFailed(f"{path} was not written: the disk is full ({reason}); make room and write again")
-    return WriteFailed(f"{path} was not written: {reason}; nothing of it is visible, write again when that is mended")
+        return WriteFailed(f"{path} was not written: the disk is full ({reason}); free some space and write again")
+    return WriteFailed(f"{path} was not written: {reason}; no reader sees any of it. Fix the cause and write again")
 
 
 @contextmanager

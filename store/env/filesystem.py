@@ -1,4 +1,4 @@
-"""The files of a root: in a local folder, or in the file system that its URI names."""
+"""Opening the Files of a root: a local folder, or the file system that its URI names."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ DURABILITIES = ("disk", "os")
 
 
 def open_files(root: str | Path, durability: str = "disk") -> Files:
-    """Return the Files of a local path, a file:// URI, or a URI that pyarrow.fs knows (s3://, gs://, hdfs://…). Nothing
-    is created or read.
+    """Return the Files of a local path, a file:// URI, or a URI that pyarrow.fs knows (s3://, gs://, hdfs://…).
 
-    durability "disk": a write survives power loss; "os": it survives the end of the process.
+    It creates and reads no file. With durability "disk" a write survives power loss; with "os" it survives the end of
+    the process.
     """
     if durability not in DURABILITIES:
         raise InvalidInput(f"durability must be one of {DURABILITIES}, not {durability!r}")
@@ -33,21 +33,21 @@ def open_files(root: str | Path, durability: str = "disk") -> Files:
     try:
         parts = urlsplit(text)
     except ValueError as error:
-        raise InvalidInput(f"root {redact_url(text)!r} cannot be used: {without_secrets(error, text)}") from None
+        raise InvalidInput(f"root {redact_url(text)!r} is no valid URI: {without_secrets(error, text)}") from None
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost"):
-            raise InvalidInput(f"root {text!r}: a file:// URI names no other host; write file:///path")
+            raise InvalidInput(f"root {text!r}: a file:// URI cannot name another host; write file:///path")
         return LocalFiles(os.path.abspath(unquote(parts.path)), durability)
     try:
         filesystem, base = pafs.FileSystem.from_uri(_with_less_requests(text))
-    except (pa.ArrowException, ValueError, OSError) as error:  # which quotes what it was given
+    except (pa.ArrowException, ValueError, OSError) as error:  # pyarrow quotes the URI, secrets included
         reason = without_secrets(without_secrets(error, _with_less_requests(text)), text)
-        raise InvalidInput(f"root {redact_url(text)!r} cannot be used: {reason}") from None
+        raise InvalidInput(f"root {redact_url(text)!r} cannot be opened: {reason}") from None
     return ArrowFiles(filesystem, base.rstrip("/"), redact_url(text))
 
 
 def _with_less_requests(uri: str) -> str:
-    """Add the option to an S3 URI with which a small object is written in one request."""
+    """Add an option to an S3 URI: pyarrow then writes a small object in one request."""
     if not uri.startswith("s3://") or "allow_delayed_open=" in uri:
         return uri
     return f"{uri}{'&' if urlsplit(uri).query else '?'}allow_delayed_open=true"

@@ -1,4 +1,4 @@
-"""Files in a local folder. This is the only module that opens, syncs, lists and deletes them."""
+"""Implementation of Files on a local folder. No other module opens, syncs, lists or deletes local files."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from .files import FileInfo, inside_root, reading, write_failed
 from .os_refusals import is_missing, read_failed
 
 _SYNCED_LIMIT = 10_000
-_synced: set[str] = set()  # folders whose names this process has seen to be durable
+_synced: set[str] = set()  # folders whose names this process has made durable
 _synced_lock = threading.Lock()
 
 
 def make_private_dir(folder: str | Path, *, sync: bool = True) -> None:
-    """Make a folder (0700) and what is missing above it. With `sync` the names of all of them are durable on return."""
+    """Make a folder (0700) and the missing folders above it. With `sync` the names of all are durable on return."""
     folder = os.path.abspath(folder)
-    made = _make_dirs(folder)
-    if made:
+    created = _make_dirs(folder)
+    if created:
         hit("folder:made")
     if not sync:
         return
     with _synced_lock:
-        if folder in _synced and not made:
+        if folder in _synced and not created:
             return
-    # Names that another process has just made may not be durable yet, so an existing folder is synced once, too.
+    # Another process may have made an existing folder just now, and not synced it: sync it once.
     sync_dir(os.path.dirname(folder))
-    for parent in made:
+    for parent in created:
         sync_dir(os.path.dirname(parent))
     with _synced_lock:
         if len(_synced) >= _SYNCED_LIMIT:
@@ -50,15 +50,15 @@ def _make_dirs(folder: str) -> list[str]:
     while not os.path.isdir(folder):
         missing.append(folder)
         folder = os.path.dirname(folder)
-    made = []
-    for name in reversed(missing):
+    created = []
+    for path in reversed(missing):
         try:
-            os.mkdir(name, 0o700)
+            os.mkdir(path, 0o700)
         except FileExistsError as error:
-            if not os.path.isdir(name):
-                raise NotADirectoryError(errno.ENOTDIR, f"{name} is not a folder", name) from error
-        made.append(name)  # made by another at the same moment: no reason to take its name for durable
-    return made
+            if not os.path.isdir(path):
+                raise NotADirectoryError(errno.ENOTDIR, f"{path} is not a folder", path) from error
+        created.append(path)  # also if another process made it just now: its name may not be durable
+    return created
 
 
 def sync_dir(folder: str | Path) -> None:
@@ -72,7 +72,7 @@ def sync_dir(folder: str | Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LocalFiles:
-    """Files in a local folder, read through memory maps. Files are 0600, folders 0700."""
+    """Files in a local folder, read through memory maps. The mode of files is 0600, that of folders 0700."""
 
     root: str
     durability: str = "disk"
@@ -105,7 +105,7 @@ class LocalFiles:
             if disk:
                 sync_dir(os.path.dirname(full))
         except OSError as error:
-            _try_remove(full)
+            _try_delete(full)
             raise write_failed(full, error) from error
         hit("write:done")
 
@@ -142,19 +142,19 @@ class LocalFiles:
             return False
 
     def list(self, prefix: str = "") -> list[FileInfo]:
-        top = self._full(prefix) if prefix else self.root
-        found = []
-        for folder, _, names in os.walk(top, onerror=_refuse_to_list):
+        start = self._full(prefix) if prefix else self.root
+        files = []
+        for folder, _, names in os.walk(start, onerror=_refuse_to_list):
             for name in names:
                 full = os.path.join(folder, name)
                 try:
                     with reading(full):
                         status = os.stat(full, follow_symlinks=False)
                 except FileNotFoundError:
-                    continue  # deleted while the listing ran
+                    continue  # deleted during the listing
                 path = os.path.relpath(full, self.root).replace(os.sep, "/")
-                found.append(FileInfo(path, status.st_size, status.st_mtime_ns // 1_000_000))
-        return sorted(found, key=lambda info: info.path)
+                files.append(FileInfo(path, status.st_size, status.st_mtime_ns // 1_000_000))
+        return sorted(files, key=lambda info: info.path)
 
     def delete(self, path: str) -> None:
         full = self._full(path)
@@ -173,13 +173,13 @@ class LocalFiles:
         """Make the root and every folder down to the file."""
         disk = self.durability == "disk"
         folder = os.path.dirname(full)
-        below = PurePosixPath(folder).relative_to(self.root).parts
-        for depth in range(len(below) + 1):
-            make_private_dir(os.path.join(self.root, *below[:depth]), sync=disk)
+        parts = PurePosixPath(folder).relative_to(self.root).parts
+        for depth in range(len(parts) + 1):
+            make_private_dir(os.path.join(self.root, *parts[:depth]), sync=disk)
 
 
 def _size_of(full: str) -> int:
-    """Return the bytes of a regular file; raise FileNotFoundError for a folder or anything else."""
+    """Return the size in bytes of a regular file; raise FileNotFoundError for any other kind of path."""
     status = os.stat(full)
     if not stat.S_ISREG(status.st_mode):
         raise FileNotFoundError(errno.ENOENT, "no such file", full)
@@ -195,14 +195,14 @@ def _write_all(handle: int, data: memoryview) -> None:
         view = view[os.write(handle, view) :]
 
 
-def _try_remove(path: str) -> None:
+def _try_delete(path: str) -> None:
     try:
         os.unlink(path)
     except OSError:
-        return  # the first error is the one to tell; vacuum finds what stays
+        return  # the caller raises the first error; vacuum deletes a file that stays
 
 
 def _refuse_to_list(error: OSError) -> None:
-    """Raise the ReadFailed for a folder that cannot be listed; ignore one that was deleted meanwhile."""
+    """Raise ReadFailed for a folder that cannot be listed; ignore a folder that was deleted during the listing."""
     if not is_missing(error):
         raise read_failed(str(error.filename), error) from error

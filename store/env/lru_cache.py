@@ -9,53 +9,52 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-Name = tuple[object, ...]
+CacheKey = tuple[object, ...]
 
 
 class LRUCache(Generic[T]):
-    """Thread-safe LRU cache bounded by bytes. A name must identify the content of its value. A forked child starts with
-    an empty cache. It lives as long as the process.
+    """Thread-safe LRU cache bounded by bytes. It lives as long as the process; a forked child starts with an empty one.
+
+    A key must identify the content of its value. size_of: returns the bytes of a value.
     """
 
-    def __init__(self, limit_bytes: int, weigh: Callable[[T], int]) -> None:
+    def __init__(self, limit_bytes: int, size_of: Callable[[T], int]) -> None:
         self._limit = limit_bytes
-        self._weigh = weigh
-        self._start()
-        os.register_at_fork(after_in_child=self._start)  # another thread may have been in the middle of a change
+        self._size_of = size_of
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)  # another thread may have held the lock at the fork
 
-    def _start(self) -> None:
+    def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Name, tuple[T, int]] = OrderedDict()
+        self._entries: OrderedDict[CacheKey, tuple[T, int]] = OrderedDict()
         self._bytes = 0
 
     @property
     def bytes(self) -> int:
         return self._bytes
 
-    def get(self, name: Name) -> T | None:
+    def get(self, key: CacheKey) -> T | None:
         with self._lock:
-            found = self._kept.get(name)
-            if found is None:
+            entry = self._entries.get(key)
+            if entry is None:
                 return None
-            self._kept.move_to_end(name)
-            return found[0]
+            self._entries.move_to_end(key)
+            return entry[0]
 
-    def drop(self) -> None:
+    def clear(self) -> None:
         """Remove all entries."""
         with self._lock:
-            self._kept.clear()
+            self._entries.clear()
             self._bytes = 0
 
-    def put(self, name: Name, thing: T) -> None:
-        """Add an entry and evict the least recently used ones above the bound; a value larger than the bound is not
-        added.
-        """
-        size = self._weigh(thing)
+    def put(self, key: CacheKey, value: T) -> None:
+        """Add an entry and evict the least recently used ones above the bound. Do not add a value above the bound."""
+        size = self._size_of(value)
         if size > self._limit:
             return
         with self._lock:
-            old = self._kept.pop(name, None)
-            self._bytes += size - (old[1] if old is not None else 0)
-            self._kept[name] = thing, size
+            replaced = self._entries.pop(key, None)
+            self._bytes += size - (replaced[1] if replaced is not None else 0)
+            self._entries[key] = value, size
             while self._bytes > self._limit:
-                self._bytes -= self._kept.popitem(last=False)[1][1]
+                self._bytes -= self._entries.popitem(last=False)[1][1]

@@ -1,7 +1,7 @@
 """Classification of read errors: a refusal by the system (EMFILE, ENOMEM, EACCES, …) is no evidence of a damaged file.
 
-Every error of a file system or of Arrow that a read meets is judged here, so that a transient refusal is never told as
-`Corrupt`. Arrow says an errno in the error's field, in its text ("[errno 24]"), or by its words alone.
+Every read passes its errors of the file system and of Arrow through this module, so that a transient refusal is never
+reported as `Corrupt`. Arrow gives an errno in the error's field, in its text ("[errno 24]"), or only as its message.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import re
 from epochlog.errors import Corrupt, ReadFailed
 
 _IN_TEXT = re.compile(r"\[errno (\d+)\]", re.IGNORECASE)
-_BY_WORDS = {os.strerror(code): code for code in sorted(errno.errorcode, reverse=True)}
+_CODE_OF_TEXT = {os.strerror(code): code for code in sorted(errno.errorcode, reverse=True)}
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 _ADVICE = {
     errno.EMFILE: "Raise the limit of open files of this process (ulimit -n), or close some",
-    errno.ENFILE: "This machine has no more open files to give; close some (fs.file-max is the limit)",
-    errno.ENOMEM: "Give this process more memory, or ask for less at a time",
-    errno.EACCES: "Let this user read it",
-    errno.EPERM: "Let this user read it",
+    errno.ENFILE: "Close some open files on this machine, or raise its limit (fs.file-max)",
+    errno.ENOMEM: "Give this process more memory, or read less at a time",
+    errno.EACCES: "Give this user the right to read it",
+    errno.EPERM: "Give this user the right to read it",
 }
 
 
 def errno_of(error: BaseException) -> int | None:
-    """Return the errno of the system's refusal; None for an error about content."""
+    """Return the errno of a refusal by the system; None for an error about the file's content."""
     if isinstance(error, MemoryError):
         return errno.ENOMEM
     if not isinstance(error, OSError):
@@ -33,8 +33,8 @@ def errno_of(error: BaseException) -> int | None:
     if error.errno is not None:
         return error.errno
     text = str(error)
-    told = _IN_TEXT.search(text)
-    return int(told[1]) if told else _BY_WORDS.get(text.rpartition(": ")[2])
+    match = _IN_TEXT.search(text)
+    return int(match[1]) if match else _CODE_OF_TEXT.get(text.rpartition(": ")[2])
 
 
 def is_missing(error: OSError) -> bool:
@@ -43,17 +43,17 @@ def is_missing(error: OSError) -> bool:
 
 
 def read_failed(path: str, error: BaseException) -> ReadFailed:
-    """Return the ReadFailed for a read that the system refused: the path, the reason with its errno, and advice."""
+    """Return the ReadFailed for a read that the system refused. It names the path, the reason, the errno and a cure."""
     code = errno_of(error)
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     if code is not None:
         reason = f"{reason} ({errno.errorcode.get(code, code)})"
-    advice = _ADVICE.get(code or 0, "Mend that")
-    return ReadFailed(f"{path} cannot be read: {reason}; nothing is known to be damaged. {advice}, then try again")
+    advice = _ADVICE.get(code or 0, "Fix the cause")
+    return ReadFailed(f"{path} cannot be read: {reason}; this is no sign of damage. {advice}, then try again")
 
 
 def undecodable(path: str, error: BaseException) -> Corrupt | ReadFailed:
-    """Return the error for bytes that cannot be decoded: ReadFailed if the system refused memory, else Corrupt."""
+    """Return the error for bytes that cannot be decoded: ReadFailed if memory was refused, else Corrupt."""
     if errno_of(error) is not None:
         return read_failed(path, error)
     return Corrupt(path, f"it cannot be decoded ({error})")

@@ -13,13 +13,13 @@ B = TypeVar("B")
 
 MOST_THREADS = 8
 WORTH_ROWS = 1 << 16
-"""Fewer rows than these are done before another thread has begun."""
+"""Smallest number of rows for which a thread is worth its start."""
 
 
 def parallel_map(work: Callable[[A], B], items: Sequence[A], rows: int) -> list[B]:
-    """Return `work` of each item, in order; on several threads if `rows`, the total, is worth it.
+    """Return `work` of each item, in order. Use several threads if `rows`, the total, is at least WORTH_ROWS.
 
-    The threads end with the call: a process that forks later has none of them to lose.
+    The threads end with the call, so a later fork of the process is safe.
     """
     threads = min(pa.cpu_count(), MOST_THREADS, len(items))
     if rows < WORTH_ROWS or threads < 2:

@@ -1,4 +1,4 @@
-"""Names of the files and folders of a store, made and taken apart. Paths are relative to the root.
+"""Names of the files and folders of a store: building and parsing them. Paths are relative to the root.
 
     epochlog.json                                             the marker
     catalog/data.mdb, catalog/lock.mdb                        an LMDB catalog
@@ -15,7 +15,7 @@ import uuid
 
 MARKER = "epochlog.json"
 CATALOG_FOLDER = "catalog"
-"""Name of the folder of an LMDB catalog in the root, and of the folder of shipped records in a store's folder."""
+"""Folder of an LMDB catalog in the root, and folder of the shipped records in a store's folder."""
 LMDB_DATA, LMDB_LOCK = "data.mdb", "lock.mdb"
 
 SEGMENT_ENDING, RUN_ENDING, SHIPPED_ENDING = ".arrow", ".parquet", ".dump"
@@ -39,7 +39,7 @@ def name_of(path: str) -> str:
 
 
 def folder_of(path: str) -> str:
-    """Return the path of the folder that a file lies in."""
+    """Return the path of a file's folder."""
     return path.rsplit("/", 1)[0]
 
 
@@ -57,26 +57,26 @@ def table_folder(store_id: str, table_id: int) -> str:
 
 
 def file_name(intent: str, ending: str) -> str:
-    """Return a final, unique name for a new file: nothing is ever renamed."""
+    """Return a final, unique name for a new file. Files are never renamed."""
     return f"{intent}-{uuid.uuid4().hex}{ending}"
 
 
 def has_unique_name(path: str) -> bool:
-    """Return True if the path ends with a random number, as a data file does: then no other file has that name."""
+    """Return True if the path ends with a random number, as the names of data files do: no other file has its name."""
     return _UNIQUE_END.search(path) is not None
 
 
 def intent_of(path: str) -> str:
-    """Return the intent that a file was written under; "" when its name tells none."""
+    """Return the write intent in a file's name; "" if the name has none."""
     name = name_of(path)
     return name[:32] if name[32:33] == "-" else ""
 
 
 def table_of(store_id: str, path: str) -> int | None:
-    """Return the table whose data file this is, by its name; None for anything else."""
-    folder, slash, rest = path.partition("/")
-    found = _DATA_FILE.fullmatch(rest) if slash and folder == store_id else None
-    return None if found is None else int(found[1], 16)
+    """Return the table id in the path of a data file; None for any other path."""
+    folder, slash, data_path = path.partition("/")
+    match = _DATA_FILE.fullmatch(data_path) if slash and folder == store_id else None
+    return None if match is None else int(match[1], 16)
 
 
 def is_segment_path(path: str) -> bool:
@@ -85,9 +85,9 @@ def is_segment_path(path: str) -> bool:
 
 
 def end_of_file_path(text: str) -> int | None:
-    """Return the index in the text behind the first path of a file of a table; None when there is no such path."""
-    found = _PATH_IN_TEXT.search(text)
-    return None if found is None else found.end()
+    """Return the index in the text after the first path of a table's file; None if the text has no such path."""
+    match = _PATH_IN_TEXT.search(text)
+    return None if match is None else match.end()
 
 
 # ---- shipped records of a catalog --------------------------------------------------------------------------------
@@ -99,16 +99,16 @@ def ship_folder(store_id: str) -> str:
 
 
 def ship_path(store_id: str, generation: str, since: int, version: int) -> str:
-    """Return the path of the shipped records of a generation that were written after `since`, through `version`."""
+    """Return the path of the shipped records of a generation: those written after `since`, through `version`."""
     return f"{ship_folder(store_id)}/{generation}-{since:016x}-{version:016x}{SHIPPED_ENDING}"
 
 
 def is_shipped(store_id: str, path: str) -> bool:
-    """Return True for a file that lies where shipped records lie, and ends as they do."""
+    """Return True for a file in the folder of shipped records that has their ending."""
     return path.startswith(f"{ship_folder(store_id)}/") and path.endswith(SHIPPED_ENDING)
 
 
 def shipped_of(path: str) -> tuple[str, int, int] | None:
-    """Return the generation, since and version of a file of shipped records; None when its name is another one."""
-    found = _SHIPPED_NAME.fullmatch(name_of(path))
-    return None if found is None else (found[1], int(found[2], 16), int(found[3], 16))
+    """Return the generation, since and version in the name of a file of shipped records; None for another name."""
+    match = _SHIPPED_NAME.fullmatch(name_of(path))
+    return None if match is None else (match[1], int(match[2], 16), int(match[3], 16))

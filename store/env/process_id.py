@@ -1,4 +1,4 @@
-"""Identity of a process, by which another process of this machine can tell at once that it has died."""
+"""Identity of a process. Another process of this machine detects by it at once that the process has died."""
 
 from __future__ import annotations
 
@@ -10,25 +10,23 @@ _PROC = Path("/proc")
 
 def identity() -> str:
     """Return this process's identity: boot id and pid namespace, pid, and start time in clock ticks."""
-    return f"{_machine()} {os.getpid()} {_began(os.getpid())}"
+    return f"{_machine()} {os.getpid()} {_start_ticks(os.getpid())}"
 
 
 def has_died(identity: str) -> bool:
-    """Return True if the process is known to have ended: it ran on this machine and is gone. For a process of another
-    machine return False.
-    """
-    machine, _, rest = identity.rpartition(" ")[0].rpartition(" ")
-    pid, began = rest, identity.rpartition(" ")[2]
-    return bool(machine) and machine == _machine() and pid.isdecimal() and _began(int(pid)) != began
+    """Return True if the process ran on this machine and has ended; False for a process of another machine."""
+    machine, _, pid = identity.rpartition(" ")[0].rpartition(" ")
+    start = identity.rpartition(" ")[2]
+    return bool(machine) and machine == _machine() and pid.isdecimal() and _start_ticks(int(pid)) != start
 
 
 def is_this(identity_: str) -> bool:
-    """Return True if the identity is this process's; False where the system gives no identity."""
+    """Return True if the identity is that of this process; False if the system hides the boot id."""
     return bool(_machine()) and identity_ == identity()
 
 
 def _machine() -> str:
-    """Return the boot id and the pid namespace; "" where the system hides them: no process counts as dead then."""
+    """Return the boot id and the pid namespace; "" if the system hides them. No process counts as dead then."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.stat(_PROC / 'self/ns/pid').st_ino}"
@@ -36,10 +34,10 @@ def _machine() -> str:
         return ""
 
 
-def _began(pid: int) -> str:
-    """Return the start time of a process, in clock ticks since boot; "" if there is none, or if it is a zombie."""
+def _start_ticks(pid: int) -> str:
+    """Return the start time of a process, in clock ticks since boot; "" for a missing process or a zombie."""
     try:
-        state, *rest = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-        return "" if state in "ZX" else rest[18]
+        state, *fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        return "" if state in "ZX" else fields[18]
     except (OSError, IndexError):
         return ""

@@ -1,4 +1,4 @@
-"""Base class of objects that belong to one process: pickling one raises InvalidInput; leaving it open warns."""
+"""Objects that belong to one process: pickling one raises InvalidInput, and forgetting to close one warns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class OneProcess:
     """Base class of objects that hold an open store: pickling one raises InvalidInput."""
 
     _instead: ClassVar[str] = "send store.root (and the catalog's URL), and open it there with epochlog.open"
-    """What to send to another process, for people."""
+    """Advice for the error message: the values to send to another process in place of the object."""
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise InvalidInput(
@@ -21,6 +21,6 @@ class OneProcess:
         )
 
 
-def warn_unclosed(found: object) -> None:
-    """Issue a ResourceWarning for an unclosed object. Nothing is closed, for others may still read by it."""
-    warnings.warn(f"unclosed {found!r}: close it, or use it in a `with` block", ResourceWarning, 3, source=found)
+def warn_unclosed(handle: object) -> None:
+    """Issue a ResourceWarning for an unclosed object. The object stays open: other objects may still read by it."""
+    warnings.warn(f"unclosed {handle!r}: close it, or use it in a `with` block", ResourceWarning, 3, source=handle)

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from epochlog.errors import Corrupt
 from epochlog.store.env.files import Files
-from epochlog.store.env.lru_cache import Name
+from epochlog.store.env.lru_cache import CacheKey
 from epochlog.store.types.key_codec import Key, KeyCodec, contiguous, search
 from epochlog.store.types.schema import TableSchema
 
@@ -73,7 +73,7 @@ def compression(files: Files, *, seldom_read: bool = False) -> Literal["lz4", "z
     return "zstd" if files.remote or seldom_read else "lz4"
 
 
-def identity(files: Files, path: str, size: int, crc32: int) -> Name:
+def identity(files: Files, path: str, size: int, crc32: int) -> CacheKey:
     """Return a name for the file's present content: facts read from it hold as long as its name stays equal."""
     if files.remote:
         return files.place, path, size, crc32

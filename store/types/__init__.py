@@ -1,1 +1,1 @@
-"""Values: epochs and sets of them, schemas, column types, encoded keys. Pure functions."""
+"""Pure functions on epochs, sets of epochs, schemas, column types and encoded keys."""

@@ -17,29 +17,29 @@ from .column_types import children, fits, has_required_children, parquet_is_narr
 from .python_rows import from_keys, from_rows
 
 MAX_KEY_BYTES = 16_384
-"""Bytes that the string, binary and fixed-size binary values of one row's key may have together."""
+"""Largest total bytes of the string, binary and fixed-size binary values of one row's key."""
 MAX_ROW_BYTES = 64 << 20
-"""Bytes that the string, binary and fixed-size binary values of one row may have together."""
+"""Largest total bytes of the string, binary and fixed-size binary values of one row."""
 MAX_BATCH_BYTES = 2_147_483_647
-"""Arrow bytes of one upsert or delete; what 32-bit offsets can address."""
+"""Largest Arrow bytes of one upsert or delete: the range of 32-bit offsets."""
 
 _T = pa.types
 
 
 def conform_table(
-    table: str, data: object, wanted: pa.Schema, primary_key: Sequence[str], what: str = "data"
+    table: str, data: object, target: pa.Schema, primary_key: Sequence[str], role: str = "data"
 ) -> pa.Table:
-    """Convert `data` to a pa.Table of exactly `wanted`; see TableSchema.conform."""
-    given = as_table(table, data, wanted, what)
-    _check_names(table, given, wanted, what)
-    columns = [_column(table, given, field, field.name in primary_key) for field in wanted]
-    conformed = pa.Table.from_arrays(columns, schema=wanted)
+    """Convert `data` to a pa.Table with exactly the schema `target`; see TableSchema.conform."""
+    rows = as_table(table, data, target, role)
+    _check_names(table, rows, target, role)
+    columns = [_conform_column(table, rows, field, field.name in primary_key) for field in target]
+    conformed = pa.Table.from_arrays(columns, schema=target)
     _check_sizes(table, conformed, primary_key)
     return conformed
 
 
-def as_table(table: str, data: Any, wanted: pa.Schema, what: str = "data") -> pa.Table:
-    """Convert Arrow-shaped `data` to a pa.Table with the types it has; also a list of dicts, and keys as scalars."""
+def as_table(table: str, data: Any, target: pa.Schema, role: str = "data") -> pa.Table:
+    """Convert `data` to a pa.Table of its own types: Arrow-shaped data, a list of dicts, or keys as scalars."""
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, pa.RecordBatch):
@@ -48,41 +48,41 @@ def as_table(table: str, data: Any, wanted: pa.Schema, what: str = "data") -> pa
         return data.read_all()
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(data, pandas.DataFrame):
-        return _from_pandas(table, data, wanted)
-    made = from_rows(table, data, wanted)
-    if made is None and what == "keys":
-        made = from_keys(table, data, wanted)
-    if made is not None:
-        return made
+        return _from_pandas(table, data, target)
+    rows = from_rows(table, data, target)
+    if rows is None and role == "keys":
+        rows = from_keys(table, data, target)
+    if rows is not None:
+        return rows
     if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
         try:
             return pa.table(data)
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-            raise SchemaMismatch(f"table {table}: the data cannot be taken over as Arrow: {error}") from error
+            raise SchemaMismatch(f"table {table}: the data cannot be read as Arrow: {error}") from error
     raise InvalidInput(
         f"table {table}: {type(data).__name__} is not tabular; pass a pyarrow Table, RecordBatch or RecordBatchReader, "
         "a pandas or polars DataFrame, a list of dicts, or an object with __arrow_c_stream__"
         + "; or keys as scalars or tuples"
-        * (what == "keys")
+        * (role == "keys")
     )
 
 
-def _from_pandas(table: str, frame: Any, wanted: pa.Schema) -> pa.Table:
-    levels = [name for name in frame.index.names if name in wanted.names and name not in frame.columns]
+def _from_pandas(table: str, frame: Any, target: pa.Schema) -> pa.Table:
+    levels = [name for name in frame.index.names if name in target.names and name not in frame.columns]
     frame = frame.reset_index(level=levels) if levels else frame
     if not all(isinstance(name, str) for name in frame.columns):
         raise SchemaMismatch(f"table {table}: column names must be strings, not {list(frame.columns)!r}")
     if not frame.columns.is_unique:
-        raise SchemaMismatch(f"table {table}: a column name is there twice: {list(frame.columns)!r}")
+        raise SchemaMismatch(f"table {table}: a column name occurs twice: {list(frame.columns)!r}")
     arrays = []
     for name in frame.columns:
         series = frame[name]
-        if name in wanted.names and not len(series):  # pandas knows no types of what is not there
-            arrays.append(pa.array([], wanted.field(name).type))
+        if name in target.names and not len(series):  # an empty series has no inferable type
+            arrays.append(pa.array([], target.field(name).type))
             continue
-        nested = name in wanted.names and children(wanted.field(name).type) and series.dtype == object
-        try:  # a type hint only where the values cannot tell it: for others it would let values be cut to fit
-            arrays.append(pa.array(series, type=wanted.field(name).type if nested else None, from_pandas=True))
+        nested = name in target.names and children(target.field(name).type) and series.dtype == object
+        try:  # a hint of the type only for nested values: elsewhere pyarrow would truncate values to fit it
+            arrays.append(pa.array(series, type=target.field(name).type if nested else None, from_pandas=True))
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise SchemaMismatch(f"table {table}, column {name!r}: {error}") from error
     if not arrays:
@@ -90,32 +90,33 @@ def _from_pandas(table: str, frame: Any, wanted: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(arrays, names=list(frame.columns))
 
 
-def _check_names(table: str, given: pa.Table, wanted: pa.Schema, what: str) -> None:
-    names = given.column_names
-    if names == wanted.names:
+def _check_names(table: str, rows: pa.Table, target: pa.Schema, role: str) -> None:
+    names = rows.column_names
+    if names == target.names:
         return
-    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    if twice:
-        raise SchemaMismatch(f"table {table}: column {twice[0]!r} is there twice in the {what}")
-    known = set(wanted.names)
+    duplicates = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if duplicates:
+        raise SchemaMismatch(f"table {table}: column {duplicates[0]!r} occurs twice in the {role}")
+    known = set(target.names)
     unknown = [name for name in names if name not in known]
     if unknown:
         raise SchemaMismatch(
-            f"table {table}: unknown column {_listed(unknown)} in the {what}; it takes {_listed(wanted.names)}"
+            f"table {table}: unknown column {_quote_names(unknown)} in the {role}; "
+            f"the columns are {_quote_names(target.names)}"
         )
-    there = set(names)
-    missing = [name for name in wanted.names if name not in there]
+    present = set(names)
+    missing = [name for name in target.names if name not in present]
     if missing:
-        raise SchemaMismatch(f"table {table}: column {_listed(missing)} is missing from the {what}")
+        raise SchemaMismatch(f"table {table}: column {_quote_names(missing)} is missing from the {role}")
 
 
-def _listed(names: Sequence[str]) -> str:
+def _quote_names(names: Sequence[str]) -> str:
     shown = ", ".join(repr(name) for name in names[:10])
     return shown if len(names) <= 10 else f"{shown} and {len(names) - 10} more"
 
 
-def _column(table: str, given: pa.Table, field: pa.Field, is_key: bool) -> pa.ChunkedArray:
-    column = given.column(field.name)
+def _conform_column(table: str, rows: pa.Table, field: pa.Field, is_key: bool) -> pa.ChunkedArray:
+    column = rows.column(field.name)
     if not column.type.equals(field.type):
         column = cast_column(table, column, field)
     if not field.nullable and column.null_count:
@@ -123,9 +124,9 @@ def _column(table: str, given: pa.Table, field: pa.Field, is_key: bool) -> pa.Ch
         first = pc.index(pc.is_null(column), True).as_py()
         raise SchemaMismatch(
             f"table {table}, {kind} column {field.name!r}: {column.null_count} of its values are null, the first in "
-            f"row {first}; leave such rows out, or give them a value"
+            f"row {first}; leave these rows out, or give them a value"
         )
-    if has_required_children(field.type) and any(_inner_nulls(chunk) for chunk in column.chunks):
+    if has_required_children(field.type) and any(_has_forbidden_nulls(chunk) for chunk in column.chunks):
         raise SchemaMismatch(f"table {table}, column {field.name!r}: nulls where {field.type} allows none")
     _check_valid(table, column, field)
     if parquet_is_narrower(field.type):
@@ -142,33 +143,36 @@ def _check_valid(table: str, column: pa.ChunkedArray, field: pa.Field) -> None:
 
 
 def cast_column(table: str, column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
-    """Cast the column to the table's type; SchemaMismatch names a type, or a row, that does not fit."""
-    where = f"table {table}, column {field.name!r}"
+    """Cast the column to the table's type. SchemaMismatch names the type, or the row, that does not fit."""
+    column_label = f"table {table}, column {field.name!r}"
     if isinstance(column.type, pa.BaseExtensionType):
         chunks = [chunk.storage for chunk in column.chunks]
         column = pa.chunked_array(chunks, column.type.storage_type)
     if not fits(column.type, field.type):
-        raise SchemaMismatch(f"{where}: type {column.type} does not fit {field.type}; cast it first")
+        raise SchemaMismatch(f"{column_label}: type {column.type} does not fit {field.type}; cast it first")
     try:
         return cast_values(column, field.type)
     except Unfit as unfit:
-        raise SchemaMismatch(f"{where}, {unfit}") from None
+        raise SchemaMismatch(f"{column_label}, {unfit}") from None
 
 
-def _inner_nulls(array: pa.Array) -> bool:
-    """Return True if a field inside a nested type has a null that it forbids. Nulls below a null parent are allowed."""
-    return any((not field.nullable and part.null_count > 0) or _inner_nulls(part) for field, part in _inside(array))
+def _has_forbidden_nulls(array: pa.Array) -> bool:
+    """Return True if a non-nullable field inside a nested type has a null. Nulls below a null parent are allowed."""
+    return any(
+        (not field.nullable and part.null_count > 0) or _has_forbidden_nulls(part)
+        for field, part in _child_values(array)
+    )
 
 
-def _inside(array: pa.Array) -> list[tuple[pa.Field, pa.Array]]:
-    """Return the fields of a nested type, each with all its values that do not lie beneath a null."""
+def _child_values(array: pa.Array) -> list[tuple[pa.Field, pa.Array]]:
+    """Return the fields of a nested type, each with its values; values beneath a null are left out."""
     kind = array.type
     if _T.is_struct(kind):
         parts = [pc.struct_field(array.drop_null(), [i]) for i in range(kind.num_fields)]
     elif _T.is_map(kind):
-        live = array.drop_null()
-        flat = pc.list_flatten(live.cast(pa.list_(pa.struct([kind.key_field, kind.item_field]))))
-        parts = [pc.struct_field(flat, [0]), pc.struct_field(flat, [1])]
+        valid = array.drop_null()
+        items = pc.list_flatten(valid.cast(pa.list_(pa.struct([kind.key_field, kind.item_field]))))
+        parts = [pc.struct_field(items, [0]), pc.struct_field(items, [1])]
     elif children(kind):
         parts = [pc.list_flatten(array.drop_null())]
     else:
@@ -177,8 +181,8 @@ def _inside(array: pa.Array) -> list[tuple[pa.Field, pa.Array]]:
 
 
 def _check_storable(table: str, chunks: Sequence[pa.Array], field: pa.Field) -> None:
-    """Raise SchemaMismatch for values that Parquet cannot hold: it has no timestamps in seconds, and dates only as
-    whole days.
+    """Raise SchemaMismatch for values outside of Parquet's range: it has no timestamps in seconds, and only whole
+    days as dates.
     """
     for chunk in chunks:
         kind = chunk.type
@@ -189,7 +193,7 @@ def _check_storable(table: str, chunks: Sequence[pa.Array], field: pa.Field) -> 
                 chunk.cast(pa.date32(), safe=True)
         except pa.ArrowInvalid as error:
             raise SchemaMismatch(f"table {table}, column {field.name!r}: {error}") from error
-        _check_storable(table, [part for _, part in _inside(chunk)], field)
+        _check_storable(table, [part for _, part in _child_values(chunk)], field)
 
 
 def canonical_floats(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -208,22 +212,23 @@ def _check_sizes(table: str, conformed: pa.Table, primary_key: Sequence[str]) ->
     size = conformed.nbytes
     if size > MAX_BATCH_BYTES:
         raise LimitExceeded(
-            f"table {table}: {size} bytes in one batch are more than {MAX_BATCH_BYTES}; write it in parts"
+            f"table {table}: {size} bytes in one batch are more than {MAX_BATCH_BYTES}; write several smaller batches"
         )
-    longest = _longest(conformed, primary_key)
+    longest = _longest_row_bytes(conformed, primary_key)
     if longest > MAX_KEY_BYTES:
         raise LimitExceeded(
-            f"table {table}, primary key {_listed(primary_key)}: {longest} bytes are more than {MAX_KEY_BYTES}"
+            f"table {table}, primary key {_quote_names(primary_key)}: a key of {longest} bytes is larger than "
+            f"{MAX_KEY_BYTES}; shorten it"
         )
-    if size > MAX_ROW_BYTES and (longest := _longest(conformed, conformed.column_names)) > MAX_ROW_BYTES:
+    if size > MAX_ROW_BYTES and (longest := _longest_row_bytes(conformed, conformed.column_names)) > MAX_ROW_BYTES:
         raise LimitExceeded(
-            f"table {table}: a row of {longest} bytes is larger than {MAX_ROW_BYTES}; keep large values in files of "
-            "their own, and their names in the table"
+            f"table {table}: a row of {longest} bytes is larger than {MAX_ROW_BYTES}; store large values in files of "
+            "their own, and the names of these files in the table"
         )
 
 
-def _longest(conformed: pa.Table, names: Sequence[str]) -> int:
-    """Return the largest total of bytes that the strings and binary values of these columns have in one row."""
+def _longest_row_bytes(conformed: pa.Table, names: Sequence[str]) -> int:
+    """Return the largest total of bytes of one row in the string and binary values of these columns."""
     total: Any = None
     fixed = 0
     for name in names:

@@ -1,4 +1,4 @@
-"""Column types: Arrow types that a column may have, their stored types, and the lossless casts between them (pure)."""
+"""Column types: the Arrow types of columns, their stored types, and the lossless casts between them (pure)."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def is_key_type(kind: pa.DataType) -> bool:
 
 
 def refusal(kind: pa.DataType) -> str | None:
-    """Return the reason why no column may have this type; None if a column may."""
+    """Return the reason to refuse this type for a column; None for a supported type."""
     if isinstance(kind, pa.BaseExtensionType):
         return f"it is an extension type; use its storage type {kind.storage_type}"
     if _T.is_null(kind):
         return "it holds no values"
     if _T.is_list_view(kind) or _T.is_large_list_view(kind):
-        return "list views have no kernels; use list"
+        return "Arrow has no kernels for list views; use list"
     if _T.is_run_end_encoded(kind):
         return f"use its value type {kind.value_type}"
     if _T.is_union(kind):
@@ -79,7 +79,7 @@ def children(kind: pa.DataType) -> list[pa.Field]:
 
 
 def stored_type(kind: pa.DataType) -> pa.DataType:
-    """Return the stored type of a column given as `kind`: dictionaries and views become plain, at any depth."""
+    """Return the stored type of a column of type `kind`: dictionaries and views become plain, at any depth."""
     if _T.is_dictionary(kind):
         return stored_type(kind.value_type)
     if _T.is_string_view(kind):
@@ -117,86 +117,91 @@ def has_required_children(kind: pa.DataType) -> bool:
 
 
 def parquet_is_narrower(kind: pa.DataType) -> bool:
-    """Return True if Parquet has a smaller range for the type, or one inside it: timestamps in seconds, and date64."""
+    """Return True if Parquet has a smaller range for the type or a type inside it: timestamp[s] and date64."""
     seconds = _T.is_timestamp(kind) and kind.unit == "s"
     return seconds or _T.is_date64(kind) or any(parquet_is_narrower(child.type) for child in children(kind))
 
 
-def fits(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return True if values of type `given` may be cast to the stored type `wanted`.
+def fits(source: pa.DataType, target: pa.DataType) -> bool:
+    """Return True if values of type `source` may be cast to the stored type `target` without a change of meaning.
 
-    True only if no value changes its meaning. Where that depends on the values (numbers of another width, finer to
-    coarser time units, lengths of fixed-size values), it is left to `casting.cast_values`, which loses nothing.
+    For some types that depends on the values: numbers of another width, coarser time units, lengths of fixed-size
+    values. `casting.cast_values` checks these values.
     """
-    if _T.is_dictionary(given):
-        return fits(given.value_type, wanted)
-    return fits_whatever(given, wanted) or _fits_by_value(given, wanted) or _fits_nested(given, wanted, fits)
+    if _T.is_dictionary(source):
+        return fits(source.value_type, target)
+    return fits_always(source, target) or _fits_by_value(source, target) or _fits_nested(source, target, fits)
 
 
-def fits_whatever(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return True if `fits` holds, and no number needs a look: Arrow's own cast is exact then, or fails."""
-    if given.equals(wanted) or _T.is_null(given):
+def fits_always(source: pa.DataType, target: pa.DataType) -> bool:
+    """Return True if `fits` holds for every number: Arrow's own cast is then exact, or fails."""
+    if source.equals(target) or _T.is_null(source):
         return True
-    if _T.is_dictionary(given):
-        return fits_whatever(given.value_type, wanted)
+    if _T.is_dictionary(source):
+        return fits_always(source.value_type, target)
     return (
-        (_is_string(given) and _is_string(wanted))
-        or _fits_binary(given, wanted)
-        or _fits_number(given, wanted)
-        or _fits_time(given, wanted)
-        or _fits_nested(given, wanted, fits_whatever)
+        (_is_string(source) and _is_string(target))
+        or _fits_binary(source, target)
+        or _fits_number(source, target)
+        or _fits_time(source, target)
+        or _fits_nested(source, target, fits_always)
     )
 
 
-def _fits_binary(given: pa.DataType, wanted: pa.DataType) -> bool:
-    # Two fixed widths differ in meaning (padding); a fixed width out of a free one is checked by the cast.
-    if _T.is_fixed_size_binary(given):
-        return _is_binary(wanted)
-    return _is_binary(given) and (_is_binary(wanted) or _T.is_fixed_size_binary(wanted))
+def _fits_binary(source: pa.DataType, target: pa.DataType) -> bool:
+    # Two fixed widths differ in meaning (padding). The cast checks the lengths of varying width.
+    if _T.is_fixed_size_binary(source):
+        return _is_binary(target)
+    return _is_binary(source) and (_is_binary(target) or _T.is_fixed_size_binary(target))
 
 
-def _fits_number(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return True if every value of the numeric type `given` fits `wanted`."""
-    if _T.is_decimal(given) and _T.is_decimal(wanted):
-        return wanted.scale >= given.scale and wanted.precision - wanted.scale >= given.precision - given.scale
-    if _T.is_floating(given):
-        return _T.is_floating(wanted) and given.bit_width <= wanted.bit_width
-    if not _T.is_integer(given):
+def _fits_number(source: pa.DataType, target: pa.DataType) -> bool:
+    """Return True if every value of the numeric type `source` fits `target`."""
+    if _T.is_decimal(source) and _T.is_decimal(target):
+        return target.scale >= source.scale and target.precision - target.scale >= source.precision - source.scale
+    if _T.is_floating(source):
+        return _T.is_floating(target) and source.bit_width <= target.bit_width
+    if not _T.is_integer(source):
         return False
-    if _T.is_floating(wanted):
-        return given.bit_width <= {16: 8, 32: 16, 64: 32}[wanted.bit_width]
-    if not _T.is_integer(wanted):
+    if _T.is_floating(target):
+        return source.bit_width <= {16: 8, 32: 16, 64: 32}[target.bit_width]
+    if not _T.is_integer(target):
         return False
-    if _T.is_signed_integer(given) == _T.is_signed_integer(wanted):
-        return given.bit_width <= wanted.bit_width
-    return _T.is_signed_integer(wanted) and given.bit_width < wanted.bit_width
+    if _T.is_signed_integer(source) == _T.is_signed_integer(target):
+        return source.bit_width <= target.bit_width
+    return _T.is_signed_integer(target) and source.bit_width < target.bit_width
 
 
-def _fits_by_value(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return True for numeric types of which some values fit: `casting.cast_values` checks each."""
-    if _T.is_float16(given) or _T.is_float16(wanted):
+def _fits_by_value(source: pa.DataType, target: pa.DataType) -> bool:
+    """Return True for numeric types of which some values fit. `casting.cast_values` checks each value."""
+    if _T.is_float16(source) or _T.is_float16(target):
         return False
-    if _T.is_decimal(given):
-        return _T.is_decimal(wanted) or _T.is_integer(wanted)
-    if _T.is_floating(given):
-        return _T.is_floating(wanted) or _T.is_integer(wanted) or _T.is_decimal(wanted)
-    return _T.is_integer(given) and (_T.is_integer(wanted) or _T.is_floating(wanted) or _T.is_decimal(wanted))
+    if _T.is_decimal(source):
+        return _T.is_decimal(target) or _T.is_integer(target)
+    if _T.is_floating(source):
+        return _T.is_floating(target) or _T.is_integer(target) or _T.is_decimal(target)
+    return _T.is_integer(source) and (_T.is_integer(target) or _T.is_floating(target) or _T.is_decimal(target))
 
 
-def _fits_time(given: pa.DataType, wanted: pa.DataType) -> bool:
-    if _T.is_timestamp(given) and _T.is_timestamp(wanted):
-        return (given.tz is None) == (wanted.tz is None)  # a zone says how instants are shown; none says they are not
-    return any(same(given) and same(wanted) for same in (_T.is_date, _T.is_time, _T.is_duration))
+def _fits_time(source: pa.DataType, target: pa.DataType) -> bool:
+    if _T.is_timestamp(source) and _T.is_timestamp(target):
+        return (source.tz is None) == (target.tz is None)  # only timestamps with a zone are instants
+    return any(is_family(source) and is_family(target) for is_family in (_T.is_date, _T.is_time, _T.is_duration))
 
 
-def _fits_nested(given: pa.DataType, wanted: pa.DataType, inside: Callable[[pa.DataType, pa.DataType], bool]) -> bool:
-    """Return True for nested types of one shape whose parts fit by `inside`."""
-    if _T.is_map(given) or _T.is_map(wanted):
-        if not (_T.is_map(given) and _T.is_map(wanted)):
+def _fits_nested(
+    source: pa.DataType, target: pa.DataType, fits_part: Callable[[pa.DataType, pa.DataType], bool]
+) -> bool:
+    """Return True for nested types of one shape whose parts fit by `fits_part`."""
+    if _T.is_map(source) or _T.is_map(target):
+        if not (_T.is_map(source) and _T.is_map(target)):
             return False
-    elif _T.is_struct(given) and _T.is_struct(wanted):
-        if [f.name for f in children(given)] != [f.name for f in children(wanted)]:
+    elif _T.is_struct(source) and _T.is_struct(target):
+        if [field.name for field in children(source)] != [field.name for field in children(target)]:
             return False
-    elif not (_is_list(given) and _is_list(wanted)):
+    elif not (_is_list(source) and _is_list(target)):
         return False
-    return all(inside(a.type, b.type) for a, b in zip(children(given), children(wanted), strict=True))
+    return all(
+        fits_part(source_part.type, target_part.type)
+        for source_part, target_part in zip(children(source), children(target), strict=True)
+    )

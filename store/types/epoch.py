@@ -1,7 +1,7 @@
 """Arithmetic of epochs and of the boundaries between checkpoint intervals; pure, ints in and ints out.
 
-An epoch is `milliseconds since 2025-01-01 UTC << 12 | sequence`. Boundary k is the last epoch of interval k, hence
-a pure function of the interval: every process knows every boundary without asking anyone.
+An epoch is `milliseconds since 2025-01-01 UTC << 12 | sequence`. Boundary k is the last epoch of interval k, a pure
+function of the interval: every process computes every boundary by itself.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import SupportsIndex, cast
 from epochlog.errors import InvalidInput
 
 EPOCH_ORIGIN_MS = 1_735_689_600_000
-"""Unix ms of 2025-01-01 00:00 UTC, where epoch 0 lies."""
+"""Unix ms of epoch 0: 2025-01-01 00:00 UTC."""
 SEQUENCE_BITS = 12
 MAX_EPOCH = (1 << 53) - 1
 """Epochs stay below 2**53 so that JSON, Lua and doubles carry them exactly."""
 
 
-def as_epoch(what: str, value: object) -> int:
-    """Return any integer that can be an epoch (numpy's too) as an int. InvalidInput names its purpose, `what`."""
+def as_epoch(purpose: str, value: object) -> int:
+    """Return an epoch given as any integer type (numpy's too) as an int. InvalidInput names its `purpose`."""
     try:
         epoch = operator.index(cast("SupportsIndex", value))
     except TypeError:
         epoch = -1
     if isinstance(value, bool) or not 0 <= epoch <= MAX_EPOCH:
-        raise InvalidInput(f"{what} must be an epoch, an int from 0 to 2**53 - 1, not {value!r}")
+        raise InvalidInput(f"{purpose} must be an epoch, an int from 0 to 2**53 - 1, not {value!r}")
     return epoch
 
 
@@ -36,12 +36,12 @@ def from_unix_ms(ms: int) -> int:
 
 
 def last_of_unix_ms(ms: int) -> int:
-    """Return the last epoch of a Unix millisecond: everything within the millisecond lies at or below it."""
+    """Return the last epoch of a Unix millisecond. All epochs of the millisecond lie at or below it."""
     return from_unix_ms(ms + 1) - 1
 
 
 def to_unix_ms(epoch: int) -> int:
-    """Return the Unix millisecond in which the epoch lies."""
+    """Return the Unix millisecond of an epoch."""
     return (epoch >> SEQUENCE_BITS) + EPOCH_ORIGIN_MS
 
 
@@ -51,14 +51,14 @@ def boundary(k: int, interval_ms: int) -> int:
 
 
 def width(interval_ms: int) -> int:
-    """Return the number of epochs in one checkpoint interval, which is the distance of neighbouring boundaries."""
+    """Return the number of epochs in one checkpoint interval: the distance between neighbouring boundaries."""
     return interval_ms << SEQUENCE_BITS
 
 
 def boundary_index(epoch: int, interval_ms: int) -> int | None:
     """Return k if the epoch is boundary k, else None."""
-    k, rest = divmod(epoch + 1, width(interval_ms))
-    return k if rest == 0 and k >= 1 else None
+    k, remainder = divmod(epoch + 1, width(interval_ms))
+    return k if remainder == 0 and k >= 1 else None
 
 
 def newest_index(epoch: int, interval_ms: int) -> int:
@@ -71,13 +71,11 @@ def first_index_at_or_above(epoch: int, interval_ms: int) -> int:
     return max(1, -(-(epoch + 1) // width(interval_ms)))
 
 
-# ---- telling people ------------------------------------------------------------------------------------------------
+# ---- formatting ----------------------------------------------------------------------------------------------------
 
 
 def show_epoch(epoch: int | None) -> str:
-    """Format an epoch with its time: `585139200001 (2025-01-02T15:40:56.250Z)`; without it if the epoch is no moment
-    (0).
-    """
+    """Format an epoch with its time: `585139200001 (2025-01-02T15:40:56.250Z)`. Epoch 0 and None have no time."""
     if epoch is None or not 0 < epoch <= MAX_EPOCH:
         return str(epoch)
     return f"{epoch} ({show_time(to_unix_ms(epoch))})"

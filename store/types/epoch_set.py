@@ -1,4 +1,4 @@
-"""Sets of epochs as sorted disjoint closed intervals in two int64 arrays: the vectorised algebra behind validity."""
+"""Vectorised algebra of sets of epochs, each as sorted disjoint closed intervals in two int64 arrays."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Intervals = tuple[Ints, Ints]
-"""(starts, ends), both inclusive, int64, sorted, disjoint, of equal length; a set of epochs."""
+"""Set of epochs: (starts, ends), both inclusive, int64, sorted, disjoint, of equal length."""
 
 FAR = np.iinfo(np.int64).max
-"""Stands for "no such epoch": larger than every epoch."""
+"""Value for a missing epoch: larger than every epoch."""
 
 
 def ints(values: object) -> Ints:
@@ -25,13 +25,13 @@ def single(start: int, end: int) -> Intervals:
     return pairs[:, 0], pairs[:, 1]
 
 
-def clip(these: Intervals, lo: int, hi: int) -> Intervals:
+def clip(epochs: Intervals, lo: int, hi: int) -> Intervals:
     """Return the part of a set of epochs within [lo, hi]."""
-    starts, ends = these
-    begin, stop = int(ends.searchsorted(lo)), int(starts.searchsorted(hi, "right"))
-    if stop <= begin:
+    starts, ends = epochs
+    first, last = int(ends.searchsorted(lo)), int(starts.searchsorted(hi, "right"))
+    if last <= first:
         return single(1, 0)
-    return np.maximum(starts[begin:stop], lo), np.minimum(ends[begin:stop], hi)
+    return np.maximum(starts[first:last], lo), np.minimum(ends[first:last], hi)
 
 
 def intersect(left: Intervals, right: Intervals) -> Intervals:
@@ -43,42 +43,42 @@ def intersect(left: Intervals, right: Intervals) -> Intervals:
     (starts, ends), (other_starts, other_ends) = left, right
     first = other_ends.searchsorted(starts)
     counts = np.maximum(other_starts.searchsorted(ends, "right") - first, 0)
-    mine = np.repeat(np.arange(len(starts)), counts)
-    theirs = np.arange(len(mine)) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
-    return np.maximum(starts[mine], other_starts[theirs]), np.minimum(ends[mine], other_ends[theirs])
+    left_at = np.repeat(np.arange(len(starts)), counts)
+    right_at = np.arange(len(left_at)) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
+    return np.maximum(starts[left_at], other_starts[right_at]), np.minimum(ends[left_at], other_ends[right_at])
 
 
-def or_from(these: Intervals, start: int) -> Intervals:
+def or_from(epochs: Intervals, start: int) -> Intervals:
     """Add all epochs from `start` on to a set of epochs."""
-    starts, ends = clip(these, 0, start - 1)
+    starts, ends = clip(epochs, 0, start - 1)
     return np.append(starts, start), np.append(ends, FAR)
 
 
-def coalesce(these: Intervals) -> Intervals:
+def coalesce(epochs: Intervals) -> Intervals:
     """Merge the touching intervals of a set of epochs."""
-    starts, ends = these
+    starts, ends = epochs
     if len(starts) < 2:
-        return these
+        return epochs
     gap = starts[1:] > ends[:-1] + 1
     return starts[np.concatenate(([True], gap))], ends[np.concatenate((gap, [True]))]
 
 
 def next_after(events: Ints, epochs: Ints) -> Ints:
-    """Return for each epoch the first event past it; FAR when there is none."""
+    """Return for each epoch the first event after it; FAR if there is none."""
     if not len(events):
         return np.full(len(epochs), FAR)
     at = events.searchsorted(epochs, "right")
-    found = events[np.minimum(at, len(events) - 1)]
-    return np.where(at < len(events), found, FAR)
+    following = events[np.minimum(at, len(events) - 1)]
+    return np.where(at < len(events), following, FAR)
 
 
 def first_after(events: Ints, epoch: int) -> int:
-    """Return the first event past `epoch`; FAR when there is none."""
+    """Return the first event after `epoch`; FAR if there is none."""
     at = int(events.searchsorted(epoch, "right"))
     return int(events[at]) if at < len(events) else int(FAR)
 
 
 def newest_at(events: Ints, epoch: int) -> int:
-    """Return the newest event at or below `epoch`; 0 when there is none."""
+    """Return the newest event at or below `epoch`; 0 if there is none."""
     at = int(events.searchsorted(epoch, "right"))
     return int(events[at - 1]) if at else 0

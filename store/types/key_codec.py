@@ -1,4 +1,4 @@
-"""Codec of primary keys to one sortable Arrow column, in key order; equal keys have equal encodings."""
+"""Codec between primary keys and one sortable Arrow column in key order. Equal keys have equal encodings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from epochlog.errors import InvalidInput
 
 Key = Any
-"""One encoded key: an int where `KeyCodec.key_type` is an integer type, else bytes; a table never mixes the two."""
+"""One encoded key: an int if `KeyCodec.key_type` is an integer type, else bytes. A table never mixes the two."""
 
 _T = pa.types
 _TERMINATOR = pa.scalar(b"\0\0", pa.binary())
@@ -21,16 +21,16 @@ _TERMINATOR = pa.scalar(b"\0\0", pa.binary())
 
 @dataclass(frozen=True, slots=True)
 class KeyCodec:
-    """Encodes the primary-key columns of a table. Immutable, picklable.
+    """Codec of the primary-key columns of a table. Immutable, picklable.
 
     Key order is column by column: numbers by value (-0.0 equals 0.0, NaN last), strings and binary by bytes, false
     before true. Encodings, always without nulls:
 
-    - one integer, date, time, timestamp or duration column: the integers beneath it, without a copy;
-    - one float column: a signed integer of its width, ordered as the floats are (so that NaN compares like any other);
+    - one integer, date, time, timestamp or duration column: its physical integers, without a copy;
+    - one float column: a signed integer of its width, in the order of the floats (so NaN compares as a number does);
     - one boolean column: uint8; one string or binary column: its bytes;
     - one decimal column, or several columns: binary. Numbers big-endian with the sign bit flipped; strings and binary
-      with 0x00 written as 0x00 0xFF and 0x00 0x00 at the end, so that a prefix sorts before what it begins.
+      with 0x00 written as 0x00 0xFF and 0x00 0x00 at the end, so that a prefix sorts before the longer strings.
     """
 
     schema: pa.Schema
@@ -40,29 +40,29 @@ class KeyCodec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "primary_key", tuple(self.primary_key))
         kinds = [self.schema.field(name).type for name in self.primary_key]
-        object.__setattr__(self, "key_type", _single_type(kinds[0]) if len(kinds) == 1 else pa.binary())
+        object.__setattr__(self, "key_type", _single_key_type(kinds[0]) if len(kinds) == 1 else pa.binary())
 
     def __reduce__(self) -> tuple[type[KeyCodec], tuple[pa.Schema, tuple[str, ...]]]:
         return type(self), (self.schema, self.primary_key)
 
     @property
     def hidden(self) -> bool:
-        """Return True if files store the encoded key in a column `_key`, as they do for composite keys."""
+        """Return True if files store the encoded key in a column `_key`. They do so for composite keys."""
         return len(self.primary_key) > 1
 
     @property
     def binary(self) -> bool:
-        """Return True if encoded keys are bytes; else they are integers."""
+        """Return True if encoded keys are bytes; False if they are integers."""
         return _T.is_binary(self.key_type)
 
     def encode(self, table: pa.Table | pa.RecordBatch) -> pa.Array:
-        """Encode the key of each row as one contiguous array of `key_type`. The key columns must hold no null."""
+        """Encode the key of each row as one contiguous array of `key_type`. The key columns must have no null."""
         columns = [contiguous(table.column(name)) for name in self.primary_key]
         if len(columns) == 1:
-            return _single(columns[0])
+            return _encode_single(columns[0])
         parts: list[pa.Array | pa.Scalar] = []
         for column in columns:
-            part, open_ended = _part(column)
+            part, open_ended = _encode_part(column)
             parts += [part, _TERMINATOR] if open_ended else [part]
         return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
 
@@ -73,15 +73,13 @@ class KeyCodec:
         if _T.is_boolean(kind):
             return keys.cast(pa.bool_())
         if _T.is_float16(kind):
-            return pa.array(_unflipped(keys).view(np.float16), kind)
+            return pa.array(_float_bits(keys).view(np.float16), kind)
         if _T.is_floating(kind):
-            return pa.array(_unflipped(keys).view(kind.to_pandas_dtype()), kind)
+            return pa.array(_float_bits(keys).view(kind.to_pandas_dtype()), kind)
         return keys.cast(kind) if self.binary else keys.view(kind)
 
     def leading(self, keys: Sequence[Key]) -> pa.Array | None:
-        """Decode the first key column of these encoded keys; None for decimals and halves, which have no statistics
-        either.
-        """
+        """Decode the first key column of these encoded keys; None for decimals and halves, which have no statistics."""
         field = self.schema.field(self.primary_key[0])
         if _T.is_decimal(field.type) or _T.is_float16(field.type):
             return None
@@ -95,33 +93,37 @@ class KeyCodec:
             return pa.array(
                 [key[:end].replace(b"\0\xff", b"\0") for key, end in zip(keys, ends, strict=True)], pa.binary()
             ).cast(field.type)
-        plain = np.dtype(first.key_type.to_pandas_dtype())
-        raw = np.frombuffer(b"".join(key[: plain.itemsize] for key in keys), f">u{plain.itemsize}")
-        return first.decode(pa.array((raw ^ _sign(plain)).astype(f"u{plain.itemsize}").view(plain)))
+        dtype = np.dtype(first.key_type.to_pandas_dtype())
+        raw = np.frombuffer(b"".join(key[: dtype.itemsize] for key in keys), f">u{dtype.itemsize}")
+        return first.decode(pa.array((raw ^ _sign_mask(dtype)).astype(f"u{dtype.itemsize}").view(dtype)))
 
     def prefix(self, values: Sequence[object]) -> Key:
         """Return the least encoded key whose first columns are `values` (one value for a single key).
 
-        Values are Python values or Arrow scalars of the columns' types. Raises InvalidInput when one does not convert.
+        Values are Python values or Arrow scalars of the columns' types. Raises InvalidInput for a value that does not
+        convert.
         """
         kinds = [self.schema.field(name) for name in self.primary_key[: len(values)]]
         if not values or len(values) > len(self.primary_key):
-            raise InvalidInput(f"{len(values)} values for a key of {len(self.primary_key)} columns")
-        columns = [_one_value(field, value) for field, value in zip(kinds, values, strict=True)]
+            raise InvalidInput(
+                f"{len(values)} values for a key of {len(self.primary_key)} columns; "
+                f"pass one for each of the first columns of ({', '.join(self.primary_key)})"
+            )
+        columns = [_key_array(field, value) for field, value in zip(kinds, values, strict=True)]
         if not self.hidden:
-            return _single(columns[0])[0].as_py()
+            return _encode_single(columns[0])[0].as_py()
         encoded = b""
         for column in columns:
-            part, open_ended = _part(column)
+            part, open_ended = _encode_part(column)
             encoded += part[0].as_py() + (b"\0\0" if open_ended else b"")
         return encoded
 
     def after(self, values: Sequence[object]) -> Key | None:
-        """Return the least bound above every key whose first columns are `values`; None when there is none."""
+        """Return the least bound above every key whose first columns are `values`; None if there is none."""
         return self.above(self.prefix(values)) if not self.hidden else _next_prefix(self.prefix(values))
 
     def above(self, key: Key) -> Key | None:
-        """Return the next encoding after `key`: [key, above(key)) holds that key alone. None after the last integer."""
+        """Return the next encoding after `key`: [key, above(key)) has this key only. None after the last integer."""
         if isinstance(key, bytes):
             return key + b"\0"
         top = np.iinfo(self.key_type.to_pandas_dtype()).max
@@ -133,7 +135,7 @@ class KeyCodec:
 
 
 def contiguous(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """Join a column's chunks to one array."""
+    """Concatenate the chunks of a column into one array."""
     if isinstance(column, pa.Array):
         return column
     if column.num_chunks == 1:
@@ -141,19 +143,19 @@ def contiguous(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
-def _one_value(field: pa.Field, value: object) -> pa.Array:
-    """Convert `value` to an array of one; InvalidInput unless the column's type has it exactly (0.1 is no float32)."""
+def _key_array(field: pa.Field, value: object) -> pa.Array:
+    """Convert `value` to an array of length 1. Raise InvalidInput if the column's type cannot represent it exactly."""
     try:
-        given = _inferred(value)
-        if given.null_count:
-            raise InvalidInput(f"key column {field.name!r}: a key is never null")
-        if _family(given.type) != _family(field.type):
+        inferred = _inferred(value)
+        if inferred.null_count:
+            raise InvalidInput(f"key column {field.name!r}: a key cannot be null")
+        if _family(inferred.type) != _family(field.type):
             raise InvalidInput(f"key column {field.name!r}: {value!r} is no {field.type}")
-        array = given.cast(field.type, safe=True)
-        back = array.cast(given.type, safe=True)
+        array = inferred.cast(field.type, safe=True)
+        round_trip = array.cast(inferred.type, safe=True)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidInput(f"key column {field.name!r}: {value!r} is no {field.type}: {error}") from error
-    if not (back.equals(given) or (_T.is_floating(given.type) and pc.all(pc.is_nan(given)).as_py())):
+    if not (round_trip.equals(inferred) or (_T.is_floating(inferred.type) and pc.all(pc.is_nan(inferred)).as_py())):
         raise InvalidInput(f"key column {field.name!r}: {value!r} is not exactly a {field.type}")
     return array
 
@@ -166,7 +168,7 @@ def _inferred(value: Any) -> pa.Array:
 
 
 def _family(kind: pa.DataType) -> str:
-    """Return the family of a type: values of one family may bound each other. A text like a number is no number."""
+    """Return the family of a type. Values of one family are comparable; a text with digits is no number."""
     if _T.is_integer(kind) or _T.is_floating(kind) or _T.is_decimal(kind):
         return "number"
     if _T.is_string(kind) or _T.is_large_string(kind) or _T.is_string_view(kind):
@@ -175,13 +177,13 @@ def _family(kind: pa.DataType) -> str:
         return "binary"
     if _T.is_timestamp(kind):
         return "instant" if kind.tz else "timestamp"
-    for name, same in (("date", _T.is_date), ("time", _T.is_time), ("duration", _T.is_duration)):
-        if same(kind):
+    for name, is_family in (("date", _T.is_date), ("time", _T.is_time), ("duration", _T.is_duration)):
+        if is_family(kind):
             return name
     return str(kind)
 
 
-def _single_type(kind: pa.DataType) -> pa.DataType:
+def _single_key_type(kind: pa.DataType) -> pa.DataType:
     if _T.is_integer(kind):
         return kind
     if _T.is_boolean(kind):
@@ -191,23 +193,23 @@ def _single_type(kind: pa.DataType) -> pa.DataType:
     return pa.binary()
 
 
-def _single(column: pa.Array) -> pa.Array:
+def _encode_single(column: pa.Array) -> pa.Array:
     kind = column.type
     if _T.is_integer(kind):
         return column
     if _T.is_boolean(kind):
         return column.cast(pa.uint8())
     if _T.is_floating(kind):
-        return pa.array(_ordered(column))
+        return pa.array(_sortable_bits(column))
     if _T.is_temporal(kind):
-        return column.view(_single_type(kind))
+        return column.view(_single_key_type(kind))
     if _T.is_decimal(kind):
-        return _fixed_part(column)
+        return _encode_fixed(column)
     return column.cast(pa.binary())
 
 
-def _part(column: pa.Array) -> tuple[pa.Array, bool]:
-    """Encode one column of a composite key as binary. The flag is True if its length varies, so that it needs a
+def _encode_part(column: pa.Array) -> tuple[pa.Array, bool]:
+    """Encode one column of a composite key as binary. The flag is True if it has a varying length and needs a
     terminator.
     """
     kind = column.type
@@ -216,10 +218,10 @@ def _part(column: pa.Array) -> tuple[pa.Array, bool]:
         return pc.replace_substring(plain, pattern=b"\0", replacement=b"\0\xff"), True
     if _T.is_fixed_size_binary(kind):
         return column.cast(pa.binary()), False
-    return _fixed_part(column), False
+    return _encode_fixed(column), False
 
 
-def _fixed_part(column: pa.Array) -> pa.Array:
+def _encode_fixed(column: pa.Array) -> pa.Array:
     kind = column.type
     if _T.is_decimal(kind):
         width = kind.bit_width // 8
@@ -227,22 +229,24 @@ def _fixed_part(column: pa.Array) -> pa.Array:
         matrix = raw[column.offset : column.offset + len(column), ::-1].copy()  # little-endian two's complement
         matrix[:, 0] ^= 0x80
     else:
-        keys = _single(column).to_numpy()
-        keys = keys.view(f"u{keys.dtype.itemsize}") ^ _sign(keys.dtype)
+        keys = _encode_single(column).to_numpy()
+        keys = keys.view(f"u{keys.dtype.itemsize}") ^ _sign_mask(keys.dtype)
         width = keys.dtype.itemsize
         matrix = np.ascontiguousarray(keys.astype(keys.dtype.newbyteorder(">"))).view(np.uint8)
     fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(column), [None, pa.py_buffer(matrix)])
     return fixed.cast(pa.binary())
 
 
-def _sign(kind: np.dtype) -> np.unsignedinteger:
-    """Return the mask that flips the sign bit of such integers, so that they sort as unsigned ones; 0 if they are."""
+def _sign_mask(kind: np.dtype) -> np.unsignedinteger:
+    """Return the mask that flips the sign bit of signed integers, for an unsigned sort order; 0 for unsigned ones."""
     bits = 8 * kind.itemsize
     return np.dtype(f"u{kind.itemsize}").type(1 << (bits - 1) if kind.kind == "i" else 0)
 
 
-def _ordered(column: pa.Array) -> np.ndarray:
-    """Map floats to signed integers of equal order: for negatives all bits but the sign are flipped; NaN is last."""
+def _sortable_bits(column: pa.Array) -> np.ndarray:
+    """Map floats to signed integers in the order of the floats, NaN last: negative ones have all bits but the sign
+    flipped.
+    """
     values = column.to_numpy(zero_copy_only=False)
     kind = values.dtype.type
     values = np.where(np.isnan(values), kind(np.nan), values + kind(0))  # + 0 turns -0.0 into 0.0
@@ -250,7 +254,7 @@ def _ordered(column: pa.Array) -> np.ndarray:
     return bits ^ ((bits >> (8 * bits.dtype.itemsize - 1)) & np.iinfo(bits.dtype).max)
 
 
-def _unflipped(keys: pa.Array) -> np.ndarray:
+def _float_bits(keys: pa.Array) -> np.ndarray:
     bits = keys.to_numpy()
     return bits ^ ((bits >> (8 * bits.dtype.itemsize - 1)) & np.iinfo(bits.dtype).max)
 

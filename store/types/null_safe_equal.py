@@ -1,5 +1,6 @@
-"""Null-safe equality of columns and tables of every type: null equals null (IS NOT DISTINCT FROM). Floats are equal if
-all their bits are, or if both are NaN; so 0.0 and -0.0 differ.
+"""Null-safe equality of columns and tables of every type: null equals null (IS NOT DISTINCT FROM).
+
+Floats are equal if all their bits are equal or both are NaN. So 0.0 and -0.0 differ.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from .key_codec import contiguous
 
 
 def same_rows(left: pa.Table, right: pa.Table) -> np.ndarray:
-    """Return bool[rows]: True where the two tables (one schema, one length) agree in every column."""
-    same = np.ones(left.num_rows, np.bool_)
+    """Return bool[rows]: True where the two tables, of one schema and length, are equal in every column."""
+    equal = np.ones(left.num_rows, np.bool_)
     for name in left.column_names:
-        same &= same_values(contiguous(left.column(name)), contiguous(right.column(name)))
-    return same
+        equal &= same_values(contiguous(left.column(name)), contiguous(right.column(name)))
+    return equal
 
 
 def same_values(left: pa.Array, right: pa.Array) -> np.ndarray:
@@ -33,7 +34,7 @@ def same_values(left: pa.Array, right: pa.Array) -> np.ndarray:
 
 
 def _is_plain(column: pa.Array) -> bool:
-    """Return True for integers or floats without a null: numpy compares these directly, which is fastest."""
+    """Return True for integers or floats without a null: numpy compares these fastest."""
     return not column.null_count and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type))
 
 
@@ -41,10 +42,10 @@ def _equal(left: pa.Array, right: pa.Array) -> np.ndarray:
     """Return bool[len], meaningful where both values are valid."""
     kind = left.type
     if pa.types.is_struct(kind):
-        same = np.ones(len(left), np.bool_)
+        equal = np.ones(len(left), np.bool_)
         for a, b in zip(left.flatten(), right.flatten(), strict=True):
-            same &= same_values(a, b)
-        return same
+            equal &= same_values(a, b)
+        return equal
     if pa.types.is_map(kind):
         entries = pa.list_(pa.struct([kind.key_field, kind.item_field]))
         return _equal(left.cast(entries), right.cast(entries))
@@ -61,18 +62,18 @@ def _equal(left: pa.Array, right: pa.Array) -> np.ndarray:
 def _equal_lists(left: pa.Array, right: pa.Array) -> np.ndarray:
     """Return bool[len]: True where the lists have equal lengths and elements."""
     left_sizes, right_sizes = _sizes(left), _sizes(right)
-    same = left_sizes == right_sizes
-    sizes = np.where(same, left_sizes, 0)
+    equal = left_sizes == right_sizes
+    sizes = np.where(equal, left_sizes, 0)
     total = int(sizes.sum())
     if not total:
-        return same
+        return equal
     rows = np.repeat(np.arange(len(sizes)), sizes)
     inner = np.arange(total) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     left_at = np.repeat(np.cumsum(left_sizes) - left_sizes, sizes) + inner
     right_at = np.repeat(np.cumsum(right_sizes) - right_sizes, sizes) + inner
-    agree = same_values(left.flatten().take(pa.array(left_at)), right.flatten().take(pa.array(right_at)))
-    same[rows[~agree]] = False
-    return same
+    items_equal = same_values(left.flatten().take(pa.array(left_at)), right.flatten().take(pa.array(right_at)))
+    equal[rows[~items_equal]] = False
+    return equal
 
 
 def _sizes(column: pa.Array) -> np.ndarray:

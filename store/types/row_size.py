@@ -1,4 +1,4 @@
-"""Sizes of rows in memory, in bytes: of fixed width by the columns' types, of varying width by the values (pure)."""
+"""Sizes of rows in memory, in bytes: of fixed widths from the types, of varying widths from the values (pure)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 Sizes = dict[str, tuple[int, ...]]
-"""Bytes of a file's blocks in each column whose width varies; those past MOST_NAMED are one, OTHERS."""
+"""Bytes of a file's blocks in each column of varying width. Columns past the first MOST_NAMED are one entry, OTHERS."""
 MOST_NAMED = 16
 OTHERS = ""
 
@@ -17,7 +17,7 @@ _T = pa.types
 
 
 def fixed_bytes(kind: pa.DataType) -> int | None:
-    """Return the bytes of each value of a type of fixed width; None for other types."""
+    """Return the bytes of one value of a fixed-width type; None for other types."""
     if _T.is_nested(kind):
         return None
     try:
@@ -27,13 +27,13 @@ def fixed_bytes(kind: pa.DataType) -> int | None:
 
 
 def split_widths(fields: Iterable[pa.Field]) -> tuple[int, list[str]]:
-    """Return the total bytes of a row's columns of fixed width, and the names of the other columns."""
+    """Return the total bytes of a row's fixed-width columns, and the names of the other columns."""
     widths = {field.name: fixed_bytes(field.type) for field in fields}
     return sum(width or 0 for width in widths.values()), [name for name, width in widths.items() if width is None]
 
 
 def block_sizes(table: pa.Table, starts: Sequence[int]) -> Sizes:
-    """Return the bytes of each block in the columns of varying width. `starts` are the blocks' first rows."""
+    """Return the bytes of each block in the columns of varying width. starts: the first row of each block."""
     names = split_widths(table.schema)[1]
     groups = {name: [name] for name in names[:MOST_NAMED]}
     if len(names) > MOST_NAMED:
@@ -46,18 +46,18 @@ def block_sizes(table: pa.Table, starts: Sequence[int]) -> Sizes:
 
 
 def varying_bytes(sizes: Sizes, names: Iterable[str], blocks: int) -> list[int]:
-    """Return the bytes of each block in those of the columns `names` that have a varying width."""
-    known = {name if name in sizes else OTHERS for name in names} & sizes.keys()
-    return [sum(sizes[name][block] for name in known) for block in range(blocks)]
+    """Return the bytes of each block in the varying-width columns among `names`."""
+    counted = {name if name in sizes else OTHERS for name in names} & sizes.keys()
+    return [sum(sizes[name][block] for name in counted) for block in range(blocks)]
 
 
 def row_bytes(table: pa.Table) -> np.ndarray:
     """Return the bytes of each row, as float64."""
-    found = np.zeros(len(table))
+    total = np.zeros(len(table))
     for column in table.columns:
         chunks = [_value_bytes(chunk) for chunk in column.chunks]
-        found += np.concatenate(chunks) if chunks else 0.0
-    return found
+        total += np.concatenate(chunks) if chunks else 0.0
+    return total
 
 
 def _value_bytes(values: pa.Array) -> np.ndarray:
@@ -70,7 +70,7 @@ def _value_bytes(values: pa.Array) -> np.ndarray:
     if _T.is_fixed_size_list(kind) or not len(values):
         return np.full(len(values), values.nbytes / max(1, len(values)))
     wide = _T.is_large_list(kind) or _T.is_large_string(kind) or _T.is_large_binary(kind)
-    raw = values.buffers()[1]  # offsets; the bytes of lists' items are taken to be alike
+    raw = values.buffers()[1]  # offsets; the items of lists are estimated at their mean size
     offsets = np.frombuffer(raw, np.int64 if wide else np.int32)[values.offset : values.offset + len(values) + 1]
     lengths = np.diff(offsets).astype(float)
     if _T.is_list(kind) or _T.is_large_list(kind) or _T.is_map(kind):

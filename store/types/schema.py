@@ -1,4 +1,4 @@
-"""Schema of a table: its checked name, columns and primary key, and the conversion of data to it."""
+"""Schema of a table: its validated name, columns and primary key, and the conversion of data to it."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ _FORMAT = 1
 
 
 def is_name(name: object) -> TypeGuard[str]:
-    """Return True if a table or job may have this name."""
+    """Return True for a valid name of a table or a job."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
 def check_name(kind: str, name: object) -> str:
-    """Return the name if a table or job (`kind`) may have it; else raise InvalidName."""
+    """Return the name if it is valid for a table or a job (`kind`); else raise InvalidName."""
     if not is_name(name):
         raise InvalidName(
-            f"{kind} name {name!r} cannot be used: take 1 to 63 of a-z, 0-9 and _, beginning with a letter"
+            f"{kind} name {name!r} cannot be used: use 1 to 63 of a-z, 0-9 and _, beginning with a letter"
         )
     return name
 
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """Name, columns and primary key of a table. Immutable, picklable, checked when made.
+    """Name, columns and primary key of a table. Immutable, picklable, validated by the constructor.
 
-    What is kept may differ from what was given in three ways: key columns are not nullable; dictionary and view
-    types are replaced by the plain type of their values (a dictionary's index type would limit what later commits may
-    hold, and Arrow has no kernels for views), at any depth; schema metadata is dropped.
+    The stored schema may differ from the argument in three ways: key columns are not nullable; dictionary and view
+    types are replaced by the plain type of their values, at any depth (a dictionary's index type would limit the values
+    of later commits, and Arrow has no kernels for views); schema metadata is dropped.
 
     Raises InvalidName, InvalidSchema or LimitExceeded, naming table and column.
     """
@@ -56,7 +56,7 @@ class TableSchema:
             raise InvalidSchema(
                 f"table {self.name}: the schema must be a pyarrow.Schema, not {_type_name(self.schema)}"
             )
-        key = _checked_key(self.name, self.schema, self.primary_key)
+        key = _validate_key(self.name, self.schema, self.primary_key)
         _check_columns(self.name, self.schema, key)
         object.__setattr__(self, "primary_key", key)
         object.__setattr__(self, "schema", _stored_schema(self.schema, key))
@@ -67,16 +67,16 @@ class TableSchema:
         return pa.schema([self.schema.field(column) for column in self.primary_key])
 
     def conform(self, data: object) -> pa.Table:
-        """Convert Arrow-shaped `data` to a table of exactly this schema: columns in its order, rows in theirs.
+        """Convert Arrow-shaped `data` to a table of exactly this schema. Columns get its order, rows keep theirs.
 
-        Values are cast only where nothing can be lost; float keys hold 0.0 for -0.0 and one NaN. Chunks stay chunks.
-        Raises SchemaMismatch naming table and column, LimitExceeded, or InvalidInput when `data` is not tabular.
+        Values are cast only without loss. Float keys have 0.0 for -0.0, and one NaN. Chunks stay chunks.
+        Raises SchemaMismatch naming table and column, LimitExceeded, or InvalidInput if `data` is not tabular.
         """
         return conform_table(self.name, data, self.schema, self.primary_key)
 
     def conform_keys(self, data: object) -> pa.Table:
-        """Convert data that holds exactly the primary-key columns; the result has them in the key's order."""
-        return conform_table(self.name, data, self.key_schema, self.primary_key, what="keys")
+        """Convert data with exactly the primary-key columns. The result has them in the key's order."""
+        return conform_table(self.name, data, self.key_schema, self.primary_key, role="keys")
 
     def to_bytes(self) -> bytes:
         """Encode the schema for catalog records: msgpack of the name, the IPC schema message and the key."""
@@ -105,7 +105,7 @@ def _type_name(value: object) -> str:
     return type(value).__name__
 
 
-def _checked_key(table: str, schema: pa.Schema, primary_key: object) -> tuple[str, ...]:
+def _validate_key(table: str, schema: pa.Schema, primary_key: object) -> tuple[str, ...]:
     if isinstance(primary_key, str):
         raise InvalidSchema(f"table {table}: primary_key is a list of column names: write [{primary_key!r}]")
     if not isinstance(primary_key, (list, tuple)) or not all(isinstance(column, str) for column in primary_key):
@@ -125,19 +125,19 @@ def _check_columns(table: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
         raise LimitExceeded(f"table {table}: {len(schema.names)} columns are more than {MAX_COLUMNS}")
     seen: set[str] = set()
     for field in schema:
-        where = f"table {table}, column {field.name!r}"
+        column_label = f"table {table}, column {field.name!r}"
         if not field.name:
-            raise InvalidSchema(f"{where}: a column needs a name")
+            raise InvalidSchema(f"{column_label}: a column needs a name")
         if field.name.startswith("_"):
-            raise InvalidSchema(f"{where}: names that begin with _ are reserved for hidden columns; rename it")
+            raise InvalidSchema(f"{column_label}: names that begin with _ are reserved for hidden columns; rename it")
         if len(field.name.encode()) > MAX_COLUMN_NAME_BYTES:
-            raise LimitExceeded(f"{where}: the name is longer than {MAX_COLUMN_NAME_BYTES} bytes")
+            raise LimitExceeded(f"{column_label}: the name is longer than {MAX_COLUMN_NAME_BYTES} bytes")
         if field.name in seen:
-            raise InvalidSchema(f"{where}: the name is there twice")
+            raise InvalidSchema(f"{column_label}: the name occurs twice; rename one of the columns")
         seen.add(field.name)
         reason = refusal(field.type)
         if reason:
-            raise InvalidSchema(f"{where}: type {field.type} cannot be stored: {reason}")
+            raise InvalidSchema(f"{column_label}: type {field.type} cannot be stored: {reason}")
     for column in key:
         if not is_key_type(stored_type(schema.field(column).type)):
             raise InvalidSchema(

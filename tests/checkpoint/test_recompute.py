@@ -215,7 +215,7 @@ def test_what_cannot_be_recomputed_is_told(shop: Shop) -> None:
     refused("named twice", by=["place", "place"])
     refused("names of columns", by=7)
     refused("leave out `touched`", by=[], touched=rows)
-    refused("unknown column 'day' in the groups; it takes 'place'", touched=pa.table({"day": ["a"]}))
+    refused("unknown column 'day' in the groups; the columns are 'place'", touched=pa.table({"day": ["a"]}))
     refused("unknown column 'x'", from_=pa.table({"x": [1]}))
     assert job.info.committed_epoch == 0
 

@@ -57,7 +57,7 @@ def test_a_process_without_open_files_is_told_so_and_reads_again_later(root: Pat
         ways = reads(store)
         with no_open_files():
             for name, read in ways.items():
-                with pytest.raises(el.ReadFailed, match=r"EMFILE.*nothing is known to be damaged.*ulimit") as told:
+                with pytest.raises(el.ReadFailed, match=r"EMFILE.*no sign of damage.*ulimit") as told:
                     read()
                 assert not isinstance(told.value, el.Corrupt), name
         assert [row["id"] for row in ways["now"]()] == [1, 2, 3]
@@ -195,7 +195,7 @@ def test_a_folder_that_cannot_be_looked_into_is_not_taken_for_empty(
 
     monkeypatch.setattr(os, "stat", denied)
     for ask in (lambda: files.exists("a/b"), lambda: files.size("a/b"), lambda: files.stamp("a/b"), files.list):
-        with pytest.raises(el.ReadFailed, match="EACCES.*Let this user"):
+        with pytest.raises(el.ReadFailed, match="EACCES.*Give this user"):
             ask()
     monkeypatch.undo()
     with no_open_files(), pytest.raises(el.ReadFailed, match="EMFILE"):

@@ -175,7 +175,7 @@ def test_wrong_columns_are_named() -> None:
         (pa.table({**ROWS, "colour": ["r", "g"]}), "table orders: unknown column 'colour'"),
         (pa.table({"id": [1], "amount": [1.0]}), "table orders: column 'note' is missing"),
         (pa.table({"amount": [1.0], "note": ["x"]}), "table orders: column 'id' is missing"),
-        (pa.Table.from_arrays([[1], [2], [1.0], ["x"]], names=["id", "id", "amount", "note"]), "'id' is there twice"),
+        (pa.Table.from_arrays([[1], [2], [1.0], ["x"]], names=["id", "id", "amount", "note"]), "'id' occurs twice"),
         (pd.DataFrame([[1, 2]], columns=pd.Index(["id", "id"])), "twice"),
         (pd.DataFrame([[1, 2]]), "must be strings"),
         (pd.DataFrame(), "missing"),
@@ -196,7 +196,7 @@ def test_wrong_columns_are_named() -> None:
         ({"id": [1], "amount": [1.0], "note": [5]}, "column 'note': type int64"),
         (
             {"id": [None, 1, None], "amount": [1.0] * 3, "note": ["x"] * 3},
-            "primary-key column 'id': 2 of its values are null, the first in row 0; leave such rows out, or give",
+            "primary-key column 'id': 2 of its values are null, the first in row 0; leave these rows out, or give",
         ),
         ({"id": [1, None], "amount": [1.0] * 2, "note": ["x"] * 2}, "column 'id': 1 of its values are null, .* row 1"),
     ],

@@ -24,7 +24,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     made = Lab(tmp_path / "s")
     for name in ("r", "q"):
         made.root_table(name)
-    tail.drop()
+    tail.clear()
     yield made
     made.store.close()
 
@@ -56,7 +56,7 @@ def test_what_one_reader_has_read_the_others_have(lab: Lab, reads: list[str]) ->
         assert len(reads) == len(set(reads)) == turn + 1
     chunks = [item for item in there(narrow) if isinstance(item, el.Chunk)]
     assert [chunk.data.schema.names[0] for chunk in chunks] == ["k"] * 3 and chunks[0].data.num_columns == 4
-    tail.drop()
+    tail.clear()
     assert tail.bytes == 0
     with el.UpstreamLog(lab.store, ["r"]) as again:
         assert len(there(again)) == 6
@@ -106,7 +106,7 @@ def by_chance(lab: Lab, seed: int, turns: int) -> None:
         for log, items in zip(logs, heard, strict=True):
             for _ in range(rng.choice((0, 1, 5, 50))):
                 if rng.random() < 0.2:
-                    tail.drop()
+                    tail.clear()
                 item = log.poll()
                 if item is not None:
                     items.append(item)
@@ -141,7 +141,7 @@ def test_the_comparison_is_not_blind(lab: Lab, monkeypatch: pytest.MonkeyPatch) 
 def test_kept_is_empty_once_dropped() -> None:
     kept: LRUCache[bytes] = LRUCache(10, len)
     kept.put(("a",), b"12345")
-    kept.drop()
+    kept.clear()
     assert (kept.bytes, kept.get(("a",))) == (0, None)
     kept.put(("a",), b"1234567890")
     assert kept.bytes == 10
