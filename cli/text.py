@@ -1,4 +1,4 @@
-"""Texts for people: epochs with their time, bytes, lags, ages; and escaping for terminals (pure)."""
+"""Formatting of epochs, bytes, lags and counts for people, and escaping for terminals (pure)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ NONE = "-"
 
 
 def epoch_iso(epoch: int) -> str | None:
-    """Return the time of an epoch in ISO 8601; None for 0, which means "none yet"."""
+    """Return the time of an epoch in ISO 8601; None for 0 (no epoch yet)."""
     return iso(to_unix_ms(epoch)) if epoch else None
 
 
 def epoch_text(epoch: int | None) -> str:
-    """Format an epoch as `585139200001 (2025-01-02T15:40:56.250Z)`, which a narrow page breaks in one place at most;
-    `-` for none.
-    """
+    """Format an epoch as `585139200001 (2025-01-02T15:40:56.250Z)`, with one place to break the line; `-` for none."""
     return f"{epoch} ({epoch_iso(epoch)})" if epoch else NONE
 
 
 def bytes_text(count: int) -> str:
-    """Format bytes as `512 B` or `4.5 MB`, in powers of 1000, as disks are sold."""
+    """Format bytes as `512 B` or `4.5 MB`, in powers of 1000."""
     size, unit = float(count), "B"
     for larger in ("kB", "MB", "GB", "TB", "PB"):
         if size < 999.95:
@@ -38,23 +36,23 @@ def lag_text(ms: int) -> str:
 
 
 def count_text(count: int | None) -> str:
-    """Format a count with thousands separated; `?` for None, a count that is unknown or was not asked for."""
+    """Format a count with thousands separators; `?` for None (unknown or not counted)."""
     return "?" if count is None else f"{count:,}"
 
 
 def unchanged_text(dropped: bool | None) -> str:
-    """Tell, after other words, if an output keeps the rows that change nothing; empty for a root table (None)."""
+    """Return a clause about an output's unchanged rows, to append to other text; empty for a root table (None)."""
     return {None: "", True: "; unchanged rows are left out", False: "; unchanged rows are kept"}[dropped]
 
 
 def listed(parts: Sequence[str], limit: int = 5) -> str:
-    """Join the parts with commas; `a, b and 998 more` where there are more than `most`."""
+    """Join the parts with commas; `a, b and 998 more` for more than `limit` parts."""
     hidden = len(parts) - limit
     return ", ".join(parts[:limit]) + (f" and {hidden:,} more" if hidden > 0 else "")
 
 
 def safe(text: str) -> str:
-    """Escape every character that is not printable: data must not steer the terminal it is shown on."""
+    """Escape every unprintable character, so that data cannot control the terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 

@@ -1,1 +1,1 @@
-"""Commands: each gathers facts or changes the store, and shows the result."""
+"""Commands: each gathers facts or changes the store, and prints the result."""

@@ -1,4 +1,4 @@
-"""Commands that change or remove tables and jobs: alter, rebuild, drop and adopt."""
+"""Commands that change or drop tables and jobs: alter, rebuild, drop and adopt."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OPTIONS = (*_SPANS, "compact_segments", "max_segments")
 
 
 def alter(session: CommandSession) -> None:
-    """Change a job's interval and permitted lag, or a table's options and changelog."""
+    """Change a job's interval and max_lag, or a table's options and changelog."""
     if session.options.kind == "job":
         _alter_job(session)
     else:
@@ -49,7 +49,7 @@ def _alter_job(session: CommandSession) -> None:
 
 
 def _alter_table(session: CommandSession) -> None:
-    """Write only the named options, onto the table's current ones; less is kept only after the user has agreed."""
+    """Change the named options of a table. A shorter retention needs a confirmation."""
     options, name, handle = session.options, session.options.name, session.handle
     table = handle.catalog.read(lambda view: find_table(view, name))
     new_values = {option: value for option in _OPTIONS if (value := getattr(options, option)) is not None}
@@ -63,7 +63,7 @@ def _alter_table(session: CommandSession) -> None:
             f"{show_option(new_values[option], current_span)}"
             for option, current_span in shortened.items()
         ]
-        confirm(session, f"Let go of what table {name} keeps for longer than that?", losses)
+        confirm(session, f"Shorten the retention of table {name}?", losses)
 
     def new_settings(current: TableDef) -> Settings:
         if not options.yes and (shortened_now := _shortened(current.options, new_values)) != shortened:
@@ -72,7 +72,7 @@ def _alter_table(session: CommandSession) -> None:
                 for option in {**shortened, **shortened_now}
             )
             raise EpochlogError(
-                f"table {name}: {changes} by now, which somebody else has changed; nothing was done. Run it again"
+                f"table {name}: {changes} now, changed by another process; nothing was done. Run the command again"
             )
         return Settings(
             replace(current.options, **new_values) if new_values else None, options.changelog, drop_unchanged
@@ -100,27 +100,27 @@ def _alter_table(session: CommandSession) -> None:
 
 
 def _shortened(options: TableOptions, new_values: Mapping[str, Any]) -> dict[str, timedelta]:
-    """Return the present retentions that the named options would shorten, by name."""
+    """Return by name the current retentions that are longer than the new values."""
     current = {name: getattr(options, name) for name in _SPANS}
     return {name: span for name, span in current.items() if name in new_values and new_values[name] < span}
 
 
 def rebuild(session: CommandSession) -> None:
-    """Ask for a job's outputs to be made anew."""
+    """Request a rebuild of a job's outputs."""
     name = session.options.job
     job = session.store.job(name)
     table_facts = _describe_tables(session, lambda view: _outputs(view, name))
     losses = [
         *_loss_lines(table_facts),
-        "each is made anew from the upstreams' rows, and stays readable as it is until then",
+        "the job's next step rebuilds its tables; the old rows stay readable until then",
     ]
-    confirm(session, f"Rebuild job {name}, dropping what it has under way?", losses)
+    confirm(session, f"Rebuild job {name} and discard its uncommitted barrier?", losses)
     job.rebuild()
     if session.out.as_json:
         session.out.document(asdict(job.info))
     else:
         outputs = listed([table["name"] for table in table_facts])
-        session.out.show(f"job {name}: its next step makes {outputs} anew")
+        session.out.show(f"job {name}: its next step rebuilds {outputs}")
 
 
 def drop(session: CommandSession) -> None:
@@ -138,8 +138,8 @@ def drop(session: CommandSession) -> None:
         return _outputs(view, name)
 
     table_facts = _describe_tables(session, droppable)
-    losses = ["its tables stay, as root tables"] if keep else [*_loss_lines(table_facts)]
-    confirm(session, f"Drop {kind} {name}, for good?", losses)
+    losses = ["its tables stay as root tables"] if keep else [*_loss_lines(table_facts)]
+    confirm(session, f"Drop {kind} {name} permanently?", losses)
     if kind == "table":
         store.drop_table(name)
     else:
@@ -151,7 +151,7 @@ def drop(session: CommandSession) -> None:
 
 
 def adopt(session: CommandSession) -> None:
-    """Make a finished job's output a root table."""
+    """Turn the output of a finished job into a root table."""
     name = session.options.table
     session.store.adopt(name)
     at = session.handle.catalog.read(lambda view: find_table(view, name)).adopted
@@ -170,7 +170,7 @@ def _outputs(view: View, name: str) -> list[TableDef]:
 
 
 def _describe_tables(session: CommandSession, select: Callable[[View], list[TableDef]]) -> list[Facts]:
-    """Describe the chosen tables: their contents, their number of commits, and their holders."""
+    """Describe the selected tables: size, newest commit, number of commits, and holders other than jobs."""
     handle, live = session.handle, session.handle.leases.live
 
     def body(view: View) -> list[tuple[TableLook, Facts]]:

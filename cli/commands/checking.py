@@ -1,4 +1,4 @@
-"""Command that compares a job's output with a query: check."""
+"""Command check: compares the outputs of a job with a query."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from epochlog.errors import InvalidInput
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-KINDS = (("missing", "missing: the query gives"), ("extra", "too many: only the table has"), ("different", "different"))
+KINDS = (("missing", "missing: only in the query"), ("extra", "extra: only in the table"), ("different", "different"))
 
 
 def check(session: CommandSession) -> int:
@@ -40,7 +40,7 @@ def _read_query_file(path: str) -> str:
     try:
         return Path(path).read_text("utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidInput(f"--file {path}: it is no text in UTF-8: {error}") from error
+        raise InvalidInput(f"--file {path} is no text in UTF-8: {error}") from error
 
 
 def _facts(report: CheckReport) -> Facts:
@@ -64,9 +64,9 @@ def _show(session: CommandSession, report: CheckReport) -> None:
     for output in report.outputs.values():
         at = f"{output.output} at epoch {epoch_text(report.epoch)}"
         if output.ok:
-            session.out.show(f"{at}: {output.rows:,} rows, as the query gives")
+            session.out.show(f"{at}: {output.rows:,} rows, equal to the query")
             continue
-        parts: list[RenderableType] = [f"{at}: {output.rows:,} rows, the query gives {output.expected_rows:,}"]
+        parts: list[RenderableType] = [f"{at}: {output.rows:,} rows, {output.expected_rows:,} in the query"]
         for kind, label in KINDS:
             if getattr(output, kind):
                 rows = getattr(output, f"{kind}_rows")

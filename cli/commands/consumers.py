@@ -1,4 +1,4 @@
-"""Commands of log readers: consumers (list, reset, drop) and tail."""
+"""Commands of log readers: consumers (list, reset, drop) and tail (follow a table)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CHANGE_COLUMNS = {field.name for field in CHANGE_FIELDS}
 
 
 def consumers(session: CommandSession) -> None:
-    """List the named consumers, after one of them was reset or dropped if that was asked for."""
+    """Reset or drop one consumer if an option names it, then list all."""
     options, store = session.options, session.store
     if options.reset is not None:
         name, to = options.reset
@@ -58,7 +58,7 @@ def _reset_target(text: str) -> str | int:
 
 
 def tail(session: CommandSession) -> None:
-    """Show a table's changes as they come, until Ctrl-C, the end of its data, or the limit asked for."""
+    """Print a table's changes as they come, until Ctrl-C, the end of its data, or the limit."""
     options = session.options
     with ExitStack() as stack:
         table = session.handle.catalog.read(lambda view: find_table(view, options.table))
@@ -71,7 +71,7 @@ def tail(session: CommandSession) -> None:
         feed = TableFeed(session.handle, table, columns, start, advice)
         stack.callback(feed.close)
         if consumer is not None and consumer.position is None and start is not None:
-            consumer.ack(start.after)  # so that it is held from now on
+            consumer.ack(start.after)  # takes the hold on the log
         progress = _TailProgress(session, consumer, feed.snapshot_rows)
         try:
             _follow(feed, progress)
@@ -82,10 +82,10 @@ def tail(session: CommandSession) -> None:
 
 
 class _TailProgress:
-    """Position of tail: rows shown so far, and the epoch through which all of them were."""
+    """Progress of tail: the rows printed so far, and the epoch through which all changes are printed."""
 
     def __init__(self, session: CommandSession, consumer: Consumer | None, expected: int | None) -> None:
-        """Begin a position. expected: the most rows that come before the first change; None: none do."""
+        """Create the progress. expected: upper bound of the rows before the first change; None: no rows."""
         self.session = session
         self._rows, self._expected = 0, expected
         if expected is None:
@@ -119,8 +119,8 @@ class _TailProgress:
             self._through = item.epoch
 
     def acknowledge(self) -> None:
-        """Acknowledge the epoch through which all was shown, if there is a consumer. Raises Fenced when another process
-        has claimed it.
+        """Acknowledge the epoch through which all changes are printed, if there is a consumer. Raises Fenced if another
+        process has claimed it.
         """
         if self._consumer is None:
             return
@@ -145,7 +145,7 @@ def _follow(feed: TableFeed, progress: _TailProgress) -> None:
 
 
 def _start_position(session: CommandSession, table: TableDef, consumer: Consumer | None) -> FeedPosition | None:
-    """Return the position to begin at; None begins with the table's rows."""
+    """Return the start position; None for the table's rows first."""
     if consumer is not None and consumer.position is not None:
         return FeedPosition(after=consumer.position)
     begin = session.options.begin or ("latest" if consumer is None else "snapshot")
@@ -160,7 +160,7 @@ def _start_position(session: CommandSession, table: TableDef, consumer: Consumer
 
 
 def _lines(rows: pa.RecordBatch) -> Iterator[str]:
-    """Yield a change on a line: its time, epoch, type and columns."""
+    """Yield a line for each change: time, epoch, type and columns."""
     for row in plain_rows(rows):
         columns = " ".join(
             f"{name}={'null' if value is None else cell(value)}"

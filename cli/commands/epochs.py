@@ -1,6 +1,4 @@
-"""Command epochs: the timeline of a set of tables, the reasons why an epoch cannot be read, and the choice of each
-policy.
-"""
+"""Command epochs: the timeline of tables, the reasons why an epoch cannot be read, and the choice of each policy."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from epochlog.store.types.epoch_set import newest_at
 
 
 def epochs(session: CommandSession) -> None:
-    """Show the timeline of the tables named, or of all that `global` counts."""
+    """Show the timeline of the named tables, or of all that take part in `global`."""
     options, handle = session.options, session.handle
 
     def body(view: View) -> EpochView:
@@ -87,8 +85,8 @@ def _why_not(view: EpochView, names: Sequence[str], epoch: int) -> list[Facts]:
 
 
 def explained(view: EpochView, names: Sequence[str], epoch: int) -> Facts:
-    """Describe one epoch: the commit that a read of each table would give, the reasons why it cannot be read, and the
-    nearest epochs that can be read together (null where there is none).
+    """Describe one epoch: the commit that a read of each table would return, the reasons why it cannot be read, and the
+    nearest epochs at which all tables can be read (None for none).
     """
     above = view.common_valid(names, max(epoch + 1, view.floor(names)), view.last_epoch)[0]
     tables = [
@@ -111,8 +109,8 @@ def explained(view: EpochView, names: Sequence[str], epoch: int) -> Facts:
 
 
 def choices(view: EpochView, names: Sequence[str], at: int | None) -> Iterator[Facts]:
-    """Yield the choice of each policy now. Policies that take an epoch are asked with `at`, or with the newest commit
-    of the tables; bounded with the least lag, in whole seconds, that it does not refuse.
+    """Yield the current choice of each policy. Policies that take an epoch get `at`, or the newest commit of the
+    tables; bounded gets the smallest lag, in whole seconds, that it accepts.
     """
     epoch = max(view.table(name).position for name in names) if at is None else at
     for name in policy_names():

@@ -1,4 +1,4 @@
-"""Commands that look at a store without its rows: ls, describe, history, status, jobs."""
+"""Commands that show the state of a store without its rows: ls, describe, history, status, jobs."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _compactions(session: CommandSession, limit: int | None) -> None:
 
 
 def status(session: CommandSession) -> None:
-    """Show tables and jobs, once or again and again."""
+    """Show tables and jobs, once or repeatedly with --watch."""
     if session.options.watch is None:
         counter = RowCounter(session.handle, session.options.rows)
         _show_status(session, counter)
@@ -101,7 +101,7 @@ def status(session: CommandSession) -> None:
 
 
 def jobs(session: CommandSession) -> None:
-    """Show all jobs, and the loads beside them."""
+    """Show all jobs and all loads."""
     state = look(session.handle)
     job_list, loads = jobs_facts(state), loads_facts(state)
     if session.out.as_json:
@@ -149,7 +149,7 @@ def _show_status(session: CommandSession, counter: RowCounter, *, on_one_line: b
 
 
 def _watch(session: CommandSession) -> None:
-    """Show a page that renews itself on a terminal; elsewhere one page after the other, or a document a line."""
+    """Refresh one page on a terminal; elsewhere print a page after each pause, or a JSON document per line."""
     pause = threading.Event()
     session.out.waiting.end()
     counters = (RowCounter(session.handle, session.options.rows) for _ in count())
@@ -170,6 +170,6 @@ def _watch(session: CommandSession) -> None:
 
 
 def _raise_count_error(counter: RowCounter) -> None:
-    """Raise the error that hid some counts, after the page was shown."""
+    """Raise the error of a row count, if there was one. Call after printing the page."""
     if counter.trouble:
         raise counter.trouble

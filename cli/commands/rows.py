@@ -1,4 +1,4 @@
-"""Commands that show rows: read and changes."""
+"""Commands that print rows: read and changes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from epochlog.snapshot import Snapshot
 
 PAGE_ROWS = 500
-"""Rows of one table for people; more come as further tables, so that the first appear at once."""
+"""Rows of one printed grid; further rows come as further grids, so that the first appear at once."""
 
 
 def read(session: CommandSession) -> None:
-    """Show the rows of tables at the epochs that a policy chooses."""
+    """Print the rows of tables at the epochs that a policy chooses."""
     options = session.options
     with session.store.snapshot(options.tables or None, **policy_of(session.handle, options)) as snapshot:
         if options.epochs:
@@ -37,7 +37,8 @@ def read(session: CommandSession) -> None:
             return
         if options.out is not None and len(snapshot) != 1:
             raise InvalidInput(f"--out writes one table to a file: name one of {', '.join(snapshot)}")
-        readers = [(name, _reader(snapshot, name, session)) for name in snapshot]  # all are checked before any is shown
+        # All readers are opened first, so that an invalid option prints nothing.
+        readers = [(name, _reader(snapshot, name, session)) for name in snapshot]
         for place, (name, reader) in enumerate(readers):
             epoch = snapshot.epochs[name]
             if options.out is not None:
@@ -52,7 +53,7 @@ def read(session: CommandSession) -> None:
 
 
 def changes(session: CommandSession) -> None:
-    """Show the changes of a table in a range of epochs."""
+    """Print the changes of a table in a range of epochs."""
     options = session.options
     table = session.store.table(options.table)
     after, until = (epoch_of(session.handle, text, table.name) for text in (options.after, options.until))
@@ -73,9 +74,7 @@ def changes(session: CommandSession) -> None:
 
 
 def _beginning(session: CommandSession, name: str, *, pre_images: bool) -> int:
-    """Return the epoch that all changes follow: the log's beginning; for pre-images, the oldest epoch past which they
-    are known.
-    """
+    """Return the default of --after: the log's beginning, or the oldest epoch after which pre-images are known."""
 
     def body(view: View) -> int:
         table = find_table(view, name)
@@ -103,7 +102,7 @@ def _rows(reader: Iterable[pa.RecordBatch]) -> Iterator[Facts]:
 
 
 def _write(session: CommandSession, reader: pa.RecordBatchReader, facts: Facts, rows_at_most: int | None) -> None:
-    """Write the rows to the file of --out. known: the most rows that there can be."""
+    """Write the rows to the file of --out. rows_at_most: upper bound of the rows; None if unknown."""
     file, limit = OutFile(session.options.out), limit_of(session.options)
     total = rows_at_most if limit is None else min(limit, rows_at_most or limit)
     file.check(reader.schema)
@@ -142,7 +141,7 @@ def _show_epochs(session: CommandSession, snapshot: Snapshot) -> None:
 
 
 def _show_rows(session: CommandSession, reader: pa.RecordBatchReader, title: str | None) -> None:
-    """Show tables for people, and a hint how to see more where the limit cut them."""
+    """Print grids of rows, and a hint about --limit if the limit cut them."""
     from epochlog.cli.render import pages
 
     limit, row_count = limit_of(session.options), 0

@@ -1,4 +1,4 @@
-"""Command that serves a store until a signal ends it."""
+"""Command serve: serves a store until a signal ends it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def serve(session: CommandSession) -> None:
     """Serve until SIGINT or SIGTERM, then end within SHUTDOWN_S."""
     options = session.options
     if (options.tls_cert is None) != (options.tls_key is None):
-        raise InvalidInput("--tls-cert and --tls-key belong together")
+        raise InvalidInput("--tls-cert and --tls-key need each other: give both, or neither")
     token = None if options.token_file is None else load_token(options.token_file)
     read_token = None if options.read_token_file is None else load_token(options.read_token_file)
     tls = None if options.tls_cert is None else (_read(options.tls_cert), _read(options.tls_key))
@@ -52,10 +52,11 @@ def serve(session: CommandSession) -> None:
 
 @contextmanager
 def _stop_signals() -> Iterator[socket.socket]:
-    """Give a socket that can be read once SIGINT or SIGTERM has come.
+    """Yield a socket that becomes readable on SIGINT or SIGTERM.
 
-    The system may hand a signal to any thread, gRPC's too. Python's handler then waits for the main thread, and a lock
-    that this one waits for does not wake it; the descriptor of `set_wakeup_fd` is written by whichever thread it was.
+    The system may deliver a signal to any thread, gRPC's too. Python's handler runs in the main thread, and a signal
+    does not wake the main thread from a lock. The thread that gets the signal writes to the descriptor of
+    `set_wakeup_fd`.
     """
     reading, writing = socket.socketpair()
     writing.setblocking(False)
@@ -72,9 +73,7 @@ def _stop_signals() -> Iterator[socket.socket]:
 
 
 def _coordinator_settings(options: argparse.Namespace) -> CoordinatorSettings:
-    """Build the coordinator's settings from the options of checkpoints; the rest has its defaults. Raises
-    InvalidInput.
-    """
+    """Build the coordinator's settings from the checkpoint options. Raises InvalidInput."""
     values = {
         "interval_ms": None if options.interval is None else round(options.interval * 1000),
         "timeout_ms": None if options.timeout is None else round(options.timeout * 1000),
@@ -88,4 +87,4 @@ def _read(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise ReadFailed(f"{path} cannot be read: {error.strerror or error}") from error
+        raise ReadFailed(f"cannot read {path}: {error.strerror or error}") from error

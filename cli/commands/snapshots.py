@@ -1,6 +1,4 @@
-"""Command snapshot: takes a snapshot and holds it for a time, shows the epochs of a token, lists held snapshots, ends
-one.
-"""
+"""Command snapshot: takes and holds a snapshot, shows the epochs of a token, lists or releases held snapshots."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from epochlog.store.types.epoch import to_unix_ms
 
 
 def snapshot(session: CommandSession) -> None:
-    """Take a snapshot, show one, or drop one and list those that are held."""
+    """Take a snapshot, show one, or release one and list the held snapshots."""
     options = session.options
     if options.hold is not None:
         _take(session)
@@ -57,11 +55,11 @@ def _list(session: CommandSession) -> None:
     else:
         from epochlog.cli.render.pages import held
 
-        session.out.show(*(held(facts) if facts else [f"{session.handle.files.place} holds no snapshot by name"]))
+        session.out.show(*(held(facts) if facts else [f"{session.handle.files.place} has no held snapshot"]))
 
 
 def held_list(session: CommandSession) -> list[Facts]:
-    """List all snapshots that are held by name."""
+    """Describe all held snapshots."""
     now_ms = session.handle.catalog.now_ms()
     return [held_facts(held, now_ms) for held in held_snapshots(session.handle)]
 
@@ -78,10 +76,10 @@ def held_facts(snapshot: HeldSnapshot, now_ms: int) -> Facts:
 
 
 def _show(session: CommandSession, token: str) -> None:
-    """Show the tables and epochs of a token, held or not, and until when each can be read."""
+    """Show the tables and epochs of a token, held or not, with the time until which each stays readable."""
     handle, decoded = session.handle, decode_token(token)
     if decoded.store_id != handle.store_id:
-        raise InvalidInput("this snapshot token is of another store; open that one to look at it")
+        raise InvalidInput("this snapshot token belongs to another store; open that store to show it")
     policy = Exact(token)
 
     def body(view: View) -> list[Facts]:
@@ -100,8 +98,8 @@ def _show(session: CommandSession, token: str) -> None:
 
 
 def _table(session: CommandSession, view: View, epochs: EpochView, policy: Exact, name: str, now_ms: int) -> Facts:
-    """Describe one table of a token. kept_until: the time before which no rows of that epoch are released; kept_by: the
-    hold or retention that keeps them.
+    """Describe one table of a token. kept_until: the time until which the rows of that epoch stay readable; kept_by:
+    the hold or retention that keeps them.
     """
     epoch = policy.epochs[name]
     facts = {"table": name, "epoch": epoch, "at": epoch_iso(epoch), "kept_until": None, "kept_by": None}
@@ -118,7 +116,7 @@ def _table(session: CommandSession, view: View, epochs: EpochView, policy: Exact
 def _keepers(
     session: CommandSession, view: View, table_id: int, name: str, epoch: int, now_ms: int
 ) -> Iterator[tuple[int, str]]:
-    """Return (end in Unix ms, name) of each hold and retention that keeps the table's rows of that epoch until a known
+    """Return (end in Unix ms, name) of each hold and retention that keeps the table's rows of that epoch until a fixed
     time.
     """
     table = get_table(view, table_id, name)

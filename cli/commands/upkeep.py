@@ -41,7 +41,7 @@ def compact(session: CommandSession) -> None:
 
 
 def vacuum(session: CommandSession) -> None:
-    """Delete unreachable files, or list those that would be deleted."""
+    """Delete unreachable files, or list them with --dry-run."""
     options = session.options
     grace = GRACE if options.grace is None else options.grace
     report = vacuum_store(session.handle, dry_run=options.dry_run, grace=grace, progress=session.out.waiting.step)
@@ -55,7 +55,7 @@ def vacuum(session: CommandSession) -> None:
 
 
 def verify(session: CommandSession) -> int:
-    """Check every record, file and checksum; return 1 when something is damaged, or could not be read."""
+    """Check every record, file and checksum; return 1 for damage or an unreadable file."""
     report = verify_store(session.handle, session.out.waiting.step)
     facts = {"ok": report.ok, **asdict(report)}
     if session.out.as_json:
@@ -87,7 +87,7 @@ def _compact_one(session: CommandSession, table: TableDef, label: str, *, full: 
 
 
 def _size(session: CommandSession, table: TableDef) -> tuple[int, int]:
-    """Return the number of segments that reads still have to merge, and the bytes of all files."""
+    """Return the number of L0 segments that reads merge, and the bytes of all files."""
 
     def body(view: View) -> tuple[int, int]:
         return len(plan_scan(view, table, None).segments), table_bytes(get_version(view, table.id, table.name))

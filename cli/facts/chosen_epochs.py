@@ -1,6 +1,4 @@
-"""Epochs that a command line names: by a policy and its options, a number, a snapshot's token, or a held snapshot's
-name.
-"""
+"""Resolution of the epochs in a command line: a policy with options, a number, a token, or a held snapshot's name."""
 
 from __future__ import annotations
 
@@ -17,51 +15,53 @@ from epochlog.store.types.schema import is_name
 
 
 def policy_of(handle: Handle, options: Any) -> dict[str, Any]:
-    """Return the keyword arguments of `store.snapshot`; a policy that is not named follows from the options given.
-    Raises InvalidInput.
+    """Return the keyword arguments of `store.snapshot`. Without --consistency the options imply the policy. Raises
+    InvalidInput.
     """
     declared = declared_options()
     set_options = {name: value for name in declared if (value := getattr(options, name)) is not None}
     policy = options.consistency or implied_policy(set_options) or ("aligned" if options.tables else "global")
     if options.option and policy in BUILT_IN:
-        raise InvalidInput(f"--option is for policies of your own; {policy} has options by name: epochlog read --help")
+        raise InvalidInput(f"--option is for custom policies; {policy} has options by name: epochlog read --help")
     arguments: dict[str, Any] = {"consistency": policy}
     for name, value in set_options.items():
         option = options_of(policy).get(name) or next(iter(declared[name].values()))
         resolved = token_of(handle, value) if option.kind is OptionKind.SNAPSHOT else value
         if option.each_table and not options.tables:
-            raise InvalidInput(f"an {policy} {name} is of tables: name them, or take --consistency as_of for all")
+            raise InvalidInput(
+                f"--{name.replace('_', '-')} needs TABLE arguments; for all tables use --consistency as_of"
+            )
         arguments[option.argument] = dict.fromkeys(options.tables, resolved) if option.each_table else resolved
     return {**arguments, **dict(options.option)}
 
 
 def token_of(handle: Handle, text: str) -> str:
-    """Return the token itself, or that of the held snapshot of this name. No token is as short as the longest name.
-    Raises SnapshotNotFound.
+    """Return a token as it is, and for the name of a held snapshot its token. Every token is longer than the longest
+    name. Raises SnapshotNotFound.
     """
     if not is_name(text):
         return text
     held = {snapshot.name: snapshot.token for snapshot in held_snapshots(handle)}
     if text not in held:
         raise SnapshotNotFound(
-            f"{text!r} is neither a snapshot's token nor the name of one that is held; those held: "
+            f"{text!r} is neither a snapshot's token nor the name of a held snapshot; held snapshots: "
             f"{', '.join(held) or 'none'}"
         )
     return held[text]
 
 
 def epoch_of(handle: Handle, text: str | None, table: str) -> int | None:
-    """Return the epoch that a number names, or that at which a snapshot reads the table; None for None. Raises
+    """Return the epoch of a number, or the epoch at which a snapshot reads the table; None for None. Raises
     InvalidInput, SnapshotNotFound, TableDropped.
     """
     if text is None or text.isdigit():
         return None if text is None else int(text)
     token = decode_token(token_of(handle, text))
     if token.store_id != handle.store_id:
-        raise InvalidInput("this snapshot token is of another store; take one of this store")
+        raise InvalidInput("this snapshot token belongs to another store; use a token of this store")
     if table not in token.entries:
         raise InvalidInput(f"this snapshot does not read {table}; it reads {', '.join(token.entries)}")
     entry = token.entries[table]
     if handle.catalog.read(lambda view: find_table(view, table)).id != entry.table_id:
-        raise TableDropped(f"{table} has been dropped since the token was made; name an epoch of the present one")
+        raise TableDropped(f"{table} has been dropped since the token was made; name an epoch of the present table")
     return entry.epoch

@@ -1,4 +1,4 @@
-"""Facts about holds, writers, compactions and vacuum, as plain values that JSON takes as they are."""
+"""Facts about holds, writers, compactions and vacuum, as JSON-able values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Facts = dict[str, Any]
 
 
 def hold_facts(hold: Hold, now_ms: int) -> Facts:
-    """Describe a hold. `age_ms`: the age of the hold, or for a job the age of the position that it holds by."""
+    """Describe a hold. `age_ms`: the age of the hold; for a job, the age of the held position."""
     kind, _, name = hold.holder.partition(":")
     held = [epoch for epoch in (hold.log_epoch, hold.read_epoch) if epoch]
     since_ms = to_unix_ms(min(held)) if kind == "job" and held else hold.since_ms
@@ -39,7 +39,7 @@ def hold_facts(hold: Hold, now_ms: int) -> Facts:
 
 
 def writers(view: View, now_ms: int) -> list[Facts]:
-    """List the write intents of processes that may be writing files of the store, oldest first."""
+    """Describe the write intents of the store, oldest first."""
     return [intent_facts(intent, now_ms) for intent in sorted(all_intents(view), key=lambda intent: intent.since_ms)]
 
 
@@ -55,19 +55,19 @@ def intent_facts(intent: Intent, now_ms: int) -> Facts:
 
 
 def held_back(table: TableDef, version: TableVersion, holds: Sequence[Hold], now_ms: int) -> Facts:
-    """Name the limits of the safe epoch and the log's beginning: a holder, where one keeps more than the retention
-    does.
+    """Describe the limits of the safe epoch and of the log's beginning: a holder that keeps more than the retention,
+    or the retention.
     """
-    free, may = limits(table.options, [], now_ms), limits(table.options, holds, now_ms)
+    free, held = limits(table.options, [], now_ms), limits(table.options, holds, now_ms)
     options, newest = table.options, version.max_committed_epoch
     states = {hold.holder: hold.read_epoch for hold in holds if hold.read_epoch is not None}
     log = {hold.holder: hold.log_epoch for hold in holds if hold.log_epoch is not None}
     return {
         "safe_epoch": _holder_of_limit(
-            states, min(free.states, newest), may.states, f"retention: {show_option(options.history_retention)}"
+            states, min(free.states, newest), held.states, f"retention: {show_option(options.history_retention)}"
         ),
         "log_start": _holder_of_limit(
-            log, min(free.log, newest), may.log, f"retention: {show_option(options.log_retention)}"
+            log, min(free.log, newest), held.log, f"retention: {show_option(options.log_retention)}"
         ),
     }
 
@@ -82,7 +82,7 @@ def _holder_of_limit(held_epochs: dict[str, int], free: int, limit: int, retenti
 
 
 def work_facts(work: Work | None) -> Facts | None:
-    """Describe a compaction under way; None for None."""
+    """Describe a running compaction; None for None."""
     if work is None:
         return None
     return {
@@ -100,7 +100,7 @@ def trouble_facts(trouble: Trouble | None) -> Facts | None:
 
 
 def trace_facts(trace: Trace) -> Facts:
-    """Describe a finished compaction; it made one run of the epochs in (after, until]."""
+    """Describe a finished compaction, which merged the epochs in (after, until] into one run."""
     return {
         "at": iso(trace.at_ms),
         "reason": trace.reason,

@@ -1,4 +1,4 @@
-"""Facts about tables, jobs and loads, from one state of the catalog, as plain values that JSON takes as they are."""
+"""Facts about tables, jobs and loads, from one state of the catalog, as JSON-able values."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Facts = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TableLook:
-    """State of one table; `plan` reads its newest rows, `lag_ms` is the lag of these."""
+    """State of one table. `plan` reads its newest rows; `lag_ms` is their lag."""
 
     table: TableDef
     version: TableVersion
@@ -57,7 +57,7 @@ class TableLook:
 
 @dataclass(frozen=True, slots=True)
 class StoreLook:
-    """State of all tables, jobs and loads, by name, as of one state of the catalog. A load comes with its number of
+    """State of all tables, jobs and loads, ordered by name, from one state of the catalog. Each load has its number of
     finished parts.
     """
 
@@ -70,7 +70,7 @@ class StoreLook:
 
 
 def look(handle: Handle) -> StoreLook:
-    """Read all tables, jobs and loads from one state of the catalog; no file is read."""
+    """Read all tables, jobs and loads from one state of the catalog, without data files."""
 
     def body(view: View) -> StoreLook:
         now_ms = handle.catalog.now_ms()
@@ -98,7 +98,7 @@ def look(handle: Handle) -> StoreLook:
 
 
 def look_at(view: View, table: TableDef, epochs: EpochView) -> TableLook:
-    """Read one table, within a view of the catalog."""
+    """Read one table within a catalog transaction."""
     version = get_version(view, table.id, table.name)
     job = None if table.job_id is None else get_job(view, table.job_id, "?")
     return TableLook(
@@ -112,7 +112,7 @@ def look_at(view: View, table: TableDef, epochs: EpochView) -> TableLook:
 
 
 class RowCounter:
-    """Counter of rows that keeps the first error: a damaged file must not hide the other tables."""
+    """Counter of rows that keeps the first Corrupt error, so that a damaged file does not hide the other tables."""
 
     def __init__(self, handle: Handle, enabled: bool) -> None:
         self._handle = handle
@@ -120,7 +120,7 @@ class RowCounter:
         self.trouble: Corrupt | None = None
 
     def of(self, plan: ScanPlan) -> int | None:
-        """Count the rows; None when nobody asked or a file is damaged."""
+        """Count the rows; return None when counting is disabled or a file is damaged."""
         if not self._enabled:
             return None
         try:
@@ -131,7 +131,7 @@ class RowCounter:
 
 
 def table_facts(look: TableLook, rows: int | None) -> Facts:
-    """Describe a table in lists: the names of TableInfo, and its lag."""
+    """Describe a table for a list: the fields of TableInfo, and the lag."""
     version = look.version
     return {
         "name": look.table.name,
@@ -151,7 +151,7 @@ def table_facts(look: TableLook, rows: int | None) -> Facts:
 
 
 def maintenance_facts(look: TableLook) -> Facts:
-    """Describe the table's maintenance: its backpressure on writers, a compaction under way, and the last failure."""
+    """Describe the table's maintenance: backpressure on writers, the running compaction, and the last failure."""
     return {
         "pressure": pressure(look.version, look.table.options),
         "compaction": work_facts(look.work),
@@ -160,14 +160,14 @@ def maintenance_facts(look: TableLook) -> Facts:
 
 
 def jobs_facts(look: StoreLook) -> list[Facts]:
-    """Describe all jobs in lists."""
+    """Describe all jobs for a list."""
     texts = wait_texts(look.jobs, look.now_ms)
     return [job_facts(job, look, texts[job.info.name]) for job in look.jobs]
 
 
 def loads_facts(look: StoreLook) -> list[Facts]:
-    """Describe all loads in lists. checkpoint: the number of its newest commit, 0 for none; incarnation: its
-    coordinator's.
+    """Describe all loads for a list. checkpoint: the number of the newest commit, 0 for none; incarnation: that of the
+    load's coordinator.
     """
     names = {table_look.table.id: table_look.table.name for table_look in look.tables}
     return [
@@ -185,7 +185,7 @@ def loads_facts(look: StoreLook) -> list[Facts]:
 
 
 def job_facts(job: JobLook, look: StoreLook, waits_for: str) -> Facts:
-    """Describe a job in lists: the names of JobInfo, its barrier, and the reason why it waits."""
+    """Describe a job for a list: the fields of JobInfo, the barrier, and the reason why it waits."""
     info, record = job.info, job.record
     return {
         **asdict(info),
@@ -201,13 +201,13 @@ def job_facts(job: JobLook, look: StoreLook, waits_for: str) -> Facts:
 
 
 def runner_facts(runner: RunnerInfo | None) -> Facts | None:
-    """Describe a job's runner, and since when it runs the job; None for no runner."""
+    """Describe a job's runner and its start time; None for no runner."""
     return None if runner is None else {**asdict(runner), "since": iso(runner.since_ms)}
 
 
 def _rows_of_upstreams(view: View, job: JobRecord) -> int | None:
-    """Return an upper bound of the rows that the upstreams of a backfill under way hold; replaced and deleted ones are
-    counted too. None if no backfill is under way in pieces.
+    """Return an upper bound of the rows that a chunked backfill takes in, with replaced and deleted rows counted. None
+    without such a backfill.
     """
     if job.cursor is None or job.barrier is None:
         return None
@@ -221,9 +221,7 @@ def _rows_of_upstreams(view: View, job: JobRecord) -> int | None:
 
 
 def _barrier_facts(job: JobRecord, now_ms: int) -> Facts | None:
-    """Describe the barrier that is recorded and not committed; its age is the time since its boundary. None for no
-    barrier.
-    """
+    """Describe the recorded, uncommitted barrier; its age is the time since its boundary. None for no barrier."""
     if job.barrier is None:
         return None
     prev, curr, kind = job.barrier
@@ -269,7 +267,7 @@ def describe_table(handle: Handle, name: str, counter: RowCounter) -> Facts:
 
 
 def columns(table: TableDef) -> Iterator[Facts]:
-    """Yield the columns in their order; `key` is the place in the primary key from 1, None outside it."""
+    """Yield the columns in order. `key` is the position in the primary key, from 1; None for other columns."""
     key = table.schema.primary_key
     for field in table.schema.schema:
         place = key.index(field.name) + 1 if field.name in key else None
@@ -277,7 +275,7 @@ def columns(table: TableDef) -> Iterator[Facts]:
 
 
 def run_facts(run: Any) -> Facts:
-    """Describe a sorted run; it covers the epochs after `after` up to `until`."""
+    """Describe a sorted run of the epochs in (after, until]."""
     return {
         "after": run.lo,
         "until": run.hi,
@@ -290,7 +288,7 @@ def run_facts(run: Any) -> Facts:
 
 
 def log_facts(view: View, table: TableDef, version: TableVersion) -> Facts:
-    """Describe a table's log: the part that `changes` can read, and the segments that reads still have to merge
+    """Describe a table's log: the part that `changes` can read, and the L0 segments that reads merge
     (`unfolded_segments`).
     """
     prefix = b"log/%08x/" % table.id

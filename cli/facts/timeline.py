@@ -1,4 +1,4 @@
-"""Timeline of a set of tables: their epochs cut into stretches within which nothing about them differs (pure)."""
+"""Timeline of tables: their epochs, divided into stretches within which no state differs (pure)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from epochlog.store.epochs.view import EpochView
 from epochlog.store.types.epoch_set import Intervals, Ints, ints
 
 Landed = Literal["rows", "empty", "label"]
-"""What a table got at an epoch: a commit with rows, one without, or rows whose commit came later."""
+"""Kind of event of a table at an epoch: a commit with rows, an empty commit, or rows of a label below its commit."""
 State = Literal["none", "valid", "behind", "gone"]
-"""Of a table at an epoch, by itself: it has nothing yet; it reflects all its upstreams; it does not; its rows of then
-are kept no longer.
-"""
+"""State of one table at an epoch: no commit yet; valid; not valid (behind its upstreams); below the safe epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Stretch of the epochs from `first` through `last`. `landed` tells of `first`, the rest of every one of them.
+    """Stretch of the epochs from `first` through `last`. `landed` describes `first`; `states` and `readable` hold for
+    each epoch of the stretch.
 
-    readable: all the tables asked for can be read there together.
+    readable: all requested tables can be read together.
     """
 
     first: int
@@ -36,8 +35,8 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Timeline of tables. tables: those asked for; ancestors: all other tables that they descend from. The stretches
-    are oldest first and leave no gap; earlier, later: True if there are more.
+    """Timeline of tables. tables: the requested ones; ancestors: all other tables that they descend from. The
+    stretches are in order of epoch, without gaps; earlier, later: True if there are more on that side.
     """
 
     tables: tuple[str, ...]
@@ -48,7 +47,7 @@ class Timeline:
 
 
 def timeline(view: EpochView, names: Sequence[str], limit: int | None = None, around: int | None = None) -> Timeline:
-    """Return the timeline of at most `limit` stretches (None: all): the newest ones, or those round the epoch
+    """Return the timeline of at most `limit` stretches (None: all): the newest ones, or those around the epoch
     `around`.
     """
     tables = [view.table(name) for name in dict.fromkeys(names)]
@@ -85,7 +84,7 @@ def _names(tables: Sequence[TableEpochs]) -> tuple[str, ...]:
 
 
 def _events(tables: Sequence[TableEpochs], low: int, high: int) -> Iterator[Ints]:
-    """Yield the epochs in [low, high] at which something landed; one array per table and kind, each rising."""
+    """Yield the epochs of events in [low, high]: one ascending array for each table and kind."""
     for events in _arrays(tables):
         yield events[events.searchsorted(low) : events.searchsorted(high, "right")]
 
@@ -95,14 +94,14 @@ def _arrays(tables: Sequence[TableEpochs]) -> Iterator[Ints]:
 
 
 def _distinct(parts: Iterable[Ints]) -> Ints:
-    """Merge the arrays into one that rises, each value once."""
+    """Merge the arrays into one ascending array of distinct values."""
     merged = np.sort(np.concatenate([ints(()), *parts]))
     return merged[np.append(True, merged[1:] != merged[:-1])[: len(merged)]]
 
 
 def _window(members: Sequence[TableEpochs], last: int, limit: int | None, around: int | None) -> tuple[int, int]:
-    """Return the range of epochs to look at for `limit` stretches: every event begins one, and the nearest are among
-    the nearest of each table.
+    """Return a range of epochs that contains the `limit` stretches to show. Each event begins a stretch, so the nearest
+    events of each table suffice.
     """
     if limit is None:
         return 0, last
@@ -120,9 +119,7 @@ def _window(members: Sequence[TableEpochs], last: int, limit: int | None, around
 def _cuts(
     members: Sequence[TableEpochs], valid: Sequence[Intervals], floors: Iterable[int], low: int, high: int
 ) -> Ints:
-    """Return the epochs at which stretches begin: where something lands, or where an answer changes; none before the
-    first that lands.
-    """
+    """Return the first epochs of the stretches: events, and changes of a state; none before the first event."""
     edges = [edge for starts, ends in valid for edge in (starts, ends + 1)]
     cuts = _distinct([*_events(members, low, high), *edges, ints(list(floors))])
     first = min((int(events[0]) for events in _arrays(members) if len(events)), default=high + 1)

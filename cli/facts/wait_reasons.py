@@ -1,4 +1,4 @@
-"""Reasons why jobs wait, in words: one sentence a job, with the job at the head of the chain as the cause (pure)."""
+"""Texts of the reasons why jobs wait: one per job, with the job at the head of the chain as the cause (pure)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from epochlog.store.types.epoch import show_span, to_unix_ms
 
 @dataclass(frozen=True, slots=True)
 class JobLook:
-    """State of one job, and the reason why it waits."""
+    """State of one job, with the reason why it waits."""
 
     info: JobInfo
     record: JobRecord
     wait: Wait
     rows_above: int | None = None
-    """Of a job whose snapshot has begun in pieces: the most rows that it can be of."""
+    """Upper bound of the rows of a chunked backfill; None without one."""
 
 
 def wait_texts(jobs: Sequence[JobLook], now_ms: int) -> dict[str, str]:
-    """Return by the job's name the words behind "waits for"."""
+    """Return the text after "waits for" of each job, by name."""
     by_name = {job.info.name: job for job in jobs}
     return {
         name: _upstream_reason(job, by_name) if job.wait.kind == "upstream" else _reason_of_its_own(job, now_ms)
@@ -41,13 +41,13 @@ def _reason_of_its_own(job: JobLook, now_ms: int) -> str:
             return f"its next boundary, {at}, in {show_span(max(0, to_unix_ms(wait.epoch or 0) + 1 - now_ms))}"
         case "runner":
             late = show_span(max(0, now_ms - (wait.since_ms or now_ms)))
-            act = "go on with its snapshot" if record.cursor else "commit its barrier" if record.barrier else None
-            return f"a runner to {act or 'begin its barrier'} at {at}, due for {late}"
+            action = "continue its backfill" if record.cursor else "commit its barrier" if record.barrier else None
+            return f"a runner to {action or 'begin its barrier'} at {at}, due for {late}"
         case "failed":
             since = "" if record.failed_ms is None else f" for {show_span(max(0, now_ms - record.failed_ms))}"
             return f"a runner to try again, failing{since} with {one_line(record.last_error or '')}"
         case "rebuild":
-            return f"job.rebuild(): {one_line(record.lost or 'the logs it needs are gone')}"
+            return f"job.rebuild(): {one_line(record.lost or 'retention has removed logs that it needs')}"
         case "over":
             return "nothing more: its data has ended"
         case _:
@@ -55,8 +55,8 @@ def _reason_of_its_own(job: JobLook, now_ms: int) -> str:
 
 
 def _upstream_reason(job: JobLook, jobs: Mapping[str, JobLook]) -> str:
-    """Describe the reason of a job that waits for an upstream: the epoch that it needs, and the job that is the cause
-    in the end.
+    """Describe the reason of a job that waits for an upstream: the epoch that it needs, and the job at the head of the
+    chain.
     """
     wait = job.wait
     if not wait.through:

@@ -1,1 +1,1 @@
-"""Grammar of the command line: commands, options and their help."""
+"""Grammar of the command line: commands, options and their help texts."""

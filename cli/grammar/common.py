@@ -10,7 +10,7 @@ CATALOG_VARIABLE = "EPOCHLOG_CATALOG"
 def add_command(
     commands: argparse._SubParsersAction, name: str, help: str, details: str = ""
 ) -> argparse.ArgumentParser:
-    """Add a command of that name; `help` is one line of the list of commands, `more` stands in its own help only."""
+    """Add a command. `help` is its line in the list of commands; `details` follows in the command's own help."""
     parser = commands.add_parser(
         name,
         help=help,
@@ -20,10 +20,10 @@ def add_command(
     parser.add_argument(
         "--catalog",
         metavar="URL",
-        help="redis://host:port/db, where the catalog is no folder of the root (or set "
+        help="redis://host:port/db, for a catalog in Redis (or set "
         f"{CATALOG_VARIABLE}, which keeps a password out of the list of processes)",
     )
-    parser.add_argument("--volatile", action="store_true", help="take a Redis that does not keep what it acknowledged")
-    parser.add_argument("--json", action="store_true", help="for programs (epochlog --help says how values look)")
+    parser.add_argument("--volatile", action="store_true", help="accept a Redis that can lose acknowledged writes")
+    parser.add_argument("--json", action="store_true", help="print JSON (epochlog --help lists the form of values)")
     parser.set_defaults(usage_error=lambda options: None)
     return parser

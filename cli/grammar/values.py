@@ -1,4 +1,4 @@
-"""Parsers of the command line's words: each function returns a word's value, or tells argparse its fault."""
+"""Parsers of command-line arguments: each returns the value, or raises ArgumentTypeError."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ UNITS_S = {"": 1, "ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_40
 
 
 def epoch(text: str) -> int:
-    """Parse an epoch as it is typed."""
+    """Parse an epoch: a whole number from 0."""
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"an epoch is a whole number as `epochlog ls` shows it, not {text!r}")
     return int(text)
 
 
 def beginning(text: str) -> str:
-    """Accept the place to begin at: a word of BEGINNINGS, or a text that `moment` accepts."""
+    """Accept a start position: a word of BEGINNINGS, or a text that `moment` accepts."""
     return text if text in BEGINNINGS else moment(text)
 
 
 def moment(text: str) -> str:
-    """Accept an epoch, a snapshot's token, or the name of a held snapshot; it is resolved later, against the store."""
+    """Accept an epoch, a snapshot's token, or the name of a held snapshot. The command resolves it in the store."""
     if not re.fullmatch(r"[A-Za-z0-9_-]+", text, re.ASCII) or re.fullmatch(r"-\d+", text):
         raise argparse.ArgumentTypeError(
-            f"an epoch, a snapshot's token or the name of one that is held is needed, not {text!r}"
+            f"an epoch, a snapshot's token or the name of a held snapshot is needed, not {text!r}"
         )
     return text
 
@@ -48,16 +48,14 @@ def join_dashed_tokens(argv: Sequence[str]) -> list[str]:
 
 
 def positive(text: str) -> int:
-    """Parse a whole number from 1."""
+    """Parse a whole number of at least 1."""
     if not (text.isascii() and text.isdigit() and int(text)):
         raise argparse.ArgumentTypeError(f"a whole number from 1 is needed, not {text!r}")
     return int(text)
 
 
 def seconds(text: str) -> float:
-    """Parse a length of time from 0 on into seconds: a number, with a fraction or without, and its unit if that is
-    another.
-    """
+    """Parse a length of time into seconds. The text is a decimal number and a unit of UNITS_S (default: seconds)."""
     match = re.fullmatch(r"(\d+\.?\d*)([a-z]*)", text, re.ASCII)
     value = float(match[1]) * UNITS_S.get(match[2], math.nan) if match else math.nan
     if not 0 <= value < math.inf:
@@ -68,15 +66,15 @@ def seconds(text: str) -> float:
 
 
 def names(text: str) -> Sequence[str]:
-    """Parse names between commas."""
+    """Parse comma-separated names."""
     parsed = [name.strip() for name in text.split(",")]
     if not all(parsed):
-        raise argparse.ArgumentTypeError(f"names between commas are needed, not {text!r}")
+        raise argparse.ArgumentTypeError(f"comma-separated names are needed, not {text!r}")
     return parsed
 
 
 def option(text: str) -> tuple[str, int | float | str]:
-    """Parse name=value, with the value as a number where it is one."""
+    """Parse name=value. The value becomes an int or a float if its text is one."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"name=value is needed, not {text!r}")

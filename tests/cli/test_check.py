@@ -18,7 +18,7 @@ def test_equal_is_0(run, lake) -> None:
     done = run("check", lake.root, "daily", "--sql", SQL)
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith(f"revenue at epoch {lake.epochs['view']} (") and done.out.endswith(
-        ": 2 rows, as the query gives\n"
+        ": 2 rows, equal to the query\n"
     )
     facts = json.loads(run("check", lake.root, "daily", "--json", "--sql", SQL).out)
     assert (facts["job"], facts["epoch"], facts["ok"]) == ("daily", lake.epochs["view"], True)
@@ -30,8 +30,8 @@ def test_a_difference_is_1_and_is_shown(run, lake, tmp_path: Path) -> None:
     done = run("check", lake.root, "daily", "--file", file)
     assert done.code == 1
     lines = [" ".join(line.split()) for line in done.out.splitlines()]
-    assert lines[0].endswith(": 2 rows, the query gives 2")
-    for wanted in ("1 missing: the query gives", "sun 701", "1 too many: only the table has", "tue 700", "1 different"):
+    assert lines[0].endswith(": 2 rows, 2 in the query")
+    for wanted in ("1 missing: only in the query", "sun 701", "1 extra: only in the table", "tue 700", "1 different"):
         assert wanted in lines
     assert "day cents cents_expected" in lines and "mon 500 501" in lines
     done = run("check", lake.root, "daily", "--json", "--file", file)
@@ -60,7 +60,7 @@ def test_few_of_many_are_shown(run, tmp_path: Path) -> None:
     command = ("check", tmp_path / "lake", "copy", "--sql", "SELECT id FROM numbers", "--output")
     assert run(*command, "same").code == 0
     assert (
-        "300 missing: the query gives; the first 7, --limit N or --all for more"
+        "300 missing: only in the query; the first 7, --limit N or --all for more"
         in run(*command, "none", "--limit", 7).out
     )
     assert len(json.loads(run(*command, "none", "--json").out)["outputs"][0]["missing_rows"]) == 300

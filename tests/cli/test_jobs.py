@@ -148,7 +148,7 @@ def test_a_snapshot_in_pieces_tells_how_far_it_is(lab: Lab) -> None:
     lab.store.compact("big", full=True)
     assert facts_of(lab)["pieces"]["snapshot"] == {"rows": 4, "of_at_most": 10}
     page = text(*pages.jobs(list(facts_of(lab).values())))
-    assert re.search(r"job pieces +creating, 4 of at most 10 rows in .* a runner to go on with its snapshot at", page)
+    assert re.search(r"job pieces +creating, 4 of at most 10 rows in .* a runner to continue its backfill at", page)
     while not job.step_local(mirror("big", "pieces_out")):
         pass
     assert facts_of(lab)["pieces"]["snapshot"] is None

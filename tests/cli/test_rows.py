@@ -79,7 +79,7 @@ def test_the_past_is_read_by_epoch_time_and_token(run, lake) -> None:
         (["orders", "--consistency", "hopeful"], "there is no consistency policy 'hopeful'"),
         (["orders", "--consistency", "latest", "--epoch", "5"], "'latest' takes no epoch \\(it takes: nothing\\)"),
         (["revenue", "--max-lag", "0", "--timeout", "0"], "revenue lags"),
-        (["--epoch", "5"], "an exact epoch is of tables"),
+        (["--epoch", "5"], "--epoch needs TABLE arguments"),
         (["orders", "--timestamp", "yesterday"], "'yesterday' is no ISO 8601 timestamp"),
         (["orders", "--token", "nonsense"], "token"),
     ],
@@ -121,8 +121,8 @@ def test_a_policy_of_ones_own_takes_its_options(run, lake, monkeypatch) -> None:
         (["--consistency", "older", "--option", "by"], 2, "name=value is needed"),
         (["--consistency", "older", "--option", "b y=1"], 2, "name=value is needed"),
         (["--consistency", "older", "--option", "much=1"], 1, "'older' takes no much"),
-        (["--consistency", "bounded", "--option", "max_lag=1"], 1, "--option is for policies of your own"),
-        (["--option", "by=1"], 1, "--option is for policies of your own; aligned has options by name"),
+        (["--consistency", "bounded", "--option", "max_lag=1"], 1, "--option is for custom policies"),
+        (["--option", "by=1"], 1, "--option is for custom policies; aligned has options by name"),
     ):
         done = run("read", lake.root, "orders", *options)
         assert (done.code, done.out) == (code, "") and sentence in done.err, options

@@ -60,7 +60,7 @@ def test_people_are_told_until_when_and_the_token(run, lake) -> None:
 
 def test_no_snapshot_is_held(run, lake) -> None:
     assert held(run, lake) == []
-    assert run("snapshot", lake.root).out == f"{lake.root} holds no snapshot by name\n"
+    assert run("snapshot", lake.root).out == f"{lake.root} has no held snapshot\n"
     with api.open(lake.root) as store, store.snapshot(["orders"]):
         assert held(run, lake) == []
 
@@ -177,7 +177,7 @@ def test_policies_choose_what_is_held(run, lake) -> None:
         (["orders", "--hold", "1h", "--name", "Nightly"], "cannot be held as 'Nightly'"),
         (["seen", "--hold", "1h"], "seen \\(creating\\) has no commit yet"),
         (["nobody", "--hold", "1h"], "nobody"),
-        (["--show", "nobody"], "neither a snapshot's token nor the name of one that is held; those held: none"),
+        (["--show", "nobody"], "neither a snapshot's token nor the name of a held snapshot; held snapshots: none"),
         (["--show", "abc-DEF"], "this is no snapshot token"),
         (["--drop", "nobody"], "no snapshot is held as 'nobody'"),
     ],
@@ -214,7 +214,7 @@ def test_epochs_of_no_table_of_this_store(run, lake, nightly, argv, tmp_path) ->
         dropped = encode_token({77: 5}, {77: "orders"}, store._handle.store_id)
         without = hold(run, lake, "revenue", "--hold", "1h")["token"]
     for text, sentence in (
-        (other, "this snapshot token is of another store"),
+        (other, "this snapshot token belongs to another store"),
         (dropped, "orders has been dropped since the token was made"),
         (without, "this snapshot does not read orders; it reads revenue"),
         ("nobody", "neither a snapshot's token nor the name"),
@@ -222,7 +222,7 @@ def test_epochs_of_no_table_of_this_store(run, lake, nightly, argv, tmp_path) ->
     ):
         done = run(argv[0], lake.root, *argv[1:], text)
         assert (done.code, done.out) == (1, "") and sentence in done.err, text
-    assert "is of another store" in run("snapshot", lake.root, "--show", other).err
+    assert "belongs to another store" in run("snapshot", lake.root, "--show", other).err
 
 
 @pytest.mark.slow
