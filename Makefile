@@ -36,8 +36,8 @@ check: setup  ## format, lint, types, tidy and fast tests: under two minutes
 test: setup pypaimon  ## tests of everything, with Spark too; stores again on S3 and Redis: under ten minutes
 	@$(PASSES) test
 
-test-one: setup  ## one test: make test-one T=tests/store/test_run.py::test_name, or a file, a folder, T="PATH -k WORD"
-	@$(if $(T),,$(error say which test: make test-one T=tests/store/test_run.py))
+test-one: setup  ## one test: make test-one T=tests/store/test_sorted_run.py::test_name, or a file, a folder, T="PATH -k WORD"
+	@$(if $(T),,$(error say which test: make test-one T=tests/store/test_sorted_run.py))
 	@$(PYTEST) $(T)
 
 long: setup pypaimon  ## the same on a larger scale, with random kills; types of tests and bench too: half an hour

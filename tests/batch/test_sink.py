@@ -16,7 +16,7 @@ from epochlog.spark import overwrite as overwriting
 from epochlog.store.commit import idempotency
 from epochlog.store.metadata.lookups import find_table
 from epochlog.store.session.write_intents import Intents
-from sinkplay import CHANGES, DAY_MS, GRACE_MS, Later, Play, files_of, spark_intents, unreached
+from sink_simulation import CHANGES, DAY_MS, GRACE_MS, Later, Play, files_of, spark_intents, unreached
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.int64())])
 

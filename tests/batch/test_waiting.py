@@ -19,7 +19,7 @@ from epochlog.store.env.backoff import Backoff
 from epochlog.store.session import watcher
 from epochlog.store.session.watcher import AnyNews, CatalogWatcher
 from lab import Lab, state_of, sums
-from patience import PATIENCE_S, until
+from wait_until import WAIT_LIMIT_S, wait_until
 
 NEVER_S = 3600.0
 
@@ -69,7 +69,7 @@ class Reader:
             self.found = error
 
     def done(self) -> el.Snapshot:
-        self._thread.join(PATIENCE_S)
+        self._thread.join(WAIT_LIMIT_S)
         assert isinstance(self.found, el.Snapshot), self.found
         return self.found
 
@@ -113,10 +113,10 @@ def test_whoever_waits_writes_nothing_and_looks_at_one_record(lab: Lab, monkeypa
     with lab.open() as reading:
         calls = Calls(reading._handle, monkeypatch)
         readers = [Reader(reading, Asked(epoch, timeout=NEVER_S)) for _ in range(5)]
-        until(lambda: calls.reads["CatalogWatcher"] >= 3 and Asked.times[epoch] >= 2 * len(readers))
+        wait_until(lambda: calls.reads["CatalogWatcher"] >= 3 and Asked.times[epoch] >= 2 * len(readers))
         quiet = settled(calls)
         looks = calls.reads["CatalogWatcher"]
-        until(lambda: calls.reads["CatalogWatcher"] >= looks + 5)
+        wait_until(lambda: calls.reads["CatalogWatcher"] >= looks + 5)
         assert calls.reads["_choose_and_pin"] == quiet, "asked again, and nothing had changed"
         assert not calls.writes, "a waiting reader took the right to write from somebody"
         step(lab.store)
@@ -132,7 +132,7 @@ def settled(calls: Calls) -> int:
     before, looks = -1, 0
     while calls.reads["_choose_and_pin"] != before:
         before, looks = calls.reads["_choose_and_pin"], calls.reads["CatalogWatcher"]
-        until(lambda looks=looks: calls.reads["CatalogWatcher"] >= looks + 3)
+        wait_until(lambda looks=looks: calls.reads["CatalogWatcher"] >= looks + 3)
     return before
 
 
@@ -144,7 +144,7 @@ def test_a_policy_is_asked_no_oftener_than_something_changed(lab: Lab, monkeypat
     with lab.open() as reading:
         calls = Calls(reading._handle, monkeypatch)
         reader = Reader(reading, Asked(epoch, timeout=NEVER_S))
-        until(lambda: Asked.times[epoch] == 2)
+        wait_until(lambda: Asked.times[epoch] == 2)
         for number in range(10):
             lab.put({5: (0, number)})
         step(lab.store)
@@ -160,7 +160,7 @@ def test_what_the_same_store_commits_wakes_at_once(lab: Lab, monkeypatch: pytest
         lab.tick()
         Asked.times.clear()
         reader = Reader(lab.store, Asked(epoch, timeout=NEVER_S))
-        until(lambda: Asked.times[epoch] >= 2)
+        wait_until(lambda: Asked.times[epoch] >= 2)
         step(lab.store)
         reader.done().close()
 
@@ -181,7 +181,7 @@ def test_a_policy_that_looks_at_the_clock_is_asked_though_nothing_changes(
             return el.Latest().choose(view, tables)
 
     reader = Reader(lab.store, NotBefore())
-    until(lambda: asked["times"] >= 3)  # at first, when it began to wait, and for no reason
+    wait_until(lambda: asked["times"] >= 3)  # at first, when it began to wait, and for no reason
     lab.tick(5)
     reader.done().close()
 
@@ -190,9 +190,9 @@ def test_who_waits_is_told_when_the_store_is_closed(lab: Lab) -> None:
     reading, epoch = lab.open(), lab.put({1: (0, 11)})
     Asked.times.clear()
     reader = Reader(reading, Asked(epoch, timeout=NEVER_S))
-    until(lambda: Asked.times[epoch] >= 2)
+    wait_until(lambda: Asked.times[epoch] >= 2)
     reading.close()
-    until(lambda: reader.found is not None)
+    wait_until(lambda: reader.found is not None)
     assert isinstance(reader.found, el.StoreClosed)
 
 
@@ -224,7 +224,7 @@ class Still:
     def read(self, body: Callable[[Any], Any]) -> Any:
         self.looks += 1
         self.looking.set()
-        assert self.go_on.wait(PATIENCE_S)
+        assert self.go_on.wait(WAIT_LIMIT_S)
         return body(self)
 
     def get(self, key: bytes) -> dict[str, int] | None:
@@ -238,18 +238,18 @@ def test_who_comes_while_the_watch_looks_is_told_too() -> None:
     whole = CatalogWatcher(catalog)
     first, second = AnyNews(), AnyNews()
     whole.add(first)
-    assert catalog.looking.wait(PATIENCE_S)
+    assert catalog.looking.wait(WAIT_LIMIT_S)
     whole.add(second)
     catalog.go_on.set()
-    assert first._came.wait(PATIENCE_S)
-    assert second._came.wait(PATIENCE_S), "it came late, and was never told"
+    assert first._came.wait(WAIT_LIMIT_S)
+    assert second._came.wait(WAIT_LIMIT_S), "it came late, and was never told"
     first._came.clear()
     looks = catalog.looks
-    until(lambda: catalog.looks >= looks + 3)
+    wait_until(lambda: catalog.looks >= looks + 3)
     assert not first._came.is_set(), "somebody else's arrival is no news"
     whole.remove(first)
     whole.remove(second)
-    until(lambda: whole._thread is None)
+    wait_until(lambda: whole._thread is None)
 
 
 @pytest.mark.local_only
@@ -257,12 +257,12 @@ def test_a_forked_child_waits_with_a_watch_of_its_own(lab: Lab) -> None:
     epoch = lab.put({1: (0, 11)})
     Asked.times.clear()
     reader = Reader(lab.store, Asked(epoch, timeout=NEVER_S))
-    until(lambda: Asked.times[epoch] >= 2)
+    wait_until(lambda: Asked.times[epoch] >= 2)
     pid = os.fork()
     if not pid:
         try:
             with lab.store._handle.watch.any_news() as news:
-                os._exit(0 if news._came.wait(PATIENCE_S) else 3)
+                os._exit(0 if news._came.wait(WAIT_LIMIT_S) else 3)
         finally:
             os._exit(4)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

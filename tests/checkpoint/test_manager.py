@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from desks import START_MS, Desk
 from epochlog.checkpoint import CheckpointManager, Edge, JobSettings, Outbox
 from epochlog.checkpoint.manager.commands import Abort, Decide, Inject
 from epochlog.errors import InvalidInput, JobExists, JobNotFound
+from manager_driver import START_MS, Desk
 
 pytestmark = pytest.mark.local_only
 

@@ -14,8 +14,8 @@ import pytest
 
 import epochlog as el
 from lab import Lab, mirror, refuse, sums, table_of
-from patience import until
 from virtual_time import VirtualTime
+from wait_until import wait_until
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def test_a_closed_store_ends_all(lab: Lab) -> None:
     pipe = el.Pipeline(lab.store)
     pipe.add(lab.job("a", ["r"]), mirror("r", "a_out"))
     with running(pipe) as thread:
-        until(lambda: states(pipe)["a"] == "idle")
+        wait_until(lambda: states(pipe)["a"] == "idle")
         lab.store.close()
         thread.join()
     (row,) = pipe.status()
@@ -240,13 +240,13 @@ def test_job_stop_ends_one_job_of_it_and_drain_its_data(lab: Lab) -> None:
     lab.put({1: (0, 10)})
     lab.store.checkpoint()
     with running(pipe):
-        until(lambda: set(states(pipe).values()) == {"idle"})
+        wait_until(lambda: set(states(pipe).values()) == {"idle"})
         jobs["a"].stop()
         assert states(pipe)["a"] == "stopped"
         last = lab.put({2: (0, 20)})
         lab.store.job("b").stop(drain=True)
         lab.store.checkpoint()
-        until(lambda: jobs["c"].info.committed_epoch >= last)
+        wait_until(lambda: jobs["c"].info.committed_epoch >= last)
         assert states(pipe)["b"] == "finished" == jobs["b"].info.state
     assert (len(lab.rows("a_out")), len(lab.rows("b_out")), len(lab.rows("c_out"))) == (1, 2, 2)
     pipe.run(until="idle")
@@ -323,13 +323,13 @@ def test_a_parked_job_that_is_rebuilt_goes_on_when_it_is_added_again(lab: Lab) -
     pipe.add(job, mirror("r", "a_out"))
     pipe.add(other, mirror("r", "b_out"))
     with running(pipe):
-        until(lambda: states(pipe)["a"] == "parked")
+        wait_until(lambda: states(pipe)["a"] == "parked")
         with pytest.raises(el.InvalidInput, match="already"):
             pipe.add(other, refuse)
         job.rebuild()
         pipe.add(job, mirror("r", "a_out"))
         lab.store.checkpoint()
-        until(lambda: lab.rows("a_out") == lab.rows("r") == lab.rows("b_out"))
+        wait_until(lambda: lab.rows("a_out") == lab.rows("r") == lab.rows("b_out"))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("epochlog ")]
 
 
@@ -342,7 +342,7 @@ def test_jobs_may_come_while_it_runs(lab: Lab) -> None:
         lab.store.checkpoint()
         second = lab.job("b", ["a_out"])
         pipe.add(second, mirror("a_out", "b_out"))
-        until(lambda: second.info.committed_epoch >= last)
+        wait_until(lambda: second.info.committed_epoch >= last)
     assert lab.rows("b_out") == lab.rows("r")
 
 
@@ -362,7 +362,7 @@ def test_misuse(lab: Lab, tmp_path: Path) -> None:
     with running(pipe):
         again = el.Pipeline(lab.store)
         again.add(lab.store.job("a"), refuse)
-        until(lambda: states(pipe)["a"] in ("idle", "backing off"))
+        wait_until(lambda: states(pipe)["a"] in ("idle", "backing off"))
         with pytest.raises(el.JobRunning, match=r"already in this process, by a pipeline of process \d+ on .* since"):
             again.run()
     assert repr(el.Pipeline(lab.store)).endswith("no jobs>") and "a: " in repr(pipe)
@@ -469,7 +469,7 @@ def test_a_pipeline_waits_for_a_live_runner_and_goes_on_when_it_has_ended(
     assert at_work.wait(60)
     run = threading.Thread(target=pipe.run, args=["idle"])
     run.start()
-    until(lambda: states(pipe) == {"a": "waiting"})
+    wait_until(lambda: states(pipe) == {"a": "waiting"})
     told.set()
     step.join()
     run.join()

@@ -24,7 +24,7 @@ from epochlog.checkpoint.worker.row_partitioning import PartRefreshContext, spli
 from epochlog.errors import Fenced, InvalidInput
 from epochlog.store.commit.job_commit import commit_job
 from epochlog.store.sst.segment import Segment
-from patience import PATIENCE_S, until
+from wait_until import WAIT_LIMIT_S, wait_until
 
 ORDERS = pa.schema([("id", pa.int64()), ("day", pa.string()), ("cents", pa.int64())])
 REVENUE = pa.schema([("day", pa.string()), ("cents", pa.int64())])
@@ -86,7 +86,7 @@ def run(
         while not stop.is_set():
             try:
                 with worker(server, store) as mine:
-                    part = mine.attach(job="revenue", index=index, of=parts, timeout=PATIENCE_S)
+                    part = mine.attach(job="revenue", index=index, of=parts, timeout=WAIT_LIMIT_S)
                     while not stop.is_set():
                         part.step(work, timeout=0.02)
             except Killed:
@@ -104,12 +104,12 @@ def run(
         change()
         store.checkpoint()
         wanted = store.table("orders").info.max_committed_epoch
-        until(lambda: failures or store.job("revenue").info.committed_epoch >= wanted)
+        wait_until(lambda: failures or store.job("revenue").info.committed_epoch >= wanted)
         assert not failures, failures
     finally:
         stop.set()
         for thread in threads:
-            thread.join(PATIENCE_S)
+            thread.join(WAIT_LIMIT_S)
 
 
 def check(store: el.Store) -> None:
@@ -150,7 +150,7 @@ def test_an_attempt_that_fails_keeps_what_the_others_reported(tmp_path: Path) ->
     def work(ctx: Any) -> None:
         calls.append(ctx.part)
         if ctx.part == 1 and bad[0]:
-            until(lambda: waiting(server) == {("revenue", 1)})
+            wait_until(lambda: waiting(server) == {("revenue", 1)})
             bad[0] = False
             raise ZeroDivisionError("not now")
         refresh(ctx)
@@ -161,14 +161,14 @@ def test_an_attempt_that_fails_keeps_what_the_others_reported(tmp_path: Path) ->
     with world(tmp_path) as (store, server):
         write(store, random.Random(1))
         with worker(server, store) as one, worker(server, store) as two:
-            first = one.attach(job="revenue", index=0, of=2, timeout=PATIENCE_S)
-            second = two.attach(job="revenue", index=1, of=2, timeout=PATIENCE_S)
-            done = threading.Thread(target=first.step, args=(work, PATIENCE_S))
+            first = one.attach(job="revenue", index=0, of=2, timeout=WAIT_LIMIT_S)
+            second = two.attach(job="revenue", index=1, of=2, timeout=WAIT_LIMIT_S)
+            done = threading.Thread(target=first.step, args=(work, WAIT_LIMIT_S))
             done.start()
             with pytest.raises(ZeroDivisionError):
-                second.step(work, PATIENCE_S)
-            epoch = second.step(work, PATIENCE_S)
-            done.join(PATIENCE_S)
+                second.step(work, WAIT_LIMIT_S)
+            epoch = second.step(work, WAIT_LIMIT_S)
+            done.join(WAIT_LIMIT_S)
             assert epoch == store.job("revenue").info.committed_epoch
             assert sorted(calls) == [0, 1, 1]
             check(store)
@@ -186,8 +186,8 @@ def test_a_refused_commit_is_tried_again_with_the_same_files(tmp_path: Path, mon
     monkeypatch.setattr(jobs, "commit_job", refuse)
     with world(tmp_path) as (store, server), worker(server, store) as one:
         write(store, random.Random(1))
-        part = one.attach(job="revenue", index=0, of=1, timeout=PATIENCE_S)
-        until(lambda: part.step(lambda ctx: (calls.append(1), refresh(ctx))[1], 0.05) is not None)
+        part = one.attach(job="revenue", index=0, of=1, timeout=WAIT_LIMIT_S)
+        wait_until(lambda: part.step(lambda ctx: (calls.append(1), refresh(ctx))[1], 0.05) is not None)
         assert left == [0] and calls == [1]
         check(store)
 
@@ -196,15 +196,15 @@ def test_a_refused_commit_is_tried_again_with_the_same_files(tmp_path: Path, mon
 def test_a_runner_of_its_own_fences_the_parts_only_when_told_to(tmp_path: Path) -> None:
     with world(tmp_path) as (store, server), worker(server, store) as one:
         write(store, random.Random(1))
-        part = one.attach(job="revenue", index=0, of=1, timeout=PATIENCE_S)
-        until(lambda: part.step(refresh, 0.05) is not None)
+        part = one.attach(job="revenue", index=0, of=1, timeout=WAIT_LIMIT_S)
+        wait_until(lambda: part.step(refresh, 0.05) is not None)
         job = store.job("revenue")
         write(store, random.Random(2))
         store.checkpoint()
         with pytest.raises(el.JobRunning, match="a coordinator of process"):
             job.step_local(whole)
         with pytest.raises((el.Cancelled, Fenced)):
-            until(lambda: job.step_local(whole, take_over=True) and part.step(refresh, PATIENCE_S) is None)
+            wait_until(lambda: job.step_local(whole, take_over=True) and part.step(refresh, WAIT_LIMIT_S) is None)
         check(store)
 
 
@@ -213,14 +213,14 @@ def test_an_altered_interval_holds_from_the_next_barrier_on(tmp_path: Path) -> N
     with world(tmp_path) as (store, server), worker(server, store) as one:
         job = store.job("revenue")
         job.alter(interval=timedelta(hours=1))
-        part = one.attach(job="revenue", index=0, of=1, timeout=PATIENCE_S)
+        part = one.attach(job="revenue", index=0, of=1, timeout=WAIT_LIMIT_S)
         job.alter(interval=1)
         write(store, random.Random(1))
         server.coordinator.checkpoint("job", "revenue")  # the one that would be due within the hour
-        until(lambda: part.step(refresh, 0.05) is not None)
+        wait_until(lambda: part.step(refresh, 0.05) is not None)
         for seed in (2, 3):  # and nobody asks for these
             write(store, random.Random(seed))
-            until(lambda: part.step(refresh, 0.05) is not None)
+            wait_until(lambda: part.step(refresh, 0.05) is not None)
         check(store)
 
 
@@ -232,12 +232,14 @@ def whole(ctx: Any) -> None:
 def test_a_job_whose_data_ends_finishes_all_parts(tmp_path: Path) -> None:
     with world(tmp_path) as (store, server), worker(server, store) as one:
         write(store, random.Random(1))
-        parts = [one.attach(job="revenue", index=index, of=2, timeout=PATIENCE_S) for index in range(2)]
+        parts = [one.attach(job="revenue", index=index, of=2, timeout=WAIT_LIMIT_S) for index in range(2)]
         store.table("orders").finish()
-        other = threading.Thread(target=lambda: until(lambda: parts[1].finished or parts[1].step(refresh, 0.05) == 0))
+        other = threading.Thread(
+            target=lambda: wait_until(lambda: parts[1].finished or parts[1].step(refresh, 0.05) == 0)
+        )
         other.start()
-        until(lambda: parts[0].finished or parts[0].step(refresh, 0.05) == 0)
-        other.join(PATIENCE_S)
+        wait_until(lambda: parts[0].finished or parts[0].step(refresh, 0.05) == 0)
+        other.join(WAIT_LIMIT_S)
         assert store.job("revenue").info.state == "finished" and parts[0].step(refresh) is None
         check(store)
 
@@ -246,13 +248,13 @@ def test_a_job_is_drained_through_its_coordinator(tmp_path: Path) -> None:
     """Its parts take in what is there, and the commit of that is the last; what comes later is not its input."""
     with world(tmp_path) as (store, server), worker(server, store) as one:
         write(store, random.Random(1))
-        part = one.attach(job="revenue", index=0, of=1, timeout=PATIENCE_S)
-        until(lambda: part.step(refresh, 0.05) is not None)
+        part = one.attach(job="revenue", index=0, of=1, timeout=WAIT_LIMIT_S)
+        wait_until(lambda: part.step(refresh, 0.05) is not None)
         for seed in range(2, 5):  # boundaries of their own: the barriers before the last one do not end the data
             write(store, random.Random(seed))
             store.checkpoint()
         one.stop(job="revenue", drain=True)
-        until(lambda: part.finished or part.step(refresh, 0.05) == 0)
+        wait_until(lambda: part.finished or part.step(refresh, 0.05) == 0)
         assert store.job("revenue").info.state == "finished" and store.table("revenue").info.state == "finished"
         check(store)
         last = store.table("revenue").to_arrow()
@@ -279,7 +281,7 @@ def test_a_part_that_reports_a_file_of_an_earlier_barrier_is_refused(
 
     monkeypatch.setattr(PartRefreshContext, "_finish", again)
     with world(tmp_path) as (store, server), worker(server, store) as one:
-        part = one.attach(job="revenue", index=0, of=1, timeout=PATIENCE_S)
+        part = one.attach(job="revenue", index=0, of=1, timeout=WAIT_LIMIT_S)
         for cents in (1, 2, 3):
             store.table("orders").upsert(pa.table({"id": [1], "day": ["a day"], "cents": [cents]}))
             store.checkpoint()
@@ -291,9 +293,9 @@ def test_a_part_that_reports_a_file_of_an_earlier_barrier_is_refused(
 
             if cents == 3:
                 with pytest.raises(el.RolledBack, match="committed already") as error:
-                    until(step)
+                    wait_until(step)
                 assert told[0] in str(error.value)
-            until(step)
+            wait_until(step)
             check(store)
 
 

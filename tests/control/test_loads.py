@@ -33,7 +33,7 @@ from epochlog.store.commit.loads import get_load, load_parts
 from epochlog.store.commit.root_commit import commit_root
 from epochlog.store.env.clock import Deadline
 from epochlog.testing.tcp_proxy import TcpProxy
-from patience import PATIENCE_S, until
+from wait_until import WAIT_LIMIT_S, wait_until
 
 
 def parts_of(store: el.Store, name: str = "ld") -> dict[int, tuple[bytes | None, bool]]:
@@ -48,11 +48,11 @@ def test_rows_and_states_are_committed_together(tmp_path: Path) -> None:
         assert part.state is None and part.epoch == 0
         part.writer("clicks").upsert(rows(1, 2))
         part.poll(state=b"two")
-        until(lambda: part.epoch, part)
+        wait_until(lambda: part.epoch, part)
         assert ids(store) == [1, 2] and parts_of(store) == {0: (b"two", False)}
         part.writer("clicks").delete({"id": [1]} and rows(1).select(["id"]))
         part.poll(state=b"three")
-        until(lambda: ids(store) == [2], part)
+        wait_until(lambda: ids(store) == [2], part)
         assert parts_of(store) == {0: (b"three", False)}
         history = store.table("clicks").history()
         assert set(history["operation"].to_pylist()) == {"load"}
@@ -63,10 +63,10 @@ def test_a_load_at_rest_commits_nothing(tmp_path: Path) -> None:
     with served(tmp_path) as (store, server), worker(server, store) as one:
         part = attach(one)
         part.writer("clicks").upsert(rows(1))
-        until(lambda: part.epoch, part)
+        wait_until(lambda: part.epoch, part)
         before, status = store.last_epoch, server.coordinator.status()[0].commits
         deadline = Deadline.after(0.2)
-        until(lambda: deadline.passed, part)
+        wait_until(lambda: deadline.passed, part)
         assert store.last_epoch == before and server.coordinator.status()[0].commits == status
 
 
@@ -78,10 +78,10 @@ def test_all_parts_finish_and_the_tables_end(tmp_path: Path) -> None:
         second.writer("clicks").upsert(rows(2))
         done = threading.Thread(target=first.finish, args=(b"end",))
         done.start()
-        until(lambda: first.finished, second)  # a part may finish long before the others
+        wait_until(lambda: first.finished, second)  # a part may finish long before the others
         assert store.table("clicks").info.state == "created"
-        assert second.finish(b"too", timeout=PATIENCE_S) == store.table("clicks").info.max_committed_epoch
-        done.join(PATIENCE_S)
+        assert second.finish(b"too", timeout=WAIT_LIMIT_S) == store.table("clicks").info.max_committed_epoch
+        done.join(WAIT_LIMIT_S)
         assert ids(store) == [1, 2] and store.table("clicks").info.state == "finished"
         assert parts_of(store) == {0: (b"end", True), 1: (b"too", True)}
         again = attach(two, 0, 2, finish_tables=True)
@@ -96,15 +96,15 @@ def test_two_workers_claim_one_part(tmp_path: Path) -> None:
     with served(tmp_path) as (store, server), worker(server, store) as one, worker(server, store) as two:
         first = attach(one)
         first.writer("clicks").upsert(rows(1))
-        until(lambda: first.epoch, first)
+        wait_until(lambda: first.epoch, first)
         first.writer("clicks").upsert(rows(2))
         second = attach(two)
         with pytest.raises(Fenced):
-            until(lambda: False, first)
+            wait_until(lambda: False, first)
         with pytest.raises(Fenced):
             first.finish()
         second.writer("clicks").upsert(rows(3))
-        second.finish(timeout=PATIENCE_S)
+        second.finish(timeout=WAIT_LIMIT_S)
         assert ids(store) == [1, 3]
 
 
@@ -115,7 +115,7 @@ def test_a_killed_workers_part_goes_on_from_its_state(tmp_path: Path) -> None:
         part, other = attach(lost, 0, 2), attach(one, 1, 2)
         part.writer("clicks").upsert(rows(1))
         part.poll(state=b"1")
-        until(lambda: ids(store) == [1], part, other)
+        wait_until(lambda: ids(store) == [1], part, other)
         part.writer("clicks").upsert(rows(2))
         other.writer("clicks").upsert(rows(3))
         cut(lost)
@@ -123,7 +123,7 @@ def test_a_killed_workers_part_goes_on_from_its_state(tmp_path: Path) -> None:
             again = attach(two, 0, 2)
             assert again.state == b"1"
             again.writer("clicks").upsert(rows(4))
-            until(lambda: ids(store) == [1, 3, 4], again, other)  # the other part was not disturbed
+            wait_until(lambda: ids(store) == [1, 3, 4], again, other)  # the other part was not disturbed
         lost.close()
 
 
@@ -141,9 +141,9 @@ def test_a_lost_worker_ends_its_parts_and_no_others(tmp_path: Path) -> None:
         attach(lost, 0, 1, "gone")
         mine = attach(one)
         cut(lost)
-        until(lambda: server.coordinator._executor.owners.keys() == {mine.name}, mine)
+        wait_until(lambda: server.coordinator._executor.owners.keys() == {mine.name}, mine)
         mine.writer("clicks").upsert(rows(1))
-        until(lambda: mine.epoch, mine)
+        wait_until(lambda: mine.epoch, mine)
         assert {one.job: dict(one.actors) for one in server.coordinator.status()}["load:gone"] == {
             ("gone", 0): "INITIALIZING"
         }
@@ -158,12 +158,12 @@ def test_cancel_and_drain(tmp_path: Path, drain: bool) -> None:
         part.writer("clicks").upsert(rows(1))
         server.coordinator.stop("load", "ld", drain=drain)
         if drain:
-            until(lambda: not part.poll(state=b"end"))
-            part.finish(timeout=PATIENCE_S)
+            wait_until(lambda: not part.poll(state=b"end"))
+            part.finish(timeout=WAIT_LIMIT_S)
             assert ids(store) == [1] and parts_of(store) == {0: (b"end", True)}
         else:
             with pytest.raises(Cancelled):
-                until(lambda: False, part)
+                wait_until(lambda: False, part)
             assert ids(store) == [] and parts_of(store) == {}
 
 
@@ -173,11 +173,11 @@ def test_another_declaration_is_refused(tmp_path: Path) -> None:
         attach(one, 0, 2)
         for of, tables, end in ((3, ["clicks"], False), (2, ["clicks", "other"], False), (2, ["clicks"], True)):
             with pytest.raises(InvalidInput):
-                two.attach("ld", index=1, of=of, tables=tables, finish_tables=end, timeout=PATIENCE_S)
+                two.attach("ld", index=1, of=of, tables=tables, finish_tables=end, timeout=WAIT_LIMIT_S)
         with pytest.raises(el.TableNotFound):
-            two.attach("other_load", index=0, of=1, tables=["nothing"], timeout=PATIENCE_S)
+            two.attach("other_load", index=0, of=1, tables=["nothing"], timeout=WAIT_LIMIT_S)
         with pytest.raises(el.JobNotFound):
-            two.attach(job="nothing", index=0, of=1, timeout=PATIENCE_S)
+            two.attach(job="nothing", index=0, of=1, timeout=WAIT_LIMIT_S)
         with pytest.raises(TableInUse, match="load 'ld'"):
             store.drop_table("clicks")
 
@@ -211,12 +211,12 @@ def test_a_cut_line_costs_nothing(tmp_path: Path) -> None:
                 part.writer("clicks").upsert(rows(round_, v=round_))
                 part.poll(state=b"%d" % round_)
                 proxy.refuse(True)
-                until(lambda: not one.connected)
+                wait_until(lambda: not one.connected)
                 part.writer("clicks").upsert(rows(100 + round_))
                 part.poll()
                 proxy.refuse(False)
-                until(lambda round_=round_: ids(store)[-1:] == [100 + round_], part)
-            part.finish(timeout=PATIENCE_S)
+                wait_until(lambda round_=round_: ids(store)[-1:] == [100 + round_], part)
+            part.finish(timeout=WAIT_LIMIT_S)
         assert ids(store) == [0, 1, 2, 3, 100, 101, 102, 103]
         (status,) = server.coordinator.status()
         assert status.incarnation == 1 and status.state == "finished"
@@ -239,8 +239,8 @@ def test_a_report_in_a_bad_network(tmp_path: Path, trouble: str) -> None:
                 else:
                     arm[trouble](b".arrow")
                 begun_again += wait_out(store, part, number)
-                assert trouble == "slow" or proxy.fired.wait(PATIENCE_S)  # rows may be in before the answer is
-            part.finish(timeout=PATIENCE_S)
+                assert trouble == "slow" or proxy.fired.wait(WAIT_LIMIT_S)  # rows may be in before the answer is
+            part.finish(timeout=WAIT_LIMIT_S)
         assert ids(store) == [0, 1, 2]
         written = sum(store.table("clicks").history()["rows_upserted"].to_pylist())
         assert 3 <= written <= 3 + begun_again
@@ -252,7 +252,7 @@ def wait_out(store: el.Store, part: el.LoadPart, number: int) -> int:
     again = 0
     while number not in ids(store):
         try:
-            until(lambda: number in ids(store), part)
+            wait_until(lambda: number in ids(store), part)
         except RolledBack:
             again += 1
             part.writer("clicks").upsert(rows(number, v=number))
@@ -278,8 +278,8 @@ def test_a_commit_of_unknown_outcome_is_resolved(tmp_path: Path, landed: bool, m
         part = attach(one)
         for number in range(3):
             part.writer("clicks").upsert(rows(number))
-            until(lambda number=number: number in ids(store), part)
-        part.finish(b"end", timeout=PATIENCE_S)
+            wait_until(lambda number=number: number in ids(store), part)
+        part.finish(b"end", timeout=WAIT_LIMIT_S)
         assert ids(store) == [0, 1, 2] and left == [0] and parts_of(store) == {0: (b"end", True)}
         numbers = [txn["id"] for txn in store.table("clicks").history()["txn"].to_pylist()]
         assert len(set(numbers)) == len(numbers) == 3
@@ -317,12 +317,12 @@ def test_a_report_that_is_lost_or_whose_commit_is_not_heard(tmp_path: Path, deli
 
         once(one, "Reported", lose)
         if delivered:
-            until(lambda: part._report is not None, part)
+            wait_until(lambda: part._report is not None, part)
             assert one._line is not None
             one._line.abort()
-        until(lambda: part.epoch, part)
+        wait_until(lambda: part.epoch, part)
         part.writer("clicks").upsert(rows(2))
-        part.finish(timeout=PATIENCE_S)
+        part.finish(timeout=WAIT_LIMIT_S)
         assert ids(store) == [1, 2]
         history = store.table("clicks").history()
         assert history["rows_upserted"].to_pylist() == [1, 1]
@@ -338,13 +338,13 @@ def test_what_was_said_while_the_line_was_cut(tmp_path: Path) -> None:
             part, other = attach(one), attach(one, name="other")
             part.writer("clicks").upsert(rows(1))
             proxy.cut_answer(b".arrow")
-            assert part.finish(timeout=PATIENCE_S) == store.table("clicks").info.max_committed_epoch
+            assert part.finish(timeout=WAIT_LIMIT_S) == store.table("clicks").info.max_committed_epoch
             proxy.refuse(True)
-            until(lambda: not one.connected)
+            wait_until(lambda: not one.connected)
             server.coordinator.stop("load", "other", drain=False)
             proxy.refuse(False)
             with pytest.raises(Cancelled):
-                until(lambda: False, other)
+                wait_until(lambda: False, other)
         proxy.stop()
 
 
@@ -352,19 +352,19 @@ def test_repeated_and_stale_reports_change_nothing(tmp_path: Path) -> None:
     with served(tmp_path) as (store, server), worker(server, store) as one:
         part = attach(one)
         part.writer("clicks").upsert(rows(1))
-        until(lambda: part.epoch, part)
+        wait_until(lambda: part.epoch, part)
         report = part._report
         part.writer("clicks").upsert(rows(2))
         with one.changed:
             for _ in range(3):
                 one.send(report)
-        until(lambda: ids(store) == [1, 2], part)
+        wait_until(lambda: ids(store) == [1, 2], part)
         with worker(server, store) as two:
             again = attach(two)
             with one.changed:
                 one.send(report)
             again.writer("clicks").upsert(rows(3))
-            until(lambda: ids(store) == [1, 2, 3], again)
+            wait_until(lambda: ids(store) == [1, 2, 3], again)
         assert sum(store.table("clicks").history()["rows_upserted"].to_pylist()) == 3
 
 
@@ -378,16 +378,16 @@ def test_a_server_that_comes_back_on_its_port_rolls_its_parts_back(tmp_path: Pat
             part = attach(one)
             part.writer("clicks").upsert(rows(1))
             part.poll(state=b"1")
-            until(lambda: part.epoch, part)
+            wait_until(lambda: part.epoch, part)
             server.shutdown()
             part.writer("clicks").upsert(rows(2))
             part.poll(state=b"2")  # nobody hears it: no error
             with el.serve(store, location, token=TOKEN, control=settings()):
                 with pytest.raises(RolledBack):
-                    until(lambda: False, part)
+                    wait_until(lambda: False, part)
                 assert part.state == b"1"
                 part.writer("clicks").upsert(rows(3))
-                part.finish(b"3", timeout=PATIENCE_S)
+                part.finish(b"3", timeout=WAIT_LIMIT_S)
             assert ids(store) == [1, 3] and parts_of(store) == {0: (b"3", True)}
             assert store._handle.catalog.read(lambda view: get_load(view, "ld")).incarnation == 2
 
@@ -398,14 +398,14 @@ def test_an_old_coordinator_commits_nothing_any_more(tmp_path: Path) -> None:
     with served(tmp_path) as (store, old), worker(old, store) as one:
         part = attach(one)
         part.writer("clicks").upsert(rows(1))
-        until(lambda: part.epoch, part)
+        wait_until(lambda: part.epoch, part)
         with el.serve(store, token=TOKEN, control=settings()) as new, worker(new, store) as two:
             again = attach(two)
             part.writer("clicks").upsert(rows(2))
             with pytest.raises(Cancelled):
-                until(lambda: False, part)
+                wait_until(lambda: False, part)
             again.writer("clicks").upsert(rows(3))
-            again.finish(timeout=PATIENCE_S)
+            again.finish(timeout=WAIT_LIMIT_S)
         assert ids(store) == [1, 3]
 
 
@@ -419,9 +419,9 @@ def test_a_silent_coordinator_is_left(tmp_path: Path) -> None:
             (session,) = server.coordinator._connections
         first = one._line
         session._stream.send = lambda message: True  # pyright: ignore[reportAttributeAccessIssue]
-        until(lambda: one._line is not first and one.connected)
+        wait_until(lambda: one._line is not first and one.connected)
         part.writer("clicks").upsert(rows(1))
-        until(lambda: part.epoch, part)
+        wait_until(lambda: part.epoch, part)
 
 
 def test_a_write_that_fails_rolls_the_part_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,11 +435,11 @@ def test_a_write_that_fails_rolls_the_part_back(tmp_path: Path, monkeypatch: pyt
             patched.setattr(type(store._handle.files), "write", full)
             part.writer("clicks").upsert(rows(1))
             with pytest.raises(el.WriteFailed):
-                until(lambda: False, part)
+                wait_until(lambda: False, part)
         with pytest.raises(RolledBack):
             part.poll()
         part.writer("clicks").upsert(rows(2))
-        part.finish(timeout=PATIENCE_S)
+        part.finish(timeout=WAIT_LIMIT_S)
         assert ids(store) == [2]
 
 
@@ -449,9 +449,9 @@ def test_a_shutdown_is_bounded_with_parts_at_work(tmp_path: Path) -> None:
         part.writer("clicks").upsert(rows(1))
         ended = threading.Thread(target=server.shutdown, args=(5,))
         ended.start()
-        ended.join(PATIENCE_S)
+        ended.join(WAIT_LIMIT_S)
         assert not ended.is_alive()
-        until(lambda: not one.connected)
+        wait_until(lambda: not one.connected)
 
 
 def test_a_roll_back_that_found_no_coordinator_is_still_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -461,22 +461,22 @@ def test_a_roll_back_that_found_no_coordinator_is_still_told(tmp_path: Path, mon
         part = attach(one)
         part.writer("clicks").upsert(rows(1))
         part.poll(state=b"one")
-        until(lambda: part.epoch, part)
+        wait_until(lambda: part.epoch, part)
         server.shutdown()
         part.writer("clicks").upsert(rows(2))
         with el.serve(store, server.location, token=TOKEN, control=settings()) as second:
-            until(lambda: part._restarted)
+            wait_until(lambda: part._restarted)
             second.shutdown()
         with pytest.raises(ServerUnavailable):
             part.poll(state=b"two")
         with el.serve(store, server.location, token=TOKEN, control=settings()):
-            monkeypatch.setattr("epochlog.checkpoint.worker.actor.AGAIN_S", PATIENCE_S)
+            monkeypatch.setattr("epochlog.checkpoint.worker.actor.AGAIN_S", WAIT_LIMIT_S)
             part.writer("clicks").upsert(rows(3))
             with pytest.raises(RolledBack):
                 part.poll(state=b"three")
             assert part.state == b"one"
             part.writer("clicks").upsert(rows(4))
-            part.finish(b"four", timeout=PATIENCE_S)
+            part.finish(b"four", timeout=WAIT_LIMIT_S)
         assert ids(store) == [1, 4]
 
 
@@ -487,9 +487,9 @@ def test_a_load_that_can_never_commit_again_ends(tmp_path: Path) -> None:
         writer.upsert(rows(1))
         store.table("clicks").finish()
         with pytest.raises(Cancelled, match="TableFinished"):
-            until(lambda: False, part)
+            wait_until(lambda: False, part)
         with pytest.raises(Cancelled):
-            part.finish(timeout=PATIENCE_S)
+            part.finish(timeout=WAIT_LIMIT_S)
     assert not store_is_left_with_files(tmp_path)
 
 
@@ -505,12 +505,12 @@ def test_a_worker_has_a_load_checkpointed_drained_and_stopped(tmp_path: Path) ->
         part = attach(one)
         part.writer("clicks").upsert(rows(1))
         one.checkpoint("ld")
-        until(lambda: part.epoch, part)
+        wait_until(lambda: part.epoch, part)
         part.writer("clicks").upsert(rows(2))
         one.stop("ld", drain=True)
         while part.poll(state=b"on"):
             pass
-        part.finish(timeout=PATIENCE_S)
+        part.finish(timeout=WAIT_LIMIT_S)
         assert ids(store) == [1, 2]
         with pytest.raises(InvalidInput, match="has finished"):
             part.writer("clicks").upsert(rows(3))
@@ -521,7 +521,7 @@ def test_a_worker_has_a_load_checkpointed_drained_and_stopped(tmp_path: Path) ->
         other = attach(one, name="other")
         one.stop("other")
         with pytest.raises(Cancelled):
-            until(lambda: False, other)
+            wait_until(lambda: False, other)
         with pytest.raises(JobNotFound):
             one.checkpoint("nothing")
         for wrong in ({}, {"load": "ld", "job": "ld"}, {"load": "No name"}):
@@ -542,11 +542,11 @@ def test_parts_of_one_load_at_two_coordinators_are_told(tmp_path: Path) -> None:
         part.writer("clicks").upsert(rows(1))
         other.writer("clicks").upsert(rows(2))
         with pytest.raises(Cancelled, match="one coordinator"):
-            until(lambda: False, part)
+            wait_until(lambda: False, part)
         with worker(second, store) as third:
             moved = attach(third, 0, 2)
             moved.writer("clicks").upsert(rows(1))
-            until(lambda: moved.epoch and other.epoch, moved, other)
+            wait_until(lambda: moved.epoch and other.epoch, moved, other)
         assert ids(store) == [1, 2]
 
 
@@ -559,9 +559,9 @@ def test_a_part_whose_intent_was_revoked_goes_on_under_a_new_one(tmp_path: Path)
         handle.catalog.transact(lambda tx: tx.delete(intent_key(handle.intents.own())))  # as another's vacuum does
         writer.upsert(rows(1))
         with pytest.raises(RolledBack):
-            until(lambda: part.epoch, part)
+            wait_until(lambda: part.epoch, part)
         writer.upsert(rows(1))
-        part.finish(timeout=PATIENCE_S)
+        part.finish(timeout=WAIT_LIMIT_S)
         assert ids(store) == [1]
 
 
@@ -569,7 +569,7 @@ def test_jobs_and_status_show_the_loads(tmp_path: Path, capsys: pytest.CaptureFi
     with served(tmp_path) as (store, server), worker(server, store) as one:
         part = attach(one, 0, 1)
         part.writer("clicks").upsert(rows(1))
-        part.finish(timeout=PATIENCE_S)
+        part.finish(timeout=WAIT_LIMIT_S)
         root = store.root
     assert main(["jobs", root, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["loads"] == [
@@ -599,11 +599,11 @@ def test_b4_a_stuck_barrier_is_timed_out_and_what_was_reported_is_in_the_next(tm
         first, second, other = attach(one, 0, 2), attach(two, 1, 2), attach(one, name="other")
         first.writer("clicks").upsert(rows(1))
         second.writer("clicks").upsert(rows(2))
-        until(lambda: aborts(server) >= 2, first)  # the second does not poll
+        wait_until(lambda: aborts(server) >= 2, first)  # the second does not poll
         other.writer("clicks").upsert(rows(9))
-        until(lambda: other.epoch, first, other)
+        wait_until(lambda: other.epoch, first, other)
         assert ids(store) == [9]
-        until(lambda: first.epoch and second.epoch, first, second)
+        wait_until(lambda: first.epoch and second.epoch, first, second)
         assert ids(store) == [1, 2, 9]
         assert sum(store.table("clicks").history()["rows_upserted"].to_pylist()) == 3
 
@@ -626,7 +626,7 @@ def test_what_was_asked_over_a_line_that_has_ended_is_void(tmp_path: Path, monke
         true_open(self, *given)
         here.append(self)
         asked.set()
-        assert gone.wait(PATIENCE_S)
+        assert gone.wait(WAIT_LIMIT_S)
 
     monkeypatch.setattr(Coordinator, "_attach", attach_late)
     monkeypatch.setattr(Coordinator, "_open", open_late)
@@ -635,11 +635,11 @@ def test_what_was_asked_over_a_line_that_has_ended_is_void(tmp_path: Path, monke
         part = wire.PartName("load", "ld", 0)
         line.send(wire.encode([wire.Hello(wire.VERSION, "w")]))
         line.send(wire.encode([wire.Attach(part, 1, ("clicks",), False, 0)]))
-        assert asked.wait(PATIENCE_S)
+        assert asked.wait(WAIT_LIMIT_S)
         line.close()
-        until(lambda: here[0].workers == 0)
+        wait_until(lambda: here[0].workers == 0)
         gone.set()
-        assert done.wait(PATIENCE_S)
+        assert done.wait(WAIT_LIMIT_S)
         assert not here[0]._executor.owners
         with worker(server, store) as later:
             mine = attach(later)

@@ -19,8 +19,8 @@ from epochlog.exchange.staged import push_handler as push_handler_module
 from epochlog.exchange.staged.batch_file import encoded
 from epochlog.exchange.staged.push_handler import PushHandler
 from epochlog.exchange.transport.duplex import ClientLine, DuplexStream, Frame
-from patience import until
-from stagedworld import TOKEN, batch, served
+from staged_fixture import TOKEN, batch, served
+from wait_until import wait_until
 
 PART = wire.PartName("load", "l", 0)
 
@@ -63,7 +63,7 @@ def test_what_was_sent_is_counted_no_more(monkeypatch: pytest.MonkeyPatch) -> No
     for number in range(20):
         for _ in range(50):
             session.send(wire.Pong(number))
-        until(lambda: not session._queue and session._bytes == 0)
+        wait_until(lambda: not session._queue and session._bytes == 0)
     assert sum(len(wire.decode(frame)) for frame in sent) == 1_000 and not line.cut.is_set()
     session.join(30)
 
@@ -87,7 +87,7 @@ def test_a_worker_that_asks_and_does_not_read_is_cut_off(tmp_path: Any, monkeypa
         while line.send(frame):
             pass
         line.close()
-        until(lambda: server.coordinator.workers == 0)
+        wait_until(lambda: server.coordinator.workers == 0)
         assert max(seen) <= (1 << 20) + 1_024
     assert len(seen) > FRAME
 
@@ -124,7 +124,7 @@ def test_a_producer_that_reads_no_answers_is_read_no_further(
     handler = PushHandler(store._staged, line, "none")
     serving = threading.Thread(target=handler.serve)
     serving.start()
-    until(lambda: handler._answers.qsize() >= 20)
+    wait_until(lambda: handler._answers.qsize() >= 20)
     read = line.read_count
     assert read < 20 + 100, "each is answered, so hardly more than answers wait"
     line.cut.set()

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 import epochlog as el
 from epochlog.checkpoint import JobSettings
-from patience import PATIENCE_S
+from wait_until import WAIT_LIMIT_S
 
 TOKEN = "write-Token-4711"
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64())])
@@ -42,7 +42,7 @@ def worker(server: el.StoreServer | str, store: el.Store) -> el.Worker:
 
 
 def attach(worker: el.Worker, index: int = 0, of: int = 1, name: str = "ld", **options: Any) -> Any:
-    return worker.attach(name, index=index, of=of, tables=["clicks"], timeout=PATIENCE_S, **options)
+    return worker.attach(name, index=index, of=of, tables=["clicks"], timeout=WAIT_LIMIT_S, **options)
 
 
 def ids(store: el.Store, table: str = "clicks") -> list[int]:

@@ -18,8 +18,8 @@ from epochlog.exchange.flight import planner
 from epochlog.exchange.flight import reader as flight_reader
 from epochlog.store.retention.holds import all_holds
 from epochlog.testing.tcp_proxy import TcpProxy
-from following import SCHEMA, TOKEN, rows
-from patience import PATIENCE_S, until
+from subscription_fixture import SCHEMA, TOKEN, rows
+from wait_until import WAIT_LIMIT_S, wait_until
 
 TROUBLES = {"cut": TcpProxy.hold, "black hole": TcpProxy.swallow, "cut after delivery": TcpProxy.cut_answer}
 
@@ -33,7 +33,7 @@ def lake(tmp_path: Path) -> Iterator[tuple[el.Store, el.Table, str]]:
             yield store, table, server.location
 
 
-def connect(location: str, token: str = "only-reads", timeout: float = PATIENCE_S) -> el.Client:
+def connect(location: str, token: str = "only-reads", timeout: float = WAIT_LIMIT_S) -> el.Client:
     return el.connect(location, token=token, timeout=timeout)
 
 
@@ -96,7 +96,7 @@ def test_a_snapshot_and_the_changes_are_those_of_the_table(lake: tuple[el.Store,
             ("empty", store.table("empty").schema, 0),
             ("t", table.schema, third),
         ]
-    until(lambda: not holds(store))
+    wait_until(lambda: not holds(store))
 
 
 def test_rows_arrive_before_the_last_is_read(
@@ -111,12 +111,12 @@ def test_rows_arrive_before_the_last_is_read(
         first = reader.read_next_batch()
         assert first["id"][0].as_py() == 0 and first.num_rows < 100_000
         assert reader.read_all().num_rows == 400_000 - first.num_rows
-        until(lambda: not holds(store))
+        wait_until(lambda: not holds(store))
         left = client.snapshot("t")
         left.read_next_batch()
         assert holds(store)
         del left
-        until(lambda: not holds(store))
+        wait_until(lambda: not holds(store))
 
 
 @pytest.mark.parametrize("end", ["forgotten", "closed", "left"])
@@ -135,7 +135,7 @@ def test_a_reader_that_was_never_read_holds_nothing(
             with reader:
                 pass
         del reader
-        until(lambda: not holds(store))
+        wait_until(lambda: not holds(store))
 
 
 def test_a_long_reading_is_renewed(lake: tuple[el.Store, el.Table, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def test_a_long_reading_is_renewed(lake: tuple[el.Store, el.Table, str], monkeyp
     monkeypatch.setattr(flight_reader.FlightReader, "_act", counted)
     with connect(location) as client:
         assert client.snapshot("t").read_all().num_rows == 200_000
-    until(lambda: renewed[-1:] == ["CancelFlightInfo"])
+    wait_until(lambda: renewed[-1:] == ["CancelFlightInfo"])
     assert renewed.count("RenewFlightEndpoint") >= 3
 
 
@@ -214,7 +214,7 @@ def test_a_call_over_a_bad_connection_says_so_and_may_be_made_again(
             TROUBLES[trouble](proxy, b"ListFlights" if call == "tables" else b"GetFlightInfo")
         with connect(through, timeout=0.3) as hasty, pytest.raises(el.ServerUnavailable):
             asked(hasty, call)
-        assert trouble == "refused" or proxy.fired.wait(PATIENCE_S)
+        assert trouble == "refused" or proxy.fired.wait(WAIT_LIMIT_S)
         proxy.refuse(False)
         assert asked(patient, call) == 1
 
@@ -228,7 +228,7 @@ def test_a_reading_that_breaks_in_the_middle_never_looks_like_an_end(
     _, table, location = lake
     table.upsert(many(1_500_000))
     with proxied(location) as (proxy, through):
-        found = flight_reader.FlightReader(through, command, token=TOKEN, tls_roots=None, timeout_s=PATIENCE_S)
+        found = flight_reader.FlightReader(through, command, token=TOKEN, tls_roots=None, timeout_s=WAIT_LIMIT_S)
         batches = found.batches()
         count = next(batches).num_rows
         if trouble == "cut":

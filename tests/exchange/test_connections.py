@@ -25,7 +25,7 @@ from epochlog.exchange.transport.metrics_http import MetricsPort
 from epochlog.exchange.transport.services import Action, Exchange
 from epochlog.exchange.transport.sockets import Connection, accepted_connections
 from open_files import no_open_files
-from patience import until
+from wait_until import wait_until
 
 pytestmark = pytest.mark.local_only
 
@@ -67,7 +67,7 @@ def test_a_connection_that_makes_no_call_is_ended(said: bytes) -> None:
         for connection in dialled(stack, port_of(server), 3):
             connection.sendall(said)
             assert ended(connection)
-        until(lambda: accepted_connections(port_of(server)) == [])
+        wait_until(lambda: accepted_connections(port_of(server)) == [])
         assert echoed(server)
     server.shutdown(5)
 
@@ -80,10 +80,10 @@ def test_silent_connections_end_also_while_no_file_can_be_opened() -> None:
     server = Server("grpc://127.0.0.1:0", token=None, actions=ACTIONS, patience=QUICK)
     with ExitStack() as stack:
         silent = dialled(stack, port_of(server), 3)
-        until(lambda: len(accepted_connections(port_of(server))) == 3)
+        wait_until(lambda: len(accepted_connections(port_of(server))) == 3)
         with no_open_files():
             assert all(ended(connection) for connection in silent)
-        until(lambda: accepted_connections(port_of(server)) == [])
+        wait_until(lambda: accepted_connections(port_of(server)) == [])
         (later,) = dialled(stack, port_of(server), 1)
         assert ended(later) and echoed(server)
     server.shutdown(5)
@@ -136,7 +136,7 @@ def test_a_token_that_is_unknown_is_no_call() -> None:
     with plain.connected(server.location, "another-token-4711") as (client, options):
         with pytest.raises(flight.FlightUnauthenticatedError):
             list(client.do_action(("echo", b"x"), options))
-        until(lambda: accepted_connections(port_of(server)) == [])
+        wait_until(lambda: accepted_connections(port_of(server)) == [])
     server.shutdown(5)
 
 
@@ -146,7 +146,7 @@ def test_an_idle_client_is_cut_off_and_does_not_notice() -> None:
     with plain.connected(server.location) as (client, _):
         for _ in range(2):
             assert len(list(client.do_action(("echo", b"x")))) == 1
-            until(lambda: accepted_connections(port_of(server)) == [])
+            wait_until(lambda: accepted_connections(port_of(server)) == [])
     server.shutdown(5)
 
 
@@ -167,7 +167,7 @@ def test_hundreds_of_connections_are_bounded_and_those_who_call_go_on(tmp_path: 
         assert line.send(b"one") and line.read() == b"one"
         with ExitStack() as stack:
             dialled(stack, port_of(server), 300)
-            until(lambda: 0 < len(accepted_connections(port_of(server))) <= 20)
+            wait_until(lambda: 0 < len(accepted_connections(port_of(server))) <= 20)
             table.upsert(pa.table({"id": [1]}))
             assert table.count() == 1 and echoed(server)
             assert line.send(b"two") and line.read() == b"two"

@@ -1,5 +1,5 @@
 """Staged exchanges in every order of pushes, end marks, deaths, replays and acknowledgements, counted; random large
-ones under a small disk budget; planted bugs.
+ones under a small disk budget; mutants.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import pytest
 
 import epochlog as el
 from epochlog.exchange.staged import state, transactions
-from gaterules import Plan
-from stagedorders import SIZE, Event, World, check, check_end, every_order
+from gate_model import Plan
+from staged_interleavings import SIZE, Event, World, check, check_end, every_order
 
 pytestmark = pytest.mark.local_only
 
@@ -216,9 +216,9 @@ def test_many_random_runs() -> None:
     random_runs(range(2_000, 6_000))
 
 
-# ---- planted bugs ------------------------------------------------------------------------------------------------
+# ---- mutants ------------------------------------------------------------------------------------------------
 
-Plant = Callable[[pytest.MonkeyPatch], None]
+Mutant = Callable[[pytest.MonkeyPatch], None]
 
 
 def producers_not_fenced(patch: pytest.MonkeyPatch) -> None:
@@ -388,7 +388,7 @@ def counted_before_refused(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(transactions, "push", push)
 
 
-CAUGHT: list[tuple[Plant, Callable[[], None]]] = [
+CAUGHT: list[tuple[Mutant, Callable[[], None]]] = [
     (producers_not_fenced, a_producer_that_dies),
     (an_attempt_is_forgotten, a_producer_that_dies),
     (content_not_compared, lies),
@@ -415,8 +415,8 @@ CAUGHT: list[tuple[Plant, Callable[[], None]]] = [
 ]
 
 
-@pytest.mark.parametrize("plant, space", CAUGHT, ids=[plant.__name__ for plant, _ in CAUGHT])
-def test_a_planted_bug_is_caught(plant: Plant, space: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch)
+@pytest.mark.parametrize("mutant, space", CAUGHT, ids=[mutant.__name__ for mutant, _ in CAUGHT])
+def test_a_mutant_is_caught(mutant: Mutant, space: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
     with pytest.raises((AssertionError, el.EpochlogError)):
         space()

@@ -21,8 +21,8 @@ from epochlog.exchange.staged.batch_file import encoded
 from epochlog.exchange.staged.pull_handler import StageSender
 from epochlog.exchange.transport.duplex import ClientLine, DuplexStream
 from epochlog.testing.tcp_proxy import TcpProxy
-from patience import PATIENCE_S, until
-from stagedworld import JOIN, TOKEN, batch, client, files_of, fill, run_of, served, taken
+from staged_fixture import JOIN, TOKEN, batch, client, files_of, fill, run_of, served, taken
+from wait_until import WAIT_LIMIT_S, wait_until
 
 local = pytest.mark.local_only  # the others run again where a store's catalog is in Redis, and its files on S3
 LAKE_MS = 1_800_000_000_000
@@ -78,7 +78,7 @@ def test_a_push_waits_for_room_and_gives_up_at_its_deadline(tmp_path: Path, monk
             patch.setattr(push_handler, "LONGEST_WAIT_MS", 50)
             with pytest.raises(el.BudgetExceeded, match="have the consumers acknowledge"):
                 ex.push("probe", 0, 3, big("probe", 3))
-        until(lambda: files_of(store) == before)
+        wait_until(lambda: files_of(store) == before)
         mail = ex.consume("join", incarnation=1)
         with ThreadPoolExecutor(1) as pool:
             rest = pool.submit(lambda: [ex.push("probe", 0, seq, big("probe", seq)) for seq in range(3, 20)])
@@ -135,7 +135,7 @@ def test_the_push_that_completes_a_stage_makes_room_for_the_next(
             return store._handle.catalog.read(lambda view: transactions.used_bytes(view, "q1")) // BIG
 
         probe = pool.submit(lambda: [ex.push("probe", 0, seq, big("probe", seq)) for seq in range(8)])
-        until(lambda: used() == 4)
+        wait_until(lambda: used() == 4)
         ex.end("build", 0)
         ex.push("build", -1, 0, batch("build", 0))
         probe.result()
@@ -183,7 +183,7 @@ def test_a_dropped_query_is_gone_for_all_its_clients(tmp_path: Path) -> None:
         ):
             with pytest.raises(el.QueryNotFound):
                 refused()
-        until(lambda: not files_of(store))
+        wait_until(lambda: not files_of(store))
         ex.declare("join", {0: ["build"]})  # another query under the old name: it knows nothing of the first one
         ex.push("build", 0, 0, batch("build", 0))
         assert taken(ex.consume("join", incarnation=0), 1) == [("build", 0)]
@@ -230,9 +230,9 @@ def test_a_query_in_use_outlasts_its_lease(tmp_path: Path, monkeypatch: pytest.M
         mail = ex.consume("join", incarnation=1)
         first = expires_ms(store)
         assert first
-        until(lambda: (expires_ms(store) or 0) > first + 400)
+        wait_until(lambda: (expires_ms(store) or 0) > first + 400)
         mail.close()
-        until(lambda: expires_ms(store) is None)
+        wait_until(lambda: expires_ms(store) is None)
 
 
 def expires_ms(store: el.Store) -> int | None:
@@ -384,10 +384,10 @@ def test_two_consumers_hold_a_batch_until_both_have_it(tmp_path: Path) -> None:
         one, two = ex.consume("one", incarnation=1), ex.consume("two", incarnation=1)
         assert sorted(taken(one)) == run_of("a", range(2)) + run_of("b", range(2))
         one.ack()
-        until(lambda: len(files_of(store)) == 4)
+        wait_until(lambda: len(files_of(store)) == 4)
         assert taken(two) == run_of("deep", range(2)) + run_of("a", range(2))
         two.ack()
-        until(lambda: not files_of(store))
+        wait_until(lambda: not files_of(store))
 
 
 # ---- many at once --------------------------------------------------------------------------------------------------
@@ -457,7 +457,7 @@ def test_a_consumer_that_takes_nothing_is_sent_no_more_than_its_window(
             ex.push("a", 0, seq, big("a", seq), wait=False)
         ex.end("a", 29)
         mail = ex.consume("join", incarnation=1)
-        until(lambda: mail._here > size - BIG)
+        wait_until(lambda: mail._here > size - BIG)
         most, found = mail._here, []
         for _ in range(30):
             found += taken(mail, 1)
@@ -547,13 +547,13 @@ def test_a_consumer_that_was_killed_as_it_claimed_does_not_replace_the_one_that_
         plain(self, service, line, hello)
         if hello["incarnation"] == 1:
             claimed.set()
-            assert go_on.wait(PATIENCE_S)
+            assert go_on.wait(WAIT_LIMIT_S)
 
     monkeypatch.setattr(StageSender, "__init__", slow)
     with served(tmp_path) as (_, server), client(server) as ex:
         ex.declare("join", {0: ["probe"]})
         killed = line_to(ex, mail="one", incarnation=1)
-        assert claimed.wait(PATIENCE_S)
+        assert claimed.wait(WAIT_LIMIT_S)
         heir = line_to(ex, mail="another", incarnation=2)
         heard = kinds(heir)
         assert next(heard) == "started"
@@ -642,7 +642,7 @@ def test_who_was_replaced_by_his_like_acknowledges_nothing(tmp_path: Path) -> No
                     first.ack()
                 assert len(files_of(store)) == 2
                 second.ack()
-                until(lambda: len(files_of(store)) == 1)
+                wait_until(lambda: len(files_of(store)) == 1)
 
 
 @local
@@ -680,4 +680,4 @@ def test_lines_leave_no_threads_behind(tmp_path: Path) -> None:
                 ex.declare("join", JOIN)
                 fill(ex, "build", -1, range(2))
                 taken(ex.consume("join", incarnation=1), 1)
-    until(lambda: ours() <= before)
+    wait_until(lambda: ours() <= before)

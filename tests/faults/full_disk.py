@@ -15,7 +15,7 @@ from pathlib import Path
 
 import epochlog as el
 from faults.ledger import Ledger
-from faults.story import Doing, Ticks, perform
+from faults.workload import Doing, Ticks, perform
 
 BLOCK = 4096
 FULL = (el.WriteFailed, el.CatalogFull)

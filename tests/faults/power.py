@@ -13,7 +13,7 @@ from typing import Any
 import epochlog as el
 from epochlog.testing.power_loss_disk import PowerLossDisk, Tree, write_tree
 from faults.ledger import Ledger
-from faults.story import Ticks, go_on, tell
+from faults.workload import Ticks, go_on, tell
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import pytest
 import epochlog as el
 from epochlog.store.env import failpoints
 from epochlog.store.env.failpoints import FAILPOINTS
-from faults.nursery import Nursery, nursery, read_ledger
-from faults.story import go_on
+from faults.fork_runner import ForkRunner, fork_runner, read_ledger
+from faults.workload import go_on
 
 pytestmark = pytest.mark.local_only
 
@@ -23,12 +23,12 @@ LIBRARY = Path(failpoints.__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def children() -> Iterator[Nursery]:
-    with nursery() as found:
+def children() -> Iterator[ForkRunner]:
+    with fork_runner() as found:
         yield found
 
 
-def kill_at(children: Nursery, base: Path, at: str, durability: str) -> bool:
+def kill_at(children: ForkRunner, base: Path, at: str, durability: str) -> bool:
     """Tell the story, die there, look at the store, go on with it. False when the story came to its end."""
     base.mkdir()
     code = children.run(at, base / "s", base / "ledger", durability)
@@ -45,13 +45,13 @@ def kill_at(children: Nursery, base: Path, at: str, durability: str) -> bool:
 
 
 @pytest.mark.parametrize("name", FAILPOINTS)
-def test_killed_there_the_first_time(children: Nursery, tmp_path: Path, name: str) -> None:
-    assert kill_at(children, tmp_path / "1", name, "disk"), f"the story in faults/story.py never comes by {name}"
+def test_killed_there_the_first_time(children: ForkRunner, tmp_path: Path, name: str) -> None:
+    assert kill_at(children, tmp_path / "1", name, "disk"), f"the workload in faults/workload.py never reaches {name}"
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("name", FAILPOINTS)
-def test_killed_there_every_time(children: Nursery, tmp_path: Path, name: str) -> None:
+def test_killed_there_every_time(children: ForkRunner, tmp_path: Path, name: str) -> None:
     """What no process has synced survives the end of each of them."""
     turn = 1
     while kill_at(children, tmp_path / str(turn), f"{name}:{turn}", "os"):

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import epochlog as el
-from faults.nursery import read_ledger
+from faults.fork_runner import read_ledger
 from faults.power import seeded
-from faults.story import go_on
+from faults.workload import go_on
 
 TESTS = Path(__file__).resolve().parents[1]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import epochlog as el
 from faults.power import Again
-from faults.story import Telling, tell
+from faults.workload import Telling, tell
 
 
 def main(root: Path, ledger: Path) -> int:

@@ -14,7 +14,7 @@ from epochlog.checkpoint import control_messages
 from epochlog.exchange.flight import descriptors
 from epochlog.exchange.staged import messages as staged
 from epochlog.exchange.subscription import messages
-from security.doors import methods, services
+from security.endpoints import methods, services
 
 pytestmark = pytest.mark.local_only
 

@@ -4,7 +4,7 @@ Each seed is a store under random load (law/world.py). EPOCHLOG_LAW_SEEDS=2000 m
 EPOCHLOG_LAW_FIRST_SEED=1234 begins there; EPOCHLOG_LAW_SLOW_SEEDS counts the slow part. Without pytest:
 `PYTHONPATH=tests:tests/support python -m law.campaign 1000`.
 
-Which bugs these runs catch is shown in test_plants.py.
+Which bugs these runs catch is shown in test_mutants.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The law while jobs and tables are altered, adopted, made anew and dropped, also in the middle of refreshes.
 
 Each seed is a store of its own (law/mixed.py). EPOCHLOG_LAW_MIXED_SEEDS=500 makes a campaign of it. Seed 2 alone finds
-these planted bugs: an altered changelog told as stored, deletes dropped as unchanged, epochs below an adoption valid.
+these mutants: an altered changelog told as stored, deletes dropped as unchanged, epochs below an adoption valid.
 """
 
 from __future__ import annotations

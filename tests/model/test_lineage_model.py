@@ -1,4 +1,4 @@
-"""On random graphs the library agrees with the definitions, the law holds, and planted bugs are caught.
+"""On random graphs the library agrees with the definitions, the law holds, and mutants are caught.
 
 EPOCHLOG_MODEL_SEEDS=5000 makes a long campaign of it; EPOCHLOG_MODEL_FIRST_SEED=1234 begins there.
 """
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.local_only
 FIRST_SEED = int(os.environ.get("EPOCHLOG_MODEL_FIRST_SEED", "0"))
 SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("EPOCHLOG_MODEL_SEEDS", "120")))
 BATCH = 20
-Plant = Callable[[pytest.MonkeyPatch], None]
+Mutant = Callable[[pytest.MonkeyPatch], None]
 Decide = Callable[[History, str], int | None]
 
 
@@ -215,7 +215,7 @@ def test_what_is_complete_never_changes() -> None:
                         seen[table, epoch] = history.state(table, epoch)
 
 
-# ---- plants: bugs that these tests must catch ------------------------------------------------------------------------
+# ---- mutants: bugs that these tests must catch -----------------------------------------------------------------------
 
 
 def complete_for_valid(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,23 +255,23 @@ def campaign_of_snapshots(policy: Policy) -> None:
         check_snapshot(seed, history, policy)
 
 
-@pytest.mark.parametrize("plant", [complete_for_valid, not_transitive])
-def test_plants_break_the_law(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch)
+@pytest.mark.parametrize("mutant", [complete_for_valid, not_transitive])
+def test_mutants_break_the_law(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
     with pytest.raises(AssertionError, match="the law"):
         campaign_of_the_law()
 
 
-@pytest.mark.parametrize("plant", [complete_for_valid, not_transitive])
-def test_plants_differ_from_the_definitions(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch)
+@pytest.mark.parametrize("mutant", [complete_for_valid, not_transitive])
+def test_mutants_differ_from_the_definitions(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
     with pytest.raises(AssertionError, match="valid|barrier"):
         campaign_of_the_definitions()
 
 
-@pytest.mark.parametrize("plant", [complete_for_valid, not_transitive])
-def test_plants_spoil_snapshots(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch)
+@pytest.mark.parametrize("mutant", [complete_for_valid, not_transitive])
+def test_mutants_spoil_snapshots(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
     with pytest.raises(AssertionError, match="snapshot"):
         campaign_of_snapshots(Aligned())
 

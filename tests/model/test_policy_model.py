@@ -1,4 +1,4 @@
-"""On random graphs every policy chooses what its definition says, or raises what it says; planted bugs are caught.
+"""On random graphs every policy chooses what its definition says, or raises what it says; mutants are caught.
 
 EPOCHLOG_MODEL_SEEDS=5000 makes a long campaign of it; EPOCHLOG_MODEL_FIRST_SEED=1234 begins there.
 """
@@ -28,7 +28,7 @@ from model.test_lineage_model import batches, forget, runs
 pytestmark = pytest.mark.local_only
 
 Case = tuple[str, Any, Answer]
-Plant = Callable[[pytest.MonkeyPatch], None]
+Mutant = Callable[[pytest.MonkeyPatch], None]
 
 
 def at_moments(seeds: range) -> Iterator[tuple[int, random.Random, Question, EpochView]]:
@@ -145,7 +145,7 @@ def test_the_campaign_has_every_outcome_in_it() -> None:
     assert not rare and len(seen) == sum(map(len, wanted.values())), seen
 
 
-# ---- plants --------------------------------------------------------------------------------------------------------
+# ---- mutants --------------------------------------------------------------------------------------------------------
 
 
 def descendants_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +230,7 @@ def as_of_is_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.medium
 @pytest.mark.parametrize(
-    "plant",
+    "mutant",
     [
         descendants_take_part,
         lag_is_no_reason,
@@ -247,7 +247,7 @@ def as_of_is_before(monkeypatch: pytest.MonkeyPatch) -> None:
         as_of_is_before,
     ],
 )
-def test_plants_differ_from_the_definitions(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch)
+def test_mutants_differ_from_the_definitions(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
     with pytest.raises(AssertionError, match="differs"):
         campaign(range(200))

@@ -26,7 +26,7 @@ import epochlog as el
 from epochlog.spark import overwrite
 from epochlog.store.catalog.lmdb import kind
 from model.test_store_machine import TINY
-from sinkplay import CHANGES, DAY_MS, GRACE_MS, Later, Play, files_of, spark_intents
+from sink_simulation import CHANGES, DAY_MS, GRACE_MS, Later, Play, files_of, spark_intents
 
 SCHEMA = pa.schema([pa.field("k", pa.string(), nullable=False), ("v", pa.int64())])
 KEYS = [f"k{number:02}" for number in range(12)]

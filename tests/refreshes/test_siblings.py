@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
-from refreshes import finding, stories
+from refreshes import cases, discovery
 from refreshes.test_local import ROUNDS, step
 from refreshes.world import World
 
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.local_only
 
 
 def test_every_refresh_of_a_page_or_program_is_played() -> None:
-    found = {where for path, text in finding.sources() for where in finding.refreshes_in(path, text)}
-    assert found == stories.covered()
+    found = {where for path, text in discovery.sources() for where in discovery.refreshes_in(path, text)}
+    assert found == cases.covered()
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_every_refresh_of_a_page_or_program_is_played() -> None:
     ],
 )
 def test_how_refreshes_are_found(text: str, names: set[str]) -> None:
-    assert set(finding.refreshes_in("page.md", text)) == {f"page.md:{name}" for name in names}
+    assert set(discovery.refreshes_in("page.md", text)) == {f"page.md:{name}" for name in names}
 
 
 def forgets_vanished_days(ctx: Any) -> None:
@@ -57,9 +57,9 @@ def forgets_the_days_before(ctx: Any) -> None:
 @pytest.mark.parametrize("wrong", [forgets_vanished_days, forgets_the_days_before])
 @pytest.mark.parametrize("seed", range(2))
 def test_a_wrong_refresh_is_noticed(wrong: Any, seed: int, tmp_path: Path) -> None:
-    (readme,) = (shown for shown in stories.LOCAL if shown.where.startswith("README"))
-    story = stories.story_of(readme, tmp_path)
-    planted = replace(story, views=[replace(story.views[0], refresh=wrong)])
-    world = World(planted, seed, tmp_path / "store", step)
+    (readme,) = (shown for shown in cases.LOCAL if shown.where.startswith("README"))
+    story = cases.story_of(readme, tmp_path)
+    mutant = replace(story, views=[replace(story.views[0], refresh=wrong)])
+    world = World(mutant, seed, tmp_path / "store", step)
     with pytest.raises(AssertionError, match=f"seed {seed}, revenue at .*too many"):
         world.play(ROUNDS)

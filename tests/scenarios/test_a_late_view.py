@@ -78,11 +78,11 @@ def test_a_week_beside_views_that_fail(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plant", ["no bound", "no mark", "none"])
-def test_a_view_that_is_catching_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: str) -> None:
+@pytest.mark.parametrize("mutant", ["no bound", "no mark", "none"])
+def test_a_view_that_is_catching_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant: str) -> None:
     """Without the bound reads fail after an hour; without marks the view comes and goes, and reads with it."""
-    lab = Lab(tmp_path / "s", **({"global_max_lag": timedelta(days=365)} if plant == "no bound" else {}))
-    if plant == "no mark":
+    lab = Lab(tmp_path / "s", **({"global_max_lag": timedelta(days=365)} if mutant == "no bound" else {}))
+    if mutant == "no mark":
         monkeypatch.setattr("epochlog.batch.snapshot.mark_late", lambda handle, view: None)
     for table in ("r", "kept"):
         lab.root_table(table)
@@ -95,14 +95,14 @@ def test_a_view_that_is_catching_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             lab.put({minute: (0, 1)}, table)
         lab.tick(120)
         run(lab, "good", sums("r", "good_out"))
-        if plant != "no bound" and minute % 13 == 0:
+        if mutant != "no bound" and minute % 13 == 0:
             assert lab.store.job("bad").step_local(sums("kept", "bad_out"))  # one barrier: it is not back yet
-        if plant != "no bound":
+        if mutant != "no bound":
             taking_part.append("bad_out" in check_reads(lab))
-    if plant == "no bound":
+    if mutant == "no bound":
         lab.store.compact(full=True)
         with pytest.raises(el.NoConsistentEpoch):
             lab.store.snapshot(["r"])
     else:
         changes = sum(now != before for before, now in pairwise(taking_part))
-        assert changes > 4 if plant == "no mark" else changes == 1
+        assert changes > 4 if mutant == "no mark" else changes == 1

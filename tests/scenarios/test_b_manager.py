@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from desks import START_MS, Desk
 from epochlog.checkpoint import Edge, Report
 from epochlog.checkpoint.manager.commands import Abort, CommitBarrier, Drop, Failed, Inject, Restart
+from manager_driver import START_MS, Desk
 
 pytestmark = pytest.mark.local_only
 

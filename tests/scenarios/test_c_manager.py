@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from desks import Desk
 from epochlog.checkpoint import Edge
 from epochlog.checkpoint.manager.commands import (
     Abort,
@@ -21,6 +20,7 @@ from epochlog.checkpoint.manager.commands import (
     Start,
 )
 from epochlog.errors import Fenced, SegmentUnknown, UpstreamIncomplete
+from manager_driver import Desk
 
 pytestmark = pytest.mark.local_only
 

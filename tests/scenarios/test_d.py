@@ -10,8 +10,8 @@ import pytest
 import epochlog as el
 from epochlog.testing.tcp_proxy import TcpProxy
 from exchange_server import ServerProcess
-from patience import PATIENCE_S, until
-from stagedworld import JOIN, batch, client, files_of, fill, run_of, served, taken
+from staged_fixture import JOIN, batch, client, files_of, fill, run_of, served, taken
+from wait_until import WAIT_LIMIT_S, wait_until
 
 pytestmark = pytest.mark.local_only
 
@@ -102,7 +102,7 @@ def test_d4_a_producer_thought_dead_pushes_after_its_successor(tmp_path: Path) -
                 zombie.push("build", -1, 9, batch("build", 9), attempt=1)
             with pytest.raises(el.Fenced):
                 zombie.end("build", 6, attempt=1)
-            until(lambda store=store, before=before: files_of(store) == before)
+            wait_until(lambda store=store, before=before: files_of(store) == before)
     with served(tmp_path) as (_, server), client(server) as ex:
         ex.end("build", 8, attempt=2)
         assert taken(ex.consume("join", incarnation=0), 9) == run_of("build", range(9))
@@ -138,14 +138,14 @@ def test_d6_a_producer_pushes_again_what_the_consumer_has(tmp_path: Path) -> Non
         mail = ex.consume("join", incarnation=1)
         taken(mail, 6)
         mail.ack()
-        until(lambda: len(files_of(store)) == 2)
+        wait_until(lambda: len(files_of(store)) == 2)
         fill(ex, "probe", 0, range(10), attempt=1)
         assert taken(mail) == run_of("probe", range(6, 10))
-        until(lambda: len(files_of(store)) == 4)
+        wait_until(lambda: len(files_of(store)) == 4)
         with pytest.raises(el.ContentMismatch):  # of what is gone the checksum is known
             ex.push("probe", 0, 3, batch("probe", 30), attempt=1)
         mail.ack()
-        until(lambda: not files_of(store))
+        wait_until(lambda: not files_of(store))
 
 
 @pytest.mark.rule("6.6")
@@ -166,7 +166,7 @@ def test_d7_the_reply_to_a_push_is_lost(tmp_path: Path, wait: bool) -> None:
         finally:
             proxy.stop()
         assert taken(ex.consume("join", incarnation=1)) == run_of("probe", range(4))
-        until(lambda: len(files_of(store)) == 4)
+        wait_until(lambda: len(files_of(store)) == 4)
 
 
 @pytest.mark.rule("6.6")
@@ -188,7 +188,7 @@ def test_d7_the_reply_to_an_acknowledgement_or_an_end_mark_is_lost(tmp_path: Pat
                 assert proxy.fired.is_set()
         finally:
             proxy.stop()
-        until(lambda: not files_of(store))
+        wait_until(lambda: not files_of(store))
         assert ex.consume("join", incarnation=2).cursor == {"probe": 4}
 
 
@@ -282,7 +282,7 @@ def test_d10_the_server_is_killed_and_comes_back_on_the_same_port(tmp_path: Path
         server.kill()
         server.start()
         fill(producer, "probe", 0, range(3))
-        eating.join(PATIENCE_S)
+        eating.join(WAIT_LIMIT_S)
         assert found == run_of("build", range(30)) + run_of("probe", range(3))
         with pytest.raises(el.Fenced):
             producer.consume("join", incarnation=2)

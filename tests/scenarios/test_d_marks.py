@@ -17,8 +17,8 @@ from epochlog.exchange.staged import stage_counter_redis
 from epochlog.exchange.staged.stage_counter_scripts import marks_key
 from epochlog.store.env.backoff import Backoff
 from epochlog.testing.tcp_proxy import TcpProxy
-from patience import until
 from redis_server import RedisServer
+from wait_until import wait_until
 
 pytestmark = [pytest.mark.local_only, pytest.mark.redis]
 
@@ -91,12 +91,12 @@ def test_d8_the_counter_is_kept_in_redis(ex: ExchangeClient, server: RedisServer
     produce(ex, "seed", "right")
     assert (ex.stage, held(server, store)) == (-1, -1)
     produce(ex, "left")
-    until(lambda: held(server, store) == 0)  # unasked
+    wait_until(lambda: held(server, store) == 0)  # unasked
     produce(ex, "probe")
     assert (ex.stage, held(server, store)) == (1, 1)
     assert consumed(ex, 0) == ["seed", "left", "right", "probe"]
     ex.drop()
-    until(lambda: held(server, store) is None)
+    wait_until(lambda: held(server, store) is None)
 
 
 @pytest.mark.rule("6.2")
@@ -108,7 +108,7 @@ def test_d8_a_stage_passes_with_the_push_that_completes_it(
     ex.push("seed", -2, 1, BATCH)
     assert (ex.stage, held(server, store)) == (-2, -2)
     ex.push("seed", -2, 0, BATCH)
-    until(lambda: held(server, store) == -1)  # unasked
+    wait_until(lambda: held(server, store) == -1)  # unasked
     assert ex.stage == -1
 
 
@@ -119,7 +119,7 @@ def test_d8_redis_is_killed_and_comes_back_empty(ex: ExchangeClient, server: Red
     server.kill()
     server.lose_data()
     server.start()
-    until(lambda: ex.stage == 0 and held(server, store) == 0)
+    wait_until(lambda: ex.stage == 0 and held(server, store) == 0)
 
 
 def test_d8_redis_comes_back_with_an_old_counter(ex: ExchangeClient, server: RedisServer, store: el.Store) -> None:
@@ -131,12 +131,12 @@ def test_d8_redis_comes_back_with_an_old_counter(ex: ExchangeClient, server: Red
     server.copy_data(old)
     server.start()
     produce(ex, "left", "right")
-    until(lambda: ex.stage == 0 and held(server, store) == 0)
+    wait_until(lambda: ex.stage == 0 and held(server, store) == 0)
     server.kill()
     server.put_data_back(old)
     server.start()
     assert held(server, store) in (-1, 0)  # 0 only if it was mended at once
-    until(lambda: ex.stage == 0 and held(server, store) == 0)
+    wait_until(lambda: ex.stage == 0 and held(server, store) == 0)
 
 
 def test_d8_an_old_counter_of_a_query_that_was_made_again_is_not_ahead(
@@ -158,7 +158,7 @@ def test_d8_an_old_counter_of_a_query_that_was_made_again_is_not_ahead(
     assert held(server, store) in (1, -2)  # -2 only if it was mended at once
     for _ in range(3):
         assert ex.stage == -2
-    until(lambda: ex.stage == -2 and held(server, store) == -2)
+    wait_until(lambda: ex.stage == -2 and held(server, store) == -2)
 
 
 def test_d8_what_is_flushed_deleted_or_flipped_is_noticed(
@@ -193,7 +193,7 @@ def test_d8_pushes_and_consumption_go_on_while_redis_is_away(
     assert seen == [-2, -1, -1, 0, 1]
     assert consumed(ex, 0) == ["seed", "left", "right", "probe"]
     server.start()
-    until(lambda: held(server, store) == 1)
+    wait_until(lambda: held(server, store) == 1)
 
 
 def test_d8_a_restarted_server_takes_the_marks_over(store: el.Store, server: RedisServer) -> None:
@@ -230,12 +230,12 @@ def test_d8_a_bad_connection_between_server_and_redis(store: el.Store, server: R
     try:
         with el.serve(store, coordinator=f"redis://127.0.0.1:{proxy.port}/0") as served, client_of(served) as ex:
             declare(ex)
-            until(lambda: held(server, store) == -2)
+            wait_until(lambda: held(server, store) == -2)
             proxy.cut_answer(b"EVALSHA")
             produce(ex, "seed")
             assert ex.stage == -1
             assert proxy.fired.wait(10)
-            until(lambda: held(server, store) == -1)
+            wait_until(lambda: held(server, store) == -1)
             proxy.refuse(True)
             produce(ex, "left")
             assert (ex.stage, held(server, store)) == (-1, -1)
@@ -245,11 +245,11 @@ def test_d8_a_bad_connection_between_server_and_redis(store: el.Store, server: R
             assert ex.stage == 0
             assert proxy.fired.wait(10)
             proxy.slow(0.03)
-            until(lambda: held(server, store) == 0)
+            wait_until(lambda: held(server, store) == 0)
             produce(ex, "probe")
             assert ex.stage == 1
             assert consumed(ex, 0) == ["seed", "left", "right", "probe"]
-            until(lambda: held(server, store) == 1)
+            wait_until(lambda: held(server, store) == 1)
     finally:
         proxy.stop()
 
@@ -283,7 +283,7 @@ def test_d8_epochlog_serve_and_its_redis_are_killed_together(store: el.Store, se
             assert ex.stage == -1  # Redis is away yet
             server.start()
             produce(ex, "left", "right")
-            until(lambda: ex.stage == 0 and held(server, store) == 0)
+            wait_until(lambda: ex.stage == 0 and held(server, store) == 0)
     finally:
         child.kill()
         child.communicate()

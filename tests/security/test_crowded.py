@@ -22,7 +22,7 @@ from epochlog.checkpoint.worker.worker import CONTROL
 from epochlog.exchange import ExchangeClient
 from epochlog.exchange.transport.admission import AdmissionLimits
 from epochlog.exchange.transport.duplex import ClientLine
-from security.doors import ERRORS, READ_TOKEN, TOKEN, bearer, error_of
+from security.endpoints import ERRORS, READ_TOKEN, TOKEN, bearer, error_of
 from security.test_served_process import Served
 
 pytestmark = [pytest.mark.local_only, pytest.mark.slow]

@@ -1,5 +1,5 @@
 """The stated limits of what is served, each at its last good value and one past it. Those of tables are tested beside
-their rules (store/test_schema.py, batch/test_snapshot.py), those of one record batch in exchange/test_untrusted.py.
+their rules (store/test_schema.py, batch/test_snapshot.py), those of one record batch in exchange/test_validation.py.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from epochlog.exchange.transport.duplex import MAX_MESSAGE, ClientLine, connect,
 from epochlog.store.changelog import consumers
 from epochlog.store.changelog.consumers import open_consumer
 from epochlog.store.types.coerce import MAX_BATCH_BYTES, conform_table
-from patience import until
-from security.doors import READ_TOKEN, ROWS, TOKEN, bearer, error_of
+from security.endpoints import READ_TOKEN, ROWS, TOKEN, bearer, error_of
+from wait_until import wait_until
 
 pytestmark = pytest.mark.local_only
 OF_ITS_OWN = [("grpc.use_local_subchannel_pool", 1)]
@@ -158,10 +158,10 @@ def test_gets_count_for_their_connection_until_they_end(
             list(one.list_flights(options=options))
         assert got(two) == wide.num_rows
         streams[0].read_all()
-        until(lambda: error_of(got, one) is None)
+        wait_until(lambda: error_of(got, one) is None)
         for stream in streams[1:]:
             stream.cancel()
-        until(lambda: not server._server.callers._calls)
+        wait_until(lambda: not server._server.callers._calls)
 
 
 def test_bytes_of_one_upsert() -> None:

@@ -18,8 +18,8 @@ from epochlog.exchange.server import Certificate, checked_address
 from epochlog.exchange.transport import tokens
 from epochlog.exchange.transport.duplex import check_destination
 from epochlog.testing.tcp_proxy import TcpProxy
-from patience import PATIENCE_S
-from security.doors import READ_TOKEN, TOKEN, Stranger, bearer
+from security.endpoints import READ_TOKEN, TOKEN, Stranger, bearer
+from wait_until import WAIT_LIMIT_S
 
 pytestmark = pytest.mark.local_only
 Make = Callable[..., object]
@@ -159,7 +159,7 @@ def test_a_proxy_that_the_environment_names_is_not_told_what_goes_to_this_machin
                 monkeypatch.setenv(name, f"http://127.0.0.1:{asked.port}")
             with Stranger(server.location, bearer(TOKEN), timeout_s=5) as plain, suppress(Exception):
                 plain.actions()
-            assert asked.fired.wait(PATIENCE_S), "a plain client asks the proxy"
+            assert asked.fired.wait(WAIT_LIMIT_S), "a plain client asks the proxy"
             for name in ("grpc_proxy", "http_proxy"):
                 monkeypatch.setenv(name, f"http://127.0.0.1:{passed_over.port}")
             with el.connect(server.location, token=TOKEN) as ours:

@@ -27,7 +27,7 @@ import epochlog as el
 from epochlog.exchange import ExchangeClient
 from epochlog.exchange.staged import messages
 from epochlog.exchange.staged.batch_file import encoded
-from security.doors import READ_TOKEN, ROWS, TOKEN, Stranger, bearer, check_told, error_of
+from security.endpoints import READ_TOKEN, ROWS, TOKEN, Stranger, bearer, check_told, error_of
 from security.test_hostile import NOISE, random_message
 
 pytestmark = pytest.mark.local_only

@@ -21,7 +21,7 @@ from epochlog.errors import BadMessage, InvalidInput
 from epochlog.exchange.flight import descriptors
 from epochlog.exchange.staged import messages
 from epochlog.exchange.subscription import messages as live
-from spoiling import places, replaced
+from message_mutations import places, replaced
 
 pytestmark = pytest.mark.local_only
 

@@ -12,7 +12,7 @@ from pyarrow import flight
 
 import epochlog as el
 from plain_flight import framed
-from security.doors import READ_TOKEN, ROWS, TOKEN, Stranger, bearer, check_told, error_of
+from security.endpoints import READ_TOKEN, ROWS, TOKEN, Stranger, bearer, check_told, error_of
 
 pytestmark = pytest.mark.local_only
 

@@ -12,7 +12,7 @@ from pyarrow import flight
 
 import epochlog as el
 from epochlog.exchange.transport.services import Role
-from security.doors import (
+from security.endpoints import (
     READ_TOKEN,
     TOKEN,
     Header,

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import epochlog as el
-from lakes import Lake
+from spark_store import Lake
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from lakes import SCHEMA, rows
+from spark_store import SCHEMA, rows
 
 pytestmark = pytest.mark.spark
 

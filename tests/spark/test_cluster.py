@@ -12,7 +12,7 @@ import pytest
 
 import epochlog as el
 from conformance.catalogs import KINDS
-from lakes import SCHEMA, rows
+from spark_store import SCHEMA, rows
 from stores import servers
 
 pytestmark = [pytest.mark.spark, pytest.mark.local_only]

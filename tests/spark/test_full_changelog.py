@@ -10,7 +10,7 @@ from pyspark.sql.functions import count
 from pyspark.sql.functions import sum as total
 
 import epochlog as el
-from lakes import SCHEMA, rows
+from spark_store import SCHEMA, rows
 
 pytestmark = pytest.mark.spark
 FORGETFUL = el.TableOptions(history_retention=timedelta(0))

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import epochlog as el
-from lakes import rows
+from spark_store import rows
 from stores import servers
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis]

@@ -11,8 +11,8 @@ from pyspark.sql.functions import count
 from pyspark.sql.functions import sum as total_of
 
 import epochlog as el
-from lakes import rows
-from patience import until
+from spark_store import rows
+from wait_until import wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -41,7 +41,7 @@ def law(lake) -> None:
         assert list(zip(found["day"], found["n"], found["total"], strict=True)) == wanted
 
 
-def wait_until(lake, job, epoch: int) -> None:
+def wait_until_committed(lake, job, epoch: int) -> None:
     """Until the job has committed at or past `epoch`; an error of the job ends the wait at once."""
     pause = threading.Event()
     while job.info.committed_epoch < epoch:
@@ -224,7 +224,7 @@ def test_start_follows_commits_and_refuses_a_second_runner(lake, job) -> None:
     query = job.start(lake.spark, refresh)
     try:
         for part in range(4):
-            wait_until(lake, job, lake.orders.upsert(rows(part * 5, 10)))
+            wait_until_committed(lake, job, lake.orders.upsert(rows(part * 5, 10)))
             law(lake)
         with pytest.raises(el.JobRunning, match="already in this process, by a query of process"):
             job.start(lake.spark, refresh)
@@ -233,7 +233,7 @@ def test_start_follows_commits_and_refuses_a_second_runner(lake, job) -> None:
         with pytest.raises(el.JobRunning, match="a query of process"):
             job.step(lake.spark, refresh)
         assert query.isActive
-        wait_until(lake, job, lake.orders.upsert(rows(50, 1)))
+        wait_until_committed(lake, job, lake.orders.upsert(rows(50, 1)))
     finally:
         query.stop()
     again = lake.store.job("days").start(lake.spark, refresh, trigger="available_now")
@@ -254,7 +254,7 @@ def test_a_failing_barrier_stands_as_last_error_and_is_tried_again(lake, job) ->
 
     query = job.start(lake.spark, often_wrong)
     try:
-        until(lambda: len(failures) > 2)
+        wait_until(lambda: len(failures) > 2)
         told = "SchemaMismatch: job 'days': table days: unknown column 'id'; it takes day, n, total"
         assert job.info.last_error == told
         assert query.isActive and lake.store.table("days").history().num_rows == 0
@@ -284,7 +284,7 @@ def test_a_query_that_is_to_end_gives_up_in_the_end(lake, job) -> None:
 
 def test_a_runner_that_was_taken_over_stops(lake, job) -> None:
     query = job.start(lake.spark, refresh)
-    wait_until(lake, job, lake.orders.upsert(rows(0, 3)))
+    wait_until_committed(lake, job, lake.orders.upsert(rows(0, 3)))
     other = lake.store.job("days")
     with pytest.raises(el.JobRunning, match="a query of process"):
         other.step(lake.spark, refresh)

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from lakes import rows
+from spark_store import rows
 
 pytestmark = pytest.mark.spark
 

@@ -18,8 +18,8 @@ from epochlog.spark.job_query import make_pace, span_ms
 from epochlog.store.catalog.keys import job_key, lease_key
 from epochlog.store.metadata.definitions import Runner
 from epochlog.store.metadata.lookups import get_job
-from lakes import rows
-from patience import until
+from spark_store import rows
+from wait_until import wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -57,11 +57,11 @@ def test_queries_cost_no_process(lake) -> None:
     queries = [first]
     try:
         first.processAllAvailable()
-        until(lambda: jobs[0].info.committed_epoch > 0)
+        wait_until(lambda: jobs[0].info.committed_epoch > 0)
         before = python_processes()
         queries += [job.start(lake.spark, lambda ctx: None) for job in jobs[1:]]
         for job in jobs[1:]:
-            until(lambda job=job: job.info.committed_epoch > 0)
+            wait_until(lambda job=job: job.info.committed_epoch > 0)
         assert python_processes() <= before
         assert [job.info.runner.kind for job in jobs if job.info.runner] == ["query"] * 3
     finally:
@@ -76,7 +76,7 @@ def test_a_query_by_time_commits_one_barrier_each_time(lake) -> None:
     lake.store.checkpoint()
     query = job.start(lake.spark, copy, trigger=timedelta(hours=1))
     try:
-        until(lambda: query.lastProgress is not None)
+        wait_until(lambda: query.lastProgress is not None)
         position = job.info.committed_epoch
         assert position > 0
         lake.orders.upsert(rows(9, 1))
@@ -101,10 +101,10 @@ def test_a_query_waits_for_a_runner_elsewhere_and_goes_on(lake, caplog) -> None:
     handle.catalog.transact(lambda tx: theirs(tx, runner))
     query = job.start(lake.spark, copy)
     try:
-        until(lambda: query.status["isTriggerActive"])
+        wait_until(lambda: query.status["isTriggerActive"])
         assert query.isActive and job.info.committed_epoch == 0 and job.info.last_error is None
         handle.catalog.transact(lambda tx: theirs(tx, None))
-        until(lambda: job.info.committed_epoch > 0)
+        wait_until(lambda: job.info.committed_epoch > 0)
     finally:
         query.stop()
     waits = [record.getMessage() for record in caplog.records if "waits for it to end" in record.getMessage()]
@@ -135,7 +135,7 @@ def test_a_start_that_fails_is_noted_and_tried_again(lake, monkeypatch) -> None:
     query = job.start(lake.spark, copy)
     try:
         assert seen == [None, "ConnectionError: no answer 1", "ConnectionError: no answer 2"]
-        until(lambda: job.info.committed_epoch > 0)
+        wait_until(lambda: job.info.committed_epoch > 0)
         assert job.info.last_error is None
     finally:
         query.stop()
@@ -165,9 +165,9 @@ def test_a_query_takes_over_while_the_one_before_is_at_work(lake) -> None:
     try:
         began.wait()
         after = lake.store.job("copy").start(lake.spark, copy, take_over=True)
-        until(lambda: job.info.committed_epoch > 0)
+        wait_until(lambda: job.info.committed_epoch > 0)
         go.set()
-        until(lambda: not before.isActive)
+        wait_until(lambda: not before.isActive)
         assert "Fenced" in str(before.exception()) and after.isActive
         assert after.name != before.name
         after.stop()

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import sum as total_of
 
 import epochlog as el
-from lakes import rows
+from spark_store import rows
 
 pytestmark = pytest.mark.spark
 

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import epochlog as el
-from lakes import Lake, rows
+from spark_store import Lake, rows
 
 pytestmark = pytest.mark.spark
 

@@ -15,8 +15,8 @@ import tpch_views
 from pyspark.sql import SparkSession
 
 from epochlog.demo import views as demo_views
-from refreshes import stories
-from refreshes.stories import INT, ORDERS, TEXT
+from refreshes import cases
+from refreshes.cases import INT, ORDERS, TEXT
 from refreshes.world import Root, Story, View, World
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -113,7 +113,7 @@ def of_program(name: str, folder: Path) -> Story:
         revenue = View("revenue", ("orders",), live_view.REVENUE, ("day",), LIVE, live_view.revenue)
         return Story({"orders": ORDERS}, [revenue])
     if name == "first_view":
-        return stories.story_of(stories.ON_SPARK[0], folder)
+        return cases.story_of(cases.ON_SPARK[0], folder)
     views, roots = (tpch_views.VIEWS, TPCH) if name[0] == "q" else (demo_views.VIEWS, FLIGHTS)
     chosen = views_of(views, *name.split("+"))
     read = {upstream for view in chosen for upstream in view.upstreams} & set(roots)
@@ -143,4 +143,4 @@ def test_a_refresh_on_spark_keeps_the_law(name: str, tmp_path: Path, spark: Spar
 
 
 def test_all_of_the_programs_are_played() -> None:
-    assert {*tpch_views.VIEWS, *demo_views.VIEWS} <= {where.partition(":")[2] for where in stories.IN_PROGRAMS}
+    assert {*tpch_views.VIEWS, *demo_views.VIEWS} <= {where.partition(":")[2] for where in cases.IN_PROGRAMS}

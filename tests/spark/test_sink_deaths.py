@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 import epochlog as el
 from s3_server import S3Server
-from sinkplay import DAY_MS, GRACE_MS, Later, spark_intents
+from sink_simulation import DAY_MS, GRACE_MS, Later, spark_intents
 from stores import servers
 
 pytestmark = pytest.mark.spark

@@ -11,7 +11,7 @@ from pyspark.sql.functions import count
 
 import epochlog as el
 from epochlog.store.changelog.consumers import open_consumer
-from lakes import SCHEMA, rows
+from spark_store import SCHEMA, rows
 
 pytestmark = pytest.mark.spark
 

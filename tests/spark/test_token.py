@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 import epochlog as el
 from epochlog.store.session.leases import LEASE_MS
-from lakes import SCHEMA, rows
+from spark_store import SCHEMA, rows
 
 pytestmark = pytest.mark.spark
 

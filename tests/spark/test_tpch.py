@@ -141,7 +141,7 @@ def rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tpch_views, "fold", through_doubles)
 
 
-PLANTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
+MUTANTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
     "deletes ignored": (deletes_ignored, "q1"),
     "old rows ignored": (old_rows_ignored, "q6"),
     "orders that moved ignored": (orders_that_moved_ignored, "q10_customers"),
@@ -151,9 +151,9 @@ PLANTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("plant", PLANTS)
-def test_plants_are_caught(store: el.Store, spark: SparkSession, plant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    break_it, name = PLANTS[plant]
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutants_are_caught(store: el.Store, spark: SparkSession, mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_it, name = MUTANTS[mutant]
     view = VIEWS[name]
     break_it(monkeypatch)
     job = store.create_job(name, view.upstreams, {name: (view.schema, view.key)})

@@ -599,12 +599,12 @@ def hold(lab: Lab, held: list[int], epochs: list[int], *, just_retained: bool) -
         assert mark >= max(epoch for epoch in epochs if epoch <= min([*held, epochs[-1]])), (mark, held)
 
 
-PLANTED: tuple[Callable[..., bool], ...] = (lambda one, *given: False, lambda one, *given: one.position is not None)
+MUTANTS: tuple[Callable[..., bool], ...] = (lambda one, *given: False, lambda one, *given: one.position is not None)
 
 
-@pytest.mark.parametrize("planted", PLANTED)
-def test_the_model_is_not_blind(lab: Lab, monkeypatch: pytest.MonkeyPatch, planted: Callable[..., bool]) -> None:
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_model_is_not_blind(lab: Lab, monkeypatch: pytest.MonkeyPatch, mutant: Callable[..., bool]) -> None:
     """It sees a consumer that holds nothing, and one that never lets go."""
-    monkeypatch.setattr(consumer_record.ConsumerRecord, "holds", planted)
+    monkeypatch.setattr(consumer_record.ConsumerRecord, "holds", mutant)
     with pytest.raises((AssertionError, el.LogTruncated)):
         by_chance(lab, random.Random(1), 600)

@@ -13,7 +13,7 @@ import pytest
 
 import epochlog as el
 from epochlog.store.types.epoch import from_unix_ms, to_unix_ms
-from logworld import GONE, NOW_MS, World
+from log_model import GONE, NOW_MS, World
 
 WIDE = pa.schema(
     [

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from epochlog.store.sst import merge as kernels
 from epochlog.store.sst.merge import Rows, fold, fold_data, lookup, merge, newest_wins, sorted_unique
 from epochlog.store.types.key_codec import is_sorted_unique, search
-from rowsets import KEYED, WIDE, Keyed, wide_rows
+from row_sets import KEYED, WIDE, Keyed, wide_rows
 
 pytestmark = pytest.mark.local_only
 

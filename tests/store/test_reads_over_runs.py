@@ -21,7 +21,7 @@ from epochlog.store.scan import scan_plan
 from epochlog.store.sst import segment
 from epochlog.store.sst import sorted_run as run
 from epochlog.store.sst.sorted_run import SortedRun
-from rowsets import WIDE, wide_rows
+from row_sets import WIDE, wide_rows
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("n", pa.int64(), nullable=False)])
 NOW_MS = 1_767_225_600_000

@@ -25,7 +25,7 @@ from epochlog.store.metadata.version import Commit, LabelGroup, LogEntry, TableV
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.sorted_run import RunFile, SortedRun
 from epochlog.store.types.schema import TableSchema
-from spoiling import places, replaced
+from message_mutations import places, replaced
 
 pytestmark = pytest.mark.local_only
 

@@ -27,7 +27,7 @@ from epochlog.store.sst.merge import Rows
 from epochlog.store.sst.segment import Borders, Segment, SegmentReader, write_segment
 from epochlog.store.types.key_codec import KeyCodec
 from epochlog.store.types.schema import TableSchema
-from rowsets import KEYED, WIDE, Keyed, MemoryFiles, wide_rows
+from row_sets import KEYED, WIDE, Keyed, MemoryFiles, wide_rows
 
 pytestmark = pytest.mark.local_only
 

@@ -116,7 +116,7 @@ def _commands(block: Block, first: int) -> Iterator[Shown]:
 def script(text: str, replace: Mapping[str, str]) -> str:
     """The page as a Python program with the same line numbers, so that a traceback tells the line of the page."""
     lines = [""] * (len(text.splitlines()) + 1)
-    lines[0] = "import page_story as __story__"
+    lines[0] = "import page_process as __story__"
     doing = {one.line: place for place, one in enumerate(things_to_do(text))}
     for block in blocks(text):
         if block.kind == "python":

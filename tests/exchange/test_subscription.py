@@ -1,0 +1,458 @@
+"""Subscriptions: a table's rows whole, then each change once, then what is new, however often the connection breaks."""
+
+from __future__ import annotations
+
+import random
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import epochlog as el
+from epochlog.exchange.subscription import client, table_feed
+from epochlog.exchange.subscription.server import SubscriptionLimits, _Subscription
+from epochlog.exchange.transport.admission import AdmissionController, AdmissionLimits
+from epochlog.exchange.transport.duplex import ClientLine
+from epochlog.store.catalog.keys import head_key
+from epochlog.store.changelog.footprint import Footprint
+from epochlog.store.env.backoff import Backoff
+from row_sets import WIDE, wide_rows
+from subscription_fixture import SCHEMA, TOKEN, Breaking, Replica, rows, served
+from wait_until import WAIT_LIMIT_S, wait_until
+
+
+@pytest.fixture(autouse=True)
+def quick_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "BACKOFF", Backoff(first_s=0.005, limit_s=1.0))
+
+
+def test_the_rows_come_first_then_each_change_then_what_is_new(tmp_path: Path) -> None:
+    with served(tmp_path) as (_, table, serving):
+        table.upsert(rows(1, 2, 3))
+        table.delete(rows(2).select(["id"]))
+        with serving.subscribe() as sub:
+            assert sub.epoch is None
+            first = next(sub)
+            assert first.column("id").to_pylist() == [1, 3]
+            assert first.column("_change_type").to_pylist() == ["insert", "insert"]
+            assert first.schema.names == ["id", "v", "_change_type", "_commit_version", "_commit_timestamp"]
+            assert sub.epoch == table.info.max_committed_epoch
+            assert sub.poll(0) is None
+            for change in (lambda: table.upsert(rows(7, v=1)), lambda: table.delete(rows(1).select(["id"]))):
+                epoch = change()
+                batch = next(sub)
+                assert batch["_commit_version"].to_pylist() == [epoch] == [sub.epoch]
+            assert batch.to_pylist()[0] | {"_commit_timestamp": 0} == {
+                "id": 1, "v": None, "_change_type": "delete", "_commit_version": epoch, "_commit_timestamp": 0,
+            }  # fmt: skip
+
+
+def test_it_begins_after_an_epoch_and_gives_the_columns_that_are_asked_for(tmp_path: Path) -> None:
+    with served(tmp_path) as (_, table, serving):
+        first, second = table.upsert(rows(1, v=5)), table.upsert(rows(1, 2, v=6))
+        with serving.subscribe(after=first, columns=["v"]) as sub:
+            assert sub.epoch == first
+            batch = next(sub)
+            assert batch.schema.names[:2] == ["v", "_change_type"] and batch["v"].to_pylist() == [6, 6]
+            assert sub.epoch == second
+        with serving.subscribe(after=0) as sub:
+            assert [next(sub)["_commit_version"][0].as_py() for _ in range(2)] == [first, second]
+
+
+def test_a_large_epoch_comes_in_slices_and_is_complete_with_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_feed, "SLICE_ROWS", 10)
+    with served(tmp_path) as (_, table, serving):
+        first = table.upsert(rows(*range(25)))
+        with serving.subscribe() as sub:
+            second = table.upsert(rows(*range(25), v=1))
+            sizes, through = [], []
+            while sub.epoch != second:
+                sizes.append(next(sub).num_rows)
+                through.append(sub.epoch)
+        assert max(sizes) <= 10 and sum(sizes) == 50
+        assert through == [None] * (len(through) // 2 - 1) + [first] * (len(through) // 2) + [second]
+
+
+def test_epochs_of_one_commit_are_told_apart(tmp_path: Path) -> None:
+    with served(tmp_path) as (store, table, serving), serving.subscribe() as sub:
+        writer, base = table.writer(), store.last_epoch
+        labels = [base + 4096 * step for step in (1, 2, 3)]
+        segments: list[el.Segment] = []
+        for label in labels[:2]:
+            writer.upsert(rows(1, label))
+            segments += writer.seal(label)
+        store.commit({"t": segments}, epoch=labels[2])
+        assert [next(sub)["_commit_version"].to_pylist() for _ in range(2)] == [[label] * 2 for label in labels[:2]]
+        wait_until(lambda: sub.poll(0) is None and sub.epoch == labels[2])
+
+
+def test_nested_and_rare_types_arrive_as_they_are(tmp_path: Path) -> None:
+    with served(tmp_path) as (store, _, serving):
+        schema = WIDE.schema.append(pa.field("d", pa.dictionary(pa.int8(), pa.string())))
+        table = store.create_table("wide", schema, ["id"])
+
+        def more(ids: list[int], salt: int) -> pa.Table:
+            words = pa.array([f"w{salt}{i % 3}" for i in ids]).dictionary_encode().cast(schema.field("d").type)
+            return wide_rows(ids, salt).append_column("d", words)
+
+        table.upsert(more(list(range(20)), 0))
+        with serving.subscribe("wide") as sub:
+            given = next(sub).select(schema.names)
+            assert pa.Table.from_batches([given]).cast(table.schema).equals(table.to_arrow())
+            for salt in (1, 2):  # with other words each
+                table.upsert(more(list(range(5)), salt))
+                wanted = table.to_arrow().slice(0, 5)
+                assert pa.Table.from_batches([next(sub).select(schema.names)]).cast(table.schema).equals(wanted)
+
+
+def test_an_empty_table_is_complete_at_once_and_then_followed(tmp_path: Path) -> None:
+    with served(tmp_path) as (_, table, serving), serving.subscribe() as sub:
+        wait_until(lambda: sub.poll(0) is None and sub.epoch == 0)
+        epoch = table.upsert(rows(1))
+        assert next(sub)["id"].to_pylist() == [1] and sub.epoch == epoch
+
+
+def test_it_ends_with_the_data_of_the_table(tmp_path: Path) -> None:
+    with served(tmp_path) as (_, table, serving):
+        table.upsert(rows(1))
+        with serving.subscribe() as sub:
+            next(sub)
+            table.upsert(rows(2))
+            end = table.finish()
+            assert [batch["id"].to_pylist() for batch in sub] == [[2]]
+            assert sub.epoch == end and sub.ended
+        with serving.subscribe() as again:
+            assert [batch["id"].to_pylist() for batch in again] == [[1, 2]] and again.epoch == end
+
+
+def test_what_goes_wrong_is_told_by_its_name(tmp_path: Path) -> None:
+    with served(tmp_path) as (store, table, serving):
+        first = table.upsert(rows(1))
+        for wanted, error in (
+            ({"name": "nothing"}, el.TableNotFound),
+            ({"columns": ["w"]}, el.InvalidInput),
+            ({"columns": "v"}, el.InvalidInput),
+            ({"after": -1}, el.InvalidInput),
+            ({"after": first + (1 << 30)}, el.EpochNotCommitted),
+        ):
+            with pytest.raises(error):
+                serving.subscribe(**wanted)
+        second = table.upsert(rows(2))
+        table.truncate_log(second)
+        with pytest.raises(el.LogTruncated, match="without `after`"):
+            serving.subscribe(after=0)
+        with serving.subscribe() as sub:
+            assert next(sub).num_rows == 2
+            store.drop_table("t")
+            with pytest.raises(el.TableDropped):
+                next(sub)
+            with pytest.raises(el.TableDropped):
+                sub.poll(0)
+        with el.connect(serving.location, token="x") as stranger, pytest.raises(el.AccessDenied):
+            stranger.subscribe("t")
+        with el.connect(serving.location, token="r") as reader, pytest.raises(el.TableNotFound):
+            reader.subscribe("t")
+    with el.connect(serving.location) as nobody, pytest.raises(el.ServerUnavailable):
+        nobody.subscribe("t")
+    with pytest.raises(el.StoreClosed):
+        nobody.subscribe("t")
+
+
+def test_close_ends_the_iteration_in_another_thread(tmp_path: Path) -> None:
+    with served(tmp_path) as (_, table, serving):
+        table.upsert(rows(1))
+        sub, given, first = serving.subscribe(), [], threading.Event()
+
+        def read() -> None:
+            for batch in sub:
+                given.append(batch.num_rows)
+                first.set()
+
+        reading = threading.Thread(target=read)
+        reading.start()
+        assert first.wait(WAIT_LIMIT_S)
+        sub.close()
+        reading.join(WAIT_LIMIT_S)
+        assert not reading.is_alive() and given == [1]
+        sub.close()
+        wait_until(lambda: serving.service._open == 0)
+
+
+def test_what_is_read_is_held_until_it_is_closed(tmp_path: Path) -> None:
+    with served(tmp_path) as (_, table, serving):
+        first = table.upsert(rows(1))
+        with serving.subscribe(after=first):
+            second = table.upsert(rows(2))
+            with pytest.raises(el.LogHeld):
+                table.truncate_log(second)
+        wait_until(lambda: serving.service._open == 0)
+        table.truncate_log(second)
+
+
+# ---- connections that break --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", range(1, 14))
+def test_wherever_it_is_cut_it_goes_on_without_a_gap_or_a_repeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    """The connection, and the next three, break after so many messages: within the rows, between, within an epoch."""
+    monkeypatch.setattr(table_feed, "SLICE_ROWS", 4)
+    with served(tmp_path) as (_, table, serving):
+        table.upsert(rows(*range(10)))
+        breaking = Breaking(serving, [cut, max(cut - 3, 0), cut, 2])
+        with breaking.subscribe() as sub:
+            for step in range(3):
+                table.upsert(rows(*range(step, step + 9), v=step))
+            last = table.delete(rows(1, 2, 3).select(["id"]))
+            assert Replica().follow(sub, last).same_as(table)
+            assert breaking.dials > 1
+
+
+def test_a_server_that_comes_back_at_its_port_is_found_again(tmp_path: Path) -> None:
+    with served(tmp_path) as (_, table, serving):
+        table.upsert(rows(1, 2))
+        with serving.subscribe() as sub:
+            replica = Replica().follow(sub, table.info.max_committed_epoch)
+            serving.stop()
+            epoch = table.upsert(rows(2, 3, v=1))
+            assert sub.poll(0.05) is None
+            serving.start()
+            assert replica.follow(sub, epoch).same_as(table)
+
+
+def test_one_that_does_not_come_back_is_given_up_after_what_had_come(tmp_path: Path) -> None:
+    with served(tmp_path) as (_, table, serving):
+        epoch = table.upsert(rows(1))
+        with serving.subscribe(reconnect=0.1) as sub:
+            wait_until(lambda: sub._box)
+            serving.stop()
+            assert next(sub).num_rows == 1
+            with pytest.raises(el.ServerUnavailable, match=rf"through epoch {epoch} \(.*Z\) was given"):
+                next(sub)
+
+
+def test_a_table_made_anew_under_its_name_is_another_one(tmp_path: Path) -> None:
+    with served(tmp_path) as (store, table, serving):
+        table.upsert(rows(1))
+        with serving.subscribe() as sub:
+            next(sub)
+            serving.stop()
+            store.drop_table("t")
+            store.create_table("t", SCHEMA, ["id"]).upsert(rows(5))
+            serving.start()
+            with pytest.raises(el.TableDropped):
+                next(sub)
+
+
+@pytest.mark.medium
+def test_a_server_that_fails_at_each_try_is_given_up_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(tmp_path) as (_, table, serving):
+        table.upsert(rows(1))
+        with serving.subscribe(reconnect=0.3) as sub:
+            next(sub)
+
+            def broken(self: Any, view: Any) -> Any:
+                raise ZeroDivisionError
+
+            monkeypatch.setattr(table_feed.TableFeed, "_look", broken)
+            table.upsert(rows(2))
+            with pytest.raises(el.ServerUnavailable, match="own log"):
+                next(sub)
+
+
+def test_rows_that_were_half_given_and_let_go_meanwhile_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_feed, "SLICE_ROWS", 1)
+    with served(tmp_path) as (_, table, serving):
+        table.upsert(rows(1, 2, 3))
+
+        def gone(view: Any, found: Any, epoch: int) -> Any:
+            raise el.EpochExpired("let go")
+
+        with Breaking(serving, [2]).subscribe() as sub:
+            monkeypatch.setattr(table_feed, "plan_backfill", gone)
+            with pytest.raises(el.SnapshotExpired, match="subscribe anew"):
+                list(sub)
+            assert sub.epoch is None
+
+
+# ---- slow readers, and many --------------------------------------------------------------------------------------
+
+
+def test_the_server_does_not_read_ahead_of_a_slow_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_feed, "SLICE_ROWS", 100)
+    drawn = []
+    real = table_feed._slices
+
+    def counted(batches: Any) -> Any:
+        for found in real(batches):
+            drawn.append(found[0])
+            yield found
+
+    monkeypatch.setattr(table_feed, "_slices", counted)
+    slice_bytes = 100 * 40
+    with served(tmp_path, SubscriptionLimits(window=3 * slice_bytes)) as (_, table, serving):
+        last = table.upsert(rows(*range(10_000)))
+        with serving.subscribe() as sub:
+            wait_until(lambda: len(sub._box) >= 3)
+            assert sub.poll(0) is not None
+            settled = threading.Event()
+            settled.wait(0.1)
+            assert len(drawn) < 12, "beyond its window it draws nothing"
+            assert sub._held < 6 * slice_bytes
+            count = 0
+            while sub.epoch != last:
+                count += next(sub).num_rows
+            assert len(drawn) > 100 and count > 9_000
+
+
+def test_a_reader_that_takes_nothing_is_cut_off_and_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_feed, "SLICE_ROWS", 10)
+    with served(tmp_path, SubscriptionLimits(window=100, slow_s=0.2, beat_s=0.05)) as (_, table, serving):
+        table.upsert(rows(*range(1000)))
+        with serving.subscribe() as sub:
+            wait_until(lambda: sub._error is not None)
+            with pytest.raises(el.ReaderTooSlow, match="nothing was taken of 't' for 0.2 s"):
+                list(sub)
+
+
+def test_subscribers_lend_each_other_room_and_miss_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is room for one at a time: who takes nothing lets go of what was decoded for him, and goes on later."""
+    monkeypatch.setattr(table_feed, "SLICE_ROWS", 10)
+    given: list[Footprint] = []
+    plainly = _Subscription._metered
+
+    def metered(self: _Subscription, batches: Any, footprint: Footprint) -> Any:
+        given.append(footprint)
+        return plainly(self, batches, footprint)
+
+    monkeypatch.setattr(_Subscription, "_metered", metered)
+    with served(tmp_path, SubscriptionLimits(window=1_000, beat_s=0.01)) as (_, table, serving), ExitStack() as stack:
+        admission = serving.service._admission = AdmissionController(AdmissionLimits(in_flight_bytes=1))
+        table.upsert(rows(*range(200)))
+        table.upsert(rows(*range(100, 400)))
+        last = table.delete(pa.table({"id": list(range(0, 400, 3))}))
+        subs = [stack.enter_context(serving.subscribe(after=after)) for after in (0, None, 0, 0)]
+        found: list[list[Any]] = [[] for _ in subs]
+        chance = random.Random(4711)
+        while any(sub.epoch != last for sub in subs):
+            at = chance.randrange(len(subs))
+            batch = subs[at].poll(0.02) if subs[at].epoch != last else None
+            found[at] += [] if batch is None else batch.to_pylist()
+        wait_until(lambda: admission.acquired_bytes == 0)
+        assert len(given) > 2 * len(subs), "they let go, and began anew"
+    assert found[0] == found[2] == found[3] and len(found[0]) == 200 + 300 + 134
+    assert [row["id"] for row in found[1]] == sorted(set(range(400)) - set(range(0, 400, 3)))
+    admission.close()
+
+
+@pytest.mark.medium
+def test_a_reader_that_is_idle_is_not_slow(tmp_path: Path) -> None:
+    with served(tmp_path, SubscriptionLimits(window=100, slow_s=0.1, beat_s=0.02)) as (_, table, serving):
+        table.upsert(rows(1))
+        with serving.subscribe() as sub:
+            next(sub)
+            assert sub.poll(0.5) is None
+            table.upsert(rows(2))
+            assert next(sub)["id"].to_pylist() == [2]
+
+
+def test_a_client_that_connects_and_never_reads_is_cut_off(tmp_path: Path) -> None:
+    """It takes nothing, answers nothing, and closes nothing; what holds the log for it is let go of."""
+    with served(tmp_path, SubscriptionLimits(window=1 << 40, slow_s=0.2, beat_s=0.05)) as (_, table, serving):
+        first = table.upsert(rows(*range(500_000)))
+        line = ClientLine(serving.location, b'subscribe:{"table":"t"}', token=TOKEN, tls_roots=None)
+        wait_until(lambda: serving.service._open == 1)
+        wait_until(lambda: serving.service._open == 0)
+        line.close()
+        table.truncate_log(first)
+
+
+@pytest.mark.medium
+def test_fifty_idle_readers_ask_the_catalog_as_often_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(tmp_path) as (store, table, serving):
+        table.upsert(rows(1))
+        subs = [serving.subscribe() for _ in range(50)]
+        assert all(next(sub).num_rows == 1 for sub in subs)
+        asked: dict[str, int] = {}
+        real = store._handle.catalog.read
+
+        def counted(body: Any) -> Any:
+            name = threading.current_thread().name
+            asked[name] = asked.get(name, 0) + 1
+            return real(body)
+
+        wait_until(lambda: all(not sub.poll(0) for sub in subs))
+        monkeypatch.setattr(store._handle.catalog, "read", counted)
+        wait_until(lambda: asked.get("epochlog-watch", 0) >= 5)
+        assert set(asked) <= {"epochlog-watch", "epochlog-subscription"}
+        assert asked.get("epochlog-subscription", 0) <= 50, "at most the one look after they were let in"
+        table.upsert(rows(2))
+        assert all(next(sub)["id"].to_pylist() == [2] for sub in subs)
+        for sub in subs:
+            sub.close()
+        wait_until(lambda: serving.service._open == 0)
+        wait_until(lambda: not any(thread.name == "epochlog-watch" for thread in threading.enumerate()))
+
+
+class Waits:
+    def __init__(self, key: bytes) -> None:
+        self.watched = key
+        self.told = threading.Event()
+
+    def news(self) -> None:
+        self.told.set()
+
+    def check(self, now_s: float) -> None:
+        pass
+
+
+def test_who_comes_late_to_the_watch_is_told_at_once(tmp_path: Path) -> None:
+    """Whatever it has seen before: a commit may lie between its own look and the next of the watch."""
+    with served(tmp_path) as (store, table, _):
+        table.upsert(rows(1))
+        watch, key = store._handle.watch, head_key(table._table.id)
+        early, late = Waits(key), Waits(key)
+        watch.add(early)
+        assert early.told.wait(WAIT_LIMIT_S)
+        early.told.clear()
+        assert not early.told.wait(0.05)
+        watch.add(late)
+        assert late.told.wait(WAIT_LIMIT_S)
+        early.told.clear()
+        table.upsert(rows(2))
+        assert early.told.wait(WAIT_LIMIT_S)
+        watch.remove(early)
+        watch.remove(late)
+
+
+def test_what_is_taken_while_it_connects_makes_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_feed, "SLICE_ROWS", 10)
+    with served(tmp_path, SubscriptionLimits(window=1)) as (_, table, serving):
+        last = table.upsert(rows(*range(100)))
+
+        class Taking(Breaking):
+            def __call__(self, command: bytes) -> ClientLine:
+                if self.dials == 1:  # the server has been told already what lies in the box
+                    replica.apply(sub.poll(0))
+                return super().__call__(command)
+
+        replica = Replica()
+        with Taking(serving, [2]).subscribe() as sub:
+            wait_until(lambda: replica.given)
+            assert replica.follow(sub, last).same_as(table)
+
+
+def test_there_is_room_for_so_many_and_no_more(tmp_path: Path) -> None:
+    with served(tmp_path, SubscriptionLimits(most=2)) as (_, _, serving):
+        with serving.subscribe(), serving.subscribe(), pytest.raises(el.LimitExceeded):
+            serving.subscribe()
+        wait_until(lambda: serving.service._open == 0)
+        serving.subscribe().close()

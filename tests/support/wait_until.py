@@ -1,0 +1,22 @@
+"""Wait for a condition that another thread or process makes true."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from epochlog.store.env.clock import Deadline
+
+WAIT_LIMIT_S = 30.0
+"""Longest wait of a test for a condition; it is generous, so that a busy machine is no failure."""
+
+
+def wait_until(condition: Callable[[], Any], *polled: Any) -> None:
+    """Wait until the condition is true; poll the given objects meanwhile."""
+    deadline, pause = Deadline.after(WAIT_LIMIT_S), threading.Event()
+    while not condition():
+        assert not deadline.passed, f"the condition is not true after {WAIT_LIMIT_S} s"
+        for target in polled:
+            target.poll()
+        pause.wait(0.005)
