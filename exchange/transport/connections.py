@@ -1,8 +1,7 @@
-"""Limits on the connections that a server has accepted: their number, and how long one may make no call or stand still.
+"""Limits on the connections that a server has accepted: their number, their time to a first call, and their idle time.
 
-gRPC accepts every connection and offers no bound. So a thread looks at this process's sockets and cuts those that have
-made no call in time, those on which nothing has moved for long, and, when there are too many, those that have called
-least.
+gRPC accepts every connection and offers no limit. So a thread lists this process's sockets and aborts the connections
+without a call in time, those that are idle for too long, and, when there are too many, the least entitled ones.
 """
 
 from __future__ import annotations
@@ -21,15 +20,16 @@ from .sockets import Connection, abort_connections, accepted_connections, open_f
 
 _log = logging.getLogger("epochlog")
 
-LOOK_S, COUNT_S = 1.0, 0.1
-"""How often connections are looked at, and how often only the number of open files is."""
+CHECK_S, COUNT_S = 1.0, 0.1
+"""Seconds between two checks of all connections, and between two counts of the open files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Limits of connections. most: connections at a time (None: half of the files that this process may open, 4,096 at
-    most); hello_s: how long one may be open without a call that a token lets in; idle_s: how long nothing may move on
-    it. calls: the most calls of clients that may only read, and again of all others; calls_of_one: of one connection.
+    """Limits of connections. most: connections at a time (None: half of the files that this process may open, at most
+    4,096); hello_s: seconds until a connection makes a call with a valid token; idle_s: seconds without data in either
+    direction. calls: the most calls of clients that may only read, and as many of all others; calls_of_one: the most
+    calls of one connection.
     """
 
     most: int | None = None
@@ -40,53 +40,52 @@ class Patience:
 
 
 class Callers:
-    """Registry of the calls under way and of the connections that have called."""
+    """Registry of the calls under way and of the connections that have made calls."""
 
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
         self._lock = threading.Lock()
-        self._calls: dict[str, int] = {}
-        self._of = {True: 0, False: 0}  # calls by whether their token may write
-        self._known: dict[str, bool] = {}
+        self._calls: dict[str, int] = {}  # peer -> its calls under way
+        self._total = {True: 0, False: 0}  # may_write -> calls under way
+        self._may_write: dict[str, bool] = {}  # of each peer that has made a call
 
     @contextmanager
     def calling(self, peer: str, may_write: bool) -> Iterator[None]:
-        """Count a call of the peer as under way inside of the block. Raises LimitExceeded when there are too many."""
+        """Count a call of the peer as under way inside of the block. Raises LimitExceeded above the limits of calls."""
         with self._lock:
-            own = self._calls.get(peer, 0)
-            if self._of[may_write] >= self._patience.calls or own >= self._patience.calls_of_one:
+            calls = self._calls.get(peer, 0)
+            if self._total[may_write] >= self._patience.calls or calls >= self._patience.calls_of_one:
+                kind = "writing" if may_write else "reading"
                 raise LimitExceeded(
-                    f"this server has {self._of[may_write]} such calls under way, {own} of them over this connection; "
-                    "end some, or try again later"
+                    f"this server has {self._total[may_write]} calls under way by {kind} tokens, {calls} of them over "
+                    "this connection; end some, or try again later"
                 )
-            self._known[peer] = may_write or self._known.get(peer, False)
-            self._calls[peer] = own + 1
-            self._of[may_write] += 1
+            self._may_write[peer] = may_write or self._may_write.get(peer, False)
+            self._calls[peer] = calls + 1
+            self._total[may_write] += 1
         try:
             yield
         finally:
             with self._lock:
-                self._of[may_write] -= 1
-                left = self._calls[peer] - 1
-                if left:
-                    self._calls[peer] = left
-                else:
+                self._total[may_write] -= 1
+                self._calls[peer] -= 1
+                if not self._calls[peer]:
                     del self._calls[peer]
 
     def rank(self, peer: str) -> int:
         """Return the rank of a connection: 0 if it has made no call, 1 if it has read, 2 if it may write."""
-        known = self._known.get(peer)
-        return 0 if known is None else 1 + known
+        may_write = self._may_write.get(peer)
+        return 0 if may_write is None else 1 + may_write
 
     def forget_all_but(self, peers: set[str]) -> None:
-        """Forget connections that are gone; another one may come from their ports."""
+        """Forget closed connections, because a new connection may come from the same port."""
         with self._lock:
-            for peer in self._known.keys() - peers - self._calls.keys():
-                del self._known[peer]
+            for peer in self._may_write.keys() - peers - self._calls.keys():
+                del self._may_write[peer]
 
 
 class Keeper:
-    """Thread that looks after the connections of one port until `close`."""
+    """Thread that enforces the limits of the connections of one port until `close`."""
 
     def __init__(
         self, port: int, callers: Callers, patience: Patience, clock: Callable[[], float] = monotonic_s
@@ -95,67 +94,74 @@ class Keeper:
         self._callers = callers
         self._patience = patience
         self._clock = clock
-        self._most = patience.most or most_connections()
-        self._since: dict[str, float] = {}
+        self._max_connections = patience.most or most_connections()
+        self._first_seen: dict[str, float] = {}
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="epochlog-connections", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; connections stay as they are."""
+        """End the thread; the connections stay open."""
         self._closed.set()
         self._thread.join()
 
-    def look(self) -> set[str]:
-        """Cut the connections past their limits, and return their peers."""
-        now, found = self._clock(), accepted_connections(self._port)
-        self._since = {one.peer: self._since.get(one.peer, now) for one in found}
-        ages = {peer: now - since for peer, since in self._since.items()}
-        cut = choose_cuts(found, ages, self._callers.rank, self._most, self._patience)
+    def enforce(self) -> set[str]:
+        """Abort the connections past their limits, and return their peers."""
+        now, connections = self._clock(), accepted_connections(self._port)
+        self._first_seen = {connection.peer: self._first_seen.get(connection.peer, now) for connection in connections}
+        ages = {peer: now - first_seen for peer, first_seen in self._first_seen.items()}
+        excess = choose_excess(connections, ages, self._callers.rank, self._max_connections, self._patience)
         self._callers.forget_all_but(set(ages))
-        if cut:
-            abort_connections(self._port, cut)
-        return cut
+        if excess:
+            abort_connections(self._port, excess)
+        return excess
 
     def _run(self) -> None:
-        looked = self._clock()
-        often = min(LOOK_S, self._patience.hello_s / 4, self._patience.idle_s / 4)
-        while not self._closed.wait(min(COUNT_S, often)):
+        checked = self._clock()
+        check_s = min(CHECK_S, self._patience.hello_s / 4, self._patience.idle_s / 4)
+        while not self._closed.wait(min(COUNT_S, check_s)):
             try:
-                if self._clock() - looked >= often or open_files() > self._most:
-                    looked = self._clock()
-                    self.look()
-            except Exception:  # noqa: BLE001 (a defect, or a system that refuses; the thread goes on)
-                _log.exception("this server cannot look at its connections")
+                if self._clock() - checked >= check_s or open_files() > self._max_connections:
+                    checked = self._clock()
+                    self.enforce()
+            except Exception:  # noqa: BLE001 (a defect, or a refusal of the system; the thread goes on)
+                _log.exception("this server cannot list its connections; their limits are not enforced now")
 
 
 def most_connections() -> int:
-    """Return the number of connections that leaves the store half of the files that this process may open; at most
-    4,096.
-    """
+    """Return half of the number of files that this process may open, at most 4,096; the other half is the store's."""
     return min(4_096, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
 
 def allow_open_files(most: int = 1 << 16) -> None:
-    """Let this process open as many files as the system lets it, `most` at most: each connection is one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def choose_cuts(
-    found: list[Connection], ages: dict[str, float], rank: Callable[[str], int], most: int, patience: Patience
-) -> set[str]:
-    """Choose the connections to cut (pure): those that made no call in time, those where nothing moves, and of too many
-    those that have called least, the oldest first. Connections that may write are never cut for others.
+    """Raise this process's limit of open files as far as the system allows, to at most `most`: each connection is an
+    open file.
     """
-    cut = {
-        one.peer
-        for one in found
-        if (rank(one.peer) == 0 and ages[one.peer] >= patience.hello_s) or one.still_s >= patience.idle_s
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def choose_excess(
+    connections: list[Connection], ages: dict[str, float], rank: Callable[[str], int], most: int, patience: Patience
+) -> set[str]:
+    """Choose the connections to abort (pure): those without a call in time, those that are idle for too long, and above
+    `most` those without a call, the oldest first, then readers, the longest idle first. A connection that may write is
+    never aborted in favor of others.
+    """
+    expired = {
+        connection.peer
+        for connection in connections
+        if (rank(connection.peer) == 0 and ages[connection.peer] >= patience.hello_s)
+        or connection.idle_s >= patience.idle_s
     }
-    left = [one for one in found if one.peer not in cut]
-    spare = [one for one in left if rank(one.peer) < 2]
-    spare.sort(key=lambda one: (rank(one.peer), -one.still_s if rank(one.peer) else -ages[one.peer]))
-    return cut | {one.peer for one in spare[: max(0, len(left) - most)]}
+    remaining = [connection for connection in connections if connection.peer not in expired]
+    expendable = [connection for connection in remaining if rank(connection.peer) < 2]
+
+    def order(connection: Connection) -> tuple[int, float]:
+        called = rank(connection.peer)
+        return called, -connection.idle_s if called else -ages[connection.peer]
+
+    expendable.sort(key=order)
+    return expired | {connection.peer for connection in expendable[: max(0, len(remaining) - most)]}

@@ -1,7 +1,7 @@
-"""Duplex streams: long-lived exchanges that carry messages both ways, of bytes or with rows, seen from client and
-server.
+"""Duplex streams: long-lived Flight exchanges that carry messages both ways, of bytes or with rows; the ends of client
+and server.
 
-One thread may read while another sends. A read that waits ends when the line is cut, by either side: `abort`.
+One thread may read while another sends. A waiting read ends when either side aborts the stream.
 """
 
 from __future__ import annotations
@@ -20,81 +20,79 @@ from pyarrow import flight
 
 from epochlog.errors import BadMessage, InsecureServer, InvalidInput
 
-from . import log_lines as _log_lines  # noqa: F401 (whoever has peers logs what they say)
+from . import log_lines as _log_lines  # noqa: F401 (installs the log filter, because peers' texts are logged)
 from .errors import CALL_ERRORS, as_epochlog_error
 
 Pem = bytes | str | Path
 """PEM, or the path of a file with it."""
 MAX_MESSAGE = 32 << 20
-"""Bytes of one message; larger ones are refused undecoded, and not sent."""
-FIRST_S = 30.0
-"""How long a client that has opened a line may take to send the message that it begins with."""
+"""Bytes of one message. A larger message is neither sent nor decoded."""
+FIRST_MESSAGE_S = 30.0
+"""Seconds within which a client sends the first message of a stream that it has opened."""
 CONNECT_MS = 2_000
-"""How long a client waits for a server that does not answer the connection."""
+"""How long a client waits for a server to accept the connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Content of one message of a line that carries rows: rows, bytes, or both."""
+    """Content of one message of a stream that carries rows: rows, bytes, or both."""
 
     rows: pa.RecordBatch | None
     message: bytes | None
 
 
 class DuplexStream:
-    """Duplex stream of messages to and from one peer. `closed` is set once nothing more will be read."""
+    """Duplex stream of messages to and from one peer. `closed` is set after the last read, or by `abort`."""
 
     def __init__(
         self,
         reader: Any,
         writer: Any,
-        cut: Callable[[], None],
+        abort_connection: Callable[[], None],
         peer: str,
         limit: int = MAX_MESSAGE,
         *,
         may_write: bool = True,
     ) -> None:
-        """Take over the two ends of an exchange. may_write: True if the peer's token may write, seen from a server."""
+        """Take over the two ends of an exchange. may_write: at a server, True if the client's token may write."""
         self.may_write = may_write
         self._reader = reader
         self._writer = writer
-        self._cut = cut
+        self._abort_connection = abort_connection
         self._limit = limit
-        self._sending = threading.Lock()
+        self._send_lock = threading.Lock()
         self.peer = peer
         self.closed = threading.Event()
 
     def read(self) -> bytes | None:
-        """Return the next message; None when the other side has ended the line, or it was cut. Raises BadMessage."""
-        chunk = self._chunk()
+        """Return the next message; None when the peer has ended the stream, or it was aborted. Raises BadMessage."""
+        chunk = self._read_chunk()
         if chunk is None:
             return None
         if chunk.data is not None or chunk.app_metadata is None:
-            raise BadMessage("a line carries messages, and no record batches")
+            raise BadMessage("this stream carries messages without rows, and the peer has sent rows")
         return chunk.app_metadata.to_pybytes()
 
     def read_first(self) -> bytes | None:
-        """Return the message that a line begins with, as `read` does; a client that does not send it within FIRST_S is
-        cut off.
-        """
-        late = threading.Timer(FIRST_S, self.abort)
-        late.daemon = True
-        late.start()
+        """Return the first message of the stream, as `read` does. Abort the stream after FIRST_MESSAGE_S without it."""
+        timer = threading.Timer(FIRST_MESSAGE_S, self.abort)
+        timer.daemon = True
+        timer.start()
         try:
             return self.read()
         finally:
-            late.cancel()
+            timer.cancel()
 
     def read_frame(self) -> Frame | None:
-        """Return the next message of a line whose other side may send rows too; None at the end. Rows are given as they
-        came: unchecked and not aligned.
+        """Return the next message of a stream whose peer may send rows too; None at the end. The rows are neither
+        checked nor aligned.
         """
-        chunk = self._chunk()
+        chunk = self._read_chunk()
         if chunk is None:
             return None
         return Frame(chunk.data, None if chunk.app_metadata is None else chunk.app_metadata.to_pybytes())
 
-    def _chunk(self) -> Any:
+    def _read_chunk(self) -> Any:
         try:
             chunk = self._reader.read_chunk()
         except (StopIteration, *CALL_ERRORS):
@@ -102,50 +100,49 @@ class DuplexStream:
             return None
         size = 0 if chunk.app_metadata is None else chunk.app_metadata.size
         if size > self._limit:
-            raise BadMessage(f"a message has {size} bytes; at most {self._limit} are taken")
+            raise BadMessage(f"a message has {size} bytes; at most {self._limit} are accepted")
         return chunk
 
     def begin(self, schema: pa.Schema) -> bool:
-        """Announce the columns of the rows that this side will send; call it once, before the first of them."""
-        return self._told(lambda: self._writer.begin(schema))
+        """Announce the columns of the rows that this side will send; call it once, before the first rows."""
+        return self._try_write(lambda: self._writer.begin(schema))
 
     def send_rows(self, rows: pa.RecordBatch, message: bytes = b"") -> bool:
-        """Send a message with rows of the columns that `begin` announced; return False when the line has ended."""
+        """Send a message with rows of the columns that `begin` announced; return False when the stream has ended."""
         self._check_size(message)
-        return self._told(lambda: self._writer.write_with_metadata(rows, message))
+        return self._try_write(lambda: self._writer.write_with_metadata(rows, message))
 
     def send(self, message: bytes) -> bool:
-        """Send a message; return False when the line has ended. Waits while the other side does not read earlier
-        messages.
-        """
+        """Send a message; return False when the stream has ended. Blocks until the peer reads earlier messages."""
         self._check_size(message)
-        return self._told(lambda: self._writer.write_metadata(message))
+        return self._try_write(lambda: self._writer.write_metadata(message))
 
     def _check_size(self, message: bytes) -> None:
         if len(message) > self._limit:
             raise BadMessage(f"a message has {len(message)} bytes; at most {self._limit} are sent")
 
-    def _told(self, write: Callable[[], None]) -> bool:
+    def _try_write(self, write: Callable[[], None]) -> bool:
+        """Run one write under the lock of senders; return False when the stream has ended."""
         try:
-            with self._sending:
+            with self._send_lock:
                 write()
         except (StopIteration, *CALL_ERRORS):
             return False
         return True
 
     def abort(self) -> None:
-        """Cut the line off; waiting readers and senders end."""
+        """Abort the stream's connection; waiting readers and senders return."""
         self.closed.set()
-        self._cut()
+        self._abort_connection()
 
 
 class ClientLine(DuplexStream):
-    """Line to a server, over a connection of its own. `reason` is the error that ended it."""
+    """Duplex stream to a server, over a connection of its own. `reason` is the error that ended it."""
 
     def __init__(
         self, location: str, name: bytes, *, token: str | None, tls_roots: bytes | None, limit: int = MAX_MESSAGE
     ) -> None:
-        """Connect and open the line. Raises AccessDenied, ServerUnavailable."""
+        """Connect and open the stream. Raises AccessDenied, ServerUnavailable."""
         options = call_options(token)
         self._client = connect(location, tls_roots)
         self.reason: Exception | None = None
@@ -158,35 +155,35 @@ class ClientLine(DuplexStream):
 
     def end(self) -> None:
         """Tell the server that nothing more will be sent."""
-        with suppress(*CALL_ERRORS), self._sending:
+        with suppress(*CALL_ERRORS), self._send_lock:
             self._writer.done_writing()
 
     def finish(self, timeout_s: float) -> None:
-        """End the sending side, and wait up to `timeout_s` until the server has read all and ended the line."""
+        """End the sending side, and wait up to `timeout_s` until the server has read all and ended the stream."""
         self.end()
         self.closed.wait(timeout_s)
 
     def close(self) -> None:
-        """Cut the line off and close its connection; a second call does nothing."""
+        """Abort the stream and close its connection; a second call does nothing."""
         with suppress(*CALL_ERRORS):
             self.abort()
-        with suppress(*CALL_ERRORS), self._sending:
+        with suppress(*CALL_ERRORS), self._send_lock:
             self._writer.close()
         self._client.close()
 
 
 class _LastError:
-    """Reader that keeps the error that ended it."""
+    """Reader that records the error of its last read as the stream's `reason`."""
 
-    def __init__(self, reader: Any, line: ClientLine) -> None:
+    def __init__(self, reader: Any, stream: ClientLine) -> None:
         self._reader = reader
-        self._line = line
+        self._stream = stream
 
     def read_chunk(self) -> Any:
         try:
             return self._reader.read_chunk()
         except CALL_ERRORS as error:
-            self._line.reason = as_epochlog_error(error, self._line.peer)
+            self._stream.reason = as_epochlog_error(error, self._stream.peer)
             raise
 
 
@@ -203,9 +200,7 @@ def parse_location(location: object) -> tuple[str, str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if only this machine can reach the host. Names other than localhost are not looked up, and give
-    False.
-    """
+    """Return True if only this machine can reach the host; False for every name but localhost, without a lookup."""
     if host == "localhost":
         return True
     try:
@@ -223,18 +218,19 @@ def check_destination(location: object, token: object, *, insecure: bool = False
     if token is not None and scheme != "grpc+tls" and not is_loopback(host) and not insecure:
         raise InsecureServer(
             f"{location} is another host, and the token would travel there in clear: connect to grpc+tls://…, with "
-            "tls_roots= for a certificate of your own; insecure=True sends it all the same, as through a tunnel"
+            "tls_roots= for a certificate of your own, or pass insecure=True if a tunnel encrypts the connection"
         )
 
 
-def read_pem(given: Pem) -> bytes:
-    """Return the PEM, read from the file where a path was given."""
-    return given if isinstance(given, bytes) else Path(given).read_bytes()
+def read_pem(pem: Pem) -> bytes:
+    """Return the bytes of a PEM, read from its file if it is a path."""
+    return pem if isinstance(pem, bytes) else Path(pem).read_bytes()
 
 
 def connect(location: str, tls_roots: bytes | None = None) -> flight.FlightClient:
-    """Open a client with a connection of its own: by default gRPC lets all clients of a process share one. Calls to
-    this machine go straight there: a proxy that the environment names (http_proxy) would read the token.
+    """Open a client with a connection of its own: by default gRPC lets all clients of a process share one.
+
+    Calls to this machine bypass the proxy of the environment (http_proxy), which could read the token.
     """
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.min_reconnect_backoff_ms", CONNECT_MS)]
     scheme, host, _ = parse_location(location)
@@ -252,7 +248,7 @@ def call_options(token: str | None, timeout_s: float | None = None) -> flight.Fl
 
 
 def check_token(token: object) -> None:
-    """Raise InvalidInput unless the token is None or can stand in a header."""
+    """Raise InvalidInput unless the token is None or printable ASCII, as a header needs it."""
     if token is not None and not (isinstance(token, str) and token and token.isascii() and token.isprintable()):
         raise InvalidInput("the token must be printable ASCII and not empty")
 

@@ -1,4 +1,4 @@
-"""Errors across Flight: typed ones travel by name and message; others tell nothing of the server's inside."""
+"""Conversion of errors across Flight: typed errors travel by name and message, others without details of the server."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from epochlog.store.env.paths import end_of_file_path
 
 _log = logging.getLogger("epochlog")
 
-MOST_TEXT = 4_000
-"""Characters of a message that travel."""
-_PLACES = (
+MAX_ERROR_TEXT = 4_000
+"""Characters of a message that are sent."""
+_WITH_PATHS = (
     CatalogFull,
     CatalogInUse,
     CatalogLost,
@@ -44,31 +44,29 @@ _PLACES = (
     UnsupportedFormat,
     WriteFailed,
 )
-"""Errors whose messages say where something lies at the server: that is for who runs it."""
+"""Errors whose messages name files or folders of the server, which only its operator may see."""
 _WORD = re.compile(r"[^\s'\"]+")
 
 
 def encode_error(error: EpochlogError) -> tuple[str, str]:
-    """Return an error's name and its message for a client, without any path of the server. The omitted text is
-    logged.
-    """
+    """Return an error's name and its message for a client, without any path of the server. Log the omitted text."""
     name = type(error).__name__
-    if isinstance(error, _PLACES):
+    if isinstance(error, _WITH_PATHS):
         _log.error("a call failed: %s: %s", name, error)
-        damaged = "what was asked for is damaged" if isinstance(error, Corrupt) else "the server's store failed"
-        return name, f"{damaged}; the server's own log says where and why"
-    return name, _WORD.sub(_without_file, str(error))[:MOST_TEXT]
+        cause = "the requested data is damaged" if isinstance(error, Corrupt) else "the server's store failed"
+        return name, f"{cause}; the server's own log says where and why"
+    return name, _WORD.sub(_without_file, str(error))[:MAX_ERROR_TEXT]
 
 
 def _without_file(word: re.Match[str]) -> str:
-    """Replace a path in the word that ends in a data file. One search a word: a stranger may send a long one."""
+    """Replace a data file's path in the word. Each word is searched once, because a client may send a long one."""
     end = end_of_file_path(word[0])
     return word[0] if end is None else "a file" + word[0][end:]
 
 
 @contextmanager
 def as_flight_errors() -> Iterator[None]:
-    """Turn every error of the block into a Flight error without a traceback, inside a server's call."""
+    """Convert every error of the block into a Flight error without a traceback, inside a server's call."""
     try:
         yield
     except flight.FlightError:
@@ -83,9 +81,7 @@ def as_flight_errors() -> Iterator[None]:
 
 @contextmanager
 def without_traceback() -> Iterator[None]:
-    """Keep tracebacks out of the errors of `get_schema`: pyarrow adds them to errors of every type that it can
-    format.
-    """
+    """Keep tracebacks out of the errors of `get_schema`: pyarrow adds one to each error that it can format."""
     try:
         yield
     except flight.FlightError as error:
@@ -93,43 +89,43 @@ def without_traceback() -> Iterator[None]:
 
 
 def _unformatted(text: str) -> Exception:
-    """Make an error with this text that cannot be formatted with a traceback."""
+    """Build an error with this text that cannot be formatted with a traceback."""
 
-    def resist(_: BaseException) -> bool:
+    def refuse(_: BaseException) -> bool:
         raise AttributeError("no traceback")
 
-    def take(_: BaseException, value: bool) -> None:  # `raise … from None` sets it
+    def ignore(_: BaseException, value: bool) -> None:  # `raise … from None` sets the attribute
         pass
 
-    kind = type("FlightError", (Exception,), {"__suppress_context__": property(resist, take)})
-    return kind(text)
+    error_class = type("FlightError", (Exception,), {"__suppress_context__": property(refuse, ignore)})
+    return error_class(text)
 
 
 def as_epochlog_error(error: Exception, location: str) -> EpochlogError:
-    """Convert an error of a client's call into the typed error that it names, or into a general one."""
+    """Convert an error of a client's call into the typed error that it names, or into a general EpochlogError."""
     if isinstance(error, flight.FlightUnauthenticatedError):
-        return AccessDenied(f"{location} does not take this token; pass the token that the server was started with")
+        return AccessDenied(f"{location} does not accept this token; pass the token that the server was started with")
     if isinstance(error, flight.FlightServerError):
         message = str(error).partition(". gRPC client debug context")[0].removesuffix(". Detail: Failed")
         text = message.partition(f"{_name_of(error)}: ")[2]
-        found = by_name(_name_of(error), text)
-        if found is not None:
-            return found
+        typed = by_name(_name_of(error), text)
+        if typed is not None:
+            return typed
     if isinstance(error, (flight.FlightUnavailableError, flight.FlightTimedOutError, flight.FlightCancelledError)):
         return ServerUnavailable(
             f"{location} cannot be reached, or the connection was cut; is `epochlog serve` running, {_tls(location)}?"
         )
-    return EpochlogError(f"the call of {location} failed: {_short(error)}")
+    return EpochlogError(f"the call to {location} failed: {_first_line(error)}")
 
 
 def _tls(location: str) -> str:
-    """Return a hint on TLS for a location that cannot be reached; gRPC tells nothing of it."""
-    roots = "with a certificate that tls_roots trusts"
-    return roots if location.startswith("grpc+tls") else "without TLS"
+    """Return a hint on TLS for a location that cannot be reached, because gRPC gives none."""
+    hint = "with a certificate that tls_roots trusts"
+    return hint if location.startswith("grpc+tls") else "without TLS"
 
 
 CALL_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
-"""What calls of a Flight client raise."""
+"""Errors that the calls of a Flight client raise."""
 
 
 def _name_of(error: flight.FlightServerError) -> str:
@@ -137,7 +133,7 @@ def _name_of(error: flight.FlightServerError) -> str:
     return info.decode("ascii", "replace")[:100] if isinstance(info, bytes) else ""
 
 
-def _short(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     """Return the first line of an error's text, without gRPC's own additions."""
     lines = str(error).partition(". gRPC client debug context")[0].partition("Detail: ")[0].splitlines()
-    return (lines or [type(error).__name__])[0][:MOST_TEXT]
+    return (lines or [type(error).__name__])[0][:MAX_ERROR_TEXT]

@@ -1,5 +1,5 @@
-"""Log filter that keeps each record on one line: no name or message of a peer can write lines of its own there, or
-steer the terminal that shows it.
+"""Log filter that keeps each record on one line: names and messages of peers cannot forge log lines or send control
+characters to a terminal.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import traceback
 
 
 class OneLine(logging.Filter):
-    """Filter that escapes unprintable characters of each record; tracebacks keep their lines, each of them indented."""
+    """Filter that escapes the unprintable characters of each record. Tracebacks keep their lines, indented."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = _escaped(record.getMessage()), ()
@@ -20,7 +20,7 @@ class OneLine(logging.Filter):
 
 
 def _escaped(text: str) -> str:
-    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return text if text.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 logging.getLogger("epochlog").addFilter(OneLine())

@@ -1,4 +1,4 @@
-"""HTTP port for metrics, which Flight cannot serve: one page of text at /metrics, for this machine alone."""
+"""HTTP port for metrics, which Flight cannot serve: one page of text at /metrics, on a loopback address only."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _log = logging.getLogger("epochlog")
 
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 REQUEST_S = 5.0
-"""How long a client may take to ask and to read the answer."""
-MOST = 64
-"""Connections at a time."""
+"""Seconds within which a client sends its request and reads the answer."""
+MAX_CONNECTIONS = 64
+"""Open connections of the port."""
 
 
 class MetricsPort:
-    """HTTP server of the text that `text` gives, at each request anew, until `close`."""
+    """HTTP server of the text that `render` returns for each request, until `close`."""
 
-    def __init__(self, address: str, text: Callable[[], str]) -> None:
+    def __init__(self, address: str, render: Callable[[], str]) -> None:
         """Listen at `address`: host:port, port 0 for a free one. Raises InsecureServer, InvalidInput, WriteFailed."""
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
@@ -39,7 +39,7 @@ class MetricsPort:
             raise InsecureServer(f"metrics are plain HTTP without a token: bind them to 127.0.0.1, not {host}")
 
         class Handler(_Handler):
-            tell = staticmethod(text)
+            render_page = staticmethod(render)
 
         try:
             self._server = _Listener((host, int(port)), Handler)
@@ -59,66 +59,66 @@ class MetricsPort:
 
 
 class _Listener(ThreadingHTTPServer):
-    """Listener with at most MOST connections, each for at most REQUEST_S; a new connection ends the oldest one above
-    that.
+    """Listener with at most MAX_CONNECTIONS connections, each for at most REQUEST_S. A further connection aborts the
+    oldest one.
     """
 
     daemon_threads = True
-    request_queue_size = MOST
+    request_queue_size = MAX_CONNECTIONS
 
-    def __init__(self, *given: Any) -> None:
-        self._ends: dict[socket.socket, float] = {}  # oldest first
+    def __init__(self, *arguments: Any) -> None:
+        self._deadlines: dict[socket.socket, float] = {}  # oldest first
         self._lock = threading.Lock()
-        super().__init__(*given)
+        super().__init__(*arguments)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
-            self._ends[request] = monotonic_s() + REQUEST_S
-            oldest = next(iter(self._ends)) if len(self._ends) > MOST else None
+            self._deadlines[request] = monotonic_s() + REQUEST_S
+            oldest = next(iter(self._deadlines)) if len(self._deadlines) > MAX_CONNECTIONS else None
         if oldest is not None:
-            self._cut(oldest)
+            self._abort(oldest)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
-            self._ends.pop(request, None)
+            self._deadlines.pop(request, None)
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Cut connections past their time; called each time that the listener has looked for connections."""
+        """Abort connections past their deadline; the base class calls this at each of its polls."""
         now = monotonic_s()
         with self._lock:
-            late = [request for request, ends in self._ends.items() if ends <= now]
+            late = [request for request, deadline in self._deadlines.items() if deadline <= now]
         for request in late:
-            self._cut(request)
+            self._abort(request)
 
-    def _cut(self, request: socket.socket) -> None:
+    def _abort(self, request: socket.socket) -> None:
         with self._lock:
-            self._ends.pop(request, None)
-        with suppress(OSError):  # whoever reads it is told; that thread closes it
+            self._deadlines.pop(request, None)
+        with suppress(OSError):  # the thread that reads the connection fails then, and closes it
             request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log an error unless its client has gone or was cut off."""
+        """Log an error unless its client has disconnected or was aborted."""
         if not isinstance(sys.exc_info()[1], OSError):
             _log.exception("a request for metrics failed")
 
 
 class _Handler(BaseHTTPRequestHandler):
-    tell: Callable[[], str]
+    render_page: Callable[[], str]
     timeout = REQUEST_S
 
     def do_GET(self) -> None:
-        if not _is_ours(self.headers.get("Host")):
+        if not _is_local(self.headers.get("Host")):
             self.send_error(421)
             return
         if self.path.partition("?")[0] != "/metrics":
             self.send_error(404)
             return
         try:
-            body = self.tell().encode()
+            body = self.render_page().encode()
         except Exception:  # noqa: BLE001 (a defect; it is logged)
-            _log.exception("the metrics could not be told")
+            _log.exception("the metrics could not be rendered")
             self.send_error(500)
             return
         self.send_response(200)
@@ -128,12 +128,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: requests come every few seconds."""
+        """Skip the log line of each request: they come every few seconds."""
 
 
-def _is_ours(host: str | None) -> bool:
-    """Return True if the request's Host header names this machine. A browser sends the name of the page's site: if its
-    owner points that name at this machine, the page could read the metrics.
+def _is_local(host: str | None) -> bool:
+    """Return True if the request's Host header names this machine. A browser sends the name of the page's site there:
+    without this check, a site whose name resolves to this machine could read the metrics.
     """
     if host is None:
         return True

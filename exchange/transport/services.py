@@ -1,4 +1,4 @@
-"""Services of a server: streams and actions under their names, the role that each asks for, and calls in progress."""
+"""Services of a server: exchanges and actions with the roles that they require, and calls in progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .duplex import MAX_MESSAGE, DuplexStream
 
 
 class Role(IntEnum):
-    """Role that a token gives; the greater includes the lesser."""
+    """Role that a token grants; a higher role includes the lower ones."""
 
     READ = 1
     WRITE = 2
@@ -19,7 +19,8 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Service of a line: `serve` runs until the line ends, and gets the rest of the command after the service's name.
+    """Service of duplex streams. `serve` runs until the stream ends; its second argument is the command after the
+    service's name.
 
     limit: bytes of a message.
     """
@@ -31,7 +32,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Service of an action: `serve` answers its body with bytes. `about` is its description in `list_actions`."""
+    """Service of an action: `serve` returns the answer to a body. `about` is the description in `list_actions`."""
 
     serve: Callable[[bytes], bytes]
     role: Role = Role.WRITE

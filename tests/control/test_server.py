@@ -297,7 +297,7 @@ def test_what_a_worker_is_given_is_checked_before_it_waits(tmp_path: Path) -> No
 def test_a_line_that_is_opened_and_says_nothing_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: bytes
 ) -> None:
-    monkeypatch.setattr(lines, "FIRST_S", 0.2)
+    monkeypatch.setattr(lines, "FIRST_MESSAGE_S", 0.2)
     with el.open(tmp_path / "store", durability="os") as store, el.serve(store, token=TOKEN) as server:
         silent = ClientLine(server.location, name + b":", token=TOKEN, tls_roots=None)
         assert silent.read() is None  # else it would wait for ever

@@ -19,7 +19,7 @@ from control.test_tls import make_certificate
 from epochlog.errors import LimitExceeded
 from epochlog.exchange.server import Certificate, Server
 from epochlog.exchange.transport import connections, metrics_http
-from epochlog.exchange.transport.connections import Callers, Patience, choose_cuts, most_connections
+from epochlog.exchange.transport.connections import Callers, Patience, choose_excess, most_connections
 from epochlog.exchange.transport.duplex import ClientLine, connect
 from epochlog.exchange.transport.metrics_http import MetricsPort
 from epochlog.exchange.transport.services import Action, Exchange
@@ -106,7 +106,7 @@ def test_who_looks_at_connections_goes_on_after_a_failure(
     with ExitStack() as stack:
         assert ended(*dialled(stack, port_of(server), 1))
     server.shutdown(5)
-    assert not failures and "cannot look at its connections" in caplog.text
+    assert not failures and "cannot list its connections" in caplog.text
 
 
 @pytest.mark.medium
@@ -178,12 +178,12 @@ def test_hundreds_of_connections_are_bounded_and_those_who_call_go_on(tmp_path: 
 
 def test_who_is_cut_when_there_are_too_many() -> None:
     """Those that have made no call, the oldest first; then readers on whose connection nothing moves; no writer."""
-    found = [Connection(peer, still_s) for peer, still_s in (("new", 0), ("old", 0), ("r1", 5), ("r2", 9), ("w", 99))]
+    found = [Connection(peer, idle_s) for peer, idle_s in (("new", 0), ("old", 0), ("r1", 5), ("r2", 9), ("w", 99))]
     ages = {"new": 1.0, "old": 2.0, "r1": 50.0, "r2": 50.0, "w": 50.0}
     rank = {"r1": 1, "r2": 1, "w": 2}.get
 
     def cut(most: int, **patience: float) -> set[str]:
-        return choose_cuts(found, ages, lambda peer: rank(peer) or 0, most, Patience(**patience))  # pyright: ignore[reportArgumentType]
+        return choose_excess(found, ages, lambda peer: rank(peer) or 0, most, Patience(**patience))  # pyright: ignore[reportArgumentType]
 
     assert [cut(most) for most in (5, 4, 3, 2, 1)] == [
         set(), {"old"}, {"old", "new"}, {"old", "new", "r2"}, {"old", "new", "r1", "r2"}
@@ -241,7 +241,7 @@ def test_requests_for_metrics_end_however_slowly_they_come(metrics: MetricsPort)
 
 @pytest.mark.medium
 def test_connections_to_the_metrics_are_bounded(metrics: MetricsPort, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_http, "MOST", 5)
+    monkeypatch.setattr(metrics_http, "MAX_CONNECTIONS", 5)
     monkeypatch.setattr(metrics_http, "REQUEST_S", 60.0)
     port = int(metrics.location.split(":")[2].partition("/")[0])
     with ExitStack() as stack:
@@ -249,4 +249,4 @@ def test_connections_to_the_metrics_are_bounded(metrics: MetricsPort, monkeypatc
         for _ in range(3):
             assert urllib.request.urlopen(metrics.location).read() == b"x 1\n"
         assert all(map(ended, silent[:90])), "the oldest are ended"
-        assert len(metrics._server._ends) <= 5
+        assert len(metrics._server._deadlines) <= 5

@@ -244,14 +244,14 @@ def test_a_buffer_that_lies_elsewhere_is_refused_undecoded(offset: int, length: 
     data = as_file(pa.table({"a": [1, 2]}))
     place = struct.pack("<qq", 0, 16)
     for spoilt in at_each(data, place, struct.pack("<qq", offset, length)):
-        with pytest.raises(BadMessage, match="does not lie"):
+        with pytest.raises(BadMessage, match="does not fit"):
             check_file(spoilt)
 
 
 @pytest.mark.parametrize("claim", [-2, -(1 << 63)])
 def test_a_negative_size_before_a_compressed_buffer_is_refused_undecoded(claim: int) -> None:
     for spoilt in at_each(zeros("zstd"), struct.pack("<q", 8 << 20) + b"\x28", struct.pack("<q", claim) + b"\x28"):
-        with pytest.raises(BadMessage, match="cannot have"):
+        with pytest.raises(BadMessage, match="after decompression"):
             check_file(spoilt)
 
 
@@ -261,7 +261,7 @@ def test_a_negative_size_before_a_compressed_buffer_is_refused_undecoded(claim: 
     FILES[None][:-10] + struct.pack("<i", 0) + b"ARROW1", b"ARROW1\0\0" + FILES[None][-200:],
 ])  # fmt: skip
 def test_what_is_no_file(data: bytes) -> None:
-    with pytest.raises(BadMessage, match="no Arrow IPC file"):
+    with pytest.raises(BadMessage, match="not an Arrow IPC file"):
         check_file(data)
 
 

@@ -19,7 +19,7 @@ from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.coordinator import coordinator, managed_jobs
 from epochlog.checkpoint.coordinator.worker_connection import WorkerConnection
 from epochlog.exchange import ExchangeClient
-from epochlog.exchange.transport.errors import MOST_TEXT, encode_error
+from epochlog.exchange.transport.errors import MAX_ERROR_TEXT, encode_error
 from epochlog.store.env.local_folder import LocalFiles
 from epochlog.store.sst import data_file
 from security.endpoints import READ_TOKEN, ROWS, TOKEN, Stranger, bearer, error_of, every_method, every_service
@@ -243,5 +243,5 @@ def test_what_is_no_path_is_told_as_it_is() -> None:
 def test_a_long_text_costs_what_its_length_does() -> None:
     """A stranger sends such a name of a policy; this was quadratic, and would not end today."""
     text = "x" * 3_000_000
-    assert encode_error(el.InvalidInput(text)) == ("InvalidInput", text[:MOST_TEXT])
+    assert encode_error(el.InvalidInput(text)) == ("InvalidInput", text[:MAX_ERROR_TEXT])
     assert encode_error(el.InvalidInput(f"{text} {PATH}: {PATH}"[-500:]))[1].endswith(" a file: a file")

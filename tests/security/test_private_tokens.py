@@ -46,11 +46,13 @@ def test_a_token_that_can_be_guessed_is_refused_and_not_shown(tmp_path: Path, we
     file = token_file(tmp_path, weak)
     with pytest.raises(el.InsecureServer, match="can be guessed") as found:
         tokens.load_token(str(file))
-    assert tokens.MAKE in str(found.value) and (len(weak) < 3 or weak not in str(found.value).replace(str(file), ""))
+    assert tokens.SHELL_COMMAND in str(found.value) and (
+        len(weak) < 3 or weak not in str(found.value).replace(str(file), "")
+    )
 
 
 def test_what_the_message_says_to_type_makes_a_file_that_is_taken(tmp_path: Path) -> None:
-    subprocess.run(tokens.MAKE, shell=True, cwd=tmp_path, check=True)
+    subprocess.run(tokens.SHELL_COMMAND, shell=True, cwd=tmp_path, check=True)
     made = (tmp_path / "token").read_text()
     assert tokens.load_token(str(tmp_path / "token")) == made.strip() and len(made) > 40
     for _ in range(200):
