@@ -1,7 +1,7 @@
 """Exchange of data between processes: a served store's rows, changes and subscriptions, and the staged exchange of
 queries.
 
-Its public names are loaded when they are first used, as those of the package itself.
+Public names are loaded on first use.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from epochlog.lazy import lazily
 
-if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
+if TYPE_CHECKING:  # repeats the names in _HOMES for readers and type checkers
     from .stage_gate import StageGate, stage_counter
     from .staged.client import ExchangeClient
 

@@ -1,9 +1,9 @@
 """Flight server of a store: its tokens, its services, and a shutdown in bounded time.
 
-A service is a function under a name: of an exchange (named by the first bytes of the descriptor's command, up to a
-colon), or of an action (named by its type); `Flights` serves the other calls of Flight. Each asks for a role, and every
-call carries a token, which gives one; tokens are compared in constant time and appear in no log. An error of a service
-reaches the client as a Flight error without a traceback.
+A service is a named function. The name of an exchange is the descriptor's command up to the first colon; the name of
+an action is its type. `Flights` serves all other Flight calls. Each service requires a role, which the token of the
+call gives. Tokens are compared in constant time and appear in no log. An error of a service reaches the client as a
+Flight error without a traceback.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from .transport.sockets import abort_connections, peer_address
 from .transport.tokens import check_strength
 
 MAX_ACTION = 1 << 20
-"""Bytes of an action's body."""
+"""Largest number of bytes of an action's body."""
 MAX_COMMAND = 1 << 16
-"""Bytes of a descriptor's command."""
+"""Largest number of bytes of a descriptor's command."""
 SHUTDOWN_S = 5.0
 
 
 class Flights(Protocol):
-    """Services for plain Flight clients. All but `put` need to read only."""
+    """Services for standard Flight clients. `put` requires Role.WRITE, all others Role.READ."""
 
-    def listed(self, criteria: bytes) -> Iterable[flight.FlightInfo]: ...
+    def list_flights(self, criteria: bytes) -> Iterable[flight.FlightInfo]: ...
     def info(self, descriptor: flight.FlightDescriptor, *, may_write: bool) -> flight.FlightInfo: ...
     def schema(self, descriptor: flight.FlightDescriptor) -> pa.Schema: ...
     def get(self, ticket: bytes, call: Call) -> flight.FlightDataStream: ...
     def put(self, descriptor: flight.FlightDescriptor, reader: Any, writer: Any, call: Call) -> None: ...
     def end(self) -> None:
-        """End every call that moves rows: the server is being shut down, and they have had their time."""
+        """End every call that moves rows. Called during shutdown, after half of its time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Certificate of a TLS server: its chain and its key, both PEM."""
+    """Certificate of a TLS server: chain and private key, both PEM."""
 
     chain: bytes
     key: bytes
@@ -71,80 +71,85 @@ class Server:
         flights: Flights | None = None,
         patience: Patience | None = None,
     ) -> None:
-        """patience: with connections.
+        """Bind to `location` and start serving. patience: the limits of connections.
 
-        Raises InsecureServer for an address others can reach without TLS and a token, InvalidInput, WriteFailed.
+        Raises InsecureServer for an address that other hosts can reach without TLS and a token, InvalidInput, and
+        WriteFailed when the port cannot be bound.
         """
-        host, port = checked_address(location, token, certificate, read_token)
-        guard = {} if token is None else {"token": _Guards(token, read_token)}
+        host, port = check_address(location, token, certificate, read_token)
+        middleware = {} if token is None else {"token": _Guards(token, read_token)}
         if read_token is not None and token in (None, read_token):
-            raise InvalidInput("a read_token needs a token beside it, another one: without, anybody may write")
+            raise InvalidInput(
+                "read_token needs a different token beside it: without one, every client of the server may write"
+            )
         scheme = "grpc" if certificate is None else "grpc+tls"
-        shown = f"[{host}]" if ":" in host else host
+        bracketed_host = f"[{host}]" if ":" in host else host
         self._flights = flights
-        self._lines: set[DuplexStream] = set()
+        self._streams: set[DuplexStream] = set()
         self._lock = threading.Lock()
         self._ending = False
         patience = patience or Patience()
         self.callers = Callers(patience)
         tls = {} if certificate is None else {"tls_certificates": [(certificate.chain, certificate.key)]}
         try:
-            self._door = _Door(
-                f"{scheme}://{shown}:{port}",
+            self._flight_server = _Door(
+                f"{scheme}://{bracketed_host}:{port}",
                 self,
                 dict(exchanges or {}),
                 dict(actions or {}),
                 flights,
-                middleware=guard,
+                middleware=middleware,
                 **tls,
             )
         except (OSError, pa.ArrowException, ValueError) as error:
-            pem = "" if certificate is None else ", and see that certificate and key are PEM and belong together"
-            raise WriteFailed(f"no server can listen at {location}: {error}; choose another port{pem}") from None
-        self.location = f"{scheme}://{shown}:{self._door.port}"
-        self._keeper = Keeper(self._door.port, self.callers, patience)
+            pem = "" if certificate is None else ", and check that certificate and key are PEM and belong together"
+            raise WriteFailed(f"the server cannot listen at {location}: {error}; choose another port{pem}") from None
+        self.location = f"{scheme}://{bracketed_host}:{self._flight_server.port}"
+        self._keeper = Keeper(self._flight_server.port, self.callers, patience)
 
     def __repr__(self) -> str:
         return f"<epochlog server at {self.location}>"
 
     def shutdown(self, timeout: float = SHUTDOWN_S) -> None:
-        """Stop listening and end every call within `timeout` seconds: lines at once, others at half of it.
+        """Stop listening and end every call within `timeout` seconds: streams at once, other calls at half of the time.
 
         A second call does nothing.
         """
         with self._lock:
-            again, self._ending = self._ending, True
-            lines = list(self._lines)
-        if again:
+            already_ending, self._ending = self._ending, True
+            streams = list(self._streams)
+        if already_ending:
             return
         self._keeper.close()
         deadline = Deadline.after(timeout)
-        ending = threading.Thread(target=self._door.shutdown, name="epochlog-shutdown", daemon=True)
-        ending.start()
-        for line in lines:
-            line.abort()
-        ending.join(deadline.left_s / 2)
-        if ending.is_alive():  # large gets and puts, calls that wait for a silent client, or were let in meanwhile
+        shutdown_thread = threading.Thread(target=self._flight_server.shutdown, name="epochlog-shutdown", daemon=True)
+        shutdown_thread.start()
+        for stream in streams:
+            stream.abort()
+        shutdown_thread.join(deadline.left_s / 2)
+        if shutdown_thread.is_alive():  # Some calls still move rows, wait for silent clients, or began after the list.
             if self._flights is not None:
                 self._flights.end()
-            abort_connections(self._door.port)
-            ending.join(deadline.left_s)
+            abort_connections(self._flight_server.port)
+            shutdown_thread.join(deadline.left_s)
 
-    def open_line(self, line: DuplexStream) -> None:
-        """Register an opened line; from now on `shutdown` cuts it."""
+    def add_stream(self, stream: DuplexStream) -> None:
+        """Register an open stream, which `shutdown` aborts; abort it now if the shutdown has begun."""
         with self._lock:
-            self._lines.add(line)
+            self._streams.add(stream)
             ending = self._ending
         if ending:
-            line.abort()
+            stream.abort()
 
-    def close_line(self, line: DuplexStream) -> None:
+    def remove_stream(self, stream: DuplexStream) -> None:
         with self._lock:
-            self._lines.discard(line)
+            self._streams.discard(stream)
 
 
 class _Door(flight.FlightServerBase):
-    """Flight side of the server. Every method of the base is overridden: its own defaults tell clients a traceback."""
+    """Flight server that checks roles and dispatches calls to the services. It overrides every method of the base,
+    whose defaults send tracebacks to clients.
+    """
 
     def __init__(
         self,
@@ -164,123 +169,124 @@ class _Door(flight.FlightServerBase):
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with as_flight_errors():
             command = descriptor.command or b""
-            name, _, rest = command[:MAX_COMMAND].partition(b":")
+            name, _, request = command[:MAX_COMMAND].partition(b":")
             service = self._exchanges.get(name)
             if service is None or len(command) > MAX_COMMAND:
                 raise InvalidInput(
-                    f"this server has no exchange {name[:40]!r}; if the client is one of epochlog, its version is "
-                    "another than the server's: bring both to the same"
+                    f"this server has no exchange {name[:40]!r}; use one version of epochlog for client and server"
                 )
             _require(context, service.role)
             call = self._call(context)
-            line = DuplexStream(
+            stream = DuplexStream(
                 reader, writer, call.abort_connection, call.peer, service.limit, may_write=call.may_write
             )
-            with self._calling(context):
-                self._server.open_line(line)
+            with self._counting(context):
+                self._server.add_stream(stream)
                 try:
-                    service.serve(line, rest)
+                    service.serve(stream, request)
                 finally:
-                    line.closed.set()
-                    self._server.close_line(line)
+                    stream.closed.set()
+                    self._server.remove_stream(stream)
 
     def do_action(self, context: Any, action: Any) -> Iterator[Any]:
         with as_flight_errors():
             service = self._actions.get(action.type)
             if service is None:
-                raise InvalidInput(f"this server has no action {action.type[:40]!r}")
+                raise InvalidInput(f"this server has no action {action.type[:40]!r}; list_actions names those it has")
             _require(context, service.role)
             if action.body is not None and action.body.size > MAX_ACTION:
-                raise InvalidInput(f"an action takes at most {MAX_ACTION} bytes")
-            with self._calling(context):
+                raise InvalidInput(
+                    f"the body of action {action.type!r} has {action.body.size} bytes; it may have at most {MAX_ACTION}"
+                )
+            with self._counting(context):
                 answer = service.serve(action.body.to_pybytes() if action.body is not None else b"")
         yield flight.Result(answer)
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
-        with as_flight_errors(), self._calling(context):
+        with as_flight_errors(), self._counting(context):
             return [(name, self._actions[name].about) for name in sorted(self._actions)]
 
     def list_flights(self, context: Any, criteria: Any) -> Iterator[Any]:
-        with as_flight_errors(), self._calling(context):
-            found = [] if self._flights is None else list(self._flights.listed(criteria or b""))
-        return iter(found)
+        with as_flight_errors(), self._counting(context):
+            infos = [] if self._flights is None else list(self._flights.list_flights(criteria or b""))
+        return iter(infos)
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        with as_flight_errors(), self._calling(context):
+        with as_flight_errors(), self._counting(context):
             if self._flights is None:
-                raise InvalidInput("this server gives no data by ticket")
+                raise InvalidInput("this server serves no flights, so it takes no tickets")
             return self._flights.get(ticket.ticket, self._call(context))
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with as_flight_errors():
             _require(context, Role.WRITE)
             if self._flights is None:
-                raise InvalidInput("this server takes no data by put")
-            with self._calling(context):
+                raise InvalidInput("this server serves no flights, so it takes no puts")
+            with self._counting(context):
                 self._flights.put(descriptor, reader, writer, self._call(context))
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
-        with as_flight_errors(), self._calling(context):
+        with as_flight_errors(), self._counting(context):
             if self._flights is None:
                 raise InvalidInput("this server has no flight of that name")
             return self._flights.info(descriptor, may_write=_role(context) >= Role.WRITE)
 
     def get_schema(self, context: Any, descriptor: Any) -> Any:
-        with without_traceback(), as_flight_errors(), self._calling(context):
+        with without_traceback(), as_flight_errors(), self._counting(context):
             if self._flights is None:
                 raise InvalidInput("this server has no flight of that name")
             return flight.SchemaResult(self._flights.schema(descriptor))
 
-    def _calling(self, context: Any) -> AbstractContextManager[None]:
-        """Count the call as one of its connection's, inside of the block."""
+    def _counting(self, context: Any) -> AbstractContextManager[None]:
+        """Enter a context in which the call counts as one of its connection."""
         return self._server.callers.calling(peer_address(context.peer()), _role(context) >= Role.WRITE)
 
     def _call(self, context: Any) -> Call:
         peer = peer_address(context.peer())
 
-        def cut() -> None:
+        def abort() -> None:
             with suppress(OSError):
                 abort_connections(self.port, [peer])
 
         may_write = _role(context) >= Role.WRITE
-        counted = partial(self._server.callers.calling, peer, may_write)
-        return Call(peer, context.is_cancelled, cut, may_write, counted)
+        count_call = partial(self._server.callers.calling, peer, may_write)
+        return Call(peer, context.is_cancelled, abort, may_write, count_call)
 
 
 class _Caller(flight.ServerMiddleware):
-    """Role that the token of one call gives."""
+    """Middleware of one call, with the role that its token gives."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
 
 
 class _Guards(flight.ServerMiddlewareFactory):
-    """Middleware that lets in the calls that carry a known token."""
+    """Middleware factory that admits only calls with a known token."""
 
     def __init__(self, token: str, read_token: str | None) -> None:
         check_token(read_token)
-        known = {Role.WRITE: token, Role.READ: read_token}
-        self._wanted = {role: f"Bearer {text}".encode() for role, text in known.items() if text is not None}
+        tokens = {Role.WRITE: token, Role.READ: read_token}
+        self._headers = {role: f"Bearer {text}".encode() for role, text in tokens.items() if text is not None}
 
     def start_call(self, info: Any, headers: Any) -> _Caller:
-        given = [
+        headers_sent = [
             _bytes(value) for name, values in headers.items() if name.lower() == "authorization" for value in values
         ]
-        if len(given) == 1:
-            roles = [role for role, wanted in self._wanted.items() if hmac.compare_digest(given[0], wanted)]
+        if len(headers_sent) == 1:
+            roles = [role for role, header in self._headers.items() if hmac.compare_digest(headers_sent[0], header)]
             if roles:
                 return _Caller(max(roles))
-        raise flight.FlightUnauthenticatedError("a token that this server knows is needed")
+        raise flight.FlightUnauthenticatedError("the call needs a token that this server accepts")
 
 
 def _require(context: Any, role: Role) -> None:
     """Raise AccessDenied when the call's token gives a lesser role."""
     if _role(context) < role:
-        raise AccessDenied("this needs the token that may write; the one given may only read")
+        raise AccessDenied("this call needs the token that may write; the token sent may only read")
 
 
 def _role(context: Any) -> Role:
-    """Return the role that the call's token gives; WRITE at a server without tokens."""
+    """Return the role that the call's token gives; Role.WRITE on a server without tokens."""
     caller = context.get_middleware("token")
     return Role.WRITE if caller is None else caller.role
 
@@ -289,10 +295,10 @@ def _bytes(value: str | bytes) -> bytes:
     return value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
 
 
-def checked_address(
+def check_address(
     location: str, token: str | None, certificate: Certificate | None, read_token: str | None = None
 ) -> tuple[str, int]:
-    """Return host and port of grpc://host:port (port 0: any free one) if a server may be bound there. Raises
+    """Check that a server may be bound to grpc://host:port (port 0: any free port); return host and port. Raises
     InvalidInput, InsecureServer.
     """
     scheme, host, port = parse_location(location)
@@ -302,9 +308,10 @@ def checked_address(
     if not is_loopback(host):
         if token is None or certificate is None:
             raise InsecureServer(
-                f"others can reach {host}: give the server tls=(certificate, key) and a token, or bind it to 127.0.0.1"
+                f"other hosts can reach {host}: give the server tls=(certificate, key) and a token, or bind it to "
+                "127.0.0.1"
             )
-        check_strength(token, f"others can reach {host}, and the token")
+        check_strength(token, f"other hosts can reach {host}, and the token")
         if read_token is not None:
-            check_strength(read_token, f"others can reach {host}, and the read token")
+            check_strength(read_token, f"other hosts can reach {host}, and the read token")
     return host, port

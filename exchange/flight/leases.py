@@ -1,7 +1,6 @@
-"""Leases of flights: the epochs that a flight's endpoints read are held until it is cancelled, expires or the server
-ends.
+"""Leases of flights: each holds the epochs of its flight until the flight is cancelled or expires, or the server ends.
 
-A flight whose parts are being read ends when the last reader has; nothing new is read of it then.
+A flight that ends while parts are being read keeps its holds until the last reader finishes; it refuses new readers.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from epochlog.store.env.clock import Clock
 
 @dataclass(frozen=True, slots=True)
 class FlightPart:
-    """Part of a flight. batches: reads it from its beginning; faults of its files are raised by the iterator.
+    """Part of a flight. batches: starts reading the part at its beginning; the iterator raises the errors of its files.
     footprint: the memory that reading takes.
     """
 
@@ -30,9 +29,8 @@ class FlightPart:
 
 @dataclass(frozen=True, slots=True)
 class LeasedFlight:
-    """Leased content of a flight: the columns of all its parts, the parts in order, the function that gives its lease
-    back, the newest epoch that is in it, and the number of rows of all parts together (None: not known before they are
-    read).
+    """Leased content of a flight: the columns of all parts, the parts in order, the function that releases the lease,
+    the newest epoch in it, and the number of rows of all parts together (None: not known before they are read).
     """
 
     schema: pa.Schema
@@ -44,23 +42,23 @@ class LeasedFlight:
 
 @dataclass(slots=True)
 class _Flight:
-    held: LeasedFlight
-    ends_ms: int
+    content: LeasedFlight
+    expires_ms: int
     may_write: bool
     readers: int = 0
-    over: bool = False
-    read: set[int] = field(default_factory=set)  # the parts that somebody has read to their end
+    ended: bool = False
+    finished_parts: set[int] = field(default_factory=set)  # indexes of the parts that a client has read to their end
 
     @property
-    def done(self) -> bool:
-        """Return True if every part was read to its end and nobody reads one now, so the client needs no more."""
-        return not self.readers and len(self.read) == len(self.held.parts)
+    def fully_read(self) -> bool:
+        """Return True if every part was read to its end and no part is being read, so the flight may be evicted."""
+        return not self.readers and len(self.finished_parts) == len(self.content.parts)
 
 
 class FlightLeases:
-    """Registry of at most `limit` flights, fewer of clients that may only read. `now_ms` gives Unix milliseconds.
+    """Registry of at most `limit` flights; clients that may only read get fewer. `now_ms` returns Unix milliseconds.
 
-    Flights that were read to their end stay, for a part may be read again, until they expire or their place is needed.
+    A flight that was read to its end stays readable until it expires or a new flight needs its place.
     """
 
     def __init__(self, limit: int, now_ms: Clock) -> None:
@@ -68,113 +66,117 @@ class FlightLeases:
         self._now_ms = now_ms
         self._lock = threading.Lock()
         self._flights: dict[bytes, _Flight] = {}
-        self._coming = {True: 0, False: 0}  # by whether their token may write
+        self._reserved = {True: 0, False: 0}  # flights being planned, by may_write
 
     def __len__(self) -> int:
-        """Count the flights that hold something now."""
+        """Count the flights with a lease."""
         return len(self._flights)
 
     def add(
-        self, flight: bytes, hold: Callable[[], LeasedFlight], lasting_ms: int, *, may_write: bool = True
+        self, flight: bytes, plan: Callable[[], LeasedFlight], duration_ms: int, *, may_write: bool = True
     ) -> tuple[LeasedFlight, int]:
-        """Hold the epochs of a new flight for `lasting_ms`; return the leased flight and its end in Unix milliseconds.
-        Raises LimitExceeded when there are too many flights.
+        """Plan a new flight and lease it for `duration_ms`; return it and its expiry in Unix milliseconds. Raises
+        LimitExceeded when there are too many flights.
         """
         self.sweep()
         while not self._reserve(may_write):
             with self._lock:
-                done = (name for name, found in self._flights.items() if found.done and may_write >= found.may_write)
-                spare = next(done, None)
-            if spare is None:
-                raise LimitExceeded(
-                    f"{len(self)} flights are open at this server, none of them read to its end: cancel those that "
-                    "are not needed (CancelFlightInfo), or wait until they expire"
+                candidates = (
+                    name for name, entry in self._flights.items() if entry.fully_read and may_write >= entry.may_write
                 )
-            self.cancel(spare)
+                evictable = next(candidates, None)
+            if evictable is None:
+                raise LimitExceeded(
+                    f"this server has {len(self)} open flights, and none of them has been read to its end; cancel "
+                    "those that are not needed (CancelFlightInfo), or wait until they expire"
+                )
+            self.cancel(evictable)
         try:
-            held = hold()
+            content = plan()
             with self._lock:
-                ends_ms = self._now_ms() + lasting_ms
-                self._flights[flight] = _Flight(held, ends_ms, may_write)
-            return held, ends_ms
+                expires_ms = self._now_ms() + duration_ms
+                self._flights[flight] = _Flight(content, expires_ms, may_write)
+            return content, expires_ms
         finally:
             with self._lock:
-                self._coming[may_write] -= 1
+                self._reserved[may_write] -= 1
 
-    def renew(self, flight: bytes, lasting_ms: int) -> int:
-        """Extend a flight's lease to `lasting_ms` from now, if that is later than its end; return the end in Unix
-        milliseconds. Raises TicketRefused.
+    def renew(self, flight: bytes, duration_ms: int) -> int:
+        """Extend a flight's lease to `duration_ms` from now, if that is later than its expiry; return the expiry in
+        Unix milliseconds. Raises TicketRefused.
         """
         with self._lock:
-            found = self._open(flight)
-            found.ends_ms = max(found.ends_ms, self._now_ms() + lasting_ms)
-            return found.ends_ms
+            entry = self._get_open(flight)
+            entry.expires_ms = max(entry.expires_ms, self._now_ms() + duration_ms)
+            return entry.expires_ms
 
     def _reserve(self, may_write: bool) -> bool:
-        """Reserve a place for one flight; return False if none is free. Readers leave a quarter of the places to
-        callers that may write.
+        """Reserve a place for one flight; return False if none is free. A quarter of the places is reserved for callers
+        that may write.
         """
         with self._lock:
-            of_readers = sum(not found.may_write for found in self._flights.values()) + self._coming[False]
-            free = len(self._flights) + sum(self._coming.values()) < self._limit
+            of_readers = sum(not entry.may_write for entry in self._flights.values()) + self._reserved[False]
+            free = len(self._flights) + sum(self._reserved.values()) < self._limit
             free = free and (may_write or of_readers < max(1, self._limit * 3 // 4))
-            self._coming[may_write] += free
+            self._reserved[may_write] += free
             return free
 
     @contextmanager
-    def reading(self, flight: bytes, part: int) -> Iterator[FlightPart]:
-        """Read a part of the flight inside of the block; the part stays held there even if the flight is cancelled.
+    def read_part(self, flight: bytes, part: int) -> Iterator[FlightPart]:
+        """Enter a context that reads one part of the flight; the part stays held in it even if the flight is cancelled.
         Raises TicketRefused.
         """
         with self._lock:
-            found = self._open(flight)
-            found.readers += 1
+            entry = self._get_open(flight)
+            entry.readers += 1
         try:
-            yield found.held.parts[part]
-            found.read.add(part)
+            yield entry.content.parts[part]
+            entry.finished_parts.add(part)
         finally:
             with self._lock:
-                found.readers -= 1
-            self._let_go(flight, found)
+                entry.readers -= 1
+            self._release_if_unused(flight, entry)
 
     def schema(self, flight: bytes) -> pa.Schema:
         """Return the columns of the flight's parts. Raises TicketRefused."""
         with self._lock:
-            return self._open(flight).held.schema
+            return self._get_open(flight).content.schema
 
     def cancel(self, flight: bytes) -> bool:
-        """End a flight; return False when there is none of that name."""
+        """End a flight; return False if no open flight has that name."""
         with self._lock:
-            found = self._flights.get(flight)
-            if found is None or found.over:
+            entry = self._flights.get(flight)
+            if entry is None or entry.ended:
                 return False
-            found.over = True
-        self._let_go(flight, found)
+            entry.ended = True
+        self._release_if_unused(flight, entry)
         return True
 
     def sweep(self) -> None:
         """End the flights whose leases have expired."""
         with self._lock:
             now_ms = self._now_ms()
-            late = [flight for flight, found in self._flights.items() if found.ends_ms <= now_ms and not found.over]
-        for flight in late:
+            expired = [
+                flight for flight, entry in self._flights.items() if entry.expires_ms <= now_ms and not entry.ended
+            ]
+        for flight in expired:
             self.cancel(flight)
 
     def close(self) -> None:
-        """End all flights, also those that are still being read."""
+        """Release all flights, including those that are being read."""
         with self._lock:
-            left, self._flights = self._flights, {}
-        for found in left.values():
-            found.held.release()
+            flights, self._flights = self._flights, {}
+        for entry in flights.values():
+            entry.content.release()
 
-    def _open(self, flight: bytes) -> _Flight:
-        found = self._flights.get(flight)
-        if found is None or found.over:
-            raise TicketRefused("this flight has been cancelled, or has ended; ask for it again (get_flight_info)")
-        return found
+    def _get_open(self, flight: bytes) -> _Flight:
+        entry = self._flights.get(flight)
+        if entry is None or entry.ended:
+            raise TicketRefused("this flight was cancelled or has expired; ask for it again (get_flight_info)")
+        return entry
 
-    def _let_go(self, flight: bytes, found: _Flight) -> None:
+    def _release_if_unused(self, flight: bytes, entry: _Flight) -> None:
         with self._lock:
-            done = found.over and not found.readers and self._flights.pop(flight, None) is not None
-        if done:
-            found.held.release()
+            unused = entry.ended and not entry.readers and self._flights.pop(flight, None) is not None
+        if unused:
+            entry.content.release()

@@ -1,7 +1,6 @@
-"""Planner of flights: plans and holds a flight's read in one transaction, and cuts it into parts that give its rows in
-order.
+"""Planner of flights: plans a flight's read, holds its epochs in one transaction, and cuts the read into ordered parts.
 
-The rows of a table are cut by key ranges, in key order; so is a net log. A log of epochs is cut between its epochs.
+The rows of a table and a net log are cut by key range, in key order. A log of epochs is cut between its epochs.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from .descriptors import ChangesCommand, Read
 from .leases import FlightPart, LeasedFlight
 
 PART_ROWS = 1 << 20
-"""Rows of a part, about; a table's last part may have fewer."""
+"""Approximate number of rows of a part; the last part of a table may have fewer."""
 MAX_PARTS = 32
 PIECE_BYTES = 16 << 20
-"""What is read at a time of a table's rows, about: it is in memory for as long as the client takes to take it."""
+"""Approximate bytes of a table's rows read at a time. They stay in memory until the client has received them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Chosen:
 
 
 Choose = Callable[[str, str, Mapping[str, Any]], Chosen]
-"""Given a table, the name of a policy and its options."""
+"""Function of a table's name, a policy's name and the policy's options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,107 +53,113 @@ class FlightPlanner:
     handle: Handle
     choose: Choose
 
-    def hold(self, wanted: Read | ChangesCommand) -> LeasedFlight:
-        """Plan a read and hold its epochs. Raises the errors of planning; nothing is held then."""
-        return self._rows(wanted) if isinstance(wanted, Read) else self._changes(wanted)
+    def plan(self, command: Read | ChangesCommand) -> LeasedFlight:
+        """Plan a read and hold its epochs. Raises the errors of planning, and then holds nothing."""
+        return self._plan_rows(command) if isinstance(command, Read) else self._plan_changes(command)
 
-    def _rows(self, wanted: Read) -> LeasedFlight:
-        if wanted.epoch is None:
-            chosen = self.choose(wanted.table, wanted.consistency, wanted.options)
+    def _plan_rows(self, command: Read) -> LeasedFlight:
+        if command.epoch is None:
+            chosen = self.choose(command.table, command.consistency, command.options)
         else:
-            chosen = self.choose(wanted.table, "exact", {"epochs_or_token": {wanted.table: wanted.epoch}})
+            chosen = self.choose(command.table, "exact", {"epochs_or_token": {command.table: command.epoch}})
         try:
-            plan, columns = chosen.plan, wanted.columns
+            plan, columns = chosen.plan, command.columns
             schema = plan.schema(columns)
             ranges = plan.splits(_parts_for(plan.rows_at_most)) if plan.rows_at_most else [EVERYTHING]
-            shares = [(narrowed(plan, keys), keys) for keys in ranges]
-            parts = tuple(self._scanned(share, columns, keys) for share, keys in shares)
+            part_plans = [(narrowed(plan, keys), keys) for keys in ranges]
+            parts = tuple(self._scan_part(part_plan, columns, keys) for part_plan, keys in part_plans)
             return LeasedFlight(schema, parts, chosen.release, plan.epoch, plan.rows_known)
         except BaseException:
             chosen.release()
             raise
 
-    def _changes(self, wanted: ChangesCommand) -> LeasedFlight:
+    def _plan_changes(self, command: ChangesCommand) -> LeasedFlight:
         handle, holder = self.handle, self.handle.new_holder("flight")
 
-        def body(tx: Txn) -> tuple[LogPlan, int, list[bytes]]:
-            table = find_table(tx, wanted.table)
-            plan = plan_changes(tx, table, wanted.after, wanted.until)
-            plan.batches(handle.files, wanted.mode, pre_images=wanted.pre_images, columns=wanted.columns)  # or raises
+        def plan_and_hold(tx: Txn) -> tuple[LogPlan, int, list[bytes]]:
+            table = find_table(tx, command.table)
+            plan = plan_changes(tx, table, command.after, command.until)
+            # Raises for bad options before anything is held.
+            plan.batches(handle.files, command.mode, pre_images=command.pre_images, columns=command.columns)
             newest = get_version(tx, table.id, table.name).max_committed_epoch
-            looks_up = wanted.pre_images and not plan.stored
+            looks_up = command.pre_images and not plan.stored
             now_ms = handle.catalog.now_ms()
-            hold = Hold(holder, table.id, wanted.after, wanted.after if looks_up else None, now_ms, now_ms + LEASE_MS)
-            until = max(newest, wanted.after) if wanted.until is None else wanted.until
+            row_epoch = command.after if looks_up else None
+            hold = Hold(holder, table.id, command.after, row_epoch, now_ms, now_ms + LEASE_MS)
+            until = max(newest, command.after) if command.until is None else command.until
             return plan, until, put_holds(tx, [hold])
 
-        plan, until, keys = handle.catalog.transact(body)
-        handle.leases.keep(holder, keys)
+        plan, until, hold_keys = handle.catalog.transact(plan_and_hold)
+        handle.leases.keep(holder, hold_keys)
         try:
-            parts = tuple(self._parts(plan, wanted))
-            exact = (
-                wanted.mode == "epochs" and not wanted.pre_images and not any(len(g.segments) > 1 for g in plan.groups)
-            )
+            parts = tuple(self._cut_log(plan, command))
+            raw = command.mode == "epochs" and not command.pre_images
+            exact = raw and not any(len(group.segments) > 1 for group in plan.groups)
             rows = plan.rows if exact else None
-            return LeasedFlight(plan.schema(wanted.columns), parts, lambda: handle.leases.release(holder), until, rows)
+            return LeasedFlight(plan.schema(command.columns), parts, lambda: handle.leases.release(holder), until, rows)
         except BaseException:
             handle.leases.release(holder)
             raise
 
-    def _parts(self, plan: LogPlan, wanted: ChangesCommand) -> Iterator[FlightPart]:
-        if wanted.mode == "net":
+    def _cut_log(self, plan: LogPlan, command: ChangesCommand) -> Iterator[FlightPart]:
+        if command.mode == "net":
             ranges = plan.splits(self.handle.files, _parts_for(plan.rows)) if plan.rows else [EVERYTHING]
             for keys in ranges:
-                yield self._fed(narrowed(plan, keys), wanted, keys)
+                yield self._feed_part(narrowed(plan, keys), command, keys)
             return
-        for share in by_epochs(plan, _parts_for(plan.rows)):
-            yield self._fed(share, wanted, EVERYTHING) if wanted.pre_images else self._replayed(share, wanted.columns)
+        for part_plan in split_by_epoch(plan, _parts_for(plan.rows)):
+            if command.pre_images:
+                yield self._feed_part(part_plan, command, EVERYTHING)
+            else:
+                yield self._replay_part(part_plan, command.columns)
 
-    def _scanned(self, share: ScanPlan | LogPlan, columns: Sequence[str] | None, keys: KeyRange) -> FlightPart:
-        assert isinstance(share, ScanPlan)
-
-        def batches() -> Iterator[pa.RecordBatch]:
-            return share.batches(self.handle.files, columns, None, keys, piece_bytes=PIECE_BYTES)
-
-        return FlightPart(lambda: translate_stale_reads(self.handle, batches()), of_scan(share, columns, PIECE_BYTES))
-
-    def _replayed(self, share: LogPlan, columns: Sequence[str] | None) -> FlightPart:
-        batches = partial(replay, share, self.handle.files, columns)
-        return FlightPart(lambda: translate_stale_reads(self.handle, batches()), of_replay(share, columns))
-
-    def _fed(self, share: ScanPlan | LogPlan, wanted: ChangesCommand, keys: KeyRange) -> FlightPart:
-        assert isinstance(share, LogPlan)
+    def _scan_part(self, part_plan: ScanPlan | LogPlan, columns: Sequence[str] | None, keys: KeyRange) -> FlightPart:
+        assert isinstance(part_plan, ScanPlan)
 
         def batches() -> Iterator[pa.RecordBatch]:
-            return share.batches(
+            return part_plan.batches(self.handle.files, columns, None, keys, piece_bytes=PIECE_BYTES)
+
+        return FlightPart(
+            lambda: translate_stale_reads(self.handle, batches()), of_scan(part_plan, columns, PIECE_BYTES)
+        )
+
+    def _replay_part(self, part_plan: LogPlan, columns: Sequence[str] | None) -> FlightPart:
+        batches = partial(replay, part_plan, self.handle.files, columns)
+        return FlightPart(lambda: translate_stale_reads(self.handle, batches()), of_replay(part_plan, columns))
+
+    def _feed_part(self, part_plan: ScanPlan | LogPlan, command: ChangesCommand, keys: KeyRange) -> FlightPart:
+        assert isinstance(part_plan, LogPlan)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            return part_plan.batches(
                 self.handle.files,
-                wanted.mode,
-                pre_images=wanted.pre_images,
-                columns=wanted.columns,
+                command.mode,
+                pre_images=command.pre_images,
+                columns=command.columns,
                 key_range=keys,
             )
 
-        footprint = of_feed(share, wanted.columns, images=wanted.pre_images)
+        footprint = of_feed(part_plan, command.columns, images=command.pre_images)
         return FlightPart(lambda: translate_stale_reads(self.handle, batches()), footprint)
 
 
-def by_epochs(plan: LogPlan, count: int) -> list[LogPlan]:
-    """Cut the plan between its log epochs into at most `count` plans with like numbers of rows; an empty plan is
-    returned as one.
+def split_by_epoch(plan: LogPlan, count: int) -> list[LogPlan]:
+    """Cut the plan between its log epochs into at most `count` plans of similar numbers of rows; an empty plan gives
+    one.
     """
-    share = -(-plan.rows // count)
-    shares: list[LogPlan] = []
+    part_plan = -(-plan.rows // count)
+    part_plans: list[LogPlan] = []
     first = rows = 0
-    for place, group in enumerate(plan.groups):
+    for index, group in enumerate(plan.groups):
         rows += sum(segment.rows for segment in group.segments)
-        if rows >= share or place + 1 == len(plan.groups):
-            shares.append(_between(plan, first, place + 1))
-            first, rows = place + 1, 0
-    return shares or [plan]
+        if rows >= part_plan or index + 1 == len(plan.groups):
+            part_plans.append(_slice_log(plan, first, index + 1))
+            first, rows = index + 1, 0
+    return part_plans or [plan]
 
 
-def _between(plan: LogPlan, first: int, end: int) -> LogPlan:
-    """Return the plan for its log epochs [first, end); the state before them includes the earlier ones."""
+def _slice_log(plan: LogPlan, first: int, end: int) -> LogPlan:
+    """Return the plan of the log epochs with indexes [first, end); its `before` includes all earlier segments."""
     earlier = [segment for group in plan.groups[:first] for segment in group.segments]
     before = None if plan.before is None else plan.before.extended(earlier)
     return replace(plan, before=before, groups=plan.groups[first:end])

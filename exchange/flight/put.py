@@ -1,8 +1,7 @@
-"""Put of rows into a table: nothing of them is visible before the stream has ended well, and then in one commit.
+"""Put of rows into a table: all rows become visible in one commit after the stream has ended.
 
-pyarrow tells a server no difference between an end that the client meant and one by its writer being closed on the way
-out of a failure; a client killed, cut off or cancelled is told apart. A client that needs more announces the number of
-rows.
+pyarrow cannot tell the server if a client ended its stream on purpose or closed its writer after a failure. The server
+does detect a client that was killed, disconnected or cancelled. A client that needs more announces its number of rows.
 """
 
 from __future__ import annotations
@@ -28,14 +27,16 @@ from epochlog.store.sst.segment_writer import SegmentWriter, remove_segments
 from .descriptors import Write
 
 GATHERED_BYTES = 64 << 20
-"""Bytes of rows that a put keeps in memory at most, one batch more or less; then they become a file."""
+"""Bytes of rows, give or take one batch, that a put gathers in memory before it writes a segment."""
 
 
 def put(handle: Handle, write: Write, reader: Any, slot: CallSlot) -> int:
-    """Commit all rows of the reader as one transaction; return its epoch, or that of an earlier commit with this `txn`.
+    """Commit all rows of the reader as one transaction; return its epoch, or the epoch of an earlier commit with this
+    `txn`.
 
-    A column `_change_type`, if there, tells deletes. Raises what a commit raises, SchemaMismatch, BadMessage,
-    LimitExceeded, InvalidInput (not as many rows as announced), ServerUnavailable, CallTimedOut; nothing is left then.
+    An optional column `_change_type` marks deletes. Raises the errors of a commit, SchemaMismatch, BadMessage,
+    LimitExceeded, InvalidInput (not as many rows as announced), ServerUnavailable, CallTimedOut, and then leaves no
+    rows and no files behind.
     """
     check_pair(write.txn)
 
@@ -43,36 +44,36 @@ def put(handle: Handle, write: Write, reader: Any, slot: CallSlot) -> int:
         return find_table(view, write.table)
 
     table = handle.catalog.read(find)
-    incoming = _Incoming(reader, slot)
-    done = find_committed_epoch(handle, write.txn, [table.id])
-    if done is not None:
-        while incoming.next() is not None:  # a client that still sends would take an early answer for a failure
+    batches = _Incoming(reader, slot)
+    committed = find_committed_epoch(handle, write.txn, [table.id])
+    if committed is not None:
+        while batches.next() is not None:  # A client that is still sending would take an early answer for a failure.
             pass
-        return done
+        return committed
     handle.catalog.read(lambda view: refuse_unwritable(view, table))
-    gathering = _Gathering(handle, table, write, slot)
+    row_writer = _Gathering(handle, table, write, slot)
     try:
-        gathering.take(incoming.begin())
-        while (batch := incoming.next()) is not None:
-            gathering.take(batch)
-        segments = gathering.finish()
-        slot.check()  # the last moment at which a client that has gone can be noticed
+        row_writer.take(batches.begin())
+        while (batch := batches.next()) is not None:
+            row_writer.take(batch)
+        segments = row_writer.finish()
+        slot.check()  # The last moment to detect a disconnected client.
     except BaseException:
-        gathering.discard()
+        row_writer.discard()
         raise
     edit = TableEdit(table.id, table.name, segments, operation=write.operation)
     return commit_or_delete(handle, [edit], txn=write.txn)
 
 
 class _Incoming:
-    """Checked batches of a client's put."""
+    """Reader of the record batches that a client puts; it checks each of them."""
 
     def __init__(self, reader: Any, slot: CallSlot) -> None:
         self._reader = reader
         self._slot = slot
 
     def begin(self) -> pa.RecordBatch:
-        """Read and check the columns; return them as a batch without rows."""
+        """Read and check the schema; return it as a batch without rows."""
         with self._slot.waiting_for_client(), decoding("the schema"):
             schema = self._reader.schema
         check_schema(schema)
@@ -80,27 +81,27 @@ class _Incoming:
 
     def next(self) -> pa.RecordBatch | None:
         """Return the next batch; None when the client has ended its stream. Raises ServerUnavailable when the client
-        has gone.
+        has disconnected.
         """
         while True:
             self._slot.check()
             try:
                 with self._slot.waiting_for_client(), decoding("a record batch"):
                     batch = self._reader.read_chunk().data
-            except StopIteration:  # also when the client was killed, cut off or has cancelled
+            except StopIteration:  # also for a client that was killed, disconnected or cancelled
                 if self._slot.call.cancelled():
                     raise ServerUnavailable(
-                        "the client has gone in the middle of its rows; nothing was written"
+                        "the client disconnected before its stream had ended; no rows were written"
                     ) from None
                 return None
-            if batch is not None:  # else a message alone, of which a put has none
+            if batch is not None:  # None: a message without rows, which a put ignores
                 check_batch(batch)
                 self._slot.record_transfer(batch.nbytes)
                 return batch
 
 
 class _Gathering:
-    """Batches of a put on their way into segments."""
+    """Writer of a put's batches into segments."""
 
     def __init__(self, handle: Handle, table: TableDef, write: Write, slot: CallSlot) -> None:
         self._files = handle.files
@@ -115,7 +116,7 @@ class _Gathering:
     def take(self, batch: pa.RecordBatch) -> None:
         self._rows += batch.num_rows
         if self._write.rows is not None and self._rows > self._write.rows:
-            raise InvalidInput(f"{self._write.rows} rows were announced, and more came; nothing was written")
+            raise InvalidInput(f"{self._write.rows} rows were announced, and more came; no rows were written")
         size = batch.nbytes
         if self._bytes + size > GATHERED_BYTES or not self._slot.acquire(size, wait=False):
             self._flush()
@@ -126,7 +127,7 @@ class _Gathering:
 
     def finish(self) -> tuple[Segment, ...]:
         if self._write.rows is not None and self._rows != self._write.rows:
-            raise InvalidInput(f"{self._write.rows} rows were announced, and {self._rows} came; nothing was written")
+            raise InvalidInput(f"{self._write.rows} rows were announced, and {self._rows} came; no rows were written")
         self._flush()
         segments, self._segments = self._segments, []
         return tuple(segments)

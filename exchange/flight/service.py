@@ -1,8 +1,7 @@
-"""Standard Flight interface of a server: flights that a plain Flight client lists, plans, gets and puts, without
-knowing epochlog.
+"""Standard Flight interface of a server: any Arrow Flight client lists, plans, gets and puts tables through it.
 
-`get_flight_info` decides what is read and holds it, in parts; a ticket names one of them. What flights hold is bounded
-by time and number, and given back when a flight is cancelled or has expired.
+`get_flight_info` plans a read, holds its epochs and cuts it into parts; a ticket names one part. The number and the
+duration of flights are bounded. A flight releases its holds when it is cancelled or expires.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from .tickets import Ticket, Tickets, new_flight, new_key
 T = TypeVar("T")
 
 MAX_CRITERIA = 64
-"""Bytes of a table name's beginning, by which flights are listed."""
+"""Largest number of bytes of the table-name prefix that `list_flights` takes."""
 _SWEEP_S = 5.0
 _CANCELLED = b"\x08\x01"
 _NOT_CANCELLABLE = b"\x08\x03"
@@ -52,20 +51,20 @@ class FlightDesk:
         self, handle: Handle, choose: Choose, limits: AdmissionLimits | None = None, now_ms: Clock | None = None
     ) -> None:
         self._handle = handle
-        self._readings = FlightPlanner(handle, choose)
+        self._planner = FlightPlanner(handle, choose)
         self._limits = limits or AdmissionLimits()
         self._now_ms = now_ms or SystemClock()
-        self.pins = FlightLeases(self._limits.flights, self._now_ms)
+        self.leases = FlightLeases(self._limits.flights, self._now_ms)
         self.admission = AdmissionController(self._limits)
         self._tickets = Tickets(new_key(), self._now_ms)
-        self._lasting_ms = round(self._limits.flight_s * 1000)
+        self._lease_ms = round(self._limits.flight_s * 1000)
         self._closed = threading.Event()
         self._sweeper: threading.Thread | None = None
 
     @property
     def actions(self) -> dict[str, Action]:
-        """Return the standard Flight actions by their names."""
-        renew, cancel = "renew an endpoint of a flight before it expires", "end a flight and what it holds"
+        """Return the standard Flight actions by name."""
+        renew, cancel = "renew an endpoint of a flight before it expires", "end a flight and release its holds"
         return {
             "RenewFlightEndpoint": Action(self._renew, Role.READ, renew),
             "CancelFlightInfo": Action(self._cancel, Role.READ, cancel),
@@ -73,70 +72,72 @@ class FlightDesk:
 
     # ---- exchange.server.Flights ---------------------------------------------------------------------------------
 
-    def listed(self, criteria: bytes) -> list[flight.FlightInfo]:
-        """List one flight for each table whose name begins with `criteria`; nothing is held, and no endpoint given."""
+    def list_flights(self, criteria: bytes) -> list[flight.FlightInfo]:
+        """List one flight for each table whose name begins with `criteria`, without endpoints; takes no holds."""
         if len(criteria) > MAX_CRITERIA:
-            raise InvalidInput(f"criteria are the beginning of a table's name, of at most {MAX_CRITERIA} bytes")
-        start = criteria.decode("ascii", "replace")
+            raise InvalidInput(
+                f"criteria are a prefix of a table's name with at most {MAX_CRITERIA} bytes, not {len(criteria)}"
+            )
+        prefix = criteria.decode("ascii", "replace")
 
-        def body(view: View) -> list[tuple[str, pa.Schema, int]]:
+        def read_tables(view: View) -> list[tuple[str, pa.Schema, int]]:
             return [
                 (table.name, table.schema.schema, get_version(view, table.id, table.name).max_committed_epoch)
                 for table in all_tables(view)
-                if table.name.startswith(start)
+                if table.name.startswith(prefix)
             ]
 
         return [
             flight.FlightInfo(
                 schema, flight.FlightDescriptor.for_path(name), [], app_metadata=json.dumps({"epoch": epoch})
             )
-            for name, schema, epoch in sorted(self._handle.catalog.read(body), key=lambda found: found[0])
+            for name, schema, epoch in sorted(self._handle.catalog.read(read_tables), key=lambda row: row[0])
         ]
 
     def info(self, descriptor: flight.FlightDescriptor, *, may_write: bool = True) -> flight.FlightInfo:
-        """Plan the read of the descriptor and hold it; return one endpoint for each part, in order."""
-        wanted = parse_reading(_path(descriptor), descriptor.command or b"")
+        """Plan the read that the descriptor asks for and lease it; return one endpoint for each part, in order."""
+        command = parse_reading(_path(descriptor), descriptor.command or b"")
         name = new_flight()
-        held, ends_ms = self.pins.add(name, lambda: self._readings.hold(wanted), self._lasting_ms, may_write=may_write)
-        self._sweep_from_now_on()
+        content, expires_ms = self.leases.add(
+            name, lambda: self._planner.plan(command), self._lease_ms, may_write=may_write
+        )
+        self._start_sweeper()
         return flight.FlightInfo(
-            held.schema,
+            content.schema,
             descriptor,
-            [self._endpoint(Ticket(name, part, ends_ms)) for part in range(len(held.parts))],
-            total_records=held.rows,
+            [self._endpoint(Ticket(name, part, expires_ms)) for part in range(len(content.parts))],
+            total_records=content.rows,
             ordered=True,
-            app_metadata=json.dumps({"epoch": held.epoch}),
+            app_metadata=json.dumps({"epoch": content.epoch}),
         )
 
     def schema(self, descriptor: flight.FlightDescriptor) -> pa.Schema:
-        """Return the columns of a flight; nothing is held."""
-        wanted = parse_reading(_path(descriptor), descriptor.command or b"")
-        table = self._handle.catalog.read(lambda view: find_table(view, wanted.table)).schema
-        plan = ScanPlan(table, 0) if isinstance(wanted, Read) else LogPlan(table, None)
-        return plan.schema(wanted.columns)
+        """Return the columns of a flight; takes no holds."""
+        command = parse_reading(_path(descriptor), descriptor.command or b"")
+        table = self._handle.catalog.read(lambda view: find_table(view, command.table)).schema
+        plan = ScanPlan(table, 0) if isinstance(command, Read) else LogPlan(table, None)
+        return plan.schema(command.columns)
 
     def get(self, ticket: bytes, call: Call) -> flight.FlightDataStream:
         """Stream the rows of one endpoint. Raises TicketRefused, TicketExpired."""
-        asked = self._tickets.read(ticket)
-        schema = self.pins.schema(asked.flight)
+        endpoint = self._tickets.read(ticket)
+        schema = self.leases.schema(endpoint.flight)
 
-        def rows() -> Iterator[pa.RecordBatch]:
-            reading = self.pins.reading(asked.flight, asked.part)
-            # do_get has returned by now: what it gives counts as a call until it ends
-            with as_flight_errors(), call.counted(), self.admission.admit(call) as slot, reading as part:
+        def stream_rows() -> Iterator[pa.RecordBatch]:
+            leased_part = self.leases.read_part(endpoint.flight, endpoint.part)
+            # do_get has returned, but its stream counts as a call of the connection until it ends.
+            with as_flight_errors(), call.counted(), self.admission.admit(call) as slot, leased_part as part:
                 yield from slot.stream_batches(part.batches(), part.footprint)
 
-        return flight.GeneratorStream(schema, rows())
+        return flight.GeneratorStream(schema, stream_rows())
 
     def put(self, descriptor: flight.FlightDescriptor, reader: Any, writer: Any, call: Call) -> None:
-        """Write the client's rows into a table in one commit, and answer with its epoch."""
+        """Write the client's rows into a table in one commit, and answer with the commit's epoch."""
         write = parse_writing(_path(descriptor), descriptor.command or b"")
         with self.admission.admit(call, Lane.PUTS) as slot:
             epoch = put(self._handle, write, reader, slot)
-            with (
-                suppress(*CALL_ERRORS),
-                slot.waiting_for_client(),
-            ):  # who does not take the answer has its rows written still
+            # The rows are committed even if the client does not receive the answer.
+            with suppress(*CALL_ERRORS), slot.waiting_for_client():
                 writer.write(json.dumps({"epoch": epoch}).encode())
 
     def end(self) -> None:
@@ -147,49 +148,49 @@ class FlightDesk:
         """End all calls and release all flights; a second call does nothing."""
         self._closed.set()
         self.admission.close()
-        self.pins.close()
+        self.leases.close()
         if self._sweeper is not None:
             self._sweeper.join()
 
     # ---- endpoints and actions -----------------------------------------------------------------------------------
 
     def _endpoint(self, ticket: Ticket) -> flight.FlightEndpoint:
-        ends = datetime.fromtimestamp(ticket.expires_ms / 1000, UTC)
+        expires_at = datetime.fromtimestamp(ticket.expires_ms / 1000, UTC)
         return flight.FlightEndpoint(
-            self._tickets.signed(ticket), [], expiration_time=pa.scalar(ends, pa.timestamp("ms", "UTC"))
+            self._tickets.signed(ticket), [], expiration_time=pa.scalar(expires_at, pa.timestamp("ms", "UTC"))
         )
 
     def _renew(self, body: bytes) -> bytes:
-        """Renew an endpoint: RenewFlightEndpointRequest in, FlightEndpoint with another ticket and a later end out."""
-        endpoint = _deserialized(flight.FlightEndpoint.deserialize, first_field(body))
-        asked = self._tickets.read(endpoint.ticket.ticket)
-        ends_ms = self.pins.renew(asked.flight, self._lasting_ms)
-        return self._endpoint(replace(asked, expires_ms=ends_ms)).serialize()
+        """Renew an endpoint: take a RenewFlightEndpointRequest, return a FlightEndpoint with new ticket and expiry."""
+        endpoint = _deserialize(flight.FlightEndpoint.deserialize, first_field(body))
+        ticket = self._tickets.read(endpoint.ticket.ticket)
+        expires_ms = self.leases.renew(ticket.flight, self._lease_ms)
+        return self._endpoint(replace(ticket, expires_ms=expires_ms)).serialize()
 
     def _cancel(self, body: bytes) -> bytes:
-        """Cancel a flight: CancelFlightInfoRequest in, CancelFlightInfoResult out."""
-        info = _deserialized(flight.FlightInfo.deserialize, first_field(body))
+        """Cancel a flight: take a CancelFlightInfoRequest, return a CancelFlightInfoResult."""
+        info = _deserialize(flight.FlightInfo.deserialize, first_field(body))
         if not info.endpoints:
             return _NOT_CANCELLABLE
-        asked = self._tickets.read(info.endpoints[0].ticket.ticket)
-        return _CANCELLED if self.pins.cancel(asked.flight) else _NOT_CANCELLABLE
+        ticket = self._tickets.read(info.endpoints[0].ticket.ticket)
+        return _CANCELLED if self.leases.cancel(ticket.flight) else _NOT_CANCELLABLE
 
-    def _sweep_from_now_on(self) -> None:
+    def _start_sweeper(self) -> None:
         if self._sweeper is None and not self._closed.is_set():
             self._sweeper = threading.Thread(target=self._sweep, name="epochlog-flights", daemon=True)
             self._sweeper.start()
 
     def _sweep(self) -> None:
         while not self._closed.wait(min(_SWEEP_S, self._limits.flight_s)):
-            self.pins.sweep()
+            self.leases.sweep()
 
 
 def _path(descriptor: flight.FlightDescriptor) -> list[bytes]:
     return list(descriptor.path or ())
 
 
-def _deserialized(kind: Callable[[bytes], T], data: bytes) -> T:
+def _deserialize(kind: Callable[[bytes], T], data: bytes) -> T:
     try:
         return kind(data)
     except (pa.ArrowException, ValueError, OSError) as error:
-        raise BadMessage("this is not the protobuf message that the action takes in Arrow Flight") from error
+        raise BadMessage("the action's body is not the protobuf message that Arrow Flight defines for it") from error

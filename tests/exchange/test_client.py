@@ -144,13 +144,13 @@ def test_a_long_reading_is_renewed(lake: tuple[el.Store, el.Table, str], monkeyp
     _, table, location = lake
     table.upsert(many(200_000))
     renewed = []
-    real = flight_reader.FlightReader._act
+    real = flight_reader.FlightReader._run_action
 
     def counted(self: Any, kind: str, message: bytes) -> None:
         renewed.append(kind)
         real(self, kind, message)
 
-    monkeypatch.setattr(flight_reader.FlightReader, "_act", counted)
+    monkeypatch.setattr(flight_reader.FlightReader, "_run_action", counted)
     with connect(location) as client:
         assert client.snapshot("t").read_all().num_rows == 200_000
     wait_until(lambda: renewed[-1:] == ["CancelFlightInfo"])

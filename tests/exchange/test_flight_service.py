@@ -257,8 +257,8 @@ def test_flights_expire_unless_they_are_renewed(
         renewed = plain.renew(client, long)
         assert renewed.expiration_time.value - long.expiration_time.value == 9 * 10**9
         clock.advance(1_000)
-        found.pins.sweep()
-        assert len(found.pins) == held_by_flights(store) == 1
+        found.leases.sweep()
+        assert len(found.leases) == held_by_flights(store) == 1
         for old in (short, long):
             with pytest.raises(flight.FlightError, match="TicketExpired"):
                 client.do_get(old.ticket).read_all()
@@ -266,8 +266,8 @@ def test_flights_expire_unless_they_are_renewed(
                 plain.renew(client, old)
         assert client.do_get(renewed.ticket).read_all().num_rows == 10
         clock.advance(9_000)
-        found.pins.sweep()
-        assert len(found.pins) == held_by_flights(store) == 0
+        found.leases.sweep()
+        assert len(found.leases) == held_by_flights(store) == 0
 
 
 def test_the_number_of_flights_is_bounded(desk: tuple[el.Store, FlightDesk, HandClock, Server]) -> None:
@@ -286,7 +286,7 @@ def test_the_number_of_flights_is_bounded(desk: tuple[el.Store, FlightDesk, Hand
         client.get_flight_info(plain.path("t"))
         clock.advance(10_000)
         client.get_flight_info(plain.path("t"))  # those that have expired make room by themselves
-        assert len(found.pins) == held_by_flights(store) == 1
+        assert len(found.leases) == held_by_flights(store) == 1
 
 
 def test_readers_leave_flights_to_those_who_may_write(store: el.Store) -> None:

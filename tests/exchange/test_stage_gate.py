@@ -185,11 +185,11 @@ def test_what_is_refused_changes_nothing() -> None:
         gate.offer("nobody", 0, "x")
     with pytest.raises(el.ChannelUnknown):
         gate.end("nobody", 0)
-    with pytest.raises(el.EndMarkMismatch, match="ended at sequence 1; sequence 2 cannot be"):
+    with pytest.raises(el.EndMarkMismatch, match="sequence 2 lies past the end mark of channel 'build', 1"):
         gate.offer("build", 2, "build2", attempt=5)
-    with pytest.raises(el.EndMarkMismatch, match="ended at sequence 1, and now is said to end at 2"):
+    with pytest.raises(el.EndMarkMismatch, match="has the end mark 1, and a second end mark says 2"):
         gate.end("build", 2, attempt=5)
-    with pytest.raises(el.ContentMismatch, match="sequence 1 came again with other content"):
+    with pytest.raises(el.ContentMismatch, match="sequence 1 arrived again with other content"):
         gate.offer("build", 1, "other", attempt=5)
     assert repr(gate) == before == "<StageGate -1: build 0/1 +2; 0: probe 0/?>"
     gate.offer("build", 1, "build1")  # attempt 5 was refused, and fences nobody
@@ -203,9 +203,9 @@ def test_an_end_mark_below_what_has_come_is_refused(given_out: bool) -> None:
     fill(gate, "build", 0, 3, end=False)
     if given_out:
         gate.take()
-    with pytest.raises(el.EndMarkMismatch, match="sequence 2 has come"):
+    with pytest.raises(el.EndMarkMismatch, match="sequence 2 has arrived"):
         gate.end("build", 1)
-    with pytest.raises(el.EndMarkMismatch, match="sequence 4 has come"):
+    with pytest.raises(el.EndMarkMismatch, match="sequence 4 has arrived"):
         StageGate(JOIN, cursor={"build": 5}).end("build", 3)
     gate.end("build", 2)
 

@@ -191,12 +191,12 @@ def counter_trusted(patch: pytest.MonkeyPatch) -> None:
 
 
 def mark_is_enough(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_Channel, "passed", property(lambda channel: channel.last is not None))
+    patch.setattr(_Channel, "passed", property(lambda channel: channel.last_seq is not None))
 
 
 def absence_is_completion(patch: pytest.MonkeyPatch) -> None:
     def passed(channel: _Channel) -> bool:
-        return not channel.held if channel.last is None else channel.next > channel.last
+        return not channel.waiting if channel.last_seq is None else channel.next > channel.last_seq
 
     patch.setattr(_Channel, "passed", property(passed))
 
@@ -206,27 +206,27 @@ def cursor_is_completion(patch: pytest.MonkeyPatch) -> None:
     whole = _Channel.passed
 
     def passed(channel: _Channel) -> bool:
-        return channel.first > 0 if channel.last is None else whole.__get__(channel)
+        return channel.first_seq > 0 if channel.last_seq is None else whole.__get__(channel)
 
     patch.setattr(_Channel, "passed", property(passed))
 
 
 def one_too_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        _Channel, "passed", property(lambda channel: channel.last is not None and channel.next >= channel.last)
+        _Channel, "passed", property(lambda channel: channel.last_seq is not None and channel.next >= channel.last_seq)
     )
 
 
 def never_past_an_empty_channel(patch: pytest.MonkeyPatch) -> None:
     whole = _Channel.passed
-    patch.setattr(_Channel, "passed", property(lambda channel: channel.last != -1 and whole.__get__(channel)))
+    patch.setattr(_Channel, "passed", property(lambda channel: channel.last_seq != -1 and whole.__get__(channel)))
 
 
 def no_contiguity(patch: pytest.MonkeyPatch) -> None:
     def take(channel: _Channel) -> list[Any]:
-        found = [(channel.name, seq, held.item) for seq, held in sorted(channel.held.items())]
+        found = [(channel.name, seq, held.item) for seq, held in sorted(channel.waiting.items())]
         channel.delivered += [None] * len(found)
-        channel.held.clear()
+        channel.waiting.clear()
         return found
 
     patch.setattr(_Channel, "take", take)
@@ -270,7 +270,7 @@ def a_new_attempt_forgets(patch: pytest.MonkeyPatch) -> None:
     def check_attempt(channel: _Channel, attempt: int) -> None:
         whole(channel, attempt)
         if attempt > channel.attempt:
-            channel.held.clear()
+            channel.waiting.clear()
 
     patch.setattr(_Channel, "check_attempt", check_attempt)
 
@@ -280,7 +280,7 @@ def replay_delivered_twice(patch: pytest.MonkeyPatch) -> None:
 
     def offer(gate: StageGate, channel: str, seq: int, *rest: Any, **options: Any) -> None:
         found = gate._channels[channel]
-        if seq == found.next - 1 >= found.first:
+        if seq == found.next - 1 >= found.first_seq:
             found.delivered.pop()
         whole(gate, channel, seq, *rest, **options)
 

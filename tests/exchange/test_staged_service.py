@@ -62,7 +62,7 @@ def test_a_client_that_speaks_another_version_is_told_so_at_once(
             ex.push("probe", 0, 0, batch("probe", 0))
             ex.flush()
 
-        with pytest.raises(el.InvalidInput, match="bring both to the same"):
+        with pytest.raises(el.InvalidInput, match="one version of epochlog"):
             push() if name == "PUSH" else next(ex.consume("join", incarnation=1))
 
 

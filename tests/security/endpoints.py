@@ -31,7 +31,7 @@ def methods() -> set[str]:
 
 def services(server: el.StoreServer) -> tuple[dict[bytes, Any], dict[str, Any]]:
     """Exchanges and actions by name."""
-    door = server._server._door
+    door = server._server._flight_server
     return dict(door._exchanges), dict(door._actions)
 
 

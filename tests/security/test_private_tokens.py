@@ -14,7 +14,7 @@ import pytest
 
 import epochlog as el
 from epochlog.exchange import ExchangeClient
-from epochlog.exchange.server import Certificate, checked_address
+from epochlog.exchange.server import Certificate, check_address
 from epochlog.exchange.transport import tokens
 from epochlog.exchange.transport.duplex import check_destination
 from epochlog.testing.tcp_proxy import TcpProxy
@@ -104,8 +104,8 @@ def test_a_server_that_others_reach_takes_no_weak_token() -> None:
     pem = Certificate(b"", b"")
     for token, read_token in (("weak", None), (TOKEN, "weak")):
         with pytest.raises(el.InsecureServer, match="can be guessed"):
-            checked_address("grpc+tls://0.0.0.0:0", token, pem, read_token)
-    assert checked_address("grpc+tls://0.0.0.0:0", TOKEN, pem, READ_TOKEN) == ("0.0.0.0", 0)
+            check_address("grpc+tls://0.0.0.0:0", token, pem, read_token)
+    assert check_address("grpc+tls://0.0.0.0:0", TOKEN, pem, READ_TOKEN) == ("0.0.0.0", 0)
 
 
 def test_a_server_without_a_token_is_logged(store: el.Store, caplog: pytest.LogCaptureFixture) -> None:

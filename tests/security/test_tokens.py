@@ -88,7 +88,7 @@ def test_every_method_and_service_is_known_here(server: el.StoreServer) -> None:
         assert set(every_method(stranger)) == methods()
         known = {name for name in ROLES if " " in name}
         assert set(every_service(stranger, server)) == known
-    door = type(server._server._door)
+    door = type(server._server._flight_server)
     assert methods() <= set(vars(door)), "a method of Flight's base class tells its tracebacks"
     exchanges, actions = services(server)
     found = {f"exchange {name.decode()}": service.role for name, service in exchanges.items()}
@@ -130,7 +130,7 @@ def test_who_may_write_is_denied_nothing(server: el.StoreServer) -> None:
 
 
 def test_tokens_are_in_no_repr_and_no_error(server: el.StoreServer, tmp_path: Path) -> None:
-    shown = [repr(server), repr(server._server), repr(server._server._door), str(vars(server))]
+    shown = [repr(server), repr(server._server), repr(server._server._flight_server), str(vars(server))]
     with el.open(tmp_path / "s", durability="os") as store:
         for wrong in ({"token": TOKEN + "\n"}, {"token": TOKEN, "read_token": READ_TOKEN + "é"}):
             with pytest.raises(el.InvalidInput) as found:
