@@ -1,1 +1,1 @@
-"""Rendering: how people and programs are shown the facts."""
+"""Rendering of facts: pages for people, JSON for programs, files for rows."""

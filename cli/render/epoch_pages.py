@@ -1,4 +1,4 @@
-"""Pages for people about epochs: timelines, choices of policies, and held snapshots (pure, but for rich's types)."""
+"""Pages for people about epochs: timelines, choices of policies, and held snapshots (pure, made of rich's types)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .pages import grid
 from .timeline import LEGEND, picture
 
 LANE_STYLES = {"numbers": "dim", "ancestor": "dim", "readable": "green", "policy": "bold"}
-STATES = {"none": "has nothing yet", "behind": "is behind", "gone": "is kept no longer"}
+STATES = {"none": "has no commit yet", "behind": "is behind", "gone": "is below its safe epoch"}
 
 
 def epochs_page(facts: Facts, timeline: Timeline, width: int) -> Iterator[Table | Text | str]:
@@ -31,12 +31,12 @@ def epochs_page(facts: Facts, timeline: Timeline, width: int) -> Iterator[Table 
         yield "   ".join(f"{drawn} {meaning}" for drawn, meaning in LEGEND)
         yield grid(("#", "epochs from", "landed", "all together", "because"), _stretches(facts))
     else:
-        yield "nothing has landed in these tables yet"
+        yield "these tables have no commit yet"
     if facts["earlier"] or facts["later"]:
         yield f"{len(timeline.stretches):,} stretches are shown; --limit N or --all for more"
     yield from _explanation(facts["epoch"])
     if facts["epoch"] is None and not all(stretch["readable"] for stretch in facts["stretches"]):
-        yield "--at EPOCH says of an epoch in full why it cannot be read"
+        yield "--at EPOCH lists all reasons at one epoch"
     yield grid(("policy", "would choose now", ">lag"), (_choice(choice) for choice in facts["choices"]))
     if refused := "\n".join(map(_refusal, filter(lambda choice: choice["error"], facts["choices"]))):
         yield refused
@@ -55,7 +55,7 @@ def _stretches(facts: Facts) -> Iterator[tuple[Text | str, ...]]:
 
 
 def _reasons(stretch: Facts) -> Iterator[str]:
-    """Yield each table to blame, with a short reason: --at has the sentences."""
+    """Yield a short reason for each table that is not valid; --at has the sentences."""
     for blame in stretch["why_not"]:
         state = STATES.get(stretch["states"][blame["table"]])
         yield f"{blame['table']} {state}" if state else blame["reason"]
@@ -129,5 +129,5 @@ def token_page(facts: Facts) -> Iterator[Table | str]:
 def _token_row(table: Facts) -> tuple[Text | str, ...]:
     if table["why_not"]:
         return table["table"], epoch_text(table["epoch"]), NONE, Text("cannot be read", "red"), NONE
-    until = table["kept_until"] or Text("it may go at any time", "yellow")
+    until = table["kept_until"] or Text("not held", "yellow")
     return table["table"], epoch_text(table["epoch"]), lag_text(table["lag_ms"]), until, table["kept_by"] or NONE

@@ -1,6 +1,7 @@
 """Graph of tables and jobs as lines: each job below a table that it reads, each output below its job (pure).
 
-A job with several upstreams stands below the one that is furthest from the roots; below the others a line points there.
+A job with several upstreams stands below the upstream with the longest path from a root table; below the others, a line
+refers to that place.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ TEE, ELBOW, BAR, GAP = "├─ ", "└─ ", "│  ", "   "
 
 @dataclass(frozen=True, slots=True)
 class GraphLine:
-    """Line of the graph: `indent` draws the branches to it. A job is drawn below its `home`; elsewhere a line points
-    there.
+    """Line of the graph; `indent` draws the branches. A job is drawn below its `home`; below its other upstreams, a
+    line of kind `elsewhere` refers to it.
     """
 
     indent: str
@@ -33,9 +34,7 @@ class GraphLine:
 
 
 def graph(jobs: Sequence[Facts]) -> Iterator[GraphLine]:
-    """Yield the lines of the jobs (name, upstreams, outputs) and their tables; root tables that no job reads are not
-    drawn.
-    """
+    """Yield the lines of the jobs (name, upstreams, outputs) and of their tables. Unread root tables are left out."""
     by_name = {job["name"]: job for job in jobs}
     home = _homes(jobs)
     readers: dict[str, list[str]] = {}
@@ -63,9 +62,9 @@ def graph(jobs: Sequence[Facts]) -> Iterator[GraphLine]:
 
 
 def _homes(jobs: Sequence[Facts]) -> Mapping[str, str]:
-    """Return by the job's name the upstream below which the job is drawn."""
+    """Return by job name the upstream below which the job is drawn."""
     writer = {table: job for job in jobs for table in job["outputs"]}
-    depth: dict[str, int] = {}  # of tables: how many jobs lie between it and the roots, along the longest way
+    depth: dict[str, int] = {}  # by table: jobs on the longest path from a root table
     stack = [table for job in jobs for table in job["outputs"]]
     while stack:
         table = stack[-1]

@@ -1,7 +1,6 @@
-"""Conversion of Arrow values into JSON values (pure): the form of each type under `--json`, and cells for people made
-from it.
+"""Conversion of Arrow values into JSON values, and into cells for people (pure).
 
-Integers, booleans and strings stay; floats stay, but NaN and the infinities become the strings "NaN", "Infinity" and
+Integers, booleans, strings and finite floats stay; NaN and the infinities become the strings "NaN", "Infinity" and
 "-Infinity"; decimals become strings, binary base64, dates, times and timestamps ISO 8601 (those with a zone in UTC,
 ending in Z), durations integers in the column's unit, structs objects, maps lists of {"key", "value"}.
 """
@@ -21,20 +20,20 @@ import pyarrow.compute as pc
 _T = pa.types
 _DAY = r"^(-?\d+-\d\d-\d\d) "
 SLICE_ROWS = 4096
-"""Rows that become Python values at a time."""
+"""Rows that are converted at once."""
 
 
 def plain_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
     """Yield the rows of a batch as JSON-able dicts, in order."""
     for start in range(0, batch.num_rows, SLICE_ROWS):
-        piece = batch.slice(start, SLICE_ROWS)
-        columns = [plain_values(column) for column in piece.columns]
+        slice_ = batch.slice(start, SLICE_ROWS)
+        columns = [plain_values(column) for column in slice_.columns]
         for values in zip(*columns, strict=True):
-            yield dict(zip(piece.schema.names, values, strict=True))
+            yield dict(zip(slice_.schema.names, values, strict=True))
 
 
 def plain_values(array: pa.Array) -> list[Any]:
-    """Convert a column (or a level of a nested one) into JSON-able values."""
+    """Convert a column, or one level of a nested column, into JSON-able values."""
     kind = array.type
     if _T.is_floating(kind):
         wide = array.cast(pa.float32()) if _T.is_float16(kind) else array

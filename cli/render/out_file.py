@@ -1,4 +1,4 @@
-"""File that a command writes rows to: Parquet, Arrow or CSV by its ending; it is there whole, or not at all."""
+"""Output file of rows: Parquet, Arrow or CSV by its ending, published when it is complete."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ ENDINGS = (".parquet", ".arrow", ".csv")
 
 @dataclass(frozen=True, slots=True)
 class OutFile:
-    """File to be made, with its kind by its ending."""
+    """Output file to write; its ending is its format."""
 
     path: Path
 
     def check(self, schema: pa.Schema) -> None:
-        """Raise InvalidInput for faults that can be found before anything is read."""
+        """Raise InvalidInput for an unknown ending, an existing path, or a column that CSV cannot hold."""
         kind = self.path.suffix
         if kind not in ENDINGS:
-            raise InvalidInput(f"--out {self.path}: its ending says what is written: {', '.join(ENDINGS)}")
+            raise InvalidInput(f"--out {self.path}: the ending must be one of {', '.join(ENDINGS)}")
         if self.path.is_symlink():
-            raise InvalidInput(f"--out {self.path} is a link, and none is followed: remove it, or name another file")
+            raise InvalidInput(f"--out {self.path} is a link, which is not followed: remove it, or name another file")
         if self.path.exists():
-            raise InvalidInput(f"--out {self.path} is there already: remove it, or name another file")
+            raise InvalidInput(f"--out {self.path} exists already: remove it, or name another file")
         odd = [field for field in schema if kind == ".csv" and _not_in_csv(field.type)]
         if odd:
             raise InvalidInput(
-                f"--out {self.path}: CSV has nothing for column {odd[0].name!r} of type {odd[0].type}; write .parquet "
-                "or .arrow, or name other --columns"
+                f"--out {self.path}: CSV cannot hold column {odd[0].name!r} of type {odd[0].type}; write .parquet "
+                "or .arrow, or leave the column out with --columns"
             )
 
     def write(
         self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], progress: Callable[[int], None]
     ) -> tuple[int, int]:
-        """Write the batches and return the numbers of rows and bytes. Until all are written, they stand in a file
-        beside, which is removed when something fails. Both files are new, and for this user alone. progress: is told
-        the rows so far.
+        """Write the batches and return the numbers of rows and bytes.
 
-        Raises WriteFailed, and the errors of reading.
+        The rows go to a temporary file beside, which gets its name when it is complete and is removed on an error. Only
+        this user can read both. progress: is called with the rows so far. Raises WriteFailed, and the errors of
+        reading.
         """
         part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
         rows = 0
@@ -73,17 +73,17 @@ class OutFile:
                 part.unlink(missing_ok=True)
 
     def _publish(self, part: Path) -> None:
-        """Give the file its name, unless another file has taken it meanwhile. Raises InvalidInput then."""
+        """Give the file its name. Raises InvalidInput if another file has taken it meanwhile."""
         try:
             os.link(part, self.path)
         except FileExistsError:
-            raise InvalidInput(f"--out {self.path} has come to be there meanwhile: name another file") from None
+            raise InvalidInput(f"--out {self.path} was created by another process: name another file") from None
         except OSError:  # a file system without links
             os.rename(part, self.path)
 
 
 def _new(part: Path) -> IO[bytes]:
-    """Open a new file that only this user can read; an existing file is neither used nor removed."""
+    """Create a file that only this user can read. Raises FileExistsError if the file exists."""
     return os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb")
 
 
@@ -92,7 +92,7 @@ def _failures(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:
-        raise WriteFailed(f"{path} cannot be written, and nothing of it is there: {error}") from error
+        raise WriteFailed(f"{path} cannot be written, no part of it is left: {error}") from error
 
 
 def _writer(file: IO[bytes], kind: str, schema: pa.Schema) -> Any:

@@ -1,4 +1,4 @@
-"""Output of a command: JSON or text for people on standard output, the wait shown on standard error."""
+"""Output of a command: JSON or text on standard output, progress on standard error."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 PATIENCE_S = 1.0
-"""How long a command may take before it shows that it works."""
+"""Time after which a command shows its progress."""
 FLUSH_ROWS = 1000
 _CONTROL_CHARACTERS = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""Characters that a terminal obeys, or that turn the order of what it shows; JSON lets them stand as they are."""
+"""Characters that control a terminal or the order of its text, and that JSON does not escape."""
 PAGE_COLUMNS = 120
 
 
 class Waiting:
-    """Spinner, or a bar once the end is known, while a command takes long; none where no terminal shows it.
+    """Progress display of a long command on a terminal: a spinner, or a bar if the total is known.
 
-    quiet: show nothing, because the command's output is for a program.
+    quiet: show nothing, because a program reads the command's output.
     """
 
     def __init__(self, label: str, *, quiet: bool = False) -> None:
@@ -51,7 +51,7 @@ class Waiting:
         self.end()
 
     def step(self, done: int, total: int | None = None, *, of: str = "") -> None:
-        """Record that `done` steps, of `total` if that is known, are done; `of` names the thing being worked on now."""
+        """Record that `done` of `total` steps are done (None: unknown total). `of` names the current object."""
         with self._lock:
             self._done, self._total, self._of = done, total, of
             if self._bar:
@@ -101,7 +101,7 @@ class CommandOutput:
 
     @property
     def width(self) -> int:
-        """Return the columns of the terminal, or PAGE_COLUMNS where there is none."""
+        """Return the columns of the terminal, or PAGE_COLUMNS without one."""
         return people_console().width if self.on_terminal else PAGE_COLUMNS
 
     def document(self, value: Any, *, on_one_line: bool = False) -> None:
@@ -121,9 +121,7 @@ class CommandOutput:
             self._write(line + "\n")
 
     def show(self, *parts: RenderableType) -> None:
-        """Write text and tables for people, an empty line between them; as wide as they need where there is no
-        terminal.
-        """
+        """Write text and tables for people, with empty lines between them. Without a terminal nothing is wrapped."""
         self.waiting.end()
         console = people_console()
         for place, part in enumerate(parts):
@@ -146,11 +144,11 @@ class CommandOutput:
 
 
 ASCII_FORMS = dict(zip("●○•─╌░█▲◀├└│→", "*o.-~:#^<|`|>", strict=True))
-"""What pages are drawn with, and what stands for it where only ASCII can be shown: as wide, so that columns stay."""
+"""ASCII replacements of the characters that pages are drawn with, each one column wide."""
 
 
 def escape_unencodable() -> None:
-    """Replace or escape characters that standard output cannot encode, so that they end no command."""
+    """Make standard output replace or escape the characters that its encoding lacks, instead of raising."""
     codecs.register_error("epochlog", _escaped)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="epochlog")
@@ -164,9 +162,7 @@ def _escaped(error: UnicodeError) -> tuple[str, int]:
 
 
 def people_console() -> Console:
-    """Return a console on standard output that leaves a broken pipe to its caller, and cuts nothing where no screen
-    ends.
-    """
+    """Return a console on standard output that raises BrokenPipeError, and wraps lines on a terminal alone."""
     from rich.console import Console
 
     class Page(Console):

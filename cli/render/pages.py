@@ -1,4 +1,4 @@
-"""Pages for people: tables and lines made from the facts that programs get as JSON (pure, but for rich's types)."""
+"""Pages for people: tables and lines, made from the facts that --json prints (pure, made of rich's types)."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ STATE_STYLES = {
 
 
 RIGHT = ">"
-"""A header that begins so is of a column aligned to the right."""
+"""Prefix of the headers of right-aligned columns."""
 
 
 def grid(headers: Sequence[str], rows: Iterable[Sequence[Text | str]]) -> Table:
-    """Build a table with one line a row, but where a terminal is too narrow for it."""
+    """Build a table with one line per row, folded on a narrow terminal."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for header in headers:
         side = "right" if header.startswith(RIGHT) else "left"
@@ -50,7 +50,7 @@ def grid(headers: Sequence[str], rows: Iterable[Sequence[Text | str]]) -> Table:
 
 
 def state(word: str) -> Text:
-    """Return a state, coloured where there is a terminal."""
+    """Return a state with its colour."""
     return Text(word, STATE_STYLES.get(word, ""))
 
 
@@ -108,7 +108,7 @@ def _load(load: Facts) -> tuple[Text | str, ...]:
 
 
 def held(snapshots: Sequence[Facts]) -> Iterable[Table]:
-    """Yield a table of the snapshots that are held by name, if there are any."""
+    """Yield a table of the held snapshots, if there are any."""
     if snapshots:
         headers = ("snapshot held as", "tables", "epochs", "held until", ">left")
         yield grid(headers, (_held(snapshot) for snapshot in snapshots))
@@ -121,9 +121,7 @@ def _held(snapshot: Facts) -> tuple[str, ...]:
 
 
 def _upkeep(tables: Sequence[Facts]) -> Iterable[Table]:
-    """Yield a table of the tables' maintenance: backpressure, compactions under way and failures; nothing if there are
-    none.
-    """
+    """Yield a table of the tables' maintenance, if there is any: backpressure, running compactions, failures."""
     rows: list[tuple[str, Text | str]] = []
     for table in tables:
         work, trouble = table["compaction"], table["trouble"]
@@ -137,7 +135,7 @@ def _upkeep(tables: Sequence[Facts]) -> Iterable[Table]:
                 (table["name"], Text(safe(f"{trouble['by']} failed at {trouble['at']}: {trouble['error']}"), "red"))
             )
     if rows:
-        yield grid(("table", "upkeep"), rows)
+        yield grid(("table", "maintenance"), rows)
 
 
 def jobs(jobs: Sequence[Facts]) -> list[Table | str]:
@@ -155,16 +153,14 @@ def jobs(jobs: Sequence[Facts]) -> list[Table | str]:
 
 
 def _outside(jobs: Sequence[Facts]) -> Iterable[str]:
-    """Yield the reasons why `global` leaves out tables of jobs whose state does not tell so already."""
+    """Yield the reasons why jobs are outside, for jobs whose state does not show it."""
     reasons = [job["outside"] for job in jobs if _is_outside(job)]
     if reasons:
         yield f"not counted under global: {safe('; '.join(reasons))}"
 
 
 def _is_outside(job: Facts) -> bool:
-    """Return True if `global` leaves the job's tables out for another reason than that something is creating or
-    parked.
-    """
+    """Return True if the job is outside for another reason than a creating or parked job."""
     return bool(job["outside"]) and not job["outside"].rstrip(")").endswith(("it is creating", "it is parked"))
 
 
@@ -205,7 +201,7 @@ def _job(job: Facts) -> tuple[Text | str, ...]:
 
 
 def _runner(job: Facts) -> tuple[str, ...]:
-    """Return the cells of a job's runner, and since when it runs the job."""
+    """Return the cells of a job's runner and its start time."""
     runner = job["runner"]
     return job["name"], runner["kind"], str(runner["pid"]), one_line(runner["host"]), runner["since"]
 
@@ -232,7 +228,7 @@ def description(facts: Facts) -> list[Table | str]:
         ("bytes", bytes_text(facts["bytes"])),
         ("log", _log(log)),
         ("retention", _retention(facts["retention"])),
-        ("compaction", f"at {facts['compact_segments']:,} segments; commits fold at {facts['max_segments']:,}"),
+        ("compaction", f"at {facts['compact_segments']:,} segments; write stall at {facts['max_segments']:,}"),
         ("changelog", _changelog(facts)),
     ]
     head = Table.grid(padding=(0, 2))
@@ -247,9 +243,9 @@ def description(facts: Facts) -> list[Table | str]:
         headers = ("held by", "log after", "states from", ">age", "lease ends")
         parts.append(grid(headers, (_hold(hold) for hold in facts["holds"])))
     else:
-        parts.append("nobody holds it back")
+        parts.append("no holds")
     if facts["writers"]:
-        headers = ("may be writing files", "process", ">age", "lease ends")
+        headers = ("write intent", "process", ">age", "lease ends")
         parts.append(grid(headers, (_writer(writer) for writer in facts["writers"])))
     return parts
 
@@ -268,7 +264,7 @@ def _writer(writer: Facts) -> tuple[str, ...]:
 def _log(log: Facts) -> str:
     entries = f"{log['entries']:,} entries, {log['segments']:,} segments, {bytes_text(log['bytes'])}"
     begins = f"; begins after {epoch_text(log['start_epoch'])}" if log["start_epoch"] else ""
-    return f"{entries}{begins}; {log['unfolded_segments']:,} segments not in a run yet"
+    return f"{entries}{begins}; {log['unfolded_segments']:,} segments in L0"
 
 
 def _retention(retention: Facts) -> str:
@@ -277,7 +273,7 @@ def _retention(retention: Facts) -> str:
 
 
 def _changelog(facts: Facts) -> str:
-    """Describe the changelog setting: if old rows are stored, and of an output if unchanged rows are kept."""
+    """Describe the changelog setting, and for an output the treatment of unchanged rows."""
     stored = "upsert: old rows are looked up"
     if facts["full_since"] is not None:
         since = f", after {epoch_text(facts['full_since'])}" if facts["full_since"] else ""
@@ -314,7 +310,7 @@ def _commit(commit: Facts) -> tuple[str, ...]:
 
 
 def rows(names: Sequence[str], numeric: Sequence[bool], rows: Iterable[Facts]) -> Table:
-    """Build a table of a table's rows, or of changes."""
+    """Build a grid of rows or changes. numeric: True for each right-aligned column."""
     headers = [f"{RIGHT}{name}" if right else name for name, right in zip(names, numeric, strict=True)]
     return grid(headers, ([_cell(name, row[name]) for name in names] for row in rows))
 
@@ -361,9 +357,9 @@ def epochs(facts: Facts) -> list[Table | str]:
 OUTCOMES = {
     "done": "compacted",
     "nothing": "not due",
-    "busy": "another process is at it",
+    "busy": "another process compacts it",
     "progress": "begun",
-    "lost": "another process was first",
+    "lost": "another process has compacted it",
 }
 
 
@@ -407,7 +403,7 @@ def vacuuming(facts: Facts) -> list[Table | str]:
     """Build the page of `vacuum`."""
     verb = "would be deleted" if facts["dry_run"] else "deleted"
     parts: list[Table | str] = []
-    for name, head in (("deleted", verb), ("kept", "kept, though nothing reaches it"), ("foreign", "none of ours")):
+    for name, head in (("deleted", verb), ("kept", "kept, unreachable"), ("foreign", "foreign file")):
         if facts[name]:
             headers = (head, ">bytes") if name == "foreign" else (head, ">bytes", "why", "at the earliest")
             parts.append(grid(headers, (_vacuumed(file) for file in facts[name])))
@@ -434,7 +430,7 @@ def verification(facts: Facts) -> list[Table | str]:
     checked = f"{facts['tables']:,} tables, {facts['files']:,} files, {bytes_text(facts['bytes'])} checked"
     parts: list[Table | str] = []
     if facts["unreachable"]:
-        parts.append(grid(("reached by no table (no damage)",), ((path,) for path in facts["unreachable"])))
+        parts.append(grid(("unreachable file (no damage)",), ((path,) for path in facts["unreachable"])))
     if facts["problems"]:
         problems = ((problem["where"], Text(safe(problem["what"]), "red")) for problem in facts["problems"])
         parts.append(grid(("where", "problem"), problems))

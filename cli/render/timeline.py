@@ -1,5 +1,5 @@
-"""Drawing of a timeline for a terminal: a lane for each table, one for the epochs at which all can be read together,
-and one for each policy (pure).
+"""Drawing of a timeline for a terminal (pure): a lane for each table, for the epochs at which all tables can be read
+together, and for each policy.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ NARROWEST, LONGEST_NAME = 3, 28
 LANDED: Mapping[Landed, str] = {"rows": "●", "empty": "○", "label": "•"}
 STATES: Mapping[State, str] = {"valid": "─", "behind": "╌", "gone": "░", "none": " "}
 READABLE, READS, BACK = "█", "▲", "◀"
-"""All can be read together; a policy reads here; it reads further back than is drawn."""
+"""Marks: all tables can be read together; a policy reads here; a policy reads before the first drawn stretch."""
 LEGEND = (
     (LANDED["rows"], "rows landed"),
     (LANDED["empty"], "a commit without rows"),
     (2 * STATES["valid"], "reflects its upstreams"),
     (2 * STATES["behind"], "is behind"),
-    (2 * STATES["gone"], "kept no longer"),
+    (2 * STATES["gone"], "below the safe epoch"),
     (READABLE, "all can be read together"),
     (READS, "a policy reads here"),
 )
@@ -30,7 +30,7 @@ LEGEND = (
 
 @dataclass(frozen=True, slots=True)
 class TimelineLane:
-    """Lane of the drawing: the name, then a cell for each stretch."""
+    """Lane of the drawing: a name, then a cell for each stretch."""
 
     kind: Literal["numbers", "table", "ancestor", "readable", "policy", "gap"]
     name: str
@@ -42,10 +42,10 @@ class TimelineLane:
 
 
 def picture(timeline: Timeline, choices: Mapping[str, Sequence[int]], width: int) -> tuple[int, list[TimelineLane]]:
-    """Draw the timeline; return the width of the names, and the lanes: in blocks below each other where `width` is too
-    narrow for one.
+    """Draw the timeline; return the width of the names, and the lanes. A long timeline continues in further blocks
+    below, each at most `width` columns wide.
 
-    choices: by policy the epochs at which it reads; policies that read at equal epochs are drawn together.
+    choices: the epochs of each policy; policies that read at equal epochs share a lane.
     """
     short_names = {name: _short(name) for name in (*timeline.tables, *timeline.ancestors)}
     policies = dict(_together(choices))

@@ -127,7 +127,7 @@ def test_people_see_a_picture_and_short_reasons(run, lake) -> None:
     assert "all together            ███" in lines
     assert "latest                  ▲     ▲" in lines
     assert any(line.startswith("2 ") and line.endswith("no             revenue is behind") for line in lines)
-    assert "--at EPOCH says of an epoch in full" in page
+    assert "--at EPOCH lists all reasons" in page
     assert "at_least: at_least: the largest valid epoch" not in page
     assert any(line.startswith("at_least (epoch ") and "nothing: NoConsistentEpoch" in line for line in lines)
 
@@ -183,7 +183,7 @@ def test_a_store_without_tables_and_tables_without_commits(run, lake, tmp_path) 
     assert "there is no table yet" in run("epochs", tmp_path / "new").out
     facts = facts_of(run, tmp_path / "new", "--at", 5)
     assert (facts["stretches"], facts["choices"], facts["epoch"]) == ([], [], None)
-    assert "nothing has landed in these tables yet" in run("epochs", lake.root, "nothing_yet").out
+    assert "these tables have no commit yet" in run("epochs", lake.root, "nothing_yet").out
 
 
 def test_an_unknown_table_is_named(run, lake) -> None:

@@ -53,7 +53,7 @@ def test_vacuum_tells_what_it_deletes_and_what_stays(run: Any, worn: str) -> Non
 def test_vacuum_for_people(run: Any, worn: str) -> None:
     page = run("vacuum", worn, "--dry-run", "--grace", "0").out
     assert (
-        "would be deleted" in page and "nothing reaches it" in page and "notes.txt" in page and "none of ours" in page
+        "would be deleted" in page and "nothing reaches it" in page and "notes.txt" in page and "foreign file" in page
     )
     assert "in grace" in run("vacuum", worn).out
     last = run("vacuum", worn, "--grace", "0").out.strip().splitlines()[-1]
@@ -114,7 +114,7 @@ def test_describe_says_who_holds_states_and_log_back(run: Any, worn: str) -> Non
         (writer,) = facts["writers"]
         assert writer["kind"] == "store" and " on " in writer["by"] and writer["age_ms"] >= 0
         page = run("describe", worn, "orders").out
-        for text in (f"consumer:dash holds epoch {at - 1}", "states kept by", "may be writing files", writer["by"]):
+        for text in (f"consumer:dash holds epoch {at - 1}", "states kept by", "write intent", writer["by"]):
             assert text in page
     assert "retention: 0 ms" in run("describe", worn, "orders").out
 

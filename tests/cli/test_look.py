@@ -101,7 +101,7 @@ def test_describe_shows_settings_and_since_when(run, lake) -> None:
     run("alter", lake.root, "table", "revenue", "--changelog", "full", "--max-segments", "1000")
     people = run("describe", lake.root, "revenue").out
     assert re.search(rf"changelog +full: .*, after {lake.epochs['view']} .*; unchanged rows are left out", people)
-    assert re.search(r"compaction +at 8 segments; commits fold at 1,000", people)
+    assert re.search(r"compaction +at 8 segments; write stall at 1,000", people)
     run("alter", lake.root, "table", "revenue", "--drop-unchanged", "no")
     assert "unchanged rows are kept" in run("describe", lake.root, "revenue").out
     refused = run("alter", lake.root, "table", "orders", "--drop-unchanged", "no")

@@ -132,7 +132,7 @@ def test_a_token_that_can_be_read_no_more_is_told(run, tmp_path) -> None:
             token = moment.token
         at_risk = json.loads(run("snapshot", tmp_path / "lake", "--show", token, "--json").out)["tables"]
         assert {(one["kept_until"], one["kept_by"], one["why_not"]) for one in at_risk} == {(None, None, None)}
-        assert "it may go at any time" in run("snapshot", tmp_path / "lake", "--show", token).out
+        assert "not held" in run("snapshot", tmp_path / "lake", "--show", token).out
         store.drop_table("gone")
         store.table("kept").upsert(pa.table({"k": [1]}))
         store.compact(full=True)
