@@ -106,9 +106,9 @@ class Crowd:
         runner = job._runner
         commit = runner.commit
 
-        def timed(run: Any, outputs: Any, *, keep: bool = False) -> int:
-            epoch = commit(run, outputs, keep=keep)
-            if run.barrier.prev:
+        def timed(plan: Any, outputs: Any, *, keep: bool = False) -> int:
+            epoch = commit(plan, outputs, keep=keep)
+            if plan.barrier.prev:
                 self.took.append(Took(runner.name, epoch, time() * 1000 - to_unix_ms(epoch) - 1))
             return epoch
 
@@ -144,7 +144,7 @@ def copy(source: str) -> Callable[[Any], None]:
 
     def refresh(ctx: Any) -> None:
         changed = ctx.changes(source, mode="net", columns=SCHEMA.names).select(SCHEMA.names)
-        (output,) = ctx._run.outputs
+        (output,) = ctx._plan.outputs
         ctx.upsert(output, changed.set_column(1, SCHEMA.field(1), pc.multiply(changed["value"], 2.0)))
 
     return refresh

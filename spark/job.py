@@ -33,8 +33,8 @@ class SparkDoor:
     handle: Handle
     session: SparkSession
 
-    def context(self, run: RefreshPlan) -> SparkRefreshContext:
-        return SparkRefreshContext(self.session, self.handle, run)
+    def context(self, plan: RefreshPlan) -> SparkRefreshContext:
+        return SparkRefreshContext(self.session, self.handle, plan)
 
     def check(self, job: str) -> None:
         """Raise SparkLost if the session has gone: it is unknown what its tasks wrote."""

@@ -240,7 +240,7 @@ def start(
     check_given(runner, session, refresh)
     loop = Loop(runner, session, refresh, make_pace(trigger), span_ms("poll", poll))
     live.claim(runner, take_over=take_over)
-    runner.again = lambda: step(runner, session, refresh)
+    runner.repeat_step = lambda: step(runner, session, refresh)
     try:
         loop.enter(take_over=take_over)
         query = JobQuery(_retried(runner, session, lambda: _started(loop, session, make_pace(trigger))), loop)

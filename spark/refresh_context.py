@@ -54,8 +54,8 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
     upstream or output of the job is InvalidInput.
     """
 
-    def __init__(self, session: SparkSession, handle: Handle, run: RefreshPlan) -> None:
-        super().__init__(handle.files, run, self._frame_writer)
+    def __init__(self, session: SparkSession, handle: Handle, plan: RefreshPlan) -> None:
+        super().__init__(handle.files, plan, self._frame_writer)
         self._session = session
         self._handle = handle
         self._intent: str | None = None
@@ -100,7 +100,7 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
         """
         if mode not in ("epochs", "net"):
             raise InvalidInput(f"mode must be 'epochs' or 'net', not {mode!r}")
-        found = self._run.upstream(upstream)
+        found = self._plan.upstream(upstream)
         return self._frame(found.changes, columns, filter, mode=mode, pre_images=pre_images, keys=found.keys)
 
     def touched(self, upstream: str, columns: str | Sequence[str]) -> DataFrame:
@@ -112,7 +112,7 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
         Spark job; a frame of more is read whenever it is used: `.toArrow()` makes a table of it that `among` and
         `recompute` take in its place.
         """
-        found = self._run.upstream(upstream)
+        found = self._plan.upstream(upstream)
         names = group_columns(upstream, found.table.schema.schema, columns, least=1)
         asked = (upstream, *names)
         if asked not in self._touched:
@@ -148,7 +148,7 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
         that have one of these combinations of values are given; of a table, or of what `touched` has read at once,
         little else is looked at where the columns begin the primary key.
         """
-        return self._rows(self._run.upstream(upstream).current, columns, filter, among)
+        return self._rows(self._plan.upstream(upstream).current, columns, filter, among)
 
     def previous(
         self,
@@ -159,7 +159,7 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
         among: DataFrame | pa.Table | None = None,
     ) -> DataFrame:
         """Return the upstream at prev; empty when prev is 0. `among` is that of `table`."""
-        return self._rows(self._run.upstream(upstream).previous, columns, filter, among)
+        return self._rows(self._plan.upstream(upstream).previous, columns, filter, among)
 
     def output(
         self,
@@ -174,7 +174,7 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
 
         `among` is that of `table`.
         """
-        return self._rows(self._run.output(output).previous, columns, filter, among)
+        return self._rows(self._plan.output(output).previous, columns, filter, among)
 
     def upsert(self, output: str, frame: DataFrame) -> None:
         """Write rows of an output; committed with all others when the refresh returns, or not at all.
@@ -210,10 +210,10 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
         """
         from pyspark.sql import functions as F  # noqa: N812 (Spark's own convention)
 
-        found = self._run.output(output)
+        found = self._plan.output(output)
         self._require_unwritten(output)
         names = group_columns(output, found.table.schema.schema, by)
-        with self._naming_job():
+        with self._name_job_in_errors():
             check_frame(found.table.schema, from_.schema)
         if CHANGE_TYPE in from_.columns:
             raise SchemaMismatch(f"recompute({output!r}) takes rows as they are now, without {CHANGE_TYPE!r}; drop it")
@@ -223,7 +223,7 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
             _require_groups(output, groups)
             rows = _only_touched(output, rows, self._groups(groups, names))
         elif touched is not None:
-            raise InvalidInput(f"recompute({output!r}, by=[]) makes the whole output anew; leave out `touched`")
+            raise InvalidInput(f"recompute({output!r}, by=[]) replaces the whole output; leave out `touched`")
         else:
             groups = None
         rows = _each_once(output, rows, key)

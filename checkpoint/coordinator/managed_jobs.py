@@ -257,7 +257,7 @@ class JobTask:
 
     def decide(self, *, has_changes: bool, drain: bool) -> tuple[Barrier | None, bool]:
         end = record_drain(self._runner) if drain else None
-        self._plan = self._runner.begin(whole=True, tenure=self._tenure)
+        self._plan = self._runner.begin(unchunked=True, tenure=self._tenure)
         job = self._runner.record() if self._plan is None else self._plan.job
         self.interval_ms = self._handle.interval_ms * job.interval  # it may have been altered
         if self._plan is None:

@@ -1,7 +1,7 @@
-"""Outputs that outlive their job: they become root tables, which anybody may write.
+"""Adoption of outputs that outlive their job: they become root tables, open for writes.
 
-From then on such a table is valid by itself. Below that epoch it was what its job had made of upstreams that nobody
-remembers for it any more; policies choose no epoch there.
+An adopted table is valid by itself from the epoch of its adoption on. Below that epoch its lineage is unknown, so
+policies choose no epoch there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from epochlog.store.types.epoch import MAX_EPOCH
 
 
 def adopt_table(handle: Handle, name: str) -> TableDef:
-    """Make an output of a finished job a root table; one that is a root table stays as it is.
+    """Make an output of a finished job a root table; leave a root table unchanged.
 
     Raises TableNotFound, and TableInUse while its job may still write it.
     """
@@ -33,49 +33,50 @@ def adopt_table(handle: Handle, name: str) -> TableDef:
         job = get_job(tx, table.job_id, "?")
         if job.state != "finished":
             raise TableInUse(
-                f"table {name!r} is written by job {job.name!r}, which is {job.state}: end it with "
+                f"table {name!r} is written by job {job.name!r}, which is {job.state}: end the job with "
                 f"store.job({job.name!r}).stop(drain=True), or drop it with store.drop_job({job.name!r}, "
                 "keep_outputs=True), which leaves its tables as root tables"
             )
-        left = tuple(output for output in job.outputs if output != table.id)
-        if left:
-            tx.put(job_key(job.id), replace(job, outputs=left).to_record())
+        remaining = tuple(output for output in job.outputs if output != table.id)
+        if remaining:
+            tx.put(job_key(job.id), replace(job, outputs=remaining).to_record())
         else:
-            _forget(tx, job)
+            _delete_job(tx, job)
         return _adopt(tx, table, job.position)
 
     return handle.catalog.transact(body)
 
 
 def drop_job_alone(handle: Handle, name: str) -> None:
-    """Remove a job, and make its outputs root tables as they are now."""
+    """Drop a job and make its outputs root tables with their current rows."""
 
     def body(tx: Txn) -> None:
         job = find_job(tx, name)
-        issue_epoch(tx, handle)  # what the job has not taken in yet lies below
-        at = job.position if job.state == "finished" else Counters.read(tx).last_epoch
-        _forget(tx, job)
+        issue_epoch(tx, handle)  # so that changes the job does not reflect lie below the adoption
+        epoch = job.position if job.state == "finished" else Counters.read(tx).last_epoch
+        _delete_job(tx, job)
         for table_id in job.outputs:
-            _adopt(tx, get_table(tx, table_id, f"output of {name}"), at)
+            _adopt(tx, get_table(tx, table_id, f"output of {name}"), epoch)
         discard_staged(tx, job.outputs, handle.catalog.now_ms())
 
     handle.catalog.transact(body)
 
 
-def _forget(tx: Txn, job: JobRecord) -> None:
+def _delete_job(tx: Txn, job: JobRecord) -> None:
     tx.delete(job_key(job.id))
     tx.delete(job_name_key(job.name))
 
 
-def _adopt(tx: Txn, table: TableDef, at: int) -> TableDef:
+def _adopt(tx: Txn, table: TableDef, epoch: int) -> TableDef:
     """Make the output a root table from epoch `at` on, open for writes. Part of a transaction."""
     version = get_version(tx, table.id, table.name)
-    first = next((key_epoch(key) for key, _ in tx.scan(hist_key(table.id, 0), hist_key(table.id, MAX_EPOCH))), at)
-    created = min(table.created, first)  # a log backfill begins before its job was made
-    adopted = replace(table, job_id=None, adopted=at, created=created, drop_unchanged=True)
+    first = next((key_epoch(key) for key, _ in tx.scan(hist_key(table.id, 0), hist_key(table.id, MAX_EPOCH))), epoch)
+    created = min(table.created, first)  # a log backfill commits at epochs before the job's creation
+    adopted = replace(table, job_id=None, adopted=epoch, created=created, drop_unchanged=True)
     tx.put(table_key(table.id), adopted.to_record())
     tx.put(head_key(table.id), replace(version, end_epoch=None).to_record())
-    for job in all_jobs(tx):  # whose data has ended with this table's: what comes now is not their input
+    # Finished jobs over this table ended with its data: a drain epoch keeps later writes out of their input.
+    for job in all_jobs(tx):
         if table.id in job.upstreams and job.state == "finished" and job.drain is None:
             tx.put(job_key(job.id), replace(job, drain=job.position).to_record())
     move_counters(tx, Counters.read(tx))

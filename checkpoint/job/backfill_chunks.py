@@ -1,8 +1,8 @@
-"""Cutting a job's snapshot into pieces: which rows of which upstream the next one takes in.
+"""Backfill chunks: the key range of one upstream that the next step of a backfill takes in.
 
-A piece is a key range of one upstream at the barrier, with at most so many rows; an upstream without rows is one piece
-too, so that a refresh is called at least once for each. The cursor that goes on after a piece is recorded with what it
-has made, so whoever runs the job next repeats at most one piece.
+A chunk has at most `snapshot_rows` rows of one upstream at the barrier. An upstream without rows is one chunk, so a
+refresh runs at least once for each upstream. The cursor after a chunk is recorded with the chunk's segments, so the
+next runner repeats at most one chunk.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from epochlog.store.scan.scan_plan import EVERYTHING, KeyRange, ScanPlan
 from epochlog.store.types.key_codec import Key
 
 READ_AT_ONCE = 1 << 16
-"""Rows whose keys are looked at together to find the end of a piece."""
+"""Rows whose keys are read in one go to find the end of a chunk."""
 
 
 def fully_loaded(job: JobRecord) -> bool:
-    """Return True if pieces have taken in all rows of all upstreams, so that only the commit is left."""
+    """Return True if the chunks have taken in all rows of all upstreams, so that only the commit is left."""
     return job.cursor is not None and job.cursor.place >= len(job.upstreams)
 
 
-def nothing_of(plan: LogPlan) -> LogPlan:
-    """Make a plan without changes, for an upstream that the piece is not of."""
+def empty_plan(plan: LogPlan) -> LogPlan:
+    """Return a plan without changes, for an upstream that is not part of the chunk."""
     return LogPlan(plan.table, ScanPlan(plan.table, 0), (), backfill=True)
 
 
-def cut_piece(job: JobRecord, files: Files, plan: ScanPlan) -> tuple[KeyRange, Cursor]:
-    """Return the keys of the next piece, which is of the upstream that `plan` reads, and the cursor after it."""
+def cut_chunk(job: JobRecord, files: Files, plan: ScanPlan) -> tuple[KeyRange, Cursor]:
+    """Return the key range of the next chunk, of the upstream that `plan` reads, and the cursor after it."""
     assert job.snapshot_rows is not None
-    began = job.cursor or Cursor()
-    high, rows = _end(files, plan, began.low, job.snapshot_rows)
-    ended = replace(began, pieces=began.pieces + 1, rows=began.rows + rows, low=high)
+    cursor = job.cursor or Cursor()
+    high, rows = _find_end(files, plan, cursor.low, job.snapshot_rows)
+    next_cursor = replace(cursor, pieces=cursor.pieces + 1, rows=cursor.rows + rows, low=high)
     if high is None:
-        ended = replace(ended, place=began.place + 1)
-    return (began.low, high), ended
+        next_cursor = replace(next_cursor, place=cursor.place + 1)
+    return (cursor.low, high), next_cursor
 
 
-def _end(files: Files, plan: ScanPlan, low: Key | None, most: int) -> tuple[Key | None, int]:
-    """Return the key before which a piece of at most so many rows ends (None: it is the last), and its rows."""
-    parts = plan.splits(max(1, plan.rows_at_most // max(most, READ_AT_ONCE)), (low, EVERYTHING[1]))
+def _find_end(files: Files, plan: ScanPlan, low: Key | None, max_rows: int) -> tuple[Key | None, int]:
+    """Return the exclusive upper key of a chunk of at most `max_rows` rows (None: the last chunk), and its rows."""
+    parts = plan.splits(max(1, plan.rows_at_most // max(max_rows, READ_AT_ONCE)), (low, EVERYTHING[1]))
     rows = 0
     for part in parts:
         keys = plan.rows(files, (), key_range=part).keys
-        if rows + len(keys) > most:
-            return keys[most - rows].as_py(), most
+        if rows + len(keys) > max_rows:
+            return keys[max_rows - rows].as_py(), max_rows
         rows += len(keys)
     return None, rows

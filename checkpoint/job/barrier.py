@@ -1,17 +1,16 @@
 """Choice of a job's next barrier: a pure function of one EpochView, the job's position and the forced boundaries.
 
-The job walks the sealed boundaries past its position. It stops at the first where an upstream is incomplete, passes
-over those where an upstream is complete but not valid (that upstream merged them away), and takes the first at
-which an upstream has changed. What is complete, and what has changed by when, only grows along the boundaries, so
-the walk comes down to: the boundaries within the upstreams' common valid intervals, from the first change on. An
-idle week has 600,000 boundaries and no interval but one; nothing here counts boundaries one by one.
+The job walks the sealed boundaries past its position. It ends the walk at the first boundary at which an upstream is
+incomplete. It skips boundaries at which an upstream is complete but not valid, because that upstream merged them. It
+takes the first boundary at which an upstream has changed. Both conditions are monotonic, so the walk is a search in
+the upstreams' common valid intervals from the first change on. The code never iterates over boundaries: an idle week
+has 600,000 of them, in one interval.
 
-A job far behind merges: of those boundaries it takes the newest whose index, counted in the job's own interval, is
-a multiple of the largest power of two <= its lag. Jobs that are equally late thus meet at the same stops, and a
-reader finds epochs at which all of them are valid. Forced boundaries have no index: they are stops like others, but
-none to merge to.
+A job far behind merges: it takes the newest boundary whose index, counted in the job's interval, is a multiple of the
+largest power of two <= its lag. So jobs that are equally late meet at common stops, and a reader finds epochs at which
+all of them are valid. Forced boundaries have no index: a job may stop there, but does not merge to them.
 
-A job that is to be drained at an epoch ends with its first stop there or past it, whether or not anything changed.
+A drained job ends with its first stop at or past the drain epoch, even without a change.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ BarrierKind = Literal["initial", "checkpoint"]
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Commit point of a job: at `curr` it commits the changes of (prev, curr]; its first barrier is `initial`."""
+    """Commit point of a job: it commits the changes of (prev, curr] at `curr`. Its first barrier is `initial`."""
 
     prev: int
     curr: int
@@ -38,9 +37,9 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True)
 class Stops:
-    """The sealed boundaries of one job at which it may commit: those within `where`, regular or forced."""
+    """Sealed boundaries at which one job may commit: the regular and forced ones within `intervals`."""
 
-    where: Intervals
+    intervals: Intervals
     forced: Ints
     interval_ms: int  # the job's own
 
@@ -48,25 +47,25 @@ class Stops:
         """Return the oldest stop."""
         regular = self._regular_from_starts()
         forced = self._forced_within()
-        found = [int(stops[0]) for stops in (regular, forced) if len(stops)]
-        return min(found, default=None)
+        candidates = [int(stops[0]) for stops in (regular, forced) if len(stops)]
+        return min(candidates, default=None)
 
     def newest(self) -> int | None:
         """Return the newest stop."""
         regular, forced = self.newest_multiple(1), self._forced_within()
-        found = [stop for stop in (regular, int(forced[-1]) if len(forced) else None) if stop is not None]
-        return max(found, default=None)
+        candidates = [stop for stop in (regular, int(forced[-1]) if len(forced) else None) if stop is not None]
+        return max(candidates, default=None)
 
     def newest_multiple(self, stride: int) -> int | None:
         """Return the newest regular stop whose index is a multiple of `stride`."""
         step = width(self.interval_ms) * stride
-        stops = (self.where[1] + 1) // step * step - 1
-        stops = stops[stops >= self.where[0]]
+        stops = (self.intervals[1] + 1) // step * step - 1
+        stops = stops[stops >= self.intervals[0]]
         return int(stops[-1]) if len(stops) else None
 
     def within(self, low: int, high: int) -> Stops:
         """Return the stops in [low, high]."""
-        return replace(self, where=clip(self.where, low, high))
+        return replace(self, intervals=clip(self.intervals, low, high))
 
     def lag(self, stop: int, last_epoch: int) -> int:
         """Count the regular boundaries that have been sealed past the epoch `stop`."""
@@ -75,12 +74,12 @@ class Stops:
     def _regular_from_starts(self) -> Ints:
         """Return the first regular boundary of each interval that has one."""
         step = width(self.interval_ms)
-        stops = -(-(self.where[0] + 1) // step) * step - 1
-        return stops[stops <= self.where[1]]
+        stops = -(-(self.intervals[0] + 1) // step) * step - 1
+        return stops[stops <= self.intervals[1]]
 
     def _forced_within(self) -> Ints:
-        """Return the forced boundaries in `where`."""
-        starts, ends = self.where
+        """Return the forced boundaries within the intervals."""
+        starts, ends = self.intervals
         if not len(starts) or not len(self.forced):
             return self.forced[:0]
         at = starts.searchsorted(self.forced, "right") - 1
@@ -102,32 +101,31 @@ def next_barrier(
     drain: int | None = None,
     states: bool = True,
 ) -> Barrier | None:
-    """Return the next barrier of a job whose newest commit is `after` (0: none); None when there is nothing to do yet.
+    """Return the next barrier of a job whose newest commit is `after` (0: none); None if there is nothing to do yet.
 
-    interval_ms is the store's, job_interval the job's in store boundaries, max_lag in the job's own boundaries;
-    `forced` are the forced boundaries, ascending. With `first` the barrier comes even without a change, then at the
-    newest stop; with `snapshot` too, it is the newest stop whatever changed. No stop lies below an upstream's first
-    commit or safe epoch, nor below `logs_from`, where the upstreams' logs begin: the job goes on by the logs. Without
-    `states`, who asks reads the logs alone, and may stop below safe epochs.
-    `drain`: everything through that epoch is to be taken in, and the barrier that does it is the last one.
+    interval_ms: of the store; job_interval: in store boundaries; max_lag: in the job's boundaries; forced: the forced
+    boundaries, ascending. first: return a barrier even without a change, at the newest stop. snapshot, with first:
+    always take the newest stop. logs_from: the epoch from which all upstream logs exist. No stop lies below it, nor
+    below an upstream's first commit or safe epoch. states=False: the caller reads only logs, so safe epochs do not
+    limit the stops. drain: take in everything through that epoch, with a last barrier.
     """
     kind: BarrierKind = "initial" if first else "checkpoint"
     floor = max(logs_from, view.floor(upstreams) if states else 0)
-    clean = _stops(view, upstreams, after, interval_ms * job_interval, forced, floor)
-    last = None if drain is None else clean.within(drain, int(FAR)).first()
+    valid_stops = _stops(view, upstreams, after, interval_ms * job_interval, forced, floor)
+    last = None if drain is None else valid_stops.within(drain, int(FAR)).first()
     if last is not None:
-        clean = clean.within(0, last)
+        valid_stops = valid_stops.within(0, last)
     if first and snapshot:
-        curr = clean.newest()
+        curr = valid_stops.newest()
         return None if curr is None else Barrier(after, curr, kind)
-    usable = _past_first_change(view, upstreams, after, clean)
-    curr = usable.first()
+    changed_stops = _past_first_change(view, upstreams, after, valid_stops)
+    curr = changed_stops.first()
     if curr is None:
-        curr = clean.newest() if first or last is not None else None
+        curr = valid_stops.newest() if first or last is not None else None
         return None if curr is None else Barrier(after, curr, kind)
-    lag = usable.lag(curr, view.last_epoch)
+    lag = changed_stops.lag(curr, view.last_epoch)
     if lag > max(max_lag, 0):
-        merged = usable.newest_multiple(1 << (lag.bit_length() - 1))
+        merged = changed_stops.newest_multiple(1 << (lag.bit_length() - 1))
         curr = curr if merged is None else merged
     return Barrier(after, curr, kind)
 
@@ -142,9 +140,9 @@ def lag_in_boundaries(
     forced: Sequence[int] = (),
 ) -> int:
     """Count the sealed boundaries, in the job's own interval, past the first usable one of a job at epoch `after`."""
-    clean = _stops(view, upstreams, after, interval_ms * job_interval, forced, view.floor(upstreams))
-    first = _past_first_change(view, upstreams, after, clean).first()
-    return 0 if first is None else clean.lag(first, view.last_epoch)
+    valid_stops = _stops(view, upstreams, after, interval_ms * job_interval, forced, view.floor(upstreams))
+    first = _past_first_change(view, upstreams, after, valid_stops).first()
+    return 0 if first is None else valid_stops.lag(first, view.last_epoch)
 
 
 def _stops(
@@ -152,11 +150,11 @@ def _stops(
 ) -> Stops:
     """Return all stops past `after`, none below `floor`: every upstream is complete and valid there."""
     complete = min((view.complete_through(up) for up in upstreams), default=view.last_epoch)
-    where = view.common_valid(upstreams, max(after + 1, floor), complete)
-    return Stops(where, ints(forced), interval_ms)
+    intervals = view.common_valid(upstreams, max(after + 1, floor), complete)
+    return Stops(intervals, ints(forced), interval_ms)
 
 
 def _past_first_change(view: EpochView, upstreams: Sequence[int], after: int, stops: Stops) -> Stops:
     """Return the stops by which an upstream has changed since `after`."""
-    change = min((view.table(up).first_change(after) for up in upstreams), default=int(FAR))
-    return stops.within(change, int(FAR))
+    first_change = min((view.table(up).first_change(after) for up in upstreams), default=int(FAR))
+    return stops.within(first_change, int(FAR))

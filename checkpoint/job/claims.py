@@ -1,7 +1,7 @@
-"""Claiming a job: who may run it, under which incarnation, and for how long it counts as run.
+"""Claims of jobs: the runner lease and the incarnation under which a handle runs a job.
 
-A handle's *tenure* enters, which names it on the job's record as the runner, and leaves again. A live runner is never
-fenced unless its successor was told to take over.
+A handle's *tenure* enters, which records it as the job's runner, and leaves again. A claim fences a live runner only
+with take_over.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _log = logging.getLogger("epochlog")
 
 @dataclass(slots=True, eq=False)
 class Tenure:
-    """One stretch for which a job is run: a single step, or a query, pipeline or coordinator from its start to its end.
+    """Time in which one runner runs a job: a single step, or a query, pipeline or coordinator from start to end.
 
-    holder: what the job's record calls it while it is at work. incarnation: the claim that it commits under; None
-    before. alive: whether it still goes on, asked by whoever renews its lease.
+    holder: its name on the job's record while it has entered. incarnation: the claim that it commits under; None before
+    the claim. alive: returns True while it goes on; the renewal of its lease calls it.
     """
 
     kind: Kind
@@ -44,34 +44,34 @@ class Tenure:
 
 
 class JobClaims:
-    """One handle's claims of one job."""
+    """Claims of one job by one handle."""
 
     def __init__(self, handle: Handle, job_id: int, name: str) -> None:
         self.handle = handle
         self.job_id = job_id
         self.name = name
         self.incarnation: int | None = None
-        """What this handle claimed last; the next tenure goes on under it."""
+        """The newest incarnation that this handle claimed; the next tenure continues under it."""
 
     def record(self) -> JobRecord:
         """Read the job's record; raise JobNotFound if it was dropped."""
         return self.handle.catalog.read(lambda view: get_job(view, self.job_id, self.name))
 
     def tenure(self, kind: Kind) -> Tenure:
-        """Return a new tenure of this handle, which has not entered yet."""
+        """Build a tenure of this handle, which has not entered yet."""
         return Tenure(kind, self.handle.new_holder(kind), self.incarnation)
 
     def enter(self, tenure: Tenure, *, take_over: bool = False) -> JobRecord:
-        """Have the job's record name the tenure as its runner until it leaves; the job as it is then.
+        """Record the tenure as the job's runner until it leaves; return the job after that.
 
-        Raises JobRunning when another runner is alive, Fenced when another has claimed the job since this handle did,
-        and RestoreRejected when the catalog contradicts itself. take_over: claim the job all the same, and
-        fence whoever runs it.
+        Raises JobRunning if another runner is alive, Fenced if another handle has claimed the job since this one did,
+        and RestoreRejected if the job's catalog records contradict each other. take_over: claim the job and fence its
+        live runner.
         """
         runners = self.handle.runners
-        seen = self.handle.catalog.read(self._standing)
-        if seen.runner is not None:
-            runners.gone(seen.runner.holder)
+        job = self.handle.catalog.read(self._read_consistent_job)
+        if job.runner is not None:
+            runners.gone(job.runner.holder)
         runners.share(tenure.holder, [job_key(self.job_id)], at_end="vacate", alive=tenure.alive)
         try:
             before, after = self.handle.catalog.transact(lambda tx: self._claim(tx, tenure, take_over=take_over))
@@ -84,16 +84,16 @@ class JobClaims:
         return after
 
     def entered(self, tenure: Tenure) -> bool:
-        """Return True if the job's record names the tenure, which has not left since."""
+        """Return True if the tenure has entered and has not left."""
         return self.handle.runners.keeps(tenure.holder)
 
     def leave(self, tenure: Tenure) -> None:
-        """End the tenure. If the catalog cannot be told now, the next renewal of leases does it."""
+        """Release the tenure's lease. If the catalog is unavailable, the next renewal of leases releases it."""
         with suppress(EpochlogError):
             self.handle.runners.release(tenure.holder)
 
     def check(self, job: JobRecord, tenure: Tenure) -> None:
-        """Raises Fenced or JobParked when the tenure may not go on, JobRunning when another of its handle runs the
+        """Raise Fenced or JobParked if the tenure may not go on, JobRunning if another tenure of its handle runs the
         job.
         """
         assert tenure.incarnation is not None
@@ -103,13 +103,13 @@ class JobClaims:
         if other is not None and other.holder != tenure.holder and not self.handle.runners.gone(other.holder):
             self.handle.catalog.read(lambda view: require_free(view, self.handle, job, tenure.holder))
 
-    def _standing(self, view: View) -> JobRecord:
+    def _read_consistent_job(self, view: View) -> JobRecord:
         job = get_job(view, self.job_id, self.name)
         require_consistent_job(view, job, inputs_of(view, self.handle, job))
         return job
 
     def _claim(self, tx: Txn, tenure: Tenure, *, take_over: bool) -> tuple[JobRecord, JobRecord]:
-        """Enter the tenure, in a transaction; return the job before (with the runner that was alive) and after."""
+        """Enter the tenure, in a transaction; return the job before, with its live runner, and the job after."""
         job = get_job(tx, self.job_id, self.name)
         if not take_over:
             if tenure.incarnation is not None:
@@ -125,11 +125,18 @@ class JobClaims:
     def _log_claim(self, before: JobRecord, after: JobRecord) -> None:
         assert after.runner is not None
         now_ms = self.handle.catalog.now_ms()
-        taken = f", taken over from {describe_runner(before.runner, now_ms)}" if before.runner is not None else ""
-        how, at = describe_runner(after.runner, now_ms), show_epoch(after.position)
-        _log.info("job %r: run by %s, incarnation %d, from epoch %s on%s", self.name, how, after.incarnation, at, taken)
+        predecessor = f", taken over from {describe_runner(before.runner, now_ms)}" if before.runner is not None else ""
+        description, position = describe_runner(after.runner, now_ms), show_epoch(after.position)
+        _log.info(
+            "job %r: run by %s, incarnation %d, from epoch %s on%s",
+            self.name,
+            description,
+            after.incarnation,
+            position,
+            predecessor,
+        )
 
 
 def inputs_of(view: View, handle: Handle, job: JobRecord) -> EpochView:
-    """Read the epochs of the tables that the job reads, and of their ancestors; of no other table."""
+    """Read the epochs of the job's upstreams and of their ancestors."""
     return read_epoch_view(view, handle.memory, handle.catalog.now_ms(), above=job.upstreams)

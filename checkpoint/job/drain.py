@@ -1,8 +1,8 @@
-"""Ending a job's data: a boundary is recorded through which it takes its inputs in, and its commit there is its last.
+"""Drain: take in all upstream changes through a recorded boundary, and end the job's data with that commit.
 
-Whoever runs the job does it, as it would any barrier: `drain` waits for a query of this process, or goes on itself with
-the refresh that this runner was last given; without either it leaves the job to its next runner. A refresh that asks
-for its own job's end gets it with this commit or with the next one.
+The job's runner reaches that boundary as it reaches any other. `drain` waits for a query of this process, or steps the
+job with the refresh of this runner's newest step. Without either it leaves the drain to the job's next runner. A
+refresh that drains its own job ends it with the commit in flight or the next one.
 """
 
 from __future__ import annotations
@@ -30,37 +30,39 @@ LOOK_S = 0.02
 
 
 def drain(runner: JobRunner, timeout: float | timedelta | None) -> None:
-    """End the job's data; returns once it is finished, or once the end is recorded and nobody here runs the job.
+    """Drain the job; return when it has finished, or when the end is recorded and no runner of this process is left.
 
-    Raises DrainPending after `timeout` (seconds or a timedelta; None: never), JobParked, Fenced, and what the refresh
-    raises.
+    Raises DrainPending after `timeout` (seconds or a timedelta; None: never), JobParked, Fenced, and the errors of the
+    refresh.
     """
     deadline = None if timeout is None else Deadline.after(timeout)
     record_drain(runner)
     pause, looked, ran_here = threading.Event(), False, False
     while not _finished(runner):
         if looked and deadline is not None and deadline.passed:
-            raise _pending(runner)
+            raise _pending_error(runner)
         looked = True
-        if threading.get_ident() in runner.refreshing.values():  # asked by its own refresh, which has to return first
+        if (
+            threading.get_ident() in runner.refreshing.values()
+        ):  # called by the job's own refresh, which must return first
             return
         if live.running(runner):
             ran_here = True
             pause.wait(LOOK_S)
-        elif runner.refreshing:  # another thread is at a barrier
+        elif runner.refreshing:  # another thread runs a step
             pause.wait(LOOK_S)
-        elif runner.again is not None:
-            if _again(runner.again) is None:
+        elif runner.repeat_step is not None:
+            if _step_again(runner.repeat_step) is None:
                 pause.wait(LOOK_S)
-        elif ran_here:  # the query has failed, and this runner has no refresh to go on with
-            raise _pending(runner)
+        elif ran_here:  # the query has failed, and this runner has no refresh of its own
+            raise _pending_error(runner)
         else:
             return
     live.stop(runner)
 
 
-def _again(step: Callable[[], int | None]) -> int | None:
-    """Step once more; return None also while somebody else runs the job, who will do it."""
+def _step_again(step: Callable[[], int | None]) -> int | None:
+    """Step once more; return None also while another runner runs the job: that runner drains it."""
     try:
         return step()
     except JobRunning:
@@ -68,8 +70,9 @@ def _again(step: Callable[[], int | None]) -> int | None:
 
 
 def record_drain(runner: JobRunner) -> int | None:
-    """Force a boundary and record it as the job's last, unless that has been done; returns it. A finished job stays as
-    it is.
+    """Force a boundary, record it as the job's last one and return it. Return an already recorded one.
+
+    Leave a finished job unchanged.
     """
 
     def body(tx: Txn) -> int | None:
@@ -79,15 +82,14 @@ def record_drain(runner: JobRunner) -> int | None:
         if job.state == "parked":
             raise JobParked(
                 f"job {job.name!r} cannot be drained: it was parked at epoch {show_epoch(job.position)}, and the logs "
-                "of what came "
-                "after that are gone. Rebuild it and then drain it, or drop it"
+                "after that epoch are deleted. Rebuild the job and then drain it, or drop it"
             )
         if job.state == "finished" or job.drain is not None:
             return job.drain
-        # its outputs may have been read as complete through the newest epoch
-        at = force_within(tx, runner.handle, above=Counters.read(tx).last_epoch if job.position else 0)
-        tx.put(job_key(job.id), replace(job, drain=at).to_record())
-        return at
+        # Readers may have read the outputs as complete through the newest epoch.
+        boundary = force_within(tx, runner.handle, above=Counters.read(tx).last_epoch if job.position else 0)
+        tx.put(job_key(job.id), replace(job, drain=boundary).to_record())
+        return boundary
 
     return runner.handle.catalog.transact(body)
 
@@ -96,19 +98,19 @@ def _finished(runner: JobRunner) -> bool:
     return runner.record().state == "finished"
 
 
-def _pending(runner: JobRunner) -> DrainPending:
-    job, waits = runner.handle.catalog.read(lambda view: _awaited(view, runner))
-    why = f"; it waits for {', '.join(map(repr, waits))}, which must get there first" if waits else ""
-    why += f"; its newest attempt failed with {job.last_error}" if job.last_error else ""
+def _pending_error(runner: JobRunner) -> DrainPending:
+    job, waits = runner.handle.catalog.read(lambda view: _read_incomplete_upstreams(view, runner))
+    details = f"; it waits for {', '.join(map(repr, waits))} to reach that epoch" if waits else ""
+    details += f"; its newest attempt failed with {job.last_error}" if job.last_error else ""
     return DrainPending(
         f"job {job.name!r} stands at epoch {show_epoch(job.position)} and has not taken in everything through "
-        f"{show_epoch(job.drain)} yet"
-        f"{why}. Its end is recorded: whoever runs the job ends it, or call stop(drain=True) again"
+        f"{show_epoch(job.drain)} yet{details}. The end is recorded: the job's runner ends it, or call "
+        "stop(drain=True) again"
     )
 
 
-def _awaited(view: View, runner: JobRunner) -> tuple[JobRecord, list[str]]:
-    """Return the job, and those of its upstreams that are not complete through its end."""
+def _read_incomplete_upstreams(view: View, runner: JobRunner) -> tuple[JobRecord, list[str]]:
+    """Return the job, and the names of its upstreams that are not complete through the drain's end."""
     job, handle = get_job(view, runner.job_id, runner.name), runner.handle
     epochs = inputs_of(view, handle, job)
     return job, [epochs.table(up).name for up in job.upstreams if not epochs.complete(up, job.drain or 0)]

@@ -1,4 +1,4 @@
-"""The job graph: making and dropping jobs and the derived tables that they own."""
+"""DDL of jobs: create, alter, drop and list jobs and their output tables."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _log = logging.getLogger("epochlog")
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """An output table of a job that is to be made, as `create_job` takes it.
+    """Declaration of an output table for `create_job`.
 
     changelog: "full" stores with every commit the rows that it replaces, "upsert" (the default) does not.
-    drop_unchanged: a commit leaves out upserts of rows that are there already and deletes of keys that are not, and
-    looks up the keys that it writes for that; the default is True. `table.alter` changes all but schema and key later.
+    drop_unchanged: a commit leaves out upserts of equal rows and deletes of missing keys; it looks up the keys that it
+    writes for that. The default is True. `table.alter` changes all settings later, but not schema and key.
     """
 
     schema: pa.Schema
@@ -47,7 +47,7 @@ class Output:
 
     @property
     def settings(self) -> Settings:
-        """Return the table's settings: all that is declared besides its schema and key."""
+        """Return the declared table settings, without schema and key."""
         return Settings(self.options, self.changelog, self.drop_unchanged)
 
 
@@ -63,14 +63,13 @@ class RunnerInfo:
 
 @dataclass(frozen=True, slots=True)
 class JobInfo:
-    """A job as of now. lag_ms: age of the oldest upstream change that no commit reflects, 0 when there is none.
+    """Current state of a job. lag_ms: age of the oldest upstream change that no commit reflects; 0 without one.
 
-    draining: it was told to end its data (`job.stop(drain=True)`) and has not done so yet.
-    lost: of a parked job, what was let go of that it needed. snapshot_rows: rows that the pieces of its snapshot have
-    taken in so far. rebuilding: its next commit makes its outputs anew. interval: in boundaries of the store,
-    interval_ms: the same as time; max_lag: in the job's own boundaries, max_lag_ms: the same as time. outside: why
-    reads under `global` leave its tables out now; None: they take part. runner: who
-    runs it now; None: nobody who is alive.
+    draining: `job.stop(drain=True)` was called, and the job has not finished yet. lost: for a parked job, the reason
+    with the changes or rows that retention removed. snapshot_rows: rows that the backfill chunks have taken in so far.
+    rebuilding: the next commit rebuilds the outputs. interval: in boundaries of the store; interval_ms: in
+    milliseconds. max_lag: in boundaries of the job; max_lag_ms: in milliseconds. outside: the reason for which reads
+    under `global` leave the job's tables out now, or None. runner: the live runner, or None.
     """
 
     name: str
@@ -105,11 +104,11 @@ def create_job(
     snapshot_rows: int | None = None,
     exist_ok: bool = False,
 ) -> JobRecord:
-    """Make a job and its output tables in one transaction; or with `exist_ok` find the one made by the same arguments.
+    """Create a job and its output tables in one transaction. exist_ok: return an existing job with equal arguments.
 
     Raises JobExists, JobCycle, OutputOwned, TableNotFound, InvalidInput.
     """
-    made = _checked_outputs(name, upstreams, outputs)
+    declared = _checked_outputs(name, upstreams, outputs)
     if backfill not in ("snapshot", "log"):
         raise InvalidInput(f"job {name!r}: backfill must be 'snapshot' or 'log', not {backfill!r}")
     if snapshot_rows is not None and (type(snapshot_rows) is not int or snapshot_rows < 1):
@@ -119,20 +118,20 @@ def create_job(
     def body(tx: Txn) -> JobRecord:
         if tx.get(job_name_key(name)) is not None:
             if not exist_ok:
-                raise JobExists(
-                    f"there is a job {name!r} already; get it with store.job({name!r}) or take another name"
-                )
-            found = find_job(tx, name)
-            now = Pace(found.interval, found.max_lag, found.max_lag_ms)
-            asked = make_pace(name, interval, max_lag, handle.interval_ms, now)
-            return _same_job(tx, found, _JobRequest(upstreams, made, backfill, snapshot_rows, asked))
-        above = _checked_upstreams(tx, handle, name, upstreams, [*outputs], backfill)
+                raise JobExists(f"job {name!r} exists already; get it with store.job({name!r}) or take another name")
+            existing = find_job(tx, name)
+            now = Pace(existing.interval, existing.max_lag, existing.max_lag_ms)
+            requested_pace = make_pace(name, interval, max_lag, handle.interval_ms, now)
+            return _require_same_job(
+                tx, existing, _JobRequest(upstreams, declared, backfill, snapshot_rows, requested_pace)
+            )
+        upstream_tables = _checked_upstreams(tx, handle, name, upstreams, [*outputs], backfill)
         job_id, now_ms = Counters.read(tx).next_job, handle.catalog.now_ms()
-        tables = [add_table(tx, schema, settings, job_id, now_ms) for schema, settings in made]
+        tables = [add_table(tx, schema, settings, job_id, now_ms) for schema, settings in declared]
         job = JobRecord(
             id=job_id,
             name=name,
-            upstreams=tuple(table.id for table in above),
+            upstreams=tuple(table.id for table in upstream_tables),
             outputs=tuple(table.id for table in tables),
             backfill=backfill,
             interval=pace.interval,
@@ -156,30 +155,32 @@ def create_job(
 def _checked_upstreams(
     tx: Txn, handle: Handle, name: str, upstreams: Sequence[str], outputs: Sequence[str], backfill: str
 ) -> list[TableDef]:
-    """Return the upstreams of the job; raise an error if the job cannot be made as the catalog stands."""
-    above = [find_table(tx, upstream) for upstream in upstreams]
+    """Return the upstream tables; raise TableNotFound, JobCycle, OutputOwned or InvalidInput."""
+    upstream_tables = [find_table(tx, upstream) for upstream in upstreams]
     _refuse_cycle(tx, handle, name, upstreams, outputs)
     for output in outputs:
         _refuse_owned(tx, output)
     if backfill == "log":
-        _require_whole_logs(tx, name, above)
-    return above
+        _require_whole_logs(tx, name, upstream_tables)
+    return upstream_tables
 
 
 def _warn_of_intervals(handle: Handle, job: JobRecord) -> None:
-    """Log which jobs the intervals keep out of `global`: this one, and those that stand outside because of it."""
+    """Log a warning for each job that is outside of `global` because of this job's interval."""
     epochs = handle.catalog.read(lambda view: read_epoch_view(view, handle.memory, handle.catalog.now_ms()))
     tables = epochs.closure(epochs.tables)
-    without = outside_by_interval([table for table in tables if table.job_id != job.id], epochs.global_max_lag_ms)
-    for job_id, why in outside_by_interval(tables, epochs.global_max_lag_ms).items():
-        if job_id not in without:
+    outside_before = outside_by_interval(
+        [table for table in tables if table.job_id != job.id], epochs.global_max_lag_ms
+    )
+    for job_id, reason in outside_by_interval(tables, epochs.global_max_lag_ms).items():
+        if job_id not in outside_before:
             names = ", ".join(table.name for table in tables if table.job_id == job_id)
-            _log.warning("reads under 'global' leave out %s: %s", names, why)
+            _log.warning("reads under 'global' leave out %s: %s", names, reason)
 
 
 @dataclass(frozen=True, slots=True)
 class _JobRequest:
-    """A job as it was asked for; of its pace what was not named is that of the job that is there."""
+    """Requested properties of a job; a pace that was not given is that of the existing job."""
 
     upstreams: Sequence[str]
     outputs: Sequence[tuple[TableSchema, Settings]]
@@ -188,30 +189,30 @@ class _JobRequest:
     pace: Pace
 
 
-def _same_job(tx: Txn, job: JobRecord, asked: _JobRequest) -> JobRecord:
-    """Return the existing job; raise JobExists with all differences if it is not as asked for."""
-    above = [get_table(tx, table, f"upstream of {job.name}").name for table in job.upstreams]
-    made = {table.name: table for table in (get_table(tx, table, f"output of {job.name}") for table in job.outputs)}
-    wanted = {schema.name: (schema, settings) for schema, settings in asked.outputs}
-    out = []
-    if set(above) != set(asked.upstreams):
-        out.append(f"its upstreams are {sorted(above)}, not {sorted(asked.upstreams)}")
-    if set(made) != set(wanted):
-        out.append(f"its outputs are {sorted(made)}, not {sorted(wanted)}")
-    for name in sorted(set(made) & set(wanted)):
-        out += [f"output {name!r}: {what}" for what in table_differences(made[name], *wanted[name])]
-    for what, there, given in (
-        ("backfill", job.backfill, asked.backfill),
-        ("interval", job.interval, asked.pace.interval),
-        ("max_lag", job.max_lag, asked.pace.max_lag),
-        ("snapshot_rows", job.snapshot_rows, asked.snapshot_rows),
+def _require_same_job(tx: Txn, job: JobRecord, request: _JobRequest) -> JobRecord:
+    """Return the existing job; raise JobExists with all differences if it does not match the request."""
+    upstreams = [get_table(tx, table, f"upstream of {job.name}").name for table in job.upstreams]
+    existing = {table.name: table for table in (get_table(tx, table, f"output of {job.name}") for table in job.outputs)}
+    requested = {schema.name: (schema, settings) for schema, settings in request.outputs}
+    differences = []
+    if set(upstreams) != set(request.upstreams):
+        differences.append(f"its upstreams are {sorted(upstreams)}, not {sorted(request.upstreams)}")
+    if set(existing) != set(requested):
+        differences.append(f"its outputs are {sorted(existing)}, not {sorted(requested)}")
+    for name in sorted(set(existing) & set(requested)):
+        differences += [f"output {name!r}: {field}" for field in table_differences(existing[name], *requested[name])]
+    for field, current, wanted in (
+        ("backfill", job.backfill, request.backfill),
+        ("interval", job.interval, request.pace.interval),
+        ("max_lag", job.max_lag, request.pace.max_lag),
+        ("snapshot_rows", job.snapshot_rows, request.snapshot_rows),
     ):
-        if there != given:
-            out.append(f"its {what} is {there!r}, not {given!r}")
-    if out:
+        if current != wanted:
+            differences.append(f"its {field} is {current!r}, not {wanted!r}")
+    if differences:
         raise JobExists(
-            f"there is a job {job.name!r} already, and it is not as asked for: {'; '.join(out)}. Take another name, "
-            f"ask for what it is, change it with store.job({job.name!r}).alter(…), or drop it"
+            f"job {job.name!r} exists already and differs: {'; '.join(differences)}. Take another name, give matching "
+            f"arguments, change the job with store.job({job.name!r}).alter(…), or drop it"
         )
     return job
 
@@ -225,16 +226,16 @@ def alter_job(
     max_lag: MaxLag | None = None,
     options: TableOptions | Mapping[str, TableOptions] | None = None,
 ) -> None:
-    """Change how often a job commits, how late it may be and the options of its outputs, in one transaction.
+    """Change a job's interval, permitted lag and the options of its outputs, in one transaction.
 
-    What is None stays. A barrier that is recorded is committed as it is; the next ones are boundaries of the new
-    interval. options: for all outputs, or by the outputs' names. JobNotFound, InvalidInput.
+    None keeps a value. A recorded barrier is still committed; later ones are boundaries of the new interval. options:
+    for all outputs, or by output name. Raises JobNotFound, InvalidInput.
     """
     if interval is None and max_lag is None and (options is None or options == {}):
         raise InvalidInput(f"job {name!r}: alter takes interval=, max_lag= or options=")
     named = options if isinstance(options, Mapping) else {}
-    for table, given in {**named, **({} if isinstance(options, Mapping) else {name: options})}.items():
-        Settings(options=given).check(table, derived=True)
+    for table, table_options in {**named, **({} if isinstance(options, Mapping) else {name: options})}.items():
+        Settings(options=table_options).check(table, derived=True)
 
     def body(tx: Txn) -> JobRecord:
         job = get_job(tx, job_id, name)
@@ -243,11 +244,11 @@ def alter_job(
         if unknown:
             raise InvalidInput(f"job {name!r} has no output {unknown[0]!r}; it has {', '.join(outputs)}")
         for table, table_id in outputs.items():
-            given = options if isinstance(options, TableOptions) else named.get(table)
-            altered(tx, table_id, table, Settings(options=given))
-        now = Pace(job.interval, job.max_lag, job.max_lag_ms)
-        pace = make_pace(name, interval, max_lag, handle.interval_ms, now)
-        if pace != now:
+            table_options = options if isinstance(options, TableOptions) else named.get(table)
+            altered(tx, table_id, table, Settings(options=table_options))
+        current = Pace(job.interval, job.max_lag, job.max_lag_ms)
+        pace = make_pace(name, interval, max_lag, handle.interval_ms, current)
+        if pace != current:
             job = replace(job, interval=pace.interval, max_lag=pace.max_lag, max_lag_ms=pace.max_lag_ms)
             tx.put(job_key(job.id), job.to_record())
         return job
@@ -257,7 +258,7 @@ def alter_job(
 
 
 def drop_job(handle: Handle, name: str) -> None:
-    """Remove a job and its output tables; TableInUse while another job reads one of them."""
+    """Drop a job and its output tables. Raises TableInUse while another job reads one of them."""
 
     def body(tx: Txn) -> None:
         job = find_job(tx, name)
@@ -267,9 +268,9 @@ def drop_job(handle: Handle, name: str) -> None:
 
 
 def cancel_job(handle: Handle, job_id: int, name: str) -> None:
-    """Remove a job that is still creating with all that it has made; whoever runs it gets JobNotFound.
+    """Drop a job that is still creating, with its outputs; its runner gets JobNotFound.
 
-    Raises InvalidInput when it is not creating, TableInUse when another job reads one of its outputs.
+    Raises InvalidInput if it is not creating, TableInUse if another job reads one of its outputs.
     """
 
     def body(tx: Txn) -> None:
@@ -277,29 +278,28 @@ def cancel_job(handle: Handle, job_id: int, name: str) -> None:
         if job.position and (job.state != "creating" or job.rebuilding):
             state = "rebuilding" if job.rebuilding else job.state
             raise InvalidInput(
-                f"job {name!r} is {state} since its commit at {show_epoch(job.position)}, and only one that is still "
-                "creating "
-                f"can be cancelled; store.drop_job({name!r}) removes it with its tables"
+                f"job {name!r} is {state} since its commit at {show_epoch(job.position)}, and only a job that is still "
+                f"creating can be cancelled; store.drop_job({name!r}) removes it with its tables"
             )
         _remove(tx, job, "cancelled", handle.catalog.now_ms())
 
     handle.catalog.transact(body)
 
 
-def refuse_in_use(view: View, job: JobRecord, how: str = "dropped") -> None:
-    """Raise TableInUse, with its name, if another job reads one of the job's outputs."""
+def refuse_in_use(view: View, job: JobRecord, action: str = "dropped") -> None:
+    """Raise TableInUse, with the reader's name, if another job reads one of the job's outputs."""
     for other in all_jobs(view):
         shared = [table_id for table_id in job.outputs if table_id in other.upstreams]
         if shared:
             raise TableInUse(
-                f"job {job.name!r} cannot be {how}: job {other.name!r} reads its output "
-                f"{get_table(view, shared[0], '?').name!r}; drop or cancel that one first"
+                f"job {job.name!r} cannot be {action}: job {other.name!r} reads its output "
+                f"{get_table(view, shared[0], '?').name!r}; drop or cancel job {other.name!r} first"
             )
 
 
-def _remove(tx: Txn, job: JobRecord, how: str, now_ms: int) -> None:
-    """Remove the job, its outputs, and so all that it held. Part of a transaction."""
-    refuse_in_use(tx, job, how)
+def _remove(tx: Txn, job: JobRecord, action: str, now_ms: int) -> None:
+    """Delete the job, its outputs, and with them its holds. Call inside a transaction."""
+    refuse_in_use(tx, job, action)
     for table_id in job.outputs:
         remove_table(tx, table_id, now_ms)
     tx.delete(job_key(job.id))
@@ -328,67 +328,71 @@ def job_info(view: View, handle: Handle, job: JobRecord, epochs: EpochView) -> J
         interval_ms=job.interval * store_ms,
         max_lag=job.max_lag,
         max_lag_ms=job.max_lag * job.interval * store_ms,
-        outside=next((why for table in outputs if (why := epochs.membership.left_out.get(table)) is not None), None),
+        outside=next(
+            (reason for table in outputs if (reason := epochs.membership.left_out.get(table)) is not None), None
+        ),
         runner=runner_of(view, handle, job),
     )
 
 
 def runner_of(view: View, handle: Handle, job: JobRecord) -> RunnerInfo | None:
     """Return the live runner of the job, or None."""
-    found = live_runner(view, handle, job)
-    return None if found is None else RunnerInfo(found.kind, found.host, found.pid, found.since_ms)
+    runner = live_runner(view, handle, job)
+    return None if runner is None else RunnerInfo(runner.kind, runner.host, runner.pid, runner.since_ms)
 
 
 def list_jobs(handle: Handle) -> list[JobInfo]:
     """List all jobs, by name."""
 
-    def body(view: View) -> list[JobInfo]:
+    def read_infos(view: View) -> list[JobInfo]:
         epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms())
         return sorted((job_info(view, handle, job, epochs) for job in all_jobs(view)), key=lambda info: info.name)
 
-    return handle.catalog.read(body)
+    return handle.catalog.read(read_infos)
 
 
 def _checked_outputs(
     name: str, upstreams: Sequence[str], outputs: Mapping[str, Any]
 ) -> list[tuple[TableSchema, Settings]]:
     check_name("job", name)
-    good = isinstance(upstreams, list | tuple) and upstreams and all(isinstance(table, str) for table in upstreams)
-    if not good or len(set(upstreams)) != len(upstreams):
+    valid = isinstance(upstreams, list | tuple) and upstreams and all(isinstance(table, str) for table in upstreams)
+    if not valid or len(set(upstreams)) != len(upstreams):
         raise InvalidInput(f"job {name!r}: upstreams is a list of one or more different table names, not {upstreams!r}")
     if not isinstance(outputs, Mapping) or not outputs:
         raise InvalidInput(
             f"job {name!r}: outputs is a dict {{table: epochlog.Output(schema, primary key)}} with at least one table"
         )
-    looped = sorted(set(upstreams) & set(outputs))
-    if looped:
+    cycles = sorted(set(upstreams) & set(outputs))
+    if cycles:
         raise JobCycle(
-            f"job {name!r} would read its own output {looped[0]!r}; use ctx.output({looped[0]!r}) for its state so far"
+            f"job {name!r} would read its own output {cycles[0]!r}; use ctx.output({cycles[0]!r}) for its state so far"
         )
-    made = []
-    for table, given in outputs.items():
-        if not isinstance(given, Output) and not (isinstance(given, tuple | list) and len(given) == 2):
+    declared = []
+    for table, declaration in outputs.items():
+        if not isinstance(declaration, Output) and not (
+            isinstance(declaration, tuple | list) and len(declaration) == 2
+        ):
             raise InvalidInput(
-                f"job {name!r}: output {table!r} takes epochlog.Output(schema, primary key) or such a pair, "
-                f"not {given!r}"
+                f"job {name!r}: output {table!r} is an epochlog.Output(schema, primary key) or a pair "
+                f"(schema, primary key), not {declaration!r}"
             )
-        output = given if isinstance(given, Output) else Output(*given)
+        output = declaration if isinstance(declaration, Output) else Output(*declaration)
         output.settings.check(table, derived=True)
         schema = TableSchema(table, output.schema, output.primary_key)  # pyright: ignore[reportArgumentType]: it checks, and makes a tuple
-        made.append((schema, output.settings))
-    return made
+        declared.append((schema, output.settings))
+    return declared
 
 
 def _refuse_cycle(tx: Txn, handle: Handle, name: str, upstreams: Sequence[str], outputs: Sequence[str]) -> None:
     """Raise JobCycle if an output exists already and an upstream descends from it."""
-    there = [output for output in outputs if tx.get(name_key(output)) is not None]
-    if not there:
+    existing = [output for output in outputs if tx.get(name_key(output)) is not None]
+    if not existing:
         return
-    above = {table.name for table in read_epoch_view(tx, handle.memory, handle.catalog.now_ms()).closure(upstreams)}
-    for output in there:
-        if output in above:
+    ancestors = {table.name for table in read_epoch_view(tx, handle.memory, handle.catalog.now_ms()).closure(upstreams)}
+    for output in existing:
+        if output in ancestors:
             raise JobCycle(
-                f"job {name!r} would write {output!r}, from which what it reads is made; take another output name"
+                f"job {name!r} would write {output!r}, from which one of its upstreams is derived; take another name"
             )
 
 
@@ -396,17 +400,20 @@ def _refuse_owned(tx: Txn, table: str) -> None:
     entry = tx.get(name_key(table))
     if entry is None:
         return
-    found = find_table(tx, table)
-    if found.job_id is None:
-        raise OutputOwned(f"table {table!r} is a root table already; a job makes its own outputs, so take another name")
-    raise OutputOwned(f"table {table!r} is an output of job {get_job(tx, found.job_id, '?').name!r}; take another name")
+    owner_table = find_table(tx, table)
+    if owner_table.job_id is None:
+        raise OutputOwned(
+            f"table {table!r} is a root table already; a job creates its own outputs, so take another name"
+        )
+    raise OutputOwned(
+        f"table {table!r} is an output of job {get_job(tx, owner_table.job_id, '?').name!r}; take another name"
+    )
 
 
 def _require_whole_logs(tx: Txn, name: str, upstreams: Sequence[TableDef]) -> None:
     for table in upstreams:
         if get_version(tx, table.id, table.name).log_start > 0:
             raise InvalidInput(
-                f"job {name!r}: backfill='log' needs the log of {table.name!r} from its beginning, and it was "
-                "truncated; "
-                "use backfill='snapshot'"
+                f"job {name!r}: backfill='log' needs the log of {table.name!r} from its beginning, and that log was "
+                "truncated; use backfill='snapshot'"
             )

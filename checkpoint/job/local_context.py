@@ -1,4 +1,4 @@
-"""Context of a refresh without Spark: it reads pyarrow tables, and writes anything Arrow-shaped."""
+"""Context of a refresh without Spark: reads pyarrow tables and writes Arrow-shaped data."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from .row_groups import (
 
 
 class LocalRefreshContext(RefreshContext[SegmentWriter]):
-    """The context that `job.step_local` gives to a refresh: what it reads and writes at one barrier.
+    """Context that `job.step_local` passes to a refresh, to read and write at one barrier.
 
-    Everything read is a pyarrow Table, fixed at the barrier (.prev, .curr], epochs of the store; everything written may
-    be Arrow-shaped (pyarrow, pandas, polars), and is committed together when the refresh returns. A name that is no
-    upstream or output of the job is InvalidInput.
+    Reads return pyarrow Tables, fixed at the barrier (.prev, .curr], epochs of the store. Writes take Arrow-shaped data
+    (pyarrow, pandas, polars) and are committed together when the refresh returns. Raises InvalidInput for a name that
+    is not an upstream or output of the job.
     """
 
-    def __init__(self, handle: Handle, run: RefreshPlan) -> None:
-        super().__init__(handle.files, run, SegmentWriter)
+    def __init__(self, handle: Handle, plan: RefreshPlan) -> None:
+        super().__init__(handle.files, plan, SegmentWriter)
         self._touched: dict[tuple[str, ...], pa.Table] = {}  # by upstream and columns
 
     def changes(
@@ -50,28 +50,28 @@ class LocalRefreshContext(RefreshContext[SegmentWriter]):
     ) -> pa.Table:
         """Read the upstream's changes in (prev, curr], with the change columns; in a backfill, its rows at curr.
 
-        The rows of a backfill come as inserts. mode: "net" is one change a key, "epochs" each of them. Without
+        The rows of a backfill are inserts. mode: "net" returns one change for each key, "epochs" all changes. Without
         pre_images a delete has its key alone, and an update has only its new row.
         """
-        found = self._run.upstream(upstream)
-        plan, keys = found.changes, found.keys
+        planned_upstream = self._plan.upstream(upstream)
+        plan, keys = planned_upstream.changes, planned_upstream.keys
         batches = plan.batches(self._files, mode, pre_images=pre_images, columns=columns, filter=filter, key_range=keys)
         return pa.Table.from_batches(batches, schema=plan.schema(columns))
 
     def touched(self, upstream: str, columns: str | Sequence[str]) -> pa.Table:
-        """Return the distinct values of these columns in the rows that changed in (prev, curr], old and new ones.
+        """Return the distinct values of these columns in the old and new rows of the changes in (prev, curr].
 
-        They are the groups that a refresh must compute anew; nulls are among them. In a backfill they are the values of
-        all rows at curr, or of those in the piece at hand.
+        They are the groups that a refresh must recompute; nulls are among them. In a backfill they are the values of
+        all rows at curr, or of the rows in the current chunk.
         """
-        schema = self._run.upstream(upstream).table.schema
+        schema = self._plan.upstream(upstream).table.schema
         names = group_columns(upstream, schema.schema, columns, least=1)
-        asked = (upstream, *names)
-        if asked not in self._touched:
+        key = (upstream, *names)
+        if key not in self._touched:
             images = not is_key(schema, names)
-            found = distinct(self.changes(upstream, pre_images=images, columns=names), names)
-            self._touched[asked] = found.cast(pa.schema([schema.schema.field(name) for name in names]))
-        return self._touched[asked]
+            groups = distinct(self.changes(upstream, pre_images=images, columns=names), names)
+            self._touched[key] = groups.cast(pa.schema([schema.schema.field(name) for name in names]))
+        return self._touched[key]
 
     def table(
         self,
@@ -83,10 +83,10 @@ class LocalRefreshContext(RefreshContext[SegmentWriter]):
     ) -> pa.Table:
         """Return the upstream at curr.
 
-        among: groups, as `touched` gives them: a table of columns of the upstream. Then only rows that have one of
-        these combinations of values are read; where the columns begin its primary key, little else is looked at.
+        among: groups as `touched` returns them, a table of columns of the upstream. Only rows with one of these
+        combinations of values are read. If the columns are a prefix of the primary key, few other rows are scanned.
         """
-        return self._rows(self._run.upstream(upstream).current, columns, filter, among)
+        return self._rows(self._plan.upstream(upstream).current, columns, filter, among)
 
     def previous(
         self,
@@ -96,8 +96,8 @@ class LocalRefreshContext(RefreshContext[SegmentWriter]):
         filter: pc.Expression | None = None,
         among: object | None = None,
     ) -> pa.Table:
-        """Return the upstream at prev; empty when prev is 0. `among` is that of `table`."""
-        return self._rows(self._run.upstream(upstream).previous, columns, filter, among)
+        """Return the upstream at prev; empty if prev is 0. `among` is that of `table`."""
+        return self._rows(self._plan.upstream(upstream).previous, columns, filter, among)
 
     def output(
         self,
@@ -107,38 +107,38 @@ class LocalRefreshContext(RefreshContext[SegmentWriter]):
         filter: pc.Expression | None = None,
         among: object | None = None,
     ) -> pa.Table:
-        """Return the job's own output at prev; when prev is 0 it is empty, or what earlier pieces of the snapshot made.
+        """Return the job's output at prev; if prev is 0, the rows that earlier backfill chunks made.
 
         `among` is that of `table`.
         """
-        return self._rows(self._run.output(output).previous, columns, filter, among)
+        return self._rows(self._plan.output(output).previous, columns, filter, among)
 
     def upsert(self, output: str, data: object) -> None:
-        """Write rows of an output; committed with all others when the refresh returns, or not at all."""
+        """Write rows of an output; they are committed with all other writes when the refresh returns."""
         with self._writing(output) as writer:
             writer.upsert(data)
 
     def delete(self, output: str, keys: object) -> None:
-        """Delete rows of an output by primary key; unknown keys are fine."""
+        """Delete rows of an output by primary key; unknown keys are ignored."""
         with self._writing(output) as writer:
             writer.delete(keys)
 
     def recompute(self, output: str, *, by: str | Sequence[str], from_: object, touched: object | None = None) -> None:
-        """Make `from_` all the rows that the output has of the touched groups: upsert these, delete the others.
+        """Replace the output's rows of the touched groups with `from_`: upsert its rows, delete the others.
 
-        by: the output's columns that tell its groups apart; [] makes `from_` the whole output. touched: the groups that
-        were computed anew, a table with the columns `by`; those without a row in `from_` lose all they have. Without
-        it, of a job with one upstream that has the columns `by`, it is `ctx.touched(upstream, by)`. The columns `by`
-        need not be of the primary key, and null is a group like others.
+        by: the output's columns that identify a group; [] replaces the whole output. touched: the recomputed groups, a
+        table with the columns `by`; a group without a row in `from_` loses all its rows. The default, for a job with
+        one upstream that has the columns `by`, is `ctx.touched(upstream, by)`. The columns `by` need not be of the
+        primary key, and null is a group like others.
 
-        Raises InvalidInput for a row of a group that was not touched, for two rows with one primary key, where
-        `touched` must be given, and when this refresh has written rows of the output before: call it once for an
-        output, with all its groups.
+        Raises InvalidInput for a row of a group that was not touched, for two rows with one primary key, if the job
+        needs `touched`, and if this refresh has written rows of the output before: call it once for an output, with
+        all its groups.
         """
-        schema = self._run.output(output).table.schema
+        schema = self._plan.output(output).table.schema
         self._require_unwritten(output)
         names, key = group_columns(output, schema.schema, by), list(schema.primary_key)
-        with self._naming_job():
+        with self._name_job_in_errors():
             rows = schema.conform(from_)
         require_each_once(schema, rows)
         if names:
@@ -146,7 +146,8 @@ class LocalRefreshContext(RefreshContext[SegmentWriter]):
             require_touched(output, rows, groups)
             groups, rows = self._share_of(groups, names), self._share_of(rows, names)
         else:
-            groups = self._whole(output, touched)
+            groups = None
+            self._check_full_recompute(output, touched)
         before = self.output(output, columns=key, among=groups)
         with self._writing(output) as writer:
             writer.delete(before.filter(pa.array(~belonging(before, rows.select(key)))))
@@ -155,10 +156,10 @@ class LocalRefreshContext(RefreshContext[SegmentWriter]):
     def _touched_by(self, output: str, names: list[str]) -> pa.Table:
         return self.touched(self._only_upstream(output, names), names)
 
-    def _whole(self, output: str, touched: object | None) -> None:
-        """Return None: the groups of an output without groups, for all of its rows."""
+    def _check_full_recompute(self, output: str, touched: object | None) -> None:
+        """Raise InvalidInput if a recompute of the whole output names touched groups."""
         if touched is not None:
-            raise InvalidInput(f"recompute({output!r}, by=[]) makes the whole output anew; leave out `touched`")
+            raise InvalidInput(f"recompute({output!r}, by=[]) replaces the whole output; leave out `touched`")
 
     def _share_of(self, rows: pa.Table, by: Sequence[str]) -> pa.Table:
         """Select the rows that this refresh writes."""
@@ -174,14 +175,14 @@ class LocalRefreshContext(RefreshContext[SegmentWriter]):
         if filter is None and set(groups.column_names) == set(plan.table.primary_key):
             return self._by_key(plan, names, groups)
         wanted = [*names, *(name for name in groups.column_names if name not in names)]
-        parts = [part for part in (filter, pruning(groups)) if part is not None]
-        narrowed = None if not parts else parts[0] if len(parts) == 1 else parts[0] & parts[1]
+        filters = [expression for expression in (filter, pruning(groups)) if expression is not None]
+        narrowed = None if not filters else filters[0] if len(filters) == 1 else filters[0] & filters[1]
         rows = plan.read(self._files, wanted, narrowed)
         return rows.filter(pa.array(belonging(rows, groups))).select(names)
 
     def _by_key(self, plan: ScanPlan, columns: Sequence[str], groups: pa.Table) -> pa.Table:
-        """Return the rows of groups that are primary keys, in key order; there is none whose key is null."""
+        """Return the rows whose primary keys are the groups, in key order. Drop null groups: no key is null."""
         keys = plan.table.conform_keys(groups.drop_null())
         _, rows = plan.find(self._files, plan.codec.encode(keys), columns or plan.table.primary_key[:1])
-        found = rows.data.select(list(columns))
-        return found.cast(plan.schema(columns)) if columns else found  # a cast of no columns forgets how many rows
+        table = rows.data.select(list(columns))
+        return table.cast(plan.schema(columns)) if columns else table  # a cast of no columns loses the number of rows

@@ -1,6 +1,6 @@
-"""Interval and permitted lag of a job: given as times or as boundaries, kept as boundaries.
+"""Interval and permitted lag of a job, converted from times to boundaries.
 
-An interval is counted in boundaries of the store, a permitted lag in boundaries of the job's own.
+An interval counts boundaries of the store. A permitted lag counts boundaries of the job.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ MaxLag = float | timedelta
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """interval: in store boundaries; max_lag: in the job's own. max_lag_ms: the time that max_lag was given as, or None
-    when it was given as a number: an interval that is altered later keeps what was given.
+    """Interval in store boundaries, and permitted lag in boundaries of the job.
+
+    max_lag_ms: the time that the user gave for max_lag, or None for a number. An altered interval keeps that time, or
+    that number.
     """
 
     interval: int
@@ -30,30 +32,30 @@ class Pace:
 
 
 def make_pace(
-    job: str, interval: Interval | None, max_lag: MaxLag | None, store_ms: int, now: Pace | None = None
+    job: str, interval: Interval | None, max_lag: MaxLag | None, store_ms: int, current: Pace | None = None
 ) -> Pace:
-    """Check a pace; None keeps the value of `now`, or takes the default. InvalidInput names the job.
+    """Build a pace; None keeps the value of `current`, or takes the default. Raises InvalidInput, which names the job.
 
     store_ms: the time between two boundaries of the store.
     """
-    every = _interval(job, interval, store_ms) if interval is not None else now.interval if now else 1
+    boundaries = _interval(job, interval, store_ms) if interval is not None else current.interval if current else 1
     if max_lag is not None:
-        return _with_max_lag(job, every, max_lag, store_ms)
-    if now is None:
-        return Pace(every, DEFAULT_MAX_LAG)
-    if now.max_lag_ms is None:
-        return Pace(every, now.max_lag)
-    return Pace(every, now.max_lag_ms // (every * store_ms), now.max_lag_ms)
+        return _with_max_lag(job, boundaries, max_lag, store_ms)
+    if current is None:
+        return Pace(boundaries, DEFAULT_MAX_LAG)
+    if current.max_lag_ms is None:
+        return Pace(boundaries, current.max_lag)
+    return Pace(boundaries, current.max_lag_ms // (boundaries * store_ms), current.max_lag_ms)
 
 
 def _interval(job: str, interval: Interval, store_ms: int) -> int:
     if isinstance(interval, timedelta):
-        count, rest = divmod(interval, timedelta(milliseconds=store_ms))
-        if count < 1 or rest:
-            near = " or ".join(f"{boundaries_text(near, store_ms)}" for near in (count, count + 1) if near >= 1)
+        count, remainder = divmod(interval, timedelta(milliseconds=store_ms))
+        if count < 1 or remainder:
+            suggestions = [boundaries_text(number, store_ms) for number in (count, count + 1) if number >= 1]
             raise InvalidInput(
                 f"job {job!r}: an interval of {interval.total_seconds():,g} s is no whole number of this store's "
-                f"boundaries, which lie {store_ms / 1000:,g} s apart; take {near}"
+                f"boundaries, which lie {store_ms / 1000:,g} s apart; take {' or '.join(suggestions)}"
             )
         return count
     if not isinstance(interval, int) or isinstance(interval, bool) or not 1 <= interval <= MOST_BOUNDARIES:
@@ -63,12 +65,12 @@ def _interval(job: str, interval: Interval, store_ms: int) -> int:
     return interval
 
 
-def _with_max_lag(job: str, every: int, max_lag: MaxLag, store_ms: int) -> Pace:
-    span = isinstance(max_lag, timedelta)
-    count = max_lag / timedelta(milliseconds=every * store_ms) if isinstance(max_lag, timedelta) else max_lag
+def _with_max_lag(job: str, boundaries: int, max_lag: MaxLag, store_ms: int) -> Pace:
+    is_time = isinstance(max_lag, timedelta)
+    count = max_lag / timedelta(milliseconds=boundaries * store_ms) if isinstance(max_lag, timedelta) else max_lag
     if isinstance(count, bool) or not isinstance(count, int | float) or not 0 <= count <= MOST_BOUNDARIES:
         raise InvalidInput(f"job {job!r}: max_lag is a number of boundaries >= 0 or a timedelta, not {max_lag!r}")
-    return Pace(every, int(count), max_lag // timedelta(milliseconds=1) if span else None)
+    return Pace(boundaries, int(count), max_lag // timedelta(milliseconds=1) if is_time else None)
 
 
 def boundaries_text(count: int, boundary_ms: int) -> str:

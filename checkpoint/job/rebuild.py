@@ -1,6 +1,7 @@
-"""Making a job's outputs anew: from the upstreams' rows at one epoch, with one entry that is the difference to before.
+"""Rebuild of a job's outputs from the upstreams' rows at one epoch.
 
-Until that commit the old rows stay readable, and downstream views take in no more than what differs.
+The commit of a rebuild is one log entry with the difference to the old rows. The old rows stay readable until then,
+and downstream views take in only the difference.
 """
 
 from __future__ import annotations
@@ -29,30 +30,30 @@ if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
 
 
-def ask_for_rebuild(handle: Handle, job_id: int, name: str) -> None:
-    """Note that the job's next barrier makes its outputs anew; whoever runs the job does that with its next step.
+def request_rebuild(handle: Handle, job_id: int, name: str) -> None:
+    """Record on the job that its next barrier rebuilds the outputs; its runner does that in its next step.
 
-    A boundary is forced for it. Whatever was under way is dropped: its commit is refused. Raises TableFinished.
+    Force a boundary for the rebuild, and drop the barrier in flight: its commit is refused. Raises TableFinished.
     """
 
     def body(tx: Txn) -> None:
         job = get_job(tx, job_id, name)
         _refuse_ended(tx, job)
         discard_staged(tx, job.outputs, handle.catalog.now_ms())
-        read = Counters.read(tx).last_epoch  # through which somebody may have read the outputs as complete
-        at = force_within(tx, handle, above=read)
-        after = replace(
+        last_read = Counters.read(tx).last_epoch  # readers may have read the outputs as complete through it
+        boundary = force_within(tx, handle, above=last_read)
+        rebuilding = replace(
             job,
             state="creating" if job.state == "parked" else job.state,
             barrier=None,
             cursor=None,
-            rebuild=at,
+            rebuild=boundary,
             progress_ms=handle.catalog.now_ms(),
             lost=None,
             last_error=None,
             failed_ms=None,
         )
-        tx.put(job_key(job.id), after.to_record())
+        tx.put(job_key(job.id), rebuilding.to_record())
 
     handle.catalog.transact(body)
 
@@ -63,9 +64,8 @@ def _refuse_ended(tx: Txn, job: JobRecord) -> None:
         end = get_version(tx, table_id, table.name).end_epoch
         if end is not None:
             raise TableFinished(
-                f"job {job.name!r} is finished: the data of its output {table.name!r} ended at {show_epoch(end)}, and "
-                "nothing can "
-                "land in it any more; make another job with other outputs"
+                f"job {job.name!r} is finished: the data of its output {table.name!r} ended at {show_epoch(end)}, so "
+                "it takes no more commits; create another job with other outputs"
             )
 
 
@@ -73,30 +73,32 @@ def _refuse_ended(tx: Txn, job: JobRecord) -> None:
 
 
 def difference(target: WriteTarget, old: ScanPlan, new: ScanPlan) -> list[Segment]:
-    """Write segments that turn the rows of `old` into those of `new`: deletes, new rows, rows with another value.
+    """Write segments that turn the rows of `old` into those of `new`: deletes, inserts and updates.
 
-    A bounded number of rows is in memory at a time. An error discards the segments.
+    Hold a bounded number of rows in memory. Discard the segments on an error.
     """
     writer = SegmentWriter(target)
-    both = old.extended(new.segments)
+    merged = old.extended(new.segments)
     try:
-        for part in both.splits(max(1, both.rows_at_most // BATCH_ROWS)):
-            _differ(writer, target, old, new, part)
+        for key_range in merged.splits(max(1, merged.rows_at_most // BATCH_ROWS)):
+            _write_difference(writer, target, old, new, key_range)
         return writer.finish()
     except BaseException:
         writer.discard()
         raise
 
 
-def _differ(writer: SegmentWriter, target: WriteTarget, old: ScanPlan, new: ScanPlan, part: KeyRange) -> None:
+def _write_difference(
+    writer: SegmentWriter, target: WriteTarget, old: ScanPlan, new: ScanPlan, key_range: KeyRange
+) -> None:
     names, files = target.schema.schema.names, target.files
-    before, after = old.rows(files, names, key_range=part), new.rows(files, names, key_range=part)
-    gone = lookup(after.keys, before.keys) < 0
-    writer.delete(before.data.filter(pa.array(gone)).select(list(target.schema.primary_key)))
-    at = lookup(before.keys, after.keys)
-    known = np.flatnonzero(at >= 0)
-    fresh = np.ones(len(after), np.bool_)
-    left = before.data.take(pa.array(at[known])).select(names).combine_chunks()
-    right = after.data.take(pa.array(known)).select(names).combine_chunks()
-    fresh[known] = ~same_rows(left, right)
-    writer.upsert(after.data.filter(pa.array(fresh)).select(names))
+    before, after = old.rows(files, names, key_range=key_range), new.rows(files, names, key_range=key_range)
+    deleted = lookup(after.keys, before.keys) < 0
+    writer.delete(before.data.filter(pa.array(deleted)).select(list(target.schema.primary_key)))
+    positions = lookup(before.keys, after.keys)
+    common = np.flatnonzero(positions >= 0)
+    changed = np.ones(len(after), np.bool_)
+    old_rows = before.data.take(pa.array(positions[common])).select(names).combine_chunks()
+    new_rows = after.data.take(pa.array(common)).select(names).combine_chunks()
+    changed[common] = ~same_rows(old_rows, new_rows)
+    writer.upsert(after.data.filter(pa.array(changed)).select(names))

@@ -1,4 +1,4 @@
-"""Base of the contexts of all refreshes: one writer for each output; all of them are kept, or all are dropped."""
+"""Base of the refresh contexts: one writer for each output, finished or discarded together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .refresh_plan import RefreshPlan
 
 
 class OutputWriter(Protocol):
-    """Writes rows of one output."""
+    """Interface of a writer of one output's rows."""
 
     def finish(self) -> list[Segment]: ...
     def discard(self) -> None: ...
@@ -27,72 +27,74 @@ W = TypeVar("W", bound=OutputWriter)
 
 
 class RefreshContext(OneProcess, Generic[W]):
-    """The side of a context that its runner ends: `_over` after the refresh, then `_finish` or `_discard`."""
+    """Base of a context. Its runner sets `_over` after the refresh, and calls `_finish` or `_discard`."""
 
-    _instead = "read what the function needs before, and give it as rows, or join with the frames that ctx gives"
+    _instead = "read the rows before and pass them to the function, or join with the frames that ctx returns"
 
-    def __init__(self, files: Files, run: RefreshPlan, make_writer: Callable[[WriteTarget], W]) -> None:
+    def __init__(self, files: Files, plan: RefreshPlan, make_writer: Callable[[WriteTarget], W]) -> None:
         self._files = files
-        self._run = run
+        self._plan = plan
         self._make_writer = make_writer
         self._writers: dict[str, W] = {}
-        self._written: set[str] = set()  # outputs of which a write has succeeded
+        self._written: set[str] = set()  # outputs with a successful write
         self._finished: dict[str, list[Segment]] = {}
         self._over = False
 
     @property
     def barrier(self) -> Barrier:
-        """The barrier: `.prev` and `.curr` are epochs, the changes are those of (prev, curr]; `.kind` is "initial" when
-        the outputs are made from nothing (prev is 0), else "checkpoint".
+        """Return the barrier of this refresh; its changes are those of (prev, curr], both epochs.
+
+        Its kind is "initial" in a backfill or rebuild (prev is 0), else "checkpoint".
         """
-        return self._run.barrier
+        return self._plan.barrier
 
     def _writer(self, output: str) -> W:
         if self._over:
-            raise self._run.late_write()
+            raise self._plan.late_write()
         if output not in self._writers:
-            self._writers[output] = self._make_writer(self._run.output(output).target)
+            self._writers[output] = self._make_writer(self._plan.output(output).target)
         return self._writers[output]
 
     @contextmanager
     def _writing(self, output: str) -> Iterator[W]:
-        """Give the writer of an output, and note that it has been written when the block ends well."""
-        with self._naming_job():
+        """Yield the writer of an output, and note the output as written when the block succeeds."""
+        with self._name_job_in_errors():
             yield self._writer(output)
         self._written.add(output)
 
     @contextmanager
-    def _naming_job(self) -> Iterator[None]:
-        """Name the job in a SchemaMismatch, which names the output alone."""
+    def _name_job_in_errors(self) -> Iterator[None]:
+        """Add the job's name to a SchemaMismatch, which names only the output."""
         try:
             yield
         except SchemaMismatch as error:
-            raise SchemaMismatch(f"job {self._run.job.name!r}: {error}") from error
+            raise SchemaMismatch(f"job {self._plan.job.name!r}: {error}") from error
 
     def _require_unwritten(self, output: str) -> None:
-        """Raise InvalidInput when this refresh has written the output: `recompute` would leave those rows there."""
+        """Raise InvalidInput if this refresh has written the output: `recompute` would not replace those rows."""
         if self._over:
-            raise self._run.late_write()
+            raise self._plan.late_write()
         if output in self._written:
             raise InvalidInput(
-                f"this refresh has written {output!r} already, and recompute replaces only what the output had before: "
+                f"this refresh has written {output!r} already, and recompute replaces only rows of earlier commits: "
                 "call recompute once for an output, with all its groups, and before any upsert or delete of it"
             )
 
     def _only_upstream(self, output: str, by: Sequence[str]) -> str:
-        """Return the upstream whose changes tell which groups of the output are touched, where nobody else does."""
-        upstreams = self._run.upstreams
+        """Return the single upstream whose changes touch the output's groups; raise InvalidInput without one."""
+        upstreams = self._plan.upstreams
         if len(upstreams) > 1:
             raise InvalidInput(
-                f"job {self._run.job.name!r} reads {sorted(upstreams)}, and a change of each may touch a group: call "
-                f"recompute({output!r}, …, touched=groups) with the values of {list(by)} that ctx.touched tells of each"
+                f"job {self._plan.job.name!r} reads {sorted(upstreams)}, and a change of each may touch a group: call "
+                f"recompute({output!r}, …, touched=groups) with the values of {list(by)} that ctx.touched returns for "
+                "each upstream"
             )
         ((name, upstream),) = upstreams.items()
         missing = [column for column in by if column not in upstream.table.schema.schema.names]
         if missing:
             raise InvalidInput(
-                f"recompute({output!r}): its upstream {name!r} has no column {missing[0]!r}; make the touched groups "
-                f"of those that ctx.touched({name!r}, …) tells, and give them with touched="
+                f"recompute({output!r}): its upstream {name!r} has no column {missing[0]!r}; derive the touched groups "
+                f"from those that ctx.touched({name!r}, …) returns, and pass them with touched="
             )
         return name
 
@@ -102,7 +104,7 @@ class RefreshContext(OneProcess, Generic[W]):
         return self._finished
 
     def _end(self) -> None:
-        """End the context: the refresh is committed, or never will be."""
+        """Release the context's resources after the commit or the failure."""
 
     def _discard(self) -> None:
         for writer in self._writers.values():

@@ -1,4 +1,4 @@
-"""Plan of one refresh: its reads and writes for a barrier or a piece of it, from one state of the catalog."""
+"""Refresh plan: the reads and writes of one barrier or backfill chunk, from one state of the catalog."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from epochlog.store.session.handle import Handle
 from epochlog.store.sst.segment_writer import WriteTarget
 from epochlog.store.types.epoch import show_epoch
 
-from .backfill_chunks import cut_piece, fully_loaded, nothing_of
+from .backfill_chunks import cut_chunk, empty_plan, fully_loaded
 from .barrier import Barrier
 
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """One input of a barrier (prev, curr]: its changes, of these keys, and its rows at either end."""
+    """Upstream of a barrier (prev, curr]: its changes within a key range, and its rows at curr and at prev."""
 
     table: TableDef
     changes: LogPlan
@@ -34,9 +34,9 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True)
 class PlannedOutput:
-    """One output of a barrier: its rows so far, and where its new segments go.
+    """Output of a barrier: its rows so far, and the target of its new segments.
 
-    replaced: in a rebuild, the rows of old, whose place the new ones take. Else None.
+    replaced: the old rows that a rebuild replaces, else None.
     """
 
     table: TableDef
@@ -47,22 +47,22 @@ class PlannedOutput:
 
 @dataclass(frozen=True, slots=True)
 class RefreshPlan:
-    """A barrier that has been decided and is to be refreshed: everything a refresh reads, fixed. Tables by name.
+    """Plan of the refresh of a recorded barrier: its inputs and outputs, by table name.
 
-    ended: of a piece of a snapshot, the cursor after it. Without one the refresh is followed by the commit. began_s:
-    when it was planned, in monotonic time.
+    next_cursor: the cursor after this backfill chunk. None if the commit follows the refresh. began_s: monotonic time
+    of the planning, in seconds.
     """
 
     job: JobRecord
     barrier: Barrier
     upstreams: Mapping[str, Upstream]
     outputs: Mapping[str, PlannedOutput]
-    ended: Cursor | None = None
+    next_cursor: Cursor | None = None
     began_s: float = field(default_factory=monotonic_s)
 
     @property
     def fully_loaded(self) -> bool:
-        """Return True if pieces have taken in the whole snapshot, so that only the commit is left."""
+        """Return True if chunks have taken in the whole backfill, so that only the commit is left."""
         return fully_loaded(self.job)
 
     def upstream(self, name: str) -> Upstream:
@@ -76,23 +76,22 @@ class RefreshPlan:
         return self.outputs[name]
 
     def late_write(self) -> InvalidInput:
-        """Make the error for a write to a context whose refresh has ended."""
+        """Build the error for a write to a context whose refresh has ended."""
         return InvalidInput(
-            f"the refresh of job {self.job.name!r} at {show_epoch(self.barrier.curr)} is over; what is written to its "
-            "context now "
-            "could never be committed. Write inside the refresh function"
+            f"the refresh of job {self.job.name!r} at {show_epoch(self.barrier.curr)} is over, so its context takes no "
+            "more writes. Write inside the refresh function"
         )
 
 
 def barrier_of(job: JobRecord) -> Barrier:
-    """Return the barrier recorded for a job, for its refresh: one that makes the outputs anew begins at nothing."""
+    """Return the recorded barrier of a job for its refresh. In a backfill or rebuild its prev is 0."""
     assert job.barrier is not None
     prev = 0 if job.anew else job.position
     return Barrier(prev, job.barrier[1], "checkpoint" if prev else "initial")
 
 
 def plan_barrier(view: View, handle: Handle, job: JobRecord) -> RefreshPlan:
-    """Plan the reads and writes of a refresh of the job's recorded barrier, from one state of the catalog."""
+    """Plan the refresh of the job's recorded barrier from one state of the catalog."""
     barrier = barrier_of(job)
     prev, curr = barrier.prev, barrier.curr
     upstreams: dict[str, Upstream] = {}
@@ -106,21 +105,23 @@ def plan_barrier(view: View, handle: Handle, job: JobRecord) -> RefreshPlan:
     outputs: dict[str, PlannedOutput] = {}
     for table_id in job.outputs:
         table = get_table(view, table_id, f"output of {job.name}")
-        old, target = plan_scan(view, table, job.position), handle.write_target(table)
+        previous_rows, target = plan_scan(view, table, job.position), handle.write_target(table)
         if job.anew:
-            made = ScanPlan(table.schema, curr, (), list_staged(view, table_id))
-            outputs[table.name] = PlannedOutput(table, made, target, old if job.replacing else None)
+            rebuilt = ScanPlan(table.schema, curr, (), list_staged(view, table_id))
+            outputs[table.name] = PlannedOutput(table, rebuilt, target, previous_rows if job.replacing else None)
         else:
-            outputs[table.name] = PlannedOutput(table, old, target)
+            outputs[table.name] = PlannedOutput(table, previous_rows, target)
     return RefreshPlan(job, barrier, upstreams, outputs)
 
 
-def plan_piece(handle: Handle, run: RefreshPlan) -> RefreshPlan:
-    """Narrow the plan to the next piece of the job's snapshot; return `run` unless a piece is still to be taken."""
-    job = run.job
-    if job.snapshot_rows is None or not job.anew or run.fully_loaded:
-        return run
-    upstreams = {name: replace(up, changes=nothing_of(up.changes)) for name, up in run.upstreams.items()}
+def plan_chunk(handle: Handle, plan: RefreshPlan) -> RefreshPlan:
+    """Narrow the plan to the next backfill chunk; return `plan` unchanged if no chunk is left."""
+    job = plan.job
+    if job.snapshot_rows is None or not job.anew or plan.fully_loaded:
+        return plan
+    upstreams = {name: replace(up, changes=empty_plan(up.changes)) for name, up in plan.upstreams.items()}
     name = list(upstreams)[(job.cursor or Cursor()).place]
-    keys, ended = cut_piece(job, handle.files, run.upstreams[name].current)
-    return replace(run, upstreams={**upstreams, name: replace(run.upstreams[name], keys=keys)}, ended=ended)
+    keys, next_cursor = cut_chunk(job, handle.files, plan.upstreams[name].current)
+    return replace(
+        plan, upstreams={**upstreams, name: replace(plan.upstreams[name], keys=keys)}, next_cursor=next_cursor
+    )

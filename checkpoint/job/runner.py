@@ -1,9 +1,7 @@
-"""Running a job: decide its next barrier once, refresh its outputs from what changed, commit them together.
+"""Runner of a job: decides the next barrier, refreshes the outputs and commits them in one transaction.
 
-`JobRunner` is the part without Spark: `begin` a barrier, `commit` or `fail` it; `step_local` does all three with
-pyarrow tables. The catalog is the only truth: a runner keeps nothing but its claim.
-
-Rules: docs/SEMANTICS.md, 5.1 to 5.15.
+`JobRunner` needs no Spark. It can `begin` a barrier and `commit` or `fail` it; `step_local` does all three with pyarrow
+tables. All state is in the catalog; a runner keeps only its claim. Rules: docs/SEMANTICS.md, 5.1 to 5.15.
 """
 
 from __future__ import annotations
@@ -38,23 +36,23 @@ from epochlog.store.types.epoch_set import FAR
 from .barrier import Barrier, lag_in_boundaries, next_barrier
 from .claims import JobClaims, Tenure, inputs_of
 from .local_context import LocalRefreshContext
-from .rebuild import ask_for_rebuild, difference
+from .rebuild import difference, request_rebuild
 from .refresh_context import RefreshContext
-from .refresh_plan import RefreshPlan, plan_barrier, plan_piece
+from .refresh_plan import RefreshPlan, plan_barrier, plan_chunk
 
 LocalRefresh = Callable[[LocalRefreshContext], None]
 _log = logging.getLogger("epochlog")
 
 
 class Door(Protocol):
-    """Adapter for one kind of refresh: it makes contexts, checks writes and translates errors."""
+    """Adapter for one kind of refresh: makes contexts, checks writes and translates errors."""
 
-    def context(self, run: RefreshPlan) -> RefreshContext[Any]:
-        """Make the context for the refresh of a barrier."""
+    def context(self, plan: RefreshPlan) -> RefreshContext[Any]:
+        """Build the context for the refresh of a barrier."""
         ...
 
     def check(self, job: str) -> None:
-        """Raise an EpochlogError if the writes of the refresh that has just ended must not be committed."""
+        """Raise an EpochlogError if the writes of the refresh must not be committed. Called after the refresh."""
         ...
 
     def known(self, error: BaseException, job: str) -> BaseException:
@@ -64,58 +62,60 @@ class Door(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalDoor:
-    """Refreshes with pyarrow tables, in this process."""
+    """Adapter for refreshes with pyarrow tables, in this process."""
 
     handle: Handle
 
-    def context(self, run: RefreshPlan) -> LocalRefreshContext:
-        return LocalRefreshContext(self.handle, run)
+    def context(self, plan: RefreshPlan) -> LocalRefreshContext:
+        return LocalRefreshContext(self.handle, plan)
 
     def check(self, job: str) -> None:
-        """Accept the writes: they were made in this process."""
+        """Accept the writes, because this process made them."""
 
     def known(self, error: BaseException, job: str) -> BaseException:
         return error
 
 
 class JobRunner(JobClaims):
-    """One handle's way to run one job: a barrier is begun, then committed or failed; `step` does all of it.
+    """Runner of one job for one handle. Begins a barrier, then commits or fails it; `step` does all of it.
 
-    A job has one barrier in flight, so of several threads one steps it and the others get JobRunning.
+    A job has one barrier in flight. While one thread steps the job, other threads get JobRunning.
     """
 
     def __init__(self, handle: Handle, job_id: int, name: str) -> None:
         super().__init__(handle, job_id, name)
-        self.again: Callable[[], int | None] | None = None
-        """One more step as this runner was last run; None before it has been."""
+        self.repeat_step: Callable[[], int | None] | None = None
+        """Steps once more with the refresh of the newest step; None before the first step."""
         self.refreshing: dict[str, int] = {}
-        """The threads in which steps of this runner are at work, by holder."""
+        """Ids of the threads that run a step of this runner, by holder."""
         self._lock = threading.Lock()
         self._stepping = self.tenure("step")
 
     def begin(
-        self, *, whole: bool = False, tenure: Tenure | None = None, take_over: bool = False
+        self, *, unchunked: bool = False, tenure: Tenure | None = None, take_over: bool = False
     ) -> RefreshPlan | None:
         """Decide and record the job's next barrier; return None if there is nothing to do or the job is finished.
 
-        whole: take a snapshot at once, even where the job was made to take it in pieces; pieces so far are dropped.
-        tenure: the one that this is a step of; by itself a step is one. Raises JobRunning when another runner is alive
-        (take_over: fences it), Fenced when another took over, JobParked when the job let go of its logs.
+        unchunked: backfill in one step, even if the job has snapshot_rows; drop the chunks made so far. tenure: the
+        tenure of the query, pipeline or coordinator that steps; None: the step is its own tenure. Raises JobRunning if
+        another runner is alive (take_over: fences it), Fenced if another runner took over, JobParked if the job is
+        parked.
         """
         tenure = tenure or self._stepping
-        run = None
+        plan = None
         try:
-            job = self._entered(tenure, take_over=take_over)
-            run = self._planned(job, tenure, whole=whole)
+            job = self._prepare_job(tenure, take_over=take_over)
+            plan = self._plan_next(job, tenure, unchunked=unchunked)
         finally:
-            if run is None and tenure.kind == "step":
+            if plan is None and tenure.kind == "step":
                 self.leave(tenure)
-        return run
+        return plan
 
-    def _entered(self, tenure: Tenure, *, take_over: bool) -> JobRecord:
-        """Return the job for this tenure to step.
+    def _prepare_job(self, tenure: Tenure, *, take_over: bool) -> JobRecord:
+        """Return the job for a step of this tenure, and enter the tenure if needed.
 
-        A step of a handle that has claimed the job enters when there is a barrier: looking for one writes nothing.
+        A single step of a handle that has claimed the job enters only once there is a barrier: looking for a barrier
+        writes nothing.
         """
         if tenure.kind == "step":
             tenure.incarnation = self.incarnation
@@ -124,118 +124,121 @@ class JobRunner(JobClaims):
         self.check(job, tenure)
         return job
 
-    def _planned(self, job: JobRecord, tenure: Tenure, *, whole: bool) -> RefreshPlan | None:
+    def _plan_next(self, job: JobRecord, tenure: Tenure, *, unchunked: bool) -> RefreshPlan | None:
         if job.state == "finished":
             return None
         if job.barrier is None:
-            decided = self._next(job, tenure)
+            decided = self._record_next_barrier(job, tenure)
             if decided is None:
                 return None
             job = decided
-        elif not _names(job, tenure):
+        elif not _is_runner(job, tenure):
             job = self.enter(tenure)
-        if whole and job.cursor is not None:
+        if unchunked and job.cursor is not None:
             job = forget_pieces(self.handle, job, job.incarnation)
-        self.handle.intents.own()  # registered before the look at the catalog that its writers are planned in
-        run = self.handle.catalog.read(lambda view: plan_barrier(view, self.handle, job))
-        return run if whole else plan_piece(self.handle, run)
+        self.handle.intents.own()  # the write intent must exist before the catalog read that plans the writers
+        plan = self.handle.catalog.read(lambda view: plan_barrier(view, self.handle, job))
+        return plan if unchunked else plan_chunk(self.handle, plan)
 
-    def _left(self, run: RefreshPlan) -> None:
-        """Note that the transaction that ended this step has said so on the job's record."""
-        runner = run.job.runner
+    def _forget_runner(self, plan: RefreshPlan) -> None:
+        """Forget the runner lease of a single step: the transaction that ended the step has removed it."""
+        runner = plan.job.runner
         if runner is not None and runner.kind == "step":
             self.handle.runners.forget(runner.holder)
 
-    def commit(self, run: RefreshPlan, outputs: Mapping[str, Sequence[Segment]], *, keep: bool = False) -> int:
-        """Commit all outputs at the barrier, those without segments as empty entries; returns the epoch.
+    def commit(self, plan: RefreshPlan, outputs: Mapping[str, Sequence[Segment]], *, keep: bool = False) -> int:
+        """Commit all outputs at the barrier and return the epoch. Outputs without segments get empty log entries.
 
-        Of a piece of a snapshot: record what it has made, and return 0. What is refused leaves no file behind, unless
-        the caller will try to commit it again (`keep`).
+        For a backfill chunk, record its segments and return 0. A refused commit deletes its files. keep: leave the
+        files, because the caller commits them again.
         """
         edits = [
             TableEdit(output.table.id, name, tuple(outputs.get(name, ())), operation="refresh")
-            for name, output in run.outputs.items()
+            for name, output in plan.outputs.items()
         ]
         try:
-            if run.ended is not None:
-                return self._record_piece(run, run.ended, edits)
-            if run.job.replacing:
-                return self._replace(run, edits)
-            return self._commit(run, edits)
+            if plan.next_cursor is not None:
+                return self._record_chunk(plan, plan.next_cursor, edits)
+            if plan.job.replacing:
+                return self._replace(plan, edits)
+            return self._commit(plan, edits)
         except EpochlogError as error:
             if not keep:
                 discard_refused(self.handle, error, edits)
             raise
 
-    def _commit(self, run: RefreshPlan, edits: Sequence[TableEdit]) -> int:
-        (state, caught_up), job = self._state_after(run), run.job
-        commit = JobCommit(self.job_id, self.name, job.incarnation, job.position, run.barrier.curr, state, caught_up)
-        done = commit_job(self.handle, commit, edits)
-        self._left(run)
-        took_ms = round((monotonic_s() - run.began_s) * 1000)
+    def _commit(self, plan: RefreshPlan, edits: Sequence[TableEdit]) -> int:
+        (state, caught_up), job = self._state_after(plan), plan.job
+        commit = JobCommit(self.job_id, self.name, job.incarnation, job.position, plan.barrier.curr, state, caught_up)
+        result = commit_job(self.handle, commit, edits)
+        self._forget_runner(plan)
+        took_ms = round((monotonic_s() - plan.began_s) * 1000)
         _log.info(
             "job %r: committed epoch %s: %d rows written, %d unchanged, in %d ms",
             self.name,
-            show_epoch(done.epoch),
-            done.rows,
-            done.unchanged,
+            show_epoch(result.epoch),
+            result.rows,
+            result.unchanged,
             took_ms,
         )
-        return done.epoch
+        return result.epoch
 
-    def _record_piece(self, run: RefreshPlan, ended: Cursor, edits: Sequence[TableEdit]) -> int:
-        job, curr = run.job, run.barrier.curr
-        piece = JobPiece(self.job_id, self.name, job.incarnation, job.position, curr, job.cursor, ended)
-        record_piece(self.handle, piece, edits)
-        self._left(run)
+    def _record_chunk(self, plan: RefreshPlan, next_cursor: Cursor, edits: Sequence[TableEdit]) -> int:
+        job, curr = plan.job, plan.barrier.curr
+        chunk = JobPiece(self.job_id, self.name, job.incarnation, job.position, curr, job.cursor, next_cursor)
+        record_piece(self.handle, chunk, edits)
+        self._forget_runner(plan)
         return 0
 
-    def _replace(self, run: RefreshPlan, made: Sequence[TableEdit]) -> int:
-        """Commit what differs between the rows of old and those that were made; that is all that readers see of it."""
+    def _replace(self, plan: RefreshPlan, rebuilt: Sequence[TableEdit]) -> int:
+        """Commit the difference between the old rows and the rebuilt ones. Readers see that difference alone."""
         edits: list[TableEdit] = []
         try:
-            for edit in made:
-                output = run.outputs[edit.name]
+            for edit in rebuilt:
+                output = plan.outputs[edit.name]
                 assert output.replaced is not None
                 written = difference(output.target, output.replaced, output.previous.extended(edit.segments))
                 edits.append(replace(edit, segments=tuple(written), operation="rebuild"))
             hit("rebuild:before-commit")
-            done = self._commit(run, edits)
+            epoch = self._commit(plan, edits)
         except EpochlogError as error:
             discard_refused(self.handle, error, edits)
             raise
         hit("rebuild:after-commit")
-        remove_segments(self.handle.files, (segment for edit in made for segment in edit.segments))
-        return done
+        remove_segments(self.handle.files, (segment for edit in rebuilt for segment in edit.segments))
+        return epoch
 
     def rebuild(self) -> None:
-        """Have the next barrier make all outputs anew, whoever runs the job. Raises TableFinished."""
-        ask_for_rebuild(self.handle, self.job_id, self.name)
+        """Request that the next barrier, by any runner, rebuilds all outputs. Raises TableFinished."""
+        request_rebuild(self.handle, self.job_id, self.name)
 
-    def fail(self, error: BaseException, run: RefreshPlan | None = None) -> None:
-        """Note the error of its failed barrier on the job; a runner that was fenced leaves no mark."""
-        incarnation = self.incarnation if run is None else run.job.incarnation
+    def fail(self, error: BaseException, plan: RefreshPlan | None = None) -> None:
+        """Record the error of a failed barrier on the job, unless this runner is fenced."""
+        incarnation = self.incarnation if plan is None else plan.job.incarnation
 
         def body(tx: Txn) -> None:
             job = get_job(tx, self.job_id, self.name)
             if job.incarnation == incarnation:
-                since = self.handle.catalog.now_ms() if job.failed_ms is None else job.failed_ms
-                why = f"{type(error).__name__}: {error}"
-                failed = replace(job, last_error=why, failed_ms=since, runner=job.runner_after_step)
+                failed_ms = self.handle.catalog.now_ms() if job.failed_ms is None else job.failed_ms
+                message = f"{type(error).__name__}: {error}"
+                failed = replace(job, last_error=message, failed_ms=failed_ms, runner=job.runner_after_step)
                 tx.put(job_key(job.id), failed.to_record())
 
-        with suppress(EpochlogError):  # the refresh's own error is the one to tell
+        with suppress(EpochlogError):  # the caller raises the refresh's error
             self.handle.catalog.transact(body)
-            if run is not None:
-                self._left(run)
+            if plan is not None:
+                self._forget_runner(plan)
 
-    def _cause(self, error: BaseException, run: RefreshPlan) -> BaseException:
-        """Return the cause of a failed refresh: JobNotFound, JobParked or Fenced if the job says so, else `error`."""
+    def _find_cause(self, error: BaseException, plan: RefreshPlan) -> BaseException:
+        """Return JobNotFound, JobParked or Fenced if the job's record shows that cause of a failed refresh.
+
+        Else return `error`.
+        """
         if not isinstance(error, EpochlogError):
             return error
         try:
             job = self.record()
-            check_incarnation(job, run.job.incarnation)
+            check_incarnation(job, plan.job.incarnation)
             require_unparked(job)
         except (JobNotFound, JobParked, Fenced) as known:
             return known
@@ -250,38 +253,38 @@ class JobRunner(JobClaims):
     def step(
         self, refresh: Callable[[Any], Any], door: Door, *, tenure: Tenure | None = None, take_over: bool = False
     ) -> int | None:
-        """Run one barrier through this door; `tenure` and `take_over` as in `begin`.
+        """Run one barrier with this adapter; `tenure` and `take_over` are those of `begin`.
 
-        Raises JobRunning also while another thread steps the job by this runner, or its own refresh does.
+        Raises JobRunning also while another thread, or the refresh itself, steps the job with this runner.
         """
         self.check_refresh(refresh)
-        self.again = lambda: self.step(refresh, door)
+        self.repeat_step = lambda: self.step(refresh, door)
         if tenure is None:
-            if take_over and self._stepping.holder in self.refreshing:  # which is fenced like any other
+            if take_over and self._stepping.holder in self.refreshing:  # fence that step too
                 self._stepping = self.tenure("step")
             tenure = self._stepping
-        with self._at_work(tenure):
+        with self._exclusive_step(tenure):
             try:
-                run = self.begin(tenure=tenure, take_over=take_over)
-                if run is None:
+                plan = self.begin(tenure=tenure, take_over=take_over)
+                if plan is None:
                     return None
-                return self.commit(run, {}) if run.fully_loaded else self._refresh(run, refresh, door)
+                return self.commit(plan, {}) if plan.fully_loaded else self._refresh(plan, refresh, door)
             finally:
                 if tenure.kind == "step":
                     self.leave(tenure)
 
     def check_refresh(self, refresh: object) -> None:
-        """Raises InvalidInput for what cannot be called."""
+        """Raise InvalidInput if the refresh cannot be called."""
         if not callable(refresh):
             raise InvalidInput(f"job {self.name!r}: refresh is a function of one argument, not {refresh!r}")
 
     @contextmanager
-    def _at_work(self, tenure: Tenure) -> Iterator[None]:
+    def _exclusive_step(self, tenure: Tenure) -> Iterator[None]:
         with self._lock:
             if tenure.holder in self.refreshing:
                 raise JobRunning(
-                    f"job {self.name!r} is being refreshed by this runner, and has one barrier at a time; step it "
-                    "again when that has returned"
+                    f"job {self.name!r} is being refreshed by this runner already, and a job has one barrier at a "
+                    "time; step it again when that step has returned"
                 )
             self.refreshing[tenure.holder] = threading.get_ident()
         try:
@@ -289,9 +292,9 @@ class JobRunner(JobClaims):
         finally:
             del self.refreshing[tenure.holder]
 
-    def _refresh(self, run: RefreshPlan, refresh: Callable[[Any], Any], door: Door) -> int:
-        """Refresh and commit. Whatever the refresh raises is noted on the job."""
-        context = door.context(run)
+    def _refresh(self, plan: RefreshPlan, refresh: Callable[[Any], Any], door: Door) -> int:
+        """Refresh and commit. Record an error of the refresh on the job."""
+        context = door.context(plan)
         try:
             try:
                 refresh(context)
@@ -300,36 +303,36 @@ class JobRunner(JobClaims):
             except BaseException as error:
                 context._discard()
                 known = door.known(error, self.name)
-                self.fail(known, run)
-                known = self._cause(known, run)
+                self.fail(known, plan)
+                known = self._find_cause(known, plan)
                 if known is error:
                     raise
                 raise known from error
             finally:
                 context._over = True
-            return self.commit(run, segments)
+            return self.commit(plan, segments)
         finally:
             context._end()
 
-    def _next(self, job: JobRecord, tenure: Tenure) -> JobRecord | None:
+    def _record_next_barrier(self, job: JobRecord, tenure: Tenure) -> JobRecord | None:
         """Record the job's next barrier and return the job; None if there is nothing to do."""
-        if self._has_news(job):
+        if self._may_have_barrier(job):
             seal(self.handle, job.interval)
             if self.handle.catalog.read(self._decide) is not None:
-                recorded = self._record(tenure)
+                recorded = self._record_barrier(tenure)
                 if recorded.barrier is not None:
                     return recorded
-        self._settle(job, job.incarnation)
+        self._mark_caught_up(job, job.incarnation)
         return None
 
-    def _has_news(self, job: JobRecord) -> bool:
-        """Return True if sealing a boundary could give the job a barrier.
+    def _may_have_barrier(self, job: JobRecord) -> bool:
+        """Return True if the job could get a barrier once a boundary is sealed.
 
-        It could if a change is not reflected, or if the first commit, a rebuild or the end of a drain is due.
+        That needs an upstream change that the job does not reflect, or a due first commit, rebuild or drain.
         """
         if not job.position or job.rebuilding or job.drain is not None:
             return True
-        epochs = self._view(job)
+        epochs = self._read_inputs(job)
         return any(epochs.table(upstream).first_change(job.position) < FAR for upstream in job.upstreams)
 
     def _decide(self, view: View) -> Barrier | None:
@@ -353,10 +356,10 @@ class JobRunner(JobClaims):
             drain=job.drain,
         )
 
-    def _record(self, tenure: Tenure) -> JobRecord:
-        """Decide and record the barrier in one transaction; whoever decides later gets the barrier recorded first.
+    def _record_barrier(self, tenure: Tenure) -> JobRecord:
+        """Decide and record the barrier in one transaction. A runner that comes later gets the recorded barrier.
 
-        Once it is recorded the job holds what it needs of its upstreams; before, compaction might have let it go.
+        The recorded barrier holds the logs and rows of the upstreams that its refresh reads.
         """
 
         def body(tx: Txn) -> JobRecord:
@@ -368,7 +371,7 @@ class JobRunner(JobClaims):
             if barrier is not None:
                 planned = Counters.read(tx).version
                 job = replace(job, barrier=(barrier.prev, barrier.curr, barrier.kind), planned_version=planned)
-            if job.barrier is not None and not _names(job, tenure):
+            if job.barrier is not None and not _is_runner(job, tenure):
                 job = replace(job, runner=new_runner(tx, self.handle, tenure.holder, tenure.kind))
             tx.put(job_key(job.id), job.to_record())
             return job
@@ -376,46 +379,47 @@ class JobRunner(JobClaims):
         self.handle.runners.share(tenure.holder, [job_key(self.job_id)], at_end="vacate", alive=tenure.alive)
         return self.handle.catalog.transact(body)
 
-    def _settle(self, job: JobRecord, incarnation: int) -> None:
-        """Let a creating job that has nothing to do run, once its upstreams do, and one that stood outside of `global`
-        take part again: no commit of its own would say so.
+    def _mark_caught_up(self, job: JobRecord, incarnation: int) -> None:
+        """Set a caught-up job without a barrier to running, and inside of `global`.
+
+        A job that has nothing to commit would stay creating, or outside of `global`.
         """
         waiting = job.state == "creating" or job.outside_ms is not None
         if not waiting or not job.position or job.rebuilding or not self._caught_up(job, job.position):
             return
 
         def body(tx: Txn) -> None:
-            found = get_job(tx, self.job_id, self.name)
-            check_incarnation(found, incarnation)
-            if found.state in ("creating", "running") and found.position == job.position:
-                tx.put(job_key(job.id), replace(found, state="running", outside_ms=None).to_record())
+            current = get_job(tx, self.job_id, self.name)
+            check_incarnation(current, incarnation)
+            if current.state in ("creating", "running") and current.position == job.position:
+                tx.put(job_key(job.id), replace(current, state="running", outside_ms=None).to_record())
 
         self.handle.catalog.transact(body)
 
-    def _view(self, job: JobRecord) -> EpochView:
+    def _read_inputs(self, job: JobRecord) -> EpochView:
         return self.handle.catalog.read(lambda view: inputs_of(view, self.handle, job))
 
-    def _state_after(self, run: RefreshPlan) -> tuple[str, bool]:
-        """Return the job's state once the barrier is committed, and True if it has caught up then.
+    def _state_after(self, plan: RefreshPlan) -> tuple[str, bool]:
+        """Return the job's state after the commit of the barrier, and True if it has caught up then.
 
-        The job is finished if the barrier takes in the last change there will ever be.
+        The job is finished if all upstreams end at or below the barrier.
         """
-        job, handle = run.job, self.handle
-        epochs, outside = handle.catalog.read(  # the mark may have been set since the barrier was recorded
+        job, handle = plan.job, self.handle
+        epochs, outside = handle.catalog.read(  # the job may have been marked outside since the barrier was recorded
             lambda view: (inputs_of(view, handle, job), get_job(view, job.id, job.name).outside_ms is not None)
         )
         tables = [epochs.table(upstream) for upstream in job.upstreams]
         for table in tables:
-            if not epochs.complete(table.table_id, run.barrier.curr):
+            if not epochs.complete(table.table_id, plan.barrier.curr):
                 raise UpstreamIncomplete(
-                    f"job {job.name!r} cannot commit at {show_epoch(run.barrier.curr)}: its upstream {table.name!r} "
-                    "is complete "
-                    f"only through {show_epoch(epochs.complete_through(table.table_id))}; step the job again once it is"
+                    f"job {job.name!r} cannot commit at {show_epoch(plan.barrier.curr)}: its upstream {table.name!r} "
+                    f"is complete only through {show_epoch(epochs.complete_through(table.table_id))}; step the job "
+                    "again when the upstream has reached that epoch"
                 )
-        if all(table.state == "finished" and table.position <= run.barrier.curr for table in tables):
+        if all(table.state == "finished" and table.position <= plan.barrier.curr for table in tables):
             return "finished", True
-        caught_up = (outside or job.state == "creating") and self._caught_up(job, run.barrier.curr)
-        if job.replacing:  # it was running before
+        caught_up = (outside or job.state == "creating") and self._caught_up(job, plan.barrier.curr)
+        if job.replacing:  # a rebuild of a running job
             return "running", caught_up
         return "running" if job.state == "creating" and caught_up else job.state, caught_up
 
@@ -438,5 +442,5 @@ class JobRunner(JobClaims):
         return behind <= job.max_lag and all(epochs.table(up).state != "creating" for up in job.upstreams)
 
 
-def _names(job: JobRecord, tenure: Tenure) -> bool:
+def _is_runner(job: JobRecord, tenure: Tenure) -> bool:
     return job.runner is not None and job.runner.holder == tenure.holder

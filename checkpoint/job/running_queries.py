@@ -1,4 +1,4 @@
-"""The streaming queries that run jobs in this process: at most one for each job of a store."""
+"""Registry of the streaming queries and pipelines that run jobs in this process: one for each job of a store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .runner import JobRunner
 
 
 class RunningQuery(Protocol):
-    """Interface of a StreamingQuery, as far as this module uses it."""
+    """Interface of a StreamingQuery, or of a pipeline's job."""
 
     @property
     def isActive(self) -> bool: ...  # noqa: N802  # Spark's own name
@@ -21,14 +21,14 @@ class RunningQuery(Protocol):
 
 
 class LiveQueries:
-    """Live queries of this process by store and job. Safe to use from several threads."""
+    """Thread-safe registry of the live queries of this process, by store and job."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._queries: dict[tuple[str, int], RunningQuery | None] = {}
 
     def claim(self, runner: JobRunner, *, take_over: bool = False) -> None:
-        """Raise JobRunning if the job has a live query here, unless it is to be taken over."""
+        """Reserve the job for a new query; raise JobRunning if it has a live one here. take_over: replace that one."""
         key = _key(runner)
         with self._lock:
             busy = not take_over and key in self._queries and is_active(self._queries[key])
@@ -36,8 +36,8 @@ class LiveQueries:
                 self._queries[key] = None
         if busy:
             raise JobRunning(
-                f"job {runner.name!r} is run already in this process, by {_told(runner)}, and that one goes on. Stop "
-                "it first, or take the job over with take_over=True, which fences it"
+                f"job {runner.name!r} is run already in this process, by {_describe_query(runner)}. Stop that one "
+                "first, or take the job over with take_over=True, which fences it"
             )
 
     def set(self, runner: JobRunner, query: RunningQuery | None) -> None:
@@ -52,12 +52,12 @@ class LiveQueries:
             return self._queries.get(_key(runner))
 
     def running(self, runner: JobRunner) -> bool:
-        """Return True if a query of this process runs the job, or is being started for it."""
+        """Return True if a query of this process runs the job, or is starting."""
         with self._lock:
             return _key(runner) in self._queries and is_active(self._queries[_key(runner)])
 
     def stop(self, runner: JobRunner) -> None:
-        """Stop the job's query here, if there is one; waits for the barrier at hand."""
+        """Stop the job's query in this process, if any; wait for its barrier in flight."""
         query = self.get(runner)
         if query is not None:
             query.stop()
@@ -68,20 +68,22 @@ def _key(runner: JobRunner) -> tuple[str, int]:
     return runner.handle.store_id, runner.job_id
 
 
-def _told(runner: JobRunner) -> str:
-    """Describe the runner that the job's record names; a query that is being started is not in the record yet."""
+def _describe_query(runner: JobRunner) -> str:
+    """Describe the runner that the job's record names; a starting query is not in the record yet."""
     try:
-        found = runner.record().runner
+        live_runner = runner.record().runner
     except EpochlogError:
-        found = None
-    return "a query or a pipeline" if found is None else describe_runner(found, runner.handle.catalog.now_ms())
+        live_runner = None
+    return (
+        "a query or a pipeline" if live_runner is None else describe_runner(live_runner, runner.handle.catalog.now_ms())
+    )
 
 
 def is_active(query: RunningQuery | None) -> bool:
-    """Return True if the query is active, or is being started (None)."""
+    """Return True if the query is active, or is starting (None)."""
     try:
-        return query is None or query.isActive  # None: it is being started
-    except Exception:  # noqa: BLE001  # its JVM is gone, and with it the query
+        return query is None or query.isActive
+    except Exception:  # noqa: BLE001  # the query's JVM has died
         return False
 
 

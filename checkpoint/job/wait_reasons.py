@@ -1,8 +1,8 @@
-"""Reason that keeps each job from its next commit: a pure function of one EpochView and the jobs' records.
+"""Reasons that keep jobs from their next commits: a pure function of one EpochView and the jobs' records.
 
-It asks what a runner would ask next (`next_barrier`), as if that runner had sealed already what it would seal first.
-Where the answer is an upstream, that upstream's job waits for something in turn, and the chain ends at one job whose
-trouble, boundary or missing runner is the cause of it all.
+It calls `next_barrier` as a runner would after sealing the past boundaries. A job that waits for an upstream waits for
+the upstream's job, which may wait in turn. The chain ends at the job that is the cause: it has failed, or waits for a
+boundary or a runner.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from epochlog.store.types.epoch_set import FAR
 from .barrier import next_barrier
 
 MOST_BOUNDARIES = 1 << 60
-"""A max_lag under which no job merges boundaries."""
+"""Value of max_lag with which no job merges boundaries."""
 WaitKind = Literal["nothing", "boundary", "upstream", "runner", "failed", "rebuild", "over"]
 
 
@@ -40,11 +40,12 @@ WaitKind = Literal["nothing", "boundary", "upstream", "runner", "failed", "rebui
 class Wait:
     """Reason for which a job waits.
 
-    nothing: it reflects every change; the next one. boundary: `epoch`, at which it may commit next, has not passed yet.
-    upstream: `upstream`, written by job `writer`, is complete through `through` only, and the job's next commit is at
-    `epoch` or later; `cause` is the job at the head of that line, itself not waiting for an upstream. runner: a barrier
-    at `epoch` is decided or due; whoever runs the job. failed: its newest attempt at `epoch`; somebody tries again.
-    rebuild: it is parked. over: its data has ended. since_ms: of runner, since when it has been due (Unix ms).
+    nothing: the job reflects every change. boundary: the boundary `epoch`, at which it may commit next, is not past
+    yet. upstream: `upstream`, written by job `writer`, is complete only through `through`, and the job's next commit is
+    at `epoch` or later; `cause` is the job at the end of that chain, which does not wait for an upstream. runner: a
+    barrier at `epoch` is recorded or due, and a runner must step the job. failed: the newest attempt, at `epoch`,
+    failed, and a runner must try again. rebuild: the job is parked. over: its data has ended. since_ms: for runner,
+    the time since which the barrier is due (Unix ms).
     """
 
     kind: WaitKind
@@ -58,7 +59,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Clockwork:
-    """Boundaries of a store: its interval, the forced ones (epochs, ascending), and the epochs at which logs begin."""
+    """Boundaries of a store: interval, forced boundaries (epochs, ascending), and first log epochs by table id."""
 
     interval_ms: int
     forced: Sequence[int] = ()
@@ -66,46 +67,46 @@ class Clockwork:
 
 
 def waits_of(view: EpochView, jobs: Collection[JobRecord], clockwork: Clockwork) -> dict[str, Wait]:
-    """Find the reason for which each job waits, by the job's name."""
+    """Return the reason for which each job waits, by the job's name."""
     sealed, clockwork = _sealed(view, clockwork)
     forced = set(clockwork.forced)
     writer = {output: job for job in jobs for output in job.outputs}
-    out: dict[str, Wait] = {}
-    for table in sealed.closure(sealed.tables):  # upstreams first, so that the causes are known
+    waits: dict[str, Wait] = {}
+    for table in sealed.closure(sealed.tables):  # in the order of the lineage, so that the upstreams' causes are known
         job = writer.get(table.table_id)
-        if job is not None and job.name not in out:
+        if job is not None and job.name not in waits:
             settled = _is_stop(view.last_epoch, clockwork.interval_ms * job.interval, forced)
             wait = _wait(view if settled else sealed, job, clockwork)
             if wait.kind == "upstream":
-                above = writer[sealed.ids[str(wait.upstream)]].name
-                wait = replace(wait, writer=above, cause=out[above].cause or above)
-            out[job.name] = wait
-    return out
+                upstream_job = writer[sealed.ids[str(wait.upstream)]].name
+                wait = replace(wait, writer=upstream_job, cause=waits[upstream_job].cause or upstream_job)
+            waits[job.name] = wait
+    return waits
 
 
 def read_waits(view: View, handle: Handle, epochs: EpochView, jobs: Sequence[JobRecord]) -> dict[str, Wait]:
-    """Find the reasons as `waits_of` does, from the state of the catalog that `epochs` and `jobs` were read from."""
+    """Read the boundaries, and return `waits_of`. `epochs` and `jobs` were read from this state of the catalog."""
     position = min((job.position for job in jobs if job.state != "finished"), default=epochs.last_epoch)
-    ups = {up for job in jobs for up in job.upstreams}
+    upstreams = {up for job in jobs for up in job.upstreams}
     clockwork = Clockwork(
         handle.interval_ms,
         forced_boundaries(view, position, epochs.last_epoch),
-        {up: get_version(view, up, epochs.table(up).name).log_start for up in ups},
+        {up: get_version(view, up, epochs.table(up).name).log_start for up in upstreams},
     )
     return waits_of(epochs, jobs, clockwork)
 
 
 def _sealed(view: EpochView, clockwork: Clockwork) -> tuple[EpochView, Clockwork]:
-    """Return the view and boundaries as a runner's sealing leaves them, through the newest boundary in the past."""
+    """Return the view and boundaries after a runner has sealed through the newest boundary in the past."""
     now, interval_ms = from_unix_ms(view.clock_ms), clockwork.interval_ms
     passed = boundary(newest_index(now - 1, interval_ms), interval_ms)
-    if view.last_epoch > now + (interval_ms << 12):  # the clock was set back: the next runner forces a boundary here
+    if view.last_epoch > now + (interval_ms << 12):  # the clock was set back, so the next runner forces a boundary
         clockwork = replace(clockwork, forced=[*clockwork.forced, view.last_epoch])
     return replace(view, last_epoch=max(view.last_epoch, passed)), clockwork
 
 
 def _is_stop(epoch: int, interval_ms: int, forced: Collection[int]) -> bool:
-    """Return True if the job may commit at that epoch, so that its runner need not seal a boundary."""
+    """Return True if the job may commit at that epoch, without sealing a boundary."""
     return epoch > 0 and (epoch in forced or boundary_index(epoch, interval_ms) is not None)
 
 
@@ -143,8 +144,8 @@ def _wait(view: EpochView, job: JobRecord, clockwork: Clockwork) -> Wait:
 def _due_since(job: JobRecord, stop: int) -> int:
     """Return the time (Unix ms) since which the job has been due to commit.
 
-    A first commit is due since the job was made, a rebuild since it was asked for, another one since `stop`, its first
-    stop with news, has passed.
+    A first commit is due since the job's creation, a rebuild since its request, any other commit since `stop`, the
+    job's first stop with a change.
     """
     if job.rebuild is not None:
         return to_unix_ms(job.rebuild)
@@ -175,7 +176,7 @@ def _nothing_due(view: EpochView, job: JobRecord, interval_ms: int, forced: Sequ
 
 
 def _wanted(view: EpochView, job: JobRecord) -> int | None:
-    """Return the least epoch at which the job's next commit would tell something new, or None."""
+    """Return the lowest epoch at which the job has a reason to commit, or None."""
     if job.rebuild is not None:
         return max(job.rebuild, job.position + 1)
     change = min(view.table(up).first_change(job.position) for up in job.upstreams)

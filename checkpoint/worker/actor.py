@@ -406,8 +406,8 @@ class JobPart(Part):
         if found is None or (found.prev, found.curr) != (inject.prev, inject.curr):
             self._decline(inject, f"the job stands at {show_epoch(job.position)}, and this is not its barrier")
             return None
-        run = handle.catalog.read(lambda view: plan_barrier(view, handle, job))
-        context = PartRefreshContext(handle, run, self.name.number, self.of)
+        plan = handle.catalog.read(lambda view: plan_barrier(view, handle, job))
+        context = PartRefreshContext(handle, plan, self.name.number, self.of)
         try:
             refresh(context)
             return context._finish()

@@ -26,8 +26,8 @@ class PartRefreshContext(LocalRefreshContext):
     share of this part alone.
     """
 
-    def __init__(self, handle: Handle, run: RefreshPlan, part: int, parts: int) -> None:
-        super().__init__(handle, run)
+    def __init__(self, handle: Handle, plan: RefreshPlan, part: int, parts: int) -> None:
+        super().__init__(handle, plan)
         self.part = part
         self.parts = parts
 
@@ -38,11 +38,11 @@ class PartRefreshContext(LocalRefreshContext):
     def _share_of(self, rows: pa.Table, by: Sequence[str]) -> pa.Table:
         return self.share(rows, by)
 
-    def _whole(self, output: str, touched: object | None) -> None:
-        super()._whole(output, touched)
+    def _check_full_recompute(self, output: str, touched: object | None) -> None:
+        super()._check_full_recompute(output, touched)
         if self.parts > 1:
             raise InvalidInput(
-                f"recompute({output!r}, by=[]) makes the whole output anew, and {self.parts} parts refresh it side by "
+                f"recompute({output!r}, by=[]) replaces the whole output, and {self.parts} parts refresh it side by "
                 "side; name the columns that tell their shares apart"
             )
 

@@ -249,8 +249,8 @@ def test_several_parts_take_it_whole(lab: Lab) -> None:
     state = filled(lab, 6)
     job = lab.job("j", ["r"], snapshot_rows=2)
     assert job.step_local(mirror("r", "j_out")) == 0
-    run = lab.store.job("j")._runner.begin(whole=True)
-    assert run is not None and run.ended is None and not run.fully_loaded
+    run = lab.store.job("j")._runner.begin(unchunked=True)
+    assert run is not None and run.next_cursor is None and not run.fully_loaded
     assert run.outputs["j_out"].previous.segments == () and lab.store.job("j").info.snapshot_rows == 0
     context = LocalRefreshContext(lab.store._handle, run)
     assert sorted(state_of(context.changes("r"))) == sorted(state)

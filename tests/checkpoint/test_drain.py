@@ -330,7 +330,7 @@ def test_a_parked_job_cannot_be_drained(lab: Lab) -> None:
     handle.catalog.transact(
         lambda tx: tx.put(job_key(job_id), replace(get_job(tx, job_id, "j"), state="parked").to_record())
     )
-    with pytest.raises(el.JobParked, match="Rebuild it and then drain it"):
+    with pytest.raises(el.JobParked, match="Rebuild the job and then drain it"):
         job.stop(drain=True)
     assert not job.info.draining and states(lab)["j"] == "parked"
     pipe = el.Pipeline(lab.store)

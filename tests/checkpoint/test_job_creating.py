@@ -126,7 +126,7 @@ def test_history_let_go_between_deciding_and_recording_is_decided_again(
             meanwhile.clear()
         return found
 
-    record = job_module.JobRunner._record
+    record = job_module.JobRunner._record_barrier
 
     def recorded(runner: Any, incarnation: int) -> Any:
         lab.put({1: (0, 2)}, "brief")
@@ -136,7 +136,7 @@ def test_history_let_go_between_deciding_and_recording_is_decided_again(
         return record(runner, incarnation)
 
     monkeypatch.setattr(job_module.JobRunner, "_decide", decided)
-    monkeypatch.setattr(job_module.JobRunner, "_record", recorded)
+    monkeypatch.setattr(job_module.JobRunner, "_record_barrier", recorded)
     assert job.step_local(mirror("brief", "j_out")) is not None
     assert lab.rows("j_out") == {1: (0, 2)}
 

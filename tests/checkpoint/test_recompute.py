@@ -121,10 +121,10 @@ def test_among_reads_the_rows_of_groups(shop: Shop) -> None:
             ctx.table("orders", among=pa.table({"dax": ["mon"]}))
         with pytest.raises(el.SchemaMismatch, match="'day'"):
             ctx.table("orders", among=pa.table({"day": [1]}))
-        with pytest.raises(el.InvalidInput, match="names of columns"):
+        with pytest.raises(el.InvalidInput, match="grouped by column names"):
             ctx.touched("orders", [])
         for strange in ([1, 2], [], "mon", 5, pa.chunked_array([[1]])):
-            with pytest.raises(el.InvalidInput, match="groups of table 'orders' are given as ctx.touched gives them"):
+            with pytest.raises(el.InvalidInput, match="groups of table 'orders' are a table of some of its columns"):
                 ctx.table("orders", among=strange)
 
     shop.seen(job, look)
@@ -213,7 +213,7 @@ def test_what_cannot_be_recomputed_is_told(shop: Shop) -> None:
     refused("upstream 'orders' has no column 'place'.*touched=")
     refused("no column 'plac' to group by", by="plac")
     refused("named twice", by=["place", "place"])
-    refused("names of columns", by=7)
+    refused("grouped by column names", by=7)
     refused("leave out `touched`", by=[], touched=rows)
     refused("unknown column 'day' in the groups; the columns are 'place'", touched=pa.table({"day": ["a"]}))
     refused("unknown column 'x'", from_=pa.table({"x": [1]}))

@@ -82,7 +82,7 @@ def log_range(after_by: int, until_by: int) -> Mutant:
 
 def barrier_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each attempt decides anew: the barrier in the record is passed over."""
-    entered = job_module.JobRunner._entered
+    entered = job_module.JobRunner._prepare_job
 
     def forgetful(runner: Any, tenure: Any, **options: Any) -> Any:
         return replace(entered(runner, tenure, **options), barrier=None)
@@ -97,7 +97,7 @@ def barrier_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return runner.handle.catalog.transact(body)
 
-    monkeypatch.setattr(job_module.JobRunner, "_entered", forgetful)
+    monkeypatch.setattr(job_module.JobRunner, "_prepare_job", forgetful)
     monkeypatch.setattr(job_module.JobRunner, "_record", record)
 
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.spark
 
 
 def copy(ctx) -> None:
-    name = next(iter(ctx._run.outputs))
+    name = next(iter(ctx._plan.outputs))
     ctx.upsert(name, ctx.table("orders").select("id", "amount"))
 
 
