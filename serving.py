@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("epochlog")
 
-MOST_WAIT_S = 30.0
-"""How long a read may wait at the server for the epoch that its policy wants."""
+MAX_WAIT_S = 30.0
+"""Longest time that a read may wait on the server for the epoch of its policy."""
 
 
 def serve(
@@ -48,29 +48,29 @@ def serve(
     control: CoordinatorSettings | None = None,
     metrics: str | None = None,
 ) -> StoreServer:
-    """Serve a store to other processes, until `shutdown`, or the end of a `with` block. The store stays open meanwhile.
+    """Serve a store to other processes until `shutdown`, or the end of a `with` block. Keep the store open meanwhile.
 
-    location: grpc://host:port, port 0 for a free one. Where others than this machine can reach it, tls=(certificate
-    chain, key) and a token that is hard to guess are needed. token: what clients must send with every call; without,
-    every user of this machine may read and write, which is logged as a warning. read_token: another one, whose clients
-    may only read. coordinator: "redis://…" keeps a copy of the end marks of staged queries, and their stage counters,
-    on that server; it may be away, or lose them. control: times of heartbeats and checkpoints. metrics: "127.0.0.1:0"
-    serves Prometheus text over HTTP at /metrics there; this machine alone can reach it. Raises InsecureServer,
-    InvalidInput, WriteFailed (the port is taken).
+    location: grpc://host:port, port 0 for a free one. An address that other hosts can reach needs tls=(certificate
+    chain, key) and a token that is hard to guess. token: the access token that clients must send with every call;
+    without one, every user of this machine may read and write, and a warning is logged. read_token: a second token,
+    whose clients may only read. coordinator: a Redis server, "redis://…", that keeps a copy of the end marks of staged
+    queries, and their stage counters; it may be unavailable, or lose them. control: times of heartbeats and
+    checkpoints. metrics: an address such as "127.0.0.1:0" that serves Prometheus text over HTTP at /metrics; only this
+    machine can reach it. Raises InsecureServer, InvalidInput, WriteFailed (the port is taken).
     """
     if control is not None and not isinstance(control, CoordinatorSettings):
-        raise InvalidInput(f"control takes epochlog.CoordinatorSettings, not {control!r}")
+        raise InvalidInput(f"control= takes epochlog.CoordinatorSettings, not {control!r}")
     if isinstance(coordinator, CoordinatorSettings):
-        raise InvalidInput("coordinator takes a URL; times of heartbeats and checkpoints are given as control=")
+        raise InvalidInput("coordinator= takes a Redis URL; give times of heartbeats and checkpoints as control=")
     certificate = None if tls is None else Certificate(read_pem(tls[0]), read_pem(tls[1]))
     server = StoreServer(store, location, token, read_token, certificate, coordinator, control, metrics)
     if token is None:
-        _log.warning("%r has no token: every user of this machine can read and write the store there", server)
+        _log.warning("%r has no token: every user of this machine can read and write the store; give token=", server)
     return server
 
 
 class StoreServer:
-    """A store being served."""
+    """Server of one open store."""
 
     def __init__(
         self,
@@ -83,12 +83,12 @@ class StoreServer:
         settings: CoordinatorSettings | None,
         metrics: str | None,
     ) -> None:
-        marks = None if coordinator is None else coordinated(coordinator, store._handle)
+        stage_counters = None if coordinator is None else coordinated(coordinator, store._handle)
         self.coordinator = Coordinator(store._handle, settings)
-        self._staged = StagedExchange(store._handle, marks)
+        self._staged = StagedExchange(store._handle, stage_counters)
         self._handle = store._handle
         self._metrics: MetricsPort | None = None
-        self._flights = FlightDesk(store._handle, self._chosen)
+        self._flights = FlightDesk(store._handle, self._choose)
         subscriptions = Subscriptions(store._handle, admission=self._flights.admission)
         try:
             if metrics is not None:
@@ -121,21 +121,21 @@ class StoreServer:
 
     @property
     def location(self) -> str:
-        """Return the URI that clients connect to, with the port that was taken."""
+        """Return the URI that clients connect to, with the actual port."""
         return self._server.location
 
     @property
     def metrics_location(self) -> str | None:
-        """Return the URL of the metrics; None when they are not served."""
+        """Return the URL of the metrics; None if they are not served."""
         return None if self._metrics is None else self._metrics.location
 
     def metrics(self) -> str:
         """Return the Prometheus text of the server and of the store's tables."""
-        found = self.coordinator
-        return found.metrics.text(self._handle, found.status(), found.workers, SystemClock()())
+        coordinator = self.coordinator
+        return coordinator.metrics.text(self._handle, coordinator.status(), coordinator.workers, SystemClock()())
 
     def shutdown(self, timeout: float = SHUTDOWN_S) -> None:
-        """End all calls and threads within about `timeout` seconds, open lines at once; a second call does nothing."""
+        """End all calls and threads within about `timeout` seconds, streams at once; a second call does nothing."""
         deadline = Deadline.after(timeout)
         self.coordinator.close(timeout)
         self._staged.stop()
@@ -156,10 +156,12 @@ class StoreServer:
     def __repr__(self) -> str:
         return f"<epochlog server of {self._handle.files.place} at {self.location}>"
 
-    def _chosen(self, table: str, consistency: str, options: Mapping[str, Any]) -> Chosen:
+    def _choose(self, table: str, consistency: str, options: Mapping[str, Any]) -> Chosen:
         policy = resolve_policy(consistency, **options)
-        if timeout_of(policy) > MOST_WAIT_S:
-            raise InvalidInput(f"a server waits for an epoch for at most {MOST_WAIT_S:g} s; ask with a shorter timeout")
+        if timeout_of(policy) > MAX_WAIT_S:
+            raise InvalidInput(
+                f"the server waits at most {MAX_WAIT_S:g} s for an epoch of {table!r}; read with a shorter timeout"
+            )
         snapshot = take_snapshot(self._handle, policy, [table])
         return Chosen(snapshot[table].plan, snapshot.close)
 

@@ -134,7 +134,7 @@ class _TailProgress:
 def _follow(feed: TableFeed, progress: _TailProgress) -> None:
     pause = threading.Event()
     while True:
-        for item in feed.new():
+        for item in feed.read_new():
             progress.show(item)
             if progress.enough:
                 return

@@ -1,8 +1,8 @@
 """Messages between a subscriber and its server: small JSON objects, every field checked before it is used (pure).
 
-The command of the exchange is a Request. The server answers with a Welcome, then sends record batches of the table's
-columns and the change columns, each with a Mark in its metadata, and Marks alone where no rows are. A client answers
-with what it took, and with acknowledgements.
+The command of the exchange is a Request. The server answers with a SubscriptionWelcome, then sends record batches of
+the table's columns and the change columns, each with a Mark in its metadata. A Mark without rows comes alone. A client
+answers with the number of bytes that it took, and with acknowledgements.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from epochlog.store.changelog.consumers import KEEP
 from epochlog.store.types.epoch import MAX_EPOCH
 
 SUBSCRIBE = b"subscribe"
-"""The name of the exchange."""
+"""Name of the exchange."""
 SNAPSHOT, CHANGES = "snapshot", "changes"
 STAGES = {-1: [SNAPSHOT], 0: [CHANGES]}
-"""A table's log as channels of a staged exchange: its rows come whole before the first change."""
+"""Stages of a subscription's two channels: all rows of the table come before the first change."""
 MAX_REQUEST = 1 << 16
-"""Bytes of a request."""
+"""Largest number of bytes of a request."""
 MAX_ANSWER = 4_096
-"""Bytes of any other message."""
+"""Largest number of bytes of any other message."""
 MAX_NUMBER = (1 << 63) - 1
 
 T = TypeVar("T")
@@ -32,8 +32,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class FeedPosition:
-    """Position in a table that was given out: in its rows at epoch `snapshot`, or, when that is None, in its log after
-    epoch `after`, through which all of it was given. rows: the number of rows given out beyond that.
+    """Position of a feed in a table. snapshot: the epoch of the table's rows, while they are being sent. after: the
+    epoch through which all changes were sent, if `snapshot` is None. rows: the number of rows sent beyond that.
     """
 
     snapshot: int | None = None
@@ -44,7 +44,7 @@ class FeedPosition:
 @dataclass(frozen=True, slots=True)
 class Resume:
     """Position at which a subscriber resumes over a new connection. seqs: the next sequence of each channel, in the
-    order of the stages. held: bytes received before that it has yet to take.
+    order of the stages. held: the bytes that were received but not yet taken.
     """
 
     store: str
@@ -57,8 +57,8 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Request for a subscription. consumer: the durable name; after: an epoch, or None for the rows first; columns:
-    None for all. too_old, keep_s: the consumer's policies; keep_s None keeps it for good.
+    """Request for a subscription. consumer: the durable name; after: an epoch, or None to begin with the rows; columns:
+    None for all. too_old, keep_s: the consumer's policies; with keep_s None its hold never expires.
     """
 
     table: str
@@ -73,7 +73,7 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class SubscriptionWelcome:
     """First message of the server: the position at which the subscription begins. beat_s: the longest time without a
-    message of the server; slow_s: the longest time that a reader may take nothing while something waits for it.
+    message of the server; slow_s: the longest time that a reader may take nothing while bytes wait for it.
     """
 
     store: str
@@ -87,9 +87,9 @@ class SubscriptionWelcome:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Mark of a channel. kind "rows": a batch of one epoch, `last` when no more of it comes; "passed": nothing through
-    that epoch is left out, and no rows come with it; "end": the channel ends before sequence `seq`. size: the batch's
-    bytes, as the window counts them.
+    """Mark of a channel. kind "rows": a batch of one epoch, `last` if it is the epoch's last one; "passed": the channel
+    is complete through the epoch, and no rows come with the mark; "end": the channel ends before sequence `seq`. size:
+    the batch's bytes, as the window counts them.
     """
 
     kind: str
@@ -102,8 +102,8 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Notice of the server. kind "beat": the server lives; "acked": through `epoch`, durably; "over": an error ends the
-    exchange, which the client learns when it has ended its own side.
+    """Notice of the server. kind "beat": the server is alive; "acked": the acknowledgement of `epoch` is durable;
+    "over": an error ends the exchange, and the client gets it after it has ended its own side.
     """
 
     kind: str
@@ -112,8 +112,8 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer of a client. kind "took": so many bytes more; "ack": all through that epoch; "here": the answer to
-    a beat.
+    """Answer of a client. kind "took": `number` more bytes were taken; "ack": all changes through epoch `number` are
+    processed; "here": the answer to a beat.
     """
 
     kind: str
@@ -125,116 +125,125 @@ def encode(message: Request | SubscriptionWelcome | Mark | Notice | Answer) -> b
 
 
 def decode_request(data: bytes) -> Request:
-    """Decode a subscriber's request. Raises InvalidInput, which tells the subscriber the fault."""
+    """Decode a subscriber's request. Raises InvalidInput."""
     try:
-        given = _object(data, MAX_REQUEST, Request)
-        resume = given.get("resume")
+        members = _decode_object(data, MAX_REQUEST, Request)
+        resume = members.get("resume")
         if resume is not None:
-            given["resume"] = _resume(resume)
-        found = Request(**given)
+            members["resume"] = _decode_resume(resume)
+        request = Request(**members)
     except BadMessage as error:
-        raise InvalidInput(f"a subscription's request is wrong: {error}") from None
-    columns: Any = found.columns
+        raise InvalidInput(f"the request of a subscription is invalid: {error}") from None
+    columns: Any = request.columns
     names = columns is None or (type(columns) is list and all(type(name) is str for name in columns))
-    if type(found.table) is not str or not names or type(found.too_old) is not str:
-        raise InvalidInput('a subscription\'s request names a "table", and its "columns" as a list of names')
-    if found.consumer is not None and type(found.consumer) is not str:
-        raise InvalidInput('a subscription\'s "consumer" is a name')
-    if found.keep_s is not None and (type(found.keep_s) not in (int, float) or not 0 <= found.keep_s < math.inf):
-        raise InvalidInput('a subscription\'s "keep_s" is a number of seconds, or null')
-    if found.after is not None and found.consumer is not None:
+    if type(request.table) is not str or not names or type(request.too_old) is not str:
         raise InvalidInput(
-            "a consumer goes on after what it acknowledged and takes no `after`; store.reset_consumer(name, to) moves "
-            "it"
+            'the request of a subscription needs strings as "table" and "too_old", and a list of names or null as '
+            '"columns"'
         )
-    if found.after is not None and not _is_number(found.after, MAX_EPOCH):
-        raise InvalidInput(f'a subscription\'s "after" is an epoch, not {str(found.after)[:40]}')
-    return replace(found, columns=None if columns is None else tuple(columns))
+    if request.consumer is not None and type(request.consumer) is not str:
+        raise InvalidInput('a subscription\'s "consumer" is a name')
+    if request.keep_s is not None and (type(request.keep_s) not in (int, float) or not 0 <= request.keep_s < math.inf):
+        raise InvalidInput('a subscription\'s "keep_s" is a number of seconds, or null')
+    if request.after is not None and request.consumer is not None:
+        raise InvalidInput(
+            "a consumer resumes at its own position and takes no `after`; store.reset_consumer(name, to) changes the "
+            "position"
+        )
+    if request.after is not None and not _is_number(request.after, MAX_EPOCH):
+        raise InvalidInput(f'a subscription\'s "after" is an epoch, not {str(request.after)[:40]}')
+    return replace(request, columns=None if columns is None else tuple(columns))
 
 
 def decode_answer(data: bytes) -> Answer:
     """Decode a subscriber's answer. Raises BadMessage."""
-    found = Answer(**_object(data, MAX_ANSWER, Answer))
-    if found.kind not in ("took", "ack", "here") or not _is_number(found.number):
-        raise BadMessage("a subscriber's answer is of no kind, or without its number")
-    return found
+    answer = Answer(**_decode_object(data, MAX_ANSWER, Answer))
+    if answer.kind not in ("took", "ack", "here") or not _is_number(answer.number):
+        raise BadMessage("a subscriber's answer has an unknown kind or an invalid number")
+    return answer
 
 
-def decode_news(data: bytes) -> SubscriptionWelcome | Mark | Notice:
+def decode_server_message(data: bytes) -> SubscriptionWelcome | Mark | Notice:
     """Decode a message of the server. Raises BadMessage."""
-    given = _object(data, MAX_ANSWER, None)
-    if "place" in given:
-        return _welcome(_checked(given, SubscriptionWelcome))
-    if "channel" in given:
-        mark = Mark(**_checked(given, Mark))
+    members = _decode_object(data, MAX_ANSWER, None)
+    if "place" in members:
+        return _decode_welcome(_check_fields(members, SubscriptionWelcome))
+    if "channel" in members:
+        mark = Mark(**_check_fields(members, Mark))
         numbers = all(_is_number(number) for number in (mark.seq, mark.epoch, mark.size))
-        known = mark.kind in ("rows", "passed", "end") and mark.channel in (SNAPSHOT, CHANGES)
-        if not known or not numbers or type(mark.last) is not bool:
-            raise BadMessage("a mark is of no kind, channel or number")
+        valid = mark.kind in ("rows", "passed", "end") and mark.channel in (SNAPSHOT, CHANGES)
+        if not valid or not numbers or type(mark.last) is not bool:
+            raise BadMessage("a mark has an unknown kind or channel, or an invalid number")
         return mark
-    notice = Notice(**_checked(given, Notice))
+    notice = Notice(**_check_fields(members, Notice))
     if notice.kind not in ("beat", "acked", "over") or not _is_number(notice.epoch):
-        raise BadMessage("a notice is of no kind")
+        raise BadMessage("a notice has an unknown kind or an invalid epoch")
     return notice
 
 
-def _welcome(given: dict[str, Any]) -> SubscriptionWelcome:
-    found = SubscriptionWelcome(**{**given, "place": _place(given["place"])})
-    times = (found.beat_s, found.slow_s)
-    if type(found.store) is not str or not _is_number(found.table) or not all(type(s) in (int, float) for s in times):
-        raise BadMessage("a welcome lacks its store, table or times")
-    if not all(number is None or _is_number(number) for number in (found.incarnation, found.acked)):
-        raise BadMessage("a welcome's numbers are none")
-    return found
+def _decode_welcome(members: dict[str, Any]) -> SubscriptionWelcome:
+    welcome = SubscriptionWelcome(**{**members, "place": _decode_position(members["place"])})
+    times = (welcome.beat_s, welcome.slow_s)
+    if (
+        type(welcome.store) is not str
+        or not _is_number(welcome.table)
+        or not all(type(s) in (int, float) for s in times)
+    ):
+        raise BadMessage("a welcome has an invalid store, table or time")
+    if not all(number is None or _is_number(number) for number in (welcome.incarnation, welcome.acked)):
+        raise BadMessage("a welcome has an invalid incarnation or acknowledged epoch")
+    return welcome
 
 
-def _resume(given: Any) -> Resume:
-    found = Resume(**_checked(given, Resume))
-    seqs: Any = found.seqs
-    own = found.incarnation
+def _decode_resume(members: Any) -> Resume:
+    resume = Resume(**_check_fields(members, Resume))
+    seqs: Any = resume.seqs
+    incarnation = resume.incarnation
     if type(seqs) is not list or len(seqs) != 2 or not all(_is_number(seq) for seq in seqs):
-        raise BadMessage("it resumes at no sequences")
-    numbers = _is_number(found.table) and _is_number(found.held) and (own is None or _is_number(own))
-    if type(found.store) is not str or not numbers:
-        raise BadMessage("it resumes nothing that this server gave")
-    return replace(found, place=_place(found.place), seqs=(seqs[0], seqs[1]))
+        raise BadMessage("`resume` has invalid sequences")
+    numbers = _is_number(resume.table) and _is_number(resume.held) and (incarnation is None or _is_number(incarnation))
+    if type(resume.store) is not str or not numbers:
+        raise BadMessage("`resume` has an invalid store, table or number")
+    return replace(resume, place=_decode_position(resume.place), seqs=(seqs[0], seqs[1]))
 
 
-def _place(given: Any) -> FeedPosition:
-    found = FeedPosition(**_checked(given, FeedPosition))
-    epochs = (found.after, found.after if found.snapshot is None else found.snapshot)
-    if not _is_number(found.rows) or not all(_is_number(epoch, MAX_EPOCH) for epoch in epochs):
-        raise BadMessage("a place is none in a table")
-    return found
+def _decode_position(members: Any) -> FeedPosition:
+    position = FeedPosition(**_check_fields(members, FeedPosition))
+    epochs = (position.after, position.after if position.snapshot is None else position.snapshot)
+    if not _is_number(position.rows) or not all(_is_number(epoch, MAX_EPOCH) for epoch in epochs):
+        raise BadMessage("`place` has an invalid epoch or number of rows")
+    return position
 
 
-def _object(data: bytes, most: int, kind: type | None) -> dict[str, Any]:
-    if len(data) > most:
-        raise BadMessage(f"{len(data)} bytes are more than {most}")
+def _decode_object(data: bytes, max_bytes: int, kind: type | None) -> dict[str, Any]:
+    if len(data) > max_bytes:
+        raise BadMessage(f"the message has {len(data)} bytes; it may have at most {max_bytes}")
     try:
-        found = json.loads(data)
+        members = json.loads(data)
     except (ValueError, RecursionError):
-        raise BadMessage("it is no JSON") from None
-    if type(found) is not dict:
-        raise BadMessage("it is no JSON object")
-    return found if kind is None else _checked(found, kind)
+        raise BadMessage("the message is not JSON") from None
+    if type(members) is not dict:
+        raise BadMessage("the message is not a JSON object")
+    return members if kind is None else _check_fields(members, kind)
 
 
-def _checked(given: Any, kind: type) -> dict[str, Any]:
-    """Return the fields of a JSON object of this kind: none unknown, and none missing that has no default. Raises
+def _check_fields(members: Any, kind: type) -> dict[str, Any]:
+    """Check that a JSON object has only fields of the dataclass `kind`, and all that have no default; return it. Raises
     BadMessage.
     """
-    if type(given) is not dict:
-        raise BadMessage("a JSON object is missing")
-    known: Any = fields(kind)
-    unknown = sorted(given.keys() - {one.name for one in known})
+    if type(members) is not dict:
+        raise BadMessage(f"a {kind.__name__} is not a JSON object")
+    kind_fields: Any = fields(kind)
+    unknown = sorted(members.keys() - {field_info.name for field_info in kind_fields})
     if unknown:
-        raise BadMessage(f"nothing is known of {unknown[0][:40]!r}; known are {', '.join(one.name for one in known)}")
-    missing = [one.name for one in known if one.default is field().default and one.name not in given]
+        names = ", ".join(field_info.name for field_info in kind_fields)
+        raise BadMessage(f"there is no field {unknown[0][:40]!r}; the fields are {names}")
+    required = [field_info.name for field_info in kind_fields if field_info.default is field().default]
+    missing = [name for name in required if name not in members]
     if missing:
         raise BadMessage(f"{missing[0]!r} is missing")
-    return given
+    return members
 
 
-def _is_number(value: object, most: int = MAX_NUMBER) -> bool:
-    return type(value) is int and 0 <= value <= most
+def _is_number(value: object, limit: int = MAX_NUMBER) -> bool:
+    return type(value) is int and 0 <= value <= limit

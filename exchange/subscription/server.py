@@ -1,10 +1,10 @@
-"""Server's side of a subscription: a table's rows, then its changes, then new commits, at the reader's own pace.
+"""Server side of subscriptions: sends a table's rows, then its changes, then new commits, with flow control.
 
-One exchange for each subscriber. The thread of the call reads the subscriber's messages; another sends. Nothing is sent
-beyond a window of bytes, which opens again as the subscriber takes them. Decoded rows count as room of the subscriber's
-lane (`exchange.transport.admission`); while its window is closed and others wait for that room, they are dropped and
-decoded anew later. A subscriber that takes nothing for too long is cut off. All subscriptions share one poll of the
-catalog.
+Each subscriber has one exchange. The thread of the call reads the subscriber's messages; a second thread sends. The
+sender keeps at most a window of unread bytes in flight. Decoded rows count against the memory of the subscriber's lane
+(`exchange.transport.admission`). If the window is full while other calls wait for memory, the sender drops its decoded
+rows and decodes them again later. The server disconnects a subscriber that takes nothing for too long. All
+subscriptions share one poll of the catalog.
 """
 
 from __future__ import annotations
@@ -44,174 +44,185 @@ from .messages import (
     decode_request,
     encode,
 )
-from .table_feed import Passed, Slice, TableFeed, table_of
+from .table_feed import Passed, Slice, TableFeed, find_subscribed_table
 
-ADVICE = "Subscribe without `after`: that begins with the table's rows, and goes on from there"
+ADVICE = "Subscribe without `after` to begin with the table's rows"
 PARTING_S = 2.0
-"""How long a subscriber may take to end its side once it was told that all is over."""
+"""Time for a subscriber to end its side of the stream after the notice "over"."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionLimits:
-    """Limits of subscriptions. window: bytes sent and not taken. slow_s: the longest time that a reader may take
-    nothing while something waits for it; after twice that without any message it is cut off. beat_s: the longest time
-    without a message of the server. most: subscriptions at a time, three quarters of them for readers that may only
-    read.
+    """Limits of subscriptions. window: bytes sent and not yet taken. slow_s: the longest time that a reader may take
+    nothing while bytes wait for it; after twice that without any message the server disconnects it. beat_s: the longest
+    time without a message of the server. max_subscriptions: open at a time; clients that may only read get three
+    quarters of them.
     """
 
     window: int = 8 << 20
     slow_s: float = 60.0
     beat_s: float = 2.0
-    most: int = 1_000
+    max_subscriptions: int = 1_000
 
 
 class Subscriptions:
-    """Service of the subscriptions to the tables of one open store."""
+    """Subscription service of one open store."""
 
     def __init__(
-        self, handle: Handle, bounds: SubscriptionLimits | None = None, admission: AdmissionController | None = None
+        self, handle: Handle, limits: SubscriptionLimits | None = None, admission: AdmissionController | None = None
     ) -> None:
         """Serve the tables of `handle`. admission: the controller from which each subscription acquires memory for
         decoded rows; None: a controller of its own.
         """
         self._handle = handle
-        self._bounds = bounds or SubscriptionLimits()
+        self._limits = limits or SubscriptionLimits()
         self._admission = admission or AdmissionController(AdmissionLimits())
         self._lock = threading.Lock()
-        self._open = self._of_readers = 0
+        self._open_count = self._reader_count = 0
 
-    def serve(self, line: DuplexStream, rest: bytes) -> None:
-        """Serve one subscription until its client ends it or it is cut. Raises errors that the client is to be told."""
-        request = decode_request(rest)
-        self._enter(line.may_write)
+    def serve(self, stream: DuplexStream, encoded_request: bytes) -> None:
+        """Serve one subscription until its client ends it or the connection is aborted. The client gets the errors that
+        this raises.
+        """
+        request = decode_request(encoded_request)
+        self._count_subscription(stream.may_write)
         try:
-            call = Call(line.peer, line.closed.is_set, line.abort, line.may_write)
+            call = Call(stream.peer, stream.closed.is_set, stream.abort, stream.may_write)
             with self._admission.admit(call, lasting=True) as slot:
-                _Subscription(self._handle, self._bounds, line, request, slot).run()
+                _Subscription(self._handle, self._limits, stream, request, slot).run()
         finally:
             with self._lock:
-                self._open -= 1
-                self._of_readers -= not line.may_write
+                self._open_count -= 1
+                self._reader_count -= not stream.may_write
 
-    def _enter(self, may_write: bool) -> None:
+    def _count_subscription(self, may_write: bool) -> None:
         with self._lock:
-            most = self._bounds.most
-            if self._open >= most or (not may_write and self._of_readers >= max(1, most * 3 // 4)):
+            max_subscriptions = self._limits.max_subscriptions
+            max_readers = max(1, max_subscriptions * 3 // 4)
+            if self._open_count >= max_subscriptions or (not may_write and self._reader_count >= max_readers):
                 raise LimitExceeded(
-                    f"this server has {self._open} subscriptions already; close some, or try again later"
+                    f"this server has {self._open_count} open subscriptions; close some, or try again later"
                 )
-            self._open += 1
-            self._of_readers += not may_write
+            self._open_count += 1
+            self._reader_count += not may_write
 
 
 class _Over(Exception):
-    """End of a subscription because the subscriber has gone while its rows waited for room."""
+    """Subscription whose client disconnected while its rows waited for memory."""
 
 
 class _Subscription:
-    """Subscription of one subscriber: the rows sent to it, and the bytes that it has taken."""
+    """Subscription of one client: the rows sent to it, and the bytes that it has taken."""
 
     def __init__(
-        self, handle: Handle, bounds: SubscriptionLimits, line: DuplexStream, request: Request, slot: CallSlot
+        self, handle: Handle, limits: SubscriptionLimits, stream: DuplexStream, request: Request, slot: CallSlot
     ) -> None:
         self._slot = slot
         self._watch = handle.watch
-        self._bounds = bounds
-        self._line = line
+        self._limits = limits
+        self._stream = stream
         resume = request.resume
         if resume is not None and resume.store != handle.store_id:
-            raise TableDropped(f"{request.table!r} is served from another store than this subscription began with")
-        known = None if resume is None else resume.table
-        table = handle.catalog.read(lambda view: table_of(view, request.table, known))
+            raise TableDropped(
+                f"this server serves another store than the one in which the subscription to {request.table!r} began; "
+                "subscribe anew"
+            )
+        table_id = None if resume is None else resume.table
+        table = handle.catalog.read(lambda view: find_subscribed_table(view, request.table, table_id))
         self.watched = head_key(table.id)
         self._name = table.name
         self._consumer = (
-            None if request.consumer is None else _opened(handle, request, request.consumer, line.may_write)
+            None
+            if request.consumer is None
+            else _open_request_consumer(handle, request, request.consumer, stream.may_write)
         )
-        place = _start(handle, table, request, self._consumer)
+        position = _start_position(handle, table, request, self._consumer)
         try:
-            self._feed = TableFeed(handle, table, request.columns, place, ADVICE, self._metered)
+            self._feed = TableFeed(handle, table, request.columns, position, ADVICE, self._reserve_memory)
         except BaseException:
-            self._let_go()
+            self._release_consumer()
             raise
-        self._through = self._feed.at.after  # of what was sent, all of it
+        self._sent_epoch = self._feed.position.after  # the epoch through which all changes were sent
         snapshot, changes = (0, 0) if resume is None else resume.seqs
         self._seqs = {SNAPSHOT: snapshot, CHANGES: changes}
-        own = self._consumer
+        consumer = self._consumer
         self._welcome = SubscriptionWelcome(
             handle.store_id,
             table.id,
-            self._feed.at,
-            bounds.beat_s,
-            bounds.slow_s,
-            own.incarnation if own else None,
-            own.position if own else None,
+            self._feed.position,
+            limits.beat_s,
+            limits.slow_s,
+            consumer.incarnation if consumer else None,
+            consumer.position if consumer else None,
         )
         self._changed = threading.Condition()
         self._outstanding = 0 if resume is None else resume.held
-        self._news = self._closed = False
-        self._heard_s = self._took_s = monotonic_s()
-        self._writing_s: float | None = None
-        self._beat_s = 0.0
+        self._has_news = self._closed = False
+        self._last_message_s = self._last_taken_s = monotonic_s()
+        self._write_began_s: float | None = None
+        self._last_sent_s = 0.0
         self._error: Exception | None = None
 
     def run(self) -> None:
-        giving = threading.Thread(target=self._give, name="epochlog-subscription", daemon=True)
+        sender = threading.Thread(target=self._send_feed, name="epochlog-subscription", daemon=True)
         self._watch.add(self)
-        giving.start()
+        sender.start()
         try:
-            while (message := self._line.read()) is not None:
-                self._take(decode_answer(message))
+            while (message := self._stream.read()) is not None:
+                self._handle_answer(decode_answer(message))
         finally:
             self._close()
-            giving.join()
+            sender.join()
             self._watch.remove(self)
-            self._let_go()
+            self._release_consumer()
             self._feed.close()
         if self._error is not None:
             raise self._error
 
-    # ---- the watching thread -------------------------------------------------------------------------------------
+    # ---- the watcher's thread ------------------------------------------------------------------------------------
 
     def news(self) -> None:
         with self._changed:
-            self._news = True
+            self._has_news = True
             self._changed.notify_all()
 
     def check(self, now_s: float) -> None:
-        """Cut off a client that does not read its connection at all: nothing can be told to it."""
-        writing_s = self._writing_s
-        stuck = writing_s is not None and now_s - writing_s > self._bounds.slow_s
-        if stuck or now_s - self._heard_s > 2 * self._bounds.slow_s:
+        """Abort the connection of a client that has stopped reading it, or has sent nothing for too long."""
+        write_began_s = self._write_began_s
+        stuck = write_began_s is not None and now_s - write_began_s > self._limits.slow_s
+        if stuck or now_s - self._last_message_s > 2 * self._limits.slow_s:
             self._close()
-            self._line.abort()
+            self._stream.abort()
 
-    # ---- what the subscriber says --------------------------------------------------------------------------------
+    # ---- the subscriber's messages -------------------------------------------------------------------------------
 
-    def _take(self, answer: Answer) -> None:
+    def _handle_answer(self, answer: Answer) -> None:
         with self._changed:
-            self._heard_s = monotonic_s()
+            self._last_message_s = monotonic_s()
             if answer.kind == "took":
                 self._outstanding = max(0, self._outstanding - answer.number)
-                self._took_s = self._heard_s
+                self._last_taken_s = self._last_message_s
                 self._changed.notify_all()
         if answer.kind == "ack":
-            self._acknowledged(answer.number)
+            self._acknowledge(answer.number)
 
-    def _acknowledged(self, epoch: int) -> None:
+    def _acknowledge(self, epoch: int) -> None:
         if self._consumer is None:
-            raise InvalidInput("only the subscription of a consumer acknowledges: give it a name with consumer=")
-        if epoch > self._through:
             raise InvalidInput(
-                f"epoch {show_epoch(epoch)} of {self._name!r} was not given out whole: acknowledge through "
-                f"{show_epoch(self._through)} at most"
+                f"this subscription to {self._name!r} has no consumer, so it cannot acknowledge; subscribe with "
+                "consumer="
+            )
+        if epoch > self._sent_epoch:
+            raise InvalidInput(
+                f"epoch {show_epoch(epoch)} of {self._name!r} was not delivered completely; acknowledge at most epoch "
+                f"{show_epoch(self._sent_epoch)}"
             )
         self._consumer.ack(epoch)
         self._send(encode(Notice("acked", epoch)))
 
-    def _let_go(self) -> None:
+    def _release_consumer(self) -> None:
         if self._consumer is not None:
-            with suppress(EpochlogError):  # its lease runs out by itself
+            with suppress(EpochlogError):  # Its lease expires if this fails.
                 self._consumer.close()
 
     def _close(self) -> None:
@@ -219,64 +230,64 @@ class _Subscription:
             self._closed = True
             self._changed.notify_all()
 
-    # ---- giving out ----------------------------------------------------------------------------------------------
+    # ---- sending -------------------------------------------------------------------------------------------------
 
-    def _give(self) -> None:
+    def _send_feed(self) -> None:
         try:
-            self._line.begin(self._feed.schema)
+            self._stream.begin(self._feed.schema)
             self._send(encode(self._welcome))
-            if self._feed.at.snapshot is None:
-                self._end(SNAPSHOT)
+            if self._feed.position.snapshot is None:
+                self._send_end(SNAPSHOT)
             while not self._closed:
-                self._news = False
+                self._has_news = False
                 self._check()
-                self._give_new()
+                self._send_pending()
                 if self._feed.ended:
-                    self._end(CHANGES)
-                self._wait(lambda: self._news and not self._feed.ended)
+                    self._send_end(CHANGES)
+                self._wait(lambda: self._has_news and not self._feed.ended)
         except _Over:
             return
-        except Exception as error:  # noqa: BLE001 (the call's own thread raises it, and the client is told)
+        except Exception as error:  # noqa: BLE001 (the call's thread raises it, and the client gets it)
             self._error = error
             self._send(encode(Notice("over")))
             with self._changed:
-                ended = self._changed.wait_for(lambda: self._closed, PARTING_S)
-            if not ended:
-                self._line.abort()
+                closed = self._changed.wait_for(lambda: self._closed, PARTING_S)
+            if not closed:
+                self._stream.abort()
 
-    def _give_new(self) -> None:
-        """Send all that is new. While the window is closed nothing is in hand, and decoded rows are dropped if others
-        wait for their room.
+    def _send_pending(self) -> None:
+        """Send all new items of the feed. While the window is full, keep no item, and drop decoded rows if other calls
+        wait for memory.
         """
-        items = self._feed.new()
+        items = self._feed.read_new()
         try:
             while not self._closed:
-                if self._outstanding >= self._bounds.window and not self._window_opens():
-                    self._news = True  # go on at once, from the place that was reached
+                if self._outstanding >= self._limits.window and not self._wait_for_window():
+                    self._has_news = True  # Read again from the position reached, without waiting for a commit.
                     return
                 item = next(items, None)
                 if item is None:
                     return
-                self._given(item)
+                self._send_item(item)
                 del item
         finally:
             items.close()
 
-    def _window_opens(self) -> bool:
-        """Wait until the subscriber has taken enough; return False when its decoded rows are to be dropped first."""
+    def _wait_for_window(self) -> bool:
+        """Wait until the window has space; return False if the decoded rows must be dropped first."""
         since_s = monotonic_s()
-        while not self._closed and self._outstanding >= self._bounds.window:
+        while not self._closed and self._outstanding >= self._limits.window:
             if self._slot.has_waiters and self._slot.acquired_bytes:
                 return False
-            self._wait(lambda: self._outstanding < self._bounds.window, since_s)
+            self._wait(lambda: self._outstanding < self._limits.window, since_s)
         return True
 
-    def _metered(self, batches: Iterator[pa.RecordBatch], footprint: Footprint) -> Iterator[pa.RecordBatch]:
-        """Yield the feed's batches once there is room for them: for a piece, and for the one that is read after it, as
-        a slice of the first waits until the next shows that it is the last of its epoch.
+    def _reserve_memory(self, batches: Iterator[pa.RecordBatch], footprint: Footprint) -> Iterator[pa.RecordBatch]:
+        """Yield the feed's batches once there is memory for a batch and its successor. The last slice of a batch waits
+        for the next batch, which shows if the epoch has ended.
         """
         size = footprint.making + footprint.kept
-        self._slot.acquire(size, on_poll=self._alive)
+        self._slot.acquire(size, on_poll=self._keep_alive)
         try:
             while (batch := next(batches, None)) is not None:
                 self._slot.resize(max(size, 2 * batch.get_total_buffer_size()))
@@ -285,84 +296,86 @@ class _Subscription:
         finally:
             self._slot.release()
 
-    def _alive(self) -> None:
-        """Send a beat to the subscriber if one is due while its rows wait for room. Raises _Over once it has gone."""
+    def _keep_alive(self) -> None:
+        """Send a beat if one is due while rows wait for memory. Raises _Over once the client has disconnected."""
         if self._closed:
             raise _Over
-        if monotonic_s() - self._beat_s > self._bounds.beat_s:
+        if monotonic_s() - self._last_sent_s > self._limits.beat_s:
             self._send(encode(Notice("beat")))
             self._check()
 
     def _check(self) -> None:
-        """Raise Fenced when another subscription has claimed the consumer, at any server of the store."""
+        """Raise Fenced if another subscription has claimed the consumer, on any server of the store."""
         if self._consumer is not None:
             self._consumer.check()
 
-    def _given(self, item: Slice | Passed) -> None:
+    def _send_item(self, item: Slice | Passed) -> None:
         """Send an item of the feed."""
         if isinstance(item, Slice):
-            self._rows(item)
+            self._send_slice(item)
             return
-        self._through = item.epoch
+        self._sent_epoch = item.epoch
         channel = SNAPSHOT if item.snapshot else CHANGES
-        self._send(encode(Mark("passed", channel, self._next(channel), item.epoch, last=True)))
+        self._send(encode(Mark("passed", channel, self._next_seq(channel), item.epoch, last=True)))
         if item.snapshot:
-            self._end(SNAPSHOT)
+            self._send_end(SNAPSHOT)
 
-    def _rows(self, item: Slice) -> None:
+    def _send_slice(self, item: Slice) -> None:
         size, channel = item.data.nbytes, SNAPSHOT if item.snapshot else CHANGES
         with self._changed:
             if self._closed:
                 return
             self._outstanding += size
             if item.last:
-                self._through = item.epoch
-        mark = Mark("rows", channel, self._next(channel), item.epoch, item.last, size)
+                self._sent_epoch = item.epoch
+        mark = Mark("rows", channel, self._next_seq(channel), item.epoch, item.last, size)
         self._send(encode(mark), item.data)
 
-    def _end(self, channel: str) -> None:
+    def _send_end(self, channel: str) -> None:
         self._send(encode(Mark("end", channel, self._seqs[channel])))
 
-    def _next(self, channel: str) -> int:
+    def _next_seq(self, channel: str) -> int:
         seq, self._seqs[channel] = self._seqs[channel], self._seqs[channel] + 1
         return seq
 
     def _send(self, message: bytes, rows: pa.RecordBatch | None = None) -> None:
-        self._writing_s = self._beat_s = monotonic_s()
-        sent = self._line.send(message) if rows is None else self._line.send_rows(rows, message)
-        self._writing_s = None
+        self._write_began_s = self._last_sent_s = monotonic_s()
+        sent = self._stream.send(message) if rows is None else self._stream.send_rows(rows, message)
+        self._write_began_s = None
         if not sent:
             self._close()
 
-    def _wait(self, until: Callable[[], bool], taking_since_s: float | None = None) -> None:
-        """Wait until a condition holds or the subscriber is gone, sending beats meanwhile. taking_since_s: the
-        monotonic time since which the subscription waits for the subscriber to take; then it waits for one beat at
-        most. Raises ReaderTooSlow.
+    def _wait(self, condition: Callable[[], bool], blocked_since_s: float | None = None) -> None:
+        """Wait until a condition holds or the client disconnects, sending beats meanwhile. blocked_since_s: the
+        monotonic time since which the window is full; with it, wait for one beat at most. Raises ReaderTooSlow.
         """
         while True:
             with self._changed:
-                if self._changed.wait_for(lambda: self._closed or until(), self._bounds.beat_s):
+                if self._changed.wait_for(lambda: self._closed or condition(), self._limits.beat_s):
                     return
-            idle_s = 0.0 if taking_since_s is None else monotonic_s() - max(taking_since_s, self._took_s)
-            if idle_s > self._bounds.slow_s:
+            idle_s = 0.0 if blocked_since_s is None else monotonic_s() - max(blocked_since_s, self._last_taken_s)
+            if idle_s > self._limits.slow_s:
                 raise ReaderTooSlow(
-                    f"nothing was taken of {self._name!r} for {self._bounds.slow_s:g} s while {self._outstanding} "
-                    "bytes waited; subscribe anew, after the epoch that is done with, and take what comes in time"
+                    f"the subscriber to {self._name!r} took nothing for {self._limits.slow_s:g} s while "
+                    f"{self._outstanding} bytes waited; subscribe anew after the last epoch that you processed, and "
+                    "take batches faster"
                 )
             self._send(encode(Notice("beat")))
             self._check()
-            if taking_since_s is not None:
+            if blocked_since_s is not None:
                 return
 
 
-def _opened(handle: Handle, request: Request, name: str, may_write: bool) -> Consumer:
-    resumed = None if request.resume is None else request.resume.incarnation
+def _open_request_consumer(handle: Handle, request: Request, name: str, may_write: bool) -> Consumer:
+    incarnation = None if request.resume is None else request.resume.incarnation
     tables, too_old, keep = [request.table], request.too_old, request.keep_s
-    return open_consumer(handle, name, tables, too_old=too_old, keep=keep, incarnation=resumed, may_write=may_write)
+    return open_consumer(handle, name, tables, too_old=too_old, keep=keep, incarnation=incarnation, may_write=may_write)
 
 
-def _start(handle: Handle, table: TableDef, request: Request, consumer: Consumer | None) -> FeedPosition | None:
-    """Return the position to begin at; None begins with the table's rows."""
+def _start_position(
+    handle: Handle, table: TableDef, request: Request, consumer: Consumer | None
+) -> FeedPosition | None:
+    """Return the position at which the feed begins; None begins with the table's rows."""
     if request.resume is not None:
         return request.resume.place
     if consumer is not None:

@@ -1,8 +1,7 @@
-"""Feed of a table from any position on: its rows as of one epoch, then its log, then new commits, in bounded slices.
+"""Feed of a table from any position: its rows at one epoch, then its log, then new commits, in bounded slices.
 
-The log is the only source of changes, old ones and new ones alike, so nothing can fall between a replay and the live
-changes. Every reader gets equal slices at any time: a feed that starts again in the middle of an epoch, or of the rows,
-leaves out as many rows as were given before.
+The log is the only source of changes, old and new, so no change is lost between replay and live changes. Slices are
+deterministic: a feed that resumes in the middle of an epoch, or of the rows, skips the rows that were sent before.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from .messages import FeedPosition
 
 SLICE_ROWS = 1 << 16
 SLICE_BYTES = 4 << 20
-"""What one slice has at most; a single row may be larger."""
+"""Size limit of a slice; a single row may be larger."""
 PIECE_BYTES = 16 << 20
-"""What is read at a time of the table's rows, about."""
+"""Approximate bytes of a table's rows read at a time."""
 ROUND_ENTRIES = 1_024
-"""Commits that one look at the catalog plans."""
+"""Largest number of commits in one round."""
 MOVE_HOLD_S = 10.0
-"""How often the log that was given out is let go of."""
+"""Interval at which the hold advances past the log that was sent."""
 
 
 Meter = Callable[[Iterator[pa.RecordBatch], Footprint], Iterator[pa.RecordBatch]]
@@ -46,7 +45,7 @@ Meter = Callable[[Iterator[pa.RecordBatch], Footprint], Iterator[pa.RecordBatch]
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Rows of one epoch, in key order; `last` when no more of that epoch follows. snapshot: the table's rows, not
+    """Rows of one epoch, in key order. last: no more rows of the epoch follow. snapshot: they are the table's rows, not
     changes.
     """
 
@@ -58,8 +57,8 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """News that all changes through this epoch were given out. snapshot: the epoch is that of the table's rows, which
-    are complete; else of its log.
+    """Notice that the feed is complete through an epoch. snapshot: the table's rows at that epoch are complete; else
+    its log.
     """
 
     epoch: int
@@ -68,29 +67,29 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class _FeedRound:
-    """Plan of one round, from one state of the catalog. `ended`: the table's data ends with it."""
+    """Plan of one round, from one state of the catalog. ended: the table's data ends with this round."""
 
     plan: LogPlan
-    place: FeedPosition
+    position: FeedPosition
     until: int
     ended: bool
 
 
 class TableFeed:
-    """Feed of one table for one reader. A lease holds the part that is yet to be read, until `close`."""
+    """Feed of one table for one reader. A lease holds the unread rows and log until `close`."""
 
     def __init__(
         self,
         handle: Handle,
         table: TableDef,
         columns: tuple[str, ...] | None,
-        place: FeedPosition | None,
+        position: FeedPosition | None,
         advice: str,
         meter: Meter | None = None,
     ) -> None:
-        """Plan the first round and hold its epochs. place: None begins with the rows of the newest commit. advice: told
-        in the error when the log is gone. meter: gets an iterator of batches and its footprint in memory, and yields
-        the batches as there is room.
+        """Plan the first round and hold its epochs. position: None begins with the rows of the newest commit. advice:
+        the last sentence of LogTruncated. meter: takes an iterator of batches and its memory footprint, and yields the
+        batches as memory becomes available.
 
         Raises InvalidInput for columns, LogTruncated, SnapshotExpired.
         """
@@ -100,50 +99,53 @@ class TableFeed:
         self._columns = columns
         self._advice = advice
         self._holder = handle.new_holder("subscription")
-        self._moved_s = monotonic_s()
+        self._hold_moved_s = monotonic_s()
         self.schema = LogPlan(table.schema, None).schema(columns)
-        self.place, self.ended = place, False
-        self._first: _FeedRound | None = handle.catalog.transact(self._held)
-        self.place = self._first.place
+        self._position, self.ended = position, False
+        self._first_round: _FeedRound | None = handle.catalog.transact(self._plan_and_hold)
+        self._position = self._first_round.position
         handle.leases.keep(self._holder, self._keys)
 
     def close(self) -> None:
         """Release the feed's hold; a second call does nothing."""
         self._handle.leases.release(self._holder)
 
-    def new(self) -> Generator[Slice | Passed]:
-        """Yield all slices past the position reached; end when there is no more, until the next call. A generator that
-        is closed early leaves the position for the next one.
+    def read_new(self) -> Generator[Slice | Passed]:
+        """Yield all slices past the position, through the newest commit. If the generator is closed early, the next one
+        resumes at the position reached.
 
         Raises TableDropped, LogTruncated, SnapshotExpired.
         """
         while not self.ended:
-            found, self._first = self._first or self._handle.catalog.read(self._look), None
-            if found.place.snapshot is None and found.until <= found.place.after and not found.ended:
+            feed_round, self._first_round = self._first_round or self._handle.catalog.read(self._plan_round), None
+            position = feed_round.position
+            if position.snapshot is None and feed_round.until <= position.after and not feed_round.ended:
                 return
-            yield from self._given(found)
-            self.ended = found.ended
+            yield from self._read_round(feed_round)
+            self.ended = feed_round.ended
             self._move_hold()
 
     @property
     def snapshot_rows(self) -> int | None:
-        """Return an upper bound of the table's rows; None when the feed does not begin with them, or has given them
-        out.
-        """
-        before = self._first.plan.before if self._first is not None and self._first.place.snapshot is not None else None
+        """Return an upper bound of the table's rows; None if the feed does not begin with them, or has read them."""
+        first_round = self._first_round
+        if first_round is None or first_round.position.snapshot is None:
+            return None
+        before = first_round.plan.before
         return None if before is None else before.rows_at_most
 
     @property
-    def at(self) -> FeedPosition:
-        assert self.place is not None
-        return self.place
+    def position(self) -> FeedPosition:
+        """Return the position up to which the feed was yielded."""
+        assert self._position is not None
+        return self._position
 
-    # ---- giving out ----------------------------------------------------------------------------------------------
+    # ---- reading -------------------------------------------------------------------------------------------------
 
-    def _given(self, found: _FeedRound) -> Iterator[Slice | Passed]:
-        place, snapshot = found.place, found.place.snapshot is not None
-        behind = place.after
-        plan, files = found.plan, self._handle.files
+    def _read_round(self, feed_round: _FeedRound) -> Iterator[Slice | Passed]:
+        start, snapshot = feed_round.position, feed_round.position.snapshot is not None
+        sent_epoch = start.after
+        plan, files = feed_round.plan, self._handle.files
         if snapshot:
             assert plan.before is not None
             batches = plan.batches(files, columns=self._columns, piece_bytes=PIECE_BYTES)
@@ -151,77 +153,77 @@ class TableFeed:
         else:
             batches, footprint = follow(plan, files, self._columns), of_follow(plan, self._columns)
         slices = _slices(translate_stale_reads(self._handle, self._meter(batches, footprint)))
-        for epoch, data, last in _without(slices, place.rows):
-            self.place = replace(self.at, rows=self.at.rows + data.num_rows)
+        for epoch, data, last in _skip_rows(slices, start.rows):
+            self._position = replace(self.position, rows=self.position.rows + data.num_rows)
             if last and not snapshot:
-                behind = epoch
-                self.place = FeedPosition(after=epoch)
+                sent_epoch = epoch
+                self._position = FeedPosition(after=epoch)
             yield Slice(data, epoch, last, snapshot)
-        self.place = FeedPosition(after=found.until)
-        if snapshot or behind < found.until:
-            yield Passed(found.until, snapshot)
+        self._position = FeedPosition(after=feed_round.until)
+        if snapshot or sent_epoch < feed_round.until:
+            yield Passed(feed_round.until, snapshot)
 
-    # ---- what the catalog says -----------------------------------------------------------------------------------
+    # ---- planning and holds --------------------------------------------------------------------------------------
 
-    def _look(self, view: View) -> _FeedRound:
+    def _plan_round(self, view: View) -> _FeedRound:
         table = get_table(view, self._id, self._name)
         version = get_version(view, table.id, table.name)
-        place = self.place
-        if place is None:
-            place = FeedPosition(snapshot=version.max_committed_epoch)
-        if place.snapshot is not None:
+        position = self._position
+        if position is None:
+            position = FeedPosition(snapshot=version.max_committed_epoch)
+        if position.snapshot is not None:
             try:
-                plan = plan_backfill(view, table, place.snapshot)
+                plan = plan_backfill(view, table, position.snapshot)
             except EpochExpired as error:
                 raise SnapshotExpired(
-                    f"the rows of {table.name!r} at epoch {place.snapshot} were given out in part, and the rest has "
-                    "been let go meanwhile; subscribe anew"
+                    f"the rows of {table.name!r} at epoch {position.snapshot} expired while the subscription was "
+                    "reading them; subscribe anew"
                 ) from error
-            return _FeedRound(plan, place, place.snapshot, ended=False)
-        found = reach(view, table, place.after)
-        if found.lost:
-            raise found.truncated(self._advice)
-        after = found.after
+            return _FeedRound(plan, position, position.snapshot, ended=False)
+        log_reach = reach(view, table, position.after)
+        if log_reach.lost:
+            raise log_reach.truncated(self._advice)
+        after = log_reach.after
         newest = max(version.max_committed_epoch, after)
-        until = _bounded(view, table, after, newest)
+        until = _round_end(view, table, after, newest)
         ended = version.end_epoch is not None and until >= version.end_epoch
-        return _FeedRound(plan_changes(view, table, after, until), place, until, ended)
+        return _FeedRound(plan_changes(view, table, after, until), position, until, ended)
 
-    def _held(self, tx: Txn) -> _FeedRound:
-        """Plan the first round and hold its epochs in one transaction."""
-        found = self._look(tx)
-        now_ms, place = self._handle.catalog.now_ms(), found.place
-        log = place.after if place.snapshot is None else place.snapshot
-        hold = Hold(self._holder, self._id, log, place.snapshot, now_ms, now_ms + LEASE_MS)
+    def _plan_and_hold(self, tx: Txn) -> _FeedRound:
+        """Plan the first round and hold its epochs, in one transaction."""
+        feed_round = self._plan_round(tx)
+        now_ms, position = self._handle.catalog.now_ms(), feed_round.position
+        log = position.after if position.snapshot is None else position.snapshot
+        hold = Hold(self._holder, self._id, log, position.snapshot, now_ms, now_ms + LEASE_MS)
         self._keys = put_holds(tx, [hold])
-        return found
+        return feed_round
 
     def _move_hold(self) -> None:
-        """Advance the hold past the log that was given out, every MOVE_HOLD_S at most: each move is a transaction."""
-        if monotonic_s() - self._moved_s < MOVE_HOLD_S:
+        """Advance the hold past the log that was sent, at most every MOVE_HOLD_S: each advance is a transaction."""
+        if monotonic_s() - self._hold_moved_s < MOVE_HOLD_S:
             return
 
-        def body(tx: Txn) -> None:
+        def advance_hold(tx: Txn) -> None:
             get_table(tx, self._id, self._name)
             now_ms = self._handle.catalog.now_ms()
-            put_holds(tx, [Hold(self._holder, self._id, self.at.after, None, now_ms, now_ms + LEASE_MS)])
+            put_holds(tx, [Hold(self._holder, self._id, self.position.after, None, now_ms, now_ms + LEASE_MS)])
 
-        self._handle.catalog.transact(body)
-        self._moved_s = monotonic_s()
+        self._handle.catalog.transact(advance_hold)
+        self._hold_moved_s = monotonic_s()
 
 
-def table_of(view: View, name: str, known: int | None) -> TableDef:
-    """Find the table of that name. Raises TableDropped when it is not the `known` one any more."""
-    if known is None:
+def find_subscribed_table(view: View, name: str, table_id: int | None) -> TableDef:
+    """Find the table of that name. Raises TableDropped if its id is not `table_id`; None accepts any id."""
+    if table_id is None:
         return find_table(view, name)
-    found = get_table(view, known, name)
-    if found.name != name:
-        raise TableDropped(f"table {name!r} is not the one that this subscription began with; subscribe anew")
-    return found
+    table = get_table(view, table_id, name)
+    if table.name != name:
+        raise TableDropped(f"table {name!r} was dropped or renamed after this subscription began; subscribe anew")
+    return table
 
 
-def _bounded(view: View, table: TableDef, after: int, newest: int) -> int:
-    """Return the newest epoch, or that of the ROUND_ENTRIES-th commit after `after` if there are so many."""
+def _round_end(view: View, table: TableDef, after: int, newest: int) -> int:
+    """Return the epoch of the ROUND_ENTRIES-th commit past `after`; `newest` if there are fewer commits."""
     commits = view.scan(log_key(table.id, after + 1), log_key(table.id, newest + 1))
     for count, (key, _) in enumerate(commits, start=1):
         if count == ROUND_ENTRIES:
@@ -230,20 +232,20 @@ def _bounded(view: View, table: TableDef, after: int, newest: int) -> int:
 
 
 def _slices(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch, bool]]:
-    """Yield (epoch, rows, True if they are the epoch's last)."""
-    waiting: tuple[int, pa.RecordBatch] | None = None
+    """Yield bounded slices as (epoch, rows, last); last marks the final slice of its epoch."""
+    pending: tuple[int, pa.RecordBatch] | None = None
     for batch in batches:
         for epoch, rows in each_epoch(batch):
             for data in _bounded_slices(rows):
-                if waiting is not None:
-                    yield *waiting, waiting[0] != epoch
-                waiting = epoch, data
-    if waiting is not None:
-        yield *waiting, True
+                if pending is not None:
+                    yield *pending, pending[0] != epoch
+                pending = epoch, data
+    if pending is not None:
+        yield *pending, True
 
 
 def _bounded_slices(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Halve the rows until each slice is within SLICE_ROWS and SLICE_BYTES."""
+    """Halve the rows until each slice has at most SLICE_ROWS rows and SLICE_BYTES bytes."""
     if rows.num_rows <= 1 or (rows.num_rows <= SLICE_ROWS and rows.nbytes <= SLICE_BYTES):
         yield rows
         return
@@ -252,7 +254,7 @@ def _bounded_slices(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     yield from _bounded_slices(rows.slice(half))
 
 
-def _without(
+def _skip_rows(
     slices: Iterator[tuple[int, pa.RecordBatch, bool]], rows: int
 ) -> Iterator[tuple[int, pa.RecordBatch, bool]]:
     """Yield the slices without their first `rows` rows."""

@@ -180,7 +180,7 @@ def test_close_ends_the_iteration_in_another_thread(tmp_path: Path) -> None:
         reading.join(WAIT_LIMIT_S)
         assert not reading.is_alive() and given == [1]
         sub.close()
-        wait_until(lambda: serving.service._open == 0)
+        wait_until(lambda: serving.service._open_count == 0)
 
 
 def test_what_is_read_is_held_until_it_is_closed(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_what_is_read_is_held_until_it_is_closed(tmp_path: Path) -> None:
             second = table.upsert(rows(2))
             with pytest.raises(el.LogHeld):
                 table.truncate_log(second)
-        wait_until(lambda: serving.service._open == 0)
+        wait_until(lambda: serving.service._open_count == 0)
         table.truncate_log(second)
 
 
@@ -230,10 +230,10 @@ def test_one_that_does_not_come_back_is_given_up_after_what_had_come(tmp_path: P
     with served(tmp_path) as (_, table, serving):
         epoch = table.upsert(rows(1))
         with serving.subscribe(reconnect=0.1) as sub:
-            wait_until(lambda: sub._box)
+            wait_until(lambda: sub._queue)
             serving.stop()
             assert next(sub).num_rows == 1
-            with pytest.raises(el.ServerUnavailable, match=rf"through epoch {epoch} \(.*Z\) was given"):
+            with pytest.raises(el.ServerUnavailable, match=rf"through epoch {epoch} \(.*Z\) were returned"):
                 next(sub)
 
 
@@ -260,7 +260,7 @@ def test_a_server_that_fails_at_each_try_is_given_up_too(tmp_path: Path, monkeyp
             def broken(self: Any, view: Any) -> Any:
                 raise ZeroDivisionError
 
-            monkeypatch.setattr(table_feed.TableFeed, "_look", broken)
+            monkeypatch.setattr(table_feed.TableFeed, "_plan_round", broken)
             table.upsert(rows(2))
             with pytest.raises(el.ServerUnavailable, match="own log"):
                 next(sub)
@@ -301,12 +301,12 @@ def test_the_server_does_not_read_ahead_of_a_slow_reader(tmp_path: Path, monkeyp
     with served(tmp_path, SubscriptionLimits(window=3 * slice_bytes)) as (_, table, serving):
         last = table.upsert(rows(*range(10_000)))
         with serving.subscribe() as sub:
-            wait_until(lambda: len(sub._box) >= 3)
+            wait_until(lambda: len(sub._queue) >= 3)
             assert sub.poll(0) is not None
             settled = threading.Event()
             settled.wait(0.1)
             assert len(drawn) < 12, "beyond its window it draws nothing"
-            assert sub._held < 6 * slice_bytes
+            assert sub._queued_bytes < 6 * slice_bytes
             count = 0
             while sub.epoch != last:
                 count += next(sub).num_rows
@@ -319,7 +319,7 @@ def test_a_reader_that_takes_nothing_is_cut_off_and_told_so(tmp_path: Path, monk
         table.upsert(rows(*range(1000)))
         with serving.subscribe() as sub:
             wait_until(lambda: sub._error is not None)
-            with pytest.raises(el.ReaderTooSlow, match="nothing was taken of 't' for 0.2 s"):
+            with pytest.raises(el.ReaderTooSlow, match="subscriber to 't' took nothing for 0.2 s"):
                 list(sub)
 
 
@@ -327,13 +327,13 @@ def test_subscribers_lend_each_other_room_and_miss_nothing(tmp_path: Path, monke
     """There is room for one at a time: who takes nothing lets go of what was decoded for him, and goes on later."""
     monkeypatch.setattr(table_feed, "SLICE_ROWS", 10)
     given: list[Footprint] = []
-    plainly = _Subscription._metered
+    plainly = _Subscription._reserve_memory
 
     def metered(self: _Subscription, batches: Any, footprint: Footprint) -> Any:
         given.append(footprint)
         return plainly(self, batches, footprint)
 
-    monkeypatch.setattr(_Subscription, "_metered", metered)
+    monkeypatch.setattr(_Subscription, "_reserve_memory", metered)
     with served(tmp_path, SubscriptionLimits(window=1_000, beat_s=0.01)) as (_, table, serving), ExitStack() as stack:
         admission = serving.service._admission = AdmissionController(AdmissionLimits(in_flight_bytes=1))
         table.upsert(rows(*range(200)))
@@ -369,8 +369,8 @@ def test_a_client_that_connects_and_never_reads_is_cut_off(tmp_path: Path) -> No
     with served(tmp_path, SubscriptionLimits(window=1 << 40, slow_s=0.2, beat_s=0.05)) as (_, table, serving):
         first = table.upsert(rows(*range(500_000)))
         line = ClientLine(serving.location, b'subscribe:{"table":"t"}', token=TOKEN, tls_roots=None)
-        wait_until(lambda: serving.service._open == 1)
-        wait_until(lambda: serving.service._open == 0)
+        wait_until(lambda: serving.service._open_count == 1)
+        wait_until(lambda: serving.service._open_count == 0)
         line.close()
         table.truncate_log(first)
 
@@ -398,7 +398,7 @@ def test_fifty_idle_readers_ask_the_catalog_as_often_as_one(tmp_path: Path, monk
         assert all(next(sub)["id"].to_pylist() == [2] for sub in subs)
         for sub in subs:
             sub.close()
-        wait_until(lambda: serving.service._open == 0)
+        wait_until(lambda: serving.service._open_count == 0)
         wait_until(lambda: not any(thread.name == "epochlog-watch" for thread in threading.enumerate()))
 
 
@@ -451,8 +451,8 @@ def test_what_is_taken_while_it_connects_makes_room_too(tmp_path: Path, monkeypa
 
 
 def test_there_is_room_for_so_many_and_no_more(tmp_path: Path) -> None:
-    with served(tmp_path, SubscriptionLimits(most=2)) as (_, _, serving):
+    with served(tmp_path, SubscriptionLimits(max_subscriptions=2)) as (_, _, serving):
         with serving.subscribe(), serving.subscribe(), pytest.raises(el.LimitExceeded):
             serving.subscribe()
-        wait_until(lambda: serving.service._open == 0)
+        wait_until(lambda: serving.service._open_count == 0)
         serving.subscribe().close()

@@ -59,7 +59,7 @@ def test_rows_that_were_not_acknowledged_whole_come_again_whole(
             next(sub)
             sub.ack()  # nothing is complete, so it says nothing
             for epoch in (first, first - 1, 0):
-                with pytest.raises(el.InvalidInput, match="not given out whole"):
+                with pytest.raises(el.InvalidInput, match="not (returned|delivered) completely"):
                     sub.ack(epoch)
         last = table.upsert(rows(3, 10, v=1))
         with serving.subscribe(consumer="dash") as sub:
@@ -74,14 +74,14 @@ def test_an_epoch_is_acknowledged_when_all_of_it_is_out(tmp_path: Path, monkeypa
         with serving.subscribe(consumer="dash") as sub:
             epoch = table.upsert(rows(*range(6)))
             next(sub)
-            with pytest.raises(el.InvalidInput, match="not given out whole"):
+            with pytest.raises(el.InvalidInput, match="not (returned|delivered) completely"):
                 sub.ack(epoch)
         line = ClientLine(serving.location, b'subscribe:{"table":"t","consumer":"dash"}', token=TOKEN, tls_roots=None)
         line.send(encode(Answer("ack", epoch + (1 << 30))))  # the server does not take a client's word for it
         while line.read_frame() is not None:
             pass
         line.close()
-        assert isinstance(line.reason, el.InvalidInput) and "not given out whole" in str(line.reason)
+        assert isinstance(line.reason, el.InvalidInput) and "not delivered completely" in str(line.reason)
         with serving.subscribe() as sub, pytest.raises(el.InvalidInput, match="consumer="):
             sub.ack(0)
 
@@ -166,7 +166,7 @@ def test_one_that_is_too_old_is_told_or_begins_anew(tmp_path: Path) -> None:
         with serving.subscribe(consumer="dash", keep=0) as sub:
             next(sub)
             sub.ack(first)
-        wait_until(lambda: serving.service._open == 0)
+        wait_until(lambda: serving.service._open_count == 0)
         table.upsert(rows(2))
         table.truncate_log(table.upsert(rows(3)))
         with pytest.raises(el.LogTruncated, match="dash"):
@@ -211,7 +211,7 @@ def test_it_holds_the_log_while_it_is_away(tmp_path: Path) -> None:
         with serving.subscribe(consumer="dash") as sub:
             next(sub)
             sub.ack(first)
-        wait_until(lambda: serving.service._open == 0)
+        wait_until(lambda: serving.service._open_count == 0)
         second = table.upsert(rows(2))
         with pytest.raises(el.LogHeld):
             table.truncate_log(second)
@@ -219,5 +219,5 @@ def test_it_holds_the_log_while_it_is_away(tmp_path: Path) -> None:
             assert next(sub)["id"].to_pylist() == [2]
             sub.ack(second)
             assert sub.poll(0) is None
-        wait_until(lambda: serving.service._open == 0)
+        wait_until(lambda: serving.service._open_count == 0)
         table.truncate_log(second)
