@@ -98,7 +98,7 @@ def barrier_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
         return runner.handle.catalog.transact(body)
 
     monkeypatch.setattr(job_module.JobRunner, "_prepare_job", forgetful)
-    monkeypatch.setattr(job_module.JobRunner, "_record", record)
+    monkeypatch.setattr(job_module.JobRunner, "_record_barrier", record)
 
 
 def outputs_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
