@@ -1,1 +1,1 @@
-"""The checkpoint manager: events in, commands out. Pure decisions."""
+"""Checkpoint manager: the pure state machine that decides checkpoints."""

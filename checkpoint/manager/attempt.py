@@ -1,4 +1,4 @@
-"""One try to commit a barrier: who was asked, who has reported, how far it is."""
+"""Attempt: one try to commit a barrier, with its phase, the actors that must report, and their reports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .commands import Actor, Phase, Report, Segments
 
 @dataclass(slots=True)
 class Attempt:
-    """One try to commit a barrier. serves: how many of the forced checkpoints asked for its commit serves."""
+    """Try to commit one barrier. serves: the number of forced checkpoints, of all requested, that its commit serves."""
 
     barrier_id: int
     since_ms: int
@@ -22,12 +22,12 @@ class Attempt:
     phase: Phase = "deciding"
     barrier: Barrier | None = None
     waits: dict[Actor, int] = field(default_factory=dict)
-    gone: frozenset[Actor] = frozenset()  # who had finished when it was planned
+    finished_before: frozenset[Actor] = frozenset()  # actors that had finished when it was planned
     reports: dict[Actor, Report] = field(default_factory=dict)
 
     @property
     def at_catalog(self) -> bool:
-        """Return True if the commit is under way, so that the manager can no longer abort it."""
+        """Return True if the commit has been sent to the catalog, so that the manager cannot abort it."""
         return self.phase in ("committing", "resolving")
 
     @property
@@ -37,23 +37,23 @@ class Attempt:
     @property
     def finished(self) -> frozenset[Actor]:
         """Return the actors that have finished once the attempt is committed."""
-        return self.gone | {actor for actor, report in self.reports.items() if report.ended}
+        return self.finished_before | {actor for actor, report in self.reports.items() if report.ended}
 
     def owes(self, barrier_id: int, actor: Actor, incarnation: int) -> bool:
         """Return True if this incarnation of the actor still has to report for this barrier."""
-        asked = self.phase == "collecting" and self.barrier_id == barrier_id
-        return asked and self.waits.get(actor) == incarnation and actor not in self.reports
+        is_collecting = self.phase == "collecting" and self.barrier_id == barrier_id
+        return is_collecting and self.waits.get(actor) == incarnation and actor not in self.reports
 
 
 def next_multiple(now: int, interval_ms: int) -> int:
-    """Return the first multiple of the interval past `now`: triggers do not drift, and a restart keeps them."""
+    """Return the first multiple of the interval past `now`, so that triggers neither drift nor shift on a restart."""
     return (now // interval_ms + 1) * interval_ms
 
 
-def joined(reports: Iterable[Report]) -> Segments:
-    """Return all segments of these reports, in order; tables without any are left out."""
-    out: dict[str, tuple[object, ...]] = {}
+def merge_segments(reports: Iterable[Report]) -> Segments:
+    """Merge the segments of the reports by table, in order; leave out tables without segments."""
+    merged: dict[str, tuple[object, ...]] = {}
     for report in reports:
         for table, segments in report.segments.items():
-            out[table] = (*out.get(table, ()), *segments)
-    return {table: segments for table, segments in out.items() if segments}
+            merged[table] = (*merged.get(table, ()), *segments)
+    return {table: segments for table, segments in merged.items() if segments}

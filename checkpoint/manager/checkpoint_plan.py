@@ -2,13 +2,13 @@
 
 Pure functions over a graph of vertices, each of parallel tasks; the rules are those of Flink's FLIP-147:
 
-- every task that has not finished must report; a task is triggered when it has not finished and all it reads from has
-  (so sources always, and whoever became one); the rest get the barrier from those;
-- only FINISHED is finished: a task that is ENDING still owes its last report;
-- a vertex is fully finished when all its tasks are.
+- Every unfinished task must report. An unfinished task whose producers have all finished is triggered, so every source
+  is. Other tasks get the barrier from their producers.
+- Only FINISHED is finished: a task that is ENDING still owes its last report.
+- A vertex is fully finished if all its tasks are.
 
-The tasks of an edge are never paired up: one running producer of an "all" edge holds every consumer back, and a
-pointwise consumer reads a range of producers. The work is linear in tasks and edges.
+One running producer of an "all" edge holds back every consumer; a pointwise consumer reads a range of producers. So
+the work is linear in tasks and edges.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from epochlog.errors import CheckpointRejected, InvalidInput, RestoreRejected
 
 Pattern = Literal["all", "pointwise"]
 VertexStatus = Literal["running", "partially", "fully"]
-"""How much of a vertex (or of one operator in it) had finished: no task, some, all."""
+"""Finished tasks of a vertex, or of one operator in it: none, some or all."""
 
 Task = tuple[str, int]
 """(vertex name, subtask index)."""
 
-_NAMED = 3  # how many tasks a message names
+_MOST_NAMED = 3  # tasks that a message names
 
 
 @unique
@@ -37,7 +37,7 @@ class TaskState(StrEnum):
 
     INITIALIZING = "initializing"
     RUNNING = "running"
-    ENDING = "ending"  # its data has ended, and the commit that takes the last of it has not come yet
+    ENDING = "ending"  # its data has ended, but its last report is not committed
     FINISHED = "finished"
     FAILED = "failed"
     CANCELED = "canceled"
@@ -45,7 +45,7 @@ class TaskState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Vertex:
-    """The parallel tasks of one step of a job; `states` has one state for each, by subtask index.
+    """Vertex of a job graph with its parallel tasks; `states` has the state of each task, by subtask index.
 
     Raises InvalidInput for a vertex without tasks.
     """
@@ -55,7 +55,7 @@ class Vertex:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise InvalidInput(f"a vertex needs a name, not {self.name!r}")
+            raise InvalidInput(f"a vertex name is a string that is not empty, not {self.name!r}")
         states = () if isinstance(self.states, str) else tuple(self.states)
         object.__setattr__(self, "states", states)
         if not states:
@@ -67,7 +67,7 @@ class Vertex:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """`consumer` reads what `producer` makes: each of its tasks all of it ("all"), or a share ("pointwise").
+    """Edge from `producer` to `consumer`. Each consumer task reads all producer tasks ("all"), or some ("pointwise").
 
     With M producers and N consumers, pointwise consumer i reads the producers [i*M//N, (i+1)*M//N) when M >= N, else
     producer i*M//N. Raises InvalidInput for another pattern.
@@ -86,7 +86,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
-    """Tasks as (vertex name, subtask index): whom to trigger, whose report to wait for, who has finished."""
+    """Tasks of one checkpoint: those to trigger, those that must report, and those that have finished."""
 
     trigger: frozenset[Task]
     wait: frozenset[Task]
@@ -99,9 +99,9 @@ def plan_checkpoint(
 ) -> CheckpointPlan:
     """Plan the next checkpoint of a job with tasks in these states; the order of vertices and edges does not matter.
 
-    Raises CheckpointRejected(reason) when a task has failed or was canceled, or does not run yet; when a task has
-    finished and allow_finished is False; when all have finished, since the job is done then and nobody is left to
-    report. Raises InvalidInput for names used twice, edges to unknown vertices, and cycles.
+    Raises CheckpointRejected(reason) if a task has failed, was canceled or does not run yet; if a task has finished
+    and allow_finished is False; and if all tasks have finished, because no task is left to report. Raises InvalidInput
+    for names used twice, edges to unknown vertices, and cycles.
     """
     graph = _by_name(vertices)
     edges = tuple(edges)
@@ -111,7 +111,7 @@ def plan_checkpoint(
     held_back = _held_back(unfinished, edges)
     wait = _tasks_where(unfinished)
     if not wait:
-        raise CheckpointRejected("every task has finished: the job is done, there is nothing left to commit")
+        raise CheckpointRejected("every task has finished: the job is done and has nothing left to commit")
     trigger = frozenset(task for task in wait if not held_back[task[0]][task[1]])
     assert trigger, "a graph without cycles has a first task that has not finished"
     finished = _tasks_where({name: [not flag for flag in flags] for name, flags in unfinished.items()})
@@ -121,29 +121,29 @@ def plan_checkpoint(
 
 
 def check_restore(statuses: Mapping[str, VertexStatus | Sequence[VertexStatus]], edges: Iterable[Edge] = ()) -> None:
-    """Check that recorded states fit together in this graph: a finished task has no running producer.
+    """Check that recorded states are consistent in this graph: a finished task has no running producer.
 
     A vertex's status is one of "running", "partially", "fully", or a list with the status of each of its operators.
-    Raises RestoreRejected, naming the vertices, when the operators of one vertex differ; when a fully finished vertex
-    reads from one that is not; when a partially finished vertex reads "all" of one that is not fully finished, or
-    pointwise from one of which nothing has finished. Raises InvalidInput for bad statuses and graphs.
+    Raises RestoreRejected, naming the vertices, if the operators of one vertex differ; if a fully finished vertex reads
+    from one that is not; if a partially finished vertex reads "all" of one that is not fully finished, or pointwise
+    from one without finished tasks. Raises InvalidInput for bad statuses and graphs.
     """
     edges = tuple(edges)
-    one = {name: _status(name, given) for name, given in statuses.items()}
-    _check_graph(one, edges)
+    vertex_statuses = {name: _status(name, status) for name, status in statuses.items()}
+    _check_graph(vertex_statuses, edges)
     for edge in edges:
-        before, after = one[edge.producer], one[edge.consumer]
-        names = f"vertex {edge.consumer!r} has {_SAID[after]}, and {edge.producer!r}, which it reads from"
+        before, after = vertex_statuses[edge.producer], vertex_statuses[edge.consumer]
+        names = f"vertex {edge.consumer!r} has {_STATUS_TEXT[after]}, and {edge.producer!r}, which it reads from"
         if after == "fully" and before != "fully":
-            raise RestoreRejected(f"{names}, has not fully finished: it would get data that nobody takes in")
+            raise RestoreRejected(f"{names}, has not fully finished: its data would be lost")
         if after == "partially" and edge.pattern == "all" and before != "fully":
             raise RestoreRejected(f"{names} through an all-to-all edge, has not fully finished")
         if after == "partially" and before == "running":
-            raise RestoreRejected(f"{names}, runs in all its tasks: finished tasks would get data")
+            raise RestoreRejected(f"{names}, has no finished task: finished tasks would get data")
 
 
 def components(vertices: Iterable[Vertex], edges: Iterable[Edge]) -> list[frozenset[Task]]:
-    """Return the tasks that hang together through edges, directly or through others: those that roll back together."""
+    """Return the connected components of the task graph: sets of tasks that roll back together."""
     graph = _by_name(vertices)
     edges = tuple(edges)
     _check_graph(graph, edges)
@@ -154,11 +154,11 @@ def components(vertices: Iterable[Vertex], edges: Iterable[Edge]) -> list[frozen
     leader = list(range(len(tasks)))
     for edge in edges:
         producers, consumers = len(graph[edge.producer].states), len(graph[edge.consumer].states)
-        reads = _reads(producers, consumers)
+        ranges = _producer_ranges(producers, consumers)
         if edge.pattern == "all":
-            reads = [(0, producers)] + [(0, 1)] * (consumers - 1)  # enough to tie them all together
+            ranges = [(0, producers)] + [(0, 1)] * (consumers - 1)  # enough edges to connect all of them
         first, reader = start_of[edge.producer], start_of[edge.consumer]
-        for start, stop in reads:
+        for start, stop in ranges:
             for producer in range(first + start, first + stop):
                 leader[_leader(leader, producer)] = _leader(leader, reader)
             reader += 1
@@ -173,39 +173,46 @@ def components(vertices: Iterable[Vertex], edges: Iterable[Edge]) -> list[frozen
 
 def _tasks_where(flags: Mapping[str, Sequence[bool]]) -> frozenset[Task]:
     """Return the tasks whose flag is set."""
-    return frozenset(task for name, some in flags.items() for task in compress(zip(repeat(name), count()), some))
+    return frozenset(
+        task for name, vertex_flags in flags.items() for task in compress(zip(repeat(name), count()), vertex_flags)
+    )
 
 
 def _held_back(unfinished: Mapping[str, list[bool]], edges: Collection[Edge]) -> dict[str, list[bool]]:
-    """Return by vertex a bool for each task: True if something it reads from has not finished."""
-    held = {name: [False] * len(flags) for name, flags in unfinished.items()}
+    """Return by vertex a bool for each task: True if one of its producers has not finished."""
+    held_back = {name: [False] * len(flags) for name, flags in unfinished.items()}
     for edge in edges:
-        producers, consumers = unfinished[edge.producer], held[edge.consumer]
+        producers, consumers = unfinished[edge.producer], held_back[edge.consumer]
         if edge.pattern == "all":
             if any(producers):
-                held[edge.consumer] = [True] * len(consumers)
+                held_back[edge.consumer] = [True] * len(consumers)
             continue
-        before = [0, *accumulate(producers)]  # how many of the first n producers have not finished
-        for index, (start, stop) in enumerate(_reads(len(producers), len(consumers))):
-            consumers[index] |= before[stop] > before[start]
-    return held
+        unfinished_before = [0, *accumulate(producers)]  # prefix sums of the unfinished producers
+        for index, (start, stop) in enumerate(_producer_ranges(len(producers), len(consumers))):
+            consumers[index] |= unfinished_before[stop] > unfinished_before[start]
+    return held_back
 
 
-def _reads(producers: int, consumers: int) -> list[tuple[int, int]]:
+def _producer_ranges(producers: int, consumers: int) -> list[tuple[int, int]]:
     """Return for each pointwise consumer the half-open range of the producers that it reads."""
     if producers >= consumers:
-        return [(at * producers // consumers, (at + 1) * producers // consumers) for at in range(consumers)]
-    return [(at * producers // consumers, at * producers // consumers + 1) for at in range(consumers)]
+        return [(index * producers // consumers, (index + 1) * producers // consumers) for index in range(consumers)]
+    return [(index * producers // consumers, index * producers // consumers + 1) for index in range(consumers)]
 
 
 def _check_states(vertices: Collection[Vertex], *, allow_finished: bool) -> None:
-    def refuse(state: TaskState, why: str) -> None:
+    def refuse(state: TaskState, reason: str) -> None:
         if not any(state in vertex.states for vertex in vertices):
             return
-        found = sorted((vertex.name, at) for vertex in vertices for at, one in enumerate(vertex.states) if one is state)
-        named = ", ".join(f"{name}[{at}]" for name, at in found[:_NAMED])
-        more = f" and {len(found) - _NAMED:,} more" if len(found) > _NAMED else ""
-        raise CheckpointRejected(f"{named}{more} {why}")
+        tasks = sorted(
+            (vertex.name, index)
+            for vertex in vertices
+            for index, task_state in enumerate(vertex.states)
+            if task_state is state
+        )
+        named = ", ".join(f"{name}[{index}]" for name, index in tasks[:_MOST_NAMED])
+        more = f" and {len(tasks) - _MOST_NAMED:,} more" if len(tasks) > _MOST_NAMED else ""
+        raise CheckpointRejected(f"{named}{more} {reason}")
 
     refuse(TaskState.FAILED, "failed: no checkpoint is taken until the job has recovered")
     refuse(TaskState.CANCELED, "was canceled: no checkpoint is taken until the job has recovered")
@@ -216,23 +223,25 @@ def _check_states(vertices: Collection[Vertex], *, allow_finished: bool) -> None
 
 # ---- the graph ---------------------------------------------------------------------------------------------------
 
-_SAID = {"running": "not finished", "partially": "partially finished", "fully": "fully finished"}
+_STATUS_TEXT = {"running": "not finished", "partially": "partially finished", "fully": "fully finished"}
 
 
-def _status(name: str, given: object) -> VertexStatus:
-    several = [given] if isinstance(given, str) else given if isinstance(given, Sequence) else []
-    found: list[VertexStatus] = [status for status in get_args(VertexStatus) if status in several]
-    if not found or any(status not in found for status in several):
+def _status(name: str, status: object) -> VertexStatus:
+    operator_statuses = [status] if isinstance(status, str) else status if isinstance(status, Sequence) else []
+    distinct_statuses: list[VertexStatus] = [
+        vertex_status for vertex_status in get_args(VertexStatus) if vertex_status in operator_statuses
+    ]
+    if not distinct_statuses or any(vertex_status not in distinct_statuses for vertex_status in operator_statuses):
         raise InvalidInput(
-            f"vertex {name!r} has the status {given!r}; "
+            f"vertex {name!r} has the status {status!r}; "
             f"give one of {', '.join(get_args(VertexStatus))}, or a list with one for each of its operators"
         )
-    if len(found) > 1:
+    if len(distinct_statuses) > 1:
         raise RestoreRejected(
-            f"the operators of vertex {name!r} differ ({', '.join(several)}); "
-            "a chain of operators finishes as one, so these states are of another graph"
+            f"the operators of vertex {name!r} differ ({', '.join(operator_statuses)}); "
+            "a chain of operators finishes together, so these states belong to another graph"
         )
-    return found[0]
+    return distinct_statuses[0]
 
 
 def _by_name(vertices: Iterable[Vertex]) -> dict[str, Vertex]:
@@ -249,22 +258,24 @@ def _by_name(vertices: Iterable[Vertex]) -> dict[str, Vertex]:
 def _check_graph(vertices: Collection[str], edges: Collection[Edge]) -> None:
     """Raise InvalidInput for edges of unknown vertices, and for cycles."""
     readers: dict[str, list[str]] = {name: [] for name in vertices}
-    unread = dict.fromkeys(vertices, 0)
+    unvisited = dict.fromkeys(vertices, 0)
     for edge in edges:
         for end in (edge.producer, edge.consumer):
             if end not in readers:
-                raise InvalidInput(f"the edge {edge.producer!r} to {edge.consumer!r} names no vertex {end!r}")
+                raise InvalidInput(
+                    f"the edge {edge.producer!r} to {edge.consumer!r} names {end!r}, which is not a vertex of the job"
+                )
         readers[edge.producer].append(edge.consumer)
-        unread[edge.consumer] += 1
-    ready = [name for name, count in unread.items() if not count]
+        unvisited[edge.consumer] += 1
+    ready = [name for name, count in unvisited.items() if not count]
     while ready:
         for reader in readers[ready.pop()]:
-            unread[reader] -= 1
-            if not unread[reader]:
+            unvisited[reader] -= 1
+            if not unvisited[reader]:
                 ready.append(reader)
-    stuck = sorted(name for name, count in unread.items() if count)
+    stuck = sorted(name for name, count in unvisited.items() if count)
     if stuck:
-        raise InvalidInput(f"the graph has a cycle; these read what they make, or lie behind it: {', '.join(stuck)}")
+        raise InvalidInput(f"the graph has a cycle; these vertices are on it or behind it: {', '.join(stuck)}")
 
 
 def _leader(leader: list[int], task: int) -> int:

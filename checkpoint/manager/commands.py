@@ -17,7 +17,7 @@ Actor = tuple[str, int]
 """(vertex name, subtask index)."""
 
 Segments = Mapping[str, tuple[Any, ...]]
-"""Segments by table name, in the order in which they were sealed; the manager does not look into them."""
+"""Segments by table name, in the order in which they were sealed; opaque to the manager."""
 
 JobState = Literal["running", "failed", "finished", "stopped"]
 Phase = Literal["idle", "deciding", "collecting", "committing", "resolving"]
@@ -27,8 +27,8 @@ Phase = Literal["idle", "deciding", "collecting", "committing", "resolving"]
 class Report:
     """Report of one actor for one barrier.
 
-    segments: everything it sealed that no report which was taken has named yet (see `Outbox`). state: where it goes on
-    from after this barrier, opaque bytes kept with the commit. ended: its data has ended with this barrier or before.
+    segments: its sealed segments that no accepted report has named yet (see `Outbox`). state: opaque bytes, stored with
+    the commit, from which the actor resumes after this barrier. ended: its data has ended at or before this barrier.
     """
 
     job: str
@@ -44,11 +44,11 @@ class Report:
 class JobSettings:
     """Settings of a job's checkpoints: their triggers, timeouts and tolerated failures; all times in ms.
 
-    interval_ms: from one trigger to the next, at multiples of it; None: only forced ones, and one whenever an actor's
-    data ends. min_pause_ms: from the end of an attempt to the next trigger. timeout_ms: from the inject to the last
-    report, and from Decide to its answer. tolerable_failures: how many attempts may fail in a row; one more and the job
-    fails; None: any number. allow_finished: whether checkpoints go on when some of the actors have finished. Raises
-    InvalidInput.
+    interval_ms: the time between triggers, which are multiples of it; None: only forced checkpoints, and one whenever
+    an actor's data ends. min_pause_ms: the least time from the end of an attempt to the next trigger. timeout_ms: the
+    longest time from the inject to the last report, and from Decide to its answer. tolerable_failures: the number of
+    failed attempts in a row that do not fail the job; None: any number. allow_finished: True to continue checkpoints
+    after some actors have finished. Raises InvalidInput.
     """
 
     interval_ms: int | None = 1_000
@@ -75,9 +75,9 @@ def _require(name: str, value: object, least: int, *, optional: bool = False) ->
 
 @dataclass(frozen=True, slots=True)
 class Decide:
-    """Request for the job's next barrier, answered with `decided`; the attempt has its id already.
+    """Request for the job's next barrier, answered with `decided`. barrier_id: the id of the new attempt.
 
-    drain: the job is to end; seal a boundary first, and answer with `last` when the barrier takes in all below that.
+    drain: the job is draining; seal a boundary first, and answer with `last` if the barrier reaches that boundary.
     """
 
     job: str
@@ -87,11 +87,11 @@ class Decide:
 
 @dataclass(frozen=True, slots=True)
 class Inject:
-    """Barrier for these actors; each one that it reaches, directly or by edges, answers with a `Report`.
+    """Barrier for these actors. Each actor that it reaches, directly or through edges, answers with a `Report`.
 
-    targets: actor -> the incarnation it is meant for; waits: all actors that must report. taken: for each of `waits`
-    the newest barrier id of which its report was taken, 0 for none: what such a report named is never sent again
-    (`Outbox.report`). drain: each actor ends its data at this barrier and reports `ended`.
+    targets: the incarnation for each triggered actor. waits: all actors that must report. taken: for each actor of
+    `waits`, the newest barrier id whose report was accepted, 0 for none; the actor does not send the segments of an
+    accepted report again (`Outbox.report`). drain: each actor ends its data at this barrier and reports `ended`.
     """
 
     job: str
@@ -107,9 +107,10 @@ class Inject:
 class CommitBarrier:
     """Request to commit in one transaction, fenced by `incarnation`; answered with `committed`, `refused` or `unknown`.
 
-    segments: those of all reports and what aborted attempts left, in the order of their reports. states: by actor.
-    finished: all actors that have finished once this is committed, those recorded before too; it goes to the catalog,
-    as do finished_vertices, of which every actor is. final: the job ends with this commit, and with it its outputs.
+    segments: those of all reports and those carried over from aborted attempts, in the order of the reports. states:
+    by actor. finished: all actors that have finished after this commit, including those recorded before.
+    finished_vertices: the vertices whose actors are all finished. The catalog records both. final: the job and its
+    outputs end with this commit.
     """
 
     job: str
@@ -125,7 +126,7 @@ class CommitBarrier:
 
 @dataclass(frozen=True, slots=True)
 class Resolve:
-    """Request to decide the fate of a commit of unknown outcome, answered with `resolved`; the job waits for it."""
+    """Request to resolve the unknown outcome of a commit, answered with `resolved`; the job waits for the answer."""
 
     job: str
     barrier_id: int
@@ -133,7 +134,7 @@ class Resolve:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Notice to these actors (actor -> incarnation) that the barrier is committed; those in `finished` may go."""
+    """Notice to these actors (actor -> incarnation) that the barrier is committed; those in `finished` may exit."""
 
     job: str
     barrier_id: int
@@ -144,7 +145,7 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Notice to these actors (actor -> incarnation) that this attempt is aborted; they go on as they are."""
+    """Notice to these actors (actor -> incarnation) that this attempt is aborted; they keep running."""
 
     job: str
     barrier_id: int
@@ -154,7 +155,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Segments that will never be committed, because their actor's incarnation has ended. Their files may go."""
+    """Order to delete segments that will never be committed, because their actor's incarnation has ended."""
 
     job: str
     segments: Segments
@@ -163,9 +164,10 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Fence of these actors, which roll back to the last commit and attach anew, or another takes their place.
+    """Fence of these actors: each rolls back to the last commit and attaches again, or another process attaches.
 
-    actors: actor -> the newest incarnation that has ended, 0 for none; who has a newer one has attached since.
+    actors: actor -> the newest incarnation that has ended, 0 for none. An actor with a newer incarnation has attached
+    since, and is not fenced.
     """
 
     job: str
@@ -175,10 +177,10 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Permission for an actor to begin from its state in the catalog. Until now a commit might have changed it.
+    """Permission for an actor to begin from its state in the catalog. No commit in flight can change that state.
 
-    Actors that are connected by edges start together: `peers` are these incarnations, itself among them. finished:
-    it had finished when the job was restored; it has nothing to do, its end of data is passed on.
+    Actors that are connected by edges start together: `peers` has their incarnations, including this actor's.
+    finished: the actor had finished before the job was restored; it only passes on its end of data.
     """
 
     job: str
@@ -190,14 +192,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """End of the job for good: all actors have finished, and a commit has recorded it."""
+    """Notice that the job has finished: a commit has recorded all its actors as finished."""
 
     job: str
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Failure of the job: it takes no more checkpoints until `recover`; its actors are fenced."""
+    """Notice that the job has failed: it takes no checkpoints until `recover`, and its actors are fenced."""
 
     job: str
     reason: str
@@ -205,7 +207,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class JobStopped:
-    """Stop of the job without a drain: nothing uncommitted is left, and no end of data was written."""
+    """Notice that the job has stopped without a drain: its uncommitted work is dropped, and its data has not ended."""
 
     job: str
 
@@ -218,12 +220,12 @@ Decision = (
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStatus:
-    """One job as the manager has it.
+    """Status of one job at the manager.
 
-    actors: actor -> name of its TaskState. waiting_for: the actors whose reports are missing, or who are not there yet.
-    since_ms: when the attempt in flight was triggered, on the manager's clock. carried: segments left by aborted
-    attempts. failures: attempts failed in a row. epoch: of the newest commit this manager has seen, 0 for none.
-    ignored: messages that changed nothing (stale, repeated, unknown, late).
+    actors: actor -> name of its TaskState. waiting_for: the actors whose reports are missing, or that do not run yet.
+    since_ms: trigger time of the attempt in flight, on the manager's clock. carried: segments carried over from aborted
+    attempts. failures: failed attempts in a row. epoch: of the newest commit that this manager has seen, 0 for none.
+    ignored: messages without effect (stale, repeated, unknown, late).
     """
 
     job: str

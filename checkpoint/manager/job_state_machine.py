@@ -1,9 +1,9 @@
-"""One job's checkpoints, from a trigger to a commit or an abort.
+"""State machine of one job's checkpoints, from a trigger to a commit or an abort.
 
-An attempt goes deciding -> collecting -> committing (-> resolving); there is one at a time. What is known for sure
-rules: a report counts once and for the incarnation that was asked; segments of an attempt that failed are carried over
-into the next commit, until the incarnation that made them ends; a commit is believed when its outcome is known, and
-nobody starts from the catalog while it might still change. Rules: docs/SEMANTICS.md, 5.22 to 5.29.
+An attempt goes deciding -> collecting -> committing (-> resolving); a job has one at a time. A report counts once, and
+only from the incarnation that the barrier was sent to. Segments of a failed attempt are carried over into the next
+commit, until the incarnation that made them ends. A commit counts when its outcome is known, and no actor starts from
+the catalog while a commit is in flight. Rules: docs/SEMANTICS.md, 5.22 to 5.29.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 from epochlog.checkpoint.job.barrier import Barrier
 from epochlog.errors import Fenced, SegmentUnknown
 
-from .attempt import Attempt, joined, next_multiple
+from .attempt import Attempt, merge_segments, next_multiple
 from .checkpoint_plan import Edge, TaskState
 from .commands import (
     Abort,
@@ -38,24 +38,24 @@ from .commands import (
 from .task_registry import TaskRegistry
 
 RETRY_MS = 1_000
-"""A forced checkpoint waits so long after a failure or after "nothing yet", where the interval is not shorter."""
+"""Longest time until a forced checkpoint is tried again after a failure, or after a Decide without a barrier."""
 NEVER = 1 << 62
 
 
 class JobProtocol:
-    """One registered job. Each event returns decisions about this job, in the order in which they are to be done."""
+    """State machine of one registered job. Each event returns decisions about this job, in order of execution."""
 
     def __init__(
         self, job: str, vertices: Mapping[str, int], edges: Sequence[Edge], settings: JobSettings, now: int
     ) -> None:
         self.job = job
         self.settings = settings
-        self._roster = TaskRegistry(job, vertices, edges, allow_finished=settings.allow_finished)
+        self._registry = TaskRegistry(job, vertices, edges, allow_finished=settings.allow_finished)
         self._state: JobState = "running"
         self._attempt: Attempt | None = None
         self._attempts = 0  # in this incarnation
         self._carried: list[Report] = []
-        self._asked = self._served = 0  # forced checkpoints
+        self._forced_requests = self._forced_served = 0  # numbers of forced checkpoints
         self._draining = self._stopping = False
         self._due_ms = self._trigger_after(now)
         self._not_before_ms = now
@@ -65,44 +65,44 @@ class JobProtocol:
     # ---- the life of the job -------------------------------------------------------------------------------------
 
     def begin(self, now: int, incarnation: int, finished: Collection[Actor]) -> list[Decision]:
-        """Begin or recover the job: everything but the forced checkpoints starts from the catalog."""
+        """Begin or recover the job from the catalog; keep only the forced checkpoints."""
         reason = "the job recovers"
-        fenced = self._roster.renew(incarnation, finished)
-        out = self._let_go(reason)
+        fenced = self._registry.renew(incarnation, finished)
+        out = self._discard_uncommitted(reason)
         self._state, self._attempts, self._failures, self._stopping, self._reason = "running", 0, 0, False, None
         self._not_before_ms = now
         return [*out, *self._restart(fenced, reason), *self._finish_if_over()]
 
     def end(self) -> list[Decision]:
-        """Take the job off this manager."""
-        return self._let_go("the job is taken off")
+        """Drop the job's uncommitted work, because the job is unregistered."""
+        return self._discard_uncommitted("the job is unregistered")
 
     def stop(self, now: int, drain: bool) -> list[Decision]:
         if self._state == "finished":
             return []
         self._draining = drain
-        if drain or self._state == "stopped":  # one that does not run drains once it has recovered
+        if drain or self._state == "stopped":  # a stopped job drains once it has recovered
             return self._advance(now)
         self._stopping = self._attempt is not None and self._attempt.at_catalog
         return [] if self._stopping else self._stopped()
 
     def force(self, now: int) -> list[Decision]:
-        self._asked += 1
+        self._forced_requests += 1
         return self._advance(now)
 
     def tick(self, now: int) -> list[Decision]:
         attempt = self._attempt
         if attempt is not None and not attempt.at_catalog and now >= attempt.deadline_ms:
             missing = ", ".join(f"{vertex}[{index}]" for vertex, index in sorted(attempt.missing))
-            what = f"no report from {missing}" if missing else "the next barrier was not decided"
-            return self._attempt_failed(now, attempt, f"{what} for {self.settings.timeout_ms} ms")
+            problem = f"no report from {missing}" if missing else "the next barrier was not decided"
+            return self._attempt_failed(now, attempt, f"{problem} for {self.settings.timeout_ms} ms")
         return self._advance(now)
 
     def next_due(self) -> int | None:
         attempt = self._attempt
         if attempt is not None:
             return None if attempt.at_catalog else attempt.deadline_ms
-        if self._state != "running" or self._roster.hindrance() is not None:
+        if self._state != "running" or self._registry.rejection_reason() is not None:
             return None
         if self._forced:
             return self._not_before_ms
@@ -111,16 +111,16 @@ class JobProtocol:
     # ---- actors --------------------------------------------------------------------------------------------------
 
     def attach(self, now: int, actor: Actor) -> tuple[int, list[Decision]]:
-        task = self._roster.require(actor)
-        out = self._roll_back(now, {actor}, "another attached in its place", but=actor) if task.at_work else []
-        incarnation = self._roster.attach(actor)
+        task = self._registry.require(actor)
+        out = self._roll_back(now, {actor}, "another attached in its place", except_actor=actor) if task.at_work else []
+        incarnation = self._registry.attach(actor)
         return incarnation, [*out, *self._starts(), *self._advance(now)]
 
     def collect(self, now: int, report: Report) -> list[Decision]:
         attempt = self._attempt
         if attempt is None or not attempt.owes(report.barrier_id, report.actor, report.incarnation):
             return self._ignore()
-        task = self._roster.tasks[report.actor]
+        task = self._registry.tasks[report.actor]
         attempt.reports[report.actor] = report
         task.taken = report.barrier_id
         if report.ended and task.state is TaskState.RUNNING:
@@ -136,30 +136,30 @@ class JobProtocol:
     def reject(self, now: int, barrier_id: int, actor: Actor, incarnation: int, reason: str) -> list[Decision]:
         attempt = self._attempt
         if attempt is None or not attempt.owes(barrier_id, actor, incarnation):
-            return self._ignore()  # it was taken already, when it came for the first time
+            return self._ignore()  # a repeated report that was accepted the first time
         return self._roll_back(now, {actor}, reason)
 
     def ended(self, now: int, actor: Actor, incarnation: int) -> list[Decision]:
-        task = self._roster.current(actor, incarnation)
+        task = self._registry.current(actor, incarnation)
         if task is None or task.state is not TaskState.RUNNING:
             return self._ignore()
         task.state = TaskState.ENDING
         return self.force(now) if self.settings.interval_ms is None else []
 
     def finished(self, now: int, actor: Actor, incarnation: int) -> list[Decision]:
-        task = self._roster.current(actor, incarnation)
+        task = self._registry.current(actor, incarnation)
         if task is None or task.state not in (TaskState.RUNNING, TaskState.ENDING):
             return self._ignore()
         task.state = TaskState.FINISHED
         attempt, out = self._attempt, []
         if attempt is not None and actor in attempt.missing:
             out = self._abort(now, attempt, f"{actor[0]}[{actor[1]}] has finished", again=True)
-        self._asked += self.settings.interval_ms is None
+        self._forced_requests += self.settings.interval_ms is None
         return [*out, *self._advance(now)]
 
     def fail(self, now: int, actor: Actor, incarnation: int, reason: str) -> list[Decision]:
-        task = self._roster.current(actor, incarnation)
-        if task is None or task.flagged:
+        task = self._registry.current(actor, incarnation)
+        if task is None or task.finish_committed:
             return self._ignore()
         return self._roll_back(now, {actor}, reason)
 
@@ -177,20 +177,20 @@ class JobProtocol:
             return self._ignore()
         if barrier is None:
             self._attempt = None
-            self._served = attempt.serves if settled else self._served
+            self._forced_served = attempt.serves if settled else self._forced_served
             self._not_before_ms = next_multiple(now, self._retry_ms)
             return []
         attempt.drain = attempt.drain and last
-        self._reason = self._roster.hindrance()
+        self._reason = self._registry.rejection_reason()
         if self._reason is not None:
             self._attempt = None
-            self._due_again(now)
+            self._restore_trigger(now)
             return []
-        trigger, waits = self._roster.plan()
-        tasks = self._roster.tasks
+        trigger, waits = self._registry.plan()
+        tasks = self._registry.tasks
         attempt.phase, attempt.barrier, attempt.deadline_ms = "collecting", barrier, now + self.settings.timeout_ms
         attempt.waits = {actor: tasks[actor].incarnation for actor in sorted(waits)}
-        attempt.gone = self._roster.in_state(TaskState.FINISHED)
+        attempt.finished_before = self._registry.in_state(TaskState.FINISHED)
         if not waits:
             return [self._commit(attempt)]
         targets = {actor: tasks[actor].incarnation for actor in sorted(trigger)}
@@ -202,15 +202,15 @@ class JobProtocol:
         if attempt is None:
             return self._ignore()
         self._attempt, self._carried, self._failures, self._reason = None, [], 0, None
-        self._commits, self._epoch, self._served = self._commits + 1, epoch, attempt.serves
+        self._commits, self._epoch, self._forced_served = self._commits + 1, epoch, attempt.serves
         self._not_before_ms = now + self.settings.min_pause_ms
-        if attempt.drain:  # should somebody not have ended its data
+        if attempt.drain:  # an actor may not have ended its data: drain again later
             self._not_before_ms = max(self._not_before_ms, next_multiple(now, self._retry_ms))
-        newly = self._roster.flag(attempt.finished)
-        there = self._roster.still(attempt.waits)
+        newly_finished = self._registry.mark_finished(attempt.finished)
+        live_waits = self._registry.live_incarnations(attempt.waits)
         out: list[Decision] = []
-        if there:
-            out.append(Announce(self.job, barrier_id, epoch, there, newly & there.keys()))
+        if live_waits:
+            out.append(Announce(self.job, barrier_id, epoch, live_waits, newly_finished & live_waits.keys()))
         out += self._finish_if_over()
         if self._stopping:
             return [*out, *self._stopped()]
@@ -225,9 +225,9 @@ class JobProtocol:
             return self._failed(reason)
         if isinstance(error, SegmentUnknown):
             out = self._abort(now, attempt, reason)
-            self._carried = []  # and not dropped: of those that are there, some may be another's
-            out += self._roll_back(now, self._roster.tasks, reason)
-            return [*out, *self._counted(now, reason)]
+            self._carried = []  # without a Drop: another commit may own some of these segments
+            out += self._roll_back(now, self._registry.tasks, reason)
+            return [*out, *self._count_failure(now, reason)]
         return self._attempt_failed(now, attempt, reason)
 
     def unknown(self, barrier_id: int) -> list[Decision]:
@@ -253,111 +253,126 @@ class JobProtocol:
             return []
         if not self._forced and now < self._due_ms:
             return []
-        hindrance = self._roster.hindrance()
-        if hindrance is not None:
-            self._reason = hindrance
+        rejection_reason = self._registry.rejection_reason()
+        if rejection_reason is not None:
+            self._reason = rejection_reason
             return []
         self._attempts += 1
         deadline_ms = now + self.settings.timeout_ms
-        self._attempt = Attempt(self._roster.fresh(self._attempts), now, self._asked, self._draining, deadline_ms)
+        self._attempt = Attempt(
+            self._registry.unique_number(self._attempts), now, self._forced_requests, self._draining, deadline_ms
+        )
         self._due_ms = self._trigger_after(now)
         return [Decide(self.job, self._attempt.barrier_id, self._draining)]
 
     def _commit(self, attempt: Attempt) -> CommitBarrier:
-        """Commit the attempt: all its reports, behind the segments that earlier attempts left."""
+        """Commit the attempt: the carried-over segments, then those of its reports."""
         assert attempt.barrier is not None and not attempt.missing
         attempt.phase = "committing"
         reports = [*self._carried, *attempt.reports.values()]
         return CommitBarrier(
             self.job,
-            self._roster.incarnation,
+            self._registry.incarnation,
             attempt.barrier_id,
             attempt.barrier,
-            joined(reports),
+            merge_segments(reports),
             {report.actor: report.state for report in reports},
             attempt.finished,
-            self._roster.whole_vertices(attempt.finished),
-            final=len(attempt.finished) == len(self._roster.tasks),
+            self._registry.whole_vertices(attempt.finished),
+            final=len(attempt.finished) == len(self._registry.tasks),
         )
 
     def _abort(self, now: int, attempt: Attempt, reason: str, *, again: bool = False) -> list[Decision]:
-        """Gives the attempt up; what was reported stays for the next one. again: that one is due at once."""
+        """Abort the attempt and carry its reports over. again: the next attempt is due at once."""
         self._attempt = None
         self._aborts += 1
         self._not_before_ms = now + self.settings.min_pause_ms
         if again:
-            self._due_again(now)
+            self._restore_trigger(now)
         self._carried += [report for report in attempt.reports.values() if any(report.segments.values())]
-        gone = self._roster.in_state(TaskState.FINISHED)
-        told = {actor: number for actor, number in self._roster.still(attempt.waits).items() if actor not in gone}
-        return [Abort(self.job, attempt.barrier_id, reason, told)]
+        finished = self._registry.in_state(TaskState.FINISHED)
+        actors = {
+            actor: number
+            for actor, number in self._registry.live_incarnations(attempt.waits).items()
+            if actor not in finished
+        }
+        return [Abort(self.job, attempt.barrier_id, reason, actors)]
 
     def _attempt_failed(self, now: int, attempt: Attempt, reason: str) -> list[Decision]:
-        """Gives the attempt up and counts it."""
-        return [*self._abort(now, attempt, reason), *self._drop_stale(reason), *self._counted(now, reason)]
+        """Abort the attempt and count a failure."""
+        return [*self._abort(now, attempt, reason), *self._drop_stale(reason), *self._count_failure(now, reason)]
 
-    def _counted(self, now: int, reason: str) -> list[Decision]:
-        """Count one more failure in a row; then the actors that waited for the outcome go on."""
+    def _count_failure(self, now: int, reason: str) -> list[Decision]:
+        """Count a failure in a row; fail the job past the limit, else start the actors that waited for the outcome."""
         self._failures += 1
         self._reason = reason
         if self._stopping:
             return self._stopped()
-        most = self.settings.tolerable_failures
-        if most is not None and self._failures > most:
+        tolerable = self.settings.tolerable_failures
+        if tolerable is not None and self._failures > tolerable:
             return self._failed(f"{self._failures} checkpoints in a row failed; the last: {reason}")
         self._not_before_ms = max(self._not_before_ms, next_multiple(now, self._retry_ms))
         return [*self._starts(), *self._advance(now)]
 
-    def _due_again(self, now: int) -> None:
-        """Make the attempt's trigger due again: it was not used up."""
+    def _restore_trigger(self, now: int) -> None:
+        """Make the attempt's trigger due again, because no checkpoint has used it."""
         self._due_ms = NEVER if self._due_ms == NEVER else min(self._due_ms, now)
 
     # ---- rolling back and ending ---------------------------------------------------------------------------------
 
-    def _roll_back(self, now: int, lost: Collection[Actor], reason: str, *, but: Actor | None = None) -> list[Decision]:
-        """Fences these actors and all at work that are connected to them; `but` is not told, it knows.
+    def _roll_back(
+        self, now: int, lost: Collection[Actor], reason: str, *, except_actor: Actor | None = None
+    ) -> list[Decision]:
+        """Fence these actors and all running actors connected to them; send no Restart to `except_actor`.
 
-        An attempt that waits for one of them is aborted, uncounted. One at the catalog stands: it has all it needs.
+        Abort an attempt that waits for one of them, without counting a failure. Keep an attempt at the catalog: it has
+        all its reports.
         """
-        hit = self._roster.fence(lost)
+        ended = self._registry.fence(lost)
         out: list[Decision] = []
         attempt = self._attempt
-        if attempt is not None and attempt.phase == "collecting" and not attempt.waits.keys().isdisjoint(hit):
+        if attempt is not None and attempt.phase == "collecting" and not attempt.waits.keys().isdisjoint(ended):
             out += self._abort(now, attempt, reason, again=True)
         out += self._drop_stale(reason)
-        return [*out, *self._restart({actor: number for actor, number in hit.items() if actor != but}, reason)]
+        return [
+            *out,
+            *self._restart({actor: number for actor, number in ended.items() if actor != except_actor}, reason),
+        ]
 
     def _restart(self, actors: Mapping[Actor, int], reason: str) -> list[Decision]:
         return [Restart(self.job, actors, reason)] if actors else []
 
     def _starts(self) -> Sequence[Decision]:
-        """List a Start for each attached actor that may start; none while a commit is under way."""
+        """List a Start for each attached actor that may start; none while a commit is in flight."""
         waiting = self._attempt is not None and self._attempt.at_catalog
-        return [] if waiting or self._state in ("failed", "stopped") else self._roster.starts()
+        return [] if waiting or self._state in ("failed", "stopped") else self._registry.list_starts()
 
     def _drop_stale(self, reason: str) -> list[Decision]:
-        """Drops the carried segments whose incarnation has ended, unless they are at the catalog."""
+        """Drop the carried segments whose incarnation has ended, unless an attempt at the catalog commits them."""
         if self._attempt is not None and self._attempt.at_catalog:
             return []
-        kept: list[Report] = []
+        live: list[Report] = []
         stale: list[Report] = []
         for report in self._carried:
-            (kept if self._roster.current(report.actor, report.incarnation) else stale).append(report)
-        self._carried = kept
-        return [Drop(self.job, joined(stale), reason)] if stale else []
+            (live if self._registry.current(report.actor, report.incarnation) else stale).append(report)
+        self._carried = live
+        return [Drop(self.job, merge_segments(stale), reason)] if stale else []
 
-    def _let_go(self, reason: str) -> list[Decision]:
-        """Ends the attempt and drops what is carried; not what is at the catalog: it may land, or have landed."""
+    def _discard_uncommitted(self, reason: str) -> list[Decision]:
+        """End the attempt and drop its and all carried segments. Keep them if the attempt is at the catalog.
+
+        A commit at the catalog may land, or have landed.
+        """
         attempt, self._attempt = self._attempt, None
         reports, self._carried = self._carried, []
         if attempt is not None:
             self._aborts += 1
             reports = [] if attempt.at_catalog else [*reports, *attempt.reports.values()]
-        segments = joined(reports)
+        segments = merge_segments(reports)
         return [Drop(self.job, segments, reason)] if segments else []
 
     def _failed(self, reason: str) -> list[Decision]:
-        out = self._let_go(reason)
+        out = self._discard_uncommitted(reason)
         self._close("failed", TaskState.FAILED, reason)
         return [*out, Failed(self.job, reason)]
 
@@ -365,25 +380,25 @@ class JobProtocol:
         if self._state == "finished":
             return []
         reason = "the job was stopped"
-        out = self._let_go(reason)
+        out = self._discard_uncommitted(reason)
         self._close("stopped", TaskState.CANCELED, reason)
         return [*out, JobStopped(self.job)]
 
     def _close(self, state: JobState, tasks: TaskState, reason: str) -> None:
         self._state, self._reason, self._stopping = state, reason, False
-        self._roster.close(tasks)
+        self._registry.close(tasks)
 
     def _finish_if_over(self) -> list[Decision]:
-        if not self._roster.over:
+        if not self._registry.all_finished:
             return []
         self._state, self._draining = "finished", False
         return [*self._starts(), Finished(self.job)]
 
-    # ---- small questions -----------------------------------------------------------------------------------------
+    # ---- predicates and status -----------------------------------------------------------------------------------
 
     @property
     def _forced(self) -> bool:
-        return self._asked > self._served or self._draining
+        return self._forced_requests > self._forced_served or self._draining
 
     @property
     def _retry_ms(self) -> int:
@@ -402,20 +417,20 @@ class JobProtocol:
         return []
 
     def status(self) -> CheckpointStatus:
-        attempt, roster = self._attempt, self._roster
-        absent = roster.in_state(TaskState.INITIALIZING, TaskState.FAILED, TaskState.CANCELED)
+        attempt, registry = self._attempt, self._registry
+        absent = registry.in_state(TaskState.INITIALIZING, TaskState.FAILED, TaskState.CANCELED)
         return CheckpointStatus(
             job=self.job,
             state=self._state,
             phase="idle" if attempt is None else attempt.phase,
-            incarnation=roster.incarnation,
-            actors={actor: task.state.name for actor, task in roster.tasks.items()},
+            incarnation=registry.incarnation,
+            actors={actor: task.state.name for actor, task in registry.tasks.items()},
             waiting_for=absent if attempt is None else attempt.missing,
             barrier_id=attempt and attempt.barrier_id,
             barrier=attempt and attempt.barrier,
             since_ms=attempt and attempt.since_ms,
-            carried=sum(len(found) for report in self._carried for found in report.segments.values()),
-            forced=self._asked > self._served,
+            carried=sum(len(segments) for report in self._carried for segments in report.segments.values()),
+            forced=self._forced_requests > self._forced_served,
             draining=self._draining,
             failures=self._failures,
             commits=self._commits,

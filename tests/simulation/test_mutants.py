@@ -73,7 +73,7 @@ def stale_incarnation_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stale_messages_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that say of an actor that it is lost, or has ended."""
-    monkeypatch.setattr(TaskRegistry, "current", lambda roster, actor, _: roster.tasks.get(actor))
+    monkeypatch.setattr(TaskRegistry, "current", lambda registry, actor, _: registry.tasks.get(actor))
 
 
 def late_reports_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,9 @@ def unknown_is_success(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drops_what_is_at_the_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(JobProtocol, "_let_go", with_nothing_at_the_catalog(JobProtocol._let_go))
+    monkeypatch.setattr(
+        JobProtocol, "_discard_uncommitted", with_nothing_at_the_catalog(JobProtocol._discard_uncommitted)
+    )
     monkeypatch.setattr(JobProtocol, "_drop_stale", with_nothing_at_the_catalog(JobProtocol._drop_stale))
 
 
@@ -174,7 +176,7 @@ def forced_checkpoint_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     abort = JobProtocol._abort
 
     def served(job: Any, now: int, attempt: Any, *args: Any, **options: Any) -> Any:
-        job._served = attempt.serves
+        job._forced_served = attempt.serves
         return abort(job, now, attempt, *args, **options)
 
     monkeypatch.setattr(JobProtocol, "_abort", served)
@@ -186,7 +188,7 @@ def forced_by_what_was_decided_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def serves_all(job: Any, *args: Any) -> Any:
         if job._attempt is not None:
-            job._attempt.serves = job._asked
+            job._attempt.serves = job._forced_requests
         return committed(job, *args)
 
     monkeypatch.setattr(JobProtocol, "committed", serves_all)
@@ -205,13 +207,13 @@ def failures_never_reset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def failures_never_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = JobProtocol._counted
+    counted = JobProtocol._count_failure
 
     def one(job: Any, *args: Any) -> Any:
         job._failures = 0
         return counted(job, *args)
 
-    monkeypatch.setattr(JobProtocol, "_counted", one)
+    monkeypatch.setattr(JobProtocol, "_count_failure", one)
 
 
 def ending_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +221,7 @@ def ending_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def hasty(job: Any, now: int, report: Any) -> Any:
         out = collect(job, now, report)
-        task = job._roster.tasks[report.actor]
+        task = job._registry.tasks[report.actor]
         if task.state is TaskState.ENDING:
             task.state = TaskState.FINISHED
         return out
@@ -229,16 +231,16 @@ def ending_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ended_means_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end was said after the report of the barrier that is committed now."""
-    flag = TaskRegistry.flag
+    flag = TaskRegistry.mark_finished
 
-    def all_ended(roster: Any, actors: Any) -> Any:
-        return flag(roster, {*actors, *roster.in_state(TaskState.ENDING)})
+    def all_ended(registry: Any, actors: Any) -> Any:
+        return flag(registry, {*actors, *registry.in_state(TaskState.ENDING)})
 
-    monkeypatch.setattr(TaskRegistry, "flag", all_ended)
+    monkeypatch.setattr(TaskRegistry, "mark_finished", all_ended)
 
 
 def finished_flags_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Attempt, "finished", property(lambda attempt: attempt.gone))
+    monkeypatch.setattr(Attempt, "finished", property(lambda attempt: attempt.finished_before))
 
 
 def two_barriers_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,11 +258,11 @@ def two_barriers_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
 def neighbours_not_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
     fence = TaskRegistry.fence
 
-    def alone(roster: Any, lost: Any) -> Any:
-        whole = roster._component
-        roster._component = {actor: frozenset([actor]) for actor in roster.tasks}
-        out = fence(roster, lost)
-        roster._component = whole
+    def alone(registry: Any, lost: Any) -> Any:
+        whole = registry._component
+        registry._component = {actor: frozenset([actor]) for actor in registry.tasks}
+        out = fence(registry, lost)
+        registry._component = whole
         return out
 
     monkeypatch.setattr(TaskRegistry, "fence", alone)
@@ -282,7 +284,7 @@ def everything_dropped_in_a_rollback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def numbers_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TaskRegistry, "fresh", lambda roster, count: count)
+    monkeypatch.setattr(TaskRegistry, "unique_number", lambda registry, count: count)
 
 
 def timeouts_never(monkeypatch: pytest.MonkeyPatch) -> None:
