@@ -170,7 +170,7 @@ def test_a_root_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root:
 
 def test_a_root_below_a_file_is_a_typed_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(el.WriteFailed, match="cannot be made a store"):
+    with pytest.raises(el.WriteFailed, match="no store can be created in"):
         el.open(tmp_path / "file" / "s")
 
 

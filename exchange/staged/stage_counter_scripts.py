@@ -94,7 +94,7 @@ def keep(server: RedisServer, store_id: str, writing: Writing) -> tuple[int, int
     anew = "force" if writing.force else "anew" if writing.anew else ""
     arguments: list[Any] = [writing.incarnation, writing.generation, writing.turn, anew, writing.query.encode(),
                             ",".join(writing.before), writing.marks]  # fmt: skip
-    reply = server.once(KEEP, [marks_key(store_id)], arguments)
+    reply = server.run_once(KEEP, [marks_key(store_id)], arguments)
     if not all(isinstance(part, int) for part in reply) or not KEPT <= reply[0] <= LATE:
         raise server.damaged("marks were answered with something else")
     if reply[0] == KEPT and len(reply) != 2:

@@ -50,9 +50,9 @@ def ship(handle: Handle) -> Shipped | None:
     if chain and chain[-1].version == catalog.version():
         return None
     before = catalog.read(lambda view: Counters.read(view).last_epoch)
-    changes = catalog.changes_since(since, whole=since == 0)
+    changes = catalog.changes_since(since, without_deletions=since == 0)
     if changes is None:  # more was deleted meanwhile than is remembered
-        since, changes = 0, catalog.changes_since(0, whole=True)
+        since, changes = 0, catalog.changes_since(0, without_deletions=True)
     assert changes is not None
     made = _write(handle, catalog, since, changes, before)
     if since == 0:
@@ -129,7 +129,7 @@ def export_catalog(handle: Handle, uri: str | Path) -> Header:
         version, records = catalog.read(_all_records)
         generation = ""
     else:
-        changes = catalog.changes_since(0, whole=True)
+        changes = catalog.changes_since(0, without_deletions=True)
         assert changes is not None
         version, records, generation = changes.version, changes.records, catalog.generation
     head = records.get(HEAD)

@@ -81,8 +81,9 @@ def restore_catalog(
     stored = kind_named(marker.catalog) if marker is not None else None
     if stored not in (None, EMBEDDED) and kind is EMBEDDED and not leave_redis:
         raise InvalidInput(
-            f"the catalog of {files.place} is {stored.where}: pass catalog='redis://host:port/db' to restore it there. "
-            "To move it into the root's folder for good, close the store in every process and pass leave_redis=True"
+            f"the catalog of {files.place} is {stored.location}: pass catalog='redis://host:port/db' to restore it "
+            "there. To move it into the root's folder for good, close the store in every process and pass "
+            "leave_redis=True"
         )
     _refuse_other_root(files, state)
     report = _report(state)

@@ -1,1 +1,1 @@
-"""The catalog: a transactional ordered map of records, in LMDB or Redis, and the format of its records and exports."""
+"""Catalog: a transactional ordered map of records, in LMDB or Redis, with the formats of its records and exports."""

@@ -1,7 +1,7 @@
-"""Files of catalog records, exported or shipped: which there are, and their bytes (docs/formats/dump.md).
+"""Files of catalog records, exported or shipped: their listing and their format (docs/formats/dump.md).
 
-A file is the magic, the SHA-256 of what follows, and a zstandard frame of msgpack: a header, then [key, packed record]
-pairs, with nil for a deleted record. A record keeps the checksum that it has in the catalog.
+A file is the magic, the SHA-256 of the remaining bytes, and a zstandard frame of msgpack: a header, then [key, packed
+record] pairs, with nil for a deleted record. A record keeps its checksum of the catalog.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from epochlog.store.env.paths import is_store_id, ship_folder, shipped_of
 MAGIC = b"epochlog catalog"
 DUMP_FORMAT = 1
 _HEAD_BYTES = len(MAGIC) + hashlib.sha256().digest_size
-_MOST_BYTES = 1 << 30  # of one record; read in pieces, so no more is ever held for it than what is there
+_MAX_RECORD_BYTES = (
+    1 << 30
+)  # the reader's memory grows with the bytes read, not with the size that a damaged file claims
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """A file of shipped records, as its name tells it; `path` is relative to the root."""
+    """Shipped file of catalog records, described by its name. `path` is relative to the root."""
 
     path: str
     bytes: int
@@ -54,16 +56,16 @@ class Shipped:
 
 def shipped_files(files: Files, store_id: str) -> list[Shipped]:
     """List the shipped files of all generations, by generation, since and version."""
-    found = []
+    shipped = []
     for info in files.list(ship_folder(store_id)):
-        named = shipped_of(info.path)
-        if named is not None:
-            found.append(Shipped(info.path, info.size, *named))
-    return sorted(found, key=lambda file: (file.generation, file.since, file.version))
+        name_parts = shipped_of(info.path)
+        if name_parts is not None:
+            shipped.append(Shipped(info.path, info.size, *name_parts))
+    return sorted(shipped, key=lambda file: (file.generation, file.since, file.version))
 
 
 def newest_shipped(files: Files, store_id: str, generation: str) -> int:
-    """Return the newest version that was shipped from this generation; 0 when none was."""
+    """Return the newest shipped version of this generation; 0 if there is none."""
     return max((f.version for f in shipped_files(files, store_id) if f.generation == generation), default=0)
 
 
@@ -81,24 +83,22 @@ def encode_dump(header: Header, records: Iterable[tuple[bytes, bytes | None]]) -
 
 
 def decode_dump(path: str, data: bytes) -> tuple[Header, Iterator[tuple[bytes, bytes | None]]]:
-    """Decode a file of catalog records: its header, and an iterator of its records, still packed. Corrupt names the
-    file.
-    """
+    """Decode a file of catalog records to its header and an iterator of its packed records. Corrupt names the file."""
     if data[: len(MAGIC)] != MAGIC:
         raise Corrupt(path, "it is no file of catalog records")
     body = memoryview(data)[_HEAD_BYTES:]
     if hashlib.sha256(body).digest() != data[len(MAGIC) : _HEAD_BYTES]:
         raise Corrupt(path, "its checksum does not match")
-    items = _items(path, body)
-    header = _header(path, next(items, None))
+    items = _decode_items(path, body)
+    header = _decode_header(path, next(items, None))
 
     def records() -> Iterator[tuple[bytes, bytes | None]]:
         count = 0
         for item in items:
             if not isinstance(item, list) or len(item) != 2 or not isinstance(item[0], bytes):
-                raise Corrupt(path, "it holds something that is no record")
+                raise Corrupt(path, "it has an item that is no record")
             if item[1] is not None and not isinstance(item[1], bytes):
-                raise Corrupt(path, "it holds something that is no record")
+                raise Corrupt(path, "it has an item that is no record")
             count += 1
             yield item[0], item[1]
         if count != header.count:
@@ -107,8 +107,8 @@ def decode_dump(path: str, data: bytes) -> tuple[Header, Iterator[tuple[bytes, b
     return header, records()
 
 
-def _items(path: str, body: memoryview) -> Iterator[object]:
-    unpacker = msgpack.Unpacker(raw=False, strict_map_key=False, max_buffer_size=_MOST_BYTES)
+def _decode_items(path: str, body: memoryview) -> Iterator[object]:
+    unpacker = msgpack.Unpacker(raw=False, strict_map_key=False, max_buffer_size=_MAX_RECORD_BYTES)
     try:
         with zstandard.ZstdDecompressor().stream_reader(body) as stream:
             while piece := stream.read(1 << 20):
@@ -118,7 +118,7 @@ def _items(path: str, body: memoryview) -> Iterator[object]:
         raise Corrupt(path, f"it cannot be decoded: {error}") from error
 
 
-def _header(path: str, item: object) -> Header:
+def _decode_header(path: str, item: object) -> Header:
     fields = Header.__dataclass_fields__
     if not isinstance(item, Mapping) or not isinstance(item.get("format"), int):
         raise Corrupt(path, "it has no header")

@@ -1,24 +1,24 @@
-"""Key space of the catalog: the ordered keys that records lie under (docs/formats/catalog.md).
+"""Key space of the catalog: the ordered keys of all records (docs/formats/catalog.md).
 
-    meta/store, meta/head                   one store record; the counters that every commit moves
+    meta/store, meta/head                   one store record; the counters that every commit advances
     meta/exchange                           the newest server that keeps end marks in a coordinator
     name/<table>, jobname/<job>             names to ids
     table/<id>, head/<id>, runs/<id>        a table's definition; its TableVersion; its sorted runs
-    log/<id>/<epoch>, hist/<id>/<epoch>     log entries with segments; what is remembered of a commit for good
+    log/<id>/<epoch>, hist/<id>/<epoch>     log entries with segments; permanent record of a commit
     job/<id>                                a job: lineage, position, incarnation, recorded barrier
     load/<load>, load/<load>/<n>            a load: its tables, incarnation and checkpoint; the state of its n-th part
-    made/<id>/<n>                           what a job has made of an output in the n-th piece of a snapshot
+    made/<id>/<n>                           staged segments of an output from the n-th chunk of a backfill
     bound/<epoch>                           forced boundaries
-    hold/<id>/<holder>                      what must be kept, and for whom
-    lease/<lease>                           until when the holds live that one open store keeps
+    hold/<id>/<holder>                      a hold: the epochs of a table that are kept for a holder
+    lease/<lease>                           the expiry of one open store's lease, by which its holds live
     consumer/<name>                         a consumer: its tables, position, incarnation and policies
-    used/<id>/<file>                        sealed segments that have been committed: they land once
-    intent/<intent>                         who may be writing files that are named for it
-    gone/<id>/<file>                        files that nothing reaches any more, until vacuum deletes them
-    compact/<id>, compact/<id>/<n>          a compaction under way; each of its pieces that is done
-    trace/<id>/<n>                          compactions that have been, and why
-    trouble/<id>                            what failed when maintenance looked after a table last
-    txn/<app>\\0<id>, txnapp/<app>           outcomes for exactly-once commits
+    used/<id>/<file>                        committed segments of `seal`: each is committed at most once
+    intent/<intent>                         a write intent: the writer of the files with its name
+    gone/<id>/<file>                        unreachable files that vacuum has not deleted yet
+    compact/<id>, compact/<id>/<n>          a compaction under way; each of its finished pieces
+    trace/<id>/<n>                          past compactions, and their reasons
+    trouble/<id>                            the failure of a table's newest maintenance
+    txn/<app>\\0<id>, txnapp/<app>           outcomes of idempotent transactions
 
 Ids are 8 and epochs 16 hex digits wide, so byte order is numeric order.
 """
@@ -88,7 +88,7 @@ def consumer_key(name: str) -> bytes:
 
 
 def used_key(table_id: int, path: str) -> bytes:
-    """Return the `used/` key of a segment's path, the last part of which is a unique name."""
+    """Return the `used/` key of a segment. The last part of its path is a unique name."""
     return b"used/%08x/" % table_id + name_of(path).encode()
 
 
@@ -129,10 +129,10 @@ def txn_app_key(app: str) -> bytes:
 
 
 def key_epoch(key: bytes) -> int:
-    """Return the epoch (or transaction id) at the end of a log, hist, bound or txn key."""
+    """Return the epoch, or the transaction id, at the end of a log, hist, bound or txn key."""
     return int(key[-16:], 16)
 
 
 def after_prefix(prefix: bytes) -> bytes:
-    """Return the first key past all keys with the prefix."""
+    """Return the first key after all keys with the prefix."""
     return prefix[:-1] + bytes([prefix[-1] + 1])

@@ -1,7 +1,7 @@
-"""Protocol of a kind of catalog: the calls that open, make and refill the catalog of a store (registry.py lists all).
+"""Protocol of a kind of catalog: the calls that open, create and refill the catalog of a store (registry.py lists all).
 
-A root becomes a store once, whoever makes it. Either the catalog lies in the root and its own record says which store
-it is, or the catalog keeps, under the root's name, the id of the store that the root is to be: `CatalogSource.found`.
+A root becomes a store once, also with concurrent creators. Either the catalog lies in the root and its own record has
+the store's id, or the catalog has the store's id under the name of the root: `CatalogSource.create`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .protocol import Catalog
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The root of a store and the options of the call that opens it.
+    """Root of a store with the options of the call that opens it.
 
-    `folder`: the root, if it is a local one. `url` is None for the embedded catalog. `clock`: one that replaces the
-    catalog's own. `volatile`: a server that may forget what it has acknowledged is taken too.
+    folder: the root, if it is local. url: None for the embedded catalog. clock: replaces the catalog's own clock.
+    volatile: accept a server that may lose acknowledged commits.
     """
 
-    root: str = field(repr=False)  # may hold a password, as `url`; `files.place` does not
+    root: str = field(repr=False)  # may contain a password, as may `url`; `files.place` does not
     folder: Path | None
     files: Files
     url: str | None = field(repr=False)
@@ -40,9 +40,10 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class FoundCatalog:
-    """A catalog that was made, or met half made. `store_id`: the store that it is to be, None if its record decides.
+    """Catalog that was created, or whose creation was completed.
 
-    `generation`: which making of the catalog this is, for the marker; None for a kind that counts none.
+    store_id: the id of the root's store; None if the catalog's own record decides. generation: the id of this creation
+    of the catalog, for the marker; None for a kind without generations.
     """
 
     catalog: Catalog
@@ -52,7 +53,7 @@ class FoundCatalog:
 
 @dataclass(frozen=True, slots=True)
 class Refilled:
-    """The generation of a catalog that was filled with records, its version, and the time there."""
+    """Generation, version and clock (Unix ms) of a catalog after a refill."""
 
     generation: str
     version: int
@@ -60,28 +61,29 @@ class Refilled:
 
 
 class CatalogSource(Protocol):
-    """A connection to the place where the catalog of one site is, or is to be. Each call raises typed errors."""
+    """Connection to the place of one site's catalog, which may not exist yet. Each call raises typed errors."""
 
     def open(self, store_id: str, generation: str | None) -> Catalog:
-        """Open the catalog that a marker names; CatalogLost where it is gone. Closing it closes the source too."""
+        """Open the catalog that a marker names; CatalogLost if it is missing. Closing it closes the source too."""
         ...
 
-    def strangers(self) -> Sequence[str]:
-        """List what lies in a root without a marker and is no trace of a creation that was cut off."""
+    def foreign_files(self) -> Sequence[str]:
+        """List the files of a root without a marker that are not from an interrupted creation of a store."""
         ...
 
-    def found(self, instead_of: str) -> FoundCatalog:
-        """Make the catalog of a root without a marker, or go on with the one that was begun there.
+    def create(self, replacing: str) -> FoundCatalog:
+        """Create the catalog of a root without a marker, or complete an interrupted creation.
 
-        instead_of: the id of a store that the root is not to be, for its files are gone; "" at first.
+        replacing: the id of an earlier store of the root whose files are gone: the root gets a new id. "" at first.
         """
         ...
 
     def refill(
         self, store_id: str, version: int, records: Sequence[tuple[bytes, bytes]], is_alive: Callable[[str, int], bool]
     ) -> Refilled | None:
-        """Put packed records in the place of all that the catalog has; CatalogInUse where `is_alive` of its generation
-        and version. None for a kind that counts no generations.
+        """Replace all records of the catalog by packed ones. Return None for a kind without generations.
+
+        Raises CatalogInUse if `is_alive` returns True for the catalog's generation and version.
         """
         ...
 
@@ -89,25 +91,25 @@ class CatalogSource(Protocol):
 
 
 class CatalogKind(Protocol):
-    """One kind of catalog. `name` is the marker's; `schemes` are those of its URLs, none for the embedded one.
+    """Kind of catalog. `name` stands in markers; `schemes` are those of its URLs, none for the embedded kind.
 
-    Messages say `where` the catalog is, which `url` to pass, and how to `reach` a store that has one.
+    For messages: `location` of the catalog, shape of its `url`, and how to `reach` a store with this kind.
     """
 
     name: str
     schemes: tuple[str, ...]
     url: str
-    where: str
+    location: str
     reach: str
     generations: bool
 
     def connect(self, site: Site) -> CatalogSource:
-        """Reach the place of a site's catalog; nothing is made yet."""
+        """Connect to the place of a site's catalog, without creating one."""
         ...
 
 
 def root_name(site: Site) -> str:
-    """Name a root for a catalog elsewhere that decides which store it is. A local folder is that of one machine."""
+    """Return the name of a root for a catalog outside of it. The name of a local folder includes the machine."""
     if site.folder is not None:
         make_private_dir(site.folder)
         return f"{platform.node()}:{site.folder}:{os.stat(site.folder).st_ino}"
@@ -115,7 +117,7 @@ def root_name(site: Site) -> str:
     return f"{parts.scheme}://{parts.netloc.rsplit('@', 1)[-1]}{parts.path.rstrip('/')}"
 
 
-def strangers_among(files: Sequence[FileInfo], store_id: str) -> list[str]:
-    """List the files of a root that belong neither to this store ("": to none) nor to its creation."""
-    own = f"{store_id}/" if store_id else None
-    return [info.path for info in files if info.path != MARKER and not (own and info.path.startswith(own))]
+def foreign_files_among(files: Sequence[FileInfo], store_id: str) -> list[str]:
+    """List the files of a root outside of this store ("": no store yet) and outside of its creation."""
+    folder = f"{store_id}/" if store_id else None
+    return [info.path for info in files if info.path != MARKER and not (folder and info.path.startswith(folder))]

@@ -1,7 +1,7 @@
 """Protocol of a catalog: an ordered map of records with atomic reads and atomic transactions.
 
 Every rule about epochs, commits and holds is written once, above this protocol, as a body that reads and writes
-through a transaction. A body may be run again (after a conflict), so it must have no effect but through `Txn`.
+through a transaction. A body runs again after a conflict, so it may have effects only through `Txn`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 class View(Protocol):
-    """Consistent state of the catalog, for the length of a body."""
+    """Consistent state of the catalog, valid while the body runs."""
 
     @property
     def version(self) -> int:
-        """Return the version of this state: states of equal version have equal records."""
+        """Return the version of this state. States of equal version have equal records."""
         ...
 
     def get(self, key: bytes) -> Record | None: ...
@@ -31,7 +31,7 @@ class View(Protocol):
 
 
 class Txn(View, Protocol):
-    """View that also takes writes; they become visible together when the body returns, or not at all."""
+    """View that also takes writes. They become visible together after the body returns, or not at all."""
 
     def put(self, key: bytes, record: Record) -> None: ...
 
@@ -41,7 +41,7 @@ class Txn(View, Protocol):
 class Catalog(Protocol):
     """Transactional store of the records of tables, versions, jobs, holds and transaction outcomes. Thread-safe.
 
-    landed: called after each transaction of this object that may have written; it must not wait for anything.
+    landed: called after each transaction of this object that may have written. It must not block.
     """
 
     landed: Callable[[], None]
@@ -55,7 +55,7 @@ class Catalog(Protocol):
         ...
 
     def check(self) -> None:
-        """Check all of the catalog's own storage; raise Corrupt where it is damaged beneath the records."""
+        """Check all of the catalog's own storage; raise Corrupt for damage beneath the records."""
         ...
 
     def close(self) -> None: ...
@@ -63,7 +63,7 @@ class Catalog(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RecordChanges:
-    """Packed records that were written after a version; None for deleted ones. All as of `version`."""
+    """Packed records written after some version, as of `version`; None for a deleted record."""
 
     version: int
     records: dict[bytes, bytes | None]
@@ -71,20 +71,21 @@ class RecordChanges:
 
 @runtime_checkable
 class ChangeTracking(Catalog, Protocol):
-    """Catalog outside the root that tells its changes since a version: its records are shipped to the root."""
+    """Catalog outside of the root that lists its changes since a version, for the incremental backup in the root."""
 
     generation: str
 
     def version(self) -> int:
-        """Return the newest version; it grows with every transaction that wrote."""
+        """Return the newest version. Every transaction that writes increases it."""
         ...
 
-    def changes_since(self, version: int, *, whole: bool = False) -> RecordChanges | None:
-        """Return the records changed after `version`; None if deletions since are forgotten. `whole`: without
-        deletions.
+    def changes_since(self, version: int, *, without_deletions: bool = False) -> RecordChanges | None:
+        """Return the records changed after `version`; None if the catalog has forgotten deletions since then.
+
+        without_deletions: list no deletions, and so never return None.
         """
         ...
 
     def forget_deleted(self, version: int) -> None:
-        """Forget the deletions up to this version: they have been shipped."""
+        """Forget the deletions up to this version, which are in the backup."""
         ...

@@ -1,4 +1,4 @@
-"""Format of catalog records: msgpack with a CRC-32 of its own, for LMDB does not checksum its pages."""
+"""Format of catalog records: msgpack with a CRC-32, because LMDB does not checksum its pages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def pack(key: bytes, record: Record) -> bytes:
-    """Encode a record; its checksum covers the key that it lies under too."""
+    """Encode a record. Its checksum covers its key too."""
     body = msgpack.packb(record, use_bin_type=True)
     assert isinstance(body, bytes)
     return _CRC.pack(zlib.crc32(body, zlib.crc32(key))) + body
@@ -30,43 +30,43 @@ def pack(key: bytes, record: Record) -> bytes:
 
 def unpack(key: bytes, value: bytes) -> Record:
     """Decode a record, or raise Corrupt naming its key."""
-    where = f"catalog record {key!r}"
+    record_name = f"catalog record {key!r}"
     if len(value) < _CRC.size or _CRC.unpack_from(value)[0] != zlib.crc32(value[_CRC.size :], zlib.crc32(key)):
-        raise Corrupt(where, "its checksum does not match")
+        raise Corrupt(record_name, "its checksum does not match")
     try:
         record = msgpack.unpackb(value[_CRC.size :], raw=False, strict_map_key=False)
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
-        raise Corrupt(where, f"it is no msgpack ({error})") from None
+        raise Corrupt(record_name, f"it is no msgpack ({error})") from None
     if not isinstance(record, dict):
-        raise Corrupt(where, "it is not a map")
+        raise Corrupt(record_name, "it is not a map")
     return record
 
 
 def checked(make: Callable[[type[T], Record], T]) -> Callable[[type[T], Record], T]:
-    """Decorate a `from_record`: a record with a right checksum that this library never wrote raises Corrupt.
+    """Decorate a `from_record`: it raises Corrupt for a record with a valid checksum that this library never wrote.
 
-    Who can write to the catalog's server can make such ones. Plain fields must have the types that they are declared
-    with; what is inside of others is checked where it is made.
+    Anyone with write access to the catalog's server can write such a record. Plain fields must have their declared
+    types; the constructors of other fields check these.
     """
 
     @wraps(make)
     def from_record(cls: type[T], record: Record) -> T:
         try:
-            found = make(cls, record)
+            instance = make(cls, record)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
             raise Corrupt(f"a catalog record of {cls.__name__}", f"{type(error).__name__}: {error}") from None
         for name, kinds in _plain_fields(cls):
-            value = getattr(found, name)
+            value = getattr(instance, name)
             if type(value) not in kinds:
                 raise Corrupt(f"a catalog record of {cls.__name__}", f"its {name} is {value!r:.100}")
-        return found
+        return instance
 
     return from_record
 
 
 @lru_cache(maxsize=100)
 def _plain_fields(cls: type) -> tuple[tuple[str, frozenset[type]], ...]:
-    """Return the fields that hold only numbers, text, bytes, booleans or None, with their types."""
+    """Return the fields that may only be numbers, text, bytes, booleans or None, with their types."""
     hints = get_type_hints(cls).items()
-    found = [(name, frozenset(get_args(kind) if isinstance(kind, UnionType) else (kind,))) for name, kind in hints]
-    return tuple((name, kinds) for name, kinds in found if kinds <= _PLAIN)
+    fields = [(name, frozenset(get_args(kind) if isinstance(kind, UnionType) else (kind,))) for name, kind in hints]
+    return tuple((name, kinds) for name, kinds in fields if kinds <= _PLAIN)

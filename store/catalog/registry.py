@@ -1,6 +1,6 @@
 """Registry of the kinds of catalog, by the scheme of a URL and by the name in a marker.
 
-A further kind is a module that has the calls of `CatalogKind`, and its line in KINDS (docs/howto/add-a-catalog.md).
+A new kind needs a class with the calls of `CatalogKind`, and a line in KINDS (docs/howto/add-a-catalog.md).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EMBEDDED = KINDS[0]
 
 
 def kind_of_url(url: str | None) -> CatalogKind:
-    """Find the kind of a catalog's URL; None is the embedded one. InvalidInput, which never quotes the URL."""
+    """Return the kind for a catalog's URL; None is the embedded one. Raise InvalidInput, without quoting the URL."""
     if url is None:
         return EMBEDDED
     scheme = url.split("://", 1)[0].lower() if isinstance(url, str) and "://" in url else ""
@@ -30,5 +30,5 @@ def kind_of_url(url: str | None) -> CatalogKind:
 
 
 def kind_named(name: object) -> CatalogKind | None:
-    """Find the kind that a marker names; None where there is none."""
+    """Return the kind with the name in a marker; None if there is none."""
     return next((kind for kind in KINDS if kind.name == name), None)

@@ -66,7 +66,7 @@ def require_as_asked(record: StoreRecord, asked: Asked, files: Files) -> None:
         )
 
 
-def found_record(catalog: Catalog, asked: Asked, store_id: str | None = None) -> StoreRecord:
+def create_record(catalog: Catalog, asked: Asked, store_id: str | None = None) -> StoreRecord:
     """Return the store's record, and write it if there is none: of several concurrent makers the first decides."""
 
     def body(tx: Txn) -> StoreRecord:
@@ -133,16 +133,16 @@ def _opened(kind: CatalogKind, source: CatalogSource, files: Files, marker: Mark
 
 def _found(kind: CatalogKind, source: CatalogSource, files: Files, asked: Asked) -> tuple[Catalog, StoreRecord]:
     """Make the store of a root that has no marker, or go on where another has stopped."""
-    strangers = source.strangers()
+    strangers = source.foreign_files()
     if strangers:
         written = read_marker(files)  # perhaps another process has made the store just now
         if written is not None:
             return _opened(kind, source, files, written)
         _refuse_stranger(files.place, strangers[0])
-    instead_of = ""
+    replacing = ""
     while True:
-        found = source.found(instead_of)
-        record = found_record(found.catalog, asked, found.store_id)
+        found = source.create(replacing)
+        record = create_record(found.catalog, asked, found.store_id)
         marker = Marker(record.id, kind.name, found.generation)
         written = read_marker(files) if found.store_id is not None else None
         if written is not None:
@@ -150,7 +150,7 @@ def _found(kind: CatalogKind, source: CatalogSource, files: Files, asked: Asked)
         if found.store_id is None or not is_used(found.catalog) or files.list(record.id):
             write_marker(files, found.catalog, marker)
             return found.catalog, record
-        instead_of = record.id  # that store has been used, and nothing of it is left here: the root was emptied since
+        replacing = record.id  # that store has been used, and nothing of it is left here: the root was emptied since
 
 
 def _refuse_stranger(place: str, stranger: str) -> None:

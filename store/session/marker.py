@@ -70,4 +70,4 @@ def require_kind(marker: Marker | None, kind: CatalogKind, files: Files) -> None
         return
     stored = kind_named(marker.catalog)
     assert stored is not None  # read_marker knows the name
-    raise InvalidInput(f"the store at {files.place} has its catalog {stored.where}: {stored.reach}")
+    raise InvalidInput(f"the store at {files.place} has its catalog {stored.location}: {stored.reach}")

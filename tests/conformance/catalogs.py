@@ -12,7 +12,7 @@ import pytest
 
 from epochlog.store.catalog.lmdb.catalog import LmdbCatalog
 from epochlog.store.catalog.protocol import Catalog
-from epochlog.store.catalog.redis.catalog import RedisCatalog, found_catalog
+from epochlog.store.catalog.redis.catalog import RedisCatalog, create_catalog
 from epochlog.store.catalog.redis.client import RedisServer as Client
 from epochlog.store.env.clock import Clock, SystemClock
 from redis_server import RedisServer
@@ -44,7 +44,7 @@ class RedisMaker:
     def open(self, clock: Clock | None = None, url: str | None = None) -> RedisCatalog:
         client = Client(url or self.server.url())
         self._stack.callback(client.close)
-        return RedisCatalog(client, self.store_id, found_catalog(client, self.store_id), clock)
+        return RedisCatalog(client, self.store_id, create_catalog(client, self.store_id), clock)
 
     def key(self, name: str) -> str:
         return f"epochlog:{{{self.store_id}}}:{name}"

@@ -96,7 +96,7 @@ def test_a_marker_that_goes_while_it_is_looked_at_is_none_yet(tmp_path: Path, mo
 def test_a_creation_cut_off_anywhere_is_taken_up(
     root: str, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    once, writes = redis_catalog.RedisServer.once, {kind: kind.write for kind in (LocalFiles, ArrowFiles)}
+    once, writes = redis_catalog.RedisServer.run_once, {kind: kind.write for kind in (LocalFiles, ArrowFiles)}
     step = 0
     for step in count():
         left = [step]
@@ -107,7 +107,7 @@ def test_a_creation_cut_off_anywhere_is_taken_up(
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(redis_catalog.RedisServer, "once", lambda *args: (dies(), once(*args))[1])
+            patch.setattr(redis_catalog.RedisServer, "run_once", lambda *args: (dies(), once(*args))[1])
             for kind, write in writes.items():
                 patch.setattr(kind, "write", lambda *args, write=write: (dies(), write(*args))[1])
             whole = not interrupted(lambda: el.open(root, server.url()).close())

@@ -169,13 +169,13 @@ def test_a_state_that_is_very_old_is_no_reason_to_compare_forever(maker: RedisMa
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The scripts that are sent."""
-    found, once = list[str](), Client.once
+    found, once = list[str](), Client.run_once
 
     def counted(self: Client, script: scripts.Script, *rest: object) -> list:
         found.append(script.name)
         return once(self, script, *rest)
 
-    monkeypatch.setattr(Client, "once", counted)
+    monkeypatch.setattr(Client, "run_once", counted)
     return found
 
 
@@ -238,7 +238,7 @@ def test_deletions_that_nobody_needs_are_let_go(maker: RedisMaker, monkeypatch: 
     catalog.transact(body)  # it cannot be told what was deleted meanwhile, so it runs again
     assert runs[0] == 2
     assert catalog.changes_since(at) is None
-    whole = catalog.changes_since(0, whole=True)
+    whole = catalog.changes_since(0, without_deletions=True)
     assert whole is not None and sorted(whole.records) == [b"k2", b"k3", b"k4", b"out"]
     text = scripts.COMMIT.text.replace(b"local MAX_GONE = 100000", b"local MAX_GONE = 100")
     monkeypatch.setattr("epochlog.store.catalog.redis.catalog.COMMIT", scripts.Script("commit", text))
@@ -472,13 +472,13 @@ def test_a_late_script_that_nobody_asked_about_is_refused_by_its_deadline(
     monkeypatch.setattr("epochlog.store.catalog.redis.catalog.DEADLINE_MS", 100)
     catalog.transact(increment)
     proxy.hold(COMMIT)
-    decide = RedisCatalog._decide
+    decide = RedisCatalog._resolve_outcome
 
     def gone(self: RedisCatalog, *rest: object) -> object:
         proxy.refuse(True)
         return decide(self, *rest)
 
-    monkeypatch.setattr(RedisCatalog, "_decide", gone)
+    monkeypatch.setattr(RedisCatalog, "_resolve_outcome", gone)
     with pytest.raises(el.OutcomeUnknown, match="txn"):
         catalog.transact(increment)
     proxy.refuse(False)
@@ -498,7 +498,7 @@ def test_a_server_that_stays_away_is_told_of_with_what_is_known(
     table.upsert(pa.table({"id": [1]}))
     server.kill()
     for use in (lambda: table.upsert(pa.table({"id": [2]})), table.count, lambda: store.last_epoch):
-        with pytest.raises(el.CatalogUnavailable, match="nothing was written"):
+        with pytest.raises(el.CatalogUnavailable, match="this call wrote nothing"):
             use()
     with pytest.raises(el.CatalogUnavailable):
         el.open(tmp_path / "s", server.url())
@@ -512,7 +512,7 @@ def test_a_server_that_stays_away_is_told_of_with_what_is_known(
 def test_an_unknown_outcome_says_so_and_the_same_txn_is_safe(
     shared: RedisServer, proxy: TcpProxy, tmp_path: Path, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decide = RedisCatalog._decide
+    decide = RedisCatalog._resolve_outcome
 
     def gone(self: RedisCatalog, *rest: object) -> object:
         proxy.refuse(True)
@@ -521,7 +521,7 @@ def test_an_unknown_outcome_says_so_and_the_same_txn_is_safe(
     with el.open(tmp_path / "s", shared.url(port=proxy.port)) as store:
         table = store.create_table("t", SCHEMA, ["id"])
         table.upsert(pa.table({"id": [1]}))
-        monkeypatch.setattr(RedisCatalog, "_decide", gone)
+        monkeypatch.setattr(RedisCatalog, "_resolve_outcome", gone)
         proxy.cut_answer(COMMIT)
         with pytest.raises(el.OutcomeUnknown, match="same txn"):
             table.upsert(pa.table({"id": [2]}), txn=("app", 1))
@@ -679,7 +679,7 @@ def test_a_user_with_the_rights_that_are_listed_can_do_all_and_no_other_key(
 @pytest.mark.parametrize("rights", [["~epochlog:*", "+time", "+evalsha", "+eval"], ["~other:*", "+@all"], []])
 def test_missing_rights_are_told_without_the_password(server: RedisServer, tmp_path: Path, rights: list[str]) -> None:
     server.client().execute_command("ACL", "SETUSER", "lake", "on", f">{PASSWORD}", "-@all", *rights)
-    with pytest.raises(el.CatalogUnavailable, match="may not do") as caught:
+    with pytest.raises(el.CatalogUnavailable, match="may not run the commands") as caught:
         el.open(tmp_path / "s", server.url("lake"), volatile=True)
     assert PASSWORD not in str(caught.value)
     assert not (tmp_path / "s" / "epochlog.json").exists()

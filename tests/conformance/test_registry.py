@@ -12,7 +12,7 @@ import pytest
 import epochlog as el
 from conformance.catalogs import check_stores
 from epochlog.store.catalog import registry
-from epochlog.store.catalog.kind import FoundCatalog, Refilled, Site, strangers_among
+from epochlog.store.catalog.kind import FoundCatalog, Refilled, Site, foreign_files_among
 from epochlog.store.catalog.lmdb.catalog import LmdbCatalog
 from epochlog.store.env.clock import SystemClock
 
@@ -25,7 +25,7 @@ class Shelf:
     name = "shelf"
     schemes: tuple[str, ...] = ("shelf",)
     url = "shelf:///folder"
-    where = "on a shelf"
+    location = "on a shelf"
     reach = "pass catalog='shelf:///folder' to open it"
     generations = False
 
@@ -44,10 +44,10 @@ class ShelfSource:
         assert generation is None
         return self._open(create=False)
 
-    def strangers(self) -> Sequence[str]:
-        return strangers_among(self._site.files.list(), "")
+    def foreign_files(self) -> Sequence[str]:
+        return foreign_files_among(self._site.files.list(), "")
 
-    def found(self, instead_of: str) -> FoundCatalog:
+    def create(self, replacing: str) -> FoundCatalog:
         return FoundCatalog(self._open(create=True))
 
     def refill(

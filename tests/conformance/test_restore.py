@@ -48,7 +48,7 @@ def catalog_of(store: el.Store) -> RedisCatalog:
 
 
 def records_of(store: el.Store) -> dict[bytes, bytes | None]:
-    changes = catalog_of(store).changes_since(0, whole=True)
+    changes = catalog_of(store).changes_since(0, without_deletions=True)
     assert changes is not None
     return changes.records
 
@@ -345,7 +345,7 @@ def test_a_restore_cut_off_anywhere_is_begun_again(
     kept = tmp_path / "kept"
     shutil.copytree(root, kept)
     monkeypatch.setattr(redis_catalog, "_RESTORED_AT_ONCE", 5)
-    once, write, delete = redis_catalog.RedisServer.once, LocalFiles.write, LocalFiles.delete
+    once, write, delete = redis_catalog.RedisServer.run_once, LocalFiles.write, LocalFiles.delete
     step = 0
     for step in count():
         left = [step]
@@ -356,7 +356,7 @@ def test_a_restore_cut_off_anywhere_is_begun_again(
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(redis_catalog.RedisServer, "once", lambda *args: (dies(), once(*args))[1])
+            patch.setattr(redis_catalog.RedisServer, "run_once", lambda *args: (dies(), once(*args))[1])
             patch.setattr(LocalFiles, "write", lambda *args: (dies(), write(*args))[1])
             patch.setattr(LocalFiles, "delete", lambda *args: (dies(), delete(*args))[1])
             empty(server)

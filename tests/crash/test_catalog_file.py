@@ -129,7 +129,7 @@ def test_a_flipped_transaction_id_is_no_way_back(whole: Path, tmp_path: Path, bi
 
 
 @pytest.mark.parametrize("page", [0, 1])
-@pytest.mark.parametrize("at, what", [(META_ID - 8, "pages of 4096 bytes"), (40, "bytes, which no catalog has")])
+@pytest.mark.parametrize("at, what", [(META_ID - 8, "pages of 4096 bytes"), (40, "bytes, more than any catalog has")])
 def test_a_meta_page_that_counts_too_much_is_damage(whole: Path, tmp_path: Path, page: int, at: int, what: str) -> None:
     """LMDB maps as many bytes as that, and says that there is no memory: the catalog is not merely unavailable."""
     hurt = bytearray((whole / "catalog" / "data.mdb").read_bytes())

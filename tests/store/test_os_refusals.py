@@ -109,7 +109,7 @@ def test_a_catalog_that_the_system_refuses_is_not_lost(root: Path, monkeypatch: 
         raise kind(f"{root}/catalog: {os.strerror(code)}")
 
     monkeypatch.setattr(catalog.lmdb, "open", refused)
-    with pytest.raises(el.CatalogUnavailable, match=f"{os.strerror(code)}.*not known to be damaged"):
+    with pytest.raises(el.CatalogUnavailable, match=f"{os.strerror(code)}.*This is no sign of damage"):
         el.open(root)
     monkeypatch.undo()
     monkeypatch.setattr(catalog, "check_metas", lambda *_: (_ for _ in ()).throw(OSError(code, os.strerror(code))))
@@ -258,7 +258,7 @@ def caught(handler: ast.ExceptHandler) -> set[str]:
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
     return {ast.unparse(kind).rpartition(".")[2] if kind is not None else "BaseException" for kind in kinds} | (
         {"OSError"}
-        if any(ast.unparse(kind or handler) in ("lmdb.Error", "said.RedisError") for kind in kinds)
+        if any(ast.unparse(kind or handler) in ("lmdb.Error", "redis_errors.RedisError") for kind in kinds)
         else set()
     )
 
@@ -291,7 +291,7 @@ def test_nobody_but_the_judge_makes_damage_of_the_systems_errors() -> None:
         "except Exception as e:\n    if x:\n        return Corrupt('p', str(e))",
         "except lmdb.Error:\n    raise Corrupt('p', '')",
         "except:\n    raise FileGone('p', '')",
-        "except (said.RedisError, OSError):\n    raise self.damaged('')",
+        "except (redis_errors.RedisError, OSError):\n    raise self.damaged('')",
     ],
 )
 def test_the_check_finds_who_does(handler: str) -> None:

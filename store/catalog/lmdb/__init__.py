@@ -1,1 +1,1 @@
-"""The embedded catalog: one LMDB file in the root, for the processes of one host."""
+"""Embedded catalog: one LMDB file in the root, for the processes of one host."""

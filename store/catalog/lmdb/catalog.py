@@ -1,8 +1,8 @@
-"""The embedded catalog: LMDB, many processes on one host.
+"""Embedded catalog: LMDB, many processes on one host.
 
-Traps handled here (they are LMDB's, not ours): one environment per process and file (`_Environments`), never used
-across a fork, no read transaction that outlives a call, stale readers cleared at open, pages checked at open (one that
-is damaged or missing is a SIGBUS or an abort), one fixed map size so that no process outgrows another.
+Traps of LMDB that this module handles: one environment per process and file (`_Environments`), never used across a
+fork; no read transaction that outlives a call; stale readers cleared at open; pages checked at open (a damaged or
+missing page is a SIGBUS or an abort); one fixed map size, so that all processes can map the file.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ T = TypeVar("T")
 Inode = tuple[int, int]
 Items = Iterator[tuple[bytes, bytes]]
 
-MAP_SIZE = 1 << 36  # address space, not disk: the file grows as records come
+MAP_SIZE = 1 << 36  # address space, not disk: the file grows with its records
 MAX_READERS = 1024
 LOCK_BYTES = 64 * MAX_READERS + 128
 PAGES_CHECKED_AT_OPEN = 512
-"""Opening must not cost what history holds: so many pages are checked then (some ms), all of them by `verify`."""
+"""Number of pages that opening checks, in a few ms whatever the size of the history. `verify` checks all."""
 
 
 class LmdbView:
-    """Records as one LMDB transaction sees them."""
+    """View, and Txn, of one LMDB transaction."""
 
     def __init__(self, txn: lmdb.Transaction) -> None:
         self._txn = txn
 
     def end(self) -> None:
-        """Let go of the transaction: an error that is kept keeps its frames, and a reader's slot would stay taken."""
+        """Drop the reference to the transaction. A stored exception keeps its frames, and would keep a reader slot."""
         del self._txn
 
     @property
@@ -60,14 +60,14 @@ class LmdbView:
         return self._txn.id()
 
     def get(self, key: bytes) -> Record | None:
-        value = cast("bytes | None", self._txn.get(key))  # without `buffers` LMDB gives bytes
+        value = cast("bytes | None", self._txn.get(key))  # without `buffers` LMDB returns bytes
         return None if value is None else unpack(key, value)
 
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, Record]]:
         with self._txn.cursor() as cursor:
             if reverse:
-                found = cursor.set_range(stop)
-                if not (cursor.prev() if found else cursor.last()):
+                positioned = cursor.set_range(stop)
+                if not (cursor.prev() if positioned else cursor.last()):
                     return
                 for key, value in cast("Items", cursor.iterprev()):
                     if key < start:
@@ -88,7 +88,7 @@ class LmdbView:
 
 @dataclass(slots=True)
 class _Opened:
-    """An environment with those who use it: open catalogs, and calls that are under way."""
+    """Open environment with its number of users: open catalogs and running calls."""
 
     env: lmdb.Environment
     durability: str
@@ -96,40 +96,45 @@ class _Opened:
 
 
 class _Environments:
-    """The process's open environments by the inode of their file; a forked child starts with none."""
+    """Registry of the process's open environments by the inode of their file. A forked child starts with none."""
 
     def __init__(self) -> None:
-        self._gate = threading.Condition()
+        self._condition = threading.Condition()
         self._open: dict[Inode, _Opened] = {}
         self._inherited: list[_Opened] = []
-        self._calls = 0  # calls under way, in all threads
-        self._own = threading.local()  # .calls: those of this thread
+        self._calls = 0  # running calls of all threads
+        self._thread_state = threading.local()  # .calls: running calls of this thread
         self._forking = False
         os.register_at_fork(
             before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._after_fork_in_child
         )
 
     def _before_fork(self) -> None:
-        """Let the other threads end their calls: what they hold in LMDB at a fork is held for ever in the child."""
-        self._gate.acquire()
+        """Wait for the calls of other threads: a lock that they hold in LMDB at the fork stays locked in the child."""
+        self._condition.acquire()
         self._forking = True
-        self._gate.wait_for(lambda: self._calls == getattr(self._own, "calls", 0))
+        self._condition.wait_for(lambda: self._calls == getattr(self._thread_state, "calls", 0))
 
     def _after_fork(self) -> None:
         self._forking = False
-        self._gate.notify_all()
-        self._gate.release()
+        self._condition.notify_all()
+        self._condition.release()
 
     def _after_fork_in_child(self) -> None:
-        """Set the parent's environments aside: they must not be used in the child."""
-        self._gate, self._forking, self._calls, self._own = threading.Condition(), False, 0, threading.local()
+        """Set the parent's environments aside: the child must not use them."""
+        self._condition, self._forking, self._calls, self._thread_state = (
+            threading.Condition(),
+            False,
+            0,
+            threading.local(),
+        )
         self._inherited += self._open.values()
         self._open = {}
 
     def acquire(self, folder: Path, durability: str) -> Inode:
         """Add a user to the environment of the folder, and open it if it is not open."""
-        with self._gate:
-            while self._inherited:  # lets go of this process's copy; the parent's readers and locks stay as they are
+        with self._condition:
+            while self._inherited:  # closes this process's copy only; the parent's readers and locks stay valid
                 self._inherited.pop().env.close()
             inode = _inode(folder)
             opened = self._open.get(inode) if inode else None
@@ -138,8 +143,8 @@ class _Environments:
                 inode = _inode(folder)
             elif (opened.durability, durability) == ("os", "disk"):
                 raise InvalidInput(
-                    f"this process has the store of {folder} open with durability='os', which does not sync its "
-                    "catalog; close that store before it is opened with durability='disk'"
+                    f"this process has the store of {folder} open with durability='os', which does not sync the "
+                    "catalog; close that store before you open it with durability='disk'"
                 )
             assert inode is not None
             opened.users += 1
@@ -147,27 +152,27 @@ class _Environments:
             return inode
 
     def enter(self, inode: Inode) -> lmdb.Environment | None:
-        """Return the environment for one call, which `leave` ends; None when no catalog has it open any more."""
-        with self._gate:
-            own = getattr(self._own, "calls", 0)
-            self._gate.wait_for(lambda: own or not self._forking)
+        """Return the environment for one call, which `leave` ends; None if every catalog has closed it."""
+        with self._condition:
+            calls_thread_state = getattr(self._thread_state, "calls", 0)
+            self._condition.wait_for(lambda: calls_thread_state or not self._forking)
             opened = self._open.get(inode)
             if opened is None:
                 return None
             opened.users += 1
-            self._calls, self._own.calls = self._calls + 1, own + 1
+            self._calls, self._thread_state.calls = self._calls + 1, calls_thread_state + 1
             return opened.env
 
     def leave(self, inode: Inode) -> None:
-        """End a call that `enter` began."""
-        with self._gate:
-            self._calls, self._own.calls = self._calls - 1, self._own.calls - 1
-            self._gate.notify_all()
+        """End a call that `enter` has begun."""
+        with self._condition:
+            self._calls, self._thread_state.calls = self._calls - 1, self._thread_state.calls - 1
+            self._condition.notify_all()
             self.release(inode)
 
     def release(self, inode: Inode) -> None:
         """Remove a user of the environment; the last one closes it."""
-        with self._gate:
+        with self._condition:
             opened = self._open.get(inode)
             if opened is None:
                 return
@@ -178,8 +183,8 @@ class _Environments:
 
 
 def _inode(folder: Path) -> Inode | None:
-    """Return device and inode of the data file; None if it is missing. (A folder's inode may be reused soon; that of an
-    open file is not.)
+    """Return device and inode of the data file; None if it is missing. The inode of an open file is not reused, that of
+    a deleted folder may be.
     """
     try:
         status = (folder / LMDB_DATA).stat()
@@ -199,10 +204,10 @@ class LmdbCatalog:
     ) -> None:
         if create:
             make_private_dir(folder)
-            _forget_unfinished(folder / LMDB_DATA)
+            _truncate_unfinished(folder / LMDB_DATA)
         elif not _has_content(folder / LMDB_DATA):
             raise CatalogLost(
-                f"the catalog {folder} is gone. Restore it from a copy; the data files alone are no store"
+                f"the catalog {folder} is gone. Restore it from a copy; the store cannot be opened without it"
             )
         self.landed: Callable[[], None] = lambda: None
         self._folder = folder
@@ -231,12 +236,12 @@ class LmdbCatalog:
         return self._clock()
 
     def check(self) -> None:
-        """Check every page that is in use; opening checks the first ones alone. Raise Corrupt for a damaged one."""
+        """Check every page in use and raise Corrupt for a damaged one. Opening checks only the first pages."""
         with self._environment() as env, _typed_errors(env, self._folder):
             try:
                 _check_pages(env, self._folder / LMDB_DATA)
             except OSError as error:
-                raise _refused(self._folder, error) from error
+                raise _unavailable(self._folder, error) from error
 
     def close(self) -> None:
         if not self._closed:
@@ -246,7 +251,7 @@ class LmdbCatalog:
 
     @contextmanager
     def _environment(self) -> Iterator[lmdb.Environment]:
-        """Yield the environment for one call; another thread may close this catalog meanwhile."""
+        """Yield the environment for one call. Another thread may close this catalog during the call."""
         if not self._closed and self._pid != os.getpid():
             self._inode, self._pid = _environments.acquire(self._folder, self._durability), os.getpid()
         env = None if self._closed else _environments.enter(self._inode)
@@ -260,32 +265,35 @@ class LmdbCatalog:
 
 @contextmanager
 def _typed_errors(env: lmdb.Environment, folder: Path) -> Iterator[None]:
-    """Translate LMDB's errors within one call into this library's."""
+    """Translate the LMDB errors of one call to errors of epochlog."""
     try:
         yield
     except lmdb.MapFullError as error:
-        raise CatalogFull(f"the catalog {folder} has reached {MAP_SIZE >> 30} GiB; nothing was committed") from error
+        raise CatalogFull(
+            f"the catalog {folder} has reached its limit of {MAP_SIZE >> 30} GiB; nothing was committed. Shorten the "
+            "retention of tables, or drop some"
+        ) from error
     except (lmdb.CorruptedError, lmdb.PageNotFoundError) as error:
         raise Corrupt(str(folder), str(error)) from error
     except lmdb.PanicError as error:
         raise WriteFailed(
-            f"the catalog {folder} is given up in this process, after a write to it that failed: {error}. Close every "
-            "store of this root that the process has open, then open it again"
+            f"this process cannot use the catalog {folder} any more, because a write to it failed: {error}. Close "
+            "every store of this root that the process has open, then open it again"
         ) from error
     except lmdb.Error as error:
-        if _is_given_up(env):  # it was the last step, the one that makes a commit visible
+        if _has_panicked(env):  # the failed write was the last step of a commit, which makes it visible
             raise OutcomeUnknown(
-                f"the catalog {folder} may have taken this change or not: {error}. Close every store of this root that "
-                "the process has open, open it again, and retry with the same txn"
+                f"the outcome of this commit in the catalog {folder} is unknown: {error}. Close every store of this "
+                "root that the process has open, open it again, and retry with the same txn"
             ) from error
         if isinstance(error, lmdb.MemoryError | lmdb.ReadersFullError | lmdb.LockError):
-            raise _refused(folder, error) from error
+            raise _unavailable(folder, error) from error
         raise WriteFailed(
-            f"the catalog {folder} failed: {error}. Nothing was committed; mend it, then retry"
+            f"the catalog {folder} failed: {error}. Nothing was committed; fix the cause, then retry"
         ) from error
 
 
-def _is_given_up(env: lmdb.Environment) -> bool:
+def _has_panicked(env: lmdb.Environment) -> bool:
     try:
         env.begin().abort()
     except lmdb.PanicError:
@@ -296,33 +304,31 @@ def _is_given_up(env: lmdb.Environment) -> bool:
 
 
 def _has_content(data: Path) -> bool:
-    """Return True if the data file is there and not empty. LMDB would initialize an empty file as a new catalog."""
+    """Return True if the data file exists and is not empty. LMDB would initialize an empty file as a new catalog."""
     return data.is_file() and data.stat().st_size > 0
 
 
-def _forget_unfinished(data: Path) -> None:
-    """Begin a creation anew that lost power before LMDB's first pages were durable: no record can be in them."""
+def _truncate_unfinished(data: Path) -> None:
+    """Truncate the file of a creation that lost power before LMDB's first pages were durable. It has no record yet."""
     if _has_content(data) and data.stat().st_size <= 2 * PAGE and not has_metas(data):
         os.truncate(data, 0)
 
 
 def _open_environment(folder: Path, durability: str) -> lmdb.Environment:
-    """Open the environment with typed errors: CatalogUnavailable if the system refuses, for the catalog is not lost
-    then.
-    """
+    """Open the environment with typed errors: CatalogUnavailable, not CatalogLost, if the system refuses."""
     if not _has_content(folder / LMDB_DATA):
         return _open_env(folder, durability, is_new=True)
     try:
         return _open_env(folder, durability, is_new=False)
     except OSError as error:
-        raise _refused(folder, error) from error
+        raise _unavailable(folder, error) from error
 
 
-def _refused(folder: Path, error: Exception) -> CatalogUnavailable:
+def _unavailable(folder: Path, error: Exception) -> CatalogUnavailable:
     reason = getattr(error, "strerror", None) or error
     return CatalogUnavailable(
-        f"the catalog {folder} cannot be read now: {reason}. It is not known to be damaged, this call wrote nothing; "
-        "mend that, then try again"
+        f"the catalog {folder} cannot be read now: {reason}. This is no sign of damage, and this call wrote nothing; "
+        "fix the cause, then try again"
     )
 
 
@@ -330,7 +336,7 @@ def _open_env(folder: Path, durability: str, *, is_new: bool) -> lmdb.Environmen
     data = folder / LMDB_DATA
     if not is_new:
         check_metas(data, MAP_SIZE)
-    _reserve(folder / LMDB_LOCK)
+    _allocate_lock_file(folder / LMDB_LOCK)
     try:
         env = lmdb.open(
             str(folder),
@@ -345,32 +351,37 @@ def _open_env(folder: Path, durability: str, *, is_new: bool) -> lmdb.Environmen
     except lmdb.VersionMismatchError as error:
         raise Corrupt(str(data), str(error)) from error
     except lmdb.DiskError as error:
-        raise WriteFailed(f"the catalog {folder} was not made: the disk is full ({error}); make room") from error
+        raise WriteFailed(
+            f"the catalog {folder} was not created: the disk is full ({error}); free some space, then open it again"
+        ) from error
     except lmdb.Error as error:
         if is_new:
-            raise WriteFailed(f"the catalog {folder} was not made: {error}; mend that, then open it again") from error
-        raise _refused(folder, error) from error
+            raise WriteFailed(
+                f"the catalog {folder} was not created: {error}; fix the cause, then open it again"
+            ) from error
+        raise _unavailable(folder, error) from error
     try:
         with _typed_errors(env, folder):
-            _make_ready(env, folder, durability)
+            _prepare(env, folder, durability)
     except BaseException:
         env.close()
         raise
     return env
 
 
-def _make_ready(env: lmdb.Environment, folder: Path, durability: str) -> None:
+def _prepare(env: lmdb.Environment, folder: Path, durability: str) -> None:
     env.reader_check()
-    if durability == "disk":  # whoever made the file may not have lived to do it
+    if durability == "disk":  # the process that created the file may have died before its sync
         env.sync(True)
         sync_dir(folder)
     _check_pages(env, folder / LMDB_DATA, PAGES_CHECKED_AT_OPEN)
 
 
-def _reserve(lock: Path) -> None:
-    """Have room for the lock file before LMDB maps it: a page that the disk has no room for is a SIGBUS.
+def _allocate_lock_file(lock: Path) -> None:
+    """Allocate the disk space of the lock file before LMDB maps it: a page without disk space is a SIGBUS.
 
-    Only while this process has no environment of it open: closing a file ends the locks that the process has on it.
+    Call it only while this process has no environment of the file open: closing a file releases the process's locks
+    on it.
     """
     handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -378,14 +389,14 @@ def _reserve(lock: Path) -> None:
             os.posix_fallocate(handle, 0, LOCK_BYTES)
     except OSError as error:
         raise WriteFailed(
-            f"{lock} was not written: {error.strerror}; make room on that disk, then try again"
+            f"{lock} was not written: {error.strerror}; free some space on its disk, then try again"
         ) from error
     finally:
         os.close(handle)
 
 
-def _check_pages(env: lmdb.Environment, data: Path, most: int | None = None) -> None:
-    good = False
-    while not good:
-        with env.begin() as txn:  # it has looked at the meta pages alone so far
-            good = check_pages(data, txn.id(), most)
+def _check_pages(env: lmdb.Environment, data: Path, limit: int | None = None) -> None:
+    checked = False
+    while not checked:
+        with env.begin() as txn:  # LMDB itself has read only the meta pages so far
+            checked = check_pages(data, txn.id(), limit)

@@ -1,4 +1,4 @@
-"""The embedded kind of catalog: LMDB in a folder of the local root, which its own record names."""
+"""Embedded kind of catalog: LMDB in a folder of the local root. Its own record has the store's id."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class LmdbKind:
     name = "lmdb"
     schemes: tuple[str, ...] = ()
     url = ""
-    where = "in its own folder"
+    location = "in its own folder"
     reach = (
-        "leave catalog out. (To move it, export_catalog it, take the catalog folder away, and use "
+        "leave catalog out. (To move it, use export_catalog, move the catalog folder away, and call "
         "epochlog.restore_catalog with catalog=…)"
     )
     generations = False
 
     def connect(self, site: Site) -> LmdbSource:
-        assert site.folder is not None  # other roots are refused before files are opened
+        assert site.folder is not None  # `open` refuses other roots before
         return LmdbSource(site, site.folder)
 
 
 class LmdbSource:
-    """The place of an embedded catalog: a local root."""
+    """Place of an embedded catalog: a local root."""
 
     def __init__(self, site: Site, root: Path) -> None:
         self._site, self._root = site, root
@@ -45,16 +45,16 @@ class LmdbSource:
     def open(self, store_id: str, generation: str | None) -> LmdbCatalog:
         return self._open(create=False)
 
-    def strangers(self) -> list[str]:
-        """List the files that forbid to make a store: only an absent or empty folder, or one whose creation was cut
-        off, becomes one.
+    def foreign_files(self) -> list[str]:
+        """List the files that prevent the creation of a store. A store is created in a missing or empty folder, or in
+        one with an interrupted creation.
         """
-        with _refusals(self._root):
+        with _as_write_failed(self._root):
             if self._root.exists() and not self._root.is_dir():
                 raise ForeignRoot(f"{self._root} is a file; choose a folder as root")
-            return _strangers(self._root)
+            return _foreign_names(self._root)
 
-    def found(self, instead_of: str) -> FoundCatalog:
+    def create(self, replacing: str) -> FoundCatalog:
         return FoundCatalog(self._open(create=True))
 
     def refill(
@@ -62,7 +62,7 @@ class LmdbSource:
     ) -> Refilled | None:
         def body(tx: Txn) -> None:
             if tx.get(STORE) is not None:
-                raise CatalogInUse(f"another process has made the catalog in {self._root} meanwhile")
+                raise CatalogInUse(f"another process has just created the catalog in {self._root}; open that one")
             for key, value in records:
                 tx.put(key, unpack(key, value))
 
@@ -75,28 +75,32 @@ class LmdbSource:
 
     def _open(self, *, create: bool) -> LmdbCatalog:
         clock, folder = self._site.clock or SystemClock(), self._root / CATALOG_FOLDER
-        with _refusals(self._root):
+        with _as_write_failed(self._root):
             self._opened = LmdbCatalog(folder, clock, durability=self._site.durability, create=create)
         return self._opened
 
 
 @contextmanager
-def _refusals(root: Path) -> Iterator[None]:
-    """Turn what the machine refuses into WriteFailed."""
+def _as_write_failed(root: Path) -> Iterator[None]:
+    """Translate an OSError to WriteFailed."""
     try:
         yield
     except OSError as error:
-        raise WriteFailed(f"{root} cannot be made a store: {error.strerror or error}; choose another root") from error
+        raise WriteFailed(
+            f"no store can be created in {root}: {error.strerror or error}; choose another root"
+        ) from error
 
 
-def _strangers(root: Path) -> list[str]:
-    """List what lies in a folder beside the things that a creation makes, in their order."""
-    catalog, found = root / CATALOG_FOLDER, []
+def _foreign_names(root: Path) -> list[str]:
+    """List the entries of a root that no interrupted creation leaves: it makes catalog, then marker."""
+    catalog, foreign = root / CATALOG_FOLDER, []
     if root.is_dir():
-        found += sorted(entry.name for entry in root.iterdir() if entry.name not in (CATALOG_FOLDER, MARKER))
+        foreign += sorted(entry.name for entry in root.iterdir() if entry.name not in (CATALOG_FOLDER, MARKER))
     if catalog.is_dir():
-        made = (LMDB_DATA, LMDB_LOCK)
-        found += sorted(f"{CATALOG_FOLDER}/{entry.name}" for entry in catalog.iterdir() if entry.name not in made)
+        own_names = (LMDB_DATA, LMDB_LOCK)
+        foreign += sorted(
+            f"{CATALOG_FOLDER}/{entry.name}" for entry in catalog.iterdir() if entry.name not in own_names
+        )
     elif catalog.exists() or (root / MARKER).exists():
-        found.append(CATALOG_FOLDER)
-    return found
+        foreign.append(CATALOG_FOLDER)
+    return foreign

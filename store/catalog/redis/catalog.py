@@ -1,12 +1,13 @@
-"""The shared catalog: one Redis server, any number of processes on any number of hosts.
+"""Shared catalog: one Redis server, any number of processes on any number of hosts.
 
-Bodies run here, optimistically (transaction.py); a transaction ends in one script on the server (scripts.py) that
-checks that nothing of what the body read has changed, and writes. Every script carries the store's generation and the
-newest version that this process has seen, so an emptied, exchanged or older server is noticed and refused. An outcome
-that got lost on the way is asked for, and asking decides it: what has not landed then never shall.
+Bodies run in this process, optimistically (transaction.py). A transaction ends in one script on the server
+(scripts.py): it checks that no record of the body's read set has changed, and writes. Every script call has the store's
+generation and the newest version that this process has seen, so an emptied, exchanged or older server is detected and
+refused. If an answer is lost, the process asks for the outcome, and this decides it: a commit that has not landed by
+then never lands.
 
-The server needs `appendonly yes`, `appendfsync always` and `maxmemory-policy noeviction`, else it may forget what it
-has acknowledged.
+The server needs `appendonly yes`, `appendfsync always` and `maxmemory-policy noeviction`, else it may lose acknowledged
+commits.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from .scripts import (
     CLAIM,
     COMMIT,
     CONFLICT,
+    CREATE,
     DAMAGED,
     DEADLINE_MS,
     DECIDE,
     EXPIRED,
     FORGET,
     FORGOTTEN,
-    FOUND,
     KEY_NAMES,
     LET_GO,
     LOST,
@@ -65,24 +66,24 @@ def store_keys(store_id: str) -> list[bytes]:
     return [f"epochlog:{{{store_id}}}:{name}".encode() for name in KEY_NAMES]
 
 
-def claim_root(server: RedisServer, root: str, store_id: str = "", instead_of: str = "") -> str:
-    """Claim a root for a store and return the id of its store: the given one, unless another has the root already (and
-    is not `instead_of`).
+def claim_root(server: RedisServer, root: str, store_id: str = "", replacing: str = "") -> str:
+    """Claim a root for a store, and return the id of the store that has the root.
 
-    Without a store: the one so far, or "".
+    A claim of another store stays, unless that is the store `replacing`. Without `store_id` return the present claim,
+    or "".
     """
     key = b"epochlog:root:" + hashlib.sha256(root.encode()).hexdigest().encode()
-    found = server.call(CLAIM, [key], [store_id, instead_of])[1]
-    if not isinstance(found, bytes) or (found and not is_store_id(found.decode(errors="replace"))):
-        raise server.damaged("a root is claimed by something that is no store id")
-    return found.decode()
+    claimed = server.call(CLAIM, [key], [store_id, replacing])[1]
+    if not isinstance(claimed, bytes) or (claimed and not is_store_id(claimed.decode(errors="replace"))):
+        raise server.damaged("the claim of a root is no store id")
+    return claimed.decode()
 
 
-def found_catalog(server: RedisServer, store_id: str) -> str:
-    """Make the store's catalog unless it exists; return its generation."""
-    reply = server.call(FOUND, store_keys(store_id), [uuid.uuid4().hex])
+def create_catalog(server: RedisServer, store_id: str) -> str:
+    """Create the store's catalog unless it exists; return its generation."""
+    reply = server.call(CREATE, store_keys(store_id), [uuid.uuid4().hex])
     if reply[0] == MISSING:
-        raise _lost(server, store_id, "some of its keys are gone")
+        raise _catalog_lost(server, store_id, "some of its keys are gone")
     if len(reply) != 2 or not isinstance(reply[1], bytes):
         raise server.damaged("a catalog has no generation")
     return reply[1].decode(errors="replace")
@@ -101,36 +102,36 @@ def peek_catalog(server: RedisServer, store_id: str) -> tuple[str, int] | None:
 def refill_catalog(
     server: RedisServer, store_id: str, generation: str, version: int, records: Sequence[tuple[bytes, bytes]]
 ) -> None:
-    """Replace all that the server has of the store by these records. The catalog exists from the last step on; of two
-    concurrent calls the one that began later succeeds.
+    """Replace all records of the store on the server. The catalog exists after the last step. Of two concurrent calls
+    the one that began later succeeds.
     """
     keys = [*store_keys(store_id), f"epochlog:{{{store_id}}}:restore".encode()]
-    taken = CatalogInUse(f"another restore of store {store_id} on {server.name} has begun; this one has ended")
+    superseded = CatalogInUse(f"a later restore of store {store_id} on {server.name} has begun and replaces this one")
     server.call(RESTORE_BEGIN, keys, [generation])
     for first in range(0, len(records), _RESTORED_AT_ONCE):
         chunk = [part for record in records[first : first + _RESTORED_AT_ONCE] for part in record]
         if server.call(RESTORE_PUT, keys, [generation, version, *chunk])[0] != OK:
-            raise taken
+            raise superseded
     if server.call(RESTORE_END, keys, [generation, version, len(records)])[0] != OK:
-        raise taken
+        raise superseded
 
 
-def _lost(server: RedisServer, store_id: str, why: str) -> CatalogLost:
+def _catalog_lost(server: RedisServer, store_id: str, reason: str) -> CatalogLost:
     return CatalogLost(
-        f"the catalog of store {store_id} on {server.name} is lost: {why}. Restore it with epochlog.restore_catalog"
+        f"the catalog of store {store_id} on {server.name} is lost: {reason}. Restore it with epochlog.restore_catalog"
     )
 
 
 @dataclass(slots=True)
-class _Memory:
-    """Keys and scans that the last two runs of a body read. Those of both runs are prefetched in the next run."""
+class _RememberedReads:
+    """Keys and ranges that the last two runs of a body read. The next run prefetches those that both runs read."""
 
     keys: tuple[dict[bytes, None], dict[bytes, None]]
-    spans: tuple[set[RangeRequest], set[RangeRequest]]
+    ranges: tuple[set[RangeRequest], set[RangeRequest]]
 
 
 class RedisCatalog:
-    """Catalog of one store. `generation` is the one in its marker; `clock` replaces the server's time."""
+    """Catalog of one store on a Redis server. generation: that of the store's marker. clock: replaces the server's."""
 
     def __init__(self, server: RedisServer, store_id: str, generation: str, clock: Clock | None = None) -> None:
         self.generation = generation
@@ -140,58 +141,58 @@ class RedisCatalog:
         self._keys = store_keys(store_id)
         self._clock = clock
         self._pid = os.getpid()
-        self._begin()
+        self._reset_process_state()
         self._seen: tuple[int, bytes, int] = (0, b"", 0)
 
-    def _begin(self) -> None:
+    def _reset_process_state(self) -> None:
         """Create the state that belongs to one process: client id, locks and remembered reads."""
         self._client, self._count = uuid.uuid4().hex, 0
-        self._lock, self._turn = threading.Lock(), threading.RLock()
+        self._lock, self._transaction_lock = threading.Lock(), threading.RLock()
         self._current = threading.local()
-        self._memories: OrderedDict[object, _Memory] = OrderedDict()
+        self._remembered_reads: OrderedDict[object, _RememberedReads] = OrderedDict()
 
-    # ---- the catalog's face ------------------------------------------------------------------------------------------
+    # ---- the Catalog protocol ----------------------------------------------------------------------------------------
 
     def read(self, body: Callable[[View], T]) -> T:
-        self._leave_to_parent()
-        run = self._first_run(body)
+        self._reset_after_fork()
+        read_set = self._new_read_set(body)
         while True:
             try:
-                result = self._inside(run, body, RedisView(run))
-            except RestartTransaction as again:
-                run = again.run
+                result = self._run_body(read_set, body, RedisView(read_set))
+            except RestartTransaction as restart:
+                read_set = restart.read_set
                 continue
-            self._remember(body, run)
+            self._remember(body, read_set)
             return result
 
     def transact(self, body: Callable[[Txn], T]) -> T:
-        self._leave_to_parent()
-        with self._in_turn():
-            run = self._first_run(body)
+        self._reset_after_fork()
+        with self._serialized():
+            read_set = self._new_read_set(body)
             while True:
-                txn = RedisView(run)
+                txn = RedisView(read_set)
                 try:
-                    result = self._inside(run, body, txn)
-                except RestartTransaction as again:
-                    run = again.run
+                    result = self._run_body(read_set, body, txn)
+                except RestartTransaction as restart:
+                    read_set = restart.read_set
                     continue
-                self._remember(body, run)
-                newer = self._write(run, txn.writes) if txn.writes else None
-                if newer is None:
+                self._remember(body, read_set)
+                next_read_set = self._write(read_set, txn.writes) if txn.writes else None
+                if next_read_set is None:
                     self.landed()
                     return result
-                run = newer
+                read_set = next_read_set
 
     def now_ms(self) -> int:
         if self._clock is not None:
             return self._clock()
-        run: ReadSet | None = getattr(self._current, "run", None)
-        return run.head().now_ms if run is not None else self._server.time_ms()
+        read_set: ReadSet | None = getattr(self._current, "read_set", None)
+        return read_set.head().now_ms if read_set is not None else self._server.time_ms()
 
     def check(self) -> None:
-        """Read every record and raise Corrupt unless it is where the index says, and whole."""
-        whole = self.changes_since(0, whole=True)
-        for key, value in whole.records.items() if whole else ():
+        """Read every record of the index; raise Corrupt for a missing or damaged one."""
+        changes = self.changes_since(0, without_deletions=True)
+        for key, value in changes.records.items() if changes else ():
             if value is not None:
                 decode(key, value)
 
@@ -201,170 +202,178 @@ class RedisCatalog:
     # ---- versions and changes ----------------------------------------------------------------------------------------
 
     def version(self) -> int:
-        """Return the newest version; it grows with every transaction that wrote."""
+        """Return the newest version. Every transaction that writes increases it."""
         return ReadSet(self._call).head().version
 
-    def changes_since(self, version: int, *, whole: bool = False) -> RecordChanges | None:
-        """Return the records changed after `version`; None if deletions since are forgotten. `whole`: without
-        deletions.
+    def changes_since(self, version: int, *, without_deletions: bool = False) -> RecordChanges | None:
+        """Return the records changed after `version`; None if the catalog has forgotten deletions since then.
+
+        without_deletions: list no deletions, and so never return None.
         """
-        at, most, found = version, _CHANGES_AT_ONCE, dict[bytes, bytes | None]()
+        since, page_size, records = version, _CHANGES_AT_ONCE, dict[bytes, bytes | None]()
         while True:
-            reply = self._call(CHANGES, [at, most, int(whole)])
+            reply = self._call(CHANGES, [since, page_size, int(without_deletions)])
             if reply.status == LET_GO:
                 return None
-            live, dead = reply.rest
-            ends = []
-            found.update(zip(live[::3], live[2::3], strict=True))
-            found.update(dict.fromkeys(dead[::2]))
-            if not all(isinstance(part, bytes) for part in (*live, *dead)):
-                raise self._server.damaged("changes were answered with something else")
-            if len(live) == 3 * most:
-                ends.append(int(live[-2]))
-            if len(dead) == 2 * most:
-                ends.append(int(dead[-1]))
-            if not ends:
-                return RecordChanges(reply.version, found)
-            if min(ends) - 1 > at:  # the last version of a full page may not be there whole
-                at = min(ends) - 1
+            changed, deleted = reply.payload
+            page_ends = []
+            records.update(zip(changed[::3], changed[2::3], strict=True))
+            records.update(dict.fromkeys(deleted[::2]))
+            if not all(isinstance(part, bytes) for part in (*changed, *deleted)):
+                raise self._server.damaged("its answer to the script 'changes' is malformed")
+            if len(changed) == 3 * page_size:
+                page_ends.append(int(changed[-2]))
+            if len(deleted) == 2 * page_size:
+                page_ends.append(int(deleted[-1]))
+            if not page_ends:
+                return RecordChanges(reply.version, records)
+            if min(page_ends) - 1 > since:  # a full page may end within a version
+                since = min(page_ends) - 1
             else:
-                most *= 4
+                page_size *= 4
 
     def forget_deleted(self, version: int) -> None:
-        """Forget the deletions up to this version: they have been shipped."""
+        """Forget the deletions up to this version, which are in the backup."""
         self._call(FORGET, [version])
 
     def expect_version(self, version: int) -> None:
-        """Refuse a catalog older than `version` from now on."""
+        """Raise CatalogRolledBack from now on for a catalog older than `version`."""
         with self._lock:
             if version > self._seen[0]:
                 self._seen = version, b"", 0
 
-    # ---- runs --------------------------------------------------------------------------------------------------------
+    # ---- running bodies ----------------------------------------------------------------------------------------------
 
-    def _inside(self, run: ReadSet, body: Callable[[Any], T], view: RedisView) -> T:
-        outer = getattr(self._current, "run", None)
-        self._current.run = run
+    def _run_body(self, read_set: ReadSet, body: Callable[[Any], T], view: RedisView) -> T:
+        outer_read_set = getattr(self._current, "read_set", None)
+        self._current.read_set = read_set
         try:
             return body(view)
         finally:
-            self._current.run = outer
+            self._current.read_set = outer_read_set
 
     @contextmanager
-    def _in_turn(self) -> Iterator[None]:
-        """Serialize the transactions of this process's threads, which would conflict; a stuck thread does not stop the
-        others.
+    def _serialized(self) -> Iterator[None]:
+        """Serialize the transactions of this process's threads, which would conflict. The wait for a stuck thread has a
+        limit.
         """
-        turn = self._turn
-        taken = turn.acquire(timeout=RECONNECT_S)
+        lock = self._transaction_lock
+        acquired = lock.acquire(timeout=RECONNECT_S)
         try:
             yield
         finally:
-            if taken:
-                turn.release()
+            if acquired:
+                lock.release()
 
-    def _first_run(self, body: object) -> ReadSet:
+    def _new_read_set(self, body: object) -> ReadSet:
         with self._lock:
-            memory = self._memories.get(getattr(body, "__code__", body))
-        if memory is None:
+            remembered = self._remembered_reads.get(getattr(body, "__code__", body))
+        if remembered is None:
             return ReadSet(self._call)
-        keys = [key for key in memory.keys[0] if key in memory.keys[1]]
-        spans = [
-            RangeRequest(span.lo, span.hi, span.backward, _REMEMBERED_ROWS)
-            for span in memory.spans[0] & memory.spans[1]
+        keys = [key for key in remembered.keys[0] if key in remembered.keys[1]]
+        ranges = [
+            RangeRequest(range_.lo, range_.hi, range_.backward, _REMEMBERED_ROWS)
+            for range_ in remembered.ranges[0] & remembered.ranges[1]
         ]
-        return ReadSet(self._call, keys, spans)
+        return ReadSet(self._call, keys, ranges)
 
-    def _remember(self, body: object, run: ReadSet) -> None:
-        keys, spans = run.read_set()
-        if not keys and not spans:  # it has asked for the version alone, and will ask for more when that is another
+    def _remember(self, body: object, read_set: ReadSet) -> None:
+        keys, ranges = read_set.reads()
+        if not keys and not ranges:  # the body read only the version; its next run may read more
             return
-        if len(keys) + _REMEMBERED_ROWS * len(spans) > _REMEMBERED_KEYS:
+        if len(keys) + _REMEMBERED_ROWS * len(ranges) > _REMEMBERED_KEYS:
             return
-        name, now = getattr(body, "__code__", body), (dict.fromkeys(keys), set(spans))
+        body_key, reads = getattr(body, "__code__", body), (dict.fromkeys(keys), set(ranges))
         with self._lock:
-            before = self._memories.pop(name, None)
-            self._memories[name] = _Memory(
-                (now[0], before.keys[0] if before else now[0]), (now[1], before.spans[0] if before else now[1])
+            earlier = self._remembered_reads.pop(body_key, None)
+            self._remembered_reads[body_key] = _RememberedReads(
+                (reads[0], earlier.keys[0] if earlier else reads[0]),
+                (reads[1], earlier.ranges[0] if earlier else reads[1]),
             )
-            while len(self._memories) > _REMEMBERED_BODIES:
-                self._memories.popitem(last=False)
+            while len(self._remembered_reads) > _REMEMBERED_BODIES:
+                self._remembered_reads.popitem(last=False)
 
-    def _leave_to_parent(self) -> None:
-        """Begin anew in a forked child, with locks and op ids of its own."""
+    def _reset_after_fork(self) -> None:
+        """Reset the state of this process in a forked child, which needs its own locks and op ids."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
-            self._begin()
+            self._reset_process_state()
 
     # ---- writing -----------------------------------------------------------------------------------------------------
 
-    def _write(self, run: ReadSet, writes: dict[bytes, bytes | None]) -> ReadSet | None:
-        """Commit a run's writes; return None when they have landed, else the run to begin again with."""
-        head = run.head()
+    def _write(self, read_set: ReadSet, writes: dict[bytes, bytes | None]) -> ReadSet | None:
+        """Commit the writes of a body. Return None if they have landed, else the read set for the next run."""
+        head = read_set.head()
         with self._lock:
             self._count += 1
             op = f"{self._client}-{self._count:x}".encode()
         deadline_ms = head.tick_ms + round((monotonic_s() - head.at_s) * 1000) + DEADLINE_MS
         puts = [part for key, value in writes.items() if value is not None for part in (key, value)]
         deletes = [key for key, value in writes.items() if value is None]
-        arguments = [op, deadline_ms, *run.request(), len(puts) // 2, *puts, len(deletes), *deletes]
+        arguments = [op, deadline_ms, *read_set.commit_arguments(), len(puts) // 2, *puts, len(deletes), *deletes]
         try:
-            reply = self._server.again(lambda: self._sent(COMMIT, arguments))
+            reply = self._server.retry(lambda: self._send_once(COMMIT, arguments))
         except _Unknown as cut:
-            reply = self._decide(op, deadline_ms, cut)
+            reply = self._resolve_outcome(op, deadline_ms, cut)
         if reply.status == CONFLICT:
-            return run.renewed(reply, *run.read_set())
-        return run.restarted() if reply.status in (EXPIRED, ABORTED) else None
+            return read_set.refreshed(reply, *read_set.reads())
+        return read_set.restarted() if reply.status in (EXPIRED, ABORTED) else None
 
-    def _sent(self, script: Script, arguments: list[Argument]) -> Reply:
-        """Send a script once. Raise NotSent, after which it may be repeated, or _Unknown if the answer was cut off."""
+    def _send_once(self, script: Script, arguments: list[Argument]) -> Reply:
+        """Send a script once. Raise NotSent if a repetition is safe, or _Unknown if the answer was cut off."""
         try:
-            return self._checked(script, self._server.once(script, self._keys, self._with_seen(arguments)))
+            return self._decode_reply(
+                script, self._server.run_once(script, self._keys, self._arguments_with_seen(arguments))
+            )
         except Cut as cut:
-            raise _Unknown(str(cut)) from cut  # `again` would send it once more
+            raise _Unknown(str(cut)) from cut  # `retry` would repeat a Cut
 
-    def _decide(self, op: bytes, deadline_ms: int, cut: _Unknown) -> Reply:
-        """Ask for the outcome of a transaction whose answer was cut off; one that has not landed never will."""
+    def _resolve_outcome(self, op: bytes, deadline_ms: int, cut: _Unknown) -> Reply:
+        """Return the outcome of a transaction whose answer was cut off. One that has not landed yet never will."""
         try:
             reply = self._call(DECIDE, [op, deadline_ms])
         except CatalogUnavailable as error:
-            raise OutcomeUnknown(_unknown(self._server.name, str(cut))) from error
+            raise OutcomeUnknown(_unknown_message(self._server.name, str(cut))) from error
         if reply.status == FORGOTTEN:
-            raise OutcomeUnknown(_unknown(self._server.name, str(cut)))
+            raise OutcomeUnknown(_unknown_message(self._server.name, str(cut)))
         return reply
 
     # ---- scripts -----------------------------------------------------------------------------------------------------
 
     def _call(self, script: Script, arguments: list[Argument]) -> Reply:
-        """Run a script that may run twice."""
-        self._leave_to_parent()
-        reply = self._server.again(lambda: self._server.once(script, self._keys, self._with_seen(arguments)))
-        return self._checked(script, reply)
+        """Run a script that is safe to repeat."""
+        self._reset_after_fork()
+        reply = self._server.retry(
+            lambda: self._server.run_once(script, self._keys, self._arguments_with_seen(arguments))
+        )
+        return self._decode_reply(script, reply)
 
-    def _with_seen(self, arguments: Sequence[Argument]) -> list[Argument]:
+    def _arguments_with_seen(self, arguments: Sequence[Argument]) -> list[Argument]:
         version, op, op_ms = self._seen
         return [self.generation, version, op, op_ms, *arguments]
 
-    def _checked(self, script: Script, reply: list[Any]) -> Reply:
-        """Decode an answer, and raise an error unless it is well formed and of this catalog."""
+    def _decode_reply(self, script: Script, reply: list[Any]) -> Reply:
+        """Decode an answer. Raise a typed error if it is malformed, or not from this catalog."""
         status = reply[0]
         if status in (LOST, OTHER, MISSING):
-            why = {LOST: "the server knows nothing of it", MISSING: "some of its keys are gone"}
-            raise _lost(self._server, self._store_id, why.get(status, "the server has another catalog in its place"))
+            reasons = {LOST: "the server has no data of it", MISSING: "some of its keys are gone"}
+            raise _catalog_lost(
+                self._server, self._store_id, reasons.get(status, "the server has another catalog in its place")
+            )
         if status == BEHIND:
             raise CatalogRolledBack(
                 f"the catalog of store {self._store_id} on {self._server.name} has lost commits: this process has seen "
-                f"version {self._seen[0]}, and it is not there any more. Nothing is read from it or written to it; "
-                "bring the newer data back, or make it anew with epochlog.restore_catalog"
+                f"version {self._seen[0]}, which the server does not have. epochlog refuses to read or write it; bring "
+                "the newer data back, or restore the catalog with epochlog.restore_catalog"
             )
         if status in (TOO_BIG, DAMAGED):
-            what = "a record is larger than any that is written" if status == TOO_BIG else "a number is none"
-            raise self._server.damaged(what)
+            damage = "a record is larger than the limit" if status == TOO_BIG else "a field is not a number"
+            raise self._server.damaged(damage)
         numbers = reply[:2] + reply[3:6]
         if len(reply) < 6 or not all(isinstance(n, int) and 0 <= n < 1 << 62 for n in numbers[1:]):
-            raise self._server.damaged(f"the script {script.name!r} was answered with something else")
+            raise self._server.damaged(f"its answer to the script {script.name!r} is malformed")
         if not isinstance(status, int) or not isinstance(reply[2], bytes):
-            raise self._server.damaged(f"the script {script.name!r} was answered with something else")
+            raise self._server.damaged(f"its answer to the script {script.name!r} is malformed")
         head = Reply(status, reply[1], reply[2], reply[3], reply[4], reply[5], reply[6:])
         with self._lock:
             if head.version >= self._seen[0]:
@@ -373,12 +382,11 @@ class RedisCatalog:
 
 
 class _Unknown(Exception):
-    """Error: a transaction was sent, and its answer did not come."""
+    """Error: a commit was sent, and its answer was cut off."""
 
 
-def _unknown(server: str, why: str) -> str:
+def _unknown_message(server: str, reason: str) -> str:
     return (
-        f"the catalog server {server} went away while it was told to commit ({why}), and has not come back: the commit "
-        "has landed or it has not. When the server is back, retry with the same txn=(application, id), or ask "
-        "store.resolve for its fate"
+        f"the catalog server {server} has not answered a commit ({reason}), so its outcome is unknown. When the server "
+        "is back, retry with the same txn=(application, id), or get the outcome with store.resolve"
     )

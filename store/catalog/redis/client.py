@@ -1,6 +1,6 @@
-"""Talks to one Redis server: connections, scripts, reconnecting, and replies turned into typed errors.
+"""Client of one Redis server: connections, scripts, reconnecting, and typed errors for its replies.
 
-The rights that a user of the server needs: keys `~epochlog:*`, commands `+ping +select +eval +evalsha +time +get +set
+Rights that the user of the server needs: keys `~epochlog:*`, commands `+ping +select +eval +evalsha +time +get +set
 +del +unlink +exists +hget +hmget +hset +hdel +hlen +zadd +zrem +zcard +zrange +zrangebyscore +zrangebylex
 +zrevrangebylex +zremrangebyscore`; and `+config|get` for the check of durability at open, which
 `volatile=True` leaves out.
@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import redis
-from redis import exceptions as said
+from redis import exceptions as redis_errors
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -35,7 +35,7 @@ from epochlog.store.env.redact import without_secrets
 from .scripts import Script
 
 RECONNECT_S = 30.0
-"""How long a call waits for a server that does not answer."""
+"""Longest wait of a call for a server that does not answer."""
 _BACKOFF = Backoff(first_s=0.01, limit_s=1.0)
 _TIMEOUTS = {"socket_connect_timeout": 5.0, "socket_timeout": 10.0}
 
@@ -43,44 +43,48 @@ SCHEMES = ("redis", "rediss", "unix")
 _PARAMETERS = {"db", "username", "password", "client_name", "socket_timeout", "socket_connect_timeout",
                "socket_keepalive", "health_check_interval"}  # fmt: skip
 _DURABLE = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
-_NOT_YET = ("LOADING", "BUSY", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "max number of clients")
-"""Replies of a server that has done nothing and may well do it in a moment."""
+_TRANSIENT_REPLIES = ("LOADING", "BUSY", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "max number of clients")
+"""Error replies of a server that has executed nothing, and may accept the command soon."""
 
 Argument = bytes | str | int
 
 
 class NotSent(Exception):
-    """The server did not get, or did not run, a script. Another attempt is safe."""
+    """Error: the server did not receive, or did not run, a script. Another attempt is safe."""
 
 
 class Cut(Exception):
-    """The connection broke after a script may have been delivered: whether it ran is unknown."""
+    """Error: the connection broke after the script was sent. It may have run."""
 
 
 class RedisServer:
-    """The server that a URL names. Safe for several threads; a forked child makes connections of its own."""
+    """Redis server of a URL. Thread-safe; a forked child makes its own connections."""
 
     def __init__(self, url: str, role: str = "catalog", timeout_s: float | None = None) -> None:
-        """role: what messages call it. timeout_s: of connecting and of each answer, where the URL says nothing else."""
+        """Prepare the connection pool; the first call connects.
+
+        role: the server's purpose, for messages. timeout_s: timeout of connecting and of each answer, unless the URL
+        has one.
+        """
         self._url = url
         self._role = role
-        self._options = _checked(url, role, timeout_s)
+        self._options = _connection_options(url, role, timeout_s)
         self._closed = threading.Event()
         self._pid = os.getpid()
         self._pool = self._connect()
-        made = self._pool.connection_kwargs
-        where = made.get("path") or f"{made.get('host', 'localhost')}:{made.get('port', 6379)}"
-        self.name = f"{where}/{made.get('db', 0)}"
+        options = self._pool.connection_kwargs
+        address = options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
+        self.name = f"{address}/{options.get('db', 0)}"
 
     def __repr__(self) -> str:
         return f"<RedisServer {self.name}>"
 
     def call(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Argument]) -> list[Any]:
-        """Run a script that may run twice; waits for the server if need be."""
-        return self.again(lambda: self.once(script, keys, arguments))
+        """Run a script that is safe to repeat; wait for the server if necessary."""
+        return self.retry(lambda: self.run_once(script, keys, arguments))
 
-    def again(self, attempt: Any, deadline: Deadline | None = None) -> Any:
-        """Return the result of an attempt, repeated until the server answers; CatalogUnavailable when it stays away."""
+    def retry(self, attempt: Any, deadline: Deadline | None = None) -> Any:
+        """Repeat an attempt until the server answers, and return its result. Raise CatalogUnavailable after a time."""
         deadline, failures = deadline or Deadline.after(RECONNECT_S), 0
         while True:
             try:
@@ -89,59 +93,59 @@ class RedisServer:
                 if deadline.passed:
                     raise CatalogUnavailable(
                         f"the {self._role} server {self.name} has not answered for {RECONNECT_S:.0f} s ({error}); "
-                        "nothing was written by this call. Bring the server back, then try again"
+                        "this call wrote nothing. Bring the server back, then try again"
                     ) from error
                 failures += 1
                 self.pause(min(_BACKOFF.delay_s(failures), deadline.left_s))
 
     def pause(self, seconds: float) -> None:
-        """Wait for some seconds; raise StoreClosed if `close` ends the wait."""
+        """Wait for some seconds; raise StoreClosed if `close` is called during the wait."""
         if self._closed.wait(seconds):
             raise StoreClosed(f"this store was closed while it waited for its {self._role} server; open it again")
 
-    def once(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Argument]) -> list[Any]:
-        """Run a script once. Raise NotSent or Cut, or the typed error that the reply stands for."""
+    def run_once(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Argument]) -> list[Any]:
+        """Run a script once. Raise NotSent or Cut, or the typed error for an error reply."""
         try:
             reply = self._command("EVALSHA", script.sha, len(keys), *keys, *arguments)
-        except said.NoScriptError:
+        except redis_errors.NoScriptError:
             reply = self._command("EVAL", script.text, len(keys), *keys, *arguments)
         if not isinstance(reply, list) or not reply:
-            raise self.damaged(f"the script {script.name!r} was answered with no list")
+            raise self.damaged(f"its answer to the script {script.name!r} is no list")
         return reply
 
     def time_ms(self) -> int:
         """Return the server's clock in Unix milliseconds."""
-        reply = self.again(lambda: self._command("TIME"))
+        reply = self.retry(lambda: self._command("TIME"))
         try:
             return int(reply[0]) * 1000 + int(reply[1]) // 1000
         except (TypeError, ValueError, IndexError) as error:
-            raise self.damaged("TIME was answered with no time") from error
+            raise self.damaged("its answer to TIME is no time") from error
 
     def check_durable(self) -> None:
-        """Raise InvalidInput unless the server keeps what it has acknowledged."""
-        for name, needed in _DURABLE.items():
+        """Raise InvalidInput if the server's settings do not keep acknowledged commits."""
+        for name, required in _DURABLE.items():
             try:
-                reply = self.again(lambda name=name: self._command("CONFIG", "GET", name))
+                reply = self.retry(lambda name=name: self._command("CONFIG", "GET", name))
             except CatalogUnavailable as error:
                 if "may not" not in str(error):
                     raise
                 raise InvalidInput(
-                    f"the user of the {self._role} server {self.name} may not read its settings, so nobody knows "
-                    "whether commits would survive a crash; permit +config|get, or pass volatile=True to go without"
+                    f"the user of the {self._role} server {self.name} may not read its settings, so epochlog cannot "
+                    "check that commits survive a crash; permit +config|get, or pass volatile=True to skip the check"
                 ) from error
-            found = reply[1] if isinstance(reply, list) and len(reply) == 2 else b""
-            if found != needed.encode():
-                shown = found.decode(errors="replace") if isinstance(found, bytes) else ""
+            reported = reply[1] if isinstance(reply, list) and len(reply) == 2 else b""
+            if reported != required.encode():
+                shown = reported.decode(errors="replace") if isinstance(reported, bytes) else ""
                 raise InvalidInput(
                     f"the {self._role} server {self.name} has {name} {shown or '(unknown)'}, and commits need "
-                    f"{name} {needed} to be durable; set it, or pass volatile=True if they may be lost"
+                    f"{name} {required} to be durable; set it, or pass volatile=True if they may be lost"
                 )
 
     def damaged(self, what: str) -> Corrupt:
         return Corrupt(f"{self._role} server {self.name}", what)
 
     def close(self) -> None:
-        """End the waits of all threads. A connection in use is closed by its thread."""
+        """End the waits of all threads. Each thread closes the connection that it uses."""
         self._closed.set()
         if self._pid == os.getpid():
             self._pool.disconnect(inuse_connections=False)
@@ -149,12 +153,12 @@ class RedisServer:
     # ---- one command -------------------------------------------------------------------------------------------------
 
     def _connect(self) -> redis.ConnectionPool:
-        retry = Retry(NoBackoff(), 0)  # a script is never sent again before its outcome is known
+        retry = Retry(NoBackoff(), 0)  # redis-py must not repeat a script: it may have run
         try:
             return redis.ConnectionPool.from_url(self._url, **{"protocol": 2, "retry": retry, **self._options})
         except (ValueError, TypeError) as error:
             reason = without_secrets(error, self._url) if "Port" not in str(error) else "its port is no number"
-        # without its cause, which may quote the URL
+        # raised outside of the handler: the cause may quote the URL
         raise InvalidInput(f"the {self._role} URL cannot be used: {reason}")
 
     def _command(self, *command: Argument) -> Any:
@@ -163,78 +167,80 @@ class RedisServer:
         if self._pid != os.getpid():  # a forked child must not use its parent's sockets
             self._pool, self._pid = self._connect(), os.getpid()
         pool = self._pool
-        connection = self._borrow(pool)
+        connection = self._get_connection(pool)
         try:
-            return _exchange(connection, command)
-        except said.NoScriptError:
+            return _send_and_receive(connection, command)
+        except redis_errors.NoScriptError:
             raise
-        except said.BusyLoadingError as error:
-            raise NotSent(self._shown(error)) from None
-        except (said.AuthenticationError, said.AuthorizationError) as error:
-            raise self._refused(error) from None
-        except said.ResponseError as error:
-            if any(word in str(error) for word in _NOT_YET):
-                raise NotSent(self._shown(error)) from None
-            raise self._refused(error) from None
-        except said.InvalidResponse:
-            raise self.damaged("its answer is no Redis answer") from None
-        except (said.RedisError, OSError) as error:
-            raise Cut(self._shown(error)) from None
+        except redis_errors.BusyLoadingError as error:
+            raise NotSent(self._redacted(error)) from None
+        except (redis_errors.AuthenticationError, redis_errors.AuthorizationError) as error:
+            raise self._typed_error(error) from None
+        except redis_errors.ResponseError as error:
+            if any(word in str(error) for word in _TRANSIENT_REPLIES):
+                raise NotSent(self._redacted(error)) from None
+            raise self._typed_error(error) from None
+        except redis_errors.InvalidResponse:
+            raise self.damaged("its answer is not in the Redis protocol") from None
+        except (redis_errors.RedisError, OSError) as error:
+            raise Cut(self._redacted(error)) from None
         finally:
             pool.release(connection)
 
-    def _borrow(self, pool: redis.ConnectionPool) -> Any:
-        """Return a live connection; NotSent if there is none now. No cause is kept: it may quote the password."""
+    def _get_connection(self, pool: redis.ConnectionPool) -> Any:
+        """Return a live connection; raise NotSent if none is free now. Errors have no cause: it may quote secrets."""
         try:
             return pool.get_connection()
-        except (said.AuthenticationError, said.AuthorizationError) as error:
-            raise self._refused(error) from None
-        except said.ResponseError as error:
-            if any(word in str(error) for word in _NOT_YET):
-                raise NotSent(self._shown(error)) from None
-            raise self._refused(error) from None
-        except (said.RedisError, OSError) as error:
-            raise NotSent(self._shown(error)) from None
+        except (redis_errors.AuthenticationError, redis_errors.AuthorizationError) as error:
+            raise self._typed_error(error) from None
+        except redis_errors.ResponseError as error:
+            if any(word in str(error) for word in _TRANSIENT_REPLIES):
+                raise NotSent(self._redacted(error)) from None
+            raise self._typed_error(error) from None
+        except (redis_errors.RedisError, OSError) as error:
+            raise NotSent(self._redacted(error)) from None
         except (ValueError, TypeError) as error:
             reason = without_secrets(error, self._url)
         raise InvalidInput(f"the {self._role} URL cannot be used: {reason}")
 
-    def _shown(self, error: Exception) -> str:
+    def _redacted(self, error: Exception) -> str:
         return without_secrets(error, self._url)
 
-    def _refused(self, error: Exception) -> EpochlogError:
-        """Translate an error reply into a typed error that says what to do. The server has changed nothing."""
-        text, server = self._shown(error), f"the {self._role} server {self.name}"
-        login = said.AuthenticationError, said.AuthenticationWrongNumberOfArgsError
+    def _typed_error(self, error: Exception) -> EpochlogError:
+        """Translate an error reply to a typed error with advice. The server has changed nothing."""
+        text, server = self._redacted(error), f"the {self._role} server {self.name}"
+        login = redis_errors.AuthenticationError, redis_errors.AuthenticationWrongNumberOfArgsError
         if isinstance(error, login) or any(code in text for code in ("NOAUTH", "WRONGPASS", "invalid username")):
             return CatalogUnavailable(f"{server} refuses the login; check user and password in its URL")
         if any(code in text for code in ("NOPERM", "has no permissions", "can't run this command", "can't access")):
-            return CatalogUnavailable(f"the user of {server} may not do what a {self._role} needs; give it the rights "
-                                      f"that docs/GUARANTEES.md lists ({text})")  # fmt: skip
-        if isinstance(error, said.OutOfMemoryError) or "OOM" in text:
+            return CatalogUnavailable(f"the user of {server} may not run the commands of a {self._role}; give it the "
+                                      f"rights that docs/GUARANTEES.md lists ({text})")  # fmt: skip
+        if isinstance(error, redis_errors.OutOfMemoryError) or "OOM" in text:
             return CatalogFull(f"{server} has reached its maxmemory; nothing was committed. Raise it, then retry")
         if "MISCONF" in text or "NOREPLICAS" in text:
-            return WriteFailed(f"{server} takes no writes now; nothing was committed. Mend what it says: {text}")
-        if isinstance(error, said.ReadOnlyError) or "READONLY" in text:
-            return WriteFailed(f"{server} is a read-only replica; nothing was committed. Name its primary")
+            return WriteFailed(
+                f"{server} takes no writes now; nothing was committed. Fix the cause that it names: {text}"
+            )
+        if isinstance(error, redis_errors.ReadOnlyError) or "READONLY" in text:
+            return WriteFailed(f"{server} is a read-only replica; nothing was committed. Pass the URL of its primary")
         if "WRONGTYPE" in text or "user_script" in text:
-            return self.damaged(f"a key of the store is not what it should be ({text})")
+            return self.damaged(f"a key of the store has the wrong type or value ({text})")
         return WriteFailed(f"{server} refused: {text}; nothing was committed")
 
 
-def _exchange(connection: Any, command: Sequence[Argument]) -> Any:
-    """Send and receive; a connection on which anything went wrong is not used again."""
+def _send_and_receive(connection: Any, command: Sequence[Argument]) -> Any:
+    """Send a command and receive its reply. Disconnect after any failure, so that the connection is not used again."""
     try:
         connection.send_command(*command)
         return connection.read_response()
-    except said.ResponseError:
+    except redis_errors.ResponseError:
         raise
     except BaseException:
         connection.disconnect()
         raise
 
 
-def _checked(url: str, role: str, timeout_s: float | None) -> dict[str, Any]:
+def _connection_options(url: str, role: str, timeout_s: float | None) -> dict[str, Any]:
     """Return the connection options for a URL; InvalidInput, which never quotes the URL, for an invalid one."""
     shape = "redis://[user:password@]host:port/db, rediss://… for TLS, or unix://path"
     if not isinstance(url, str) or "://" not in url or url.split("://", 1)[0].lower() not in SCHEMES:
@@ -244,11 +250,11 @@ def _checked(url: str, role: str, timeout_s: float | None) -> dict[str, Any]:
     except ValueError:
         raise InvalidInput(f"{role} must be a URL like {shape}") from None
     if "@" not in parts.netloc and "@" in parts.path + parts.query + parts.fragment:
-        raise InvalidInput(f"a /, ? or # in the password of a {role} URL is written %2F, %3F or %23")
-    given = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
-    for name in given:
+        raise InvalidInput(f"write a /, ? or # in the password of a {role} URL as %2F, %3F or %23")
+    parameters = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
+    for name in parameters:
         if name not in _PARAMETERS and not name.startswith("ssl_"):
             raise InvalidInput(
                 f"the {role} URL has the unknown parameter {name!r}; known: {sorted(_PARAMETERS)}, ssl_…"
             )
-    return {name: timeout_s or value for name, value in _TIMEOUTS.items() if name not in given}
+    return {name: timeout_s or value for name, value in _TIMEOUTS.items() if name not in parameters}

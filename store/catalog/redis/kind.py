@@ -1,7 +1,7 @@
-"""The shared kind of catalog: a Redis server, which has the id of the store that a root is to be under the root's name.
+"""Shared kind of catalog: a Redis server, which keeps the store's id under the name of the root.
 
-Object stores cannot make a file only where there is none. So the catalog comes first, and a process that finds no
-marker takes the id that the server has.
+Some object stores cannot create a file atomically if it does not exist. So the catalog is created before the marker,
+and a process that finds no marker uses the store id of the server.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 
 from epochlog.errors import CatalogInUse, ForeignRoot
 from epochlog.store.catalog.export_format import newest_shipped
-from epochlog.store.catalog.kind import FoundCatalog, Refilled, Site, root_name, strangers_among
+from epochlog.store.catalog.kind import FoundCatalog, Refilled, Site, foreign_files_among, root_name
 
 if TYPE_CHECKING:  # the package redis is loaded when a server is called
     from .catalog import RedisCatalog
 
 
 class RedisKind:
-    """Redis, on any number of hosts."""
+    """Redis server, for processes on any number of hosts."""
 
     name = "redis"
     schemes: tuple[str, ...] = ("redis", "rediss", "unix")
     url = "redis://[user:password@]host:port/db, rediss://… for TLS, or unix://path"
-    where = "in Redis"
+    location = "in Redis"
     reach = "pass catalog='redis://host:port/db' to open it"
     generations = True
 
@@ -33,7 +33,7 @@ class RedisKind:
 
 
 class RedisSource:
-    """One server, for one site."""
+    """Connection to one server, for one site."""
 
     def __init__(self, site: Site) -> None:
         from .client import RedisServer
@@ -48,25 +48,25 @@ class RedisSource:
             raise
 
     def open(self, store_id: str, generation: str | None) -> RedisCatalog:
-        """Open the catalog, unless it is older than what was shipped from it."""
+        """Open the catalog. Its calls raise CatalogRolledBack if it is older than its own backup in the root."""
         catalog = self._catalog(store_id, generation)
         catalog.expect_version(newest_shipped(self._site.files, store_id, catalog.generation))
         return catalog
 
-    def strangers(self) -> list[str]:
+    def foreign_files(self) -> list[str]:
         from .catalog import claim_root
 
         folder = self._site.folder
         if folder is not None and folder.exists() and not folder.is_dir():
             raise ForeignRoot(f"{folder} is a file; choose a folder as root")
         before = self._site.files.list()
-        return strangers_among(before, claim_root(self._server, root_name(self._site)))
+        return foreign_files_among(before, claim_root(self._server, root_name(self._site)))
 
-    def found(self, instead_of: str) -> FoundCatalog:
-        from .catalog import claim_root, found_catalog
+    def create(self, replacing: str) -> FoundCatalog:
+        from .catalog import claim_root, create_catalog
 
-        store_id = claim_root(self._server, root_name(self._site), uuid.uuid4().hex, instead_of)
-        generation = found_catalog(self._server, store_id)
+        store_id = claim_root(self._server, root_name(self._site), uuid.uuid4().hex, replacing)
+        generation = create_catalog(self._server, store_id)
         return FoundCatalog(self._catalog(store_id, generation), store_id, generation)
 
     def refill(
@@ -77,7 +77,9 @@ class RedisSource:
         server = self._server
         present = peek_catalog(server, store_id)
         if present is not None and is_alive(*present):
-            raise CatalogInUse(f"{server.name} holds a catalog of store {store_id} that is alive; open it as it is")
+            raise CatalogInUse(
+                f"{server.name} has a live catalog of store {store_id}; open that one, no restore is needed"
+            )
         generation, version = uuid.uuid4().hex, max(version, 1)
         refill_catalog(server, store_id, generation, version, records)
         name = root_name(self._site)

@@ -1,16 +1,16 @@
-"""The Redis catalog's scripts: each runs alone on the server, so what it checks and what it does is one step.
+"""Lua scripts of the Redis catalog. Redis runs each one atomically, with its checks and its writes.
 
-Keys of a store (one hash slot), in the order in which every script gets them:
+Keys of a store (one hash slot), in the order of every script's arguments:
 
-    meta      hash    generation, version, the last op and its time, how many entries each other key has
+    meta      hash    generation, version, the last op and its time, the number of entries of each other key
     records   hash    record key -> packed record (with its CRC)
     index     zset    all record keys with score 0, for ranges in byte order
     stamps    zset    record key -> the version that wrote it last
-    gone      zset    deleted record key -> the version that deleted it (until shipped; `floor` says what was let go)
-    ops       hash    op id -> the version at which it landed, or "no": decided that it never shall
-    times     zset    op id -> when that was noted
+    gone      zset    deleted record key -> the version that deleted it, until shipped; older than `floor` are forgotten
+    ops       hash    op id -> the version at which it landed, or "no": it never lands
+    times     zset    op id -> the time of its entry in ops
 
-A key that is not there, or has lost entries, means that the catalog is lost, never that it is empty: `meta` counts.
+A key that is missing, or has lost entries, means that the catalog is lost, never that it is empty: `meta` has counts.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ OK, MOVED, CONFLICT = 0, 1, 2
 LOST, OTHER, BEHIND, MISSING, EXPIRED, ABORTED, FORGOTTEN, TOO_BIG, LET_GO, TAKEN, DAMAGED = range(-1, -12, -1)
 
 DEADLINE_MS = 60_000
-"""A write that arrives later than this after it was sent is refused; op ids are kept for twice as long."""
+"""Largest age of a write at its arrival; an older one is refused. Op ids are kept for twice this time."""
 MAX_RECORD = 64 << 20
-MAX_REPLY = 16 << 20  # a page of a range ends past so many bytes, at first
+MAX_REPLY = 16 << 20  # bytes after which a page of a range ends, in the first attempt
 MAX_GONE = 100_000
-"""So many deletions are remembered; past it the oldest are let go, and the next shipped file is a full one."""
+"""Number of deletions that are remembered. Beyond it the oldest are forgotten, and the next backup is a full one."""
 MAX_CHANGED = 256
-"""A body whose state is so many changed records old runs again instead of being compared with each."""
+"""Number of changed records that a commit compares with its read set. After more changes the body runs again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Script:
         object.__setattr__(self, "sha", hashlib.sha1(self.text, usedforsecurity=False).hexdigest().encode())
 
 
-# What every script begins with: the server's time, the catalog's head, and whether it is the one that the caller knows.
+# Beginning of every script: the server's time, the catalog's head, and the check that it is the caller's catalog.
 _HEAD = """
 local META, RECORDS, INDEX, STAMPS, GONE, OPS, TIMES = unpack(KEYS)
 local at = 0
@@ -77,27 +77,27 @@ end
 local function reply(status, a, b) return {status, version, op, op_ms, now, clock, a, b} end
 """
 
-# Reading keys and spans, and comparing what was read with what has changed since. Lua compares strings by the server's
-# locale, so bytes are compared here.
+# Functions that read keys and ranges, and that compare a read set with later changes. Lua compares strings by the
+# server's locale, so `before` compares bytes.
 _READ = """
 local too_big, budget = false, 0
 local function strings() local list = {}; for i = 1, num() do list[i] = arg() end; return list end
 local function spans() local list = {}; for i = 1, num() do list[i] = {arg(), arg(), arg(), num()} end; return list end
 local function values(keys, first, last)
-  local found = redis.call('HMGET', RECORDS, unpack(keys, first, last))
-  for _, value in ipairs(found) do
+  local list = redis.call('HMGET', RECORDS, unpack(keys, first, last))
+  for _, value in ipairs(list) do
     if value then
       if #value > MAX_RECORD then too_big = true end
       budget = budget - #value
     end
   end
-  return found
+  return list
 end
 local function fetch_keys(keys)
   local out = {}
   for first = 1, #keys, 500 do
-    local found = values(keys, first, math.min(first + 499, #keys))
-    for i = 1, #found do out[first + i - 1] = found[i] end
+    local page = values(keys, first, math.min(first + 499, #keys))
+    for i = 1, #page do out[first + i - 1] = page[i] end
   end
   return out
 end
@@ -112,16 +112,16 @@ local function fetch_span(span)
   local out = {#keys == limit and 1 or 0}
   for first = 1, #keys, 100 do
     if budget < 0 then out[1] = 1; break end
-    local found = values(keys, first, math.min(first + 99, #keys))
-    for i = 1, #found do out[#out + 1] = keys[first + i - 1]; out[#out + 1] = found[i] end
+    local page = values(keys, first, math.min(first + 99, #keys))
+    for i = 1, #page do out[#out + 1] = keys[first + i - 1]; out[#out + 1] = page[i] end
   end
   return out
 end
 local function fetch(status, keys, ranges)
-  local got, rows = fetch_keys(keys), {}
+  local records, rows = fetch_keys(keys), {}
   for i, span in ipairs(ranges) do rows[i] = fetch_span(span) end
   if too_big then return {TOO_BIG} end
-  return reply(status, got, rows)
+  return reply(status, records, rows)
 end
 local function before(a, b)
   for i = 1, math.min(#a, #b) do
@@ -157,7 +157,7 @@ local function both(a, b)
 end
 """
 
-# base ('' for the first fetch), budget, whether the read set follows, the read set, what to fetch
+# Arguments: base ('' for the first fetch), '1' to compare the read set, budget, the read set, keys and ranges to fetch
 _FETCH = """
 local base, checked = arg(), arg()
 budget = num()
@@ -168,7 +168,7 @@ if untouched(base, read_keys, read_spans) then return fetch(OK, keys, ranges) en
 return fetch(CONFLICT, both(read_keys, keys), both(read_spans, ranges))
 """
 
-# op, deadline, base, budget, the read set, puts, deletes
+# Arguments: op, deadline, base, budget, the read set, puts, deletes
 _COMMIT = """
 local new_op, deadline, base = arg(), num(), arg()
 budget = num()
@@ -212,37 +212,40 @@ redis.call('HSET', META, 'version', stamp, 'op', op, 'op_ms', text(op_ms), 'cloc
 return reply(OK, stamp)
 """
 
-# op, deadline: whether it has landed; else it never shall
+# Arguments: op, deadline. Returns the version at which the op landed; else decides that it never lands.
 _DECIDE = """
-local asked, deadline = arg(), num()
-local landed = redis.call('HGET', OPS, asked)
+local lost_op, deadline = arg(), num()
+local landed = redis.call('HGET', OPS, lost_op)
 if landed and landed ~= 'no' then return reply(OK, landed) end
 if clock > deadline + KEEP / 2 then return reply(FORGOTTEN) end
-redis.call('HSET', OPS, asked, 'no')
-redis.call('ZADD', TIMES, clock, asked)
+redis.call('HSET', OPS, lost_op, 'no')
+redis.call('ZADD', TIMES, clock, lost_op)
 redis.call('HSET', META, 'clock', text(clock), 'ops', redis.call('HLEN', OPS))
 return reply(ABORTED)
 """
 
-# since, most: records and deletions that are newer, by version; a full list of either kind may have more behind it
+# Arguments: since, limit, '1' without deletions. Returns the newer records and deletions by version, each list up to
+# the limit.
 _CHANGES = """
-local since, most, whole = arg(), num(), arg()
-if whole == '0' and tonumber(since) < floor then return reply(LET_GO) end
-local live = redis.call('ZRANGEBYSCORE', STAMPS, '(' .. since, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
+local since, limit, without_deletions = arg(), num(), arg()
+if without_deletions == '0' and tonumber(since) < floor then return reply(LET_GO) end
+local live = redis.call('ZRANGEBYSCORE', STAMPS, '(' .. since, '+inf', 'WITHSCORES', 'LIMIT', 0, limit)
 local keys, out = {}, {}
 for i = 1, #live, 2 do keys[#keys + 1] = live[i] end
-local found = fetch_keys(keys)
+local packed = fetch_keys(keys)
 for i, key in ipairs(keys) do
-  if not found[i] then return {MISSING} end
-  out[#out + 1] = key; out[#out + 1] = live[2 * i]; out[#out + 1] = found[i]
+  if not packed[i] then return {MISSING} end
+  out[#out + 1] = key; out[#out + 1] = live[2 * i]; out[#out + 1] = packed[i]
 end
 if too_big then return {TOO_BIG} end
 local dead = {}
-if whole == '0' then dead = redis.call('ZRANGEBYSCORE', GONE, '(' .. since, '+inf', 'WITHSCORES', 'LIMIT', 0, most) end
+if without_deletions == '0' then
+  dead = redis.call('ZRANGEBYSCORE', GONE, '(' .. since, '+inf', 'WITHSCORES', 'LIMIT', 0, limit)
+end
 return reply(OK, out, dead)
 """
 
-# version: deletions up to it have been shipped
+# Argument: version. Forgets the deletions up to it, which have been shipped.
 _FORGET = """
 local until_version = num()
 if until_version > version then return {BEHIND, version} end
@@ -252,28 +255,28 @@ redis.call('HSET', META, 'gone', redis.call('ZCARD', GONE), 'floor', text(until_
 return reply(OK)
 """
 
-# generation: makes the head of a new store, unless there is one; returns the one that counts
-_FOUND = """
-local found = redis.call('HGET', KEYS[1], 'generation')
-if found then return {OK, found} end
+# Argument: generation. Creates the head of a new store unless it exists; returns the generation of the store.
+_CREATE = """
+local present = redis.call('HGET', KEYS[1], 'generation')
+if present then return {OK, present} end
 for i = 2, #KEYS do if redis.call('EXISTS', KEYS[i]) == 1 then return {MISSING} end end
 redis.call('HSET', KEYS[1], 'generation', ARGV[1], 'version', 0, 'op', '', 'op_ms', 0, 'clock', 0, 'records', 0,
   'gone', 0, 'ops', 0, 'floor', 0)
 return {OK, ARGV[1]}
 """
 
-# One key: the store that was founded at a root. What it is to be ('': as it is), and the one that may be replaced.
+# One key: the id of a root's store. Arguments: the new id ('' only reads the present one), and the id to replace.
 _CLAIM = """
-local found = redis.call('GET', KEYS[1])
-if ARGV[1] == '' then return {OK, found or ''} end
-if found and (ARGV[2] == '' or found ~= ARGV[2]) then return {OK, found} end
+local present = redis.call('GET', KEYS[1])
+if ARGV[1] == '' then return {OK, present or ''} end
+if present and (ARGV[2] == '' or present ~= ARGV[2]) then return {OK, present} end
 redis.call('SET', KEYS[1], ARGV[1])
 return {OK, ARGV[1]}
 """
 
 _PEEK = "return {OK, redis.call('HMGET', KEYS[1], 'generation', 'version')}"
 
-# An eighth key holds the token of the restore that is under way: a second one takes it over, and the first one ends.
+# An eighth key has the token of the running restore. A second restore replaces the token, and the first one ends.
 _RESTORE_BEGIN = """
 redis.call('UNLINK', unpack(KEYS))
 redis.call('SET', KEYS[8], ARGV[1])
@@ -318,7 +321,7 @@ COMMIT = _script("commit", _HEAD, _READ, _COMMIT)
 DECIDE = _script("decide", _HEAD, _DECIDE)
 CHANGES = _script("changes", _HEAD, _READ, _CHANGES)
 FORGET = _script("forget", _HEAD, _FORGET)
-FOUND = _script("found", _FOUND)
+CREATE = _script("create", _CREATE)
 CLAIM = _script("claim", _CLAIM)
 PEEK = _script("peek", _PEEK)
 RESTORE_BEGIN = _script("restore begin", _RESTORE_BEGIN)

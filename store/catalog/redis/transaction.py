@@ -1,8 +1,8 @@
-"""One run of a body against the Redis catalog: what it has read, as of one version, and what it wants to write.
+"""Read set and writes of one run of a body against the Redis catalog.
 
-All that a run has read is the state of one version of the catalog. When a later fetch finds a newer version, the server
-says whether anything of what was read has changed since: if not, the run goes on as of the newer version; else the body
-runs again, with all that it read so far fetched in one step, so that it gets further each time.
+All records of a read set are the state of one version of the catalog. If a later fetch finds a newer version, the
+server compares the read set with the changes since. Without an overlap the run goes on as of the newer version. Else
+the body runs again with a new read set, which fetches all records read so far in one step: so each run gets further.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from .scripts import CONFLICT, FETCH, MAX_RECORD, MAX_REPLY, MOVED, Script
 
 T = TypeVar("T")
 _FIRST_PAGE, _LAST_PAGE = 64, 1 << 20
-_WHOLE = 1 << 16
+_MAX_RANGE = 1 << 16
 _CHECKED_AT_ONCE = 256
-"""A read set of up to so many keys and spans goes with every fetch; a longer one only when it is needed."""
+"""Largest number of keys and ranges of a read set that is sent with every fetch; a larger one only on demand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The head that every answer has, and what follows it."""
+    """Decoded answer of a script: the head that every answer has, and its payload."""
 
     status: int
     version: int
     op: bytes
     op_ms: int
     now_ms: int
-    tick_ms: int  # the server's time, never going back
-    rest: list[Any]
+    tick_ms: int  # the server's time, which never goes back
+    payload: list[Any]
     at_s: float = field(default_factory=monotonic_s)
 
 
@@ -46,7 +46,7 @@ Call = Callable[[Script, list[Argument]], Reply]
 
 @dataclass(frozen=True, slots=True)
 class RangeRequest:
-    """Request for at most `limit` records with lo <= key < hi, from either end."""
+    """Request for at most `limit` records with lo <= key < hi, from the lower or (backward) the upper end."""
 
     lo: bytes
     hi: bytes
@@ -59,7 +59,7 @@ class RangeRequest:
 
 @dataclass(slots=True)
 class _KeySpan:
-    """Known part of the key space: all records with lo <= key < hi, in order."""
+    """Fetched part of the key space: the keys of all records with lo <= key < hi, in order."""
 
     lo: bytes
     hi: bytes
@@ -67,7 +67,7 @@ class _KeySpan:
 
 
 @dataclass(slots=True)
-class _Used:
+class _ScannedRange:
     """Key range [lo, hi) of a scan that the body has consumed."""
 
     lo: bytes
@@ -75,180 +75,187 @@ class _Used:
 
 
 class RestartTransaction(BaseException):
-    """Ends a body whose state has changed under it. Not an Exception: no body may catch it."""
+    """Signal that ends a body whose read set is out of date. Not an Exception, so that no body catches it."""
 
-    def __init__(self, run: ReadSet) -> None:
+    def __init__(self, read_set: ReadSet) -> None:
         super().__init__()
-        self.run = run
+        self.read_set = read_set
 
 
 class ReadSet:
-    """Records that one run of a body has read or prefetched. `keys` and `spans` are fetched with the first request."""
+    """Records that one run of a body has read or prefetched. keys, ranges: prefetched with the first request."""
 
     def __init__(
-        self, call: Call, keys: Iterable[bytes] = (), spans: Iterable[RangeRequest] = (), attempt: int = 0
+        self, call: Call, keys: Iterable[bytes] = (), ranges: Iterable[RangeRequest] = (), attempt: int = 0
     ) -> None:
         self._call = call
         self._attempt = min(attempt, 6)
-        self._wanted_keys = list(keys)
-        self._wanted_spans = list(spans)
-        self._known: dict[bytes, bytes | None] = {}
+        self._prefetch_keys = list(keys)
+        self._prefetch_ranges = list(ranges)
+        self._values: dict[bytes, bytes | None] = {}
         self._spans: list[_KeySpan] = []
-        self._used: list[_Used] = []
-        self._asked: dict[bytes, None] = {}
+        self._scanned: list[_ScannedRange] = []
+        self._read_keys: dict[bytes, None] = {}
         self._head: Reply | None = None
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     def head(self) -> Reply:
-        """Return the version that this run sees, with the server's time."""
+        """Return the head of the newest answer: the version of this read set, and the server's time."""
         if self._head is None:
             self._fetch([], [])
         assert self._head is not None
         return self._head
 
     def get(self, key: bytes) -> bytes | None:
-        if self._head is None or key not in self._known:
+        if self._head is None or key not in self._values:
             self._fetch([key], [])
-        self._asked[key] = None
-        return self._known[key]
+        self._read_keys[key] = None
+        return self._values[key]
 
     def rows(self, start: bytes, stop: bytes, backward: bool) -> Iterator[tuple[bytes, bytes]]:
         """Yield the records with start <= key < stop, fetched in pages on demand."""
         if start >= stop:
             return
-        at, pages = stop if backward else start, self._attempt
-        used = _Used(at, at)
-        self._used.append(used)
-        while used.lo > start if backward else used.hi < stop:
-            at = used.lo if backward else used.hi
-            span = self._covering(at, backward)
+        position, pages = stop if backward else start, self._attempt
+        scanned = _ScannedRange(position, position)
+        self._scanned.append(scanned)
+        while scanned.lo > start if backward else scanned.hi < stop:
+            position = scanned.lo if backward else scanned.hi
+            span = self._find_span(position, backward)
             if span is None:
-                size = min(_FIRST_PAGE << 3 * pages, _LAST_PAGE)  # the more often it runs again, the more at once
+                size = min(_FIRST_PAGE << 3 * pages, _LAST_PAGE)  # pages grow with each attempt
                 pages += 1
                 self._fetch(
-                    [], [RangeRequest(start, at, True, size) if backward else RangeRequest(at, stop, False, size)]
+                    [],
+                    [
+                        RangeRequest(start, position, True, size)
+                        if backward
+                        else RangeRequest(position, stop, False, size)
+                    ],
                 )
-                span = self._covering(at, backward)
+                span = self._find_span(position, backward)
                 assert span is not None
             first, last = max(span.lo, start), min(span.hi, stop)
             if backward:
-                page = span.keys[bisect_left(span.keys, first) : bisect_left(span.keys, at)][::-1]
-                used.lo = first
+                page = span.keys[bisect_left(span.keys, first) : bisect_left(span.keys, position)][::-1]
+                scanned.lo = first
             else:
-                page = span.keys[bisect_left(span.keys, at) : bisect_left(span.keys, last)]
-                used.hi = last
-            known = self._known
+                page = span.keys[bisect_left(span.keys, position) : bisect_left(span.keys, last)]
+                scanned.hi = last
+            known = self._values
             for key, value in [(key, known[key]) for key in page]:
                 assert value is not None
                 yield key, value
 
-    def _covering(self, at: bytes, backward: bool) -> _KeySpan | None:
-        """Find a known span that holds the keys following (or preceding) this place."""
+    def _find_span(self, position: bytes, backward: bool) -> _KeySpan | None:
+        """Return a fetched span with the keys after (or before) this position; None if there is none."""
         for span in reversed(self._spans):
-            if span.lo < at <= span.hi if backward else span.lo <= at < span.hi:
+            if span.lo < position <= span.hi if backward else span.lo <= position < span.hi:
                 return span
         return None
 
     # ---- fetching ----------------------------------------------------------------------------------------------------
 
-    def _fetch(self, keys: list[bytes], spans: list[RangeRequest]) -> None:
+    def _fetch(self, keys: list[bytes], ranges: list[RangeRequest]) -> None:
         if self._head is None:
-            keys = list(dict.fromkeys([*keys, *self._wanted_keys]))
-            reply = self._call(FETCH, ["", "0", self._budget, 0, 0, *_request(keys, [*spans, *self._wanted_spans])])
-            spans = [*spans, *self._wanted_spans]
+            keys = list(dict.fromkeys([*keys, *self._prefetch_keys]))
+            reply = self._call(
+                FETCH, ["", "0", self._budget, 0, 0, *_fetch_arguments(keys, [*ranges, *self._prefetch_ranges])]
+            )
+            ranges = [*ranges, *self._prefetch_ranges]
         else:
-            read_keys, read_spans = self.read_set()
-            asked, version = _request(keys, spans), self._head.version
-            checked = len(read_keys) + len(read_spans) <= _CHECKED_AT_ONCE
-            read = _request(read_keys, read_spans)
-            reply = None if checked else self._call(FETCH, [version, "0", self._budget, 0, 0, *asked])
+            read_keys, read_ranges = self.reads()
+            request, version = _fetch_arguments(keys, ranges), self._head.version
+            sends_reads = len(read_keys) + len(read_ranges) <= _CHECKED_AT_ONCE
+            reads = _fetch_arguments(read_keys, read_ranges)
+            reply = None if sends_reads else self._call(FETCH, [version, "0", self._budget, 0, 0, *request])
             if reply is None or reply.status == MOVED:
-                reply = self._call(FETCH, [version, "1", self._budget, *read, *asked])
+                reply = self._call(FETCH, [version, "1", self._budget, *reads, *request])
             if reply.status == CONFLICT:
-                raise RestartTransaction(self.renewed(reply, [*read_keys, *keys], [*read_spans, *spans]))
-            if reply.version != version:  # what the server has not compared is not known any more
-                self._known = {key: value for key, value in self._known.items() if key in self._asked}
+                raise RestartTransaction(self.refreshed(reply, [*read_keys, *keys], [*read_ranges, *ranges]))
+            if reply.version != version:  # the server has compared only the read keys and ranges
+                self._values = {key: value for key, value in self._values.items() if key in self._read_keys}
                 self._spans.clear()
-        self._learn(reply, keys, spans)
+        self._add_reply(reply, keys, ranges)
 
-    def renewed(self, reply: Reply, keys: list[bytes], spans: list[RangeRequest]) -> ReadSet:
-        """Return a run that begins with the records that the server sent when it found this run out of date."""
-        run = ReadSet(self._call, attempt=self._attempt + 1)
-        run._learn(reply, keys, spans)
-        return run
+    def refreshed(self, reply: Reply, keys: list[bytes], ranges: list[RangeRequest]) -> ReadSet:
+        """Return a new read set with the records that the server sent because this one is out of date."""
+        fresh = ReadSet(self._call, attempt=self._attempt + 1)
+        fresh._add_reply(reply, keys, ranges)
+        return fresh
 
     def restarted(self) -> ReadSet:
-        """Return a run that fetches first all that this one has read."""
-        return ReadSet(self._call, *self.read_set(), attempt=self._attempt + 1)
+        """Return a new read set that prefetches all reads of this one."""
+        return ReadSet(self._call, *self.reads(), attempt=self._attempt + 1)
 
-    def request(self) -> list[Argument]:
-        """Return the arguments by which the server validates a commit of this run: its version and its reads."""
-        return [self.head().version, self._budget, *_request(*self.read_set())]
+    def commit_arguments(self) -> list[Argument]:
+        """Return the arguments with which the server validates a commit: version, budget and reads of this read set."""
+        return [self.head().version, self._budget, *_fetch_arguments(*self.reads())]
 
     @property
     def _budget(self) -> int:
-        """Return the bytes after which the server ends a page: more each time that a run was out of date."""
+        """Return the bytes after which the server ends a page. They double with each attempt."""
         return MAX_REPLY << self._attempt
 
-    def read_set(self) -> tuple[list[bytes], list[RangeRequest]]:
-        limit = _WHOLE << self._attempt
-        return list(self._asked), [
-            RangeRequest(used.lo, used.hi, False, limit) for used in self._used if used.lo < used.hi
+    def reads(self) -> tuple[list[bytes], list[RangeRequest]]:
+        limit = _MAX_RANGE << self._attempt
+        return list(self._read_keys), [
+            RangeRequest(scanned.lo, scanned.hi, False, limit) for scanned in self._scanned if scanned.lo < scanned.hi
         ]
 
-    def _learn(self, reply: Reply, keys: list[bytes], spans: list[RangeRequest]) -> None:
-        found = reply.rest
-        if len(found) != 2 or not all(isinstance(part, list) for part in found):
-            raise _damaged("a fetch was answered with something else")
-        if len(found[0]) != len(keys) or len(found[1]) != len(spans):
-            raise _damaged("a fetch was answered with too much or too little")
+    def _add_reply(self, reply: Reply, keys: list[bytes], ranges: list[RangeRequest]) -> None:
+        payload = reply.payload
+        if len(payload) != 2 or not all(isinstance(part, list) for part in payload):
+            raise _damaged("its answer to a fetch is malformed")
+        if len(payload[0]) != len(keys) or len(payload[1]) != len(ranges):
+            raise _damaged("its answer to a fetch has too many or too few records")
         self._head = reply
-        for key, value in zip(keys, found[0], strict=True):
-            self._known[key] = _value(key, value, none=True)
-        for wish, rows in zip(spans, found[1], strict=True):
-            self._learn_span(wish, rows)
+        for key, value in zip(keys, payload[0], strict=True):
+            self._values[key] = _checked_value(key, value, optional=True)
+        for request, rows in zip(ranges, payload[1], strict=True):
+            self._add_range(request, rows)
 
-    def _learn_span(self, wish: RangeRequest, rows: Any) -> None:
+    def _add_range(self, request: RangeRequest, rows: Any) -> None:
         if not isinstance(rows, list) or len(rows) % 2 == 0 or rows[0] not in (0, 1):
-            raise _damaged("a range was answered with something else")
+            raise _damaged("its answer to a range is malformed")
         keys = rows[1::2]
-        if not all(isinstance(key, bytes) and wish.lo <= key < wish.hi for key in keys):
-            raise _damaged("a range was answered with keys from outside it")
-        if wish.backward:
+        if not all(isinstance(key, bytes) and request.lo <= key < request.hi for key in keys):
+            raise _damaged("its answer to a range has keys outside of the range")
+        if request.backward:
             keys.reverse()
         if any(a >= b for a, b in pairwise(keys)):
-            raise _damaged("a range was answered out of order")
-        lo, hi = wish.lo, wish.hi
+            raise _damaged("its answer to a range is out of order")
+        lo, hi = request.lo, request.hi
         if rows[0] and not keys:
-            raise _damaged("a range was answered with nothing, and more to come")
+            raise _damaged("its answer to a range is an empty page, and not the last one")
         if rows[0]:
-            lo, hi = (keys[0], hi) if wish.backward else (lo, keys[-1] + b"\0")
+            lo, hi = (keys[0], hi) if request.backward else (lo, keys[-1] + b"\0")
         for key, value in zip(rows[1::2], rows[2::2], strict=True):
-            self._known[key] = _value(key, value)
+            self._values[key] = _checked_value(key, value)
         if lo < hi:
             self._spans.append(_KeySpan(lo, hi, keys))
 
 
-def _request(keys: list[bytes], spans: list[RangeRequest]) -> list[Argument]:
-    found: list[Argument] = [len(keys), *keys, len(spans)]
-    for span in spans:
-        found += span.arguments()
-    return found
+def _fetch_arguments(keys: list[bytes], ranges: list[RangeRequest]) -> list[Argument]:
+    arguments: list[Argument] = [len(keys), *keys, len(ranges)]
+    for range_ in ranges:
+        arguments += range_.arguments()
+    return arguments
 
 
-def _value(key: bytes, value: Any, *, none: bool = False) -> bytes | None:
-    if isinstance(value, bytes) or (none and value is None):
+def _checked_value(key: bytes, value: Any, *, optional: bool = False) -> bytes | None:
+    if isinstance(value, bytes) or (optional and value is None):
         return value
     raise Corrupt(f"catalog record {key!r}", "it is missing from the server")
 
 
-def _damaged(what: str) -> Corrupt:
-    return Corrupt("the answer of the catalog server", what)
+def _damaged(damage: str) -> Corrupt:
+    return Corrupt("the catalog server", damage)
 
 
 def decode(key: bytes, value: bytes) -> Record:
-    """Decode a record from the server, whose bytes are not trusted."""
+    """Decode a record from the server. Its bytes are not trusted."""
     try:
         return unpack(key, value)
     except (ValueError, TypeError, RecursionError) as error:
@@ -256,34 +263,36 @@ def decode(key: bytes, value: bytes) -> Record:
 
 
 class RedisView:
-    """Records as one run sees them, its own writes included."""
+    """View, and Txn, of one run of a body: its read set with its own writes."""
 
-    def __init__(self, run: ReadSet) -> None:
-        self._run = run
+    def __init__(self, read_set: ReadSet) -> None:
+        self._read_set = read_set
         self.writes: dict[bytes, bytes | None] = {}
 
     @property
     def version(self) -> int:
-        return self._run.head().version
+        return self._read_set.head().version
 
     def get(self, key: bytes) -> Record | None:
-        value = self.writes[key] if key in self.writes else self._run.get(key)
+        value = self.writes[key] if key in self.writes else self._read_set.get(key)
         return None if value is None else decode(key, value)
 
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, Record]]:
-        mine = sorted((key for key in self.writes if start <= key < stop), reverse=reverse)
-        at = 0
-        for key, value in self._run.rows(start, stop, reverse):
-            while at < len(mine) and (mine[at] > key if reverse else mine[at] < key):
-                yield from self._written(mine[at])
-                at += 1
-            if at < len(mine) and mine[at] == key:
-                at += 1
+        written_keys = sorted((key for key in self.writes if start <= key < stop), reverse=reverse)
+        position = 0
+        for key, value in self._read_set.rows(start, stop, reverse):
+            while position < len(written_keys) and (
+                written_keys[position] > key if reverse else written_keys[position] < key
+            ):
+                yield from self._written(written_keys[position])
+                position += 1
+            if position < len(written_keys) and written_keys[position] == key:
+                position += 1
             if key in self.writes:
                 yield from self._written(key)
             else:
                 yield key, decode(key, value)
-        for key in mine[at:]:
+        for key in written_keys[position:]:
             yield from self._written(key)
 
     def put(self, key: bytes, record: Record) -> None:
