@@ -1,4 +1,4 @@
-"""The demo: a year of flights streams into views on Spark, and ten snapshots are held against DuckDB."""
+"""Demo: a year of flights streams into views on Spark; ten snapshots are compared with DuckDB."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `epochlog demo` with these arguments (default: the command line's). 0: all views were equal every time."""
+    """Run `epochlog demo` with these arguments (default: the command line's). Return 0 if all views were equal."""
     from .run import main as run
 
     return run(argv)

@@ -1,4 +1,4 @@
-"""Lets `python -m epochlog.demo` run the demo."""
+"""Entry point of `python -m epochlog.demo`."""
 
 from __future__ import annotations
 

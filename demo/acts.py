@@ -1,4 +1,4 @@
-"""What is done to the views on purpose: one is slowed for a while, one is killed in the middle of a barrier."""
+"""Disturbances of the demo: one view is slowed for a while, another is killed in the middle of a barrier."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMMITS_WHILE_DEAD = 2
 
 
 class Slowdown:
-    """A refresh that takes `extra_s` seconds longer while `on` is set."""
+    """Refresh function that takes `extra_s` seconds longer while `on` is set."""
 
     def __init__(self, refresh: Callable[[Any], None], extra_s: float) -> None:
         self.on = threading.Event()
@@ -30,19 +30,19 @@ class Slowdown:
             self._closed.wait(self._extra_s)
 
     def close(self) -> None:
-        """No more waiting, not even in a refresh that has begun to."""
+        """End the slowdown, also for a refresh that is waiting."""
         self.on.clear()
         self._closed.set()
 
 
-State = Literal["starting", "alive", "told", "dead", "restarted", "recovered"]
+State = Literal["starting", "alive", "hold_requested", "dead", "restarted", "recovered"]
 
 
 class Victim:
-    """A view whose driver is a process of its own, and what becomes of it.
+    """State machine of the view whose driver process is killed and restarted.
 
-    starting -> alive -> told to hold -> dead (SIGKILL, once it stands in the middle of a barrier) -> restarted (when
-    each other view has committed COMMITS_WHILE_DEAD times) -> recovered (when that barrier has been committed).
+    starting -> alive -> hold_requested -> dead (SIGKILL in the middle of a barrier) -> restarted (after
+    COMMITS_WHILE_DEAD commits of each other view) -> recovered (after the commit of that barrier).
     """
 
     def __init__(self, root: str, view: str, log: Path, say: Callable[[str], None]) -> None:
@@ -55,16 +55,16 @@ class Victim:
         self._driver = Driver(root, view, log)
 
     def advance(self, commits: Mapping[str, int], committed_epoch: int, kill_now: bool) -> bool:
-        """Look at what has happened since the last call and act on it; True when the state has changed.
+        """Handle the driver's events since the last call; return True if the state has changed.
 
-        `commits`: the number of commits of each other view so far; `committed_epoch`: the victim's own newest.
+        `commits`: the number of commits of each other view so far; `committed_epoch`: the victim's newest.
         """
         before = self.state
-        for event in self._heard():
-            self._hear(event, commits)
+        for event in self._drain_events():
+            self._handle_event(event, commits)
         if self.state == "alive" and kill_now:
             self._driver.hold()
-            self.state = "told"
+            self.state = "hold_requested"
         elif self.state == "dead":
             self.commits_while_dead = {name: count - self._commits_before[name] for name, count in commits.items()}
         elif self.state == "restarted" and self.barrier and committed_epoch >= self.barrier[1]:
@@ -73,30 +73,30 @@ class Victim:
         return self.state != before
 
     @property
-    def to_come(self) -> bool:
-        """It has not been killed yet."""
-        return self.state in ("starting", "alive", "told")
+    def not_killed_yet(self) -> bool:
+        """Return True until the kill."""
+        return self.state in ("starting", "alive", "hold_requested")
 
     @property
-    def mourned(self) -> bool:
-        """It is dead, and every other view has gone on long enough to show it."""
+    def dead_long_enough(self) -> bool:
+        """Return True if the victim is dead and each other view has committed COMMITS_WHILE_DEAD times since."""
         return self.state == "dead" and min(self.commits_while_dead.values(), default=0) >= COMMITS_WHILE_DEAD
 
     def restart(self) -> None:
-        went_on = ", ".join(f"{name} {count}" for name, count in self.commits_while_dead.items())
-        self._say(f"commits of the others while {self.view} was dead: {went_on}")
+        counts = ", ".join(f"{name} {count}" for name, count in self.commits_while_dead.items())
+        self._say(f"commits of the other views while {self.view} was dead: {counts}")
         self._driver = Driver(self._root, self.view, self._log)
         self.state = "restarted"
         self._say(f"{self.view} is being started again (process {self._driver.pid})")
 
     def close(self) -> None:
-        """End its driver: gently when it has lived to the end, else (the demo itself has failed) at once."""
+        """End the driver: gracefully after the recovery, with SIGKILL if the demo has failed before."""
         if self.state == "recovered":
             self._driver.close()
         else:
             self._driver.kill()
 
-    def _heard(self) -> list[dict[str, Any]]:
+    def _drain_events(self) -> list[dict[str, Any]]:
         events = []
         while True:
             try:
@@ -104,22 +104,22 @@ class Victim:
             except Empty:
                 return events
 
-    def _hear(self, event: dict[str, Any], commits: Mapping[str, int]) -> None:
+    def _handle_event(self, event: dict[str, Any], commits: Mapping[str, int]) -> None:
         match self.state, event["event"]:
             case "starting", "ready":
                 self.state = "alive"
-                self._say(f"{self.view} runs in a driver of its own (process {self._driver.pid})")
+                self._say(f"{self.view} runs in its own driver (process {self._driver.pid})")
             case "restarted", "ready":
-                self._say(f"{self.view} is up again and takes the barrier it was killed in")
-            case "told", "holding":
+                self._say(f"{self.view} is up again and repeats the barrier it was killed in")
+            case "hold_requested", "holding":
                 self._driver.kill()
                 self.state = "dead"
                 self.barrier = (event["prev"], event["curr"])
                 self._commits_before = dict(commits)
                 self._say(f"{self.view} was killed (SIGKILL) in the middle of a barrier: rows written, not committed")
             case "restarted", "barrier":
-                again = (event["prev"], event["curr"])
-                if self.barrier and again[0] == self.barrier[0] and again != self.barrier:
-                    raise EpochlogError(f"{self.view} was killed in barrier {self.barrier} and came back to {again}")
+                barrier = (event["prev"], event["curr"])
+                if self.barrier and barrier[0] == self.barrier[0] and barrier != self.barrier:
+                    raise EpochlogError(f"{self.view} was killed in barrier {self.barrier} and came back to {barrier}")
             case state, "gone" if state != "dead":
                 raise EpochlogError(f"the driver of {self.view} has ended by itself; its log is {self._log}")

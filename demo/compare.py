@@ -1,4 +1,4 @@
-"""Holds every view of a snapshot against its SQL over the same snapshot's root tables, row for row, in DuckDB."""
+"""Comparison of each view of a snapshot with its SQL over the root tables of that snapshot, row by row, in DuckDB."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TABLES = (*ROOTS, *VIEWS)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One view in one snapshot: its rows, and how many keys are missing, too many or have another value."""
+    """Result for one view in one snapshot: its rows, and the number of keys that are missing, extra or different."""
 
     rows: int
     differing: int
@@ -24,7 +24,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One moment of the run (times in seconds of it): every view under `aligned` and under `latest`."""
+    """Results of all views at one moment, under `aligned` and under `latest`. Times are seconds since the run began."""
 
     number: int
     at_s: float
@@ -41,7 +41,7 @@ class Moment:
 
 
 def compare(connection: Any, view: DemoView) -> Finding:
-    """The view as stored against the view as defined; `connection` has the tables of one snapshot as relations."""
+    """Compare the stored view with its SQL; `connection` has the tables of one snapshot as relations."""
     columns, key = ", ".join(view.schema.names), ", ".join(view.key)
     counts = connection.execute(f"""
         WITH actual AS MATERIALIZED (SELECT {columns} FROM {view.name}),
@@ -53,7 +53,7 @@ def compare(connection: Any, view: DemoView) -> Finding:
 
 
 def findings(snapshot: Any) -> dict[str, Finding]:
-    """Every view of an open snapshot."""
+    """Compare all views of an open snapshot."""
     connection = snapshot.duckdb()
     try:
         return {name: compare(connection, view) for name, view in VIEWS.items()}
@@ -61,17 +61,17 @@ def findings(snapshot: Any) -> dict[str, Finding]:
         connection.close()
 
 
-def unlike_the_feed(store: Any, inboxes: Mapping[str, Path]) -> dict[str, int]:
-    """How many keys of the root tables are not what the day files, newest day first, say they must be."""
+def keys_unlike_feed(store: Any, inboxes: Mapping[str, Path]) -> dict[str, int]:
+    """Count the keys of each root table that differ from the newest row of the key in the day files."""
     with store.snapshot(list(inboxes), consistency="latest") as snapshot:
         connection = snapshot.duckdb()
         try:
-            return {name: _unlike(connection, name, folder) for name, folder in inboxes.items()}
+            return {name: _keys_unlike_files(connection, name, folder) for name, folder in inboxes.items()}
         finally:
             connection.close()
 
 
-def _unlike(connection: Any, table: str, folder: Path) -> int:
+def _keys_unlike_files(connection: Any, table: str, folder: Path) -> int:
     key = ", ".join(KEYS[table])
     kind = "_change_type" if table == "flights" else "'upsert'"
     hidden = "number, file" + (", _change_type" if table == "flights" else "")

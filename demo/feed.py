@@ -1,4 +1,4 @@
-"""The feed: day files that a Spark file stream picks up, released as the streams' own progress allows."""
+"""Feed of the root tables: day files for Spark's file streams, released at the pace of the streams."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ LOOK_EVERY = "400 milliseconds"
 
 
 class DayFeed:
-    """Days as files in a staging folder, moved one after the other into the streams' inboxes.
+    """Day files in a staging folder, moved one after the other into the inboxes of the streams.
 
-    A move is a rename, so that a stream never sees half a file; the files' ages rise day by day, because that is the
-    order in which Spark takes them.
+    A move is a rename, so that a stream never reads half a file. The modification times rise day by day, because Spark
+    reads files in that order.
     """
 
     def __init__(self, folder: Path, days: list[Day]) -> None:
@@ -51,7 +51,7 @@ class DayFeed:
         return f"{stream}-{number:03d}.parquet"
 
     def release(self, days: int) -> None:
-        """Let the streams see the first `days` days."""
+        """Move the first `days` days into the inboxes."""
         while self.released < min(days, self.days):
             for stream in STREAMS:
                 name = self._name(stream, self.released)
@@ -59,12 +59,12 @@ class DayFeed:
             self.released += 1
 
     def days_in(self, stream: str, rows: int) -> int:
-        """How many whole days are within the stream's first `rows` input rows."""
+        """Return the number of whole days within the stream's first `rows` input rows."""
         return bisect_right(self.rows[stream], rows)
 
 
 def arrived(store: Any, stream: str) -> tuple[int, int]:
-    """Input rows and commits that the stream has brought into its table so far, by the table's own history."""
+    """Return the numbers of input rows and commits of the stream so far, from the history of its table."""
     history = store.table(stream).history()
     rows = pc.sum(history["rows_upserted"]).as_py() or 0
     return rows + (pc.sum(history["rows_deleted"]).as_py() or 0), history.num_rows
@@ -73,7 +73,7 @@ def arrived(store: Any, stream: str) -> tuple[int, int]:
 def start_stream(
     spark: SparkSession, feed: DayFeed, stream: str, root: str, checkpoints: Path, files_per_batch: int
 ) -> StreamingQuery:
-    """A file stream over the inbox into the root table of the same name, `files_per_batch` day files at a time."""
+    """Start a file stream from the inbox into the root table `stream`, with `files_per_batch` day files per batch."""
     schema = spark.read.parquet(str(feed.staged / feed._name(stream, feed.days - 1))).schema
     source = spark.readStream.schema(schema).option("maxFilesPerTrigger", files_per_batch)
     return (

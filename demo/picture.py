@@ -1,4 +1,4 @@
-"""Picture of a run: committed epochs over time, a line and a lane of commits for each table; and its figures."""
+"""Picture of a run, and its data: committed epochs over time, with a line and a lane of commits for each table."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ COLOURS = {
 
 
 Trace = Sequence[tuple[float, float]]
-"""A table's commits: (when it was made, its epoch), both in seconds of the run."""
+"""Commits of a table: (time, epoch), both in seconds of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Something done to one table on purpose, from and until (seconds of the run)."""
+    """Period in which one table is disturbed, in seconds of the run."""
 
     table: str
     what: str
@@ -33,7 +33,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Data of the picture. snapshots: when each was taken, and its aligned epoch, in seconds of the run."""
+    """Data of the picture. snapshots: the time and aligned epoch of each, in seconds of the run."""
 
     traces: Mapping[str, Trace]
     phases: Sequence[Phase]

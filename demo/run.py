@@ -1,4 +1,4 @@
-"""The demo's command: options, set-up, the run, and what it found."""
+"""Command of the demo: options, set-up, run and report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from epochlog.store.types.epoch import to_unix_ms
 
 from . import data
 from .acts import Victim
-from .compare import TABLES, Moment, unlike_the_feed
+from .compare import TABLES, Moment, keys_unlike_feed
 from .feed import DayFeed
 from .picture import Figures, Trace, draw, save
 from .session import session
@@ -35,7 +35,7 @@ WORK, PICTURE = "epochlog-demo-work", "committed-epochs.png"
 
 
 def parser() -> argparse.ArgumentParser:
-    """The demo's options."""
+    """Build the parser of the demo's options."""
     result = argparse.ArgumentParser(prog="epochlog demo", description="A year of flights, four views, ten snapshots.")
     result.add_argument("--output", type=Path, default=Path("demo-output"), help="folder for the picture and the store")
     result.add_argument("--days", type=int, help="how many days of 2013 to feed (default: all 365)")
@@ -47,7 +47,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: every view was equal to its SQL at every moment under `aligned`, and nothing was lost. 1: not so."""
+    """Run the demo. Return 0 if each view was equal to its SQL in all snapshots under `aligned` and no key was lost,
+    else 1.
+    """
     options = parser().parse_args(argv)
     plan = QUICK if options.quick else FULL
     if options.days is not None:
@@ -73,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def perform(plan: Plan, output: Path, console: Console, now_s: Callable[[], float]) -> dict[str, Any]:
-    """The whole run; the summary of it. The output folder keeps the picture, its figures, the store and a log."""
+    """Run the demo and return its summary. The output folder gets the picture, its data, the store and a log."""
     work = output / WORK
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
@@ -96,12 +98,12 @@ def perform(plan: Plan, output: Path, console: Console, now_s: Callable[[], floa
         stack.callback(stage.close)
         screen.say(
             now_s(),
-            f"{len(days)} days, {feed.rows['flights'][-1]:,} rows of flights; two drivers of Spark are coming up",
+            f"{len(days)} days, {feed.rows['flights'][-1]:,} rows of flights; two Spark drivers are starting",
         )
         stage.start(root, work / "checkpoints", origin_ms)
         stage.run()
         screen.say(now_s(), "all days are in and every view has caught up")
-        outcome = found(stage, days)
+        outcome = outcome_of(stage, days)
     picture = output / PICTURE
     snapshots = [(moment.at_s, moment.epoch_s) for moment in outcome.moments]
     figures = Figures(outcome.traces, list(stage.phases.values()), snapshots)
@@ -112,7 +114,7 @@ def perform(plan: Plan, output: Path, console: Console, now_s: Callable[[], floa
 
 @dataclass(frozen=True, slots=True)
 class DemoOutcome:
-    """What a finished run has shown. The last moment is the one at rest, after the end of the data."""
+    """Outcome of a finished run. The last moment is after the end of the data."""
 
     stage: Stage
     days: Sequence[data.Day]
@@ -125,12 +127,12 @@ class DemoOutcome:
         return all(moment.equal for moment in self.moments) and not any(self.differing_from_feed.values())
 
 
-def found(stage: Stage, days: Sequence[data.Day]) -> DemoOutcome:
-    """Look once more, now that everything is at rest."""
+def outcome_of(stage: Stage, days: Sequence[data.Day]) -> DemoOutcome:
+    """Take the last snapshots after the end of the data, and return the outcome."""
     stage.show_at_rest()
-    end = stage.look(fresh_only=False)
+    end = stage.take_moment(fresh_only=False)
     assert end is not None
-    lost = unlike_the_feed(stage.store, stage.feed.inboxes)
+    lost = keys_unlike_feed(stage.store, stage.feed.inboxes)
     return DemoOutcome(stage, days, [*stage.moments, end], lost, {name: stage.trace(name) for name in TABLES})
 
 
@@ -158,26 +160,26 @@ def report(console: Console, outcome: DemoOutcome, picture: Path, took_s: float)
 
 
 def sentences(summary: dict[str, Any], moments: Sequence[Moment]) -> list[str]:
-    """The summary for people."""
+    """Return the lines of the summary for people."""
     snapshots = moments[:-1]
     unequal = sum(not moment.equal for moment in moments)
     torn = sum(any(finding.differing for finding in moment.latest.values()) for moment in snapshots)
     rows = sum(finding.differing for moment in snapshots for finding in moment.latest.values())
-    fates = f"{summary['corrected']:,} of them corrected later, {summary['deleted']:,} deleted"
+    changes = f"{summary['corrected']:,} of them corrected later, {summary['deleted']:,} deleted"
     dead = ", ".join(f"{name} {count}" for name, count in summary["commits_while_dead"].items())
     return [
         f"aligned: every view equal to its SQL in {len(moments) - unequal} of {len(moments)} snapshots",
         f"latest: {torn} of the {len(snapshots)} snapshots during the run were torn, {rows:,} rows differed in all",
-        f"fed: {summary['flights']:,} flights ({fates}) and {summary['weather']:,} rows of weather",
+        f"fed: {summary['flights']:,} flights ({changes}) and {summary['weather']:,} rows of weather",
         f"keys lost, doubled or wrong in the root tables at the end: {sum(summary['differing_from_feed'].values())}",
-        f"commits of the others while {KILLED} was dead: {dead}",
+        f"commits of the other views while {KILLED} was dead: {dead}",
         f"picture: {summary['picture']}",
         f"{'OK' if summary['equal'] else 'FAILED'} in {summary['seconds']:.1f} s",
     ]
 
 
 def as_json(moment: Moment) -> dict[str, Any]:
-    """One moment as plain values."""
+    """Return a moment as JSON-able values."""
     views = {
         name: {
             "rows": finding.rows,

@@ -1,4 +1,4 @@
-"""The demo's Spark sessions and the starting of jobs on them: settings for two minutes on a small, busy machine."""
+"""Spark sessions of the demo, with settings for two minutes on a small machine, and the start of jobs on them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from epochlog.spark.session import spark
 SETTINGS = {
     "spark.log.level": "ERROR",
     "spark.sql.shuffle.partitions": 1,
-    # In two minutes the optimising compiler never earns back what it costs: half of all processor time with it.
+    # The optimising compiler costs half of the processor time of a run of two minutes.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
 }
 POLL = "300 milliseconds"
@@ -27,23 +27,23 @@ LOOK_S = 0.1
 
 
 def session(app_name: str, log: Path) -> SparkSession:
-    """A local session of its own process; what Spark and its workers write to standard error goes to the log."""
+    """Start a local session. The standard error of Spark and its workers goes to the log."""
     sys.stderr.flush()
-    ours = os.dup(2)
+    saved_stderr = os.dup(2)
     try:
         with log.open("ab") as file:
             os.dup2(file.fileno(), 2)
         return spark(app_name=app_name, **SETTINGS)
     finally:
-        os.dup2(ours, 2)
-        os.close(ours)
+        os.dup2(saved_stderr, 2)
+        os.close(saved_stderr)
 
 
 def start_job(job: Any, session: SparkSession, refresh: Callable[[Any], None]) -> StreamingQuery:
-    """Start a job and wait until its first refresh has begun, or its first look has found nothing to do.
+    """Start a job and wait until its first refresh begins, or its first micro-batch ends without one.
 
-    Spark gives the process of a Python source ten seconds to come up. Where many start at once on two cores that can be
-    too short, so jobs are started one by one, and one that did not come up is started again.
+    Spark gives the process of a Python source ten seconds to start, which can be too short for several at once on two
+    cores. So jobs start one by one, and a failed start is repeated.
     """
     begun = threading.Event()
 

@@ -1,4 +1,4 @@
-"""What the demo shows: a live table on a terminal, plain lines elsewhere, and the comparison at the end."""
+"""Display of the demo: a live table on a terminal, plain lines elsewhere, and the comparison at the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LINES_KEPT = 12
 
 @dataclass(frozen=True, slots=True)
 class ShownLine:
-    """One table at one time: its committed epoch (as seconds of the run), lag, rows, commits seen, and its lot."""
+    """State of one table: its committed epoch (seconds of the run), lag, rows, commits seen, and disturbance."""
 
     table: str
     epoch_s: float | None
@@ -35,7 +35,7 @@ def seconds(value_ms: int) -> str:
 
 
 class Screen:
-    """The live table with the newest events under it; without a terminal the events and a line now and then."""
+    """Display of the run: a live table above the newest events; without a terminal, events and periodic lines."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -53,14 +53,14 @@ class Screen:
             self._live.stop()
 
     def say(self, at_s: float, text: str) -> None:
-        """An event: kept under the live table, or printed."""
+        """Show an event under the live table, or print it."""
         line = f"{at_s:6.1f} s  {text}"
         self._events = [*self._events, line][-LINES_KEPT:]
         if not self._live:
             self.console.print(line, highlight=False, soft_wrap=True)
 
     def update(self, at_s: float, title: str, lines: Sequence[ShownLine]) -> None:
-        """The present state of all tables."""
+        """Show the current state of all tables."""
         if self._live:
             events = Text("\n".join(self._events), no_wrap=True, overflow="ellipsis")
             self._live.update(Group(status(title, lines), events))
@@ -85,8 +85,8 @@ def status(title: str, lines: Sequence[ShownLine]) -> Table:
 
 
 def comparison(moments: Sequence[Moment]) -> Table:
-    """One row per moment: the rows of each view, how many differ from its SQL under `aligned`, and under `latest`."""
-    table = Table(title="rows of each view: how many differ from its SQL under aligned | latest", title_justify="left")
+    """Build a table with a row per moment: the rows and differing keys of each view, under `aligned` and `latest`."""
+    table = Table(title="rows of each view: keys unlike its SQL under aligned | latest", title_justify="left")
     for column in ("#", "at", "day"):
         table.add_column(column, justify="right")
     for view in VIEWS:

@@ -1,4 +1,4 @@
-"""The running demo: streams, jobs, the feed's pace, the acts and the moments, moved on tick by tick."""
+"""Loop of the running demo: streams, jobs, the pace of the feed, the disturbances and the moments, tick by tick."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COUNT_EVERY_S = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The run's measures. Fractions are of the days that are fed."""
+    """Parameters of a run. `slow_*` and `kill_*` are fractions of `days`."""
 
     days: int
     moments: int
@@ -43,18 +43,19 @@ class Plan:
     ahead_days: int = 6
 
     def due_day(self, moment: int) -> int:
-        """The day that must have arrived before moment number `moment` (from 0) is taken."""
+        """Return the day that must arrive before moment number `moment` (from 0)."""
         return self.days * (moment + 1) // (self.moments + 1)
 
     def allowed_days(self, taken: int, days_in: int) -> int:
-        """How many days may be released: few more than the streams have taken, and each moment taken frees at least
-        one, so that there is always something new to come for the next."""
+        """Return the number of days that may be released: `ahead_days` more than the streams have read. Each moment
+        frees at least one day, so that the next moment has new data.
+        """
         last = self.days if taken >= self.moments else min(self.due_day(taken + 2), self.days - self.moments + taken)
         return min(last, days_in + self.ahead_days)
 
 
 class Stage:
-    """Everything that runs. `start`, then `run` to the end; `close` in any case. Times are seconds of the run."""
+    """Runner of the demo: call `start`, then `run`, and `close` in any case. Times are seconds of the run."""
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class Stage:
         self.phases: dict[str, Phase] = {}
         self.arrived = dict.fromkeys(STREAMS, (0, 0))
         self.days_in = 0
-        self._fed_at = 0
+        self._commits_at_release = 0
         self._queries: list[Any] = []
         self._rows: dict[str, tuple[float, int, int]] = {}
         self._infos: dict[str, Any] = {}
@@ -98,7 +99,7 @@ class Stage:
             self._queries.append(start_stream(self.spark, self.feed, stream, *args))
 
     def close(self) -> None:
-        """Stop everything that was started; waits for what is under way."""
+        """Stop all queries and the victim; wait for the running compaction."""
         self.slowdown.close()
         self._pool.shutdown()
         self.victim.close()
@@ -108,13 +109,13 @@ class Stage:
     # ---- the loop ----
 
     def run(self, tick_s: float = 0.5) -> None:
-        """Until all days are in, all moments are taken and every view has caught up."""
+        """Run until all days are read, all moments are taken and each view has caught up."""
         while not self.tick():
             self._closed.wait(tick_s)
 
     def tick(self) -> bool:
-        """Look, act, show; True when the run is over."""
-        self._fail_with_the_queries()
+        """Read the state, act on it and show it; return True at the end of the run."""
+        self._raise_query_errors()
         self.arrived = {stream: arrived(self.store, stream) for stream in STREAMS}
         self.days_in = self.feed.days_in("flights", self.arrived["flights"][0])
         lags = {job.name: job.lag_ms for job in self.store.jobs()}
@@ -124,27 +125,30 @@ class Stage:
         self._kill()
         self._compact()
         self.screen.update(self.now_s(), f"day {self.days_in} of {self.plan.days}", lines)
-        self._take_moment()
-        return self._over(lags)
+        self._take_due_moment()
+        return self._finished(lags)
 
     def _feed(self) -> None:
-        """Release days: none before every view has made its first commit, over tables that are still empty; and while
-        the killed view comes back, only a few for each commit of another, so that days are left for after it. Some are
-        kept back until it is killed, however late that is; one told to hold with nothing to do gets a day more."""
+        """Release the days that the state of the run permits.
+
+        No day before the first commit of each view, over empty tables. The last days wait for the kill, and a victim
+        that must hold but has no change to refresh gets one more day. While the victim restarts, each commit of another
+        view releases a few days, so that some are left for the time after it.
+        """
         commits = [self.commits[name] for name in VIEWS]
         if not all(commits):
             return
         days = self.plan.allowed_days(len(self.moments), self.days_in)
-        if self.victim.to_come:
-            at_rest = self.victim.state == "told" and self.days_in >= self.feed.released
+        if self.victim.not_killed_yet:
+            at_rest = self.victim.state == "hold_requested" and self.days_in >= self.feed.released
             days = min(days, max(int(self.plan.days * self.plan.kill_until), self.feed.released + at_rest))
         if self.victim.state == "restarted":
-            fresh = max(commits) > self._fed_at
-            days = min(days, self.feed.released + 2 * self.plan.files_per_batch * fresh)
-        self._fed_at = max(commits)
+            has_new_commit = max(commits) > self._commits_at_release
+            days = min(days, self.feed.released + 2 * self.plan.files_per_batch * has_new_commit)
+        self._commits_at_release = max(commits)
         self.feed.release(days)
 
-    def _over(self, lags: dict[str, int]) -> bool:
+    def _finished(self, lags: dict[str, int]) -> bool:
         return (
             all(self.arrived[stream][0] >= self.feed.rows[stream][-1] for stream in STREAMS)
             and len(self.moments) >= self.plan.moments
@@ -152,24 +156,24 @@ class Stage:
             and not any(lags.values())
         )
 
-    def _fail_with_the_queries(self) -> None:
+    def _raise_query_errors(self) -> None:
         for query in self._queries:
             if not query.isActive:
                 raise EpochlogError(f"the query {query.name or query.id} has ended: {query.exception()}")
 
     def trace(self, table: str) -> list[tuple[float, float]]:
-        """The table's remembered commits, oldest first: when each was made, and its epoch."""
+        """Return the commits in the table's history, oldest first: time and epoch of each."""
         history = self.store.table(table).history()
         made_ms = history["timestamp"].cast("int64").to_pylist()
         points = [(at_ms - self._origin_ms) / 1000 for at_ms in made_ms]
         return sorted(zip(points, map(self.epoch_s, history["epoch"].to_pylist()), strict=True))
 
     def epoch_s(self, epoch: int) -> float:
-        """An epoch as seconds of the run."""
+        """Convert an epoch to seconds of the run."""
         return (to_unix_ms(epoch) - self._origin_ms) / 1000
 
     def show_at_rest(self) -> None:
-        """The display once more, with every row counted."""
+        """Show the final state, with all rows counted."""
         self._rows.clear()
         self.screen.update(self.now_s(), f"day {self.days_in} of {self.plan.days}", self._lines({}))
 
@@ -188,7 +192,7 @@ class Stage:
         return ShownLine(info.name, at_s, lag_ms, rows, self.commits[info.name], states.get(info.name, ""))
 
     def _count(self, info: Any, at_s: float) -> int:
-        """The table's rows, counted anew every few seconds: a count reads all its keys."""
+        """Return the table's rows. They are counted every COUNT_EVERY_S, because a count reads all keys."""
         counted_s, epoch, rows = self._rows.get(info.name, (-COUNT_EVERY_S, -1, 0))
         if epoch != info.max_committed_epoch and at_s - counted_s >= COUNT_EVERY_S:
             self._rows[info.name] = at_s, info.max_committed_epoch, info.rows
@@ -208,7 +212,7 @@ class Stage:
             self._phase(SLOWED, "slowed")
             if share >= self.plan.slow_until:
                 on.clear()
-                self.say(f"{SLOWED} runs freely again")
+                self.say(f"{SLOWED} is no longer slowed")
 
     def _kill(self) -> None:
         commits = {name: self.commits[name] for name in VIEWS if name != KILLED}
@@ -222,7 +226,7 @@ class Stage:
             self._phase(KILLED, "killed and restarted", self.now_s())
         if self.victim.state in ("dead", "restarted"):
             self._phase(KILLED, "killed and restarted")
-        if self.victim.mourned and self._taken_while_dead():
+        if self.victim.dead_long_enough and self._taken_while_dead():
             self.victim.restart()
 
     def _victim_state(self) -> str:
@@ -236,7 +240,7 @@ class Stage:
         self.phases[table] = Phase(table, what, begin, self.now_s())
 
     def _compact(self) -> None:
-        """Fold the root tables' many small commits into runs now and then, beside everything else."""
+        """Compact a root table in the background when it has `compact_segments` new segments."""
         if self._compaction and self._compaction.done():
             self._compaction.result()
             self._compaction = None
@@ -250,17 +254,21 @@ class Stage:
 
     # ---- moments ----
 
-    def _take_moment(self) -> None:
+    def _take_due_moment(self) -> None:
         number = len(self.moments)
-        dead = self.victim.mourned and not self._taken_while_dead()
-        if number < self.plan.moments - 2 * self.victim.to_come and (dead or self.days_in >= self.plan.due_day(number)):
-            moment = self.look(fresh_only=not dead)
+        dead = self.victim.dead_long_enough and not self._taken_while_dead()
+        limit = self.plan.moments - 2 * self.victim.not_killed_yet
+        if number < limit and (dead or self.days_in >= self.plan.due_day(number)):
+            moment = self.take_moment(fresh_only=not dead)
             if moment:
                 self.moments.append(moment)
 
-    def look(self, fresh_only: bool) -> Moment | None:
-        """A snapshot of all tables under `aligned`, one under `latest`, both compared; None when there is no
-        aligned epoch yet, or with `fresh_only` none past the last moment's (for the first: past the first flights)."""
+    def take_moment(self, fresh_only: bool) -> Moment | None:
+        """Take a snapshot of all tables under `aligned` and one under `latest`, and compare both with the SQL.
+
+        Return None without an aligned epoch, and with `fresh_only` also without one after the last moment's (for the
+        first moment: after the first flights).
+        """
         at_s, during = self.now_s(), self._during()
         try:
             aligned = self.store.snapshot(list(TABLES), consistency="aligned")

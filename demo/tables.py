@@ -1,4 +1,4 @@
-"""Makes the demo's root tables and jobs, and loads the three tables that never change."""
+"""Creation of the demo's root tables and jobs, and the load of the three constant tables."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ LOADED_ONCE = ("airlines", "airports", "planes")
 
 
 def create(store: Any, tables: dict[str, pa.Table]) -> int:
-    """Root tables with the given tables' columns, one job per view; the epoch of the last load."""
+    """Create root tables with the columns of `tables`, and one job per view. Return the epoch of the last load."""
     epoch = 0
-    for name, table in tables.items():
-        made = store.create_table(name, schema_of(table, KEYS[name]), primary_key=KEYS[name])
+    for name, rows in tables.items():
+        table = store.create_table(name, schema_of(rows, KEYS[name]), primary_key=KEYS[name])
         if name in LOADED_ONCE:
-            epoch = made.upsert(table)
+            epoch = table.upsert(rows)
     for view in VIEWS.values():
         outputs = {view.name: (view.schema, list(view.key))}
         store.create_job(view.name, upstreams=list(view.upstreams), outputs=outputs, backfill="log")

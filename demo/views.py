@@ -1,9 +1,9 @@
-"""The four views: for each its columns, its SQL (DuckDB, over whole tables) and its refresh (Spark, over changes).
+"""Views of the demo, each with its columns, its SQL (DuckDB, over whole tables) and its refresh (Spark, over changes).
 
-Every SQL asks the root tables alone, so that a view on a view is held against its whole derivation. A refresh never
-recomputes a whole view: it collects the keys that the barrier's changes touch, recomputes those keys from the aligned
-upstreams, and replaces what the view has of them. All figures are counts, sums
-and quotients of integers, or copied values, so that both engines must agree exactly.
+Each SQL reads root tables alone, so that a view on a view is compared with its whole derivation. A refresh never
+recomputes a whole view: it collects the keys that the barrier's changes touch, recomputes them from the aligned
+upstreams, and replaces their rows. All figures are counts, sums and quotients of integers, or copied values, so that
+both engines must agree exactly.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WORST_MIN_FLIGHTS = 5
 
 @dataclass(frozen=True, slots=True)
 class DemoView:
-    """A job with its one output table, which share the name."""
+    """Definition of a job with one output table of its name."""
 
     name: str
     upstreams: tuple[str, ...]
@@ -47,7 +47,7 @@ def exprs(**by_name: str) -> list[Any]:
 
 
 def touched(ctx: SparkRefreshContext, upstreams: Iterable[str], key: Sequence[str]) -> pa.Table:
-    """The distinct keys that this barrier's changes of the upstreams touch; every upstream has the columns `key`."""
+    """Return the distinct keys that the barrier's changes touch. Each upstream has the columns `key`."""
     return reduce(DataFrame.unionByName, (ctx.touched(name, key) for name in upstreams)).toArrow()
 
 

@@ -1,8 +1,8 @@
-"""A view's driver in a process of its own, so that it can be killed: talks JSON lines on its standard streams.
+"""Driver of one view in its own process, which the demo can kill. It speaks JSON lines on its standard streams.
 
-It says {"event": "ready"}, {"event": "barrier", "prev", "curr"} at the begin of each refresh, {"event": "holding",
-"prev", "curr"} when it was told "hold" and now stands in the middle of a barrier, its rows written and not committed,
-until it is killed. It ends when its standard input does.
+It prints {"event": "ready"} at the start, {"event": "barrier", "prev", "curr"} at the beginning of each refresh, and
+{"event": "holding", "prev", "curr"} when it stops after the command "hold" in the middle of a barrier, with rows
+written and not committed. It ends when its standard input ends.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from .views import VIEWS
 
 
 def say(event: str, **values: Any) -> None:
-    """Print an event as one line. Threads print beside each other: the end of a line goes with it, in one write."""
+    """Print an event as one line, in one write, because several threads print."""
     print(json.dumps({"event": event, **values}) + "\n", end="", flush=True)
 
 
-def held(refresh: Callable[[Any], None], hold: threading.Event, end: threading.Event) -> Callable[[Any], None]:
-    """The refresh, which once `hold` is set does all its work and then stands still; it commits nothing any more."""
+def holding(refresh: Callable[[Any], None], hold: threading.Event, end: threading.Event) -> Callable[[Any], None]:
+    """Wrap a refresh. Once `hold` is set, it writes its rows, waits for `end`, and raises instead of committing."""
 
     def run(ctx: Any) -> None:
         barrier = {"prev": ctx.barrier.prev, "curr": ctx.barrier.curr}
@@ -41,35 +41,35 @@ def held(refresh: Callable[[Any], None], hold: threading.Event, end: threading.E
         if hold.is_set():
             say("holding", **barrier)
             end.wait()
-            raise EpochlogError("the driver was told to stand still and has ended before it was killed")
+            raise EpochlogError("the driver has ended while it held its barrier, before the kill")
 
     return run
 
 
 def main(argv: list[str]) -> int:
-    """`root job log`: runs the job of that view until standard input ends, or the job's query fails."""
+    """Run a job until standard input ends or the job's query fails. argv: root, job, log file."""
     root, name, log = argv
     hold, end = threading.Event(), threading.Event()
     spark = session(f"epochlog demo: {name}", Path(log))
     with open_store(root, create=False) as store:
-        query = start_job(store.job(name), spark, held(VIEWS[name].refresh, hold, end))
+        query = start_job(store.job(name), spark, holding(VIEWS[name].refresh, hold, end))
         say("ready")
 
-        def obey() -> None:
+        def read_commands() -> None:
             for line in sys.stdin:
                 if line.strip() == "hold":
                     hold.set()
             end.set()
             query.stop()
 
-        threading.Thread(target=obey, daemon=True).start()
+        threading.Thread(target=read_commands, daemon=True).start()
         query.awaitTermination()
     spark.stop()
     return 0
 
 
 class Driver:
-    """The parent's end of a worker: starts it, hears it, kills it with everything it started."""
+    """Handle of a worker process in the parent: starts it, reads its events, kills it with its children."""
 
     def __init__(self, root: str, name: str, log: Path) -> None:
         self.events: SimpleQueue[dict[str, Any]] = SimpleQueue()
@@ -85,10 +85,10 @@ class Driver:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._commands: IO[str] = self._process.stdin
-        self._hearing = threading.Thread(target=self._hear, args=(self._process.stdout,), daemon=True)
-        self._hearing.start()
+        self._reader = threading.Thread(target=self._read_events, args=(self._process.stdout,), daemon=True)
+        self._reader.start()
 
-    def _hear(self, lines: IO[str]) -> None:
+    def _read_events(self, lines: IO[str]) -> None:
         for line in lines:
             if line.startswith("{"):
                 self.events.put(json.loads(line))
@@ -99,18 +99,18 @@ class Driver:
         return self._process.pid
 
     def hold(self) -> None:
-        """Ask it to stand still in the middle of its next barrier."""
+        """Ask the worker to stop in the middle of its next barrier."""
         self._commands.write("hold\n")
         self._commands.flush()
 
     def kill(self) -> None:
-        """SIGKILL for the driver and, at once, for the JVM and the Python workers it started."""
+        """Kill the driver, its JVM and its Python workers with one SIGKILL to the process group."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def close(self) -> None:
-        """End it gently; the pipe's end is the sign."""
+        """End the worker gracefully by closing its standard input."""
         if self._process.poll() is None:
             self._commands.close()
             self._process.wait()

@@ -107,15 +107,15 @@ def test_the_victims_life(drivers: list[FakeDriver]) -> None:
     assert victim.advance({"a": 1}, 0, kill_now=False)
     drivers[0].events.put({"event": "barrier", "prev": 5, "curr": 9})
     victim.advance({"a": 2}, 5, kill_now=True)
-    assert (victim.state, drivers[0].told) == ("told", ["hold"])
+    assert (victim.state, drivers[0].told) == ("hold_requested", ["hold"])
     drivers[0].events.put({"event": "holding", "prev": 5, "curr": 9})
     victim.advance({"a": 3}, 5, kill_now=True)
     assert (victim.state, drivers[0].told) == ("dead", ["hold", "kill"])
     drivers[0].events.put({"event": "gone"})
     victim.advance({"a": 4}, 5, kill_now=True)
-    assert not victim.mourned
+    assert not victim.dead_long_enough
     victim.advance({"a": 5}, 5, kill_now=True)
-    assert victim.mourned
+    assert victim.dead_long_enough
     victim.restart()
     drivers[1].events.put({"event": "ready"})
     drivers[1].events.put({"event": "barrier", "prev": 5, "curr": 9})

@@ -83,10 +83,10 @@ def test_root_tables_are_held_against_the_files(tmp_path: Path) -> None:
     """)
     connection.execute(f"CREATE TABLE weather AS FROM read_parquet('{inboxes['weather']}/*.parquet')")
     store: Any = SimpleNamespace(snapshot=lambda tables, consistency: Held(connection))
-    assert compare.unlike_the_feed(store, inboxes) == {"flights": 0, "weather": 0}
+    assert compare.keys_unlike_feed(store, inboxes) == {"flights": 0, "weather": 0}
     connection.execute("DELETE FROM flights WHERE rowid < 5")
     connection.execute("UPDATE weather SET temp = 0 WHERE rowid = 7")
-    assert compare.unlike_the_feed(store, inboxes) == {"flights": 5, "weather": 1}
+    assert compare.keys_unlike_feed(store, inboxes) == {"flights": 5, "weather": 1}
 
 
 class Held:
