@@ -1,8 +1,8 @@
-"""A view on a screen in another process, live while Spark writes it: `python examples/live_view.py`.
+"""Live view in another process while Spark writes it: `python examples/live_view.py`.
 
-This process takes orders, keeps their sums per day as a view that Spark refreshes, and serves the store. The process of
-the screen has neither the store nor Spark: it follows the view over the network and keeps it as a polars DataFrame. It
-gets the rows first, then each change; it ends when the view's data does, and then has what the view has.
+This process takes orders, keeps their sums per day as a view that Spark refreshes, and serves the store. The screen
+process has neither the store nor Spark: it follows the view over the network and keeps it as a polars DataFrame. It
+gets the rows first, then each change. It ends with the view's data; its DataFrame then equals the view.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ REVENUE = pa.schema([("day", pa.string()), ("cents", pa.int64()), ("orders", pa.
 
 
 def follow(location: str, leave_at: str) -> None:
-    """Shows the view whenever it changes; at its end leaves what it shows in a file."""
+    """Print the view after each change; at the end of its data, write it to a file."""
     with el.connect(location, token=os.environ["LIVE_TOKEN"]) as client, client.subscribe("revenue") as sub:
         frame = pl.DataFrame(pl.from_arrow(REVENUE.empty_table()))
         for batch in sub:
             frame = applied(frame, pl.DataFrame(pl.from_arrow(batch)))
             kinds = sorted(set(batch["_change_type"].to_pylist()))
-            shown = ", ".join(f"{day} {cents / 100:.2f} ({orders})" for day, cents, orders in frame.rows())
-            print(f"  screen at {sub.epoch}, after {batch.num_rows} x {'/'.join(kinds)}: {shown}", flush=True)
+            days = ", ".join(f"{day} {cents / 100:.2f} ({orders})" for day, cents, orders in frame.rows())
+            print(f"  screen at {sub.epoch}, after {batch.num_rows} x {'/'.join(kinds)}: {days}", flush=True)
     frame.write_ipc(leave_at)
 
 
 def applied(frame: pl.DataFrame, changes: pl.DataFrame) -> pl.DataFrame:
-    """The frame with one batch of changes: each key of it is replaced, or deleted."""
-    kept = frame.join(changes, on="day", how="anti")
+    """Apply one batch of changes to the frame: each of its keys is replaced or deleted."""
+    unchanged = frame.join(changes, on="day", how="anti")
     rows = changes.filter(pl.col("_change_type") != "delete").select(frame.columns)
-    return pl.concat([kept, rows]).sort("day")
+    return pl.concat([unchanged, rows]).sort("day")
 
 
 # ---- the process that writes -------------------------------------------------------------------------------------
 
 
 def revenue(ctx: el.SparkRefreshContext) -> None:
-    """The sums of the days whose orders changed, as Spark computes them."""
-    from pyspark.sql import functions as F  # noqa: N812 (here, for the screen does without Spark)
+    """Recompute the sums of the days with changed orders."""
+    from pyspark.sql import functions as F  # noqa: N812 (imported here, because the screen process has no Spark)
 
-    mine = ctx.table("orders", among=ctx.touched("orders", "day"))
-    sums = mine.groupBy("day").agg(F.sum("cents").alias("cents"), F.count("id").alias("orders"))
+    touched_orders = ctx.table("orders", among=ctx.touched("orders", "day"))
+    sums = touched_orders.groupBy("day").agg(F.sum("cents").alias("cents"), F.count("id").alias("orders"))
     ctx.recompute("revenue", by="day", from_=sums)
 
 
@@ -68,9 +68,9 @@ def main(folder: str) -> None:
         table = store.create_table("orders", ORDERS, ["id"])
         job = store.create_job("revenue", ["orders"], {"revenue": (REVENUE, ["day"])})
 
-        def refresh(what: str) -> None:
-            store.checkpoint()  # as soon as can be: else at the next boundary, once a second
-            print(f"spark committed the view at {job.step(spark, revenue)}: {what}", flush=True)
+        def refresh(event: str) -> None:
+            store.checkpoint()  # forces a boundary now; without it the job commits at the next second
+            print(f"spark committed the view at {job.step(spark, revenue)}: {event}", flush=True)
 
         table.upsert(orders(1, "mon", 500, 700))
         refresh("two orders on monday")
@@ -89,8 +89,8 @@ def main(folder: str) -> None:
             screen.wait()
         finally:
             screen.kill()
-        same = pl.read_ipc(f"{folder}/screen.arrow").equals(store.table("revenue").to_polars())
-        print(f"the screen's frame is the view: {same}")
+        equal = pl.read_ipc(f"{folder}/screen.arrow").equals(store.table("revenue").to_polars())
+        print(f"the screen's frame is the view: {equal}")
     spark.stop()
 
 

@@ -1,9 +1,9 @@
-"""Four processes load one table in parallel; one of them is killed half way and started again. Every row is there once.
+"""Parallel load of one table by four processes, exactly once; one process is killed half way and restarted.
 
     python examples/parallel_load.py [rows]
 
-Each process writes its quarter of the rows through a part of the load `clicks_load`; the coordinator in this process
-commits what all four have written, a few times a second, together with how far each of them is.
+Each process writes its quarter of the rows through a part of the load `clicks_load`. A few times per second, the
+coordinator in this process commits the rows of all four together with their offsets.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ SCHEMA = pa.schema([("id", pa.int64()), ("user", pa.string()), ("cents", pa.int6
 
 
 def rows(ids: np.ndarray) -> pa.Table:
-    """The clicks of these ids; the same whoever makes them."""
+    """Return the clicks of these ids, a function of the ids alone."""
     users = pa.array([f"user-{each % 97}" for each in ids.tolist()])
     return pa.table({"id": ids, "user": users, "cents": ids * 7 % 1009}, schema=SCHEMA)
 
 
 def source(part: int, count: int, start: bytes | None) -> Iterator[tuple[bytes, pa.Table]]:
-    """The batches of a part from `start` on, each with where the next one begins."""
+    """Yield the batches of a part from the offset `start` on, each with the offset of the next batch."""
     first = int.from_bytes(start or b"\0", "big")
     for at in range(first, count, BATCH_ROWS):
         ids = np.arange(at, min(at + BATCH_ROWS, count), dtype=np.int64)
@@ -43,7 +43,7 @@ def source(part: int, count: int, start: bytes | None) -> Iterator[tuple[bytes, 
 
 
 def load(location: str, root: str, index: int, count: int, *, stop_half_way: bool) -> None:
-    """One worker process."""
+    """Run one worker process: load one part of the rows."""
     token = os.environ["CLICKS_TOKEN"]
     with el.open(root) as store, el.Worker(location, store, token=token) as worker:
         part = worker.attach("clicks_load", index=index, of=PARTS, tables=["clicks"], finish_tables=True)
@@ -56,12 +56,12 @@ def load(location: str, root: str, index: int, count: int, *, stop_half_way: boo
                     if stop_half_way and int.from_bytes(offset, "big") > count // 2:
                         stand_still(part, offset, batch)
                 part.finish()
-            except el.RolledBack:  # another coordinator, or a long silence: go on from part.state
+            except el.RolledBack:  # new coordinator, or a long silence: continue from part.state
                 continue
 
 
 def stand_still(part: el.LoadPart, offset: bytes, batch: pa.Table) -> None:
-    """Have what was written committed, write something more that is not, and wait to be killed."""
+    """Wait for a commit, write rows that are not committed, and wait for the kill."""
     while not part.epoch:
         part.poll(state=offset)
         threading.Event().wait(0.01)
@@ -95,12 +95,12 @@ def main(count: int) -> int:
                 worker.communicate()
             if any(worker.returncode for worker in workers):
                 return 1
-        found, wanted = clicks.to_arrow(), rows(np.arange(count, dtype=np.int64))
+        loaded, expected = clicks.to_arrow(), rows(np.arange(count, dtype=np.int64))
         commits = clicks.history().num_rows
-        print(f"{found.num_rows:,} rows in {commits} commits, {sum(found['cents'].to_pylist()):,} cents")
-        same = found.equals(wanted.cast(found.schema)) and found.num_rows == count
-        print("every row is there exactly once" if same else "ROWS ARE MISSING OR DOUBLED")
-        return 0 if same and store.verify().ok else 1
+        print(f"{loaded.num_rows:,} rows in {commits} commits, {sum(loaded['cents'].to_pylist()):,} cents")
+        equal = loaded.equals(expected.cast(loaded.schema)) and loaded.num_rows == count
+        print("each row is in the table exactly once" if equal else "ROWS ARE MISSING OR DOUBLED")
+        return 0 if equal and store.verify().ok else 1
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Two views in one process, one on the other, and one of them fails now and then: `python examples/pipeline.py`.
+"""Pipeline of two views in one process, the second over the first: `python examples/pipeline.py`.
 
-Orders come in; `revenue` keeps their sum per day, `best` the day with the most of it. Each view commits by itself. The
-refresh of `best` fails at each second try: it is tried again and catches up, and `revenue` notices nothing of it. At
-the end `revenue` is drained: its data ends, and with it that of `best`.
+`revenue` keeps the sum of the orders per day, `best` the day with the largest sum. Each view commits by itself. The
+refresh of `best` fails at every second attempt; the pipeline repeats it, and `revenue` is not affected. At the end
+`revenue` is drained: its data ends, and so does that of `best`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ BEST = pa.schema([("rank", pa.int64()), ("day", pa.string()), ("cents", pa.int64
 
 
 def revenue(ctx: el.LocalRefreshContext) -> None:
-    """The sums of the days whose orders changed; a day that has no orders any more goes."""
+    """Recompute the sums of the days with changed orders; a day without orders is deleted."""
     days = ctx.touched("orders", "day")
     sums = ctx.table("orders", among=days).group_by("day").aggregate([("cents", "sum")])
     ctx.recompute("revenue", by="day", from_=sums.rename_columns(["day", "cents"]))
 
 
 class Best:
-    """The best day, as a refresh that fails at each second try."""
+    """Refresh of the best day that fails at every second attempt."""
 
     tries = 0
 
@@ -39,7 +39,7 @@ class Best:
 
 
 def show(pipe: el.Pipeline) -> None:
-    """The state of each job, as a table."""
+    """Print the state of each job as a table."""
     print(f"{'job':8} {'state':9} {'lag':>6} {'restarts':>8}  last error")
     for row in pipe.status():
         print(f"{row.name:8} {row.state:9} {row.lag_ms:3} ms {row.restarts:8}  {row.last_error or '-'}")
@@ -57,7 +57,7 @@ def main(root: str) -> None:
             count = orders.count()
             ids = list(range(count, count + len(cents)))
             orders.upsert(pa.table({"id": ids, "day": [day] * len(cents), "cents": cents}))
-            pipe.run(until="idle")  # until all that is committed by now is in; until=None runs on
+            pipe.run(until="idle")  # until the views reflect all commits; until=None runs without end
             show(pipe)
             with store.snapshot(consistency="aligned") as moment:
                 print(

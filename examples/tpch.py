@@ -1,12 +1,12 @@
-"""Five queries of TPC-H kept up to date while orders come, change and go: `python examples/tpch.py`.
+"""Five queries of TPC-H as views that follow changes of orders: `python examples/tpch.py`.
 
-TPC-H's tables are loaded once; then refreshes of orders and their lines are committed, one after another, and Spark
-keeps the views of tpch_views.py, each by itself. After each refresh all of them are read as of one moment and compared,
-to the last digit, with what DuckDB answers to the queries over the orders and lines of that moment.
+The TPC-H tables are loaded once. Then refreshes of orders and their lines are committed, one after another, and Spark
+refreshes the views of tpch_views.py, each by itself. After each refresh all views are read from one snapshot and
+compared, to the last digit, with DuckDB's answers over the root tables of that snapshot.
 
     --scale 0.01    TPC-H's scale factor: 1 is 6 million lines
-    --refreshes 4   how many
-    --seed 1        of the refreshes
+    --refreshes 4   number of refreshes
+    --seed 1        seed of the refreshes
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import epochlog as el
 
 
 def create_jobs(store: el.Store) -> dict[str, el.Job]:
-    """A job for each view, those that others read first."""
+    """Create a job for each view, upstreams first."""
     return {
         view.name: store.create_job(view.name, view.upstreams, {view.name: (view.schema, view.key)})
         for view in VIEWS.values()
@@ -33,7 +33,7 @@ def create_jobs(store: el.Store) -> dict[str, el.Job]:
 
 
 def differing(snapshot: el.Snapshot, views: Sequence[str] = tuple(VIEWS)) -> dict[str, int]:
-    """How many rows of each view are not in DuckDB's answer over the snapshot's root tables, or only there."""
+    """Count for each view the rows by which it differs from DuckDB's answer over the snapshot's root tables."""
     with snapshot.duckdb() as connection:
         return {name: compare(connection, VIEWS[name]) for name in views}
 
@@ -41,20 +41,20 @@ def differing(snapshot: el.Snapshot, views: Sequence[str] = tuple(VIEWS)) -> dic
 def compare(connection: Any, view: View) -> int:
     columns = ", ".join(view.schema.names)
     (count,) = connection.execute(f"""
-        WITH found AS MATERIALIZED (SELECT {columns} FROM {view.name}),
-             wanted AS MATERIALIZED (SELECT {columns} FROM ({view.sql}))
+        WITH actual AS MATERIALIZED (SELECT {columns} FROM {view.name}),
+             expected AS MATERIALIZED (SELECT {columns} FROM ({view.sql}))
         SELECT count(*)
-        FROM ((FROM found EXCEPT ALL FROM wanted) UNION ALL (FROM wanted EXCEPT ALL FROM found))
+        FROM ((FROM actual EXCEPT ALL FROM expected) UNION ALL (FROM expected EXCEPT ALL FROM actual))
     """).fetchone()
     return count
 
 
-def show(what: str, took_s: float, store: el.Store) -> None:
+def show(label: str, took_s: float, store: el.Store) -> None:
     with store.snapshot(consistency="aligned") as moment:
-        wrong = differing(moment)
+        differences = differing(moment)
         rows = ", ".join(f"{name} {moment[name].count()}" for name in VIEWS)
-        equal = "equal to DuckDB's" if not any(wrong.values()) else f"NOT equal to DuckDB's: {wrong}"
-    print(f"{what}: views in {took_s:.1f} s; rows {rows}; {equal}", flush=True)
+        equal = "equal to DuckDB's" if not any(differences.values()) else f"NOT equal to DuckDB's: {differences}"
+    print(f"{label}: views in {took_s:.1f} s; rows {rows}; {equal}", flush=True)
 
 
 def main(folder: Path, scale: float, refreshes: int, seed: int) -> None:

@@ -1,14 +1,14 @@
-"""Five queries of TPC-H as views: for each its columns, its SQL (DuckDB, over whole tables) and its refresh (Spark).
+"""Five queries of TPC-H as views, each with its columns, its SQL (DuckDB, over whole tables) and its refresh (Spark).
 
-No refresh computes a view anew from the whole tables. There are three ways, and each view says which is its own:
+No refresh recomputes a view from the whole tables. There are three kinds of refresh:
 
-- *by rows* (`q1`, `q6`, of one table): what is gone is taken off the sums and what is new is added, from the changes
-  alone. A count beside the sums tells when a group has no row left.
-- *by keys* (`q3_orders`, `q5`, `q10_customers`, of joins): the orders that a change touches are joined again, as they
-  are now and, where sums are kept, as they were before.
-- *by rank* (`q3`, `q10`): the first ten or twenty of a whole aggregate that is a view itself.
+- *by rows* (`q1`, `q6`, over one table): the refresh subtracts old rows from the sums and adds new rows, from the
+  changes alone. A count next to the sums shows that a group has no row left.
+- *by keys* (`q3_orders`, `q5`, `q10_customers`, over joins): the refresh joins the orders again that a change touches,
+  in their current state and, for sums, in their previous state.
+- *by rank* (`q3`, `q10`): the refresh takes the first ten or twenty rows of an aggregate, which is a view itself.
 
-All sums are exact decimals, so that both engines must agree on every digit. A mean is cut after six.
+All sums are exact decimals, so that both engines must agree on every digit. Means are truncated after six digits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VOLUME = "l_extendedprice * (1 - l_discount)"
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A job with its one output table, which share the name. `sql` asks the root tables alone."""
+    """Definition of a job with one output table of its name. `sql` reads root tables alone."""
 
     name: str
     upstreams: tuple[str, ...]
@@ -42,7 +42,7 @@ class View:
 
 
 def layout(key: dict[str, pa.DataType], values: dict[str, pa.DataType]) -> pa.Schema:
-    """A view's columns; those of its key, which come first, hold no nulls."""
+    """Return a view's schema: the key columns, without nulls, then the others."""
     return pa.schema([*(pa.field(name, kind, nullable=False) for name, kind in key.items()), *values.items()])
 
 
@@ -54,9 +54,9 @@ SUM2, SUM4, SUM6 = (pa.decimal128(38, scale) for scale in (2, 4, 6))
 
 
 def signed(changes: DataFrame) -> DataFrame:
-    """Changes with pre-images, with `sign`: 1 for a row that is there now, -1 for one that was there before."""
-    gone = F.col("_change_type").isin("delete", "update_preimage")
-    return changes.withColumn("sign", F.when(gone, -1).otherwise(1))
+    """Add `sign` to changes with pre-images: 1 for new rows, -1 for old rows."""
+    is_old = F.col("_change_type").isin("delete", "update_preimage")
+    return changes.withColumn("sign", F.when(is_old, -1).otherwise(1))
 
 
 def fold(
@@ -68,9 +68,9 @@ def fold(
     *,
     anew: bool = False,
 ) -> None:
-    """Add the deltas of sums to the view's rows; a group whose count comes to nothing is deleted.
+    """Add the deltas to the view's sums; delete the groups with a count of 0.
 
-    `means` are columns of the view that follow from its sums. anew: the deltas are the sums themselves.
+    `means`: expressions, by column, over the sums. `anew`: the deltas are the sums, and old rows do not count.
     """
     key = VIEWS[view].key
     sums = [name for name in deltas.columns if name not in key]
@@ -147,50 +147,51 @@ LINES = ["l_orderkey", "l_suppkey", "l_extendedprice", "l_discount", "l_returnfl
 
 
 def touched(ctx: el.SparkRefreshContext, *, customers: bool = False, suppliers: bool = False) -> pa.Table | None:
-    """The orders that a change of this barrier touches, itself or in their lines; None for all of them, in the first.
+    """Return the keys of the orders that the barrier's changes touch, directly or in a line; None for all orders, in
+    the first barrier.
 
-    With `customers` a change of an order's customer touches it, too; with `suppliers` one of the supplier, the nation
-    or the region of one of its lines.
+    With `customers`, a change of an order's customer touches it too. With `suppliers`, so does a change of the
+    supplier, the nation or the region of one of its lines.
     """
     if ctx.barrier.prev == 0:
         return None
-    nobody = pa.table({"key": pa.array([], pa.int64())})
-    buyers = pointing(ctx, "customer", "c_custkey", "c_nationkey", nobody) if customers else nobody
-    sellers = nobody
+    no_keys = pa.table({"key": pa.array([], pa.int64())})
+    buyers = keys_pointing_at(ctx, "customer", "c_custkey", "c_nationkey", no_keys) if customers else no_keys
+    sellers = no_keys
     if suppliers:
-        regions = pointing(ctx, "region", "r_regionkey", "r_regionkey", nobody)
-        nations = pointing(ctx, "nation", "n_nationkey", "n_regionkey", regions)
-        sellers = pointing(ctx, "supplier", "s_suppkey", "s_nationkey", nations)
-    orders = pointing(ctx, "orders", "o_orderkey", "o_custkey", buyers)
-    return pa.concat_tables([orders, pointing(ctx, "lineitem", "l_orderkey", "l_suppkey", sellers)])
+        regions = keys_pointing_at(ctx, "region", "r_regionkey", "r_regionkey", no_keys)
+        nations = keys_pointing_at(ctx, "nation", "n_nationkey", "n_regionkey", regions)
+        sellers = keys_pointing_at(ctx, "supplier", "s_suppkey", "s_nationkey", nations)
+    orders = keys_pointing_at(ctx, "orders", "o_orderkey", "o_custkey", buyers)
+    return pa.concat_tables([orders, keys_pointing_at(ctx, "lineitem", "l_orderkey", "l_suppkey", sellers)])
 
 
-def pointing(ctx: el.SparkRefreshContext, table: str, key: str, foreign: str, keys: pa.Table) -> pa.Table:
-    """The `key`s of a table's rows that have changed, and of those whose `foreign` is one of the keys of another."""
-    found = [ctx.touched(table, key).toArrow()]
+def keys_pointing_at(ctx: el.SparkRefreshContext, table: str, key: str, foreign: str, keys: pa.Table) -> pa.Table:
+    """Return the `key`s of the changed rows of a table, and of the rows with a `foreign` in `keys`."""
+    key_sets = [ctx.touched(table, key).toArrow()]
     if keys.num_rows:
-        found.append(ctx.table(table, columns=[key], among=keys.rename_columns([foreign])).toArrow())
-    return pa.concat_tables(each.rename_columns(["key"]).cast(pa.schema([("key", INT)])) for each in found)
+        key_sets.append(ctx.table(table, columns=[key], among=keys.rename_columns([foreign])).toArrow())
+    return pa.concat_tables(each.rename_columns(["key"]).cast(pa.schema([("key", INT)])) for each in key_sets)
 
 
-def named(column: str, keys: pa.Table | None) -> pa.Table | None:
-    """The keys as values of this column; None for all."""
+def as_column(column: str, keys: pa.Table | None) -> pa.Table | None:
+    """Name the column of the keys; None stays None (all keys)."""
     return None if keys is None else keys.rename_columns([column])
 
 
-def sold(
+def lines_of_orders(
     read: Callable[..., DataFrame], keys: pa.Table | None, *, orders: str = "true", lines: str = "true"
 ) -> DataFrame:
-    """The lines of these orders with their orders: as they are now with ctx.table, as they were with ctx.previous."""
-    left = read("lineitem", columns=LINES, among=named("l_orderkey", keys)).where(lines)
-    right = read("orders", columns=ORDERS, among=named("o_orderkey", keys)).where(orders)
+    """Join the lines of these orders with their orders. read: ctx.table for current rows, ctx.previous for old ones."""
+    line_rows = read("lineitem", columns=LINES, among=as_column("l_orderkey", keys)).where(lines)
+    order_rows = read("orders", columns=ORDERS, among=as_column("o_orderkey", keys)).where(orders)
     if keys is not None:
-        right = F.broadcast(right)
-    return left.join(right, F.col("l_orderkey") == F.col("o_orderkey"))
+        order_rows = F.broadcast(order_rows)
+    return line_rows.join(order_rows, F.col("l_orderkey") == F.col("o_orderkey"))
 
 
 def now_and_before(ctx: el.SparkRefreshContext, rows: Callable[[Callable[..., DataFrame]], DataFrame]) -> DataFrame:
-    """Rows that are made of what ctx.table reads, with `sign` 1, and of what ctx.previous reads, with `sign` -1."""
+    """Return the union of `rows(ctx.table)` with `sign` 1 and `rows(ctx.previous)` with `sign` -1."""
     return rows(ctx.table).withColumn("sign", F.lit(1)).unionByName(rows(ctx.previous).withColumn("sign", F.lit(-1)))
 
 
@@ -204,7 +205,7 @@ Q3_ORDERS = f"""
 
 def q3_orders(ctx: el.SparkRefreshContext) -> None:
     keys = touched(ctx, customers=True)
-    lines = sold(ctx.table, keys, orders="o_orderdate < '1995-03-15'", lines="l_shipdate > '1995-03-15'")
+    lines = lines_of_orders(ctx.table, keys, orders="o_orderdate < '1995-03-15'", lines="l_shipdate > '1995-03-15'")
     builders = ctx.table("customer", columns=["c_custkey", "c_mktsegment"]).where("c_mktsegment = 'BUILDING'")
     answer = (
         lines.join(builders, F.col("c_custkey") == F.col("o_custkey"))
@@ -214,7 +215,7 @@ def q3_orders(ctx: el.SparkRefreshContext) -> None:
     if keys is None:
         ctx.upsert("q3_orders", answer)
     else:
-        ctx.recompute("q3_orders", by="l_orderkey", touched=named("l_orderkey", keys), from_=answer)
+        ctx.recompute("q3_orders", by="l_orderkey", touched=as_column("l_orderkey", keys), from_=answer)
 
 
 Q5 = f"""
@@ -238,7 +239,7 @@ def q5(ctx: el.SparkRefreshContext) -> None:
         suppliers = read("supplier", columns=["s_suppkey", "s_nationkey"])
         customers = read("customer", columns=["c_custkey", "c_nationkey"])
         return (
-            sold(read, keys, orders="o_orderdate >= '1994-01-01' AND o_orderdate < '1995-01-01'")
+            lines_of_orders(read, keys, orders="o_orderdate >= '1994-01-01' AND o_orderdate < '1995-01-01'")
             .join(suppliers.join(nations, F.expr("s_nationkey = n_nationkey")), F.expr("l_suppkey = s_suppkey"))
             .join(customers, F.expr("o_custkey = c_custkey AND c_nationkey = s_nationkey"))
             .select("n_name", "l_extendedprice", "l_discount")
@@ -263,7 +264,7 @@ Q10_CUSTOMERS = f"""
 def q10_customers(ctx: el.SparkRefreshContext) -> None:
     keys = touched(ctx)
     quarter = "o_orderdate >= '1993-10-01' AND o_orderdate < '1994-01-01'"
-    lines = now_and_before(ctx, lambda read: sold(read, keys, orders=quarter, lines="l_returnflag = 'R'"))
+    lines = now_and_before(ctx, lambda read: lines_of_orders(read, keys, orders=quarter, lines="l_returnflag = 'R'"))
     deltas = lines.groupBy(F.col("o_custkey").alias("c_custkey")).agg(
         F.expr(f"sum(sign * {VOLUME}) AS revenue"), F.expr("sum(sign) AS lines")
     )
@@ -286,7 +287,7 @@ def q3(ctx: el.SparkRefreshContext) -> None:
 
 
 def place(order: Sequence[Any]) -> Any:
-    """1, 2, 3, … in this order; for frames of a few rows, as one task numbers them all."""
+    """Return the row number in this order. One task numbers all rows, so the frame must be small."""
     return F.row_number().over(Window.orderBy(*order)).cast("long")
 
 
@@ -300,8 +301,8 @@ Q10 = f"""
 
 def q10(ctx: el.SparkRefreshContext) -> None:
     order = [F.desc("revenue"), "c_custkey"]
-    known = ctx.table("customer").join(ctx.table("nation"), F.expr("c_nationkey = n_nationkey"))
-    best = ctx.table("q10_customers").join(known, "c_custkey").orderBy(*order).limit(20)
+    customers = ctx.table("customer").join(ctx.table("nation"), F.expr("c_nationkey = n_nationkey"))
+    best = ctx.table("q10_customers").join(customers, "c_custkey").orderBy(*order).limit(20)
     answer = best.withColumn("place", place(order))
     ctx.recompute("q10", by=[], from_=answer.select(VIEWS["q10"].schema.names))
 

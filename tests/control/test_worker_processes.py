@@ -95,7 +95,7 @@ def test_what_a_killed_worker_left_is_garbage(tmp_path: Path) -> None:
 def test_the_example_runs_as_printed() -> None:
     done = subprocess.run([sys.executable, str(EXAMPLE), "40000"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "every row is there exactly once" in done.stdout and "was killed when" in done.stdout
+    assert "each row is in the table exactly once" in done.stdout and "was killed when" in done.stdout
 
 
 def serving(store: el.Store, folder: Path, bind: str) -> tuple[subprocess.Popen[str], str]:

@@ -11,7 +11,7 @@ import pytest
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "plain_flight.py"
 SAYS = """\
 table orders ['id', 'cents']
-a retry is told the first epoch: True
+a retry returns the first epoch: True
 now [{'id': 1, 'cents': 500}, {'id': 3, 'cents': 900}]
 [('upsert', 1, 500), ('upsert', 2, 700), ('upsert', 3, 900), ('delete', 2, None)]
 [('delete', 2, 700)]
@@ -26,5 +26,5 @@ def test_it_runs_as_printed(tmp_path: Path) -> None:
 
 
 def test_its_client_knows_nothing_of_epochlog() -> None:
-    client = EXAMPLE.read_text().partition("# ---- what any client does")[2].partition("\n# ------")[0]
+    client = EXAMPLE.read_text().partition("# ---- the client")[2].partition("\n# ------")[0]
     assert "def use" in client and "el." not in client and "epochlog" not in client

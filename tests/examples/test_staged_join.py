@@ -19,7 +19,7 @@ def run(folder: Path, *options: str) -> str:
     command = [sys.executable, str(EXAMPLE), "--flights", "20000", *options]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith("the result is DuckDB's\n")
+    assert done.stdout.endswith("the result equals DuckDB's\n")
     assert "rows were collected" in done.stdout
     return done.stdout
 

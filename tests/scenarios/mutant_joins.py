@@ -115,11 +115,11 @@ def forgetful_work(plan: Plan, name: str, attempt: int) -> None:
 
 def fickle_work(plan: Plan, name: str, attempt: int) -> None:
     """A join puts its rows out in another order each time."""
-    matched = staged_join.matched
+    matched = staged_join.inner_join
 
     def turned(rows: pa.RecordBatch, table: pa.Table, build: staged_join.Build) -> pa.RecordBatch:
         found = matched(rows, table, build)
         return found.take(pa.array(range(found.num_rows), pa.int64())[::-1]) if attempt % 2 else found
 
-    staged_join.matched = turned
+    staged_join.inner_join = turned
     staged_join.work(plan, name, attempt)

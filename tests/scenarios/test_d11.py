@@ -74,7 +74,7 @@ def alone(plan: Plan) -> pa.Table:
     batches = list(staged_join.changes(plan))
     for build in plan.builds:
         table = pa.Table.from_batches(list(staged_join.snapshot(plan, build)))
-        batches = [staged_join.matched(batch, table, build) for batch in batches]
+        batches = [staged_join.inner_join(batch, table, build) for batch in batches]
     return pa.Table.from_batches(batches)
 
 
