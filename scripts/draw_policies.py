@@ -1,8 +1,8 @@
-"""Draws the timelines of docs/policies/ from a real store and what its policies really choose.
+"""Drawing of the timelines in docs/policies/, from a real store and the choices of its policies.
 
     python scripts/draw_policies.py
 
-The store lives on a clock of its own, so each run draws the same.
+The store has its own clock, so that each run draws equal files.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ REVENUE, BALANCE = (2, 3, 4, 5, 7, 8, 10), (3, 5, 6)
 
 
 class Story:
-    """Two root tables; `revenue` and `balance`, views over them, of which the second has stopped at 6 s; and `report`
-    over that, whose job has not run yet. It is 11 s.
+    """Story of the pictures, at 11 s: two root tables; the views `revenue` and `balance` over them, the latter stopped
+    at 6 s; and `report` over `balance`, whose job has not run yet.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,13 +45,13 @@ class Story:
         upstreams = {"revenue": ["orders"], "balance": ["orders", "payments"], "report": ["balance"]}
         for name, above in upstreams.items():
             self.store.create_job(name, above, {name: (ROWS, ["id"])})
-        happens: list[tuple[float, Callable[[float, str], object], str]] = [
+        events: list[tuple[float, Callable[[float, str], object], str]] = [
             *((second, self.put, "orders") for second in ORDERS),
             *((second, self.put, "payments") for second in PAYMENTS),
             *((second + 0.1, self.step, "revenue") for second in REVENUE),
             *((second + 0.1, self.step, "balance") for second in BALANCE),
         ]
-        for second, act, name in sorted(happens, key=lambda one: one[0]):
+        for second, act, name in sorted(events, key=lambda event: event[0]):
             act(second, name)
         self.clock(11)
 
@@ -59,12 +59,12 @@ class Story:
         self._now_ms = START_MS + round(second * 1000)
 
     def put(self, second: float, name: str) -> int:
-        """One commit to a root table."""
+        """Commit one row to a root table."""
         self.clock(second)
         return self.store.table(name).upsert(pa.table({"id": [round(second * 10)], "cents": [100]}, schema=ROWS))
 
     def step(self, second: float, name: str) -> None:
-        """A job commits at the boundaries that have passed: how many rows its upstreams have."""
+        """Step a job through all boundaries in the past; its output counts the rows of its upstreams."""
         self.clock(second)
 
         def refresh(ctx: Any) -> None:
@@ -83,10 +83,10 @@ def second_of(epoch: int) -> float:
 
 @dataclass(frozen=True)
 class Picture:
-    """What one policy chose, and all that is drawn of it; `now`, `marks` and `band` are in seconds."""
+    """Choice of one policy with all data of its picture; `now`, `marks` and `band` are in seconds."""
 
     title: str
-    told: str
+    subtitle: str
     now: float
     epochs: Mapping[str, int]
     lags_ms: Mapping[str, int]
@@ -98,14 +98,14 @@ class Picture:
     band: tuple[float, float] | None = None
 
     def commit_of(self, table: str) -> int:
-        """The commit whose rows are read; 0: it reads as empty."""
+        """Return the commit whose rows are read; 0 if the table is read as empty."""
         return max((epoch for epoch in self.commits[table] if epoch <= self.epochs[table]), default=0)
 
 
-def taken(
-    story: Story, title: str, told: str, tables: tuple[str, ...], policy: Any, now: float, **more: Any
+def picture_of(
+    story: Story, title: str, subtitle: str, tables: tuple[str, ...], policy: Any, now: float, **extra: Any
 ) -> Picture:
-    """A picture of what the policy chooses now for these tables."""
+    """Build the picture of the policy's current choice for these tables."""
     with story.store.snapshot(tables, consistency=policy) as snapshot:
         epochs, lags_ms = dict(snapshot.epochs), dict(snapshot.lag_ms)
     handle = story.store._handle
@@ -113,17 +113,17 @@ def taken(
     valid = {name: tuple((int(a), int(b)) for a, b in zip(*view.valid_intervals(name), strict=True)) for name in TABLES}
     commits = {name: tuple(int(epoch) for epoch in view.table(name).commits) for name in TABLES}
     states = {name: view.table(name).state for name in TABLES}
-    return Picture(title, told, now, epochs, lags_ms, commits, valid, states, view.last_epoch, **more)
+    return Picture(title, subtitle, now, epochs, lags_ms, commits, valid, states, view.last_epoch, **extra)
 
 
 def pictures(story: Story) -> Iterator[tuple[str, Picture]]:
-    """Each policy at work on the story, in an order in which the story goes on."""
+    """Yield the picture of each policy, in an order that continues the story."""
     two, three = ("orders", "revenue"), ("orders", "revenue", "balance")
-    yield "global", taken(
+    yield "global", picture_of(
         story, "global: orders and revenue", "one epoch for the whole store; report is creating and not counted",
         two, el.Global(), 11,
     )  # fmt: skip
-    aligned = taken(
+    aligned = picture_of(
         story,
         "aligned: orders and revenue",
         "one epoch for these two; balance holds nobody back",
@@ -134,13 +134,15 @@ def pictures(story: Story) -> Iterator[tuple[str, Picture]]:
     yield "aligned", aligned
     yield (
         "latest",
-        taken(story, "latest: orders, revenue and balance", "each table its own newest commit", three, el.Latest(), 11),
+        picture_of(
+            story, "latest: orders, revenue and balance", "each table its own newest commit", three, el.Latest(), 11
+        ),
     )
-    yield "as_of", taken(
+    yield "as_of", picture_of(
         story, "as_of 5.6 s: orders and balance", "the largest valid epoch at or below the time asked for",
         ("orders", "balance"), el.AsOf(timestamp=START_MS + 5_600), 11, marks={5.6: "asked for"},
     )  # fmt: skip
-    yield "bounded", taken(
+    yield "bounded", picture_of(
         story, "bounded by 5 s: orders, revenue and balance", "aligned, and no table may lag more than the bound",
         three, el.Bounded(max_lag=5, timeout=0), 11, band=(6, 11),
     )  # fmt: skip
@@ -150,7 +152,7 @@ def pictures(story: Story) -> Iterator[tuple[str, Picture]]:
             story.store.snapshot(two, consistency=el.AtLeast(written, timeout=0))
         except el.NoConsistentEpoch:
             story.step(12.1, "revenue")
-        yield "at_least", taken(
+        yield "at_least", picture_of(
             story, "at_least the order of 10.5 s: orders and revenue", "asked at 11 s, it waits until revenue has it",
             two, el.AtLeast(written, timeout=0), 12.1, marks={second_of(written): "written", 11: "asked"},
         )  # fmt: skip
@@ -158,7 +160,7 @@ def pictures(story: Story) -> Iterator[tuple[str, Picture]]:
         story.step(13.1, "revenue")
         story.store.compact(full=True)
         story.clock(13.5)
-        yield "exact", taken(
+        yield "exact", picture_of(
             story, "exact, with the token of the snapshot of 11 s", "the same rows, whatever came after it",
             two, el.Exact(pinned.token), 13.5, marks={11: "token made"},
         )  # fmt: skip
@@ -176,28 +178,30 @@ def x_of(second: float) -> float:
     return round(LEFT + second * SECOND, 1)
 
 
-def text(x: float, y: float, words: str, *, size: int = 12, color: str = INK, more: str = "") -> str:
-    return f'<text x="{x}" y="{y}" font-size="{size}" fill="{color}"{" " + more if more else ""}>{words}</text>'
+def text(x: float, y: float, words: str, *, size: int = 12, color: str = INK, attributes: str = "") -> str:
+    extra = " " + attributes if attributes else ""
+    return f'<text x="{x}" y="{y}" font-size="{size}" fill="{color}"{extra}>{words}</text>'
 
 
-def line(x1: float, y1: float, x2: float, y2: float, color: str, more: str = "") -> str:
-    return f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{color}"{" " + more if more else ""}/>'
+def line(x1: float, y1: float, x2: float, y2: float, color: str, attributes: str = "") -> str:
+    return f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{color}"{" " + attributes if attributes else ""}/>'
 
 
-def box(x1: float, y: float, x2: float, height: float, color: str, more: str = "") -> str:
+def box(x1: float, y: float, x2: float, height: float, color: str, attributes: str = "") -> str:
     width = round(max(x2 - x1, 1.2), 1)
-    return f'<rect x="{x1}" y="{y}" width="{width}" height="{height}" fill="{color}"{" " + more if more else ""}/>'
+    extra = " " + attributes if attributes else ""
+    return f'<rect x="{x1}" y="{y}" width="{width}" height="{height}" fill="{color}"{extra}/>'
 
 
 def svg(picture: Picture) -> str:
-    """The picture as a file."""
+    """Return the picture as the text of an SVG file."""
     size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
     fonts = 'font-family="Helvetica, Arial, DejaVu Sans, sans-serif"'
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} {fonts} role="img" aria-label="{picture.title}">',
         box(0, 0, WIDTH, HEIGHT, "#ffffff"),
-        text(16, 28, picture.title, size=16, more='font-weight="bold"'),
-        text(16, 48, picture.told, color="#555555"),
+        text(16, 28, picture.title, size=16, attributes='font-weight="bold"'),
+        text(16, 48, picture.subtitle, color="#555555"),
         *_axis(picture),
         *(part for place, table in enumerate(TABLES) for part in _lane(picture, table, TOP + place * LANE)),
         *_choice(picture),
@@ -214,19 +218,21 @@ def _axis(picture: Picture) -> Iterator[str]:
         yield box(first, TOP - 14, last, bottom - TOP + 14, "#f4e3d7", 'class="bound"')
     for second in range(SECONDS + 1):
         yield line(x_of(second), TOP - 6, x_of(second), bottom, "#e6e6e6")
-        yield text(x_of(second), bottom + 16, f"{second} s", size=11, color="#777777", more='text-anchor="middle"')
+        yield text(
+            x_of(second), bottom + 16, f"{second} s", size=11, color="#777777", attributes='text-anchor="middle"'
+        )
     for place, (second, words) in enumerate({**picture.marks, picture.now: "now"}.items()):
         yield line(x_of(second), TOP - 14, x_of(second), bottom, PALE, 'stroke-dasharray="4 3"')
-        y = TOP - 18 - 12 * (place % 2)  # neighbours stand apart
-        yield text(x_of(second), y, words, size=11, color="#777777", more='text-anchor="middle"')
+        y = TOP - 18 - 12 * (place % 2)  # neighbouring labels alternate between two heights
+        yield text(x_of(second), y, words, size=11, color="#777777", attributes='text-anchor="middle"')
 
 
 def _lane(picture: Picture, table: str, y: int) -> Iterator[str]:
-    """The table's name, when it is valid, and its commits."""
+    """Yield the table's name, its valid intervals and its commits."""
     read = table in picture.epochs
     color, middle = INK if read else PALE, y + LANE // 2
     yield text(
-        LEFT - 12, middle + 4, table, color=color, more=f'text-anchor="end" font-weight="{600 if read else 400}"'
+        LEFT - 12, middle + 4, table, color=color, attributes=f'text-anchor="end" font-weight="{600 if read else 400}"'
     )
     for begin, end in picture.valid[table]:
         first, last = max(second_of(begin), 0), min(second_of(end), second_of(picture.last_epoch))
@@ -241,7 +247,7 @@ def _lane(picture: Picture, table: str, y: int) -> Iterator[str]:
 
 
 def _choice(picture: Picture) -> Iterator[str]:
-    """The chosen epochs: one line, or one of each table; what is read there, and how far it lags."""
+    """Yield the chosen epochs, as one line or one per table, with the commit that is read and its lag."""
     bottom, shared = TOP + LANE * len(TABLES), len(set(picture.epochs.values())) == 1
     for table, epoch in picture.epochs.items():
         middle, commit = TOP + TABLES.index(table) * LANE + LANE // 2, picture.commit_of(table)
@@ -254,8 +260,8 @@ def _choice(picture: Picture) -> Iterator[str]:
             yield line(at, middle - height, at, middle + height, ORANGE, 'stroke-width="2"')
         ring = x_of(second_of(commit))
         yield f'<circle cx="{ring}" cy="{middle}" r="8" fill="none" stroke="{ORANGE}" stroke-width="2"/>'
-        told = f"reads its commit of {second_of(commit):.3f} s"
-        yield text(x_of(SECONDS) + 10, middle - 3, told, size=11)
+        label = f"reads its commit of {second_of(commit):.3f} s"
+        yield text(x_of(SECONDS) + 10, middle - 3, label, size=11)
         yield text(x_of(SECONDS) + 10, middle + 11, f"lag {picture.lags_ms[table]:,} ms", size=11, color="#555555")
         yield "</g>"
     if shared:
@@ -264,7 +270,9 @@ def _choice(picture: Picture) -> Iterator[str]:
     for epoch in sorted(set(picture.epochs.values())):
         at = x_of(second_of(epoch))
         words = f"{second_of(epoch):.3f} s"
-        yield text(at, bottom + 34, words, color=ORANGE, more='text-anchor="middle" font-weight="bold" class="epoch"')
+        yield text(
+            at, bottom + 34, words, color=ORANGE, attributes='text-anchor="middle" font-weight="bold" class="epoch"'
+        )
 
 
 def _legend() -> Iterator[str]:
@@ -280,7 +288,7 @@ def _legend() -> Iterator[str]:
 
 
 def drawn(folder: Path) -> dict[str, str]:
-    """Every picture by its file's name, from a new store in an empty folder."""
+    """Return all pictures by file name, from a new store in an empty folder."""
     story = Story(folder)
     with story.store:
         return {f"{name}.svg": svg(picture) for name, picture in pictures(story)}

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: pages lie in the site as in the repository, so links hold in both; arguments stand apart."""
+"""Hooks of mkdocs: the site has the repository's paths, so that links work in both; arguments get paragraphs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLOSING = ExitStack()
 
 @event_priority(100)  # before mkdocstrings reads its paths
 def on_config(config: MkDocsConfig) -> None:
-    """Show Griffe the library alone. src/epochlog is a link to the checkout: .venv is in it, and src/epochlog again."""
+    """Give Griffe a folder with the library alone, because src/epochlog is a link to the checkout with .venv in it."""
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]["packages"]
     sources = Path(CLOSING.enter_context(TemporaryDirectory(prefix="epochlog-docs-")))
     folder = sources / "epochlog"
@@ -39,7 +39,7 @@ def on_shutdown() -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Return the files under their paths in the repository: those of docs/ and of examples/, and BESIDE."""
+    """Return the files of docs/, examples/ and BESIDE under their paths in the repository."""
     paths = [ROOT / name for name in BESIDE]
     paths += [path for path in (ROOT / "examples").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     paths += [ROOT / "docs" / file.src_uri for file in files if file.src_dir == config.docs_dir]
@@ -48,7 +48,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 class Arguments(Extension):
-    """Extension of Griffe: each argument that a docstring explains, and its errors, are a paragraph."""
+    """Extension of Griffe that makes a paragraph of each argument, and of the errors, in a docstring."""
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
         if obj.docstring is not None:

@@ -1,9 +1,9 @@
-"""Runs the passes of one make target one after the other, whatever becomes of each, and ends with one summary.
+"""Runner of all passes of one make target, with one summary at the end; a failed pass does not stop the others.
 
     python scripts/passes.py check|test|long|redis|campaign [--workers N]
 
-The last line is `N passed, N failed`, of all passes together; a pass that is no test run counts as one. The exit code
-is 1 when anything failed.
+The last line is `N passed, N failed`, summed over all passes; a pass without tests counts as one. The exit code is 1 if
+anything failed.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 PYTEST = (sys.executable, "-m", "pytest", "-q")
 QUICK = "not spark and not slow and not medium and not long and not campaign"
-# a JVM that lives for seconds gains nothing by compiling well and by collecting garbage beside
+# For a JVM that lives for seconds, the optimising compiler and a concurrent collector cost more than they save.
 BRIEF_JVM = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-# what is run again with the catalog in Redis, and with the files on S3 beside it
+# Tests that run again with the catalog in Redis, and once more with the files on S3 too.
 AGAIN = tuple(f"tests/{name}" for name in ("store", "model", "scenarios", "law"))
 AGAIN_LONG = (*AGAIN, "tests/checkpoint", "tests/batch")
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A command, and the environment variables that it has besides those of this process.
+    """Command of a pass, with additional environment variables.
 
-    beside: it runs while the passes after it do, for what uses one processor; its words come when it has ended.
+    beside: run it in parallel with the passes after it (it uses one processor), and print its output at its end.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a pass ended. failed: the ids of its tests that did, or what else is wrong with it."""
+    """Outcome of a pass. failed: the ids of its failed tests, or its other errors."""
 
     name: str
     passed: int
@@ -60,7 +60,7 @@ class Outcome:
 
 
 def users_code() -> list[str]:
-    """The library, as pyproject.toml lists its packages, and what else users read."""
+    """Return the folders and modules of the library, as listed in pyproject.toml, and those of examples and scripts."""
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]["packages"]
     folders = {name.split(".")[1] for name in packages if "." in name} | {"examples", "scripts"}
     return sorted(folders | {path.name for path in ROOT.glob("*.py")})
@@ -80,35 +80,37 @@ def check(spread: Sequence[str]) -> list[Pass]:
 
 
 def test(spread: Sequence[str]) -> list[Pass]:
-    """Those with Spark one by one, beside all others; then the quick ones of stores again, on S3 and Redis."""
+    """Return the passes of `make test`: Spark tests one by one beside all others, then quick store tests on S3 and
+    Redis.
+    """
     return [
         Pass("Spark", (*PYTEST, "-m", "spark and not long and not campaign"), BRIEF_JVM, beside=True),
         Pass("tests", (*PYTEST, "-m", "not spark and not long and not campaign", *spread, "--dist", "worksteal")),
-        again("s3", AGAIN, QUICK, spread),
+        with_store_on("s3", AGAIN, QUICK, spread),
     ]
 
 
 def long(spread: Sequence[str]) -> list[Pass]:
-    """What `test` leaves out, but for the campaign."""
+    """Return the passes of `make long`: the tests that `test` leaves out, without the campaign."""
     return [
         Pass("types, of tests and bench too", (str(BIN / "basedpyright"),), beside=True),
         Pass("Spark, long", (*PYTEST, "-m", "spark and long and not campaign"), beside=True),
         Pass("long tests", (*PYTEST, "-m", "not spark and long and not campaign", *spread, "--dist", "worksteal")),
-        *(again(store, AGAIN_LONG, "not spark and not campaign", spread) for store in ("redis", "s3")),
+        *(with_store_on(store, AGAIN_LONG, "not spark and not campaign", spread) for store in ("redis", "s3")),
     ]
 
 
-def again(store: str, places: Sequence[str], which: str, spread: Sequence[str]) -> Pass:
-    """Tests of stores with the catalog in Redis, and the files on S3 perhaps. Few examples: each step is a request."""
+def with_store_on(store: str, places: Sequence[str], marker: str, spread: Sequence[str]) -> Pass:
+    """Return a pass of store tests with few examples, on Redis, and on S3 too if `store` is s3."""
     return Pass(
         f"again with EPOCHLOG_TEST_STORE={store}",
-        (*PYTEST, *places, "-m", which, *spread, "--dist", "worksteal"),
+        (*PYTEST, *places, "-m", marker, *spread, "--dist", "worksteal"),
         {"EPOCHLOG_TEST_STORE": store, "HYPOTHESIS_PROFILE": "far", "EPOCHLOG_LAW_SEEDS": "3"},
     )
 
 
 def redis(spread: Sequence[str]) -> list[Pass]:
-    """What uses Redis, with each redis-server that the machine can have."""
+    """Return the passes of `make redis`: the Redis tests, once with each redis-server of the machine."""
     listed = subprocess.run(["scripts/redis_servers.sh"], stdout=subprocess.PIPE, text=True, check=True)
     return [
         Pass(
@@ -134,35 +136,35 @@ def campaign(spread: Sequence[str]) -> list[Pass]:
     ]
 
 
-def run(one: Pass, report: Path) -> Outcome:
-    """Run it to its end; what it says goes where this process' words go. report: a file name of its own."""
-    title = f"== {one.name} =="
-    if not one.beside:
+def run(pass_: Pass, report: Path) -> Outcome:
+    """Run a pass to its end; its output goes to standard output. report: path of its JUnit report."""
+    title = f"== {pass_.name} =="
+    if not pass_.beside:
         print(title, flush=True)
-    wanted = (f"--junitxml={report}", "-o", "junit_family=xunit1") if one.counts_tests else ()
+    report_options = (f"--junitxml={report}", "-o", "junit_family=xunit1") if pass_.counts_tests else ()
     before = time.perf_counter()
     try:
         done = subprocess.run(
-            [*one.command, *wanted],
-            env={**os.environ, **one.environment},
-            stdout=subprocess.PIPE if one.beside else None,
-            stderr=subprocess.STDOUT if one.beside else None,
+            [*pass_.command, *report_options],
+            env={**os.environ, **pass_.environment},
+            stdout=subprocess.PIPE if pass_.beside else None,
+            stderr=subprocess.STDOUT if pass_.beside else None,
             text=True,
             check=False,
         )
     except OSError as error:
-        return Outcome(one.name, 0, (f"{one.name}: {error}",), time.perf_counter() - before)
+        return Outcome(pass_.name, 0, (f"{pass_.name}: {error}",), time.perf_counter() - before)
     seconds, code = time.perf_counter() - before, done.returncode
-    if one.beside:
+    if pass_.beside:
         print(f"{title}\n{done.stdout}", end="", flush=True)
-    passed, failed = tests_of(report) if one.counts_tests else (int(code == 0), ())
+    passed, failed = tests_of(report) if pass_.counts_tests else (int(code == 0), ())
     if code != 0 and not failed:  # a linter, or a run that broke off
-        failed = (f"{one.name}: exit code {code}",)
-    return Outcome(one.name, passed, failed, seconds)
+        failed = (f"{pass_.name}: exit code {code}",)
+    return Outcome(pass_.name, passed, failed, seconds)
 
 
 def tests_of(report: Path) -> tuple[int, tuple[str, ...]]:
-    """How many tests passed, and the ids of those that failed, by what pytest wrote; none of either if it did not."""
+    """Return the number of passed tests and the ids of failed ones from a JUnit report; nothing without a report."""
     if not report.exists():
         return 0, ()
     passed, failed = 0, dict[str, None]()
@@ -176,7 +178,7 @@ def tests_of(report: Path) -> tuple[int, tuple[str, ...]]:
 
 
 def _id(case: ET.Element) -> str:
-    """As pytest takes it on the command line. Of a file that could not be collected, the file's name."""
+    """Return the id of a test as pytest accepts it, or the file's name if the file could not be collected."""
     file, owner, name = case.get("file"), case.get("classname"), case.get("name", "")
     if not file or not owner:
         return file or name
@@ -185,24 +187,25 @@ def _id(case: ET.Element) -> str:
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    wide = max((len(one.name) for one in outcomes), default=0)
+    wide = max((len(outcome.name) for outcome in outcomes), default=0)
     lines = ["", f"{'pass':{wide}}  passed  failed  seconds"]
-    lines += [f"{one.name:{wide}}  {one.passed:6}  {len(one.failed):6}  {one.seconds:7.1f}" for one in outcomes]
-    lines += [f"FAILED {test}  ({one.name})" for one in outcomes for test in one.failed]
-    lines.append(f"{sum(one.passed for one in outcomes)} passed, {sum(len(one.failed) for one in outcomes)} failed")
+    lines += [f"{run.name:{wide}}  {run.passed:6}  {len(run.failed):6}  {run.seconds:7.1f}" for run in outcomes]
+    lines += [f"FAILED {test}  ({outcome.name})" for outcome in outcomes for test in outcome.failed]
+    passed, failed = sum(outcome.passed for outcome in outcomes), sum(len(outcome.failed) for outcome in outcomes)
+    lines.append(f"{passed} passed, {failed} failed")
     return "\n".join(lines)
 
 
 def run_all(passes: Sequence[Pass]) -> int:
-    """Run each, say how they ended, and return the exit code."""
+    """Run all passes, print the summary, and return the exit code."""
     with tempfile.TemporaryDirectory(prefix="epochlog-passes-") as folder, ThreadPoolExecutor() as aside:
         running: list[Future[Outcome] | Outcome] = []
-        for number, one in enumerate(passes):
+        for number, pass_ in enumerate(passes):
             report = Path(folder) / f"{number}.xml"
-            running.append(aside.submit(run, one, report) if one.beside else run(one, report))
-        outcomes = [one.result() if isinstance(one, Future) else one for one in running]
+            running.append(aside.submit(run, pass_, report) if pass_.beside else run(pass_, report))
+        outcomes = [started.result() if isinstance(started, Future) else started for started in running]
     print(summary(outcomes), flush=True)
-    return int(not outcomes or any(one.failed for one in outcomes))
+    return int(not outcomes or any(outcome.failed for outcome in outcomes))
 
 
 TARGETS = {"check": check, "test": test, "long": long, "redis": redis, "campaign": campaign}
