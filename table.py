@@ -29,6 +29,7 @@ from epochlog.store.session.handle import Handle
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import SegmentWriter
 from epochlog.store.types.epoch import as_epoch, show_epoch
+from epochlog.store.types.read_options import ReadOptions
 
 from .errors import InvalidInput, StoreClosed
 
@@ -245,7 +246,7 @@ class Table(OneProcess):
         them), InvalidInput.
         """
         plan = self._read(lambda view, table: plan_changes(view, table, after, until))
-        batches = plan.batches(self._handle.files, mode, pre_images=pre_images, columns=columns, filter=filter)
+        batches = plan.batches(self._handle.files, mode, pre_images=pre_images, options=ReadOptions(columns, filter))
         return pa.RecordBatchReader.from_batches(plan.schema(columns), translate_stale_reads(self._handle, batches))
 
     def next_epoch(self, after: int) -> int | None:

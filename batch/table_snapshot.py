@@ -12,6 +12,7 @@ from epochlog.store.env.process_local import OneProcess
 from epochlog.store.retention.stale_reads import translate_stale_read, translate_stale_reads
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.session.handle import Handle
+from epochlog.store.types.read_options import ReadOptions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,14 +55,16 @@ class TableSnapshot(OneProcess):
     def to_arrow(self, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None) -> pa.Table:
         """Return the rows that pass the filter (None: all), in key order."""
         self._check()
-        return translate_stale_read(self._handle, lambda: self.plan.read(self._handle.files, columns, filter))
+        return translate_stale_read(
+            self._handle, lambda: self.plan.read(self._handle.files, ReadOptions(columns, filter))
+        )
 
     def scan(
         self, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
     ) -> pa.RecordBatchReader:
         """Return the rows that pass the filter (None: all) in record batches, a bounded number of rows at a time."""
         self._check()
-        batches = self._each(self.plan.batches(self._handle.files, columns, filter))
+        batches = self._each(self.plan.batches(self._handle.files, ReadOptions(columns, filter)))
         return pa.RecordBatchReader.from_batches(self.plan.schema(columns), batches)
 
     def scan_unfiltered(
@@ -71,7 +74,7 @@ class TableSnapshot(OneProcess):
         among these.
         """
         self._check()
-        return self._each(self.plan.batches(self._handle.files, columns, skip, applied=False))
+        return self._each(self.plan.batches(self._handle.files, ReadOptions(columns, skip), applied=False))
 
     def to_pandas(self, **options: Any) -> pd.DataFrame:
         return self.to_arrow(**options).to_pandas()

@@ -29,6 +29,7 @@ from epochlog.store.metadata.lookups import find_table, get_table, get_version
 from epochlog.store.retention.holds import Hold, put_holds
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan, require_complete
 from epochlog.store.session.handle import Handle
+from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
 
 from .options import (
@@ -257,7 +258,9 @@ class TableReader(DataSourceReader):
         # no rows: one empty piece, since Spark would make one task of nothing by itself
         columns = tuple(name for name in self._wanted.names if name not in _CHANGE_NAMES)
         load = self._load
-        piece = ReadPartition(files, plan, self._wanted, columns, load.predicate(), load.mode, load.pre_images)
+        piece = ReadPartition(
+            files, plan, self._wanted, ReadOptions(columns, load.predicate()), load.mode, load.pre_images
+        )
         return [PiecePartition(part) for part in cut(piece, load.tasks) or [piece]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -22,12 +22,14 @@ from epochlog.store.commit.root_commit import commit_root
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_table
 from epochlog.store.retention.stale_reads import retry_stale_plan
-from epochlog.store.scan.scan_plan import BATCH_ROWS, KeyRange, ScanPlan, plan_scan
+from epochlog.store.scan.scan_plan import BATCH_ROWS, ScanPlan, plan_scan
 from epochlog.store.session.handle import Handle
 from epochlog.store.session.write_intents import require_intents
 from epochlog.store.sst.segment import Segment, SegmentReader
 from epochlog.store.sst.segment_writer import SegmentWriter, WriteTarget, remove_segments
 from epochlog.store.types.key_codec import Key
+from epochlog.store.types.key_range import KeyRange
+from epochlog.store.types.read_options import ReadOptions
 
 
 def commit_overwrite(
@@ -74,7 +76,7 @@ def _deletes(
     writer = SegmentWriter(target)
     try:
         for part in old.splits(max(1, old.rows_at_most // BATCH_ROWS)):
-            before = old.rows(target.files, table.schema.primary_key, key_range=part)
+            before = old.rows(target.files, ReadOptions(table.schema.primary_key, None, part))
             writer.delete(before.data.filter(pa.array(~_named(target, new, before.keys, part))))
         return old.epoch, writer.finish()
     except BaseException:

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from epochlog.errors import Corrupt, SnapshotExpired
 from epochlog.store.changelog.log_plan import LogPlan
 from epochlog.store.changelog.plan_ranges import narrowed, spans_of
 from epochlog.store.env.files import Files
-from epochlog.store.scan.scan_plan import EVERYTHING, KeyRange, ScanPlan
+from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.scan.size_splits import split_evenly
+from epochlog.store.types.read_options import ReadOptions
 
 from .options import Tasks
 from .types import to_spark
@@ -29,16 +29,14 @@ BATCH_ROWS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class ReadPartition:
-    """Read of one task: a plan, the keys of it to read, and the exact schema that Spark expects. Picklable."""
+    """Read of one Spark task: a plan, what to read of it, and the exact schema that Spark expects. Picklable."""
 
     files: Files
     plan: ScanPlan | LogPlan
     wanted: pa.Schema
-    columns: tuple[str, ...]  # of the table; the change columns come by themselves
-    filter: pc.Expression | None = None
+    options: ReadOptions  # its columns are the table's; the change columns come by themselves
     mode: str = "epochs"
     pre_images: bool = False
-    key_range: KeyRange = EVERYTHING
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows in Spark's types. Raises SnapshotExpired when a file has gone since the plan was made."""
@@ -57,15 +55,8 @@ class ReadPartition:
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         if isinstance(self.plan, ScanPlan):
-            return self.plan.batches(self.files, self.columns, self.filter, self.key_range)
-        return self.plan.batches(
-            self.files,
-            self.mode,
-            pre_images=self.pre_images,
-            columns=self.columns,
-            filter=self.filter,
-            key_range=self.key_range,
-        )
+            return self.plan.batches(self.files, self.options)
+        return self.plan.batches(self.files, self.mode, pre_images=self.pre_images, options=self.options)
 
 
 def cut(piece: ReadPartition, tasks: Tasks) -> list[ReadPartition]:
@@ -73,11 +64,15 @@ def cut(piece: ReadPartition, tasks: Tasks) -> list[ReadPartition]:
     time, fewer when they would be small, more when they would be large, or when more are wanted; none for an empty
     plan. Raises Corrupt.
     """
-    table, spans = piece.plan.table, spans_of(piece.plan, piece.columns, piece.filter)
+    table, spans = piece.plan.table, spans_of(piece.plan, piece.options)
     size = sum(span.bytes for span in spans)
     if not spans:
         return []
     worth_while = min(tasks.parallelism, int(size // SMALLEST_PIECE_BYTES))
     count = max(tasks.at_least, worth_while, ceil(size / LARGEST_PIECE_BYTES))
-    ranges = split_evenly(piece.files, table, spans, piece.columns, count, piece.key_range)
-    return [replace(piece, plan=narrowed(piece.plan, keys), key_range=keys) for keys in ranges]
+    columns = table.schema.names if piece.options.columns is None else piece.options.columns
+    ranges = split_evenly(piece.files, table, spans, columns, count, piece.options.key_range)
+    return [
+        replace(piece, plan=narrowed(piece.plan, keys), options=replace(piece.options, key_range=keys))
+        for keys in ranges
+    ]

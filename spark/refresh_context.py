@@ -28,9 +28,11 @@ from epochlog.errors import EpochlogError, InvalidInput, SchemaMismatch
 from epochlog.store.changelog.change_rows import CHANGE_TYPE
 from epochlog.store.changelog.log_plan import LogPlan
 from epochlog.store.changelog.plan_ranges import bytes_to_read, narrowed
-from epochlog.store.scan.scan_plan import EVERYTHING, KeyRange, ScanPlan
+from epochlog.store.scan.pruning import conjunction
+from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.session.handle import Handle
 from epochlog.store.sst.segment_writer import WriteTarget
+from epochlog.store.types.read_options import ReadOptions
 
 from .frames import FrameWriter, check_frame, read_frame
 from .partitions import ReadPartition
@@ -100,8 +102,9 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
         """
         if mode not in ("epochs", "net"):
             raise InvalidInput(f"mode must be 'epochs' or 'net', not {mode!r}")
-        found = self._plan.upstream(upstream)
-        return self._frame(found.changes, columns, filter, mode=mode, pre_images=pre_images, keys=found.keys)
+        planned_upstream = self._plan.upstream(upstream)
+        options = ReadOptions(columns, filter, planned_upstream.keys)
+        return self._frame(planned_upstream.changes, options, mode=mode, pre_images=pre_images)
 
     def touched(self, upstream: str, columns: str | Sequence[str]) -> DataFrame:
         """Return the distinct values of these columns in the rows that changed in (prev, curr], before and after the
@@ -124,7 +127,8 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
         images = not is_key(upstream.table.schema, names)
         if plan.backfill or plan.rows > TOUCHED_HERE:
             return self.changes(table, pre_images=images, columns=names).select(*names).distinct()
-        batches = plan.batches(self._files, "net", pre_images=images, columns=names, key_range=upstream.keys)
+        options = ReadOptions(names, None, upstream.keys)
+        batches = plan.batches(self._files, "net", pre_images=images, options=options)
         groups = distinct(pa.Table.from_batches(batches, schema=plan.schema(names)), names)
         frame = self._frame_of(groups)
         self._small.append((frame, groups))
@@ -148,7 +152,7 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
         that have one of these combinations of values are given; of a table, or of what `touched` has read at once,
         little else is looked at where the columns begin the primary key.
         """
-        return self._rows(self._plan.upstream(upstream).current, columns, filter, among)
+        return self._rows(self._plan.upstream(upstream).current, ReadOptions(columns, filter), among)
 
     def previous(
         self,
@@ -159,7 +163,7 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
         among: DataFrame | pa.Table | None = None,
     ) -> DataFrame:
         """Return the upstream at prev; empty when prev is 0. `among` is that of `table`."""
-        return self._rows(self._plan.upstream(upstream).previous, columns, filter, among)
+        return self._rows(self._plan.upstream(upstream).previous, ReadOptions(columns, filter), among)
 
     def output(
         self,
@@ -174,7 +178,7 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
 
         `among` is that of `table`.
         """
-        return self._rows(self._plan.output(output).previous, columns, filter, among)
+        return self._rows(self._plan.output(output).previous, ReadOptions(columns, filter), among)
 
     def upsert(self, output: str, frame: DataFrame) -> None:
         """Write rows of an output; committed with all others when the refresh returns, or not at all.
@@ -252,46 +256,32 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
             return groups
         return next((table for frame, table in self._small if frame is groups), None)
 
-    def _rows(
-        self,
-        plan: ScanPlan,
-        columns: Sequence[str] | None,
-        filter: pc.Expression | None,
-        among: DataFrame | pa.Table | None,
-    ) -> DataFrame:
+    def _rows(self, plan: ScanPlan, options: ReadOptions, among: DataFrame | pa.Table | None) -> DataFrame:
         if among is None:
-            return self._frame(plan, columns, filter)
+            return self._frame(plan, options)
         _require_groups(plan.table.name, among)
-        names = plan.schema(columns).names
+        names = plan.schema(options.columns).names
         by = group_columns(plan.table.name, plan.table.schema, _names(among), least=1)
         known = self._known(among)
         narrower = None if known is None else pruning(as_groups(plan.table, from_spark(plan.table, known)))
-        parts = [part for part in (filter, narrower) if part is not None]
-        narrowed = None if not parts else parts[0] if len(parts) == 1 else parts[0] & parts[1]
-        frame = self._frame(plan, [*names, *(name for name in by if name not in names)], narrowed)
+        columns = [*names, *(name for name in by if name not in names)]
+        frame = self._frame(plan, ReadOptions(columns, conjunction(options.filter, narrower)))
         if narrower is not None and len(by) == 1:
             return frame.select(*names)  # the filter says it all
         groups = self._groups(among, by)
         return frame.join(groups, _same_group(frame, groups, by), "left_semi").select(*names)
 
     def _frame(
-        self,
-        plan: ScanPlan | LogPlan,
-        columns: Sequence[str] | None,
-        filter: pc.Expression | None,
-        *,
-        mode: str = "net",
-        pre_images: bool = False,
-        keys: KeyRange = EVERYTHING,
+        self, plan: ScanPlan | LogPlan, options: ReadOptions, *, mode: str = "net", pre_images: bool = False
     ) -> DataFrame:
-        plan, table = narrowed(plan, keys), plan.table
-        names = tuple(table.schema.names if columns is None else columns)
-        whole: pa.Schema = plan.schema(names)
+        plan, table = narrowed(plan, options.key_range), plan.table
+        options = replace(options, columns=tuple(table.schema.names if options.columns is None else options.columns))
+        rows: pa.Schema = plan.schema(options.columns)
         # a delete leaves all but the key empty; the key itself is never null
-        schema = spark_schema(table.name, whole, table.primary_key)
-        piece = ReadPartition(self._files, plan, arrow_schema(schema), names, filter, mode, pre_images, keys)
-        frame = read_frame(self._session, piece, schema)
-        return frame.hint("broadcast") if bytes_to_read(plan, names, filter) < BROADCAST_BYTES else frame
+        schema = spark_schema(table.name, rows, table.primary_key)
+        partition = ReadPartition(self._files, plan, arrow_schema(schema), options, mode, pre_images)
+        frame = read_frame(self._session, partition, schema)
+        return frame.hint("broadcast") if bytes_to_read(plan, options) < BROADCAST_BYTES else frame
 
 
 def _require_groups(table: str, groups: object) -> None:

@@ -12,6 +12,7 @@ from epochlog.batch.predicate import parse_predicate
 from epochlog.store.changelog.plan_ranges import bytes_to_read
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.session.handle import Handle
+from epochlog.store.types.read_options import ReadOptions
 
 from .options import place_options
 
@@ -38,4 +39,4 @@ def frame_of(
     frame = reader.option("snapshot", token).load()
     state: Any = session._jsparkSession
     limit = state.sessionState().conf().autoBroadcastJoinThreshold()  # as the session says, -1 for never
-    return frame.hint("broadcast") if bytes_to_read(plan, names, predicate) <= limit else frame
+    return frame.hint("broadcast") if bytes_to_read(plan, ReadOptions(names, predicate)) <= limit else frame

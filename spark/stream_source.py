@@ -25,6 +25,7 @@ from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_table, get_version
 from epochlog.store.metadata.version import LogEntry
 from epochlog.store.session.handle import Handle
+from epochlog.store.types.read_options import ReadOptions
 
 from .options import Options, StoreLocation, Tasks, text, truth, whole
 from .partitions import ReadPartition, cut
@@ -162,7 +163,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         plan = self._handle().catalog.read(body)
         pre_images = self._read.pre_images
         piece = ReadPartition(
-            self._handle().files, plan, self._wanted, self._columns, self._keys, pre_images=pre_images
+            self._handle().files, plan, self._wanted, ReadOptions(self._columns, self._keys), pre_images=pre_images
         )
         return [PiecePartition(piece) for piece in cut(piece, self._read.tasks)]
 

@@ -12,8 +12,10 @@ from dataclasses import replace
 from epochlog.store.changelog.log_plan import LogPlan
 from epochlog.store.env.files import Files
 from epochlog.store.metadata.definitions import Cursor, JobRecord
-from epochlog.store.scan.scan_plan import EVERYTHING, KeyRange, ScanPlan
+from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.types.key_codec import Key
+from epochlog.store.types.key_range import KeyRange
+from epochlog.store.types.read_options import ReadOptions
 
 READ_AT_ONCE = 1 << 16
 """Rows whose keys are read in one go to find the end of a chunk."""
@@ -37,15 +39,15 @@ def cut_chunk(job: JobRecord, files: Files, plan: ScanPlan) -> tuple[KeyRange, C
     next_cursor = replace(cursor, pieces=cursor.pieces + 1, rows=cursor.rows + rows, low=high)
     if high is None:
         next_cursor = replace(next_cursor, place=cursor.place + 1)
-    return (cursor.low, high), next_cursor
+    return KeyRange(cursor.low, high), next_cursor
 
 
 def _find_end(files: Files, plan: ScanPlan, low: Key | None, max_rows: int) -> tuple[Key | None, int]:
     """Return the exclusive upper key of a chunk of at most `max_rows` rows (None: the last chunk), and its rows."""
-    parts = plan.splits(max(1, plan.rows_at_most // max(max_rows, READ_AT_ONCE)), (low, EVERYTHING[1]))
+    parts = plan.splits(max(1, plan.rows_at_most // max(max_rows, READ_AT_ONCE)), KeyRange(low))
     rows = 0
     for part in parts:
-        keys = plan.rows(files, (), key_range=part).keys
+        keys = plan.rows(files, ReadOptions((), None, part)).keys
         if rows + len(keys) > max_rows:
             return keys[max_rows - rows].as_py(), max_rows
         rows += len(keys)

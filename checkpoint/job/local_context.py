@@ -8,9 +8,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochlog.errors import InvalidInput
+from epochlog.store.scan.pruning import conjunction
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.session.handle import Handle
 from epochlog.store.sst.segment_writer import SegmentWriter
+from epochlog.store.types.read_options import ReadOptions
 
 from .refresh_context import RefreshContext
 from .refresh_plan import RefreshPlan
@@ -54,8 +56,8 @@ class LocalRefreshContext(RefreshContext[SegmentWriter]):
         pre_images a delete has its key alone, and an update has only its new row.
         """
         planned_upstream = self._plan.upstream(upstream)
-        plan, keys = planned_upstream.changes, planned_upstream.keys
-        batches = plan.batches(self._files, mode, pre_images=pre_images, columns=columns, filter=filter, key_range=keys)
+        plan, options = planned_upstream.changes, ReadOptions(columns, filter, planned_upstream.keys)
+        batches = plan.batches(self._files, mode, pre_images=pre_images, options=options)
         return pa.Table.from_batches(batches, schema=plan.schema(columns))
 
     def touched(self, upstream: str, columns: str | Sequence[str]) -> pa.Table:
@@ -86,7 +88,7 @@ class LocalRefreshContext(RefreshContext[SegmentWriter]):
         among: groups as `touched` returns them, a table of columns of the upstream. Only rows with one of these
         combinations of values are read. If the columns are a prefix of the primary key, few other rows are scanned.
         """
-        return self._rows(self._plan.upstream(upstream).current, columns, filter, among)
+        return self._rows(self._plan.upstream(upstream).current, ReadOptions(columns, filter), among)
 
     def previous(
         self,
@@ -97,7 +99,7 @@ class LocalRefreshContext(RefreshContext[SegmentWriter]):
         among: object | None = None,
     ) -> pa.Table:
         """Return the upstream at prev; empty if prev is 0. `among` is that of `table`."""
-        return self._rows(self._plan.upstream(upstream).previous, columns, filter, among)
+        return self._rows(self._plan.upstream(upstream).previous, ReadOptions(columns, filter), among)
 
     def output(
         self,
@@ -111,7 +113,7 @@ class LocalRefreshContext(RefreshContext[SegmentWriter]):
 
         `among` is that of `table`.
         """
-        return self._rows(self._plan.output(output).previous, columns, filter, among)
+        return self._rows(self._plan.output(output).previous, ReadOptions(columns, filter), among)
 
     def upsert(self, output: str, data: object) -> None:
         """Write rows of an output; they are committed with all other writes when the refresh returns."""
@@ -166,18 +168,14 @@ class LocalRefreshContext(RefreshContext[SegmentWriter]):
         del by
         return rows
 
-    def _rows(
-        self, plan: ScanPlan, columns: Sequence[str] | None, filter: pc.Expression | None, among: object | None
-    ) -> pa.Table:
+    def _rows(self, plan: ScanPlan, options: ReadOptions, among: object | None) -> pa.Table:
         if among is None:
-            return plan.read(self._files, columns, filter)
-        names, groups = plan.schema(columns).names, as_groups(plan.table, among)
-        if filter is None and set(groups.column_names) == set(plan.table.primary_key):
+            return plan.read(self._files, options)
+        names, groups = plan.schema(options.columns).names, as_groups(plan.table, among)
+        if options.filter is None and set(groups.column_names) == set(plan.table.primary_key):
             return self._by_key(plan, names, groups)
         wanted = [*names, *(name for name in groups.column_names if name not in names)]
-        filters = [expression for expression in (filter, pruning(groups)) if expression is not None]
-        narrowed = None if not filters else filters[0] if len(filters) == 1 else filters[0] & filters[1]
-        rows = plan.read(self._files, wanted, narrowed)
+        rows = plan.read(self._files, ReadOptions(wanted, conjunction(options.filter, pruning(groups))))
         return rows.filter(pa.array(belonging(rows, groups))).select(names)
 
     def _by_key(self, plan: ScanPlan, columns: Sequence[str], groups: pa.Table) -> pa.Table:

@@ -19,12 +19,14 @@ from epochlog.store.commit.boundaries import force_within
 from epochlog.store.metadata.definitions import Counters, JobRecord
 from epochlog.store.metadata.lookups import get_job, get_table, get_version
 from epochlog.store.metadata.staged_segments import discard_staged
-from epochlog.store.scan.scan_plan import BATCH_ROWS, KeyRange, ScanPlan
+from epochlog.store.scan.scan_plan import BATCH_ROWS, ScanPlan
 from epochlog.store.sst.merge import lookup
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import SegmentWriter, WriteTarget
 from epochlog.store.types.epoch import show_epoch
+from epochlog.store.types.key_range import KeyRange
 from epochlog.store.types.null_safe_equal import same_rows
+from epochlog.store.types.read_options import ReadOptions
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
@@ -92,7 +94,8 @@ def _write_difference(
     writer: SegmentWriter, target: WriteTarget, old: ScanPlan, new: ScanPlan, key_range: KeyRange
 ) -> None:
     names, files = target.schema.schema.names, target.files
-    before, after = old.rows(files, names, key_range=key_range), new.rows(files, names, key_range=key_range)
+    options = ReadOptions(names, None, key_range)
+    before, after = old.rows(files, options), new.rows(files, options)
     deleted = lookup(after.keys, before.keys) < 0
     writer.delete(before.data.filter(pa.array(deleted)).select(list(target.schema.primary_key)))
     positions = lookup(before.keys, after.keys)

@@ -12,10 +12,11 @@ from epochlog.store.env.clock import monotonic_s
 from epochlog.store.metadata.definitions import Cursor, JobRecord, TableDef
 from epochlog.store.metadata.lookups import get_table
 from epochlog.store.metadata.staged_segments import list_staged
-from epochlog.store.scan.scan_plan import EVERYTHING, KeyRange, ScanPlan, plan_scan
+from epochlog.store.scan.scan_plan import ScanPlan, plan_scan
 from epochlog.store.session.handle import Handle
 from epochlog.store.sst.segment_writer import WriteTarget
 from epochlog.store.types.epoch import show_epoch
+from epochlog.store.types.key_range import ALL_KEYS, KeyRange
 
 from .backfill_chunks import cut_chunk, empty_plan, fully_loaded
 from .barrier import Barrier
@@ -29,7 +30,7 @@ class Upstream:
     changes: LogPlan
     current: ScanPlan
     previous: ScanPlan
-    keys: KeyRange = EVERYTHING
+    keys: KeyRange = ALL_KEYS
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from epochlog.store.session.handle import HasHandle
 from epochlog.store.session.leases import LEASE_MS
 from epochlog.store.types.epoch import as_epoch, show_epoch
 from epochlog.store.types.epoch_set import FAR
+from epochlog.store.types.read_options import ReadOptions
 
 from .log_barriers import EndOfData, Stand, barrier_of_job, barrier_of_log, ended
 
@@ -279,7 +280,7 @@ class UpstreamLog(OneProcess):
         """Yield (epoch, place, chunk) of one table, by epoch."""
         columns, files = self._columns.get(name), self._handle.files
         if plan.backfill or self._pre_images:
-            batches = plan.batches(files, pre_images=not plan.backfill, columns=columns)
+            batches = plan.batches(files, pre_images=not plan.backfill, options=ReadOptions(columns))
         else:
             batches = follow(plan, files, columns)
         for batch in translate_stale_reads(self._handle, batches):

@@ -24,7 +24,7 @@ from epochlog.cli.render.output import people_console
 from epochlog.cli.session import CommandSession
 from epochlog.cli.text import iso
 from epochlog.store.catalog.protocol import View
-from epochlog.store.compaction.executor import read_traces
+from epochlog.store.compaction.trace import read_traces
 from epochlog.store.metadata.lookups import find_table
 
 from .snapshots import held_list

@@ -10,7 +10,8 @@ from epochlog.cli.session import CommandSession
 from epochlog.store.catalog.protocol import View
 from epochlog.store.check.verify import verify_store
 from epochlog.store.commit.table_ddl import table_bytes
-from epochlog.store.compaction.executor import CompactionOutcome, compact_table
+from epochlog.store.compaction.executor import compact_table
+from epochlog.store.compaction.work import CompactionOutcome
 from epochlog.store.maintenance.vacuum import GRACE
 from epochlog.store.maintenance.vacuum import vacuum as vacuum_store
 from epochlog.store.metadata.definitions import TableDef

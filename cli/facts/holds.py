@@ -7,7 +7,8 @@ from typing import Any
 
 from epochlog.cli.text import iso
 from epochlog.store.catalog.protocol import View
-from epochlog.store.compaction.executor import Trace, Work
+from epochlog.store.compaction.trace import Trace
+from epochlog.store.compaction.work import Work
 from epochlog.store.maintenance.scheduler import Trouble
 from epochlog.store.maintenance.vacuum import VacuumedFile, VacuumReport
 from epochlog.store.metadata.definitions import TableDef

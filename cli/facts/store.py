@@ -14,7 +14,7 @@ from epochlog.store.catalog.keys import after_prefix, log_key
 from epochlog.store.catalog.protocol import View
 from epochlog.store.commit.loads import LoadRecord, all_loads, load_parts
 from epochlog.store.commit.table_ddl import table_bytes
-from epochlog.store.compaction.executor import Work, read_work
+from epochlog.store.compaction.work import Work, read_work
 from epochlog.store.compaction.write_stall import pressure
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view, table_state

@@ -20,9 +20,11 @@ from epochlog.store.changelog.raw_replay import replay
 from epochlog.store.metadata.lookups import find_table, get_version
 from epochlog.store.retention.holds import Hold, put_holds
 from epochlog.store.retention.stale_reads import translate_stale_reads
-from epochlog.store.scan.scan_plan import EVERYTHING, KeyRange, ScanPlan
+from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.session.handle import Handle
 from epochlog.store.session.leases import LEASE_MS
+from epochlog.store.types.key_range import ALL_KEYS, KeyRange
+from epochlog.store.types.read_options import ReadOptions
 
 from .descriptors import ChangesCommand, Read
 from .leases import FlightPart, LeasedFlight
@@ -65,7 +67,7 @@ class FlightPlanner:
         try:
             plan, columns = chosen.plan, command.columns
             schema = plan.schema(columns)
-            ranges = plan.splits(_parts_for(plan.rows_at_most)) if plan.rows_at_most else [EVERYTHING]
+            ranges = plan.splits(_parts_for(plan.rows_at_most)) if plan.rows_at_most else [ALL_KEYS]
             part_plans = [(narrowed(plan, keys), keys) for keys in ranges]
             parts = tuple(self._scan_part(part_plan, columns, keys) for part_plan, keys in part_plans)
             return LeasedFlight(schema, parts, chosen.release, plan.epoch, plan.rows_known)
@@ -80,7 +82,8 @@ class FlightPlanner:
             table = find_table(tx, command.table)
             plan = plan_changes(tx, table, command.after, command.until)
             # Raises for bad options before anything is held.
-            plan.batches(handle.files, command.mode, pre_images=command.pre_images, columns=command.columns)
+            options = ReadOptions(command.columns)
+            plan.batches(handle.files, command.mode, pre_images=command.pre_images, options=options)
             newest = get_version(tx, table.id, table.name).max_committed_epoch
             looks_up = command.pre_images and not plan.stored
             now_ms = handle.catalog.now_ms()
@@ -103,13 +106,13 @@ class FlightPlanner:
 
     def _cut_log(self, plan: LogPlan, command: ChangesCommand) -> Iterator[FlightPart]:
         if command.mode == "net":
-            ranges = plan.splits(self.handle.files, _parts_for(plan.rows)) if plan.rows else [EVERYTHING]
+            ranges = plan.splits(self.handle.files, _parts_for(plan.rows)) if plan.rows else [ALL_KEYS]
             for keys in ranges:
                 yield self._feed_part(narrowed(plan, keys), command, keys)
             return
         for part_plan in split_by_epoch(plan, _parts_for(plan.rows)):
             if command.pre_images:
-                yield self._feed_part(part_plan, command, EVERYTHING)
+                yield self._feed_part(part_plan, command, ALL_KEYS)
             else:
                 yield self._replay_part(part_plan, command.columns)
 
@@ -117,7 +120,7 @@ class FlightPlanner:
         assert isinstance(part_plan, ScanPlan)
 
         def batches() -> Iterator[pa.RecordBatch]:
-            return part_plan.batches(self.handle.files, columns, None, keys, piece_bytes=PIECE_BYTES)
+            return part_plan.batches(self.handle.files, ReadOptions(columns, None, keys), piece_bytes=PIECE_BYTES)
 
         return FlightPart(
             lambda: translate_stale_reads(self.handle, batches()), of_scan(part_plan, columns, PIECE_BYTES)
@@ -135,8 +138,7 @@ class FlightPlanner:
                 self.handle.files,
                 command.mode,
                 pre_images=command.pre_images,
-                columns=command.columns,
-                key_range=keys,
+                options=ReadOptions(command.columns, None, keys),
             )
 
         footprint = of_feed(part_plan, command.columns, images=command.pre_images)

@@ -26,6 +26,7 @@ from epochlog.store.retention.holds import Hold, put_holds
 from epochlog.store.retention.stale_reads import translate_stale_reads
 from epochlog.store.session.handle import Handle
 from epochlog.store.session.leases import LEASE_MS
+from epochlog.store.types.read_options import ReadOptions
 
 from .messages import FeedPosition
 
@@ -148,7 +149,7 @@ class TableFeed:
         plan, files = feed_round.plan, self._handle.files
         if snapshot:
             assert plan.before is not None
-            batches = plan.batches(files, columns=self._columns, piece_bytes=PIECE_BYTES)
+            batches = plan.batches(files, options=ReadOptions(self._columns), piece_bytes=PIECE_BYTES)
             footprint = of_scan(plan.before, self._columns, PIECE_BYTES)
         else:
             batches, footprint = follow(plan, files, self._columns), of_follow(plan, self._columns)

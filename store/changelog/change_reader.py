@@ -12,7 +12,6 @@ from typing import TypeGuard
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from epochlog.store.env.files import Files
 from epochlog.store.env.parallel import parallel_map
@@ -20,10 +19,11 @@ from epochlog.store.metadata.version import LabelGroup
 from epochlog.store.scan.key_ranges import cost, key_pieces
 from epochlog.store.scan.pruning import key_prunes
 from epochlog.store.scan.scan_plan import ScanPlan
-from epochlog.store.sst.data_file import KeyRange
 from epochlog.store.sst.merge import Rows, fold, lookup
 from epochlog.store.sst.segment import Segment, SegmentReader
 from epochlog.store.types.key_codec import KeyCodec
+from epochlog.store.types.key_range import KeyRange
+from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
 
 from .change_rows import Pool, Touches, by_key, cheap_rows, end_to_end, image_rows, replaced
@@ -56,26 +56,24 @@ class _Old:
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
-    """The log epochs of one range, and what is wanted of them.
+class ChangeReader:
+    """Reader of the changes in a range of log epochs.
 
-    columns: of the table, in the order of the result. filter: only prunes. images: whether to give old rows; `stored`,
-    they are read from the log, else looked up in `before`, the state before the range.
+    options: columns in the order of the result; a filter that only prunes; a range of keys. images: return old rows
+    too. They are read from the log if `stored`, else looked up in `before`, the state before the range.
     """
 
     files: Files
     table: TableSchema
     groups: Sequence[LabelGroup]
-    columns: Sequence[str]
-    keys: KeyRange
-    filter: pc.Expression | None = None
+    options: ReadOptions
     images: bool = False
     stored: bool = False
     before: ScanPlan | None = None
 
     def epochs(self) -> Iterator[pa.Table]:
         """Yield each epoch's changes in key order, oldest epoch first."""
-        lookups = self.images and not self.stored  # dear however few rows are looked up: large units, one by one
+        lookups = self.images and not self.stored  # costly however few rows are looked up: large units, one by one
         wave: list[_Unit] = []
         for unit in self._units(PIECE_ROWS if lookups else UNIT_ROWS):
             if wave and (lookups or sum(other.cost for other in wave) + unit.cost > PIECE_ROWS):
@@ -95,7 +93,7 @@ class Feed:
             size = cost(group.segments)
             if size > PIECE_ROWS or gathered + size > max(most, size):
                 if gathered:
-                    yield _Unit(first, place, self.keys, gathered)
+                    yield _Unit(first, place, self.options.key_range, gathered)
                 first, gathered = place, 0
             if size > PIECE_ROWS:
                 yield from (_Unit(place, place + 1, keys, PIECE_ROWS) for keys in self._pieces([group]))
@@ -103,48 +101,49 @@ class Feed:
             else:
                 gathered += size
         if gathered:
-            yield _Unit(first, len(self.groups), self.keys, gathered)
+            yield _Unit(first, len(self.groups), self.options.key_range, gathered)
 
     def _pieces(self, groups: Sequence[LabelGroup]) -> list[KeyRange]:
         segments = [segment for group in groups for segment in group.segments]
-        return key_pieces(self.files, self.table, segments, -(-cost(segments) // PIECE_ROWS), self.keys)
+        count = -(-cost(segments) // PIECE_ROWS)
+        return key_pieces(self.files, self.table, segments, count, self.options.key_range)
 
     def _of(self, wave: Sequence[_Unit]) -> Iterator[pa.Table]:
         wave = [_Unit(unit.first, unit.end, unit.keys, unit.cost, len(wave) == 1) for unit in wave]
         done = parallel_map(lambda unit: self._changes(unit, net=False), wave, sum(unit.cost for unit in wave))
         done.reverse()
-        return filter(_is_there, (done.pop() for _ in range(len(done))))  # what was given out is held by nobody here
+        return filter(_is_there, (done.pop() for _ in range(len(done))))  # keeps no reference to a yielded table
 
     def _changes(self, unit: _Unit, *, net: bool) -> pa.Table | None:
         """Return the change rows of a unit; None if there are none."""
-        names = self.table.schema.names if self.images else self.columns
+        columns = self._columns
+        names = self.table.schema.names if self.images else columns
         epochs = self._read(unit, names)
         if not epochs:
             return None
         touches = end_to_end([(self.groups[place].label, rows) for place, rows in epochs])
         if not self.images:
-            return cheap_rows(touches, self.columns, by_key(touches).newest if net else None)
+            return cheap_rows(touches, columns, by_key(touches).newest if net else None)
         old = self._stored(unit, epochs, touches) if self.stored else self._looked_up(unit, touches)
         key, first, last = self.table.primary_key, old.places, np.arange(len(touches))
         if net:
             order = by_key(touches)
             first, last = old.places[order.oldest], order.newest
         deleted, labels = touches.deleted[last], touches.labels[last]
-        return image_rows(old.pool, key, self.columns, first, last + old.touches_at, deleted, labels)
+        return image_rows(old.pool, key, columns, first, last + old.touches_at, deleted, labels)
 
     def _read(self, unit: _Unit, names: Sequence[str]) -> list[tuple[int, Rows]]:
         """Read the newest changes of each log epoch of the unit, by its index in the feed."""
-        skip = key_prunes(self.table, self.filter)
+        excluded = key_prunes(self.table, self.options.filter)
 
         def read(place: int) -> Rows | None:
-            segments = [segment for segment in self.groups[place].segments if not skip(segment.stats)]
+            segments = [segment for segment in self.groups[place].segments if not excluded(segment.stats)]
             return read_epoch(self.files, self.table, segments, names, unit.keys)
 
         places = range(unit.first, unit.end)
-        found = parallel_map(
-            read, places, self._rows(unit, [s for group in self._groups(unit) for s in group.segments])
-        )
-        return [(place, rows) for place, rows in zip(places, found, strict=True) if rows is not None]
+        cost_rows = self._rows(unit, [s for group in self._groups(unit) for s in group.segments])
+        epochs = parallel_map(read, places, cost_rows)
+        return [(place, rows) for place, rows in zip(places, epochs, strict=True) if rows is not None]
 
     def _stored(self, unit: _Unit, epochs: Sequence[tuple[int, Rows]], touches: Touches) -> _Old:
         codec, names = KeyCodec(self.table.schema, self.table.primary_key), self.table.schema.names
@@ -152,10 +151,10 @@ class Feed:
         def read(epoch: tuple[int, Rows]) -> tuple[np.ndarray, pa.Table | None]:
             place, rows = epoch
             files = [SegmentReader(self.files, file, self.table, codec) for file in self.groups[place].images]
-            found = [old for old in (file.read(names, unit.keys) for file in files) if len(old)]
-            if not found:
+            images = [image for image in (file.read(names, unit.keys) for file in files) if len(image)]
+            if not images:
                 return np.full(len(rows), -1), None
-            old = fold(found)
+            old = fold(images)
             return lookup(old.keys, rows.keys), old.data
 
         done = parallel_map(
@@ -175,6 +174,10 @@ class Feed:
         keys = touches.keys.take(pa.array(order.oldest))
         state = before.rows_of(self.files, keys, self.table.schema.names)
         return _Old(replaced(touches, order, state), Pool([state.data, touches.data]), len(state))
+
+    @property
+    def _columns(self) -> Sequence[str]:
+        return self.table.schema.names if self.options.columns is None else self.options.columns
 
     def _groups(self, unit: _Unit) -> Sequence[LabelGroup]:
         return self.groups[unit.first : unit.end]

@@ -1,15 +1,12 @@
-"""Reading the log.
+"""Plan of a read of the log: the changes after one epoch up to another, per epoch or net, with or without old rows.
 
-What changed after one epoch and up to another, per epoch or net, with or without the rows' old images.
-
-`plan_changes` looks into the catalog once; the LogPlan it makes is picklable and knows no catalog, so Spark tasks
-read by it.
+`plan_changes` reads the catalog once; its LogPlan is picklable and knows no catalog, so Spark tasks read by it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -24,11 +21,13 @@ from epochlog.store.metadata.lookups import get_version
 from epochlog.store.metadata.version import LabelGroup, LogEntry
 from epochlog.store.scan.key_ranges import key_pieces
 from epochlog.store.scan.pruning import check_filter, passed
-from epochlog.store.scan.scan_plan import EVERYTHING, READ_BYTES, KeyRange, ScanPlan, plan_scan
+from epochlog.store.scan.scan_plan import READ_BYTES, ScanPlan, plan_scan
 from epochlog.store.types.epoch import as_epoch, show_epoch
+from epochlog.store.types.key_range import ALL_KEYS, KeyRange
+from epochlog.store.types.read_options import ALL_ROWS, ReadOptions
 from epochlog.store.types.schema import TableSchema
 
-from .change_reader import Feed
+from .change_reader import ChangeReader
 from .change_rows import CHANGE_FIELDS, INSERT, change_columns
 
 BATCH_ROWS = 1 << 19
@@ -36,11 +35,11 @@ BATCH_ROWS = 1 << 19
 
 @dataclass(frozen=True, slots=True)
 class LogPlan:
-    """The log epochs of one range, oldest first, and the state before them (`before`), which pre-images are looked up
-    in (None: history does not reach back so far), unless they are `stored` with the log.
+    """Plan of a read of one range of log epochs, oldest first.
 
-    `backfill` marks the first look of a job at its upstream: the rows of `before` are given as inserts, and no log is
-    read.
+    before: the state before the range, in which pre-images are looked up unless they are `stored` with the log; None if
+    history does not reach back so far. backfill: the first read of an upstream by a job, which returns the rows of
+    `before` as inserts and reads no log.
     """
 
     table: TableSchema
@@ -69,24 +68,23 @@ class LogPlan:
         mode: str = "epochs",
         *,
         pre_images: bool = False,
-        columns: Sequence[str] | None = None,
-        filter: pc.Expression | None = None,
-        key_range: KeyRange = EVERYTHING,
+        options: ReadOptions = ALL_ROWS,
         piece_bytes: int = READ_BYTES,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the changes in order: by epoch and key ("epochs"), or by key, one change for each ("net").
 
-        piece_bytes: of a backfill what is read at a time, as in ScanPlan.batches. `filter` may name key columns only:
-        it must judge all images of a row alike. What is wrong with the arguments is raised at once, what is wrong with
-        files by the iterator.
+        The filter may name key columns only, so that it judges all images of a row alike. piece_bytes: of a backfill,
+        about the most bytes to read at a time, as in ScanPlan.batches. Wrong arguments raise at once, damaged files
+        raise in the iterator.
         """
-        schema = self.schema(columns)
-        self._check(mode, pre_images, filter)
+        schema = self.schema(options.columns)
+        self._check(mode, pre_images, options.filter)
         if self.backfill:
-            tables = self._snapshot(files, columns, filter, key_range, piece_bytes)
+            tables = self._snapshot(files, options, piece_bytes)
         else:
-            tables = self._changes(files, mode, pre_images, schema.names[: -len(CHANGE_FIELDS)], filter, key_range)
-        return self._batches(tables, schema, filter)
+            changes = self._changes(files, pre_images, schema.names[: -len(CHANGE_FIELDS)], options)
+            tables = changes.net() if mode == "net" else changes.epochs()
+        return self._batches(tables, schema, options.filter)
 
     def _batches(
         self, tables: Iterator[pa.Table], schema: pa.Schema, filter: pc.Expression | None
@@ -119,17 +117,11 @@ class LogPlan:
                     f"({list(self.table.primary_key)}): {error}"
                 ) from error
 
-    def _snapshot(
-        self,
-        files: Files,
-        columns: Sequence[str] | None,
-        filter: pc.Expression | None,
-        key_range: KeyRange,
-        piece_bytes: int,
-    ) -> Iterator[pa.Table]:
-        wanted = None if columns is None else [*columns, *(key for key in self.table.primary_key if key not in columns)]
+    def _snapshot(self, files: Files, options: ReadOptions, piece_bytes: int) -> Iterator[pa.Table]:
         assert self.before is not None
         epoch = self.before.epoch
+        if options.columns is not None:
+            options = replace(options, columns=self._with_key(options.columns))
 
         def inserts(batch: pa.RecordBatch) -> pa.Table:
             data, labels = pa.Table.from_batches([batch]), np.full(batch.num_rows, epoch)
@@ -137,33 +129,19 @@ class LogPlan:
                 data = data.append_column(field, column)
             return data
 
-        return map(inserts, self.before.batches(files, wanted, filter, key_range, piece_bytes=piece_bytes))
+        return map(inserts, self.before.batches(files, options, piece_bytes=piece_bytes))
 
-    def _changes(
-        self,
-        files: Files,
-        mode: str,
-        pre_images: bool,
-        columns: Sequence[str],
-        filter: pc.Expression | None,
-        key_range: KeyRange,
-    ) -> Iterator[pa.Table]:
-        if filter is not None:
-            columns = [*columns, *(key for key in self.table.primary_key if key not in columns)]
-        feed = Feed(
-            files,
-            self.table,
-            self.groups,
-            columns,
-            key_range,
-            filter,
-            images=pre_images,
-            stored=self.stored,
-            before=self.before,
+    def _changes(self, files: Files, pre_images: bool, columns: Sequence[str], options: ReadOptions) -> ChangeReader:
+        columns = columns if options.filter is None else self._with_key(columns)
+        options = replace(options, columns=columns)
+        return ChangeReader(
+            files, self.table, self.groups, options, images=pre_images, stored=self.stored, before=self.before
         )
-        return feed.net() if mode == "net" else feed.epochs()
 
-    def splits(self, files: Files, count: int, within: KeyRange = EVERYTHING) -> list[KeyRange]:
+    def _with_key(self, columns: Sequence[str]) -> list[str]:
+        return [*columns, *(key for key in self.table.primary_key if key not in columns)]
+
+    def splits(self, files: Files, count: int, within: KeyRange = ALL_KEYS) -> list[KeyRange]:
         """Return at most `count` key ranges that tile `within`, with similar numbers of rows to give out."""
         if self.backfill and self.before is not None:
             return self.before.splits(count, within)
@@ -249,11 +227,11 @@ def next_epoch(view: View, table: TableDef, after: int) -> int | None:
 
 def _entries(view: View, table: TableDef, after: int, until: int) -> list[LogEntry]:
     """Yield the log entries visible in (after, until], and the one past `until` that may hold log epochs within."""
-    found: list[LogEntry] = []
+    entries: list[LogEntry] = []
     prefix = b"log/%08x/" % table.id
     for _, record in view.scan(log_key(table.id, after + 1), after_prefix(prefix)):
         entry = LogEntry.from_record(record)
         if entry.epoch > until and (not entry.groups or entry.groups[0].label > until):
             break
-        found.append(entry)
-    return found
+        entries.append(entry)
+    return entries

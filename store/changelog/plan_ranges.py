@@ -5,28 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pyarrow.compute as pc
-
 from epochlog.store.scan.pruning import key_prunes
-from epochlog.store.scan.scan_plan import EVERYTHING, KeyRange, ScanPlan
+from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.scan.size_splits import Source, Span, estimate_sizes
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.sorted_run import RunFile, SortedRun
-from epochlog.store.types.key_codec import Key
+from epochlog.store.types.key_range import ALL_KEYS, KeyRange
+from epochlog.store.types.read_options import ReadOptions
 
 from .log_plan import LogPlan
 
 
-def bytes_to_read(plan: ScanPlan | LogPlan, columns: Sequence[str], filter: pc.Expression | None = None) -> float:
-    """Return an upper bound, in bytes of memory, on these columns and the key in the files that the filter's keys do
-    not exclude.
+def bytes_to_read(plan: ScanPlan | LogPlan, options: ReadOptions) -> float:
+    """Return an upper bound, in bytes of memory, of the columns and the key in the files that the filter does not
+    exclude.
     """
-    return sum(span.bytes for span in spans_of(plan, columns, filter))
+    return sum(span.bytes for span in spans_of(plan, options))
 
 
-def spans_of(plan: ScanPlan | LogPlan, columns: Sequence[str], filter: pc.Expression | None) -> list[Span]:
-    ruled_out = key_prunes(plan.table, filter)
-    return estimate_sizes(plan.table, [file for file in sources_of(plan) if not ruled_out(file.stats)], columns)
+def spans_of(plan: ScanPlan | LogPlan, options: ReadOptions) -> list[Span]:
+    """List the blocks of the files that the filter does not exclude by their keys, with the bytes of the columns."""
+    excluded = key_prunes(plan.table, options.filter)
+    columns = plan.table.schema.names if options.columns is None else options.columns
+    return estimate_sizes(plan.table, [file for file in sources_of(plan) if not excluded(file.stats)], columns)
 
 
 def sources_of(plan: ScanPlan | LogPlan) -> Sequence[Source]:
@@ -49,7 +50,7 @@ def source_of(plan: ScanPlan | LogPlan) -> ScanPlan:
 
 def narrowed(plan: ScanPlan | LogPlan, keys: KeyRange) -> ScanPlan | LogPlan:
     """Return the plan without the files that hold none of these keys."""
-    if keys == EVERYTHING:
+    if keys == ALL_KEYS:
         return plan
     if isinstance(plan, ScanPlan):
         return replace(
@@ -65,14 +66,10 @@ def narrowed(plan: ScanPlan | LogPlan, keys: KeyRange) -> ScanPlan | LogPlan:
 
 def _narrow_run(run: SortedRun, keys: KeyRange) -> SortedRun:
     def within(parts: Sequence[RunFile]) -> tuple[RunFile, ...]:
-        return tuple(part for part in parts if _overlaps(part.key_min, part.key_max, keys))
+        return tuple(part for part in parts if keys.overlaps(part.key_min, part.key_max))
 
     return replace(run, parts=within(run.parts), history=within(run.history))
 
 
 def _within(segments: Sequence[Segment], keys: KeyRange) -> tuple[Segment, ...]:
-    return tuple(segment for segment in segments if _overlaps(segment.key_min, segment.key_max, keys))
-
-
-def _overlaps(low: Key, high: Key, keys: KeyRange) -> bool:
-    return (keys[0] is None or high >= keys[0]) and (keys[1] is None or low < keys[1])
+    return tuple(segment for segment in segments if keys.overlaps(segment.key_min, segment.key_max))

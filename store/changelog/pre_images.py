@@ -18,11 +18,12 @@ from epochlog.store.env.paths import SEGMENT_ENDING, file_name
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.scan.key_ranges import cost, key_pieces
 from epochlog.store.scan.point_lookup import PointReader
-from epochlog.store.scan.scan_plan import EVERYTHING, KeyRange, ScanPlan
+from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.sst.merge import Rows, lookup, newest_wins
 from epochlog.store.sst.segment import Segment, SegmentReader, write_segment
 from epochlog.store.sst.segment_writer import remove_segments
 from epochlog.store.types.key_codec import KeyCodec
+from epochlog.store.types.key_range import ALL_KEYS, KeyRange
 from epochlog.store.types.schema import TableSchema
 
 from .change_rows import by_key, end_to_end, replaced, stacked
@@ -44,7 +45,7 @@ def write_images(
     """
     segments = [segment for epoch in epochs for segment in epoch]
     written: list[list[Segment]] = [[] for _ in epochs]
-    pieces = key_pieces(handle.files, table.schema, segments, cost(segments) // PIECE_ROWS, EVERYTHING)
+    pieces = key_pieces(handle.files, table.schema, segments, cost(segments) // PIECE_ROWS, ALL_KEYS)
     try:
         for key_range in pieces:
             for place, rows in _old_rows(handle.files, table.schema, before, epochs, key_range):
@@ -75,7 +76,7 @@ def patched_images(
     written: list[list[Segment]] = [[] for _ in epochs]
     codec = KeyCodec(table.schema.schema, table.schema.primary_key)
     try:
-        for key_range in key_pieces(handle.files, table.schema, since, cost(since) // PIECE_ROWS, EVERYTHING):
+        for key_range in key_pieces(handle.files, table.schema, since, cost(since) // PIECE_ROWS, ALL_KEYS):
             for place, rows in _rows_again(handle.files, table.schema, now, since, epochs, key_range):
                 path = f"{handle.table_folder(table.id)}/{file_name(intent, SEGMENT_ENDING)}"
                 file = write_segment(handle.files, path, table.id, table.schema, codec, rows)

@@ -19,6 +19,7 @@ from epochlog.store.metadata.version import LabelGroup
 from epochlog.store.sst.data_file import OP, marks
 from epochlog.store.sst.segment import BATCH_ROWS, SegmentReader
 from epochlog.store.types.key_codec import KeyCodec
+from epochlog.store.types.read_options import ReadOptions
 
 from .change_rows import UPSERT, change_columns, change_kinds
 from .log_plan import LogPlan
@@ -41,7 +42,7 @@ def _replayed(
             for group in groups:
                 yield from _of(plan, files, group, schema)
         else:
-            yield from replace(plan, groups=tuple(groups)).batches(files, columns=columns)
+            yield from replace(plan, groups=tuple(groups)).batches(files, options=ReadOptions(columns))
 
 
 def lies_ready(group: LabelGroup) -> bool:

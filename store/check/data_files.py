@@ -12,11 +12,13 @@ import pyarrow.parquet as pq
 
 from epochlog.errors import Corrupt
 from epochlog.store.env.files import Files
-from epochlog.store.sst.data_file import KeyRange, Stats, key_stats, verified
+from epochlog.store.sst.data_file import Stats, key_stats, verified
 from epochlog.store.sst.merge import Rows, lookup
 from epochlog.store.sst.segment import Segment, SegmentReader
 from epochlog.store.sst.sorted_run import EPOCH, UNTIL, RunFile, SortedRun, read_part
 from epochlog.store.types.key_codec import Key, KeyCodec, contiguous, last_of_each
+from epochlog.store.types.key_range import KeyRange
+from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
 
 
@@ -41,7 +43,7 @@ def check_part(files: Files, schema: TableSchema, codec: KeyCodec, run: SortedRu
         data = verified(files, part.path, part.bytes, part.crc32, again=True)
         walk = Walk(codec, _row_group_starts(data))
         for key_range in _ranges(part.blocks):
-            rows = read_part(files, part, schema, codec, [*schema.schema.names, *hidden], key_range=key_range)
+            rows = read_part(files, part, schema, codec, ReadOptions([*schema.schema.names, *hidden], None, key_range))
             yield from walk.take(rows)
             yield from _check_epochs(run, part, rows)
             if part.history and len(rows):
@@ -57,11 +59,11 @@ def check_part(files: Files, schema: TableSchema, codec: KeyCodec, run: SortedRu
 
 def check_ends(files: Files, schema: TableSchema, codec: KeyCodec, run: SortedRun, past: RunFile) -> Iterator[str]:
     """Yield a problem for each live run file with rows that begin before an old row of their key in `past` ends."""
-    for low, high in _ranges(past.blocks):
-        old = read_part(files, past, schema, codec, [UNTIL], key_range=(low, high))
+    for within in _ranges(past.blocks):
+        old = read_part(files, past, schema, codec, ReadOptions([UNTIL], None, within))
         for part in run.parts:
-            if (high is None or part.key_min < high) and (low is None or part.key_max >= low):
-                live = read_part(files, part, schema, codec, [EPOCH], key_range=(low, high))
+            if within.overlaps(part.key_min, part.key_max):
+                live = read_part(files, part, schema, codec, ReadOptions([EPOCH], None, within))
                 if _overlap(old, live):
                     yield f"holds rows of keys whose live rows in {part.path} begin before they end"
 
@@ -79,7 +81,7 @@ def _overlap(old: Rows, live: Rows) -> bool:
 def _ranges(blocks: Sequence[Key]) -> list[KeyRange]:
     """Return key ranges of about one block that tile a file; versions of one key stay in one range."""
     firsts: list[Key | None] = [None, *list(dict.fromkeys(blocks))[1:]]
-    return list(zip(firsts, [*firsts[1:], None], strict=True))
+    return [KeyRange(*ends) for ends in zip(firsts, [*firsts[1:], None], strict=True)]
 
 
 def _batch_starts(data: pa.Buffer) -> list[int]:

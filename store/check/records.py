@@ -11,7 +11,7 @@ from epochlog.store.catalog.keys import after_prefix, hist_key, key_epoch, txn_a
 from epochlog.store.catalog.protocol import View
 from epochlog.store.catalog.records import Record
 from epochlog.store.commit.loads import all_loads, broken_load
-from epochlog.store.compaction.executor import read_work
+from epochlog.store.compaction.work import read_work
 from epochlog.store.epochs.view_reader import EpochMemory, read_epoch_view
 from epochlog.store.metadata.consumer_record import broken_consumers
 from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef

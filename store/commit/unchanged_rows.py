@@ -16,11 +16,12 @@ from epochlog.store.env.files import Files
 from epochlog.store.env.parallel import parallel_map
 from epochlog.store.env.paths import SEGMENT_ENDING, file_name, folder_of
 from epochlog.store.scan.key_ranges import cost, key_pieces
-from epochlog.store.scan.scan_plan import EVERYTHING, KeyRange, ScanPlan
+from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.sst.merge import Rows, lookup, newest_wins
 from epochlog.store.sst.segment import Segment, SegmentReader, write_segment
 from epochlog.store.sst.segment_writer import remove_segments
 from epochlog.store.types.key_codec import KeyCodec
+from epochlog.store.types.key_range import ALL_KEYS, KeyRange
 from epochlog.store.types.schema import TableSchema
 
 PIECE_ROWS = 1 << 19
@@ -55,7 +56,7 @@ def without_unchanged(
 def _kept(files: Files, before: ScanPlan, segments: Sequence[Segment]) -> list[np.ndarray]:
     """Return, for each segment, a bool for each row: True if the commit changes its key."""
     found: list[list[np.ndarray]] = [[] for _ in segments]
-    pieces = key_pieces(files, before.table, segments, cost(segments) // PIECE_ROWS, EVERYTHING)
+    pieces = key_pieces(files, before.table, segments, cost(segments) // PIECE_ROWS, ALL_KEYS)
     for key_range in pieces:
         written = _read(files, before.table, segments, key_range)
         filled = [rows for rows in written if len(rows)]

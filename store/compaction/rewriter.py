@@ -16,11 +16,12 @@ import pyarrow.compute as pc
 
 from epochlog.store.env.files import Files
 from epochlog.store.metadata.version import LogEntry
-from epochlog.store.sst.data_file import KeyRange
 from epochlog.store.sst.merge import Rows, joined, lookup, merge, newest_wins
-from epochlog.store.sst.segment import Segment, SegmentReader
+from epochlog.store.sst.segment import SegmentReader
 from epochlog.store.sst.sorted_run import EPOCH, UNTIL, RunFile, SortedRun, read_part, write_part
 from epochlog.store.types.key_codec import KeyCodec, sort_indices
+from epochlog.store.types.key_range import KeyRange
+from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
 
 PART_ROWS = 1 << 20
@@ -75,16 +76,17 @@ class Rewriter:
         return Source(Rows(pa.array([], self.codec.key_type), schema.empty_table(), None))
 
     def _of_run(self, run: SortedRun, key_range: KeyRange, rewritten: Container[str], *, upper: bool) -> Source:
-        """A run's rows; of the oldest one nobody asks when its replaced rows began."""
+        """Read a run's rows. The epochs at which replaced rows began are read only if another run lies below."""
         names = self.table.schema.names
 
         def read(parts: Sequence[RunFile], columns: Sequence[str]) -> list[Rows]:
-            found = [
-                read_part(self.files, part, self.table, self.codec, columns, key_range=key_range)
+            options = ReadOptions(columns, None, key_range)
+            tables = [
+                read_part(self.files, part, self.table, self.codec, options)
                 for part in parts
-                if _meets(part, key_range)
+                if key_range.overlaps(part.key_min, part.key_max)
             ]
-            return [rows for rows in found if len(rows)]
+            return [rows for rows in tables if len(rows)]
 
         live = read(run.parts, [*names, EPOCH])
         past = read([part for part in run.history if part.path in rewritten], [*names, EPOCH, UNTIL])
@@ -93,23 +95,23 @@ class Rewriter:
 
     def _of_log(self, entries: Sequence[LogEntry], key_range: KeyRange) -> Source | None:
         """Return all versions in L0, sorted by key and then epoch, split into the newest and the others."""
-        found: list[Rows] = []
+        by_entry: list[Rows] = []
         for entry in entries:
             rows = [
                 SegmentReader(self.files, segment, self.table, self.codec).read(None, key_range)
                 for segment in entry.segments
-                if _meets(segment, key_range)
+                if key_range.overlaps(segment.key_min, segment.key_max)
             ]
             rows = [part for part in rows if len(part)]
             if rows:
                 merged = newest_wins(rows) if len(rows) > 1 else rows[0]
                 epochs = pa.array(np.full(len(merged), entry.epoch, np.int64))
-                found.append(replace(merged, data=merged.data.append_column(EPOCH, epochs)))
-        if not found:
+                by_entry.append(replace(merged, data=merged.data.append_column(EPOCH, epochs)))
+        if not by_entry:
             return None
-        if len(found) == 1:
-            return Source(found[0])
-        changes = joined(found)
+        if len(by_entry) == 1:
+            return Source(by_entry[0])
+        changes = joined(by_entry)
         return split_versions(taken(changes, sort_indices(changes.keys)))  # stable, and entries come oldest first
 
     def _write(self, rows: Rows, *, history: bool) -> list[RunFile]:
@@ -202,8 +204,3 @@ def _differs(keys: pa.Array) -> np.ndarray:
     if len(keys) < 2:
         return np.empty(0, np.bool_)
     return pc.not_equal(keys.slice(1), keys.slice(0, len(keys) - 1)).to_numpy(zero_copy_only=False)
-
-
-def _meets(file: RunFile | Segment, key_range: KeyRange) -> bool:
-    low, high = key_range
-    return (low is None or file.key_max >= low) and (high is None or file.key_min < high)

@@ -9,6 +9,7 @@ from itertools import pairwise
 from epochlog.store.metadata.version import LogEntry
 from epochlog.store.sst.sorted_run import SortedRun
 from epochlog.store.types.key_codec import Key, KeyCodec
+from epochlog.store.types.key_range import KeyRange
 
 from .strategy import CompactionTask
 
@@ -20,11 +21,15 @@ PIECE_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A key range [low, high) of a task, None is open. `reused`: the one part that holds all of it, to be kept."""
+    """Piece of a task: the keys in [low, high), None is open. reused: the one part that holds them all and is kept."""
 
     low: Key | None
     high: Key | None
     reused: str | None = None
+
+    @property
+    def key_range(self) -> KeyRange:
+        return KeyRange(self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +54,15 @@ def pieces(
     """
     spans = list(_spans(task, runs, entries))
     kept = [span for span in spans if span.keepable and not _touched(span, spans)]
-    found: list[Piece] = []
+    tiles: list[Piece] = []
     low: Key | None = None
     for span in sorted(kept, key=lambda span: span.low):
-        found += _split(spans, low, span.low)
+        tiles += _split(spans, low, span.low)
         low = codec.above(span.high)
-        found.append(Piece(span.low, low, span.path))
+        tiles.append(Piece(span.low, low, span.path))
         if low is None:
-            return found
-    return found + _split(spans, low, None)
+            return tiles
+    return tiles + _split(spans, low, None)
 
 
 def _spans(task: CompactionTask, runs: Sequence[SortedRun], entries: Sequence[LogEntry]) -> Iterable[_Span]:
@@ -79,7 +84,8 @@ def _touched(span: _Span, spans: Sequence[_Span]) -> bool:
 
 def _split(spans: Sequence[_Span], low: Key | None, high: Key | None) -> list[Piece]:
     """Return pieces of [low, high) of about PIECE_ROWS rows or PIECE_BYTES each; none where there are no keys."""
-    inside = [span for span in spans if (high is None or span.low < high) and (low is None or span.high >= low)]
+    within = KeyRange(low, high)
+    inside = [span for span in spans if within.overlaps(span.low, span.high)]
     if not inside:
         return []
     marks = sorted(

@@ -18,7 +18,8 @@ from epochlog.errors import EpochlogError, StoreClosed, TableDropped
 from epochlog.store.backup.incremental import ship
 from epochlog.store.catalog.keys import after_prefix, table_key, trouble_key
 from epochlog.store.catalog.protocol import Txn, View
-from epochlog.store.compaction.executor import CompactionOutcome, compact_table
+from epochlog.store.compaction.executor import compact_table
+from epochlog.store.compaction.work import CompactionOutcome
 from epochlog.store.metadata.definitions import TableDef, TableOptions
 from epochlog.store.metadata.lookups import all_tables, get_version
 from epochlog.store.metadata.version import TableVersion

@@ -8,9 +8,9 @@ from itertools import pairwise
 import pyarrow as pa
 
 from epochlog.store.env.files import Files
-from epochlog.store.sst.data_file import KeyRange
 from epochlog.store.sst.segment import Segment, SegmentReader
 from epochlog.store.types.key_codec import Key, KeyCodec
+from epochlog.store.types.key_range import KeyRange
 from epochlog.store.types.schema import TableSchema
 
 ROW_BYTES = 64
@@ -33,7 +33,7 @@ def split_by_weight(marks: Iterable[tuple[Key, float]], count: int, within: KeyR
         if len(cuts) < count - 1 and seen >= total * (len(cuts) + 1) / count and (not cuts or key > cuts[-1]):
             cuts.append(key)
         seen += rows
-    return list(pairwise([low, *cuts, high]))
+    return [KeyRange(*ends) for ends in pairwise([low, *cuts, high])]
 
 
 def key_pieces(

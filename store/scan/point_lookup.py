@@ -16,6 +16,7 @@ from epochlog.store.sst.merge import Rows, joined, lookup
 from epochlog.store.sst.segment import BATCH_ROWS, Segment, SegmentReader
 from epochlog.store.sst.sorted_run import RunFile, read_part
 from epochlog.store.types.key_codec import KeyCodec, search
+from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
 
 KEPT_BYTES = 256 << 20
@@ -101,7 +102,7 @@ class PointReader:
         if isinstance(file, Segment):
             rows = SegmentReader(self.files, file, self.table, self.codec).read(columns, block=block)
         else:
-            rows = read_part(self.files, file, self.table, self.codec, columns, block=block)
+            rows = read_part(self.files, file, self.table, self.codec, ReadOptions(columns), block=block)
         _blocks.put((*name, block, columns), rows)
         return rows
 

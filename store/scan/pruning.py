@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from itertools import pairwise
+from operator import and_
 from typing import Any
 
 import pyarrow as pa
@@ -19,10 +21,10 @@ import pyarrow.fs
 
 from epochlog.errors import InvalidInput
 from epochlog.store.types.key_codec import Key, KeyCodec
+from epochlog.store.types.key_range import KeyRange
 from epochlog.store.types.schema import TableSchema
 
 Stats = Mapping[str, tuple[Any, Any]]
-KeyRange = tuple[Key | None, Key | None]
 _FAN = 32
 _UNFIT = (pa.ArrowException, KeyError, TypeError)
 
@@ -75,8 +77,8 @@ def check_filter(filter: object) -> None:
 
 def _described(filter: pc.Expression) -> str:
     """Return the expression as text, made by a thread with a large stack: Arrow describes it by recursion too."""
-    found: list[str] = []
-    thread = threading.Thread(target=lambda: found.append(str(filter)), name="epochlog-filter")
+    texts: list[str] = []
+    thread = threading.Thread(target=lambda: texts.append(str(filter)), name="epochlog-filter")
     with _stack_size:
         before = threading.stack_size(_STACK)
         try:
@@ -84,7 +86,7 @@ def _described(filter: pc.Expression) -> str:
         finally:
             threading.stack_size(before)
     thread.join()
-    return found[0]
+    return texts[0]
 
 
 def binds(schema: pa.Schema, filter: pc.Expression) -> bool:
@@ -111,6 +113,12 @@ def passed(table: str, rows: pa.Table, filter: pc.Expression | None) -> pa.Table
             f"the filter cannot be computed for the rows of table {table!r}: {error}. Where a value "
             "is of another type than its column, give it in the column's: pa.scalar(value, type)"
         ) from error
+
+
+def conjunction(*filters: pc.Expression | None) -> pc.Expression | None:
+    """Join filters with `and`, without those that are None; None if all are."""
+    present = [term for term in filters if term is not None]
+    return reduce(and_, present) if present else None
 
 
 def key_prunes(table: TableSchema, filter: pc.Expression | None) -> Callable[[Stats], bool]:
@@ -149,9 +157,9 @@ def key_ranges(
         ]
     edges: list[Key | None] = [*starts, None]
     return [
-        found
+        keys
         for low, end in _touching(spans)
-        if (found := overlap((edges[low] if low else None, edges[end]), within)) is not None
+        if (keys := within.intersection(KeyRange(edges[low] if low else None, edges[end]))) is not None
     ]
 
 
@@ -178,21 +186,13 @@ def _between(codec: KeyCodec, first: str, values: pa.Array, span: tuple[int, int
 
 def _touching(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Merge the spans that touch."""
-    found: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for low, end in spans:
-        if found and low == found[-1][1]:
-            found[-1] = found[-1][0], end
+        if merged and low == merged[-1][1]:
+            merged[-1] = merged[-1][0], end
         else:
-            found.append((low, end))
-    return found
-
-
-def overlap(one: KeyRange, other: KeyRange) -> KeyRange | None:
-    """Return the intersection of two key ranges; None when it is empty."""
-    lows = [low for low in (one[0], other[0]) if low is not None]
-    highs = [high for high in (one[1], other[1]) if high is not None]
-    low, high = max(lows, default=None), min(highs, default=None)
-    return None if low is not None and high is not None and low >= high else (low, high)
+            merged.append((low, end))
+    return merged
 
 
 def _passing(schema: pa.Schema, filter: pc.Expression, guarantees: Sequence[pc.Expression]) -> list[int]:

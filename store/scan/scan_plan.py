@@ -1,9 +1,7 @@
-"""Reading a table at an epoch.
+"""Plan of a read of one table at one epoch: the files, chosen in the catalog, and the reads of them.
 
-Which files to read is decided in the catalog (ScanPlan), how they merge is decided here.
-
-A plan is picklable and knows no catalog, so Spark tasks read by it. Newest wins: L0 segments over newer runs over
-older ones.
+A plan is picklable and knows no catalog, so Spark tasks read by it. The newest version of a key wins: L0 segments over
+newer runs over older ones. `level_reader.py` decodes the files.
 """
 
 from __future__ import annotations
@@ -21,28 +19,26 @@ import pyarrow.compute as pc
 from epochlog.errors import EpochExpired, EpochNotCommitted, InvalidInput
 from epochlog.store.catalog.protocol import View
 from epochlog.store.env.files import Files
-from epochlog.store.env.parallel import parallel_map
 from epochlog.store.epochs.readable import distance
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_entries, get_runs, get_version
-from epochlog.store.sst.merge import Rows, fold, fold_data, joined, lookup, newest_wins
-from epochlog.store.sst.segment import Borders, Segment, SegmentReader
-from epochlog.store.sst.sorted_run import RunFile, SortedRun, read_part
+from epochlog.store.sst.merge import Rows, fold, fold_data, lookup
+from epochlog.store.sst.segment import Borders, Segment
+from epochlog.store.sst.sorted_run import RunFile, SortedRun
 from epochlog.store.types.epoch import as_epoch, show_epoch
 from epochlog.store.types.key_codec import Key, KeyCodec, last_of_each, sort_indices
+from epochlog.store.types.key_range import ALL_KEYS, KeyRange
+from epochlog.store.types.read_options import ALL_ROWS, ReadOptions
 from epochlog.store.types.schema import TableSchema
 
 from .key_ranges import split_by_weight
-from .point_lookup import Level, PointReader
-from .pruning import filter_columns, key_prunes, key_ranges, overlap, passed
+from .level_reader import LevelReader
+from .pruning import filter_columns, key_ranges, passed
 from .size_splits import estimate_sizes
 
-KeyRange = tuple[Key | None, Key | None]
-"""Encoded keys [low, high); None is open."""
-EVERYTHING: KeyRange = (None, None)
 BATCH_ROWS = 1 << 20
 READ_BYTES = 128 << 20
-"""What is merged at a time at most, more or less: of ten times as much twice the memory would be new to the process."""
+"""About the most bytes merged at a time; merging ten times as much would take twice the memory from the system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +57,11 @@ class ScanPlan:
     @property
     def files(self) -> list[RunFile | Segment]:
         """List the files that hold the rows, and those that hide some of them."""
-        found: list[RunFile | Segment] = []
+        files: list[RunFile | Segment] = []
         for run in self.runs:
             past = run.history if self.epoch < run.hi else ()
-            found += [*run.parts, *(part for part in past if part.until > self.epoch)]
-        return [*found, *self.segments]
+            files += [*run.parts, *(part for part in past if part.until > self.epoch)]
+        return [*files, *self.segments]
 
     @property
     def rows_at_most(self) -> int:
@@ -95,43 +91,31 @@ class ScanPlan:
             raise InvalidInput(f"table {self.table.name!r}: column {twice[0]!r} is asked for twice")
         return pa.schema([self.table.schema.field(name) for name in columns])
 
-    def read(
-        self,
-        files: Files,
-        columns: Sequence[str] | None = None,
-        filter: pc.Expression | None = None,
-        key_range: KeyRange = EVERYTHING,
-    ) -> pa.Table:
+    def read(self, files: Files, options: ReadOptions = ALL_ROWS) -> pa.Table:
         """Read all rows of the key range that pass the filter, in key order."""
-        schema = self.schema(columns)
-        wanted = self._wanted(schema, filter)
+        schema, key_range = self.schema(options.columns), options.key_range
+        wanted = self._wanted(schema, options.filter)
         # one run alone needs no merge, and nothing of it lies in memory twice; tables of no columns cannot be joined
         count = 1 if self.is_lone_run or not schema.names else self._bytes_of(wanted) // READ_BYTES
-        parts, borders = self._parts(count, self.passing(filter, key_range), key_range), Borders()
-        tables = [self._selected(files, schema, wanted, filter, part, borders) for part in parts]
+        parts = self._parts(count, self.passing(options.filter, key_range), key_range)
+        read = partial(self._selected, files, schema, wanted, options.filter, borders=Borders())
+        tables = [read(passing=part) for part in parts]
         return pa.concat_tables(tables) if len(tables) > 1 else tables[0]
 
     def batches(
-        self,
-        files: Files,
-        columns: Sequence[str] | None = None,
-        filter: pc.Expression | None = None,
-        key_range: KeyRange = EVERYTHING,
-        *,
-        applied: bool = True,
-        piece_bytes: int = READ_BYTES,
+        self, files: Files, options: ReadOptions = ALL_ROWS, *, applied: bool = True, piece_bytes: int = READ_BYTES
     ) -> Iterator[pa.RecordBatch]:
         """Read the rows of the key range that pass the filter as batches, in key order, a bounded number at a time.
 
-        piece_bytes: what is read at a time at most, more or less (whole blocks of files are). applied: else the filter
-        only decides what need not be read, and rows that fail it, and older versions of such, are among the result.
-        What is wrong with the arguments is raised at once, what is wrong with files by the iterator.
+        piece_bytes: about the most bytes to read at a time (whole blocks of files are read). applied: False uses the
+        filter for pruning only, so that the result may hold rows that fail it, and older versions of such rows. Wrong
+        arguments raise at once, damaged files raise in the iterator.
         """
-        schema = self.schema(columns)
-        wanted = self._wanted(schema, filter if applied else None)
+        schema, key_range = self.schema(options.columns), options.key_range
+        wanted = self._wanted(schema, options.filter if applied else None)
         count = max(self.rows_at_most // BATCH_ROWS, self._bytes_of(wanted) // piece_bytes)
-        parts = self._parts(count, self.passing(filter, key_range), key_range)
-        read = partial(self._selected, files, schema, wanted, filter, borders=Borders(), applied=applied)
+        parts = self._parts(count, self.passing(options.filter, key_range), key_range)
+        read = partial(self._selected, files, schema, wanted, options.filter, borders=Borders(), applied=applied)
         return _batches_of(lambda part: read(passing=part), parts)
 
     def _parts(self, count: int, passing: list[KeyRange], within: KeyRange) -> list[list[KeyRange]]:
@@ -139,14 +123,14 @@ class ScanPlan:
         if count < 2:
             return [passing]
         pieces = self.splits(count, within)
-        parts = [[both for one in passing if (both := overlap(one, piece)) is not None] for piece in pieces]
+        parts = [[both for keys in passing if (both := keys.intersection(piece)) is not None] for piece in pieces]
         return [part for part in parts if part] or [[]]
 
     def _bytes_of(self, columns: Sequence[str]) -> int:
         """Estimate the bytes in memory of these columns of all files."""
         return round(sum(span.bytes for span in estimate_sizes(self.table, self.files, columns)))
 
-    def passing(self, filter: pc.Expression | None, within: KeyRange = EVERYTHING) -> list[KeyRange]:
+    def passing(self, filter: pc.Expression | None, within: KeyRange = ALL_KEYS) -> list[KeyRange]:
         """Return the key ranges to read, ascending. By the filter on the first key column no row outside passes."""
         files = [*(part for run in self.runs for part in (*run.parts, *run.history)), *self.segments]
         if filter is None or not files:
@@ -170,11 +154,15 @@ class ScanPlan:
         applied: bool = True,
     ) -> pa.Table:
         """Read the rows of the ranges that pass the filter."""
-        keyed = not self.is_lone_run or passing != [EVERYTHING]
-        found = self._found(files, wanted, filter, passing, borders, keyed=keyed)
-        data = fold_data(found) if found else _no_rows(self.table, self.codec, wanted).data
+        keyed = not self.is_lone_run or passing != [ALL_KEYS]
+        reader = self._reader(files)
+        levels = reader.levels(wanted, filter, passing, borders, keyed=keyed)
+        data = fold_data(levels) if levels else reader.no_rows(wanted).data
         data = passed(self.table.name, data, filter if applied else None).select(schema.names)
         return data.cast(schema) if schema.names else data  # a cast of no columns would forget the number of rows
+
+    def _reader(self, files: Files) -> LevelReader:
+        return LevelReader(files, self.table, self.epoch, self.runs, self.segments)
 
     @property
     def is_lone_run(self) -> bool:
@@ -191,116 +179,46 @@ class ScanPlan:
     def count(self, files: Files) -> int:
         """Count the rows. It reads keys alone, or nothing if the number is known."""
         known = self.rows_known
-        return len(self.rows(files, ()).keys) if known is None else known
+        return len(self.rows(files, ReadOptions(())).keys) if known is None else known
 
-    def rows(
-        self,
-        files: Files,
-        columns: Sequence[str],
-        filter: pc.Expression | None = None,
-        key_range: KeyRange = EVERYTHING,
-    ) -> Rows:
+    def rows(self, files: Files, options: ReadOptions = ALL_ROWS) -> Rows:
         """Read keys and columns at the epoch, without tombstones.
 
         The filter only prunes: rows that fail it may be among them.
         """
-        found = self._found(files, columns, filter, [key_range])
-        return fold(found) if found else _no_rows(self.table, self.codec, columns)
-
-    def _found(
-        self,
-        files: Files,
-        columns: Sequence[str],
-        filter: pc.Expression | None,
-        passing: Sequence[KeyRange],
-        borders: Borders | None = None,
-        *,
-        keyed: bool = True,
-    ) -> list[Rows]:
-        """Read the rows of each run and segment, oldest first; those without rows are left out. Without `keyed` nulls
-        stand for the keys of a run.
-
-        Of several ranges there is more than they hold: what else lies in a block is among it, though not always its
-        newest version.
-        """
-        if not passing:
-            return []
-        codec, whole = self.codec, (passing[0][0], passing[-1][1])
-        skip = key_prunes(self.table, filter)
-        base = [
-            rows
-            for place, run in enumerate(self.runs)
-            for rows in _run_rows(
-                files,
-                self.table,
-                codec,
-                run,
-                self.epoch,
-                columns,
-                filter if place == 0 else None,
-                passing,
-                oldest=place == 0,
-                keyed=keyed,
-            )
-        ]
-        chosen = [
-            segment
-            for segment in self.segments
-            if not skip(segment.stats) and _overlaps(segment.key_min, segment.key_max, whole)
-        ]
-        deltas = parallel_map(
-            lambda segment: SegmentReader(files, segment, self.table, codec).read(
-                columns, whole, passing=passing, borders=borders
-            ),
-            chosen,
-            sum(segment.rows for segment in chosen),
-        )
-        return [rows for rows in (*base, *deltas) if len(rows.keys)]
+        reader, columns = self._reader(files), self.schema(options.columns).names
+        levels = reader.levels(columns, options.filter, [options.key_range])
+        return fold(levels) if levels else reader.no_rows(columns)
 
     def lookup(self, files: Files, keys: pa.Table, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return one row for each key found, in the order of `keys`, which has the primary-key columns."""
+        """Return one row for each existing key, in the order of `keys`, which has the primary-key columns."""
         schema = self.schema(columns)
         needles = self.codec.encode(self.table.conform_keys(keys))
         positions, rows = self.find(files, needles, schema.names or self.table.primary_key[:1])
-        there = positions[positions >= 0]
-        asked_in_order = len(there) == len(rows) and (there[1:] > there[:-1]).all()
-        found = rows.data if asked_in_order else rows.data.take(pa.array(there))
-        found = found.select(schema.names)
+        existing = positions[positions >= 0]
+        in_order = len(existing) == len(rows) and (existing[1:] > existing[:-1]).all()
+        data = rows.data if in_order else rows.data.take(pa.array(existing))
+        data = data.select(schema.names)
         # with metadata: without, the names inside of nested types are passed over
-        return found if found.schema.equals(schema, check_metadata=True) else found.cast(schema)
+        return data if data.schema.equals(schema, check_metadata=True) else data.cast(schema)
 
     def find(self, files: Files, needles: pa.Array, columns: Sequence[str]) -> tuple[np.ndarray, Rows]:
         """Return for each encoded key (in any order, repeats allowed) its position in the returned rows, or -1.
 
         Reads only the blocks that may hold one of them.
         """
-        if not len(needles):
-            return np.empty(0, np.int64), _no_rows(self.table, self.codec, columns)
         ordered = needles.take(pa.array(sort_indices(needles)))
         rows = self.rows_of(files, ordered.filter(pa.array(last_of_each(ordered))), columns)
         return lookup(rows.keys, needles), rows
 
     def rows_of(self, files: Files, keys: pa.Array, columns: Sequence[str]) -> Rows:
-        """Return the rows that exist of these encoded keys (sorted, each once), in key order.
+        """Return the existing rows of these encoded keys (sorted, each once), in key order.
 
         Reads only the blocks that may hold one of them.
         """
-        if not len(keys):
-            return _no_rows(self.table, self.codec, columns)
-        reader = PointReader(files, self.table, self.codec, tuple(columns))
-        within = (keys[0].as_py(), self.codec.above(keys[len(keys) - 1].as_py()))
-        levels: list[Level] = []
-        for run in self.runs:
-            if self.epoch >= run.hi:
-                levels.append(run.parts)
-            else:
-                levels += _run_rows(
-                    files, self.table, self.codec, run, self.epoch, columns, None, [within], oldest=run is self.runs[0]
-                )
-        rows = reader.find([*levels, *([segment] for segment in self.segments)], keys)
-        return rows or _no_rows(self.table, self.codec, columns)
+        return self._reader(files).find(keys, columns)
 
-    def splits(self, count: int, within: KeyRange = EVERYTHING) -> list[KeyRange]:
+    def splits(self, count: int, within: KeyRange = ALL_KEYS) -> list[KeyRange]:
         """Return at most `count` key ranges that tile `within`, balanced by the rows that statistics know of."""
         return split_by_weight(_marks(self), count, within)
 
@@ -342,53 +260,6 @@ def require_complete(name: str, epoch: int | None, complete_through: int) -> Non
         )
 
 
-def _no_rows(table: TableSchema, codec: KeyCodec, columns: Sequence[str]) -> Rows:
-    schema = pa.schema([table.schema.field(name) for name in columns])
-    return Rows(pa.array([], codec.key_type), schema.empty_table(), None)
-
-
-def _run_rows(
-    files: Files,
-    table: TableSchema,
-    codec: KeyCodec,
-    run: SortedRun,
-    epoch: int,
-    columns: Sequence[str],
-    filter: pc.Expression | None,
-    passing: Sequence[KeyRange],
-    *,
-    oldest: bool,
-    keyed: bool = True,
-) -> list[Rows]:
-    """Read a run's rows as of the epoch: those of its live parts, and below its newest epoch also the rows replaced
-    since; no key is in both.
-
-    oldest: no run lies below. Live rows that came after the epoch are then marked as deleted and go when all is merged,
-    which is one copy of the table less than to take them out before; over an older run they would hide its rows.
-    """
-    whole = passing[0][0], passing[-1][1]
-
-    def gather(
-        parts: Sequence[RunFile],
-        at: int | None,
-        *,
-        marked: bool = False,
-        together: Callable[[Sequence[Rows]], Rows] = joined,
-    ) -> Rows:
-        read = partial(
-            read_part, files, schema=table, codec=codec, columns=columns, key_range=whole, filter=filter, at=at,
-            marked=marked, passing=passing, keyed=keyed,
-        )  # fmt: skip
-        chosen = [part for part in parts if _overlaps(part.key_min, part.key_max, whole)]
-        tables = parallel_map(lambda part: read(part=part), chosen, sum(part.rows for part in chosen))
-        return together(tables) if tables else _no_rows(table, codec, columns)
-
-    if epoch >= run.hi:
-        return [gather(run.parts, None)]
-    past = [part for part in run.history if part.until > epoch]
-    return [gather(run.parts, epoch, marked=oldest), gather(past, epoch, together=newest_wins)]
-
-
 def _batches_of(
     read: Callable[[list[KeyRange]], pa.Table], parts: Sequence[list[KeyRange]]
 ) -> Iterator[pa.RecordBatch]:
@@ -397,10 +268,6 @@ def _batches_of(
         batches = read(part).to_batches(max_chunksize=BATCH_ROWS)[::-1]
         while batches:
             yield batches.pop()
-
-
-def _overlaps(low: Key, high: Key, key_range: KeyRange) -> bool:
-    return (key_range[0] is None or high >= key_range[0]) and (key_range[1] is None or low < key_range[1])
 
 
 def _marks(plan: ScanPlan) -> Iterator[tuple[Key, float]]:

@@ -18,10 +18,11 @@ import pyarrow as pa
 
 from epochlog.store.env.files import Files
 from epochlog.store.env.parallel import parallel_map
-from epochlog.store.sst.data_file import KeyRange
 from epochlog.store.sst.segment import BATCH_ROWS, Segment, SegmentReader
 from epochlog.store.sst.sorted_run import RunFile, read_part
 from epochlog.store.types.key_codec import Key, KeyCodec
+from epochlog.store.types.key_range import KeyRange
+from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.row_size import row_bytes, split_widths, varying_bytes
 from epochlog.store.types.schema import TableSchema
 
@@ -81,13 +82,13 @@ class SizeHistogram:
         off = abs((least + greatest) / 2 - share) + (greatest - least) / 2
         through = [span for span in self.spans if span.source and span.low < key < span.end]
         beside = [span for span in self.spans if span.source and key in (span.low, span.end)]
-        found: list[Span] = []
+        blocks: list[Span] = []
         for span in sorted([*through, *beside], key=lambda span: -span.bytes):
             if off <= most:
                 break
-            found.append(span)
+            blocks.append(span)
             off -= span.bytes / 2
-        return found
+        return blocks
 
 
 def estimate_sizes(table: TableSchema, sources: Iterable[Source], columns: Sequence[str]) -> list[Span]:
@@ -101,7 +102,7 @@ def split_evenly(
 ) -> list[KeyRange]:
     """Return at most `count` key ranges that tile `within`, with like numbers of the spans' bytes. Raises Corrupt."""
     low, high = within
-    inside = [span for span in spans if (low is None or span.end >= low) and (high is None or span.low < high)]
+    inside = [span for span in spans if within.overlaps(span.low, span.end)]
     if count < 2 or not inside:
         return [within]
     shares = SizeHistogram(tuple(inside))
@@ -112,7 +113,7 @@ def split_evenly(
         shares = _looked_into(files, table, columns, shares, groups)
     low = shares.lows[0][0] if low is None else max(low, shares.lows[0][0])
     cuts = sorted({key for _, key in _cuts(shares, count) if key > low and (high is None or key < high)})
-    return list(pairwise([within[0], *cuts, high]))
+    return [KeyRange(*ends) for ends in pairwise([within.low, *cuts, high])]
 
 
 def _cuts(shares: SizeHistogram, count: int) -> Iterator[tuple[float, Key]]:
@@ -125,10 +126,10 @@ def _vague(shares: SizeHistogram, count: int) -> Iterator[list[Span]]:
     """Yield for each cut the blocks that make it uncertain, without those of earlier cuts."""
     named: set[int] = set()
     for share, key in _cuts(shares, count):
-        found = [span for span in shares.vague(key, share, shares.bytes / count * TOLERANCE) if id(span) not in named]
-        named |= {id(span) for span in found}
-        if found:
-            yield found
+        vague = [span for span in shares.vague(key, share, shares.bytes / count * TOLERANCE) if id(span) not in named]
+        named |= {id(span) for span in vague}
+        if vague:
+            yield vague
 
 
 def _looked_into(
@@ -142,7 +143,7 @@ def _looked_into(
         some = [small[place * len(small) // LOOKS] for place in range(LOOKS)] if len(small) > LOOKS else small
         worth = sum(span.bytes for span in small) / max(1.0, sum(span.bytes for span in some))
         chosen += [*((span, span.bytes) for span in large), *((span, span.bytes * worth) for span in some)]
-    read = parallel_map(lambda one: list(_slices(files, table, columns, *one)), chosen, BATCH_ROWS * len(chosen))
+    read = parallel_map(lambda block: list(_slices(files, table, columns, *block)), chosen, BATCH_ROWS * len(chosen))
     left = [span for span in shares.spans if id(span) not in gone]
     return SizeHistogram(tuple(left + [piece for pieces in read for piece in pieces]))
 
@@ -152,7 +153,7 @@ def _slices(files: Files, table: TableSchema, columns: Sequence[str], span: Span
     codec, source = KeyCodec(table.schema, table.primary_key), span.source
     fixed, names = split_widths(_fields(table, columns))
     if isinstance(source, RunFile):
-        rows = read_part(files, source, table, codec, names, block=span.block)
+        rows = read_part(files, source, table, codec, ReadOptions(names), block=span.block)
     else:
         assert source is not None
         rows = SegmentReader(files, source, table, codec).read(names, block=span.block)

@@ -17,13 +17,12 @@ from epochlog.errors import Corrupt
 from epochlog.store.env.files import Files
 from epochlog.store.env.lru_cache import CacheKey
 from epochlog.store.types.key_codec import Key, KeyCodec, contiguous, search
+from epochlog.store.types.key_range import KeyRange
 from epochlog.store.types.schema import TableSchema
 
 from .download_cache import downloads
 from .merge import Rows
 
-KeyRange = tuple[Key | None, Key | None]
-"""Encoded keys [low, high); None is open."""
 Stats = dict[str, tuple[Any, Any]]
 """Per key column its least and greatest value: int, float, str, bytes or bool; times and dates as their integers."""
 
@@ -98,9 +97,9 @@ def _downloaded(files: Files, path: str, size: int, crc32: int, *, again: bool) 
 
 
 def _check_sum(path: str, data: pa.Buffer, crc32: int) -> None:
-    found = zlib.crc32(data)
-    if found != crc32:
-        raise Corrupt(path, f"its checksum is {found:08x}, not {crc32:08x}")
+    computed = zlib.crc32(data)
+    if computed != crc32:
+        raise Corrupt(path, f"its checksum is {computed:08x}, not {crc32:08x}")
 
 
 def key_stats(codec: KeyCodec, data: pa.Table) -> Stats:
@@ -166,7 +165,7 @@ def blocks_of(
     chosen = range(*_block_span(blocks, key_range, repeated))
     if passing is None:
         return list(chosen)
-    wanted = {block for one in passing for block in range(*_block_span(blocks, one, repeated))}
+    wanted = {block for keys in passing for block in range(*_block_span(blocks, keys, repeated))}
     return [block for block in chosen if block in wanted]
 
 

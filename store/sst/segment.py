@@ -15,12 +15,12 @@ from epochlog.store.env.files import Files, inside_root
 from epochlog.store.env.os_refusals import undecodable
 from epochlog.store.env.parallel import parallel_map
 from epochlog.store.types.key_codec import Key, KeyCodec
+from epochlog.store.types.key_range import ALL_KEYS, KeyRange
 from epochlog.store.types.row_size import Sizes, block_sizes
 from epochlog.store.types.schema import TableSchema
 
 from .data_file import (
     OP,
-    KeyRange,
     Stats,
     block_fields,
     blocks_of,
@@ -151,7 +151,7 @@ class SegmentReader:
     def read(
         self,
         columns: Sequence[str] | None = None,
-        key_range: KeyRange = (None, None),
+        key_range: KeyRange = ALL_KEYS,
         *,
         block: int | None = None,
         passing: Sequence[KeyRange] | None = None,

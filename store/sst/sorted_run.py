@@ -18,12 +18,13 @@ from epochlog.store.env.files import Files, inside_root
 from epochlog.store.env.os_refusals import undecodable
 from epochlog.store.env.parallel import parallel_map
 from epochlog.store.types.key_codec import Key, KeyCodec, contiguous
+from epochlog.store.types.key_range import KeyRange
+from epochlog.store.types.read_options import ALL_ROWS, ReadOptions
 from epochlog.store.types.row_size import Sizes, block_sizes
 from epochlog.store.types.schema import TableSchema
 
 from .data_file import (
     OP,
-    KeyRange,
     Stats,
     block_fields,
     blocks_of,
@@ -230,32 +231,32 @@ def read_part(
     part: RunFile,
     schema: TableSchema,
     codec: KeyCodec,
-    columns: Sequence[str],
+    options: ReadOptions = ALL_ROWS,
     *,
-    key_range: KeyRange = (None, None),
-    filter: pc.Expression | None = None,
     at: int | None = None,
     marked: bool = False,
     block: int | None = None,
     passing: Sequence[KeyRange] | None = None,
     keyed: bool = True,
 ) -> Rows:
-    """Read the rows with keys in [low, high), by key: these columns (the table's, `_epoch`, `_until`), of one block or
-    all.
+    """Read the rows of a key range, by key: columns of the table, `_epoch` and `_until`, of one block or all.
 
-    filter only prunes row groups: rows that fail it may be among the result; passing leaves out those that hold no key
-    of these ranges. at: only rows that are visible at this epoch; with `marked` the others stay, as tombstones. Without
-    `keyed`, for an open key range, keys are not read and nulls stand for them. Raises Corrupt when the file is not what
-    was written.
+    The filter only prunes row groups: rows that fail it may be among the result; `passing` leaves out row groups that
+    hold no key of these ranges. at: only rows that are visible at this epoch; with `marked` the others stay, as
+    tombstones. Without `keyed`, for an open key range, keys are not read and nulls stand for them. Raises Corrupt when
+    the file is not as it was written.
     """
     data = verified(files, part.path, part.bytes, part.crc32)
-    groups = [block] if block is not None else blocks_of(part.blocks, key_range, passing, repeated=part.history)
+    names = list(schema.schema.names if options.columns is None else options.columns)
+    groups = [block] if block is not None else blocks_of(part.blocks, options.key_range, passing, repeated=part.history)
+    needed = {*names, *(key_columns(codec) if keyed else ())}
+    if_present = {OP} if at is None else {OP, EPOCH, UNTIL}
     try:
-        table = _decode(data, part, codec, list(columns), groups, filter, schema, epochs=at is not None, keyed=keyed)
+        table = _decode(data, part, schema, needed, if_present, groups, options.filter)
     except (pa.ArrowException, OSError, MemoryError, KeyError) as error:
         raise undecodable(part.path, error) from error
     keys = keys_of(codec, table) if keyed else pa.nulls(table.num_rows)
-    first, end = row_span(codec, keys, key_range)
+    first, end = row_span(codec, keys, options.key_range)
     keys, table = keys.slice(first, end - first), table.slice(first, end - first)
     seen = None if at is None else _visible(table, at)
     if seen is not None and not marked:
@@ -263,40 +264,33 @@ def read_part(
     deleted = marks(table.column(OP)) if OP in table.column_names else None
     if seen is not None and marked and not seen.all():
         deleted = ~seen if deleted is None else deleted | ~seen
-    return Rows(keys, _typed(table.select(list(columns)), schema), deleted)
+    return Rows(keys, _typed(table.select(names), schema), deleted)
 
 
 def _decode(
     data: pa.Buffer,
     part: RunFile,
-    codec: KeyCodec,
-    columns: list[str],
+    schema: TableSchema,
+    needed: set[str],
+    if_present: set[str],
     groups: list[int],
     filter: pc.Expression | None,
-    schema: TableSchema,
-    *,
-    epochs: bool,
-    keyed: bool,
 ) -> pa.Table:
+    """Decode these columns, in the file's order, of the row groups that the filter does not exclude."""
     file = pq.ParquetFile(pa.BufferReader(data))
-    there = file.schema_arrow.names
-    needed = {*columns, *([OP] if OP in there else [])}
-    if keyed:
-        needed |= key_columns(codec)
-    if epochs:
-        needed |= {EPOCH, UNTIL} & set(there)
-    lost = needed - set(there)
-    if lost:
-        raise KeyError(f"column {min(lost)!r} is not in it")
+    in_file = file.schema_arrow.names
+    missing = needed - set(in_file)
+    if missing:
+        raise KeyError(f"column {min(missing)!r} is not in it")
     if file.num_row_groups != len(part.blocks):
         raise pa.ArrowInvalid(f"{file.num_row_groups} row groups, not {len(part.blocks)}")
     if filter is not None and groups:
         passing = _passing(data, filter, schema)
         groups = [group for group in groups if group in passing]
-    names = [name for name in there if name in needed]
+    names = [name for name in in_file if name in needed | if_present]
     tables = parallel_map(_group_reader(data, file, names), groups, sum(_rows_of(file, group) for group in groups))
-    found = pa.concat_tables(tables) if tables else file.read_row_groups([], columns=names)
-    return _typed(found.select(names), schema)
+    table = pa.concat_tables(tables) if tables else file.read_row_groups([], columns=names)
+    return _typed(table.select(names), schema)
 
 
 def _group_reader(data: pa.Buffer, file: pq.ParquetFile, names: list[str]) -> Callable[[int], pa.Table]:

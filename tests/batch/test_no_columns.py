@@ -15,6 +15,7 @@ import epochlog as el
 from epochlog.spark.partitions import ReadPartition
 from epochlog.store.changelog.log_plan import plan_changes
 from epochlog.store.scan.scan_plan import plan_scan
+from epochlog.store.types.read_options import ReadOptions
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 
@@ -61,7 +62,9 @@ def in_a_spark_task(store: el.Store, *, feed: bool) -> int:
     plan = handle.catalog.read(
         lambda view: plan_changes(view, table, 0, None) if feed else plan_scan(view, table, None)
     )
-    return sum(batch.num_rows for batch in ReadPartition(handle.files, plan, pa.schema([]), (), mode="net").read())
+    return sum(
+        batch.num_rows for batch in ReadPartition(handle.files, plan, pa.schema([]), ReadOptions(()), mode="net").read()
+    )
 
 
 DOORS: dict[str, Callable[[el.Store], int]] = {

@@ -15,7 +15,8 @@ import epochlog as el
 from epochlog import api
 from epochlog.store.commit import table_ddl
 from epochlog.store.compaction import task_pieces
-from epochlog.store.compaction.executor import CompactionOutcome, compact_table
+from epochlog.store.compaction.executor import compact_table
+from epochlog.store.compaction.work import CompactionOutcome
 from epochlog.store.env.local_folder import LocalFiles
 from epochlog.store.maintenance import vacuum, vacuum_plan
 from epochlog.store.metadata import reachable_files

@@ -19,10 +19,12 @@ import pytest
 
 import epochlog as el
 from epochlog.store.compaction import executor, rewriter, strategy, task_pieces, universal
-from epochlog.store.compaction.executor import CompactionOutcome, compact_table, read_traces, read_work
+from epochlog.store.compaction.executor import compact_table
 from epochlog.store.compaction.strategy import CompactionTask, task_from
 from epochlog.store.compaction.task_pieces import Piece, pieces
+from epochlog.store.compaction.trace import Trace, read_traces
 from epochlog.store.compaction.universal import UniversalStrategy
+from epochlog.store.compaction.work import CompactionOutcome, Work, read_work
 from epochlog.store.env.process_id import has_died, identity
 from epochlog.store.metadata.lookups import find_table, get_runs, get_version
 from epochlog.store.metadata.version import LabelGroup, LogEntry, Runs, TableVersion
@@ -80,11 +82,11 @@ def runs_of(store: el.Store, name: str = "t") -> tuple[SortedRun, ...]:
     return store._handle.catalog.read(lambda view: get_runs(view, find_table(view, name).id))
 
 
-def work_of(store: el.Store, name: str = "t") -> executor.Work | None:
+def work_of(store: el.Store, name: str = "t") -> Work | None:
     return store._handle.catalog.read(lambda view: read_work(view, find_table(view, name).id))
 
 
-def traces_of(store: el.Store, name: str = "t") -> list[executor.Trace]:
+def traces_of(store: el.Store, name: str = "t") -> list[Trace]:
     return store._handle.catalog.read(lambda view: read_traces(view, find_table(view, name).id))
 
 

@@ -15,12 +15,14 @@ from epochlog.spark.options import Tasks
 from epochlog.spark.partitions import ReadPartition, cut
 from epochlog.store.changelog.plan_ranges import sources_of
 from epochlog.store.scan import size_splits
-from epochlog.store.scan.scan_plan import EVERYTHING, KeyRange, ScanPlan
+from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.scan.size_splits import estimate_sizes, split_evenly
 from epochlog.store.sst import segment, sorted_run
 from epochlog.store.sst.segment import SegmentReader
 from epochlog.store.sst.sorted_run import RunFile, read_part
 from epochlog.store.types.key_codec import KeyCodec
+from epochlog.store.types.key_range import ALL_KEYS, KeyRange
+from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.row_size import Sizes, block_sizes, row_bytes, split_widths
 from row_sets import WIDE, wide_rows
 
@@ -64,7 +66,7 @@ def bytes_read(store: el.Store, plan: ScanPlan, columns: list[str], keys: KeyRan
     total = 0
     for source in sources_of(plan):
         if isinstance(source, RunFile):
-            rows = read_part(files, source, plan.table, codec, wanted, key_range=keys)
+            rows = read_part(files, source, plan.table, codec, ReadOptions(wanted, None, keys))
         else:
             rows = SegmentReader(files, source, plan.table, codec).read(wanted, keys)
         total += rows.data.nbytes
@@ -81,13 +83,13 @@ def plan_of(store: el.Store, epoch: int | None = None) -> ScanPlan:
 
 def check(store: el.Store, plan: ScanPlan, count: int, columns: list[str]) -> list[float]:
     spans = estimate_sizes(plan.table, sources_of(plan), columns)
-    ranges = split_evenly(store._handle.files, plan.table, spans, columns, count, EVERYTHING)
+    ranges = split_evenly(store._handle.files, plan.table, spans, columns, count, ALL_KEYS)
     assert ranges[0][0] is None and ranges[-1][1] is None
     assert all(before[1] == after[0] for before, after in pairwise(ranges))
     found = [bytes_read(store, plan, columns, keys) for keys in ranges]
-    assert sum(plan.read(store._handle.files, ["k"], key_range=keys).num_rows for keys in ranges) == plan.count(
-        store._handle.files
-    )
+    assert sum(
+        plan.read(store._handle.files, ReadOptions(["k"], None, keys)).num_rows for keys in ranges
+    ) == plan.count(store._handle.files)
     assert len(found) == count
     mean = sum(found) / count
     assert max(found) <= 1.2 * mean and min(found) >= 0.8 * mean, [round(size / mean, 2) for size in found]
@@ -177,13 +179,13 @@ def test_one_key_is_one_piece_and_no_rows_are_none(tmp_path: Path) -> None:
     with el.open(tmp_path, durability="os") as store:
         table = store.create_table("t", SCHEMA, ["k"])
         empty = plan_of(store)
-        assert cut(ReadPartition(store._handle.files, empty, SCHEMA, ("k",)), Tasks(8, 8)) == []
+        assert cut(ReadPartition(store._handle.files, empty, SCHEMA, ReadOptions(("k",))), Tasks(8, 8)) == []
         table.upsert(table_of(np.array([7]), np.array([3])))
-        piece = ReadPartition(store._handle.files, plan_of(store), SCHEMA, ("k",))
-        assert [part.key_range for part in cut(piece, Tasks(8, 8))] == [EVERYTHING]
+        piece = ReadPartition(store._handle.files, plan_of(store), SCHEMA, ReadOptions(("k",)))
+        assert [part.options.key_range for part in cut(piece, Tasks(8, 8))] == [ALL_KEYS]
         table.upsert(table_of(np.array([9]), np.array([3])))
-        piece = ReadPartition(store._handle.files, plan_of(store), SCHEMA, ("k",))
-        assert [part.key_range for part in cut(piece, Tasks(8, 8))] == [(None, 9), (9, None)]
+        piece = ReadPartition(store._handle.files, plan_of(store), SCHEMA, ReadOptions(("k",)))
+        assert [part.options.key_range for part in cut(piece, Tasks(8, 8))] == [(None, 9), (9, None)]
 
 
 def test_the_number_of_pieces_goes_by_bytes_and_by_what_the_session_runs(
@@ -196,7 +198,7 @@ def test_the_number_of_pieces_goes_by_bytes_and_by_what_the_session_runs(
     with el.open(tmp_path, durability="os") as store:
         numbers = np.arange(2_000)
         store.create_table("t", SCHEMA, ["k"]).upsert(table_of(numbers, np.full(2_000, 80)))  # 96 bytes with k
-        piece = ReadPartition(store._handle.files, plan_of(store), SCHEMA, ("k", "text"))
+        piece = ReadPartition(store._handle.files, plan_of(store), SCHEMA, ReadOptions(("k", "text")))
 
         def count(*tasks: int) -> int:
             return len(cut(piece, Tasks(*tasks)))
@@ -205,7 +207,7 @@ def test_the_number_of_pieces_goes_by_bytes_and_by_what_the_session_runs(
         assert count(8) == 8
         assert count(1) == 4  # none larger than 50 kB
         assert count(1, 7) == 7
-        narrow = ReadPartition(store._handle.files, plan_of(store), SCHEMA, ("k",))
+        narrow = ReadPartition(store._handle.files, plan_of(store), SCHEMA, ReadOptions(("k",)))
         assert len(cut(narrow, Tasks(64))) == 1
 
 
@@ -267,6 +269,6 @@ def test_codec_of_a_plan_is_what_cuts_are_made_with(tmp_path: Path) -> None:
         store.create_table("t", SCHEMA, ["s", "k"]).upsert(table_of(numbers, np.full(3_000, 9)))
         plan = plan_of(store)
         spans = estimate_sizes(plan.table, sources_of(plan), ["n"])
-        ranges = split_evenly(store._handle.files, plan.table, spans, ["n"], 3, EVERYTHING)
+        ranges = split_evenly(store._handle.files, plan.table, spans, ["n"], 3, ALL_KEYS)
         assert all(isinstance(low, bytes) for low, _ in ranges[1:])
         assert KeyCodec(SCHEMA, ("s", "k")).key_type == pa.binary()

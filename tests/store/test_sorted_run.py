@@ -27,6 +27,8 @@ from epochlog.store.sst import sorted_run as runs
 from epochlog.store.sst.merge import Rows
 from epochlog.store.sst.sorted_run import RunFile, SortedRun, read_part, write_part
 from epochlog.store.types.key_codec import KeyCodec
+from epochlog.store.types.key_range import ALL_KEYS, KeyRange
+from epochlog.store.types.read_options import ReadOptions
 from row_sets import KEYED, WIDE, Keyed, MemoryFiles, wide_rows
 
 pytestmark = pytest.mark.local_only
@@ -50,9 +52,15 @@ def written(
     return write_part(files, path, keyed.schema, keyed.codec, stamped), rows
 
 
-def read(files: Files, part: RunFile, keyed: Keyed, columns: list[str] | None = None, **options: Any) -> Rows:
-    names = keyed.schema.schema.names if columns is None else columns
-    return read_part(files, part, keyed.schema, keyed.codec, names, **options)
+def read(
+    files: Files,
+    part: RunFile,
+    keyed: Keyed,
+    columns: list[str] | None = None,
+    key_range: KeyRange = ALL_KEYS,
+    **how: Any,
+) -> Rows:
+    return read_part(files, part, keyed.schema, keyed.codec, ReadOptions(columns, None, key_range), **how)
 
 
 @kinds
@@ -91,7 +99,7 @@ def test_key_ranges_and_columns(
     ) -> None:
         part, rows = written(files, keyed, changes, next(names))
         lo, hi = (None if n is None else keyed.encoded(n) for n in (low, high))
-        back = read(files, part, keyed, columns, key_range=(lo, hi), at=at)
+        back = read(files, part, keyed, columns, key_range=KeyRange(lo, hi), at=at)
         whole = [
             (key, {**row, "_epoch": epoch})
             for epoch, (key, row) in enumerate(zip(rows.keys.to_pylist(), rows.data.to_pylist(), strict=True))
@@ -115,7 +123,7 @@ def test_history_repeats_keys_across_row_groups(tmp_path: Path, monkeypatch: pyt
     part = write_part(files, PATH, keyed.schema, keyed.codec, rows, history=True)
     assert part.history
     assert part.blocks == (1, 2, 2, 3)
-    assert read(files, part, keyed, ["v"], key_range=(2, 3)).data["v"].to_pylist() == [1, 2, 3, 4, 6]
+    assert read(files, part, keyed, ["v"], key_range=KeyRange(2, 3)).data["v"].to_pylist() == [1, 2, 3, 4, 6]
     for epoch, seen in [
         (0, []),
         (1, [(1, 1), (2, 1), (3, 1)]),
@@ -131,12 +139,14 @@ def test_every_type_of_column_keeps_its_type(tmp_path: Path) -> None:
     files, table = LocalFiles(str(tmp_path)), wide_rows(list(range(50)))
     codec = KeyCodec(WIDE.schema, WIDE.primary_key)
     part = write_part(files, PATH, WIDE, codec, with_epochs(Rows(codec.encode(table), table), [1] * 50))
-    back = read_part(files, part, WIDE, codec, WIDE.schema.names)
+    back = read_part(files, part, WIDE, codec)
     back.data.validate(full=True)
     assert back.data.schema == WIDE.schema
     assert back.data.to_pylist() == table.to_pylist()
     for name in WIDE.schema.names:
-        assert read_part(files, part, WIDE, codec, [name]).data.schema == pa.schema([WIDE.schema.field(name)])
+        assert read_part(files, part, WIDE, codec, ReadOptions([name])).data.schema == pa.schema(
+            [WIDE.schema.field(name)]
+        )
 
 
 def test_filters_prune_row_groups_and_lose_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,17 +168,17 @@ def test_filters_prune_row_groups_and_lose_no_row(tmp_path: Path, monkeypatch: p
         "string": pc.field("ls") == "long 20",
     }
     for name, wanted in filters.items():
-        back = read_part(files, part, WIDE, codec, WIDE.schema.names, filter=wanted).data
+        back = read_part(files, part, WIDE, codec, ReadOptions(filter=wanted)).data
         assert back.filter(wanted).to_pylist() == table.filter(wanted).to_pylist(), name
-    assert len(read_part(files, part, WIDE, codec, ["id"], filter=filters["id"])) == 8
-    assert len(read_part(files, part, WIDE, codec, ["id"], filter=filters["none"])) == 0
+    assert len(read_part(files, part, WIDE, codec, ReadOptions(["id"], filters["id"]))) == 8
+    assert len(read_part(files, part, WIDE, codec, ReadOptions(["id"], filters["none"]))) == 0
 
 
 def test_not_a_number_is_never_pruned(tmp_path: Path) -> None:
     keyed, files = KEYED["float64"], LocalFiles(str(tmp_path))
     part, _ = written(files, keyed, [(40, 1), (7, 2)])
     for wanted in (~(pc.field("id") > 5), pc.field("id") != 10.0, pc.is_nan(pc.field("id"))):
-        back = read(files, part, keyed, ["id", "v"], filter=wanted).data
+        back = read_part(files, part, keyed.schema, keyed.codec, ReadOptions(["id", "v"], wanted)).data
         assert back.filter(wanted)["v"].to_pylist() == [2]
 
 
@@ -266,7 +276,7 @@ def test_a_larger_part(tmp_path: Path) -> None:
         files, PATH, keyed.schema, keyed.codec, with_epochs(Rows(keyed.codec.encode(data), data), [1] * rows)
     )
     assert part.blocks == (0, 131_072, 262_144, 393_216, 524_288)
-    assert read(files, part, keyed, ["v"], key_range=(262_143, 262_149)).data["v"].to_pylist() == [
+    assert read(files, part, keyed, ["v"], key_range=KeyRange(262_143, 262_149)).data["v"].to_pylist() == [
         262_144,
         262_146,
         262_148,
@@ -293,7 +303,7 @@ def test_a_row_that_came_after_the_epoch_hides_none_of_an_older_run(tmp_path: Pa
         (8, {1: 6, 2: 1, 3: 8, 4: 3}),
     ]:
         at = replace(plan, epoch=epoch)
-        found = at.read(files, ["id", "v"])
+        found = at.read(files, ReadOptions(["id", "v"]))
         assert dict(zip(found["id"].to_pylist(), found["v"].to_pylist(), strict=True)) == seen, epoch
         assert at.lookup(files, pa.table({"id": [4, 3, 2, 1]}), ["v"])["v"].to_pylist() == [
             seen[key] for key in (4, 3, 2, 1) if key in seen

@@ -22,6 +22,8 @@ import epochlog as el
 from epochlog.store.changelog.log_plan import LogPlan, plan_changes
 from epochlog.store.metadata.lookups import find_table
 from epochlog.store.types.epoch import from_unix_ms, to_unix_ms
+from epochlog.store.types.key_range import KeyRange
+from epochlog.store.types.read_options import ReadOptions
 
 NOW_MS = 1_767_225_600_000
 GONE = "gone"
@@ -210,7 +212,12 @@ class World:
             assert plain(ask().read_all()) == [(*row[:3], _plain(row[3])) for row in wanted], told
             if part is not None:
                 plan = self.plan(name, after, until)
-                batches = plan.batches(self.store._handle.files, mode, pre_images=images, key_range=(low, high))
+                batches = plan.batches(
+                    self.store._handle.files,
+                    mode,
+                    pre_images=images,
+                    options=ReadOptions(None, None, KeyRange(low, high)),
+                )
                 cut = pa.Table.from_batches(list(batches), plan.schema())
                 assert plain(cut) == [(*row[:3], _plain(row[3])) for row in wanted], f"a piece of {told}"
 

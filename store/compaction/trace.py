@@ -1,0 +1,83 @@
+"""Traces of finished compactions: what each read and wrote, and why it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from epochlog.store.catalog.keys import after_prefix, trace_key
+from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.records import Record
+from epochlog.store.metadata.version import LogEntry
+from epochlog.store.sst.sorted_run import RunFile, SortedRun
+
+from .work import Work
+
+KEPT_TRACES = 256
+"""Traces that a table keeps, the newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One finished compaction of a table, and why it was picked. Rows and bytes are those of all inputs and outputs;
+    `reused` bytes were neither read nor written.
+    """
+
+    at_ms: int
+    by: str
+    reason: str
+    after: int
+    until: int
+    runs: int
+    segments: int
+    rows_in: int
+    rows_out: int
+    bytes_in: int
+    bytes_out: int
+    bytes_reused: int
+    pieces: int
+    took_ms: int
+
+    def to_record(self) -> Record:
+        return asdict(self)
+
+
+def read_traces(view: View, table_id: int) -> list[Trace]:
+    """Return a table's finished compactions, newest first; the last KEPT_TRACES."""
+    prefix = b"trace/%08x/" % table_id
+    return [Trace(**record) for _, record in view.scan(prefix, after_prefix(prefix), reverse=True)]
+
+
+def trace_of(
+    work: Work, old: Sequence[RunFile], output: SortedRun, entries: Sequence[LogEntry], now_ms: int, took_ms: int
+) -> Trace:
+    """Return the trace of a compaction. `old`: the files of its input runs; `entries`: its log entries."""
+    segments = [segment for entry in entries for segment in entry.segments]
+    written = {part.path for part in work.parts} - {piece.reused for piece in work.pieces}
+    fresh = [part for part in (*output.parts, *output.history) if part.path in written]
+    stays = [part for part in (*output.parts, *output.history) if part.path not in written]
+    read = [*(part for part in old if part not in stays), *segments]
+    return Trace(
+        at_ms=now_ms,
+        by=work.by,
+        reason=work.task.reason,
+        after=work.task.lo,
+        until=work.task.hi,
+        runs=work.task.runs,
+        segments=len(segments),
+        rows_in=sum(file.rows for file in read),
+        rows_out=sum(part.rows for part in fresh),
+        bytes_in=sum(file.bytes for file in read),
+        bytes_out=sum(part.bytes for part in fresh),
+        bytes_reused=sum(part.bytes for part in stays),
+        pieces=len(work.pieces),
+        took_ms=took_ms,
+    )
+
+
+def put_trace(tx: Txn, table_id: int, number: int, trace: Trace) -> None:
+    """Record a trace, and delete those beyond the newest KEPT_TRACES. Call inside a transaction."""
+    tx.put(trace_key(table_id, number), trace.to_record())
+    prefix = b"trace/%08x/" % table_id
+    for key in [key for key, _ in tx.scan(prefix, after_prefix(prefix), reverse=True)][KEPT_TRACES:]:
+        tx.delete(key)
