@@ -1,7 +1,7 @@
-"""Codec of a batch as the bytes of a file: Arrow IPC files of one record batch, not compressed.
+"""Codec between a batch and the bytes of its file, an uncompressed Arrow IPC file of one record batch.
 
-Equal values always give equal bytes (ipc_canonical.py), so the checksum of the file tells two batches apart, on the
-wire, on disk and at the consumer. A dictionary is a value of its own: in another order it is another one.
+Equal values always give equal bytes (ipc_canonical.py), so the checksum of the file identifies the batch on the wire,
+on disk and at the consumer. The order of a dictionary counts as content.
 """
 
 from __future__ import annotations
@@ -15,13 +15,10 @@ from epochlog.errors import InvalidInput, LimitExceeded
 from .ipc_canonical import canonical
 from .messages import MAX_BATCH
 
-_FILE = 1 << 12
-"""Bytes of an IPC file that are not its batch's, about; the schema comes twice."""
-
 
 def as_batch(data: Any) -> pa.RecordBatch:
-    """Convert a RecordBatch, a Table, or anything that Arrow can read as one, into one record batch. Raises
-    InvalidInput, and LimitExceeded for a table that does not fit into one batch.
+    """Convert a RecordBatch, a Table, or any input of `pa.table` into one record batch. Raises InvalidInput, and
+    LimitExceeded for a table that does not fit into one batch.
     """
     if isinstance(data, pa.RecordBatch):
         return data
@@ -31,11 +28,11 @@ def as_batch(data: Any) -> pa.RecordBatch:
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise InvalidInput(f"a batch is a pyarrow RecordBatch or Table, or can be read as one: {error}") from None
     if len(batches) > 1:
-        raise LimitExceeded("this table does not fit into one record batch; push it in several")
+        raise LimitExceeded("the table does not fit into one record batch; push it in several batches")
     return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
 
 
-def encoded(batch: pa.RecordBatch) -> pa.Buffer:
+def encode_batch(batch: pa.RecordBatch) -> pa.Buffer:
     """Encode a batch as the bytes of its file. Raises LimitExceeded above MAX_BATCH."""
     if batch.nbytes > MAX_BATCH:
         raise _too_large(batch.nbytes)
@@ -49,9 +46,9 @@ def encoded(batch: pa.RecordBatch) -> pa.Buffer:
     return data
 
 
-def decoded(data: pa.Buffer, *, aligned: bool = False) -> pa.RecordBatch:
-    """Decode the batch of a file whose checksum was compared. aligned: copy buffers that are not aligned as their type
-    needs.
+def decode_batch(data: pa.Buffer, *, aligned: bool = False) -> pa.RecordBatch:
+    """Decode the batch of a file. Compare its checksum first. aligned: copy buffers that lack the alignment of their
+    type.
     """
     alignment = pa.ipc.Alignment.DataTypeSpecific if aligned else pa.ipc.Alignment.Any
     with pa.ipc.open_file(data, options=pa.ipc.IpcReadOptions(ensure_alignment=alignment)) as reader:
@@ -59,4 +56,4 @@ def decoded(data: pa.Buffer, *, aligned: bool = False) -> pa.RecordBatch:
 
 
 def _too_large(size: int) -> LimitExceeded:
-    return LimitExceeded(f"a batch has {size:,} bytes; {MAX_BATCH:,} are the most. Push it in several")
+    return LimitExceeded(f"a batch has {size:,} bytes; at most {MAX_BATCH:,} are accepted. Push it in several batches")

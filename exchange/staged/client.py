@@ -15,7 +15,7 @@ from epochlog.exchange.transport.duplex import ClientLine, Pem, check_destinatio
 from epochlog.store.env.clock import Deadline, seconds
 
 from . import messages
-from .batch_file import as_batch, encoded
+from .batch_file import as_batch, encode_batch
 from .pull_client import WINDOW, StageReader
 from .push_client import BACKOFF, RETRIED, Pusher
 from .state import Cursor, check_name
@@ -85,7 +85,7 @@ class ExchangeClient:
         64 GiB by default. Both count in the query's first declaration. Raises InvalidInput when the consumer has other
         channels already, or a channel another stage; SequenceReleased when batches of a channel are gone already.
         """
-        given = messages.stages_of(stages)
+        given = messages.stages_to_field(stages)
         lease_ms = None if lease is None else max(1, round(seconds(lease, "lease") * 1000))
         if budget is not None and (type(budget) is not int or budget < 1):
             raise InvalidInput(f"budget is bytes, an int from 1, not {budget!r}")
@@ -122,7 +122,7 @@ class ExchangeClient:
         has pushed), ContentMismatch, EndMarkMismatch, InvalidInput, LimitExceeded (more than 64 MiB), BudgetExceeded,
         ServerUnavailable. A refusal of a push that nobody waits for is raised by the next push or flush of the channel.
         """
-        data = encoded(as_batch(batch))
+        data = encode_batch(as_batch(batch))
         timeout_s = self._seconds(timeout)
         fields = {
             "channel": check_name("a channel", channel),
@@ -135,7 +135,7 @@ class ExchangeClient:
         pusher = self._pusher(channel)
         pusher.push(
             lambda number: messages.pack(id=number, **fields),
-            messages.as_rows(data),
+            messages.rows_from_file(data),
             Deadline.after(timeout_s),
             wait=wait,
         )
@@ -199,7 +199,7 @@ class ExchangeClient:
 
         hello = {"query": self.query, "consumer": name, "incarnation": number, "cursor": cursor, "window": WINDOW}
         mail = StageReader(
-            lambda: self._line(messages.MAIL),
+            lambda: self._line(messages.PULL),
             lambda covered: self.acknowledge(name, number, covered),
             hello,
             self._seconds(timeout),
@@ -257,7 +257,9 @@ class ExchangeClient:
         return self._timeout_s if timeout is None else seconds(timeout, "timeout")
 
     def _line(self, name: bytes) -> ClientLine:
-        return ClientLine(self.location, name, token=self._token, tls_roots=self._roots, limit=messages.MAX_FIELDS)
+        return ClientLine(
+            self.location, name, token=self._token, tls_roots=self._roots, limit=messages.MAX_MESSAGE_BYTES
+        )
 
     def _pusher(self, channel: str) -> Pusher:
         with self._lock:

@@ -1,8 +1,8 @@
-"""Messages of the staged exchange, and the codec between them and bytes from a stranger.
+"""Messages of the staged exchange: their fields, and the codec that checks bytes from an untrusted peer.
 
 A message is a msgpack map with exactly the fields of its kind; every field is checked before it is used. The file of a
-batch travels beside its message as rows of one column of bytes: so gRPC sends it from where it lies, and what comes
-is used where it came to lie. docs/formats/flight.md has the fields.
+batch is sent beside its message as rows of one column of bytes, so neither end copies it. docs/formats/flight.md has
+the fields.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import pyarrow as pa
 from epochlog.errors import BadMessage, EpochlogError, InvalidInput, by_name
 from epochlog.exchange.transport.errors import encode_error
 
-from .state import MAX_SEQ, MOST_CHANNELS, is_name
+from .state import MAX_CHANNELS, MAX_SEQ, is_name
 
 MAX_BATCH = 64 << 20
 """Bytes of a batch's file."""
-MAX_FIELDS = 1 << 20
-"""Bytes of a message."""
-FILE = pa.schema([pa.field("file", pa.uint8(), nullable=False)])
-"""The column in which a file travels."""
-PUSH, MAIL = b"staged.push.2", b"staged.mail.2"
-"""The names of the exchanges, with the version of what they carry: a client of another one is told so at once."""
+MAX_MESSAGE_BYTES = 1 << 20
+"""Bytes of a message without its file."""
+FILE_SCHEMA = pa.schema([pa.field("file", pa.uint8(), nullable=False)])
+"""Column in which a file is sent."""
+PUSH, PULL = b"staged.push.2", b"staged.mail.2"
+"""Names of the exchanges, with the version of their messages: the server refuses clients of other versions at once."""
 MAX_NUMBER = (1 << 63) - 1
 MAX_STAGE = 1 << 31
 MAX_TEXT = 4_000
@@ -42,13 +42,13 @@ Fields = dict[str, Any]
 
 def name(value: Any) -> str:
     if not is_name(value):
-        raise BadMessage("a name is none")
+        raise BadMessage("a name is not 1 to 63 letters, digits, _ . : or -")
     return value
 
 
 def number(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= MAX_NUMBER:
-        raise BadMessage("a number is no whole number from 0")
+        raise BadMessage("a number is not an int from 0")
     return value
 
 
@@ -64,7 +64,7 @@ def last(value: Any) -> int:
 
 def stage(value: Any) -> int:
     if type(value) is not int or not -MAX_STAGE <= value <= MAX_STAGE:
-        raise BadMessage("a stage is no whole number")
+        raise BadMessage("a stage is not an int within its range")
     return value
 
 
@@ -76,42 +76,42 @@ def flag(value: Any) -> bool:
 
 def text(value: Any) -> str:
     if type(value) is not str or len(value) > MAX_TEXT:
-        raise BadMessage("a text is none, or too long")
+        raise BadMessage("a text is not a string, or too long")
     return value
 
 
 def padding(value: Any) -> bytes:
     if type(value) is not bytes or len(value) > 2 * _ALIGN:
-        raise BadMessage("padding is no bytes, or too many")
+        raise BadMessage("padding is not bytes, or too long")
     return value
 
 
-def maybe(check: Check) -> Check:
+def optional(check: Check) -> Check:
     """Return a check that accepts None, and any value that `check` accepts."""
     return lambda value: None if value is None else check(value)
 
 
 def cursor(value: Any) -> dict[str, int]:
-    if type(value) is not dict or len(value) > MOST_CHANNELS:
-        raise BadMessage("a cursor is no map of channels")
-    return {name(channel): seq(at) for channel, at in value.items()}
+    if type(value) is not dict or len(value) > MAX_CHANNELS:
+        raise BadMessage("a cursor is not a map of channels, or too large")
+    return {name(channel): seq(next_seq) for channel, next_seq in value.items()}
 
 
 def stages(value: Any) -> dict[int, tuple[str, ...]]:
-    """Check a list of [stage, channels], in which each channel stands once; return {stage: channels} in rising order.
+    """Check a list of [stage, channels] with distinct channels; return {stage: channels} in rising order of stages.
     Raises BadMessage.
     """
-    if type(value) is not list or not 0 < len(value) <= MOST_CHANNELS:
-        raise BadMessage("stages are no list, or an empty one")
-    found: dict[int, tuple[str, ...]] = {}
-    for each in value:
-        if type(each) is not list or len(each) != 2 or type(each[1]) is not list or len(each[1]) > MOST_CHANNELS:
-            raise BadMessage("a stage is no pair of a number and channels")
-        found[stage(each[0])] = tuple(map(name, each[1]))
-    names = [channel for channels in found.values() for channel in channels]
-    if len(found) != len(value) or len(set(names)) != len(names) or not 0 < len(names) <= MOST_CHANNELS:
-        raise BadMessage("a stage or a channel is named twice, or there is none")
-    return {at: found[at] for at in sorted(found)}
+    if type(value) is not list or not 0 < len(value) <= MAX_CHANNELS:
+        raise BadMessage("stages are not a list, or an empty or too long one")
+    channels_by_stage: dict[int, tuple[str, ...]] = {}
+    for pair in value:
+        if type(pair) is not list or len(pair) != 2 or type(pair[1]) is not list or len(pair[1]) > MAX_CHANNELS:
+            raise BadMessage("a stage is not a pair of a number and channels")
+        channels_by_stage[stage(pair[0])] = tuple(map(name, pair[1]))
+    names = [channel for channels in channels_by_stage.values() for channel in channels]
+    if len(channels_by_stage) != len(value) or len(set(names)) != len(names) or not 0 < len(names) <= MAX_CHANNELS:
+        raise BadMessage("a stage or a channel is named twice, or there are no channels, or too many")
+    return dict(sorted(channels_by_stage.items()))
 
 
 # ---- messages ------------------------------------------------------------------------------------------------------
@@ -120,13 +120,13 @@ DECLARE: Mapping[str, Check] = {
     "query": name,
     "consumer": name,
     "stages": stages,
-    "lease_ms": maybe(number),
-    "budget": maybe(number),
+    "lease_ms": optional(number),
+    "budget": optional(number),
 }
-END: Mapping[str, Check] = {"query": name, "channel": name, "last": last, "attempt": number, "rows": maybe(number)}
+END: Mapping[str, Check] = {"query": name, "channel": name, "last": last, "attempt": number, "rows": optional(number)}
 ACK: Mapping[str, Check] = {"query": name, "consumer": name, "incarnation": number, "cursor": cursor}
 QUERY: Mapping[str, Check] = {"query": name}
-"""Of the actions that ask for the stage, or drop a query."""
+"""Of the actions that read the stage counter, or drop a query."""
 STAGE: Mapping[str, Check] = {"stage": stage}
 PUSH_HELLO: Mapping[str, Check] = {"query": name}
 PUSHED: Mapping[str, Check] = {
@@ -138,22 +138,24 @@ PUSHED: Mapping[str, Check] = {
     "crc32": number,
     "wait_ms": number,
 }
-ANSWER: Mapping[str, Check] = {"id": number, "error": maybe(text), "text": maybe(text), "final": flag}
-"""Of a push: without an error it is durable; an error that is not final is why it waits. id 0 is no push's, and says
-that the server is alive.
+ANSWER: Mapping[str, Check] = {"id": number, "error": optional(text), "text": optional(text), "final": flag}
+"""Answer to a push. Without an error the batch is durable; an error that is not final is the reason why it waits. An
+answer with id 0 is a heartbeat of the server.
 """
-MAIL_HELLO: Mapping[str, Check] = {
+PULL_HELLO: Mapping[str, Check] = {
     "query": name,
     "consumer": name,
     "incarnation": number,
-    "cursor": maybe(cursor),
+    "cursor": optional(cursor),
     "window": number,
     "mail": text,
     "line": number,
 }
-"""`line` counts the lines of one `mail`: one that comes late does not replace a later one."""
-TAKEN: Mapping[str, Check] = {"bytes": number}
-"""What the consumer's own process has taken off the window."""
+"""First message of a stage reader. `mail` is the reader's id, `line` the number of its stream: a stream that arrives
+late does not replace a later one.
+"""
+CREDIT: Mapping[str, Check] = {"bytes": number}
+"""Bytes that the consumer has taken from the reader, by which the server may send more."""
 STARTED: Mapping[str, Check] = {"kind": text, "cursor": cursor, "stages": stages}
 ENDED: Mapping[str, Check] = {"kind": text, "channel": name, "last": last}
 ALIVE: Mapping[str, Check] = {"kind": text}
@@ -167,7 +169,7 @@ ITEM: Mapping[str, Check] = {
 }
 DAMAGED: Mapping[str, Check] = {"kind": text, "path": text, "what": text}
 REFUSED: Mapping[str, Check] = {"kind": text, "error": text, "text": text}
-LETTERS: Mapping[str, Mapping[str, Check]] = {
+READER_MESSAGES: Mapping[str, Mapping[str, Check]] = {
     "started": STARTED,
     "item": ITEM,
     "ended": ENDED,
@@ -175,7 +177,7 @@ LETTERS: Mapping[str, Mapping[str, Check]] = {
     "damaged": DAMAGED,
     "refused": REFUSED,
 }
-"""What a consumer is sent, by kind; only an item has a file beside it."""
+"""Messages to a stage reader, by kind; only an item has a file beside it."""
 
 
 def pack(**fields: Any) -> bytes:
@@ -186,82 +188,84 @@ def pack(**fields: Any) -> bytes:
 
 
 def unpack(message: bytes | memoryview, checks: Mapping[str, Check]) -> Fields:
-    """Decode a message from a stranger and check its fields. Raises BadMessage, and nothing else."""
-    return _checked(_map(message), checks)
+    """Decode a message of an untrusted peer and check its fields. Raises BadMessage only."""
+    return _check_fields(_decode_map(message), checks)
 
 
-def decode_batch(message: bytes | memoryview) -> Fields:
-    """Decode a message to a consumer, of any kind in LETTERS, and check its fields. Raises BadMessage, and nothing
-    else.
+def decode_reader_message(message: bytes | memoryview) -> Fields:
+    """Decode a message to a stage reader, of any kind in READER_MESSAGES, and check its fields. Raises BadMessage
+    only.
     """
-    found = _map(message)
-    kind = found.get("kind")
-    checks = LETTERS.get(kind) if isinstance(kind, str) else None
+    fields = _decode_map(message)
+    kind = fields.get("kind")
+    checks = READER_MESSAGES.get(kind) if isinstance(kind, str) else None
     if checks is None:
-        raise BadMessage("a message is of no kind that this version knows")
-    return _checked(found, checks)
+        raise BadMessage("a message has a kind that this version does not know")
+    return _check_fields(fields, checks)
 
 
-def _map(message: bytes | memoryview) -> Fields:
-    if len(message) > MAX_FIELDS:
-        raise BadMessage(f"a message has {len(message)} bytes; at most {MAX_FIELDS} are taken")
+def _decode_map(message: bytes | memoryview) -> Fields:
+    if len(message) > MAX_MESSAGE_BYTES:
+        raise BadMessage(f"a message has {len(message)} bytes; at most {MAX_MESSAGE_BYTES} are accepted")
     try:
-        found = msgpack.unpackb(message, raw=False, strict_map_key=True, max_ext_len=0)
-    except Exception:  # noqa: BLE001 (whatever a decoder makes of a stranger's bytes)
-        raise BadMessage("a message is no msgpack map") from None
-    if type(found) is not dict:
-        raise BadMessage("a message is no msgpack map")
-    return found
+        fields = msgpack.unpackb(message, raw=False, strict_map_key=True, max_ext_len=0)
+    except Exception:  # noqa: BLE001 (the decoder raises many types for invalid bytes)
+        raise BadMessage("a message is not a msgpack map") from None
+    if type(fields) is not dict:
+        raise BadMessage("a message is not a msgpack map")
+    return fields
 
 
-def _checked(found: Fields, checks: Mapping[str, Check]) -> Fields:
-    if found.keys() != checks.keys():
-        raise BadMessage("a message lacks a field, or has one that none has")
-    return {field: check(found[field]) for field, check in checks.items()}
+def _check_fields(fields: Fields, checks: Mapping[str, Check]) -> Fields:
+    if fields.keys() != checks.keys():
+        raise BadMessage("a message lacks a field, or has an unknown field")
+    return {field: check(fields[field]) for field, check in checks.items()}
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------
 
 
-def as_rows(file: pa.Buffer) -> pa.RecordBatch:
-    """Wrap a file as rows of one column, the form in which it travels; nothing is copied."""
-    return pa.RecordBatch.from_arrays([pa.Array.from_buffers(pa.uint8(), file.size, [None, file])], schema=FILE)
+def rows_from_file(file: pa.Buffer) -> pa.RecordBatch:
+    """Wrap a file as rows of one column, in which it is sent; copies nothing."""
+    return pa.RecordBatch.from_arrays([pa.Array.from_buffers(pa.uint8(), file.size, [None, file])], schema=FILE_SCHEMA)
 
 
-def file_of(rows: pa.RecordBatch | None) -> pa.Buffer:
-    """Return the file that came beside a message from a stranger; nothing is copied. Raises BadMessage."""
-    if rows is None or rows.schema != FILE:
-        raise BadMessage("a batch comes as rows of one column, the bytes of its file")
+def file_from_rows(rows: pa.RecordBatch | None) -> pa.Buffer:
+    """Return the file that an untrusted peer sent beside a message; copies nothing. Raises BadMessage."""
+    if rows is None or rows.schema != FILE_SCHEMA:
+        raise BadMessage("a message of a batch lacks the bytes of its file, as rows of one column")
     (column,) = rows.columns
     values = column.buffers()[1] or pa.py_buffer(b"")
     if column.null_count or column.offset or values.size < len(column):
         raise BadMessage("the rows of a batch are not the bytes of a file")
     if len(column) > MAX_BATCH:
-        raise BadMessage(f"a batch has {len(column)} bytes; at most {MAX_BATCH} are taken")
+        raise BadMessage(f"a batch has {len(column)} bytes; at most {MAX_BATCH} are accepted")
     return values.slice(0, len(column))
 
 
-def padded(size: int, **fields: Any) -> bytes:
-    """Encode a message with a field `pad` of such a length that the file of `size` bytes that follows it begins at a
-    multiple of 8 bytes of gRPC's buffer: then its consumer can use the file without copying it once more.
+def pack_aligned(size: int, **fields: Any) -> bytes:
+    """Encode a message with a field `pad` that aligns the following file of `size` bytes to 8 bytes in gRPC's buffer.
+    The consumer can then use the file without a copy.
     """
-    before = 1 + _varint(_ROWS_HEAD) + _ROWS_HEAD + 2 + _varint(-(-size // _ALIGN) * _ALIGN)
-    longer = (pack(**fields, pad=bytes(length)) for length in range(2 * _ALIGN))
-    return next(message for message in longer if not (before + 1 + _varint(len(message)) + len(message)) % _ALIGN)
+    before = 1 + _varint_bytes(_ROWS_HEAD) + _ROWS_HEAD + 2 + _varint_bytes(-(-size // _ALIGN) * _ALIGN)
+    candidates = (pack(**fields, pad=bytes(length)) for length in range(2 * _ALIGN))
+    return next(
+        message for message in candidates if not (before + 1 + _varint_bytes(len(message)) + len(message)) % _ALIGN
+    )
 
 
-def _varint(number: int) -> int:
-    """Return the number of bytes that protobuf needs for a number."""
+def _varint_bytes(number: int) -> int:
+    """Return the size of a protobuf varint."""
     return max(1, -(-number.bit_length() // 7))
 
 
-_ROWS_HEAD = pa.ipc.get_record_batch_size(as_rows(pa.py_buffer(bytes(_ALIGN)))) - 2 * _ALIGN
-"""The bytes that say what the rows of a file are: Flight's message has them, then ours, then the file."""
+_ROWS_HEAD = pa.ipc.get_record_batch_size(rows_from_file(pa.py_buffer(bytes(_ALIGN)))) - 2 * _ALIGN
+"""Bytes of Arrow's metadata of a file's rows. Flight sends this metadata, then our message, then the file."""
 
 
-def as_fields(error: BaseException | None) -> tuple[str | None, str | None]:
-    """Return an error of a push as name and text for its answer; for an untyped error the text points to the server's
-    log. None gives (None, None).
+def error_to_fields(error: BaseException | None) -> tuple[str | None, str | None]:
+    """Return an error as name and text for a message, (None, None) for None. The text of an untyped error refers to the
+    server's log.
     """
     if error is None:
         return None, None
@@ -272,20 +276,20 @@ def as_fields(error: BaseException | None) -> tuple[str | None, str | None]:
     return EpochlogError.__name__, "the server failed at this push; its own log says why"
 
 
-def as_error(name: str, text: str) -> EpochlogError:
-    """Build the error that an answer names."""
+def error_from_fields(name: str, text: str) -> EpochlogError:
+    """Build the error of a message's name and text."""
     return by_name(name, text) or EpochlogError(text)
 
 
-def stages_of(given: object) -> list[list[Any]]:
-    """Convert stages as a user gives them, {stage: channels}, into a field. Raises InvalidInput."""
-    if not isinstance(given, Mapping):
-        raise InvalidInput(f"stages is a dict of stages to channels, such as {{-1: ['build']}}, not {given!r}")
-    if any(isinstance(channels, str) or not isinstance(channels, Iterable) for channels in given.values()):
-        raise InvalidInput(f"stages gives each stage a list of channels, not {given!r}")
-    found = [[at, list(channels)] for at, channels in given.items()]
+def stages_to_field(declared: object) -> list[list[Any]]:
+    """Convert the {stage: channels} of a user into a field. Raises InvalidInput."""
+    if not isinstance(declared, Mapping):
+        raise InvalidInput(f"stages is a dict of stages to channels, such as {{-1: ['build']}}, not {declared!r}")
+    if any(isinstance(channels, str) or not isinstance(channels, Iterable) for channels in declared.values()):
+        raise InvalidInput(f"stages gives each stage a list of channels, not {declared!r}")
+    pairs = [[number, list(channels)] for number, channels in declared.items()]
     try:
-        stages(found)
+        stages(pairs)
     except BadMessage as error:
-        raise InvalidInput(f"stages {given!r} cannot be declared: {error}") from None
-    return found
+        raise InvalidInput(f"stages {declared!r} cannot be declared: {error}") from None
+    return pairs

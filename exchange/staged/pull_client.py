@@ -25,7 +25,7 @@ from epochlog.store.env.clock import Deadline, monotonic_s
 from epochlog.store.env.os_refusals import undecodable
 
 from . import messages
-from .batch_file import decoded
+from .batch_file import decode_batch
 from .push_client import BACKOFF, RETRIED, SILENT_S
 
 if TYPE_CHECKING:
@@ -228,14 +228,14 @@ class StageReader:
 
     def _take(self, parcel: Frame) -> bool:
         """Take in one message; return True if it says that the server has accepted this incarnation."""
-        letter = messages.decode_batch(parcel.message or b"")
+        letter = messages.decode_reader_message(parcel.message or b"")
         kind, batch, size = letter["kind"], None, 0
         if kind == "damaged":
             raise Corrupt(letter["path"], letter["what"])
         if kind == "refused":
-            raise messages.as_error(letter["error"], letter["text"])
+            raise messages.error_from_fields(letter["error"], letter["text"])
         if kind == "item":
-            data = messages.file_of(parcel.rows)
+            data = messages.file_from_rows(parcel.rows)
             batch, size = _checked(data, letter), data.size
         with self._changed:
             self._heard_s = monotonic_s()
@@ -263,6 +263,6 @@ def _checked(data: pa.Buffer, letter: messages.Fields) -> pa.RecordBatch:
     if found != letter["crc32"]:
         raise Corrupt(letter["path"], f"its checksum is {found:08x}, not {letter['crc32']:08x}")
     try:
-        return decoded(data, aligned=True)
+        return decode_batch(data, aligned=True)
     except (pa.ArrowException, OSError, MemoryError, ValueError) as error:
         raise undecodable(letter["path"], error) from None

@@ -85,7 +85,7 @@ class StageSender:
         giving.start()
         try:
             while (message := self._line.read()) is not None:
-                taken = messages.unpack(message, messages.TAKEN)["bytes"]
+                taken = messages.unpack(message, messages.CREDIT)["bytes"]
                 with self._service.changed:
                     self._credit += taken
                     self._service.changed.notify_all()
@@ -111,13 +111,13 @@ class StageSender:
                     "has come on another line; end this one"
                 )
         except Exception as error:  # noqa: BLE001 (the consumer is told)
-            name, text = messages.as_fields(error)
+            name, text = messages.error_to_fields(error)
             self._send(messages.pack(kind="refused", error=name, text=text))
         if not self._line.closed.wait(PARTING_S):
             self._line.abort()
 
     def _begin(self) -> None:
-        self._line.begin(messages.FILE)
+        self._line.begin(messages.FILE_SCHEMA)
         stages = [[stage, list(names)] for stage, names in self._stages.items()]
         self._send(messages.pack(kind="started", cursor=self._gate.cursor, stages=stages))
 
@@ -130,7 +130,9 @@ class StageSender:
         either.
         """
         found = self._service.handle.catalog.read(
-            lambda view: transactions.look(view, self._query, self._consumer, self._gate.cursor, self._open(), MOST)
+            lambda view: transactions.read_backlog(
+                view, self._query, self._consumer, self._gate.cursor, self._open(), MOST
+            )
         )
         if found.incarnation != self._incarnation:
             raise Fenced(
@@ -172,7 +174,9 @@ class StageSender:
         item = {"channel": name, "seq": seq, "crc32": pushed.crc32, "path": batch}
         with self._service.changed:
             self._credit -= data.size
-        return self._line.send_rows(messages.as_rows(data), messages.padded(data.size, kind="item", **item))
+        return self._line.send_rows(
+            messages.rows_from_file(data), messages.pack_aligned(data.size, kind="item", **item)
+        )
 
     def _send(self, message: bytes) -> bool:
         return self._line.send(message)

@@ -191,7 +191,7 @@ class Pusher:
     def _keep(self, line: ClientLine) -> bool:
         """Read answers until the line ends; return True if there was any."""
         heard = False
-        line.begin(messages.FILE)
+        line.begin(messages.FILE_SCHEMA)
         line.send(messages.pack(query=self._query))
         with self._changed:
             self._line, self._heard_s = line, monotonic_s()
@@ -220,16 +220,16 @@ class Pusher:
             if sent is None:
                 return
             if not answer["final"]:
-                self._trouble = messages.as_error(answer["error"] or "", answer["text"] or "")
+                self._trouble = messages.error_from_fields(answer["error"] or "", answer["text"] or "")
                 return
             if answer["error"] in RETRIED and not sent.deadline.passed:
                 self._later.append((monotonic_s() + AGAIN_S, answer["id"]))
-                self._trouble = messages.as_error(answer["error"], answer["text"] or "")
+                self._trouble = messages.error_from_fields(answer["error"], answer["text"] or "")
                 return
             self._forget(answer["id"])
             sent.done = True
             if answer["error"] is not None:
-                self._refuse(sent, messages.as_error(answer["error"], answer["text"] or ""))
+                self._refuse(sent, messages.error_from_fields(answer["error"], answer["text"] or ""))
             self._changed.notify_all()
 
     def _in_trouble(self, error: EpochlogError) -> None:

@@ -25,7 +25,7 @@ from epochlog.store.env.clock import Deadline
 from epochlog.store.session.handle import Handle
 
 from . import messages, transactions
-from .batch_file import decoded
+from .batch_file import decode_batch
 from .group_commit import DEFINITE_FAILURES
 from .query_leases import Uses
 from .transactions import Push, PushResult
@@ -135,7 +135,7 @@ class PushHandler:
 
     def _take_in(self, parcel: Frame) -> None:
         asked = messages.unpack(parcel.message or b"", messages.PUSHED)
-        data = messages.file_of(parcel.rows)
+        data = messages.file_from_rows(parcel.rows)
         self._wait(lambda: self._deaf or self._has_room(data.size))
         with self._changed:
             self._bytes += data.size
@@ -205,7 +205,7 @@ class PushHandler:
                 HeldPush(self._query, room, job.until, over, lambda: self._commit(job), lambda: self._give_up(job))
             )
             return
-        if not taken.kept:
+        if not taken.stored:
             self._service.free(path)
         if taken.passed:
             self._service.passed(self._query)
@@ -243,7 +243,7 @@ class PushHandler:
 
 
 def _packed(number: int, error: BaseException | None, *, final: bool = True) -> bytes:
-    name, text = messages.as_fields(error)
+    name, text = messages.error_to_fields(error)
     return messages.pack(id=number, error=name, text=text, final=final)
 
 
@@ -254,6 +254,6 @@ def _rows(data: pa.Buffer) -> int:
     if check_file(data).batches != 1:
         raise InvalidInput("a file of the exchange has one record batch")
     with decoding("a batch"):
-        batch = decoded(data)
+        batch = decode_batch(data)
     check_batch(batch)
     return batch.num_rows

@@ -73,8 +73,8 @@ class StagedExchange:
     @property
     def exchanges(self) -> dict[bytes, Exchange]:
         return {
-            messages.PUSH: Exchange(self._push_line, Role.WRITE, messages.MAX_FIELDS),
-            messages.MAIL: Exchange(self._mail_line, Role.WRITE, messages.MAX_FIELDS),
+            messages.PUSH: Exchange(self._push_line, Role.WRITE, messages.MAX_MESSAGE_BYTES),
+            messages.PULL: Exchange(self._mail_line, Role.WRITE, messages.MAX_MESSAGE_BYTES),
         }
 
     @property
@@ -224,7 +224,7 @@ class StagedExchange:
         """
         freed = self.transact(query, lambda tx: transactions.acknowledge(tx, query, consumer, incarnation, cursor))
         self.free(freed)
-        while len(freed) >= transactions.RELEASED:
+        while len(freed) >= transactions.MAX_RELEASED:
             freed = self.transact(query, lambda tx: transactions.release(tx, query, cursor))
             self.free(freed)
         self._make_room(query)
@@ -240,7 +240,7 @@ class StagedExchange:
         hello = line.read_first()
         if hello is None:
             return
-        mailbox = StageSender(self, line, messages.unpack(hello, messages.MAIL_HELLO))
+        mailbox = StageSender(self, line, messages.unpack(hello, messages.PULL_HELLO))
         with self.changed:
             before = self._mailboxes.get(mailbox.key)
             if before is not None and mailbox.is_late(before):

@@ -1,7 +1,7 @@
-"""State of a staged exchange as immutable values, and every decision about them (pure).
+"""State of a staged exchange as immutable values, and every decision about it (pure).
 
-A query has channels, each of one stage and one producer, and consumers that need some of them. Refusals are typed
-errors and change nothing. Rules: docs/SEMANTICS.md, 6.
+A query has channels, each of one stage and one producer, and consumers, each of some channels. A refusal is a typed
+error and changes nothing. Rules: docs/SEMANTICS.md, 6.
 """
 
 from __future__ import annotations
@@ -25,35 +25,37 @@ from epochlog.errors import (
 from epochlog.exchange.stage_gate import stage_counter
 
 Stages = Mapping[int, tuple[str, ...]]
-"""Stage -> its channels, lower stages first."""
+"""Stage -> its channels, in rising order of stages."""
 Cursor = Mapping[str, int]
 """Channel -> the next sequence."""
 
-MOST_CHANNELS = 4_096
-"""Channels of a query, and its consumers."""
-MOST_AHEAD = 4_096
-"""Sequences of a channel that may be there behind a missing one."""
+MAX_CHANNELS = 4_096
+"""Channels of a query, and consumers of a query."""
+MAX_AHEAD = 4_096
+"""Pushed sequences of a channel above a missing one."""
 MAX_SEQ = 1 << 48
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,62}")
 
 
 def is_name(value: object) -> bool:
-    """Return True if the value can name a query, channel or consumer: 1 to 63 letters, digits, _ . : or -; no . : -
-    first.
+    """Return True if the value can name a query, channel or consumer: 1 to 63 letters, digits, _ . : or -, without a
+    leading . : or -.
     """
     return isinstance(value, str) and _NAME.fullmatch(value) is not None
 
 
-def check_name(what: str, value: object) -> str:
-    """Return the value if it can name a query, channel or consumer. Raises InvalidInput."""
+def check_name(kind: str, value: object) -> str:
+    """Return the value if it can name a query, channel or consumer. kind: the named thing, for the message. Raises
+    InvalidInput.
+    """
     if not isinstance(value, str) or not is_name(value):
-        raise InvalidInput(f"{what} is named by 1 to 63 letters, digits, _ . : or -, not {value!r}")
+        raise InvalidInput(f"{kind} is named by 1 to 63 letters, digits, _ . : or -, not {value!r}")
     return value
 
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """Durable batch. bytes and crc32 are those of its file; batches of equal content agree in both."""
+    """Durable batch. bytes and crc32 are of its file; batches of equal content agree in both."""
 
     path: str
     bytes: int
@@ -67,8 +69,8 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class StagedQuery:
-    """Query of a staged exchange. passed: the channels that were pushed up to their end marks. lease_ms: how long it
-    stays when nobody uses it; budget: bytes of its batches on disk. Times are Unix ms.
+    """Query of a staged exchange. passed: the channels that were pushed up to their end marks. lease_ms: time until an
+    unused query ends; budget: bytes of its batches on disk. expires_ms is Unix time.
     """
 
     name: str
@@ -80,8 +82,8 @@ class StagedQuery:
 
     @property
     def stage(self) -> int:
-        """Return the stage counter: the lowest stage with a channel that has not passed, one past the highest when all
-        have.
+        """Return the stage counter: the lowest stage with a channel that has not passed; the highest stage plus one
+        when all channels have passed.
         """
         return stage_counter(self.stages, self.passed)
 
@@ -104,9 +106,9 @@ class StagedQuery:
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """Channel of one producer. attempt: the highest seen. last: the end mark's sequence, rows_told its rows; None while
-    unknown. All sequences below `next` were pushed, and above it those in `ahead`; all below `released` were deleted.
-    rows: of all batches pushed.
+    """Channel of one producer. attempt: the highest seen. last: the sequence of the end mark, rows_told: its number of
+    rows; None while unknown. All sequences below `next` were pushed, and above it those in `ahead`; all below
+    `released` were deleted. rows: the rows of all pushed batches.
     """
 
     name: str
@@ -121,8 +123,8 @@ class Channel:
 
     def has(self, seq: int) -> bool:
         """Return True if the sequence was pushed."""
-        at = bisect_left(self.ahead, seq)
-        return seq < self.next or (at < len(self.ahead) and self.ahead[at] == seq)
+        index = bisect_left(self.ahead, seq)
+        return seq < self.next or (index < len(self.ahead) and self.ahead[index] == seq)
 
     @property
     def passed(self) -> bool:
@@ -139,7 +141,7 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class StageConsumer:
-    """Consumer of a staged exchange. incarnation: the highest that has asked, -1 before the first. cursor: the
+    """Consumer of a staged exchange. incarnation: the highest that has claimed it, -1 before the first. cursor: the
     acknowledged position of its durable state. start: the cursor at which the present incarnation began.
     """
 
@@ -171,41 +173,44 @@ class StageConsumer:
 
 
 def with_consumer(
-    query: StagedQuery, known: StageConsumer | None, given: StageConsumer, channels: Mapping[str, Channel]
+    query: StagedQuery, declared: StageConsumer | None, consumer: StageConsumer, channels: Mapping[str, Channel]
 ) -> StagedQuery:
-    """Return the query with one more consumer; unchanged if that is declared already.
+    """Return the query with one more consumer; unchanged if the consumer is declared already.
 
-    channels: the consumer's channels that exist. Raises InvalidInput when the consumer was declared with other
-    channels, or a channel has another stage; SequenceReleased when a channel's first batches are deleted already;
-    LimitExceeded above MOST_CHANNELS.
+    declared: the consumer's earlier declaration. channels: the consumer's channels that exist. Raises InvalidInput when
+    the consumer was declared with other channels, or a channel has another stage; SequenceReleased when a channel's
+    first batches were deleted already; LimitExceeded above MAX_CHANNELS.
     """
-    if known is not None:
-        if _unordered(known.stages) != _unordered(given.stages):
-            raise InvalidInput(f"consumer {given.name!r} was declared with other channels: {_shown(known.stages)}")
+    if declared is not None:
+        if _channel_sets(declared.stages) != _channel_sets(consumer.stages):
+            raise InvalidInput(
+                f"consumer {consumer.name!r} was declared with other channels: {_format_stages(declared.stages)}"
+            )
         return query
     stages = {stage: list(names) for stage, names in query.stages.items()}
-    for stage, names in given.stages.items():
+    for stage, names in consumer.stages.items():
         for name in names:
-            there = channels.get(name)
-            if there is not None and there.stage != stage:
-                raise InvalidInput(f"channel {name!r} is of stage {there.stage}, and of no other")
-            if there is not None and there.released:
+            channel = channels.get(name)
+            if channel is not None and channel.stage != stage:
+                raise InvalidInput(f"channel {name!r} is of stage {channel.stage}; a channel has one stage")
+            if channel is not None and channel.released:
                 raise SequenceReleased(
-                    f"channel {name!r}: its batches below {there.released} were acknowledged by all consumers and let "
-                    "go of; declare all consumers of a query before any of them acknowledges"
+                    f"channel {name!r}: its batches below {channel.released} were acknowledged by all consumers and "
+                    "deleted; declare all consumers of a query before any of them acknowledges"
                 )
-            if there is None:
+            if channel is None:
                 stages.setdefault(stage, []).append(name)
-    if sum(map(len, stages.values())) > MOST_CHANNELS:
-        raise LimitExceeded(f"query {query.name!r} would have more than {MOST_CHANNELS} channels")
+    if sum(map(len, stages.values())) > MAX_CHANNELS:
+        raise LimitExceeded(f"query {query.name!r} would have more than {MAX_CHANNELS} channels")
     return replace(query, stages={stage: tuple(stages[stage]) for stage in sorted(stages)})
 
 
-def _unordered(stages: Stages) -> dict[int, set[str]]:
+def _channel_sets(stages: Stages) -> dict[int, set[str]]:
+    """Return the channels of each stage as a set, for a comparison that ignores their order."""
     return {stage: set(names) for stage, names in stages.items() if names}
 
 
-def _shown(stages: Stages) -> str:
+def _format_stages(stages: Stages) -> str:
     return "; ".join(f"{stage}: {', '.join(names)}" for stage, names in stages.items())
 
 
@@ -213,42 +218,45 @@ def _shown(stages: Stages) -> str:
 
 
 def check_producer(channel: Channel, stage: int | None, attempt: int) -> None:
-    """Raise Fenced for an attempt that was replaced, and InvalidInput for another stage than the channel's."""
+    """Raise Fenced for an attempt that was replaced, and InvalidInput for a stage other than the channel's."""
     if attempt < channel.attempt:
         raise Fenced(
-            f"channel {channel.name!r}: attempt {attempt} was replaced by attempt {channel.attempt}; what it sends now "
-            "has no effect. End this producer, its successor sends the rest"
+            f"channel {channel.name!r}: attempt {attempt} was replaced by attempt {channel.attempt}, and its pushes "
+            "have no effect. End this producer; its successor pushes the remaining batches"
         )
     if stage is not None and stage != channel.stage:
         raise InvalidInput(f"channel {channel.name!r} is of stage {channel.stage}, not {stage}")
 
 
-def check_repeat(channel: Channel, seq: int, known: tuple[int, int] | None, given: tuple[int, int]) -> None:
-    """Raise ContentMismatch if a sequence that was pushed before comes again with another size or checksum."""
-    if known is not None and known != given:
+def check_repeat(channel: Channel, seq: int, stored: tuple[int, int] | None, pushed: tuple[int, int]) -> None:
+    """Raise ContentMismatch if a repeated sequence has another size or checksum than at its first push.
+
+    stored, pushed: size in bytes and CRC-32, of the first push and of this one.
+    """
+    if stored is not None and stored != pushed:
         raise ContentMismatch(
-            f"channel {channel.name!r}: sequence {seq} came again with other content; a producer that starts again "
-            "must make the same batches under the same sequences"
+            f"channel {channel.name!r}: sequence {seq} was pushed again with other content; a producer that restarts "
+            "must push equal batches under equal sequences"
         )
 
 
 def with_push(channel: Channel, seq: int, rows: int, attempt: int) -> Channel:
-    """Return the channel with a sequence that it did not have. Raises EndMarkMismatch past the end mark, or when the
-    number of rows differs from the end mark's; LimitExceeded when too many sequences lie behind a missing one.
+    """Return the channel with a new sequence. Raises EndMarkMismatch past the end mark, or when the number of rows
+    differs from the end mark's; LimitExceeded for more than MAX_AHEAD sequences above a missing one.
     """
     if channel.last is not None and seq > channel.last:
         raise EndMarkMismatch(
-            f"channel {channel.name!r} ended at sequence {channel.last}; sequence {seq} cannot be: the end mark names "
-            "the last sequence"
+            f"channel {channel.name!r} ended at sequence {channel.last}, so sequence {seq} cannot be pushed: the end "
+            "mark names the last sequence"
         )
     ahead = list(channel.ahead)
     insort(ahead, seq)
     end = channel.next
     while ahead and ahead[0] == end:
         end, _ = end + 1, ahead.pop(0)
-    if len(ahead) > MOST_AHEAD:
+    if len(ahead) > MAX_AHEAD:
         raise LimitExceeded(
-            f"channel {channel.name!r} has {MOST_AHEAD} sequences behind the missing {end}; push that one first"
+            f"channel {channel.name!r} has {MAX_AHEAD} sequences above the missing sequence {end}; push {end} first"
         )
     after = replace(channel, next=end, ahead=tuple(ahead), rows=channel.rows + rows, attempt=attempt)
     _check_rows(after)
@@ -256,26 +264,27 @@ def with_push(channel: Channel, seq: int, rows: int, attempt: int) -> Channel:
 
 
 def with_end(channel: Channel, last: int, attempt: int, rows: int | None) -> Channel:
-    """Return the channel with its end mark; unchanged when it has this one. Raises EndMarkMismatch when it has another
-    one, when a later sequence was pushed, or when the number of rows differs.
+    """Return the channel with its end mark; unchanged when it has this end mark. Raises EndMarkMismatch when it has a
+    different end mark, when a later sequence was pushed, or when the number of rows differs.
     """
     if channel.last is not None and channel.last != last:
         raise EndMarkMismatch(
-            f"channel {channel.name!r} ended at sequence {channel.last}, and now is said to end at {last}; a producer "
-            "that starts again must end where it ended before"
+            f"channel {channel.name!r} ended at sequence {channel.last}, and a new end mark names sequence {last}; a "
+            "producer that restarts must end its channel at the same sequence"
         )
     if channel.rows_told is not None and rows is not None and channel.rows_told != rows:
         raise EndMarkMismatch(
-            f"channel {channel.name!r} ended with {channel.rows_told} rows, and now is said to have {rows}"
+            f"channel {channel.name!r} ended with {channel.rows_told} rows, and a new end mark names {rows} rows; pass "
+            "the same number, or none"
         )
-    beyond = max(channel.next - 1, channel.ahead[-1] if channel.ahead else -1)
-    if beyond > last:
+    highest = max(channel.next - 1, channel.ahead[-1] if channel.ahead else -1)
+    if highest > last:
         raise EndMarkMismatch(
-            f"channel {channel.name!r} is said to end at sequence {last}, but sequence {beyond} was pushed; the end "
-            "mark names the last sequence, -1 for none"
+            f"the end mark of channel {channel.name!r} names sequence {last}, but sequence {highest} was pushed; pass "
+            "the last sequence, -1 for none"
         )
-    told = channel.rows_told if rows is None else rows
-    after = replace(channel, last=last, rows_told=told, attempt=attempt)
+    marked_rows = channel.rows_told if rows is None else rows
+    after = replace(channel, last=last, rows_told=marked_rows, attempt=attempt)
     _check_rows(after)
     return after
 
@@ -283,17 +292,17 @@ def with_end(channel: Channel, last: int, attempt: int, rows: int | None) -> Cha
 def _check_rows(channel: Channel) -> None:
     if channel.passed and channel.rows_told is not None and channel.rows != channel.rows_told:
         raise EndMarkMismatch(
-            f"channel {channel.name!r} has {channel.rows} rows in its {channel.next} batches, and its end mark says "
-            f"{channel.rows_told}; count the rows that are pushed"
+            f"channel {channel.name!r} has {channel.rows} rows in its {channel.next} batches, and its end mark names "
+            f"{channel.rows_told}; pass the number of pushed rows"
         )
 
 
-def has_room(query: StagedQuery, used: int, channel: Channel, seq: int, size: int) -> bool:
-    """Return True if the query's disk budget has room for a batch now.
+def fits_budget(query: StagedQuery, used: int, channel: Channel, seq: int, size: int) -> bool:
+    """Return True if the batch fits into the query's disk budget now.
 
-    Stages above the lowest open one may fill half of the budget, that one all of it: a later stage cannot keep out an
-    earlier one. A channel of the lowest open stage with nothing to deliver may always add its next batch, so that its
-    consumers get on even if the other channels have filled the budget.
+    The lowest open stage may fill the whole budget, later stages half of it: a later stage cannot block an earlier one.
+    A channel of the lowest open stage without an undelivered batch may always add its next batch, so that its consumers
+    make progress even if the other channels have filled the budget.
     """
     stage = query.stage
     if channel.stage <= stage and seq == channel.next == channel.released:
@@ -304,14 +313,14 @@ def has_room(query: StagedQuery, used: int, channel: Channel, seq: int, size: in
 # ---- consumers -----------------------------------------------------------------------------------------------------
 
 
-def claimed(
+def with_claim(
     consumer: StageConsumer, incarnation: int, cursor: Cursor | None, channels: Mapping[str, Channel]
 ) -> StageConsumer:
-    """Return the consumer as claimed by this incarnation, which begins at the cursor it brings, or at the acknowledged
+    """Return the consumer after a claim by this incarnation, which begins at the given cursor, or at the acknowledged
     one.
 
-    Raises Fenced when a higher one has asked, ChannelUnknown for a cursor of a channel that the consumer lacks,
-    SequenceReleased when a batch that it needs is deleted, InvalidInput for a cursor past an end mark.
+    Raises Fenced when a higher incarnation has claimed the consumer, ChannelUnknown for a cursor of a channel that the
+    consumer lacks, SequenceReleased when a needed batch was deleted, InvalidInput for a cursor past an end mark.
     """
     if incarnation < consumer.incarnation:
         raise _replaced(consumer, incarnation)
@@ -323,29 +332,29 @@ def claimed(
     for name, channel in channels.items():
         if start.get(name, 0) < channel.released:
             raise SequenceReleased(
-                f"channel {name!r}: consumer {consumer.name!r} wants to begin at sequence {start.get(name, 0)}, and "
-                f"those below {channel.released} were acknowledged and let go of; begin at the acknowledged cursor"
+                f"channel {name!r}: consumer {consumer.name!r} cannot begin at sequence {start.get(name, 0)}, because "
+                f"batches below {channel.released} were acknowledged and deleted; begin at the acknowledged cursor"
             )
         if channel.last is not None and start.get(name, 0) > channel.last + 1:
-            raise InvalidInput(f"channel {name!r} ended at sequence {channel.last}; no cursor lies beyond it")
+            raise InvalidInput(
+                f"channel {name!r} ended at sequence {channel.last}; a cursor is at most {channel.last + 1}"
+            )
     return replace(consumer, incarnation=incarnation, start=start)
 
 
-def acknowledged(
+def with_acknowledgement(
     consumer: StageConsumer, incarnation: int, cursor: Cursor, channels: Mapping[str, Channel]
 ) -> StageConsumer:
-    """Return the consumer with its durable state covering all sequences below the cursor. A lower cursor changes
-    nothing.
+    """Return the consumer after it has acknowledged all sequences below the cursor. A lower cursor changes nothing.
 
-    Raises Fenced for an incarnation other than the one that asked last, ChannelUnknown, and InvalidInput beyond the
-    batches that were pushed.
+    Raises Fenced for an incarnation other than the newest, ChannelUnknown, and InvalidInput beyond the pushed batches.
     """
     if incarnation < consumer.incarnation:
         raise _replaced(consumer, incarnation)
     if incarnation > consumer.incarnation:
         raise Fenced(
-            f"consumer {consumer.name!r}: incarnation {incarnation} is unknown here, the newest that has asked is "
-            f"{consumer.incarnation}; ask for the batches before acknowledging them"
+            f"consumer {consumer.name!r}: incarnation {incarnation} has not claimed the consumer, the newest is "
+            f"{consumer.incarnation}; consume batches before acknowledging them"
         )
     after = dict(consumer.cursor)
     for name, seq in cursor.items():
@@ -354,8 +363,8 @@ def acknowledged(
         channel = channels[name]
         if seq > max(channel.next, consumer.start.get(name, 0)):
             raise InvalidInput(
-                f"channel {name!r}: {seq} lies beyond what was pushed, the next sequence is {channel.next}; "
-                "acknowledge what was given out, no more"
+                f"channel {name!r}: cursor {seq} is beyond the next sequence {channel.next}; acknowledge only batches "
+                "that were delivered"
             )
         after[name] = max(after.get(name, 0), min(seq, channel.next))
     return replace(consumer, cursor=after)
@@ -363,30 +372,30 @@ def acknowledged(
 
 def _replaced(consumer: StageConsumer, incarnation: int) -> Fenced:
     return Fenced(
-        f"consumer {consumer.name!r}: incarnation {incarnation} was replaced by incarnation {consumer.incarnation}; "
-        "what it asks for or acknowledges now has no effect. End it"
+        f"consumer {consumer.name!r}: incarnation {incarnation} was replaced by incarnation {consumer.incarnation}, "
+        "and its requests and acknowledgements have no effect. End it"
     )
 
 
 def releasable(channel: str, consumers: Iterable[StageConsumer]) -> int:
     """Return the sequence below which every consumer of the channel has acknowledged; 0 if it has none."""
-    return min((one.cursor.get(channel, 0) for one in consumers if channel in one.channels), default=0)
+    return min((consumer.cursor.get(channel, 0) for consumer in consumers if channel in consumer.channels), default=0)
 
 
-# ---- what is not there ---------------------------------------------------------------------------------------------
+# ---- errors for missing names --------------------------------------------------------------------------------------
 
 
 def no_query(name: str) -> QueryNotFound:
     return QueryNotFound(
-        f"there is no query {name!r}: none was declared, or it was dropped or its lease has ended; declare its "
+        f"there is no query {name!r}: it was never declared, or it was dropped, or its lease has ended; declare its "
         "consumers"
     )
 
 
 def no_channel(query: str, channel: str, known: Iterable[str]) -> ChannelUnknown:
     return ChannelUnknown(
-        f"no consumer of query {query!r} has declared the channel {channel!r}; there are {', '.join(known) or 'none'}. "
-        "Declare the consumers before anything is pushed to them"
+        f"no consumer of query {query!r} has declared the channel {channel!r}; its channels: "
+        f"{', '.join(known) or 'none'}. Declare the consumers before the first push"
     )
 
 

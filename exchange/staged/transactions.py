@@ -1,7 +1,7 @@
-"""Catalog transactions of the staged exchange: each function is part of one.
+"""Catalog transactions of the staged exchange: each function runs inside a transaction.
 
-They read records, have `state` decide, and write; a refusal is raised before anything is written, so that several of
-them may share a transaction. Nothing else writes the records of an exchange.
+A function reads records, calls the decisions of `state`, and writes. It raises a refusal before it writes, so several
+functions may share a transaction. No other module writes the records of an exchange.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from epochlog.store.metadata.exchange_records import (
 from epochlog.store.session.write_intents import revoked
 
 from .state import (
-    MOST_CHANNELS,
+    MAX_CHANNELS,
     Channel,
     Cursor,
     Pushed,
     StageConsumer,
     StagedQuery,
-    acknowledged,
     check_producer,
     check_repeat,
-    claimed,
-    has_room,
+    fits_budget,
     no_channel,
     no_consumer,
     no_query,
     releasable,
+    with_acknowledgement,
+    with_claim,
     with_consumer,
     with_end,
     with_push,
@@ -49,16 +49,16 @@ from .state import (
 DIGEST = struct.Struct("<II")
 assert DIGEST.size == DIGEST_BYTES
 """Size and CRC-32 of a batch that was released."""
-BLOCK = 512
-"""Digests of one record."""
-RELEASED = 2_000
-"""Batches that one transaction lets go of at most."""
+DIGESTS_PER_RECORD = 512
+"""Digests of released batches in one catalog record."""
+MAX_RELEASED = 2_000
+"""Batches that one transaction releases."""
 
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Batch that a producer pushes. path: its durable file; None when the sequence was known to be there, so that none
-    was written.
+    """Batch that a producer pushes. path: its durable file; None if no file was written because the sequence had been
+    pushed before.
     """
 
     channel: str
@@ -73,28 +73,29 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class PushResult:
-    """Outcome of a push. kept: its file is reached now; if not, the sequence was there already and the file is of no
-    use. full: neither, because the disk budget has no room for it now. passed: the channel has passed with it.
+    """Outcome of a push. stored: the catalog refers to its file now; otherwise the sequence had been pushed before, and
+    the file is an orphan. full: the batch does not fit into the disk budget now, and its file waits. passed: the push
+    has completed its channel.
     """
 
-    kept: bool
+    stored: bool
     full: bool = False
     passed: bool = False
 
 
-# ---- looking -------------------------------------------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------------------------
 
 
 def find_query(view: View, query: str) -> StagedQuery:
-    """Read a query. Raises QueryNotFound when there is none, or it is being dropped."""
+    """Read a query. Raises QueryNotFound for a query that does not exist or is being dropped."""
     record = view.get(query_key(query))
     if record is None or record["dropped"]:
         raise no_query(query)
-    return _query_of(view, query, record)
+    return _decode_query(view, query, record)
 
 
-def _query_of(view: View, query: str, record: Mapping[str, Any]) -> StagedQuery:
-    """Decode a query's record. Version 0.1 kept the channels that have end marks instead of those that have passed."""
+def _decode_query(view: View, query: str, record: Mapping[str, Any]) -> StagedQuery:
+    """Decode a query's record. Version 0.1 recorded the channels with end marks instead of those that have passed."""
     if "passed" not in record:
         ended = [Channel.from_record(view.get(channel_key(query, name)) or {}) for name in record["ended"]]
         record = {**record, "passed": [channel.name for channel in ended if channel.passed]}
@@ -102,7 +103,7 @@ def _query_of(view: View, query: str, record: Mapping[str, Any]) -> StagedQuery:
 
 
 def find_channel(view: View, query: StagedQuery, channel: str) -> Channel:
-    """Read a channel. Raises ChannelUnknown when nobody declared it."""
+    """Read a channel. Raises ChannelUnknown when no consumer has declared it."""
     record = view.get(channel_key(query.name, channel))
     if record is None:
         raise no_channel(query.name, channel, (name for names in query.stages.values() for name in names))
@@ -133,42 +134,43 @@ def used_bytes(view: View, query: str) -> int:
     return record["bytes"] if record else 0
 
 
-def digest_of(view: View, query: str, channel: Channel, seq: int) -> tuple[int, int] | None:
-    """Return size in bytes and CRC-32 of a sequence that was pushed, released or not; None when it was not."""
+def find_digest(view: View, query: str, channel: Channel, seq: int) -> tuple[int, int] | None:
+    """Return size in bytes and CRC-32 of a pushed sequence, also after its release; None if it was not pushed."""
     if not channel.has(seq):
         return None
     if seq >= channel.released:
-        found = find_pushed(view, query, channel.name, seq)
-        return None if found is None else (found.bytes, found.crc32)
-    block = view.get(digests_key(query, channel.name, seq // BLOCK))
-    place = seq % BLOCK * DIGEST.size
-    return None if block is None else DIGEST.unpack_from(block["digests"], place)
+        pushed = find_pushed(view, query, channel.name, seq)
+        return None if pushed is None else (pushed.bytes, pushed.crc32)
+    record = view.get(digests_key(query, channel.name, seq // DIGESTS_PER_RECORD))
+    offset = seq % DIGESTS_PER_RECORD * DIGEST.size
+    return None if record is None else DIGEST.unpack_from(record["digests"], offset)
 
 
 # ---- declaring -----------------------------------------------------------------------------------------------------
 
 
 def declare(tx: Txn, new: StagedQuery, consumer: StageConsumer) -> StagedQuery:
-    """Declare a consumer, and the query with its first one; a repeat changes nothing but the lease. `new` is the
-    query's initial state. Raises InvalidInput, SequenceReleased, LimitExceeded.
+    """Declare a consumer; the first consumer creates the query. A repeat extends the lease and changes nothing else.
+
+    new: the query's initial state. Raises InvalidInput, SequenceReleased, LimitExceeded.
     """
     record = tx.get(query_key(new.name))
     if record is not None and record["dropped"]:
-        raise InvalidInput(f"query {new.name!r} is being dropped; declare it when that is done, or take another name")
-    query = new if record is None else _query_of(tx, new.name, record)
-    found = tx.get(consumer_key(query.name, consumer.name))
-    known = None if found is None else StageConsumer.from_record(consumer.name, found)
+        raise InvalidInput(f"query {new.name!r} is being dropped; declare it again after that, or use another name")
+    query = new if record is None else _decode_query(tx, new.name, record)
+    consumer_record = tx.get(consumer_key(query.name, consumer.name))
+    declared = None if consumer_record is None else StageConsumer.from_record(consumer.name, consumer_record)
     channels = {}
     for name in consumer.channels:
-        there = tx.get(channel_key(query.name, name))
-        if there is not None:
-            channels[name] = Channel.from_record(there)
-    after = with_consumer(query, known, consumer, channels)
-    if known is None and len(consumers_of(tx, query.name)) >= MOST_CHANNELS:
-        raise LimitExceeded(f"query {query.name!r} would have more than {MOST_CHANNELS} consumers")
+        channel_record = tx.get(channel_key(query.name, name))
+        if channel_record is not None:
+            channels[name] = Channel.from_record(channel_record)
+    after = with_consumer(query, declared, consumer, channels)
+    if declared is None and len(consumers_of(tx, query.name)) >= MAX_CHANNELS:
+        raise LimitExceeded(f"query {query.name!r} would have more than {MAX_CHANNELS} consumers")
     after = replace(after, expires_ms=max(after.expires_ms, new.expires_ms))
     tx.put(query_key(query.name), after.to_record())
-    if known is None:
+    if declared is None:
         tx.put(consumer_key(query.name, consumer.name), consumer.to_record())
         for stage, names in consumer.stages.items():
             for name in names:
@@ -180,79 +182,81 @@ def declare(tx: Txn, new: StagedQuery, consumer: StageConsumer) -> StagedQuery:
 # ---- producers -----------------------------------------------------------------------------------------------------
 
 
-def push(tx: Txn, query_name: str, given: Push) -> PushResult:
+def push(tx: Txn, query_name: str, batch: Push) -> PushResult:
     """Record a batch as pushed. Raises QueryNotFound, ChannelUnknown, Fenced, ContentMismatch, EndMarkMismatch,
-    InvalidInput, LimitExceeded; SegmentUnknown when vacuum has revoked the intent of its file.
+    InvalidInput, LimitExceeded; SegmentUnknown when vacuum has revoked the write intent of its file.
     """
     query = find_query(tx, query_name)
-    channel = find_channel(tx, query, given.channel)
-    check_producer(channel, given.stage, given.attempt)
-    if channel.has(given.seq):
-        known = digest_of(tx, query.name, channel, given.seq)
-        check_repeat(channel, given.seq, known, (given.bytes, given.crc32))
-        if given.attempt > channel.attempt:
-            tx.put(channel_key(query.name, channel.name), replace(channel, attempt=given.attempt).to_record())
-        return PushResult(kept=False)
-    after = with_push(channel, given.seq, given.rows, given.attempt)
+    channel = find_channel(tx, query, batch.channel)
+    check_producer(channel, batch.stage, batch.attempt)
+    if channel.has(batch.seq):
+        stored = find_digest(tx, query.name, channel, batch.seq)
+        check_repeat(channel, batch.seq, stored, (batch.bytes, batch.crc32))
+        if batch.attempt > channel.attempt:
+            tx.put(channel_key(query.name, channel.name), replace(channel, attempt=batch.attempt).to_record())
+        return PushResult(stored=False)
+    after = with_push(channel, batch.seq, batch.rows, batch.attempt)
     used = used_bytes(tx, query.name)
-    if not has_room(query, used, channel, given.seq, given.bytes):
-        if given.attempt > channel.attempt:
-            tx.put(channel_key(query.name, channel.name), replace(channel, attempt=given.attempt).to_record())
-        return PushResult(kept=False, full=True)
-    if given.path is None or revoked(tx, [given.path]):
-        raise SegmentUnknown(f"channel {given.channel!r}: the file of sequence {given.seq} is gone; push it again")
-    kept = Pushed(given.path, given.bytes, given.crc32, given.rows, given.attempt)
-    tx.put(pushed_key(query.name, channel.name, given.seq), kept.to_record())
+    if not fits_budget(query, used, channel, batch.seq, batch.bytes):
+        if batch.attempt > channel.attempt:
+            tx.put(channel_key(query.name, channel.name), replace(channel, attempt=batch.attempt).to_record())
+        return PushResult(stored=False, full=True)
+    if batch.path is None or revoked(tx, [batch.path]):
+        raise SegmentUnknown(
+            f"channel {batch.channel!r}: vacuum has deleted the file of sequence {batch.seq}; push it again"
+        )
+    pushed = Pushed(batch.path, batch.bytes, batch.crc32, batch.rows, batch.attempt)
+    tx.put(pushed_key(query.name, channel.name, batch.seq), pushed.to_record())
     tx.put(channel_key(query.name, channel.name), after.to_record())
-    tx.put(usage_key(query.name), {"bytes": used + given.bytes})
-    _count(tx, query, after)
-    return PushResult(kept=True, passed=after.passed)
+    tx.put(usage_key(query.name), {"bytes": used + batch.bytes})
+    _record_passed(tx, query, after)
+    return PushResult(stored=True, passed=after.passed)
 
 
 def end(tx: Txn, query_name: str, channel_name: str, last: int, attempt: int, rows: int | None) -> StagedQuery:
-    """Record an end mark; return the query with it. Raises as `push`."""
+    """Record an end mark; return the query after it. Raises the errors of `push`."""
     query = find_query(tx, query_name)
     channel = find_channel(tx, query, channel_name)
     check_producer(channel, None, attempt)
     after = with_end(channel, last, attempt, rows)
     if after != channel:
         tx.put(channel_key(query.name, channel.name), after.to_record())
-    return _count(tx, query, after)
+    return _record_passed(tx, query, after)
 
 
-def _count(tx: Txn, query: StagedQuery, channel: Channel) -> StagedQuery:
-    """Record the channel among the query's passed ones if it has passed; return the query. The push or end mark that
-    completes a channel counts it.
+def _record_passed(tx: Txn, query: StagedQuery, channel: Channel) -> StagedQuery:
+    """Add a completed channel to the query's passed channels; return the query. Called by the push or end mark that
+    completes the channel.
     """
     if not channel.passed or channel.name in query.passed:
         return query
-    counted = replace(query, passed=query.passed | {channel.name})
-    tx.put(query_key(query.name), counted.to_record())
-    return counted
+    after = replace(query, passed=query.passed | {channel.name})
+    tx.put(query_key(query.name), after.to_record())
+    return after
 
 
 # ---- consumers -----------------------------------------------------------------------------------------------------
 
 
 def claim(tx: Txn, query_name: str, consumer_name: str, incarnation: int, cursor: Cursor | None) -> StageConsumer:
-    """Claim a consumer for an incarnation; lower ones are refused from then on. Raises as `claimed`."""
+    """Claim a consumer for an incarnation and fence the lower ones. Raises the errors of `with_claim`."""
     query = find_query(tx, query_name)
     consumer = find_consumer(tx, query, consumer_name)
     channels = {name: find_channel(tx, query, name) for name in consumer.channels}
-    after = claimed(consumer, incarnation, cursor, channels)
+    after = with_claim(consumer, incarnation, cursor, channels)
     if after != consumer:
         tx.put(consumer_key(query.name, consumer.name), after.to_record())
     return after
 
 
 def acknowledge(tx: Txn, query_name: str, consumer_name: str, incarnation: int, cursor: Cursor) -> list[str]:
-    """Record the cursor that a consumer's durable state covers; return the files of batches released by it, see
-    `release`.
+    """Record the cursor of a consumer's durable state; return the paths of the files released by it, as `release`
+    does.
     """
     query = find_query(tx, query_name)
     consumer = find_consumer(tx, query, consumer_name)
     channels = {name: find_channel(tx, query, name) for name in cursor if name in consumer.channels}
-    after = acknowledged(consumer, incarnation, cursor, channels)
+    after = with_acknowledgement(consumer, incarnation, cursor, channels)
     if after == consumer:
         return []
     tx.put(consumer_key(query.name, consumer.name), after.to_record())
@@ -260,44 +264,44 @@ def acknowledge(tx: Txn, query_name: str, consumer_name: str, incarnation: int, 
 
 
 def release(tx: Txn, query_name: str, channels: Iterable[str]) -> list[str]:
-    """Release batches that every consumer has acknowledged, of these channels, RELEASED of them at most; return the
-    paths of their files, which are unreachable then. An empty list means that there are no more.
+    """Release at most MAX_RELEASED batches of these channels that every consumer has acknowledged; return the paths of
+    their files, which are unreachable then. An empty list means that no such batch remains.
     """
     query = find_query(tx, query_name)
     consumers = consumers_of(tx, query.name)
-    freed: list[Pushed] = []
+    released: list[Pushed] = []
     for name in channels:
         channel = find_channel(tx, query, name)
-        below = min(releasable(name, consumers), channel.released + RELEASED - len(freed))
-        freed += _release(tx, query.name, channel, below)
-    if freed:
-        used = used_bytes(tx, query.name) - sum(one.bytes for one in freed)
+        below = min(releasable(name, consumers), channel.released + MAX_RELEASED - len(released))
+        released += _release(tx, query.name, channel, below)
+    if released:
+        used = used_bytes(tx, query.name) - sum(batch.bytes for batch in released)
         tx.put(usage_key(query.name), {"bytes": used})
-    return [one.path for one in freed]
+    return [batch.path for batch in released]
 
 
 def _release(tx: Txn, query: str, channel: Channel, below: int) -> list[Pushed]:
-    """Release a channel's batches below a sequence; their digests stay."""
-    freed: list[Pushed] = []
+    """Release a channel's batches below a sequence and keep their digests."""
+    released: list[Pushed] = []
     blocks: dict[int, bytes] = {}
-    for seq, found in list(_pushed(tx, query, channel, channel.released, below)):
-        number = seq // BLOCK
+    for seq, batch in list(_scan_pushed(tx, query, channel, channel.released, below)):
+        number = seq // DIGESTS_PER_RECORD
         if number not in blocks:
             record = tx.get(digests_key(query, channel.name, number))
             blocks[number] = record["digests"] if record else b""
-        blocks[number] += DIGEST.pack(found.bytes, found.crc32)
+        blocks[number] += DIGEST.pack(batch.bytes, batch.crc32)
         tx.delete(pushed_key(query, channel.name, seq))
-        freed.append(found)
+        released.append(batch)
     for number, digests in blocks.items():
         tx.put(digests_key(query, channel.name, number), {"digests": digests})
     if below > channel.released:
         tx.put(channel_key(query, channel.name), replace(channel, released=below).to_record())
-    return freed
+    return released
 
 
-def _pushed(view: View, query: str, channel: Channel, first: int, stop: int) -> Iterator[tuple[int, Pushed]]:
-    """Yield pushed batches in sequence, none left out. Raises SequenceReleased when one was released since, Corrupt
-    when a record is missing.
+def _scan_pushed(view: View, query: str, channel: Channel, first: int, stop: int) -> Iterator[tuple[int, Pushed]]:
+    """Yield the pushed batches from `first` to below `stop`, without a gap. Raises SequenceReleased for a batch that
+    was released meanwhile, Corrupt for a missing record.
     """
     if first >= stop:
         return
@@ -311,28 +315,30 @@ def _pushed(view: View, query: str, channel: Channel, first: int, stop: int) -> 
         return
     if seq < channel.released:
         raise SequenceReleased(
-            f"channel {channel.name!r}: sequence {seq} was acknowledged by all consumers and let go of; begin at the "
+            f"channel {channel.name!r}: sequence {seq} was acknowledged by all consumers and deleted; begin at the "
             "acknowledged cursor"
         )
-    raise Corrupt(f"catalog record {pushed_key(query, channel.name, seq)!r}", "it is missing, and its batch was pushed")
+    raise Corrupt(
+        f"catalog record {pushed_key(query, channel.name, seq)!r}", "it is missing, although its batch was pushed"
+    )
 
 
-# ---- what a consumer may be given ------------------------------------------------------------------------------------
+# ---- a consumer's backlog --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerBacklog:
-    """Backlog of a consumer beyond its cursor. ends: the channels that have ended, with their last sequence."""
+    """Batches and end marks of a consumer beyond its cursor. ends: the last sequence of each channel that has ended."""
 
     incarnation: int
     ends: Mapping[str, int]
     pushed: tuple[tuple[str, int, Pushed], ...]
 
 
-def look(
-    view: View, query_name: str, consumer_name: str, cursor: Cursor, wanted: Iterable[str], most: int
+def read_backlog(
+    view: View, query_name: str, consumer_name: str, cursor: Cursor, names: Iterable[str], limit: int
 ) -> ConsumerBacklog:
-    """Read the consumer's end marks, and of the wanted channels up to `most` batches each, from the cursor on."""
+    """Read the consumer's end marks, and up to `limit` batches of each named channel, from the cursor on."""
     query = find_query(view, query_name)
     consumer = find_consumer(view, query, consumer_name)
     ends, pushed = {}, []
@@ -340,7 +346,7 @@ def look(
     for name, channel in channels.items():
         if channel.last is not None:
             ends[name] = channel.last
-    for name in wanted:
-        first, stop = cursor[name], min(channels[name].next, cursor[name] + most)
-        pushed += ((name, seq, found) for seq, found in _pushed(view, query.name, channels[name], first, stop))
+    for name in names:
+        first, stop = cursor[name], min(channels[name].next, cursor[name] + limit)
+        pushed += ((name, seq, batch) for seq, batch in _scan_pushed(view, query.name, channels[name], first, stop))
     return ConsumerBacklog(consumer.incarnation, ends, tuple(pushed))

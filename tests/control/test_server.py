@@ -18,7 +18,7 @@ from pyarrow import flight
 import epochlog as el
 from epochlog.errors import AccessDenied, BadMessage, EpochlogError, InsecureServer, InvalidInput, JobNotFound
 from epochlog.exchange.server import Certificate, Server
-from epochlog.exchange.staged.messages import MAIL, PUSH
+from epochlog.exchange.staged.messages import PULL, PUSH
 from epochlog.exchange.transport import duplex as lines
 from epochlog.exchange.transport.duplex import ClientLine, DuplexStream, Frame, call_options, connect, run_action
 from epochlog.exchange.transport.services import Action, Exchange, Role
@@ -293,7 +293,7 @@ def test_what_a_worker_is_given_is_checked_before_it_waits(tmp_path: Path) -> No
                     worker.attach("ld", index=index, of=of, tables=["t"])
 
 
-@pytest.mark.parametrize("name", [b"control", PUSH, MAIL])
+@pytest.mark.parametrize("name", [b"control", PUSH, PULL])
 def test_a_line_that_is_opened_and_says_nothing_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: bytes
 ) -> None:

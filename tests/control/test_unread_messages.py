@@ -16,7 +16,7 @@ from epochlog.checkpoint.coordinator.worker_connection import FRAME, WorkerConne
 from epochlog.checkpoint.worker.worker import CONTROL
 from epochlog.exchange.staged import messages as staged
 from epochlog.exchange.staged import push_handler as push_handler_module
-from epochlog.exchange.staged.batch_file import encoded
+from epochlog.exchange.staged.batch_file import encode_batch
 from epochlog.exchange.staged.push_handler import PushHandler
 from epochlog.exchange.transport.duplex import ClientLine, DuplexStream, Frame
 from staged_fixture import TOKEN, batch, served
@@ -99,14 +99,14 @@ class Pushes(Deaf):
         super().__init__()
         self.read_count = 0
         self._most = most
-        self.data = encoded(batch("c", 0))
+        self.data = encode_batch(batch("c", 0))
 
     def read_frame(self) -> Frame | None:
         self.read_count += 1
         if self.read_count > self._most or self.cut.is_set():
             return None
         fields = {"channel": "c", "stage": 0, "seq": 0, "attempt": 0, "wait_ms": 0, "crc32": zlib.crc32(self.data)}
-        return Frame(staged.as_rows(self.data), staged.pack(id=self.read_count, **fields))
+        return Frame(staged.rows_from_file(self.data), staged.pack(id=self.read_count, **fields))
 
 
 @pytest.fixture

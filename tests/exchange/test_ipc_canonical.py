@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from epochlog.exchange.staged.batch_file import decoded, encoded
+from epochlog.exchange.staged.batch_file import decode_batch, encode_batch
 from epochlog.exchange.staged.ipc_canonical import canonical
 
 _T = pa.types
@@ -94,26 +94,28 @@ def test_the_same_values_give_the_same_bytes(kind: pa.DataType) -> None:
         plain = pa.array(values, kind)
         round_it = [value(kind, chance, nullable=False) for _ in range(3)]
         sliced = pa.array([*round_it, *values, *round_it], kind).slice(3, size)
-        wanted = encoded(batch(plain))
+        wanted = encode_batch(batch(plain))
         for other in (sliced, littered(values, kind, chance), littered([*round_it, *values], kind, chance).slice(3)):
             assert other.to_pylist() == plain.to_pylist()
             canonical(batch(other)).validate(full=True)
-            assert encoded(batch(other)).equals(wanted), (size, values)
-        assert decoded(wanted).equals(batch(plain))
+            assert encode_batch(batch(other)).equals(wanted), (size, values)
+        assert decode_batch(wanted).equals(batch(plain))
 
 
 @pytest.mark.rule("6.6")
 def test_other_values_give_other_bytes() -> None:
-    one, other = (encoded(batch(pa.array([None, number], pa.decimal64(12, 3)))) for number in (Decimal(1), Decimal(2)))
+    one, other = (
+        encode_batch(batch(pa.array([None, number], pa.decimal64(12, 3)))) for number in (Decimal(1), Decimal(2))
+    )
     assert not one.equals(other)
-    assert not encoded(batch(pa.array([0, None]))).equals(encoded(batch(pa.array([None, 0]))))
+    assert not encode_batch(batch(pa.array([0, None]))).equals(encode_batch(batch(pa.array([None, 0]))))
 
 
 def test_small_decimals_with_nulls_come_back_as_they_were() -> None:
     """Zeros of another width stood beneath the nulls once, and every value behind them was another."""
     for kind in (pa.decimal32(5, 3), pa.decimal64(12, 3), pa.decimal128(5, 3), pa.decimal128(38, 38)):
         found = pa.array([None, Decimal("0.1"), Decimal("0.7")], kind)
-        assert decoded(encoded(batch(found))).column(0).to_pylist() == found.to_pylist()
+        assert decode_batch(encode_batch(batch(found))).column(0).to_pylist() == found.to_pylist()
 
 
 def test_dictionaries_are_sound_and_zero_beneath_nulls() -> None:
@@ -121,8 +123,8 @@ def test_dictionaries_are_sound_and_zero_beneath_nulls() -> None:
     words = pa.array(["a", "b"])
     found = pa.DictionaryArray.from_arrays(indices, words, safe=False)
     clean = pa.DictionaryArray.from_arrays(pa.array([1, None, 0], pa.int8()), words)
-    assert encoded(batch(found)).equals(encoded(batch(clean)))
-    assert decoded(encoded(batch(found))).column(0).to_pylist() == ["b", None, "a"]
+    assert encode_batch(batch(found)).equals(encode_batch(batch(clean)))
+    assert decode_batch(encode_batch(batch(found))).column(0).to_pylist() == ["b", None, "a"]
 
 
 def test_what_says_nothing_else_is_not_copied() -> None:

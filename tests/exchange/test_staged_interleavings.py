@@ -238,12 +238,12 @@ def content_not_compared(patch: pytest.MonkeyPatch) -> None:
 
 
 def released_content_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    whole = transactions.digest_of
+    whole = transactions.find_digest
 
     def digest_of(view: Any, query: str, channel: Any, seq: int) -> Any:
         return None if seq < channel.released else whole(view, query, channel, seq)
 
-    patch.setattr(transactions, "digest_of", digest_of)
+    patch.setattr(transactions, "find_digest", digest_of)
 
 
 def a_second_end_is_taken(patch: pytest.MonkeyPatch) -> None:
@@ -296,7 +296,7 @@ def bytes_on_disk_are_miscounted(patch: pytest.MonkeyPatch) -> None:
 
 
 def consumers_not_fenced(patch: pytest.MonkeyPatch) -> None:
-    for name in ("claimed", "acknowledged"):
+    for name in ("with_claim", "with_acknowledgement"):
         whole = getattr(state, name)
 
         def found(consumer: Any, incarnation: int, *rest: Any, whole: Any = whole) -> Any:
@@ -306,23 +306,23 @@ def consumers_not_fenced(patch: pytest.MonkeyPatch) -> None:
 
 
 def acknowledgements_not_fenced(patch: pytest.MonkeyPatch) -> None:
-    whole = transactions.acknowledged
-    patch.setattr(transactions, "acknowledged", lambda consumer, incarnation, *rest: whole(
+    whole = transactions.with_acknowledgement
+    patch.setattr(transactions, "with_acknowledgement", lambda consumer, incarnation, *rest: whole(
         consumer, consumer.incarnation, *rest
     ))  # fmt: skip
 
 
 def incarnations_are_forgotten(patch: pytest.MonkeyPatch) -> None:
-    whole = transactions.claimed
-    patch.setattr(transactions, "claimed", lambda consumer, incarnation, *rest: state.replace(
+    whole = transactions.with_claim
+    patch.setattr(transactions, "with_claim", lambda consumer, incarnation, *rest: state.replace(
         whole(consumer, incarnation, *rest), incarnation=consumer.incarnation
     ))  # fmt: skip
 
 
 def brought_cursor_ignored(patch: pytest.MonkeyPatch) -> None:
-    whole = transactions.claimed
+    whole = transactions.with_claim
     patch.setattr(
-        transactions, "claimed", lambda consumer, number, cursor, channels: whole(consumer, number, None, channels)
+        transactions, "with_claim", lambda consumer, number, cursor, channels: whole(consumer, number, None, channels)
     )
 
 
@@ -332,19 +332,19 @@ def acknowledged_cursor_goes_back(patch: pytest.MonkeyPatch) -> None:
             raise el.Fenced("replaced")
         return state.replace(consumer, cursor={name: seq - 1 for name, seq in cursor.items()})
 
-    patch.setattr(transactions, "acknowledged", acknowledged)
+    patch.setattr(transactions, "with_acknowledgement", acknowledged)
 
 
 def absence_is_completion(patch: pytest.MonkeyPatch) -> None:
     """A channel that has something is taken to end there."""
-    whole = transactions.look
+    whole = transactions.read_backlog
 
     def look(view: Any, query: str, consumer: str, cursor: Any, wanted: Any, most: int) -> Any:
         found = whole(view, query, consumer, cursor, wanted, most)
         last = {name: seq for name, seq, _ in found.pushed}
         return state.replace(found, ends={**last, **found.ends})
 
-    patch.setattr(transactions, "look", look)
+    patch.setattr(transactions, "read_backlog", look)
 
 
 def counter_ahead(patch: pytest.MonkeyPatch) -> None:
@@ -373,7 +373,7 @@ def a_push_completes_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def later_stages_take_all_room(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(transactions, "has_room", lambda query, used, channel, seq, size: used + size <= query.budget)
+    patch.setattr(transactions, "fits_budget", lambda query, used, channel, seq, size: used + size <= query.budget)
 
 
 def counted_before_refused(patch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 import epochlog as el
 from epochlog.exchange.staged import transactions
-from epochlog.exchange.staged.batch_file import decoded, encoded
+from epochlog.exchange.staged.batch_file import decode_batch, encode_batch
 from epochlog.exchange.staged.state import StageConsumer, StagedQuery
 from epochlog.store.catalog.keys import intent_key
 from epochlog.store.check.exchanges import check_exchanges
@@ -104,7 +104,7 @@ class Exchange(RuleBasedStateMachine):
         elif known is None and seq > self.last.get(channel, seq):
             self.refused(el.EndMarkMismatch, lambda: transactions.push(self.tx, QUERY, given))
         else:
-            assert transactions.push(self.tx, QUERY, given).kept == (known is None)
+            assert transactions.push(self.tx, QUERY, given).stored == (known is None)
             self.content[channel, seq] = content
             self.attempt[channel] = attempt
 
@@ -183,7 +183,7 @@ class Exchange(RuleBasedStateMachine):
     def what_consumers_find(self) -> None:
         for consumer in CONSUMERS:
             cursor = self.acked[consumer]
-            mail = transactions.look(self.tx, QUERY, consumer, cursor, list(cursor), 99)
+            mail = transactions.read_backlog(self.tx, QUERY, consumer, cursor, list(cursor), 99)
             wanted = [(name, seq) for name, at in cursor.items() for seq in range(at, self.next(name))]
             assert [(name, seq) for name, seq, _ in mail.pushed] == wanted
             assert mail.ends == {name: last for name, last in self.last.items() if name in cursor}
@@ -192,14 +192,14 @@ class Exchange(RuleBasedStateMachine):
 
 @pytest.mark.rule("6.3", "6.4", "6.5", "6.6", "6.7")
 def test_any_calls_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "BLOCK", 3)  # digests of what was released, over several records
+    monkeypatch.setattr(transactions, "DIGESTS_PER_RECORD", 3)  # digests of what was released, over several records
     machine = Exchange.TestCase
     machine.settings = settings(settings.default, max_examples=20, stateful_step_count=30, phases=[Phase.generate])
     machine().runTest()
 
 
 def test_a_release_of_much_takes_several_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "RELEASED", 5)
+    monkeypatch.setattr(transactions, "MAX_RELEASED", 5)
     machine = Exchange()
     for seq in range(12):
         machine.push(channel="c", seq=seq, attempt=0, content=0)
@@ -219,7 +219,7 @@ def test_a_record_that_is_missing_is_damage_and_no_empty_stream() -> None:
         machine.push(channel="a", seq=seq, attempt=0, content=0)
     machine.tx.delete(b"xp/q/a/%016x" % 2)
     with pytest.raises(el.Corrupt, match="its batch was pushed"):
-        transactions.look(machine.tx, QUERY, "one", {"a": 0, "b": 0}, ["a"], 9)
+        transactions.read_backlog(machine.tx, QUERY, "one", {"a": 0, "b": 0}, ["a"], 9)
     assert any("lacks 1 batches of channel a, the first at 2" in what for _, what in check_exchanges(machine.tx))
 
 
@@ -276,5 +276,5 @@ def test_the_same_values_have_the_same_bytes_whatever_lies_beneath_nulls() -> No
     one, other = made(0, valid), made(1, noisy)
     assert one.equals(other)
     for name in one.schema.names:
-        assert encoded(one.select([name])).equals(encoded(other.select([name]))), name
-        assert decoded(encoded(other.select([name]))).equals(one.select([name])), name
+        assert encode_batch(one.select([name])).equals(encode_batch(other.select([name]))), name
+        assert decode_batch(encode_batch(other.select([name]))).equals(one.select([name])), name

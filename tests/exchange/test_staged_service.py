@@ -17,7 +17,7 @@ from epochlog.exchange import ExchangeClient
 from epochlog.exchange.staged import messages, push_handler, service, transactions
 from epochlog.exchange.staged import pull_client as mails
 from epochlog.exchange.staged import push_client as pushers
-from epochlog.exchange.staged.batch_file import encoded
+from epochlog.exchange.staged.batch_file import encode_batch
 from epochlog.exchange.staged.pull_handler import StageSender
 from epochlog.exchange.transport.duplex import ClientLine, DuplexStream
 from epochlog.testing.tcp_proxy import TcpProxy
@@ -41,7 +41,7 @@ def big(channel: str, seq: int) -> pa.RecordBatch:
     return batch(channel, seq, 4_000)
 
 
-BIG = encoded(big("probe", 0)).size
+BIG = encode_batch(big("probe", 0)).size
 pack = messages.pack
 
 
@@ -49,7 +49,7 @@ pack = messages.pack
 
 
 @local
-@pytest.mark.parametrize("name", ["PUSH", "MAIL"])
+@pytest.mark.parametrize("name", ["PUSH", "PULL"])
 def test_a_client_that_speaks_another_version_is_told_so_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -505,7 +505,9 @@ def test_a_server_that_falls_silent_is_left_for_a_new_connection(
 
 def line_to(ex: ExchangeClient, number: int = 1, *, mail: str = "one", incarnation: int = 1) -> ClientLine:
     """A consumer's line, opened by hand."""
-    opened = ClientLine(ex.location, messages.MAIL + b":", token=TOKEN, tls_roots=None, limit=messages.MAX_FIELDS)
+    opened = ClientLine(
+        ex.location, messages.PULL + b":", token=TOKEN, tls_roots=None, limit=messages.MAX_MESSAGE_BYTES
+    )
     hello = {"query": ex.query, "consumer": "join", "incarnation": incarnation, "cursor": None, "window": 1 << 20}
     opened.send(messages.pack(**hello, mail=mail, line=number))
     return opened
@@ -513,7 +515,7 @@ def line_to(ex: ExchangeClient, number: int = 1, *, mail: str = "one", incarnati
 
 def kinds(opened: ClientLine) -> Iterator[str]:
     while (parcel := opened.read_frame()) is not None:
-        yield messages.decode_batch(parcel.message or b"")["kind"]
+        yield messages.decode_reader_message(parcel.message or b"")["kind"]
 
 
 def test_a_line_that_its_client_gave_up_does_not_replace_the_one_it_opened_instead(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from epochlog.exchange import server as exchange_server
 from epochlog.exchange.flight import service
 from epochlog.exchange.server import MAX_ACTION, MAX_COMMAND
 from epochlog.exchange.staged import messages, state
-from epochlog.exchange.staged.batch_file import encoded
+from epochlog.exchange.staged.batch_file import encode_batch
 from epochlog.exchange.transport.admission import AdmissionLimits
 from epochlog.exchange.transport.connections import Patience
 from epochlog.exchange.transport.duplex import MAX_MESSAGE, ClientLine, connect, run_action
@@ -55,7 +55,7 @@ def stages_of(count: int) -> dict[int, tuple[str, ...]]:
 
 def test_channels_of_a_query() -> None:
     query = state.StagedQuery("q", {}, frozenset(), 1, 1, 1)
-    most = state.StageConsumer("c", stages_of(state.MOST_CHANNELS))
+    most = state.StageConsumer("c", stages_of(state.MAX_CHANNELS))
     full = state.with_consumer(query, None, most, {})
     with pytest.raises(LimitExceeded):
         state.with_consumer(full, None, state.StageConsumer("d", {1: ("one_more",)}), {})
@@ -65,12 +65,12 @@ def test_channels_of_a_query() -> None:
 
 
 def test_sequences_behind_a_missing_one() -> None:
-    channel = state.Channel("ch", 0, ahead=tuple(range(2, state.MOST_AHEAD + 1)))
+    channel = state.Channel("ch", 0, ahead=tuple(range(2, state.MAX_AHEAD + 1)))
     full = state.with_push(channel, 1, 1, 0)
-    assert len(full.ahead) == state.MOST_AHEAD
+    assert len(full.ahead) == state.MAX_AHEAD
     with pytest.raises(LimitExceeded, match="push that one first"):
-        state.with_push(full, state.MOST_AHEAD + 1, 1, 0)
-    assert state.with_push(full, 0, 1, 0).next == state.MOST_AHEAD + 1
+        state.with_push(full, state.MAX_AHEAD + 1, 1, 0)
+    assert state.with_push(full, 0, 1, 0).next == state.MAX_AHEAD + 1
 
 
 def test_numbers_of_a_staged_exchange() -> None:
@@ -92,11 +92,11 @@ def test_bytes_of_a_pushed_batch() -> None:
     def batch(size: int) -> pa.RecordBatch:
         return pa.record_batch({"a": np.zeros(size, np.int8)})
 
-    overhead = encoded(batch(64)).size - 64
+    overhead = encode_batch(batch(64)).size - 64
     most = (messages.MAX_BATCH - overhead) // 64 * 64
-    assert encoded(batch(most)).size <= messages.MAX_BATCH
+    assert encode_batch(batch(most)).size <= messages.MAX_BATCH
     with pytest.raises(LimitExceeded, match="several"):
-        encoded(batch(messages.MAX_BATCH - 63))
+        encode_batch(batch(messages.MAX_BATCH - 63))
 
 
 def test_consumers_that_readers_make_leave_a_quarter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from pyarrow import flight
 import epochlog as el
 from epochlog.exchange import ExchangeClient
 from epochlog.exchange.staged import messages
-from epochlog.exchange.staged.batch_file import encoded
+from epochlog.exchange.staged.batch_file import encode_batch
 from security.endpoints import READ_TOKEN, ROWS, TOKEN, Stranger, bearer, check_told, error_of
 from security.test_hostile import NOISE, random_message
 
@@ -119,7 +119,7 @@ def test_of_two_tokens_one_may_only_read(served: Served) -> None:
 
 
 def talk(served: Served, rng: random.Random, rounds: int) -> None:
-    exchanges = [b"control", b"subscribe", messages.PUSH, messages.MAIL]
+    exchanges = [b"control", b"subscribe", messages.PUSH, messages.PULL]
     with served.stranger() as stranger:
         kinds = [kind.type for kind in stranger.actions()]
         for _ in range(rounds):
@@ -136,7 +136,7 @@ def talk(served: Served, rng: random.Random, rounds: int) -> None:
                 check_told(error_of(call, *given), call.__name__)
 
 
-BATCH = encoded(pa.record_batch({"id": np.arange(2_000), "v": [f"word {i}" for i in range(2_000)]})).to_pybytes()
+BATCH = encode_batch(pa.record_batch({"id": np.arange(2_000), "v": [f"word {i}" for i in range(2_000)]})).to_pybytes()
 
 
 def spoilt_push(rng: random.Random) -> list[bytes | tuple[bytes, pa.RecordBatch]]:
@@ -154,7 +154,7 @@ def spoilt_push(rng: random.Random) -> list[bytes | tuple[bytes, pa.RecordBatch]
         "attempt": 0,
         "wait_ms": 10,
     }
-    rows = messages.as_rows(pa.py_buffer(bytes(data)))
+    rows = messages.rows_from_file(pa.py_buffer(bytes(data)))
     return [messages.pack(query="q"), (messages.pack(**fields, crc32=zlib.crc32(data)), rows)]
 
 

@@ -197,7 +197,7 @@ VALUES: dict[str, Any] = {
 STAGED = {
     name: checks
     for name, checks in vars(messages).items()
-    if name.isupper() and isinstance(checks, Mapping) and checks and name != "LETTERS"
+    if name.isupper() and isinstance(checks, Mapping) and checks and name != "READER_MESSAGES"
 }
 """What each message may hold, by name: whatever the codec knows."""
 
@@ -208,7 +208,7 @@ def message_of(checks: Mapping[str, Any]) -> dict[str, Any]:
 
 def test_every_message_of_a_staged_exchange_is_spoilt_here() -> None:
     assert len(STAGED) >= 14
-    assert all(checks in STAGED.values() for checks in messages.LETTERS.values())
+    assert all(checks in STAGED.values() for checks in messages.READER_MESSAGES.values())
     for checks in STAGED.values():
         assert messages.unpack(messages.pack(**message_of(checks)), checks).keys() == checks.keys()
 
@@ -232,7 +232,7 @@ def test_a_field_of_a_staged_exchange_spoilt(name: str, data: st.DataObject) -> 
         packed = msgpack.packb(spoilt)
     except OverflowError:  # no msgpack
         return
-    for decode in (lambda: messages.unpack(packed, checks), lambda: messages.decode_batch(packed)):
+    for decode in (lambda: messages.unpack(packed, checks), lambda: messages.decode_reader_message(packed)):
         with contextlib.suppress(BadMessage):
             found = decode()
             assert all(sound(field, value) for field, value in found.items()), found
@@ -252,34 +252,37 @@ def test_bytes_of_a_staged_exchange_spoilt(name: str, place: int, new: bytes) ->
 
 @given(st.binary(max_size=200))
 def test_a_file_travels_as_rows(data: bytes) -> None:
-    assert messages.file_of(messages.as_rows(pa.py_buffer(data))).to_pybytes() == data
+    assert messages.file_from_rows(messages.rows_from_file(pa.py_buffer(data))).to_pybytes() == data
 
 
-NULLS = pa.RecordBatch.from_arrays([pa.array([1, None], pa.uint8())], schema=messages.FILE)
+NULLS = pa.RecordBatch.from_arrays([pa.array([1, None], pa.uint8())], schema=messages.FILE_SCHEMA)
 
 
 def claiming_more() -> pa.RecordBatch:
     """A thousand rows, as a stranger says, in a buffer of 61 bytes."""
-    data = bytearray(messages.as_rows(pa.py_buffer(bytes(61))).serialize())
+    data = bytearray(messages.rows_from_file(pa.py_buffer(bytes(61))).serialize())
     said, more = (61).to_bytes(8, "little"), (1_000).to_bytes(8, "little")
     for place in (data.index(said), data.rindex(said)):  # of the batch and of its column; the buffer's stands between
         data[place : place + 8] = more
-    return pa.ipc.read_record_batch(pa.py_buffer(bytes(data)), messages.FILE)
+    return pa.ipc.read_record_batch(pa.py_buffer(bytes(data)), messages.FILE_SCHEMA)
 
 
 @pytest.mark.parametrize("rows", [
     None, pa.record_batch({}), pa.record_batch({"file": [b"x"]}), pa.record_batch({"file": pa.array([1], pa.uint8())}),
     pa.record_batch({"file": pa.array([1], pa.int64()), "more": [1]}), NULLS, claiming_more(),
-    messages.as_rows(pa.py_buffer(b"abc")).slice(1),
-    messages.as_rows(pa.py_buffer(bytes(messages.MAX_BATCH + 1))),
+    messages.rows_from_file(pa.py_buffer(b"abc")).slice(1),
+    messages.rows_from_file(pa.py_buffer(bytes(messages.MAX_BATCH + 1))),
 ])  # fmt: skip
 def test_rows_that_are_no_file(rows: pa.RecordBatch | None) -> None:
     with pytest.raises(BadMessage):
-        messages.file_of(rows)
+        messages.file_from_rows(rows)
 
 
 def test_the_largest_file_travels() -> None:
-    assert messages.file_of(messages.as_rows(pa.py_buffer(bytes(messages.MAX_BATCH)))).size == messages.MAX_BATCH
+    assert (
+        messages.file_from_rows(messages.rows_from_file(pa.py_buffer(bytes(messages.MAX_BATCH)))).size
+        == messages.MAX_BATCH
+    )
 
 
 @pytest.mark.parametrize("size", [1, 8, 100, 5_000, 20_000, 1 << 20, messages.MAX_BATCH])
@@ -288,8 +291,8 @@ def test_padding_puts_the_file_at_a_multiple_of_eight(size: int, name: int) -> N
     """In a message as Flight lays it out: the head of the rows, ours, then the rows themselves."""
     fields = {**message_of(messages.ITEM), "path": "p" * name}
     del fields["pad"]
-    message = messages.padded(size, **fields)
-    assert messages.decode_batch(message)["path"] == fields["path"]
+    message = messages.pack_aligned(size, **fields)
+    assert messages.decode_reader_message(message)["path"] == fields["path"]
     body = -(-size // 8) * 8
     assert (len(_field(messages._ROWS_HEAD)) + len(_field(len(message))) + 1 + len(_field(body)) - body) % 8 == 0
 

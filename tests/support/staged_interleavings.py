@@ -219,7 +219,7 @@ def _take(world: World, catalog: Catalog, consumer: str, life: Life) -> Life:
     gate = StageGate(part.channels, life.cursor())
     while True:
         cursor = gate.cursor
-        found = transactions.look(catalog, QUERY, consumer, cursor, list(cursor), MOST)
+        found = transactions.read_backlog(catalog, QUERY, consumer, cursor, list(cursor), MOST)
         for name, last in found.ends.items():
             gate.end(name, last)
         for name, seq, pushed in found.pushed:
