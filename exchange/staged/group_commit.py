@@ -1,4 +1,4 @@
-"""Group commit: bodies that arrive while a catalog transaction is under way share the next one."""
+"""Group commit: transaction bodies that arrive during a catalog transaction share the next one."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ from typing import Any
 from epochlog.errors import Corrupt, EpochlogError, Fenced, InvalidInput, SegmentUnknown, SequenceReleased, StoreClosed
 from epochlog.store.catalog.protocol import Catalog, Txn
 
-MOST = 256
+MAX_BODIES = 256
 """Bodies of one transaction."""
 DEFINITE_FAILURES = (InvalidInput, Fenced, SequenceReleased, SegmentUnknown)
-"""What a body may raise, before it writes anything, without ending the transaction of all."""
+"""Errors that a body may raise before it writes, without failing the other bodies of its transaction."""
 _log = logging.getLogger("epochlog")
 
 Body = Callable[[Txn], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Submission:
     body: Body
-    done: Future[Any] = field(default_factory=Future)
+    result: Future[Any] = field(default_factory=Future)
 
 
 class GroupCommit:
-    """Group commit of transaction bodies. A body refuses, by a typed error, before it writes anything; so one body's
-    refusal does not affect the others.
+    """Group commit of transaction bodies. A body raises a refusal, a typed error, before it writes, so it does not
+    affect the other bodies.
     """
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._changed = threading.Condition()
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_Submission] = deque()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="epochlog-exchange-commits", daemon=True)
         self._thread.start()
 
     def submit(self, body: Body) -> Future[Any]:
-        """Queue a body for the next transaction and return a future of its result or refusal, set once it is durable.
-        If the catalog fails, every body of the transaction gets its error.
+        """Queue a body for the next transaction and return a future of its result or refusal, which is set when the
+        transaction is durable. If the transaction fails, every body gets its error.
         """
-        one = _Waiting(body)
+        submission = _Submission(body)
         with self._changed:
             if self._closed:
-                one.done.set_exception(StoreClosed("this server is being shut down; ask it when it is up again"))
-                return one.done
-            self._waiting.append(one)
+                submission.result.set_exception(StoreClosed("this server is shutting down; call again when it is back"))
+                return submission.result
+            self._waiting.append(submission)
             self._changed.notify()
-        return one.done
+        return submission.result
 
     def close(self) -> None:
-        """Refuse new bodies, and end the thread once all earlier ones are done."""
+        """Refuse new bodies, and end the thread after all earlier ones are committed."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -67,33 +67,33 @@ class GroupCommit:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
                 if not self._waiting:
                     return
-                some = [self._waiting.popleft() for _ in range(min(MOST, len(self._waiting)))]
-            self._commit(some)
+                group = [self._waiting.popleft() for _ in range(min(MAX_BODIES, len(self._waiting)))]
+            self._commit(group)
 
-    def _commit(self, some: list[_Waiting]) -> None:
-        def together(tx: Txn) -> list[Any]:
-            return [_outcome(one.body, tx) for one in some]
+    def _commit(self, group: list[_Submission]) -> None:
+        def run_all(tx: Txn) -> list[Any]:
+            return [_result_or_refusal(submission.body, tx) for submission in group]
 
         try:
-            outcomes = self._catalog.transact(together)
-        except Exception as error:  # noqa: BLE001 (whoever waits is told, and the thread goes on)
-            if len(some) > 1 and (isinstance(error, Corrupt) or not isinstance(error, EpochlogError)):
-                for one in some:  # it is the fault of one of them: a damaged record of its query
-                    self._commit([one])
+            outcomes = self._catalog.transact(run_all)
+        except Exception as error:  # noqa: BLE001 (raised by the futures; the thread goes on)
+            if len(group) > 1 and (isinstance(error, Corrupt) or not isinstance(error, EpochlogError)):
+                for submission in group:  # only one body caused it, by a damaged record of its query
+                    self._commit([submission])
                 return
             if not isinstance(error, EpochlogError):
                 _log.exception("a transaction of the exchange failed")
-            for one in some:
-                one.done.set_exception(error)
+            for submission in group:
+                submission.result.set_exception(error)
             return
-        for one, outcome in zip(some, outcomes, strict=True):
+        for submission, outcome in zip(group, outcomes, strict=True):
             if isinstance(outcome, DEFINITE_FAILURES):
-                one.done.set_exception(outcome)
+                submission.result.set_exception(outcome)
             else:
-                one.done.set_result(outcome)
+                submission.result.set_result(outcome)
 
 
-def _outcome(body: Body, tx: Txn) -> Any:
+def _result_or_refusal(body: Body, tx: Txn) -> Any:
     try:
         return body(tx)
     except DEFINITE_FAILURES as refusal:

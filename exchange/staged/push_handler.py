@@ -1,8 +1,8 @@
-"""Push handlers: the served side of a producer's line, which checks batches, makes them durable and answers, many of
-them at once.
+"""Push handlers: the server's side of a producer's stream. They check batches, make many durable at once, and answer.
 
-The line's thread checks the bytes, a few threads write and sync files, and one commits what is ready together; the
-answer goes out after that. A batch for which the disk budget has no room waits, as a file, until there is some.
+The stream's thread reads the batches, a few threads check, write and sync their files, and one thread commits the
+written batches together; the answer follows the commit. A batch that does not fit into the disk budget waits, as a
+file, until it fits.
 """
 
 from __future__ import annotations
@@ -30,226 +30,237 @@ from .group_commit import DEFINITE_FAILURES
 from .query_leases import Uses
 from .transactions import Push, PushResult
 
-LINE_BYTES = 128 << 20
-"""Bytes that one line may have pushed without an answer: then it is read no further."""
-MOST_ANSWERS = 10_000
-"""Answers that may wait for a producer that does not read them: then it is read no further, too."""
+STREAM_BYTES = 128 << 20
+"""Bytes of unanswered pushes of one stream above which the stream is not read."""
+MAX_ANSWERS = 10_000
+"""Answers unread by the producer above which its stream is not read."""
 MEMORY_BYTES = 256 << 20
-"""Bytes of all lines that are in memory at once, waiting to be written; a line may hold one message more."""
-ALIVE_S = 1.0
-PARTING_S = 2.0
+"""Bytes in memory that wait to be written, over all streams; each stream may hold one message more."""
+HEARTBEAT_S = 1.0
+CLOSE_S = 2.0
+"""Seconds that a producer gets to read its answers at the end of a stream."""
 LONGEST_WAIT_MS = 600_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
-    """Push on its way. number: the producer's, for the answer. until: the deadline up to which it may wait for room."""
+class _PendingPush:
+    """Push without an answer. number: the producer's, for the answer. deadline: the end of its wait for budget."""
 
     number: int
     push: Push
-    until: Deadline
+    deadline: Deadline
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldPush:
-    """Push for which there was no room when the query's counter of room stood at `room`."""
+    """Push that waits for disk budget. budget_version: the query's budget version at its last attempt. is_abandoned:
+    returns True after the end of the producer's stream. retry, give_up: continue or refuse the push.
+    """
 
     query: str
-    room: int
-    until: Deadline
-    over: Callable[[], bool]
-    again: Callable[[], None]
+    budget_version: int
+    deadline: Deadline
+    is_abandoned: Callable[[], bool]
+    retry: Callable[[], None]
     give_up: Callable[[], None]
 
 
 class Memory:
-    """Bound on the bytes of all lines that wait to be written."""
+    """Limit on the bytes that wait to be written, over all streams."""
 
-    def __init__(self, most: int = MEMORY_BYTES) -> None:
-        self._most = most
+    def __init__(self, limit: int = MEMORY_BYTES) -> None:
+        self._limit = limit
         self._used = 0
         self._changed = threading.Condition()
 
-    def take(self, size: int) -> None:
-        """Wait until there is room for `size` bytes, and take it; a batch larger than the bound is let in alone.
-        Writers give the bytes back.
+    def acquire(self, size: int) -> None:
+        """Wait until `size` bytes are free, and acquire them; a batch larger than the limit is admitted alone. The
+        writer of the batch releases the bytes.
         """
         with self._changed:
-            self._changed.wait_for(lambda: not self._used or self._used + size <= self._most)
+            self._changed.wait_for(lambda: not self._used or self._used + size <= self._limit)
             self._used += size
 
-    def give(self, size: int) -> None:
+    def release(self, size: int) -> None:
         with self._changed:
             self._used -= size
             self._changed.notify_all()
 
 
 class LineServices(Protocol):
-    """Services of a served exchange for its lines; StagedExchange implements them."""
+    """Services of a staged exchange for its streams; StagedExchange implements them."""
 
     handle: Handle
     changed: threading.Condition
     closing: threading.Event
-    claims: Iterator[int]
+    claim_numbers: Iterator[int]
     uses: Uses
     memory: Memory
 
     def submit(self, body: Callable[[Txn], Any]) -> Future[Any]: ...
     def transact(self, query: str, body: Callable[[Txn], Any]) -> Any: ...
-    def tell(self, query: str) -> None: ...
-    def news(self, query: str) -> int: ...
-    def work(self, what: Callable[[], None]) -> None: ...
+    def notify_commit(self, query: str) -> None: ...
+    def commit_count(self, query: str) -> int: ...
+    def run_in_writer(self, task: Callable[[], None]) -> None: ...
     def write(self, data: pa.Buffer) -> str: ...
-    def free(self, paths: Iterable[str]) -> None: ...
-    def wake(self) -> None: ...
-    def room(self, query: str) -> int: ...
-    def hold(self, held: HeldPush) -> None: ...
-    def passed(self, query: str) -> None: ...
+    def delete_later(self, paths: Iterable[str]) -> None: ...
+    def wake_upkeep(self) -> None: ...
+    def budget_version(self, query: str) -> int: ...
+    def hold_push(self, held: HeldPush) -> None: ...
+    def channel_passed(self, query: str) -> None: ...
 
 
 class PushHandler:
-    """Handler that serves one line of pushes until it ends."""
+    """Handler of one stream of pushes, until the stream ends."""
 
-    def __init__(self, service: LineServices, line: DuplexStream, query: str) -> None:
+    def __init__(self, service: LineServices, stream: DuplexStream, query: str) -> None:
         self._service = service
-        self._line = line
+        self._stream = stream
         self._query = query
         self._changed = threading.Condition()
-        self._bytes = 0  # of pushes without an answer
+        self._unanswered_bytes = 0
         self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._deaf = False  # nothing more is sent: the line is at its end
+        self._send_failed = False
 
     def serve(self) -> None:
-        answering = threading.Thread(target=self._answer_all, name="epochlog-exchange-answers", daemon=True)
+        answering = threading.Thread(target=self._send_answers, name="epochlog-exchange-answers", daemon=True)
         answering.start()
         try:
-            while (parcel := self._line.read_frame()) is not None:
-                self._take_in(parcel)
+            while (frame := self._stream.read_frame()) is not None:
+                self._accept(frame)
         finally:
-            self._service.wake()  # what waits for room gives up
-            self._wait(lambda: not self._bytes)  # what is on its way is not to be left half done
+            self._service.wake_upkeep()  # gives up the held pushes of this stream
+            self._wait(lambda: not self._unanswered_bytes)  # lets pending writes and commits finish
             self._answers.put(None)
-            answering.join(PARTING_S)
-            self._line.abort()  # for a producer that reads no answers
+            answering.join(CLOSE_S)
+            self._stream.abort()  # for a producer that reads no answers
             answering.join()
 
-    def _take_in(self, parcel: Frame) -> None:
-        asked = messages.unpack(parcel.message or b"", messages.PUSHED)
-        data = messages.file_from_rows(parcel.rows)
-        self._wait(lambda: self._deaf or self._has_room(data.size))
+    def _accept(self, frame: Frame) -> None:
+        fields = messages.unpack(frame.message or b"", messages.PUSHED)
+        data = messages.file_from_rows(frame.rows)
+        self._wait(lambda: self._send_failed or self._may_read(data.size))
         with self._changed:
-            self._bytes += data.size
-        self._service.memory.take(data.size)
+            self._unanswered_bytes += data.size
+        self._service.memory.acquire(data.size)
         push = Push(
-            asked["channel"], asked["stage"], asked["seq"], asked["attempt"], None, data.size, asked["crc32"], 0
+            fields["channel"], fields["stage"], fields["seq"], fields["attempt"], None, data.size, fields["crc32"], 0
         )
-        job = _Job(asked["id"], push, Deadline.after(min(asked["wait_ms"], LONGEST_WAIT_MS) / 1000))
-        self._service.work(lambda: self._write(job, data))
+        pending = _PendingPush(fields["id"], push, Deadline.after(min(fields["wait_ms"], LONGEST_WAIT_MS) / 1000))
+        self._service.run_in_writer(lambda: self._write(pending, data))
 
-    def _has_room(self, size: int) -> bool:
-        """Return True if the line may be read further: the producer's unanswered bytes and unread answers are within
-        their bounds.
-        """
-        return (not self._bytes or self._bytes + size <= LINE_BYTES) and self._answers.qsize() < MOST_ANSWERS
+    def _may_read(self, size: int) -> bool:
+        """Return True if a batch of `size` bytes keeps the unanswered bytes and answers within their limits."""
+        fits = not self._unanswered_bytes or self._unanswered_bytes + size <= STREAM_BYTES
+        return fits and self._answers.qsize() < MAX_ANSWERS
 
     def _wait(self, until: Callable[[], bool]) -> None:
         with self._changed:
             while not until() and not self._service.closing.is_set():
                 self._changed.wait(0.5)
 
-    # ---- on the way ----------------------------------------------------------------------------------------------
+    # ---- write and commit ----------------------------------------------------------------------------------------
 
-    def _write(self, job: _Job, data: pa.Buffer) -> None:
-        """Check the batch and write its file, unless its sequence is there already; then have it committed."""
+    def _write(self, pending: _PendingPush, data: pa.Buffer) -> None:
+        """Check the batch, write its file unless its sequence was pushed before, and commit it."""
         try:
-            if zlib.crc32(data) != job.push.crc32:
-                raise BadMessage("a batch is not what its checksum says")
-            push = replace(job.push, rows=_rows(data))
-            if not self._is_known(push):
+            if zlib.crc32(data) != pending.push.crc32:
+                raise BadMessage("the bytes of a batch do not match their checksum")
+            push = replace(pending.push, rows=_count_rows(data))
+            if not self._was_pushed(push):
                 push = replace(push, path=self._service.write(data))
-        except Exception as error:  # noqa: BLE001 (whatever it is, the producer is told)
-            self._answer(job, error)
+        except Exception as error:  # noqa: BLE001 (sent to the producer)
+            self._answer(pending, error)
             return
         finally:
-            self._service.memory.give(data.size)
-        self._commit(replace(job, push=push))
+            self._service.memory.release(data.size)
+        self._commit(replace(pending, push=push))
 
-    def _is_known(self, push: Push) -> bool:
-        def look(view: Any) -> bool:
+    def _was_pushed(self, push: Push) -> bool:
+        def body(view: Any) -> bool:
             query = transactions.find_query(view, self._query)
             self._service.uses.touch(query)
             return transactions.find_channel(view, query, push.channel).has(push.seq)
 
-        return self._service.handle.catalog.read(look)
+        return self._service.handle.catalog.read(body)
 
-    def _commit(self, job: _Job) -> None:
-        room = self._service.room(self._query)
-        done = self._service.submit(lambda tx: transactions.push(tx, self._query, job.push))
-        done.add_done_callback(lambda found: self._committed(job, room, found))
+    def _commit(self, pending: _PendingPush) -> None:
+        version = self._service.budget_version(self._query)
+        result = self._service.submit(lambda tx: transactions.push(tx, self._query, pending.push))
+        result.add_done_callback(lambda future: self._finish(pending, version, future))
 
-    def _committed(self, job: _Job, room: int, found: Future[PushResult]) -> None:
-        error = found.exception()
-        path = [] if job.push.path is None else [job.push.path]
+    def _finish(self, pending: _PendingPush, budget_version: int, future: Future[PushResult]) -> None:
+        """Answer a push by the outcome of its commit, or hold it if it does not fit into the budget."""
+        error = future.exception()
+        paths = [] if pending.push.path is None else [pending.push.path]
         if error is not None:
-            if isinstance(error, SegmentUnknown):  # vacuum took this process for dead: it writes under a new intent now
+            if isinstance(error, SegmentUnknown):  # vacuum took this process for dead; writes need a new intent
                 self._service.handle.leases.renew()
-            elif isinstance(error, DEFINITE_FAILURES):  # else it may have landed
-                self._service.free(path)
-            self._answer(job, error)
+            elif isinstance(error, DEFINITE_FAILURES):  # after any other error the commit may have landed
+                self._service.delete_later(paths)
+            self._answer(pending, error)
             return
-        taken = found.result()
-        if taken.full:
-            over = self._line.closed.is_set
-            self._answers.put(_packed(job.number, self._no_room(job), final=False))
-            self._service.hold(
-                HeldPush(self._query, room, job.until, over, lambda: self._commit(job), lambda: self._give_up(job))
+        outcome = future.result()
+        if outcome.full:
+            is_abandoned = self._stream.closed.is_set
+            self._answers.put(_pack_answer(pending.number, self._budget_error(pending), final=False))
+            self._service.hold_push(
+                HeldPush(
+                    self._query,
+                    budget_version,
+                    pending.deadline,
+                    is_abandoned,
+                    lambda: self._commit(pending),
+                    lambda: self._give_up(pending),
+                )
             )
             return
-        if not taken.stored:
-            self._service.free(path)
-        if taken.passed:
-            self._service.passed(self._query)
-        self._service.tell(self._query)
-        self._answer(job, None)
+        if not outcome.stored:
+            self._service.delete_later(paths)
+        if outcome.passed:
+            self._service.channel_passed(self._query)
+        self._service.notify_commit(self._query)
+        self._answer(pending, None)
 
-    def _give_up(self, job: _Job) -> None:
-        self._service.free([job.push.path] if job.push.path else [])
-        self._answer(job, self._no_room(job))
+    def _give_up(self, pending: _PendingPush) -> None:
+        self._service.delete_later([pending.push.path] if pending.push.path else [])
+        self._answer(pending, self._budget_error(pending))
 
-    def _no_room(self, job: _Job) -> BudgetExceeded:
+    def _budget_error(self, pending: _PendingPush) -> BudgetExceeded:
         return BudgetExceeded(
-            f"query {self._query!r}: its batches fill its disk budget, and channel {job.push.channel!r} waits in vain "
-            "for room; have the consumers acknowledge, or declare the query with a greater budget"
+            f"query {self._query!r}: its batches fill its disk budget, so a batch of channel "
+            f"{pending.push.channel!r} cannot be stored; have the consumers acknowledge, or declare the query with a "
+            "greater budget"
         )
 
     # ---- answers -------------------------------------------------------------------------------------------------
 
-    def _answer(self, job: _Job, error: BaseException | None) -> None:
+    def _answer(self, pending: _PendingPush, error: BaseException | None) -> None:
         with self._changed:
-            self._bytes -= job.push.bytes
+            self._unanswered_bytes -= pending.push.bytes
             self._changed.notify_all()
-        self._answers.put(_packed(job.number, error))
+        self._answers.put(_pack_answer(pending.number, error))
 
-    def _answer_all(self) -> None:
-        """Send answers as they come, in a thread of its own: a producer that reads none keeps nobody else waiting."""
+    def _send_answers(self) -> None:
+        """Send answers in a thread of their own, so that a producer that reads none blocks no other thread."""
         while True:
             try:
-                answer = self._answers.get(timeout=ALIVE_S)
+                answer = self._answers.get(timeout=HEARTBEAT_S)
             except queue.Empty:
-                answer = _packed(0, None)
-            if answer is None or not self._line.send(answer):
-                self._deaf = True
+                answer = _pack_answer(0, None)
+            if answer is None or not self._stream.send(answer):
+                self._send_failed = True
                 return
 
 
-def _packed(number: int, error: BaseException | None, *, final: bool = True) -> bytes:
+def _pack_answer(number: int, error: BaseException | None, *, final: bool = True) -> bytes:
     name, text = messages.error_to_fields(error)
     return messages.pack(id=number, error=name, text=text, final=final)
 
 
-def _rows(data: pa.Buffer) -> int:
-    """Count the rows of a batch from a stranger. Raises InvalidInput for a file of none or several batches, and for a
-    damaged file BadMessage or LimitExceeded.
+def _count_rows(data: pa.Buffer) -> int:
+    """Count the rows of an untrusted producer's batch. Raises InvalidInput for a file without exactly one record batch,
+    and BadMessage or LimitExceeded for a damaged file.
     """
     if check_file(data).batches != 1:
         raise InvalidInput("a file of the exchange has one record batch")

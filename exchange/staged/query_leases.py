@@ -1,4 +1,4 @@
-"""Leases of staged queries: a server renews those of the queries in use by way of it, and lets the others run out."""
+"""Leases of staged queries: a server renews the leases of the queries in use through it; other leases expire."""
 
 from __future__ import annotations
 
@@ -18,91 +18,91 @@ from .state import StagedQuery
 @dataclass(slots=True)
 class _Use:
     lease_ms: int
-    lines: int = 0
+    streams: int = 0
     used_s: float = field(default_factory=monotonic_s)
     renewed_s: float = field(default_factory=monotonic_s)
 
     @property
     def idle_s(self) -> float:
-        return 0.0 if self.lines else monotonic_s() - self.used_s
+        return 0.0 if self.streams else monotonic_s() - self.used_s
 
 
 class Uses:
-    """Registry of the queries used by way of one server. A lease begins anew with each use, and lasts while a line is
-    open.
+    """Registry of the queries in use through one server. Each use restarts the lease of its query; an open stream is a
+    lasting use.
     """
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
         self._lock = threading.Lock()
-        self._found: dict[str, _Use] = {}
+        self._uses: dict[str, _Use] = {}
 
     def touch(self, query: StagedQuery) -> None:
-        """Record a use of the query, and keep its lease."""
+        """Record a use of the query, and begin to renew its lease."""
         with self._lock:
-            use = self._found.get(query.name)
+            use = self._uses.get(query.name)
             if use is not None:
                 use.used_s = monotonic_s()
                 return
-            self._found[query.name] = _Use(query.lease_ms)
-        # counts as alive in this process, so that no jump of the clock ends it
+            self._uses[query.name] = _Use(query.lease_ms)
+        # this process counts the lease as live, so that a jump of the clock cannot end it
         holder, key = query_holder(query.name), query_key(query.name)
         self._handle.leases.keep(holder, [key], query.lease_ms, at_end="leave")
 
     @contextmanager
     def open(self, query: StagedQuery) -> Iterator[None]:
-        """Count a line of the query as open inside of the block."""
+        """Count a stream of the query as open inside of the block."""
         self.touch(query)
         with self._lock:
-            use = self._found[query.name]
-            use.lines += 1
+            use = self._uses[query.name]
+            use.streams += 1
         try:
             yield
         finally:
             with self._lock:
-                use.lines -= 1
+                use.streams -= 1
                 use.used_s = monotonic_s()
 
     def forget(self, query: str) -> None:
-        """Drop a query from the registry: it was dropped, or nobody uses it."""
+        """Remove a query that was dropped or is unused from the registry."""
         with self._lock:
-            self._found.pop(query, None)
+            self._uses.pop(query, None)
         self._handle.leases.forget(query_holder(query))
 
     @property
     def period_s(self) -> float:
-        """Return the longest time, in seconds, that may lie between two calls of `renew`."""
+        """Return the longest interval between two calls of `renew`, in seconds."""
         with self._lock:
-            return min((use.lease_ms / 4_000 for use in self._found.values()), default=60.0)
+            return min((use.lease_ms / 4_000 for use in self._uses.values()), default=60.0)
 
     def renew(self) -> None:
-        """Write the new ends of the leases to the catalog; queries unused for half of their lease are forgotten and run
-        out.
+        """Renew the leases in the catalog, and forget queries that were unused for half of their lease: these leases
+        expire.
         """
         now_s = monotonic_s()
         with self._lock:
-            due = {name: use for name, use in self._found.items() if now_s - use.renewed_s >= use.lease_ms / 5_000}
-            left = [name for name, use in due.items() if use.idle_s > use.lease_ms / 2_000]
+            due = {name: use for name, use in self._uses.items() if now_s - use.renewed_s >= use.lease_ms / 5_000}
+            unused = [name for name, use in due.items() if use.idle_s > use.lease_ms / 2_000]
         if not due:
             return
 
         def body(tx: Txn) -> list[str]:
-            gone = []
+            dropped = []
             for name, use in due.items():
                 record = tx.get(query_key(name))
                 if record is None or record["dropped"]:
-                    gone.append(name)
+                    dropped.append(name)
                     continue
                 expires_ms = self._handle.catalog.now_ms() + use.lease_ms - round(use.idle_s * 1000)
                 tx.put(query_key(name), {**record, "expires_ms": expires_ms})
-            return gone
+            return dropped
 
-        gone = self._handle.catalog.transact(body)
+        dropped = self._handle.catalog.transact(body)
         for use in due.values():
             use.renewed_s = now_s
-        for name in {*left, *gone}:
+        for name in {*unused, *dropped}:
             self.forget(name)
 
     def close(self) -> None:
-        for name in list(self._found):
+        for name in list(self._uses):
             self.forget(name)

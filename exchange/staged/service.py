@@ -1,7 +1,7 @@
-"""Service of the staged exchange: its actions, its lines and its upkeep.
+"""Service of the staged exchange: its actions, its streams and its upkeep.
 
-Batches come in by push handlers (`push_handler`) and go out by stage senders (`pull_handler`). Every change of the
-catalog goes through one group commit, and the waiters for news of a query are told after each.
+Push handlers (`push_handler`) receive batches and stage senders (`pull_handler`) send them. Every change of the catalog
+goes through one group commit, which wakes the stage senders of the query afterwards.
 """
 
 from __future__ import annotations
@@ -37,44 +37,43 @@ from .stage_counter import Marks
 from .state import Cursor, StageConsumer, StagedQuery
 
 LEASE_MS = 86_400_000
-"""How long a query that nobody uses stays, unless it was declared with another time."""
+"""Default time until an unused query ends."""
 BUDGET = 64 << 30
-"""Bytes of a query's batches on disk, unless it was declared with others."""
+"""Default disk budget of a query, in bytes."""
 WRITERS = 8
 """Files that are written and synced at the same time."""
-LOOK_AGAIN_S = 5.0
+UPKEEP_S = 5.0
+"""Seconds between two checks for expired queries, and for disk budget freed by other servers."""
 _log = logging.getLogger("epochlog")
 
 
 class StagedExchange:
-    """Staged exchanges of one open store, while it is served. `exchanges` and `actions` are for its server."""
+    """Service of the staged exchanges of one open store. `exchanges` and `actions` are registered at its server."""
 
     def __init__(self, handle: Handle, marks: Marks | None = None) -> None:
         self.handle = handle
         self.changed = threading.Condition()
         self.closing = threading.Event()
         self._marks = marks
-        self._news: dict[str, int] = {}
-        self.claims: Iterator[int] = itertools.count(
-            1
-        )  # numbers claims of consumers in the order in which they are committed
-        self._mailboxes: dict[tuple[str, str], StageSender] = {}
+        self._commit_counts: dict[str, int] = {}
+        self.claim_numbers: Iterator[int] = itertools.count(1)  # of consumers, in the order of their commits
+        self._senders: dict[tuple[str, str], StageSender] = {}
         self._commits = GroupCommit(handle.catalog)
         self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="epochlog-exchange-writes")
-        self._freed: list[str] = []
+        self._to_delete: list[str] = []
         self._held: list[HeldPush] = []
-        self._room: dict[str, int] = {}
-        self._woken = False  # whether upkeep has something to do
+        self._budget_versions: dict[str, int] = {}
+        self._upkeep_due = False
         self.uses = Uses(handle)
         self.memory = Memory()
-        self._upkeep = threading.Thread(target=self._look_after, name="epochlog-exchange-upkeep", daemon=True)
+        self._upkeep = threading.Thread(target=self._run_upkeep, name="epochlog-exchange-upkeep", daemon=True)
         self._upkeep.start()
 
     @property
     def exchanges(self) -> dict[bytes, Exchange]:
         return {
-            messages.PUSH: Exchange(self._push_line, Role.WRITE, messages.MAX_MESSAGE_BYTES),
-            messages.PULL: Exchange(self._mail_line, Role.WRITE, messages.MAX_MESSAGE_BYTES),
+            messages.PUSH: Exchange(self._serve_push, Role.WRITE, messages.MAX_MESSAGE_BYTES),
+            messages.PULL: Exchange(self._serve_pull, Role.WRITE, messages.MAX_MESSAGE_BYTES),
         }
 
     @property
@@ -89,13 +88,13 @@ class StagedExchange:
         }
 
     def stop(self) -> None:
-        """Tell the lines to end; call `close` once they have."""
+        """End the streams; call `close` after they have ended."""
         with self.changed:
             self.closing.set()
             self.changed.notify_all()
 
     def close(self) -> None:
-        """End the threads. A push that has no answer may be durable or not."""
+        """End the threads. A push without an answer may be durable or not."""
         self.stop()
         self._writers.shutdown(wait=True)
         self._commits.close()
@@ -104,34 +103,34 @@ class StagedExchange:
         if self._marks is not None:
             self._marks.close()
 
-    # ---- for lines -----------------------------------------------------------------------------------------------
+    # ---- for streams ---------------------------------------------------------------------------------------------
 
     def submit(self, body: Callable[[Txn], Any]) -> Future[Any]:
-        """Queue a body for the group commit and return a future of its result, set once it is durable; call `tell` for
-        its waiters then.
+        """Queue a body for the group commit and return a future of its result, which is set when it is durable. Call
+        `notify_commit` then.
         """
         return self._commits.submit(body)
 
     def transact(self, query: str, body: Callable[[Txn], Any]) -> Any:
-        """Commit a body for a query, wait until it is durable, tell the query's waiters, and return its result."""
-        found = self._commits.submit(body).result()
-        self.tell(query)
-        return found
+        """Commit a body for a query, wait until it is durable, wake the query's senders, and return its result."""
+        result = self._commits.submit(body).result()
+        self.notify_commit(query)
+        return result
 
-    def tell(self, query: str) -> None:
-        """Wake the waiters for news of a query: something of it was committed."""
+    def notify_commit(self, query: str) -> None:
+        """Count a commit to the query, and wake its stage senders."""
         with self.changed:
-            self._news[query] = self._news.get(query, 0) + 1
+            self._commit_counts[query] = self._commit_counts.get(query, 0) + 1
             self.changed.notify_all()
 
-    def news(self, query: str) -> int:
-        """Return a number that changes with every commit to the query in this process."""
+    def commit_count(self, query: str) -> int:
+        """Return the number of commits to the query in this process."""
         with self.changed:
-            return self._news.get(query, 0)
+            return self._commit_counts.get(query, 0)
 
-    def work(self, what: Callable[[], None]) -> None:
+    def run_in_writer(self, task: Callable[[], None]) -> None:
         """Run a function in one of the threads that write files."""
-        self._writers.submit(what)
+        self._writers.submit(task)
 
     def write(self, data: pa.Buffer) -> str:
         """Write a new durable file of an exchange; return its path."""
@@ -139,51 +138,51 @@ class StagedExchange:
         self.handle.files.write(path, data)
         return path
 
-    def free(self, paths: Iterable[str]) -> None:
+    def delete_later(self, paths: Iterable[str]) -> None:
         """Hand unreachable files over to upkeep, which deletes them soon."""
         with self.changed:
-            self._freed += paths
-            self._woken = True
+            self._to_delete += paths
+            self._upkeep_due = True
             self.changed.notify_all()
 
-    def wake(self) -> None:
-        """Wake upkeep at once."""
+    def wake_upkeep(self) -> None:
+        """Run upkeep at once."""
         with self.changed:
-            self._woken = True
+            self._upkeep_due = True
             self.changed.notify_all()
 
-    def room(self, query: str) -> int:
-        """Return a number that changes whenever room for batches of the query may have come."""
+    def budget_version(self, query: str) -> int:
+        """Return a number that changes when more batches may fit into the query's disk budget."""
         with self.changed:
-            return self._room.get(query, 0)
+            return self._budget_versions.get(query, 0)
 
-    def hold(self, held: HeldPush) -> None:
-        """Keep a push that found no room until room may have come, or the push gives up."""
+    def hold_push(self, held: HeldPush) -> None:
+        """Hold a push that does not fit into the budget until it may fit, or its deadline passes."""
         with self.changed:
             self._held.append(held)
-            self._woken = True
+            self._upkeep_due = True
             self.changed.notify_all()
 
-    def passed(self, query: str) -> None:
-        """Retry held pushes to later stages and copy the marks: a channel of the query may have passed."""
-        self._make_room(query)
+    def channel_passed(self, query: str) -> None:
+        """Retry held pushes to later stages, and copy the end marks, after a channel of the query may have passed."""
+        self._retry_held_pushes(query)
         if self._marks is not None:
             self._marks.end(query)
 
-    def _make_room(self, query: str) -> None:
+    def _retry_held_pushes(self, query: str) -> None:
         with self.changed:
-            self._room[query] = self._room.get(query, 0) + 1
-            self._woken = True
+            self._budget_versions[query] = self._budget_versions.get(query, 0) + 1
+            self._upkeep_due = True
             self.changed.notify_all()
 
     # ---- actions -------------------------------------------------------------------------------------------------
 
     def _declare(self, body: bytes) -> bytes:
-        asked = messages.unpack(body, messages.DECLARE)
-        lease_ms = asked["lease_ms"] or LEASE_MS
+        fields = messages.unpack(body, messages.DECLARE)
+        lease_ms = fields["lease_ms"] or LEASE_MS
         expires_ms = self.handle.catalog.now_ms() + lease_ms
-        new = StagedQuery(asked["query"], {}, frozenset(), lease_ms, expires_ms, asked["budget"] or BUDGET)
-        consumer = StageConsumer(asked["consumer"], asked["stages"])
+        new = StagedQuery(fields["query"], {}, frozenset(), lease_ms, expires_ms, fields["budget"] or BUDGET)
+        consumer = StageConsumer(fields["consumer"], fields["stages"])
         query = self.transact(new.name, lambda tx: transactions.declare(tx, new, consumer))
         self.uses.touch(query)
         if self._marks is not None:
@@ -191,11 +190,11 @@ class StagedExchange:
         return b""
 
     def _end(self, body: bytes) -> bytes:
-        asked = messages.unpack(body, messages.END)
-        name, channel, last = asked["query"], asked["channel"], asked["last"]
-        attempt, rows = asked["attempt"], asked["rows"]
+        fields = messages.unpack(body, messages.END)
+        name, channel, last = fields["query"], fields["channel"], fields["last"]
+        attempt, rows = fields["attempt"], fields["rows"]
         self.uses.touch(self.transact(name, lambda tx: transactions.end(tx, name, channel, last, attempt, rows)))
-        self.passed(name)
+        self.channel_passed(name)
         return b""
 
     def _stage(self, body: bytes) -> bytes:
@@ -207,103 +206,105 @@ class StagedExchange:
         name = messages.unpack(body, messages.QUERY)["query"]
         self.transact(name, lambda tx: end_query(tx, name))
         self.uses.forget(name)
-        self.free(purge(self.handle.catalog, name))
-        self._make_room(name)
+        self.delete_later(purge(self.handle.catalog, name))
+        self._retry_held_pushes(name)
         if self._marks is not None:
             self._marks.drop(name)
         return b""
 
     def _ack(self, body: bytes) -> bytes:
-        asked = messages.unpack(body, messages.ACK)
-        self._acknowledge(asked["query"], asked["consumer"], asked["incarnation"], asked["cursor"])
+        fields = messages.unpack(body, messages.ACK)
+        self._acknowledge(fields["query"], fields["consumer"], fields["incarnation"], fields["cursor"])
         return b""
 
     def _acknowledge(self, query: str, consumer: str, incarnation: int, cursor: Cursor) -> None:
-        """Commit an acknowledgement; durable on return. The files of batches that all consumers have acknowledged are
-        deleted after that.
+        """Commit an acknowledgement; durable on return. Upkeep deletes the files of batches that all consumers have
+        acknowledged.
         """
-        freed = self.transact(query, lambda tx: transactions.acknowledge(tx, query, consumer, incarnation, cursor))
-        self.free(freed)
-        while len(freed) >= transactions.MAX_RELEASED:
-            freed = self.transact(query, lambda tx: transactions.release(tx, query, cursor))
-            self.free(freed)
-        self._make_room(query)
+        paths = self.transact(query, lambda tx: transactions.acknowledge(tx, query, consumer, incarnation, cursor))
+        self.delete_later(paths)
+        while len(paths) >= transactions.MAX_RELEASED:
+            paths = self.transact(query, lambda tx: transactions.release(tx, query, cursor))
+            self.delete_later(paths)
+        self._retry_held_pushes(query)
 
-    # ---- lines ---------------------------------------------------------------------------------------------------
+    # ---- streams -------------------------------------------------------------------------------------------------
 
-    def _push_line(self, line: DuplexStream, rest: bytes) -> None:
-        hello = line.read_first()
+    def _serve_push(self, stream: DuplexStream, arguments: bytes) -> None:
+        hello = stream.read_first()
         if hello is not None:
-            PushHandler(self, line, messages.unpack(hello, messages.PUSH_HELLO)["query"]).serve()
+            PushHandler(self, stream, messages.unpack(hello, messages.PUSH_HELLO)["query"]).serve()
 
-    def _mail_line(self, line: DuplexStream, rest: bytes) -> None:
-        hello = line.read_first()
+    def _serve_pull(self, stream: DuplexStream, arguments: bytes) -> None:
+        hello = stream.read_first()
         if hello is None:
             return
-        mailbox = StageSender(self, line, messages.unpack(hello, messages.PULL_HELLO))
+        sender = StageSender(self, stream, messages.unpack(hello, messages.PULL_HELLO))
         with self.changed:
-            before = self._mailboxes.get(mailbox.key)
-            if before is not None and mailbox.is_late(before):
+            current = self._senders.get(sender.key)
+            if current is not None and sender.is_older_than(current):
                 return
-            self._mailboxes[mailbox.key] = mailbox
-        if before is not None:
-            before.replaced()
+            self._senders[sender.key] = sender
+        if current is not None:
+            current.replace()
         try:
-            mailbox.serve()
+            sender.serve()
         finally:
             with self.changed:
-                if self._mailboxes.get(mailbox.key) is mailbox:
-                    del self._mailboxes[mailbox.key]
+                if self._senders.get(sender.key) is sender:
+                    del self._senders[sender.key]
 
     # ---- upkeep --------------------------------------------------------------------------------------------------
 
-    def _look_after(self) -> None:
-        """Delete released files, retry held pushes, and end queries whose lease has run out, until the service
-        closes.
-        """
-        look = Deadline.after(LOOK_AGAIN_S)
+    def _run_upkeep(self) -> None:
+        """Delete released files, retry held pushes, and end expired queries, until the service closes."""
+        next_check = Deadline.after(UPKEEP_S)
         while not self.closing.is_set():
             with self.changed:
-                soonest = min([look.left_s, self.uses.period_s, *(held.until.left_s for held in self._held)])
-                self.changed.wait_for(lambda: self._woken or self.closing.is_set(), soonest)
-                self._woken = False
-                paths, self._freed = self._freed, []
-                due = self._due() if not look.passed else self._held  # another server may have made room
+                deadlines = [held.deadline.left_s for held in self._held]
+                wait_s = min([next_check.left_s, self.uses.period_s, *deadlines])
+                self.changed.wait_for(lambda: self._upkeep_due or self.closing.is_set(), wait_s)
+                self._upkeep_due = False
+                paths, self._to_delete = self._to_delete, []
+                # another server of the store may have freed budget, so each check retries all
+                due = self._held if next_check.passed else self._due_pushes()
                 self._held = [held for held in self._held if held not in due]
             for held in due:
-                if held.until.passed or held.over():
+                if held.deadline.passed or held.is_abandoned():
                     held.give_up()
                 else:
-                    held.again()
+                    held.retry()
             try:
                 self._delete(paths)
                 self.uses.renew()
-                if look.passed:
-                    look = Deadline.after(LOOK_AGAIN_S)
+                if next_check.passed:
+                    next_check = Deadline.after(UPKEEP_S)
                     end_expired(self.handle.catalog, self.handle.leases.live)
             except EpochlogError as error:
-                _log.warning("the upkeep of exchanges failed: %s", error)
+                _log.warning("the upkeep of staged exchanges failed, and is tried again: %s", error)
 
-    def _due(self) -> list[HeldPush]:
+    def _due_pushes(self) -> list[HeldPush]:
         return [
             held
             for held in self._held
-            if held.until.passed or held.over() or self._room.get(held.query, 0) != held.room
+            if held.deadline.passed
+            or held.is_abandoned()
+            or self._budget_versions.get(held.query, 0) != held.budget_version
         ]
 
     def _delete(self, paths: list[str]) -> None:
-        """Delete files; note those that cannot be deleted as unreachable, for vacuum."""
-        left = list(paths)
+        """Delete files; mark those that cannot be deleted as unreachable, for vacuum."""
+        remaining = list(paths)
         try:
-            if left:
-                ship(self.handle)  # so that no copy of the catalog is left that reaches what goes now
-            while left:
-                self.handle.files.delete(left[-1])
-                left.pop()
+            if remaining:
+                ship(self.handle)  # so that no incremental backup refers to a deleted file
+            while remaining:
+                self.handle.files.delete(remaining[-1])
+                remaining.pop()
         finally:
-            if left:
-                self.handle.catalog.transact(lambda tx: self._note(tx, left))
+            if remaining:
+                self.handle.catalog.transact(lambda tx: self._mark_unreachable(tx, remaining))
 
-    def _note(self, tx: Txn, paths: list[str]) -> None:
+    def _mark_unreachable(self, tx: Txn, paths: list[str]) -> None:
         mark_unreachable(tx, FILES, [(path, 0) for path in paths], self.handle.catalog.now_ms())
         move_counters(tx, Counters.read(tx))

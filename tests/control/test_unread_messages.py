@@ -119,7 +119,7 @@ def store(tmp_path: Any) -> Iterator[el.StoreServer]:
 def test_a_producer_that_reads_no_answers_is_read_no_further(
     store: el.StoreServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(push_handler_module, "MOST_ANSWERS", 20)
+    monkeypatch.setattr(push_handler_module, "MAX_ANSWERS", 20)
     line = Pushes(most=100_000)
     handler = PushHandler(store._staged, line, "none")
     serving = threading.Thread(target=handler.serve)

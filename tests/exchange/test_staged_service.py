@@ -127,7 +127,7 @@ def test_the_push_that_completes_a_stage_makes_room_for_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end mark came before it, and nobody acknowledges: the probe has half of the budget, and then all of it."""
-    monkeypatch.setattr(service, "LOOK_AGAIN_S", 1e6)
+    monkeypatch.setattr(service, "UPKEEP_S", 1e6)
     with served(tmp_path) as (store, server), client(server) as ex, ThreadPoolExecutor(1) as pool:
         ex.declare("join", JOIN, budget=9 * BIG)
 
@@ -224,7 +224,7 @@ def test_a_query_that_nobody_uses_ends_with_its_lease_and_vacuum_takes_what_it_h
 @local
 def test_a_query_in_use_outlasts_its_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer that waits is a use; another process's vacuum sees the lease renewed."""
-    monkeypatch.setattr(service, "LOOK_AGAIN_S", 0.1)
+    monkeypatch.setattr(service, "UPKEEP_S", 0.1)
     with served(tmp_path) as (store, server), client(server) as ex:
         ex.declare("join", JOIN, lease=0.4)
         mail = ex.consume("join", incarnation=1)
@@ -285,7 +285,7 @@ def test_the_rows_of_an_end_mark_are_counted(tmp_path: Path) -> None:
             ex.end("a", 2)
         ex.end("b", 1, rows=7)  # before its batches come
         ex.push("b", 0, 0, batch("b", 0))
-        with pytest.raises(el.EndMarkMismatch, match="its end mark says 7"):
+        with pytest.raises(el.EndMarkMismatch, match="its end mark names 7"):
             ex.push("b", 0, 1, batch("b", 1))
         with pytest.raises(el.EndMarkMismatch, match="ended at sequence 1"):
             ex.push("b", 0, 2, batch("b", 2))

@@ -28,16 +28,16 @@ def _trusting_take(gate: Any) -> list[Delivery]:
     return taken
 
 
-def _trusting_open(mailbox: Any) -> list[str]:
-    catalog = mailbox._service.handle.catalog
-    stage = catalog.read(lambda view: transactions.find_query(view, mailbox._query)).stage
-    return [name for at, names in mailbox._stages.items() if at <= stage for name in names]
+def _trusting_open(sender: Any) -> list[str]:
+    catalog = sender._service.handle.catalog
+    stage = catalog.read(lambda view: transactions.find_query(view, sender._query)).stage
+    return [name for at, names in sender._stages.items() if at <= stage for name in names]
 
 
 def trust_the_counter() -> None:
     gate: Any = StageGate
-    mailbox: Any = StageSender
-    gate.take, mailbox._open = _trusting_take, _trusting_open
+    sender: Any = StageSender
+    gate.take, sender._open_channels = _trusting_take, _trusting_open
 
 
 def trusting_work(plan: Plan, name: str, attempt: int) -> None:

@@ -68,7 +68,7 @@ def test_sequences_behind_a_missing_one() -> None:
     channel = state.Channel("ch", 0, ahead=tuple(range(2, state.MAX_AHEAD + 1)))
     full = state.with_push(channel, 1, 1, 0)
     assert len(full.ahead) == state.MAX_AHEAD
-    with pytest.raises(LimitExceeded, match="push that one first"):
+    with pytest.raises(LimitExceeded, match="push 0 first"):
         state.with_push(full, state.MAX_AHEAD + 1, 1, 0)
     assert state.with_push(full, 0, 1, 0).next == state.MAX_AHEAD + 1
 
