@@ -16,7 +16,7 @@ from epochlog.spark import overwrite as overwriting
 from epochlog.store.commit import idempotency
 from epochlog.store.metadata.lookups import find_table
 from epochlog.store.session.write_intents import Intents
-from sink_simulation import CHANGES, DAY_MS, GRACE_MS, Later, Play, files_of, spark_intents, unreached
+from sink_simulation import CHANGES, DAY_MS, GRACE_MS, Later, SinkWrite, files_of, spark_intents, unreached
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.int64())])
 
@@ -43,8 +43,8 @@ def held(store: el.Store) -> dict[int, int]:
     return dict(zip(found["k"].to_pylist(), found["v"].to_pylist(), strict=True))
 
 
-def plan(store: el.Store, mode: str = "append", stream: int | None = None, **options: object) -> Play:
-    return Play(store, "t", SCHEMA, mode, stream, **options)
+def plan(store: el.Store, mode: str = "append", stream: int | None = None, **options: object) -> SinkWrite:
+    return SinkWrite(store, "t", SCHEMA, mode, stream, **options)
 
 
 # ---- what a write leaves behind ------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_a_transaction_that_can_land_no_more_is_refused_before_any_task(
     with pytest.raises(el.TxnOutcomeForgotten):
         plan(store, txnAppId="a", txnVersion=1)
     with pytest.raises(el.TxnMismatch):
-        Play(store, "other", SCHEMA, txnAppId="a", txnVersion=3)
+        SinkWrite(store, "other", SCHEMA, txnAppId="a", txnVersion=3)
     assert store.resolve(("a", 9)) is None
     with pytest.raises(el.TxnAborted):
         plan(store, txnAppId="a", txnVersion=9)
@@ -348,7 +348,7 @@ def test_a_refused_overwrite_takes_its_deletes_along(store: el.Store, monkeypatc
 def test_an_overwrite_by_changes_keeps_what_they_make(store: el.Store) -> None:
     store.table("t").upsert(rows(1, 2, 3))
     changes = rows(1, 2, 2, 4, v=5).append_column(CHANGES, pa.array(["delete", "insert", "delete", "insert"]))
-    write = Play(store, "t", changes.schema, "overwrite")
+    write = SinkWrite(store, "t", changes.schema, "overwrite")
     write.commit(write.run(changes))
     assert held(store) == {4: 5}
 

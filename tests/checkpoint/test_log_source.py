@@ -16,7 +16,7 @@ from epochlog.checkpoint.log_source import log_source as upstream_module
 from epochlog.store.changelog import change_reader as feed_module
 from epochlog.store.changelog import pre_images as images_module
 from lab import Lab, commits, mirror, table_of
-from log_source_model import LONG, Ear, History, Item, barriers, read, shown, there
+from log_source_model import LONG, History, Item, RecordingRefresh, barriers, read, received, shown
 
 PATIENCE_S = 60
 
@@ -39,18 +39,18 @@ def test_b5_a_downstream_that_was_away_replays_what_it_missed_and_goes_on_live(l
         for key in (1, 2):
             lab.put({key: (0, key)})
             lab.tick()
-        stops += [curr for _, curr in barriers(there(first))]
+        stops += [curr for _, curr in barriers(received(first))]
     for key in (3, 4):
         lab.put({key: (0, key)})
         lab.tick()
     with el.UpstreamLog(lab.store, ["r"], after=stops[-1]) as again:
-        replayed = there(again)
+        replayed = received(again)
         assert [row[3] for row in shown(replayed) if len(row) == 5] == [3, 4]
         assert [prev for prev, _ in barriers(replayed)] == [stops[-1], barriers(replayed)[0][1]]
         lab.put({5: (0, 5)})
-        assert there(again) == []  # the boundary is not sealed yet
+        assert received(again) == []  # the boundary is not sealed yet
         lab.tick()
-        live = there(again)
+        live = received(again)
         assert [row[3] for row in shown(live)[:-1]] == [5]
         assert barriers(live)[0][0] == barriers(replayed)[-1][1] == again.position - 4096 * 1000
 
@@ -67,10 +67,10 @@ def test_b6_the_snapshot_first_then_the_log_then_what_comes_live(lab: Lab) -> No
         lab.put({4: (0, 4)})
         lab.tick()
         lab.put({5: (0, 5)})
-        rows = shown(there(log))
+        rows = shown(received(log))
         assert [row[2:4] for row in rows if len(row) == 5] == [("upsert", 4)]
         lab.tick()
-        rows = shown(there(log))
+        rows = shown(received(log))
         assert rows[0][2:4] == ("upsert", 5) and rows[1][2] == "checkpoint"
 
 
@@ -115,10 +115,10 @@ def test_empty_entries_make_no_barrier(lab: Lab) -> None:
         for _ in range(3):
             lab.put({})
             lab.tick()
-        assert there(log) == []
+        assert received(log) == []
         lab.put({1: (0, 1)}, "q")
         lab.tick()
-        assert [type(item) for item in there(log)] == [el.Chunk, el.Barrier]
+        assert [type(item) for item in received(log)] == [el.Chunk, el.Barrier]
 
 
 @pytest.mark.rule("4.3", "5.16")
@@ -158,10 +158,10 @@ def test_the_data_ends_when_all_tables_have_ended(lab: Lab) -> None:
     with el.UpstreamLog(lab.store, ["r", "q"]) as log:
         lab.store.table("r").finish()
         lab.tick()
-        assert [type(item) for item in there(log)] == [el.Chunk, el.Barrier]
+        assert [type(item) for item in received(log)] == [el.Chunk, el.Barrier]
         lab.put({2: (0, 2)}, "q")  # goes on alone
         lab.tick()
-        assert [type(item) for item in there(log)] == [el.Chunk, el.Barrier]
+        assert [type(item) for item in received(log)] == [el.Chunk, el.Barrier]
         lab.store.table("q").finish()
         assert log.poll() is None  # its end lies past the newest sealed boundary
         lab.tick()
@@ -181,16 +181,16 @@ def against_a_job(lab: Lab, seed: int, turns: int) -> None:
     history = History(lab, seed)
     tables = history.tables
     job = lab.job("hearing", tables, ["heard"], max_lag=1 << 40, backfill="log")
-    ear, live = Ear(tables, "heard"), []
+    ear, live = RecordingRefresh(tables, "heard"), []
     with el.UpstreamLog(lab.store, tables) as log:
         for _ in range(turns):
             history.turn()
             if history.rng.random() < 0.3:
-                live += there(log)
+                live += received(log)
             if history.rng.random() < 0.2 and log.position:  # its first barrier might come without a change
                 job.step_local(ear)
         history.settle()
-        live += there(log)
+        live += received(log)
     commits({"hearing": lambda: job.step_local(ear)})
     assert shown(live) == ear.heard
     assert barriers(live), "nothing happened"
@@ -236,29 +236,29 @@ def test_the_barriers_of_a_job_are_repeated_past_ones_and_the_one_at_hand(lab: L
     lab.put({1: (0, 1), 2: (0, 2)})
     lab.put({7: (0, 7)}, "q")
     lab.tick()
-    job, ear = lab.job("slow", ["r", "q"], ["out"], max_lag=0), Ear(["r", "q"], "out")
+    job, ear = lab.job("slow", ["r", "q"], ["out"], max_lag=0), RecordingRefresh(["r", "q"], "out")
     with el.UpstreamLog(lab.store, ["r", "q"], job="slow") as log:
-        assert there(log) == []  # nobody has decided yet
+        assert received(log) == []  # nobody has decided yet
         job.step_local(ear)
-        heard = shown(there(log))
+        heard = shown(received(log))
         assert [row for row in heard if len(row) == 5] == [row for row in ear.heard if len(row) == 5]
         assert heard[-1] == ear.heard[-1] and heard[-1][2] == "initial"
         for key in range(10, 21):
             lab.put({key: (0, key)})
             lab.tick()
-        assert there(log) == []
+        assert received(log) == []
 
         def fails(ctx: Any) -> None:
             raise ArithmeticError(str(ctx.barrier))
 
         with pytest.raises(ArithmeticError):
             job.step_local(fails)
-        at_hand = shown(there(log))
+        at_hand = shown(received(log))
         assert len(at_hand[-1]) == 3, "the barrier is recorded, though its refresh has failed"
         commits({"slow": lambda: job.step_local(ear)})
-        heard += at_hand + shown(there(log))
+        heard += at_hand + shown(received(log))
         assert heard == ear.heard
-        assert 1 < len(barriers(there(el.UpstreamLog(lab.store, ["r"], job=job, after=0)))) < 11
+        assert 1 < len(barriers(received(el.UpstreamLog(lab.store, ["r"], job=job, after=0)))) < 11
     only_q = read(lab, ["q"], job="slow")
     assert shown(only_q)[0][0] == "q" and barriers(only_q) == [r[:2] for r in heard if len(r) == 3]
     for name in ("r", "q"):
@@ -301,7 +301,7 @@ def test_waiting_costs_few_looks_and_no_writes(lab: Lab, monkeypatch: pytest.Mon
     with el.UpstreamLog(lab.store, ["r"]) as log:
         lab.put({1: (0, 1)})
         lab.tick()
-        there(log)
+        received(log)
         before = lab.txn_id()
         monkeypatch.setattr(lab.store._handle.catalog, "read", lambda body: looks.append(1) or real(body))
         assert log.poll(0.25) is None
@@ -331,7 +331,7 @@ def test_the_log_that_is_still_to_be_read_is_held_and_what_is_behind_is_not(lab:
     with el.UpstreamLog(lab.store, ["r"]) as log:
         with pytest.raises(el.LogHeld, match="upstream:"):
             table.truncate_log(epochs[0])
-        assert len(barriers(there(log))) == 3
+        assert len(barriers(received(log))) == 3
         table.truncate_log(epochs[2])
         lab.put({9: (0, 9)})
         with pytest.raises(el.LogHeld):
@@ -363,7 +363,7 @@ def test_a_long_replay_lets_go_as_it_goes(lab: Lab, monkeypatch: pytest.MonkeyPa
         lab.store.table("r").truncate_log(epochs[1])
         with pytest.raises(el.LogHeld):
             lab.store.table("r").truncate_log(epochs[4])
-        assert len(barriers(there(log))) == 3
+        assert len(barriers(received(log))) == 3
 
 
 def test_the_rows_of_a_snapshot_are_held_while_they_are_read(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,7 +379,7 @@ def test_the_rows_of_a_snapshot_are_held_while_they_are_read(lab: Lab, monkeypat
             lab.tick()
         lab.store.compact("short", full=True)
         lab.store.vacuum(grace=0)
-        items += there(log)
+        items += received(log)
     rows = [row for row in shown(items) if len(row) == 5]
     assert [row[2:] for row in rows[:5]] == [("insert", key, 1) for key in range(5)]
     assert [row[4] for row in rows[5:]] == [2] * 5 + [3] * 5

@@ -15,7 +15,7 @@ import pytest
 
 import epochlog as el
 from lab import Lab, commits, keys_of
-from log_source_model import Ear, History, Item, barriers, read, shown, there
+from log_source_model import History, Item, RecordingRefresh, barriers, read, received, shown
 
 SHORT = el.TableOptions(history_retention=timedelta(0), log_retention=timedelta(0), compact_segments=1)
 
@@ -51,14 +51,14 @@ def kinds(items: Sequence[Item]) -> list[str]:
 def test_a_consumer_begins_with_the_rows_and_goes_on_past_its_acknowledgement(lab: Lab) -> None:
     puts(lab, 2)
     with named(lab) as log:
-        assert kinds(there(log)) == ["insert", "insert", "initial"]
+        assert kinds(received(log)) == ["insert", "insert", "initial"]
         log.ack()
         puts(lab, 2)
-        first, second = barriers(there(log))
+        first, second = barriers(received(log))
         log.ack(el.Barrier(*first, "checkpoint"))
     with named(lab) as log:
         assert log.position == first[1]
-        assert barriers(there(log)) == [second]
+        assert barriers(received(log)) == [second]
         log.ack(second[1])
         log.ack(first[1])
     (info,) = lab.store.consumers()
@@ -71,7 +71,7 @@ def test_where_a_new_consumer_begins_can_be_said(lab: Lab, begin: str) -> None:
     epochs = puts(lab, 2)
     after = {"log": 0, "snapshot": "snapshot", "barrier": barriers(read(lab))[0][1]}[begin]
     with named(lab, after=after) as log:
-        assert kinds(there(log))[0] == ("insert" if begin == "snapshot" else "upsert")
+        assert kinds(received(log))[0] == ("insert" if begin == "snapshot" else "upsert")
     if begin == "snapshot":  # nothing is acknowledged, so nothing is held
         lab.store.table("r").truncate_log(epochs[1])
     else:
@@ -130,8 +130,8 @@ def test_one_that_was_taken_over_gets_fenced_and_has_no_effect(lab: Lab) -> None
         with pytest.raises(el.Fenced):
             old.ack()
         with pytest.raises(el.Fenced):
-            there(old)
-        assert len(barriers(there(new))) == 3
+            received(old)
+        assert len(barriers(received(new))) == 3
         new.ack()
         old.close()
         new.ack()
@@ -144,7 +144,7 @@ def test_what_a_consumer_has_to_read_waits_for_it(lab: Lab) -> None:
     lab.root_table("short", options=SHORT)
     puts(lab, 4, "short")
     with named(lab, ["short"], after=0) as log:
-        expected = there(log)
+        expected = received(log)
         log.ack(barriers(expected)[1][1])
     lab.store.compact("short", full=True)
     lab.store.vacuum(grace=0)
@@ -156,7 +156,7 @@ def test_one_that_comes_too_late(lab: Lab, too_old: str) -> None:
     lab.root_table("short", options=SHORT)
     puts(lab, 3, "short")
     with named(lab, ["short"], after=0, keep=0) as log:
-        there(log)
+        received(log)
         log.ack(barriers(read(lab, ["short"]))[0][1])
     lab.store.compact("short", full=True)
     if too_old == "error":
@@ -164,7 +164,7 @@ def test_one_that_comes_too_late(lab: Lab, too_old: str) -> None:
             named(lab, ["short"])
         lab.store.reset_consumer("dash", "snapshot")
     with named(lab, ["short"], too_old=too_old) as log:
-        assert kinds(there(log)) == ["insert", "insert", "insert", "initial"]
+        assert kinds(received(log)) == ["insert", "insert", "insert", "initial"]
 
 
 def test_a_failed_opening_acknowledges_nothing(lab: Lab) -> None:
@@ -182,7 +182,7 @@ def test_a_failed_opening_acknowledges_nothing(lab: Lab) -> None:
 
 
 def test_a_consumer_of_several_tables_and_of_a_jobs_barriers(lab: Lab) -> None:
-    job, ear = lab.job("j", ["r", "q"], ["out"], backfill="log"), Ear(["r", "q"], "out")
+    job, ear = lab.job("j", ["r", "q"], ["out"], backfill="log"), RecordingRefresh(["r", "q"], "out")
     for turn in range(4):
         lab.put({turn: (0, turn)}, "rq"[turn % 2])
         lab.tick()
@@ -202,7 +202,7 @@ def test_only_the_columns_asked_for(lab: Lab) -> None:
     puts(lab, 1, "q")
     for after in (0, "snapshot"):
         with el.UpstreamLog(lab.store, ["r", "q"], after=after, columns={"r": ["v", "k"]}) as log:
-            chunks = [item for item in there(log) if isinstance(item, el.Chunk)]
+            chunks = [item for item in received(log) if isinstance(item, el.Chunk)]
         found = {(chunk.table, *chunk.data.schema.names[:-3]) for chunk in chunks}
         assert found == {("r", "v", "k"), ("q", "k", "g", "v")}
 
@@ -221,10 +221,10 @@ def test_old_rows_come_with_the_changes(lab: Lab) -> None:
         ("delete", 2, 2),
     ]  # fmt: skip
     with el.UpstreamLog(lab.store, ["r"], after="snapshot", pre_images=True) as log:
-        assert kinds(there(log)) == ["insert", "insert", "initial"]
+        assert kinds(received(log)) == ["insert", "insert", "initial"]
         lab.put({1: (0, 11)})
         lab.tick()
-        assert kinds(there(log))[:2] == ["update_preimage", "update_postimage"]
+        assert kinds(received(log))[:2] == ["update_preimage", "update_postimage"]
 
 
 @pytest.mark.rule("5.18")
@@ -232,10 +232,10 @@ def test_a_reader_without_a_name_holds_the_states_for_old_rows(lab: Lab) -> None
     table = lab.root_table("short", options=SHORT)
     puts(lab, 2, "short")
     with el.UpstreamLog(lab.store, ["short"], pre_images=True) as log:
-        there(log)
+        received(log)
         puts(lab, 2, "short")
         lab.store.compact("short", full=True)
-        assert "update_preimage" in kinds(there(log))
+        assert "update_preimage" in kinds(received(log))
     puts(lab, 1, "short")
     lab.store.compact("short", full=True)
     assert table.info.safe_epoch == table.info.max_committed_epoch
@@ -246,11 +246,11 @@ def test_the_states_for_old_rows_are_held_between_two_readings(lab: Lab) -> None
     lab.root_table("short", options=SHORT)
     puts(lab, 2, "short")
     with named(lab, ["short"], pre_images=True) as log:
-        there(log)
+        received(log)
         log.ack()
         puts(lab, 2, "short")
         lab.store.compact("short", full=True)
-        assert "update_preimage" in kinds(there(log))
+        assert "update_preimage" in kinds(received(log))
     puts(lab, 2, "short")
     lab.store.compact("short", full=True)
     lab.store.vacuum(grace=0)
@@ -264,14 +264,14 @@ def random_world(lab: Lab, seed: int, turns: int, *, pre_images: bool) -> tuple[
     """A history, and what a reader heard of it live; a job that never merges heard the same."""
     history = History(lab, seed)
     job = lab.job("hearing", history.tables, ["heard"], max_lag=1 << 40, backfill="log")
-    ear, live = Ear(history.tables, "heard", pre_images=pre_images), list[Item]()
+    ear, live = RecordingRefresh(history.tables, "heard", pre_images=pre_images), list[Item]()
     with el.UpstreamLog(lab.store, history.tables, pre_images=pre_images) as log:
         for _ in range(turns):
             history.turn()
             if history.rng.random() < 0.3:
-                live += there(log)
+                live += received(log)
         history.settle()
-        live += there(log)
+        live += received(log)
     commits({"hearing": lambda: job.step_local(ear)})
     assert shown(live) == ear.heard
     return history, live

@@ -32,7 +32,7 @@ def sent(plan: Plan, attempt: int = 0, channels: list[str] | None = None) -> lis
 
 
 def did(consumer: str, **times: int) -> dict[Event, int]:
-    return {Event(what, consumer): count for what, count in times.items()}
+    return {Event(action, consumer): count for action, count in times.items()}
 
 
 def all_orders(events: Mapping[Event, int]) -> int:
@@ -171,15 +171,15 @@ class RandomRun:
             self.attempts[name] += 1
         attempt = self.attempts[name] - (self.attempts[name] > 0 and rng.random() < 0.1)
         ahead = [seq for seq in range(self.plan.counts[name]) if (name, seq) not in self.world.truth.pushed][:3]
-        what = rng.choices(("push", "end", "lie", "wrong end"), (20, 2, 1, 1))[0]
-        if what in ("end", "wrong end") or not self.plan.counts[name]:
-            return Event("end" if what == "push" or not self.plan.counts[name] else what, name, 0, attempt)
-        again = rng.random() < 0.1 or not ahead or what == "lie"
-        return Event(what, name, rng.randrange(self.plan.counts[name]) if again else rng.choice(ahead), attempt)
+        action = rng.choices(("push", "end", "lie", "wrong end"), (20, 2, 1, 1))[0]
+        if action in ("end", "wrong end") or not self.plan.counts[name]:
+            return Event("end" if action == "push" or not self.plan.counts[name] else action, name, 0, attempt)
+        again = rng.random() < 0.1 or not ahead or action == "lie"
+        return Event(action, name, rng.randrange(self.plan.counts[name]) if again else rng.choice(ahead), attempt)
 
     def consume(self) -> Event:
-        what = self.rng.choices(("take", "save", "ack", "die", "late"), (10, 5, 5, 1, 1))[0]
-        return Event(what, self.rng.choice(self.world.consumers)[0])
+        action = self.rng.choices(("take", "save", "ack", "die", "late"), (10, 5, 5, 1, 1))[0]
+        return Event(action, self.rng.choice(self.world.consumers)[0])
 
     def rest(self) -> list[Event]:
         """What every producer and consumer would do next."""
@@ -189,7 +189,7 @@ class RandomRun:
             missing = [seq for seq in range(count) if (name, seq) not in self.world.truth.pushed]
             events += [Event("push", name, seq, attempt) for seq in missing[:1]]
             events += [Event("end", name, 0, attempt)] * (not missing)
-        return events + [Event(what, name) for name, _ in self.world.consumers for what in ("take", "save", "ack")]
+        return events + [Event(action, name) for name, _ in self.world.consumers for action in ("take", "save", "ack")]
 
 
 def random_runs(seeds: range) -> None:

@@ -20,7 +20,7 @@ from epochlog.store.catalog.keys import head_key
 from epochlog.store.changelog.footprint import Footprint
 from epochlog.store.env.backoff import Backoff
 from row_sets import WIDE, wide_rows
-from subscription_fixture import SCHEMA, TOKEN, Breaking, Replica, rows, served
+from subscription_fixture import SCHEMA, TOKEN, BreakingConnections, Replica, rows, served
 from wait_until import WAIT_LIMIT_S, wait_until
 
 
@@ -205,7 +205,7 @@ def test_wherever_it_is_cut_it_goes_on_without_a_gap_or_a_repeat(
     monkeypatch.setattr(table_feed, "SLICE_ROWS", 4)
     with served(tmp_path) as (_, table, serving):
         table.upsert(rows(*range(10)))
-        breaking = Breaking(serving, [cut, max(cut - 3, 0), cut, 2])
+        breaking = BreakingConnections(serving, [cut, max(cut - 3, 0), cut, 2])
         with breaking.subscribe() as sub:
             for step in range(3):
                 table.upsert(rows(*range(step, step + 9), v=step))
@@ -276,7 +276,7 @@ def test_rows_that_were_half_given_and_let_go_meanwhile_are_an_error(
         def gone(view: Any, found: Any, epoch: int) -> Any:
             raise el.EpochExpired("let go")
 
-        with Breaking(serving, [2]).subscribe() as sub:
+        with BreakingConnections(serving, [2]).subscribe() as sub:
             monkeypatch.setattr(table_feed, "plan_backfill", gone)
             with pytest.raises(el.SnapshotExpired, match="subscribe anew"):
                 list(sub)
@@ -438,7 +438,7 @@ def test_what_is_taken_while_it_connects_makes_room_too(tmp_path: Path, monkeypa
     with served(tmp_path, SubscriptionLimits(window=1)) as (_, table, serving):
         last = table.upsert(rows(*range(100)))
 
-        class Taking(Breaking):
+        class Taking(BreakingConnections):
             def __call__(self, command: bytes) -> ClientLine:
                 if self.dials == 1:  # the server has been told already what lies in the box
                     replica.apply(sub.poll(0))
@@ -446,7 +446,7 @@ def test_what_is_taken_while_it_connects_makes_room_too(tmp_path: Path, monkeypa
 
         replica = Replica()
         with Taking(serving, [2]).subscribe() as sub:
-            wait_until(lambda: replica.given)
+            wait_until(lambda: replica.received)
             assert replica.follow(sub, last).same_as(table)
 
 

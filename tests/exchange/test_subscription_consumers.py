@@ -17,7 +17,7 @@ from epochlog.exchange.transport.duplex import ClientLine
 from epochlog.store.changelog import consumers
 from epochlog.store.changelog.consumers import list_consumers, reset_consumer
 from epochlog.store.env.backoff import Backoff
-from subscription_fixture import TOKEN, Breaking, Replica, rows, served
+from subscription_fixture import TOKEN, BreakingConnections, Replica, rows, served
 from wait_until import WAIT_LIMIT_S, wait_until
 
 
@@ -64,7 +64,7 @@ def test_rows_that_were_not_acknowledged_whole_come_again_whole(
         last = table.upsert(rows(3, 10, v=1))
         with serving.subscribe(consumer="dash") as sub:
             replica = Replica().follow(sub, last)
-            assert replica.same_as(table) and len(replica.given) == 11
+            assert replica.same_as(table) and len(replica.received) == 11
             sub.ack(last)
 
 
@@ -124,7 +124,7 @@ def test_one_that_was_cut_off_is_still_itself(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(table_feed, "SLICE_ROWS", 2)
     with served(tmp_path) as (_, table, serving):
         table.upsert(rows(*range(5)))
-        with Breaking(serving, [cut, cut]).subscribe(consumer="dash") as sub:
+        with BreakingConnections(serving, [cut, cut]).subscribe(consumer="dash") as sub:
             for step in range(3):
                 epoch = table.upsert(rows(*range(step, step + 5), v=step))
                 Replica().follow(sub, epoch)
@@ -153,7 +153,7 @@ def test_rows_are_acknowledged_over_another_connection_than_brought_them(tmp_pat
     """It was cut after the last of the rows, before the word that they are the last."""
     with served(tmp_path) as (_, table, serving):
         epoch = table.upsert(rows(1))
-        with Breaking(serving, [2]).subscribe(consumer="dash") as sub:
+        with BreakingConnections(serving, [2]).subscribe(consumer="dash") as sub:
             next(sub)
             sub.ack(epoch)
             (info,) = list_consumers(serving.store._handle)

@@ -35,12 +35,12 @@ def build(base: Path) -> tuple[Path, dict[str, str]]:
         parts = set(files_of(root)) - before
         before = set(files_of(root))
         table.delete(pa.table({"id": [3]}))
-        found = {"segment": min(set(files_of(root)) - before)}
+        paths = {"segment": min(set(files_of(root)) - before)}
         for part in parts:
-            found["history" if b"_until" in (root / part).read_bytes() else "part"] = part
-        found["old segment"] = min(path for path in before if path.endswith(".arrow"))
-    assert set(found) == {"segment", "part", "history", "old segment"}, found
-    return root, found
+            paths["history" if b"_until" in (root / part).read_bytes() else "part"] = part
+        paths["old segment"] = min(path for path in before if path.endswith(".arrow"))
+    assert set(paths) == {"segment", "part", "history", "old segment"}, paths
+    return root, paths
 
 
 def files_of(root: Path) -> list[str]:
@@ -91,20 +91,20 @@ def check_file(
 ) -> None:
     """All reads and `verify` for the first damage and for one in MORE, the read that comes by the file for each."""
     good, times = path.read_bytes(), path.stat().st_mtime_ns
-    for number, (what, data) in enumerate(damages):
+    for number, (change, data) in enumerate(damages):
         times += 1_000_000_000  # clocks of file systems are coarse, and damage takes longer to come
         put(path, data, times)
         more = number % MORE == 0
-        told = [
+        detected = [
             name
             for name in (ways if more else [COMES_BY[kind]])
-            if read_or_told(ways[name], right[name], path, f"{kind} {what}: {name}")
+            if read_or_reported(ways[name], right[name], path, f"{kind} {change}: {name}")
         ]
-        assert COMES_BY[kind] in told, f"{kind} {what}: told by {told}"
+        assert COMES_BY[kind] in detected, f"{kind} {change}: told by {detected}"
         if more:
             report = store.verify()
-            assert [problem for problem in report.problems if path.name in problem.where], f"{kind} {what}: {report}"
-            assert path.read_bytes() == data, f"{kind} {what}: somebody has written to it"
+            assert [problem for problem in report.problems if path.name in problem.where], f"{kind} {change}: {report}"
+            assert path.read_bytes() == data, f"{kind} {change}: somebody has written to it"
     put(path, good, times + 1_000_000_000)
 
 
@@ -113,14 +113,14 @@ def put(path: Path, data: bytes, times: int) -> None:
     os.utime(path, ns=(times, times))
 
 
-def read_or_told(read: Callable[[], Any], right: Any, path: Path, where: str) -> bool:
+def read_or_reported(read: Callable[[], Any], right: Any, path: Path, location: str) -> bool:
     """Whether the read told of damage; AssertionError if it told it of another file, or gave other rows."""
     try:
-        found = read()
+        result = read()
     except el.Corrupt as error:
         blamed = error.path
     else:
-        assert found == right, f"{where}: returned {found}"
+        assert result == right, f"{location}: returned {result}"
         return False
-    assert blamed.endswith(path.name), f"{where}: blames {blamed}"
+    assert blamed.endswith(path.name), f"{location}: blames {blamed}"
     return True

@@ -1,8 +1,8 @@
-"""Tells the story in children that die at a failpoint. This process imports the library once and forks for each.
+"""Run the workload in children that die at a failpoint. This process imports the library once and forks each child.
 
 A line of JSON on standard input, {"at": "name:n" or null, "root": path, "ledger": path, "durability": word}, starts a
-child; when it has ended, a line says its exit code (-9 when it was killed). What the child has done is in the ledger's
-file, written without a buffer.
+child. When the child has ended, a line reports its exit code (-9 when it was killed). The ledger's file lists the
+calls of the child, written without a buffer.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from typing import Any
 
 import epochlog as el
 from epochlog.store.env.failpoints import arm
-from faults.workload import Telling, heard, tell
+from faults.workload import LedgerWriter, parse_ledger, run_workload
 
 TESTS = Path(__file__).resolve().parents[1]
 
 
 class ForkRunner:
-    """The parent's side."""
+    """Parent's side of the process that forks."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def run(self, at: str | None, root: Path, ledger: Path, durability: str = "disk") -> int:
-        """The exit code of a child that died at a failpoint, or came to the end of the story."""
-        asked = {"at": at, "root": str(root), "ledger": str(ledger), "durability": durability}
+        """Return the exit code of a child that died at a failpoint or finished the workload."""
+        request = {"at": at, "root": str(root), "ledger": str(ledger), "durability": durability}
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
 
@@ -51,16 +51,20 @@ def fork_runner() -> Iterator[ForkRunner]:
 
 
 def read_ledger(path: Path) -> Any:
-    return heard(path.read_text().splitlines(keepends=True))
+    return parse_ledger(path.read_text().splitlines(keepends=True))
 
 
 # ---- the child's side ----------------------------------------------------------------------------------------------
 
 
-def live(asked: dict[str, str]) -> None:
-    handle = os.open(asked["ledger"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    arm(asked["at"])
-    tell(Path(asked["root"]), Telling(lambda line: os.write(handle, line.encode())), durability=asked["durability"])
+def run_child(request: dict[str, str]) -> None:
+    handle = os.open(request["ledger"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    arm(request["at"])
+    run_workload(
+        Path(request["root"]),
+        LedgerWriter(lambda line: os.write(handle, line.encode())),
+        durability=request["durability"],
+    )
 
 
 def main() -> None:
@@ -70,7 +74,7 @@ def main() -> None:
         if child == 0:
             code = 1
             try:
-                live(json.loads(line))
+                run_child(json.loads(line))
                 code = 0
             except BaseException:
                 traceback.print_exc()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import epochlog as el
 from faults.ledger import Ledger
-from faults.workload import Doing, Ticks, perform
+from faults.workload import LoggedStore, Ticks, perform
 
 BLOCK = 4096
 FULL = (el.WriteFailed, el.CatalogFull)
@@ -50,16 +50,16 @@ def refused(action: Callable[[], object]) -> str | None:
 
 def creation(folder: Path) -> None:
     """A store cannot be made on a full disk, and can be made there as soon as there is room."""
-    said: list[str] = []
+    messages: list[str] = []
     for leave in range(0, 40 * BLOCK, BLOCK):
         fill(folder, leave)
         why = refused(lambda: el.open(folder / "s").close())
         make_room(folder)
         if why is None:
-            assert said and all(str(folder) in line for line in said), said
+            assert messages and all(str(folder) in line for line in messages), messages
             return
-        said.append(why)
-    raise AssertionError(said)
+        messages.append(why)
+    raise AssertionError(messages)
 
 
 def commits(folder: Path, take: Callable[[Path, int], None], leaves: range) -> set[str]:
@@ -67,17 +67,17 @@ def commits(folder: Path, take: Callable[[Path, int], None], leaves: range) -> s
     ledger, clock, met = Ledger(), Ticks(), set[str]()
     with el.open(folder / "s", clock=clock) as store:
         ledger.founded()
-        do = Doing(store, ledger)
-        do.make("a")
-        do.make("b")
-        do.commit({"a": [{1: 1, 2: 1}], "b": [{1: 1}]})
+        logged = LoggedStore(store, ledger)
+        logged.make("a")
+        logged.make("b")
+        logged.commit({"a": [{1: 1, 2: 1}], "b": [{1: 1}]})
         for turn, leave in enumerate(leaves):
             take(folder, leave)
             why = None
             for n in range(turn * 100, turn * 100 + 100):
                 group = dict.fromkeys(range(n, n + 20), n)
                 tables = {"a": [group], "b": [{n: n}]} if n % 2 else {"a": [group]}
-                why = refused(lambda tables=tables: do.commit(tables))
+                why = refused(lambda tables=tables: logged.commit(tables))
                 if why is not None:
                     break
             assert why is not None and str(folder) in why, why

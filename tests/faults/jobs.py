@@ -24,7 +24,7 @@ def copy(upstream: str, output: str) -> Callable[[Any], None]:
         gone = changes.column("_change_type").to_pylist()
         deletes = [kind == "delete" for kind in gone]
         ctx.delete(output, changes.filter(deletes).select(["id"]))
-        ctx.upsert(output, changes.filter([not one for one in deletes]).select(SCHEMA.names))
+        ctx.upsert(output, changes.filter([not is_delete for is_delete in deletes]).select(SCHEMA.names))
 
     return refresh
 
@@ -36,7 +36,7 @@ def copy_whole(ctx: Any) -> None:
     ctx.delete("view", pa.table({"id": pa.array([998, 999], pa.int64())}))
 
 
-def tell_jobs(store: el.Store, commit: Callable[[dict[str, Any]], int], attempt: Attempt) -> None:
+def run_jobs(store: el.Store, commit: Callable[[dict[str, Any]], int], attempt: Attempt) -> None:
     """`commit` is the story's: of root tables, told to the ledger."""
     make(store, "view", attempt, snapshot_rows=25)
     attempt(store.checkpoint)
@@ -74,7 +74,7 @@ def step_all(store: el.Store, name: str, attempt: Attempt = lambda call: call())
         pass
 
 
-def go_on_with_jobs(store: el.Store) -> None:
+def resume_jobs(store: el.Store) -> None:
     """What comes after a crash: whoever was parked is made anew, and all catch up."""
     for info in store.jobs():
         if info.state == "parked":

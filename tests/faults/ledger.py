@@ -25,9 +25,9 @@ Group = dict[int, int | None]
 
 def rows(group: Group) -> pa.Table:
     """The upserts of a group as a table."""
-    kept = {key: n for key, n in group.items() if n is not None}
-    texts = [text(key, n) for key, n in kept.items()]
-    return pa.table({"id": list(kept), "n": list(kept.values()), "s": texts}, schema=SCHEMA)
+    upserts = {key: n for key, n in group.items() if n is not None}
+    texts = [text(key, n) for key, n in upserts.items()]
+    return pa.table({"id": list(upserts), "n": list(upserts.values()), "s": texts}, schema=SCHEMA)
 
 
 def keys(group: Group) -> pa.Table:
@@ -130,36 +130,36 @@ class Ledger:
 
     def _landed(self, store: el.Store, names: set[str]) -> dict[int, int]:
         """The epochs of the commits that are there, each in all of its tables."""
-        found: dict[tuple[str, int], int] = {}
+        epochs: dict[tuple[str, int], int] = {}
         for name in names:
             history = store.table(name).history().to_pylist()
             assert len({row["epoch"] for row in history}) == len(history)
-            found |= {(name, row["txn"]["id"]): row["epoch"] for row in history}
-        landed = {number: epoch for (_, number), epoch in found.items()}
+            epochs |= {(name, row["txn"]["id"]): row["epoch"] for row in history}
+        landed = {number: epoch for (_, number), epoch in epochs.items()}
         for number, epoch in landed.items():
-            whole = {(name, number): epoch for name in self.commits[number].tables if name in names}
-            part = {pair: at for pair, at in found.items() if pair[1] == number}
-            assert part == whole, f"commit {number} is there in part: {part}"
+            expected = {(name, number): epoch for name in self.commits[number].tables if name in names}
+            part = {pair: at for pair, at in epochs.items() if pair[1] == number}
+            assert part == expected, f"commit {number} is there in part: {part}"
         return landed
 
     def _check_table(self, table: el.Table, landed: list[tuple[int, Commit]]) -> None:
         info, state = table.info, State()
         assert info.log_start_epoch >= self.truncated.get(table.name, 0)
         changes: list[Group] = []
-        there = False  # it may have been made after the first of them
+        exists = False  # it may have been made after the first of them
         for epoch, commit in landed:
             groups = commit.tables.get(table.name, [])
-            there = there or table.name in commit.tables
+            exists = exists or table.name in commit.tables
             for group in groups:
                 _apply(state, group)
             if epoch > info.log_start_epoch:
                 changes += groups
-            if there and epoch >= info.safe_epoch:
+            if exists and epoch >= info.safe_epoch:
                 assert shown(table.to_arrow(epoch=epoch)) == state, f"table {table.name} at {epoch}"
         assert shown(table.to_arrow()) == state, f"table {table.name} now"
-        found = table.changes(info.log_start_epoch).read_all()
+        changes_read = table.changes(info.log_start_epoch).read_all()
         logged: dict[int, Group] = {}
-        for row in found.to_pylist():
+        for row in changes_read.to_pylist():
             n = row["n"] if row["_change_type"] == "upsert" else None
             logged.setdefault(row["_commit_version"], {})[row["id"]] = n
         assert [logged[label] for label in sorted(logged)] == changes, f"changes of {table.name}"

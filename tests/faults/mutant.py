@@ -1,4 +1,4 @@
-"""What a mutant is: a way to break the library, and the check that must notice."""
+"""Mutant: a way to break the library, and the check that must fail."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 @dataclass(frozen=True)
 class Mutant:
-    """A bug, and the check that must fail with it (AssertionError or Corrupt). The check is given an empty folder."""
+    """Deliberate bug, and the check that must fail with it (AssertionError or Corrupt) in an empty folder."""
 
     name: str
     apply: Callable[[pytest.MonkeyPatch], None]

@@ -1,4 +1,4 @@
-"""Mutants of compaction, and the random histories that notice them."""
+"""Mutants of compaction, and the random histories that catch them."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def check(table: el.Table, states: dict[int, dict[int, int]], epochs: Sequence[i
     safe = table.info.safe_epoch
     for epoch in epochs:
         if epoch >= safe:
-            found = table.to_arrow(epoch=epoch)
-            rows = dict(zip(found["id"].to_pylist(), found["n"].to_pylist(), strict=True))
+            result = table.to_arrow(epoch=epoch)
+            rows = dict(zip(result["id"].to_pylist(), result["n"].to_pylist(), strict=True))
             assert rows == states[epoch], f"seed {seed}: at {epoch}"
-            assert found["id"].to_pylist() == sorted(rows), f"seed {seed}: at {epoch}, each key once and in order"
+            assert result["id"].to_pylist() == sorted(rows), f"seed {seed}: at {epoch}, each key once and in order"
 
 
 # ---- bugs ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Mutants of the log and in the old rows stored with it, and the histories that notice them."""
+"""Mutants of the log and of the pre-images stored with it, and the histories that catch them."""
 
 from __future__ import annotations
 
@@ -58,22 +58,22 @@ def a_race(base: Path) -> None:
     table, real, raced = world.table("full"), pre_images.write_images, []
 
     def write(*args: Any) -> Any:
-        found = real(*args)
+        result = real(*args)
         if not raced:
             raced.append(True)
             table.upsert(rows_of([(1, 2.0)]))
             table.delete(keys_of([(2, GONE)]))
-        return found
+        return result
 
     try:
         start = table.upsert(rows_of([(1, 1.0), (2, 1.0)]))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(preparation, "write_images", write)
             table.upsert(rows_of([(1, 3.0), (2, 3.0)]))
-        found = table.changes(start, pre_images=True).read_all()
-        told = list(zip(*(found[name].to_pylist() for name in ("_change_type", "k", "v")), strict=True))
+        changes = table.changes(start, pre_images=True).read_all()
+        rows = list(zip(*(changes[name].to_pylist() for name in ("_change_type", "k", "v")), strict=True))
         old, new = "update_preimage", "update_postimage"
-        assert told == [
+        assert rows == [
             *[(old, 1, 1.0), (new, 1, 2.0), ("delete", 2, 1.0)],
             *[(old, 1, 2.0), (new, 1, 3.0), ("insert", 2, 3.0)],
         ]
@@ -90,8 +90,8 @@ def an_alter(base: Path) -> None:
         table.upsert(rows_of([(1, 2.0)]))
         table.alter(changelog="full")
         table.upsert(rows_of([(1, 3.0)]))
-        found = table.changes(start, mode="net", pre_images=True).read_all()
-        assert found["v"].to_pylist() == [1.0, 3.0]
+        changes = table.changes(start, mode="net", pre_images=True).read_all()
+        assert changes["v"].to_pylist() == [1.0, 3.0]
     finally:
         world.close()
 
@@ -230,8 +230,8 @@ def pieces_leave_the_first_keys_out(monkeypatch: pytest.MonkeyPatch) -> None:
     real = change_reader.key_pieces
 
     def later(*args: Any) -> Any:
-        found = real(*args)
-        return found[1:] if len(found) > 1 else found
+        pieces = real(*args)
+        return pieces[1:] if len(pieces) > 1 else pieces
 
     monkeypatch.setattr(change_reader, "key_pieces", later)
 

@@ -39,7 +39,7 @@ def lab_at(base: Path) -> Iterator[Lab]:
         lab.store.close()
 
 
-def there(read: Callable[[], Any]) -> Any:
+def readable(read: Callable[[], Any]) -> Any:
     """What `read` gives; an AssertionError when it has been taken away."""
     try:
         return read()
@@ -65,7 +65,7 @@ def what_is_pinned_stays(base: Path) -> None:
         with lab.store.snapshot(["r"]) as snapshot:
             replace_everything(lab)
             lab.store.vacuum(grace=0)
-            assert there(lambda: state_of(snapshot["r"].to_arrow())) == {1: (1, 1)}
+            assert readable(lambda: state_of(snapshot["r"].to_arrow())) == {1: (1, 1)}
 
 
 def what_is_written_stays(base: Path) -> None:
@@ -75,7 +75,7 @@ def what_is_written_stays(base: Path) -> None:
         writer.upsert(table_of({1: (1, 1)}))
         sealed = writer.seal(lab.store.last_epoch + 1)
         lab.store.vacuum(grace=0)
-        there(lambda: lab.store.commit({"r": sealed}))
+        readable(lambda: lab.store.commit({"r": sealed}))
         assert lab.rows("r") == {1: (1, 1)}
 
 
@@ -104,7 +104,7 @@ def what_is_read_without_a_hold_has_its_grace(base: Path) -> None:
         scan = table.scan()
         replace_everything(lab)
         lab.store.vacuum()
-        assert there(lambda: state_of(scan.read_all())) == {1: (1, 1)}
+        assert readable(lambda: state_of(scan.read_all())) == {1: (1, 1)}
 
 
 def what_a_consumer_has_not_read_stays(base: Path) -> None:
@@ -118,7 +118,7 @@ def what_a_consumer_has_not_read_stays(base: Path) -> None:
         with suppress(el.LogHeld):
             table.truncate_log(table.info.max_committed_epoch)
         lab.store.vacuum(grace=0)
-        assert there(lambda: table.changes(at).read_all().num_rows) == 2
+        assert readable(lambda: table.changes(at).read_all().num_rows) == 2
 
 
 def a_compaction_left_behind_is_taken_up(base: Path) -> None:
@@ -151,8 +151,8 @@ def a_view_at_rest_stays_readable(base: Path) -> None:
             lab.now_ms += 6 * 3_600_000  # less in all than after which b would be parked
             lab.store.compact(full=True)
             lab.store.compact()
-        with there(lambda: lab.store.snapshot(["b_out"], consistency="aligned")) as found:
-            assert state_of(found["b_out"].to_arrow()) == {0: (1, 0)}
+        with readable(lambda: lab.store.snapshot(["b_out"], consistency="aligned")) as snapshot:
+            assert state_of(snapshot["b_out"].to_arrow()) == {0: (1, 0)}
 
 
 def old_states_stay_for_as_long_as_promised(base: Path) -> None:
@@ -164,7 +164,7 @@ def old_states_stay_for_as_long_as_promised(base: Path) -> None:
         for _ in range(2):
             lab.store.compact("r", full=True)
             lab.store.vacuum(grace=0)
-        assert there(lambda: lab.rows("r", first)) == {1: (1, 1)}
+        assert readable(lambda: lab.rows("r", first)) == {1: (1, 1)}
 
 
 # ---- bugs --------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def the_catalog_is_asked_before_the_listing(monkeypatch: pytest.MonkeyPatch) -> 
     def early(handle: Any, **options: Any) -> Any:
         known = handle.catalog.read(lambda view: look(handle, view, [], []))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(vacuum, "_look", lambda *rest: replace(known, now_ms=handle.catalog.now_ms()))
+            patch.setattr(vacuum, "_look", lambda *arguments: replace(known, now_ms=handle.catalog.now_ms()))
             patch.setattr(vacuum, "all_files", lambda view: known.reached)
             return real(handle, **options)
 

@@ -13,7 +13,7 @@ from typing import Any
 import epochlog as el
 from epochlog.testing.power_loss_disk import PowerLossDisk, Tree, write_tree
 from faults.ledger import Ledger
-from faults.workload import Ticks, go_on, tell
+from faults.workload import Ticks, resume_workload, run_workload
 
 
 @dataclass(frozen=True)
@@ -25,28 +25,30 @@ class Moment:
     ledger: Ledger
 
 
-Told = Callable[[Path, Ledger, Ticks], None]
+Workload = Callable[[Path, Ledger, Ticks], None]
 
 
-def moments(base: Path, told: Told, ledger: Ledger, clock: Ticks, dice: random.Random, chances: int) -> list[Moment]:
+def moments(
+    base: Path, workload: Workload, ledger: Ledger, clock: Ticks, dice: random.Random, chances: int
+) -> list[Moment]:
     """All that power cuts during a story may leave of `base`; the story itself runs to its end."""
-    found: list[Moment] = []
+    moments_seen: list[Moment] = []
     seen: set[object] = set()
 
-    def on_step(what: str) -> None:
+    def on_step(step: str) -> None:
         trees = disk.survivals(dice, chances)
         for tree in trees:
             fingerprint = (frozenset(tree.items()), repr(ledger))
             if fingerprint not in seen:
                 seen.add(fingerprint)
-                found.append(Moment(f"{len(disk.steps)}: {what}", tree, ledger.copy()))
+                moments_seen.append(Moment(f"{len(disk.steps)}: {step}", tree, ledger.copy()))
 
     disk = PowerLossDisk(base, on_step)
     with disk.installed():
-        told(base / "s", ledger, clock)
+        workload(base / "s", ledger, clock)
         on_step("the end")
     assert {"mkdir", "create", "write", "sync", "transact"} - {step.split()[0] for step in disk.steps} <= {"mkdir"}
-    return found
+    return moments_seen
 
 
 def check_moment(moment: Moment, base: Path, clock: Ticks) -> None:
@@ -72,34 +74,36 @@ def seeded() -> random.Random:
     return random.Random(seed)
 
 
-def cuts(base: Path, dice: random.Random, chances: int, told: Told = tell) -> tuple[list[Moment], Ticks]:
+def cuts(
+    base: Path, dice: random.Random, chances: int, workload: Workload = run_workload
+) -> tuple[list[Moment], Ticks]:
     """The power cut before each operation of the story."""
     clock = Ticks()
     (base / "disk").mkdir(parents=True)
-    return moments(base / "disk", told, Ledger(), clock, dice, chances), clock
+    return moments(base / "disk", workload, Ledger(), clock, dice, chances), clock
 
 
-def check_all(found: list[Moment], base: Path, clock: Ticks) -> None:
-    for moment in found:
+def check_all(moments_seen: list[Moment], base: Path, clock: Ticks) -> None:
+    for moment in moments_seen:
         check_moment(moment, base / "survival", clock)
         shutil.rmtree(base / "survival")
 
 
 def cut_everywhere(base: Path, dice: random.Random, chances: int, most: int | None = None) -> None:
     """Cut the power before each operation of the story; what survives (or `most` of it) is opened and checked."""
-    found, clock = cuts(base, dice, chances)
-    print(f"{len(found)} survivals")
-    check_all(found if most is None else dice.sample(found, most), base, clock)
+    moments_seen, clock = cuts(base, dice, chances)
+    print(f"{len(moments_seen)} survivals")
+    check_all(moments_seen if most is None else dice.sample(moments_seen, most), base, clock)
 
 
 def cut_twice(base: Path, dice: random.Random, first: int, second: int) -> None:
     """Cut it again while what survived is opened and written on: `first` survivals, and `second` of each of them."""
-    found, clock = cuts(base, dice, chances=1)
-    for number, moment in enumerate(dice.sample(found, min(first, len(found)))):
+    moments_seen, clock = cuts(base, dice, chances=1)
+    for number, moment in enumerate(dice.sample(moments_seen, min(first, len(moments_seen)))):
         folder = base / f"again{number}"
         write_tree(moment.tree, folder)
         ledger = moment.ledger.copy()
-        again = moments(folder, go_on, ledger, clock, dice, chances=1)
+        again = moments(folder, resume_workload, ledger, clock, dice, chances=1)
         check_all([again[-1], *dice.sample(again, min(second, len(again)))], folder, clock)
         shutil.rmtree(folder)
 
@@ -138,7 +142,7 @@ def told_on(
     disk, ledger, clock = PowerLossDisk(base / "disk"), Ledger(), Ticks()
     disk.fail, disk.most_bytes = fail, most_bytes
     with disk.installed():
-        tell(base / "disk" / "s", ledger, clock, attempt=again)
+        run_workload(base / "disk" / "s", ledger, clock, attempt=again)
         trees = disk.survivals(random.Random(0), 0)
     check_all([Moment("the end", tree, ledger) for tree in trees], base, clock)
     return disk
@@ -159,5 +163,5 @@ def fail_once(base: Path, number: int, code: int) -> None:
     if operation == "unlink" and not again.failures:
         return  # what cannot be removed is left to vacuum
     assert len(again.failures) == 1, f"{operation} {path} failed, and nobody said so"
-    said = str(again.failures[0])
-    assert os.strerror(code) in said and str(base) in said, said
+    message = str(again.failures[0])
+    assert os.strerror(code) in message and str(base) in message, message

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import epochlog as el
-from faults.damage import COMES_BY, build, check_damage, hurt, read_or_told, reads
+from faults.damage import COMES_BY, build, check_damage, hurt, read_or_reported, reads
 from faults.power import seeded
 
 pytestmark = pytest.mark.local_only
@@ -30,8 +30,8 @@ def test_a_file_that_is_gone(tmp_path: Path) -> None:
         right = {name: read() for name, read in ways.items()}
         for path in formats.values():
             shutil.move(root / path, tmp_path / "away")
-            told = [read_or_told(read, right[name], root / path, path) for name, read in ways.items()]
-            assert any(told)
+            detected = [read_or_reported(read, right[name], root / path, path) for name, read in ways.items()]
+            assert any(detected)
             assert any(path in problem.where for problem in store.verify().problems)
             shutil.move(tmp_path / "away", root / path)
         assert store.verify().ok
@@ -64,15 +64,15 @@ def test_a_marker_damaged_at_any_byte(tmp_path: Path) -> None:
     root, _ = build(tmp_path)
     marker = root / "epochlog.json"
     good = marker.read_bytes()
-    for what, data in hurt(good, 1):
+    for change, data in hurt(good, 1):
         marker.write_bytes(data)
         try:
             with el.open(root, durability="os") as store:
-                assert store.table("t").count() == 2, what
-                assert what == "longer" or b'"' not in data[len(good) :], what
+                assert store.table("t").count() == 2, change
+                assert change == "longer" or b'"' not in data[len(good) :], change
         except el.EpochlogError:
             pass
-        assert marker.read_bytes() == data, f"{what}: somebody has written to it"
+        assert marker.read_bytes() == data, f"{change}: somebody has written to it"
     marker.write_bytes(good)
     with el.open(root, durability="os") as store:
         assert store.verify().ok

@@ -15,7 +15,7 @@ import epochlog as el
 from epochlog.store.env import failpoints
 from epochlog.store.env.failpoints import FAILPOINTS
 from faults.fork_runner import ForkRunner, fork_runner, read_ledger
-from faults.workload import go_on
+from faults.workload import resume_workload
 
 pytestmark = pytest.mark.local_only
 
@@ -24,8 +24,8 @@ LIBRARY = Path(failpoints.__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def children() -> Iterator[ForkRunner]:
-    with fork_runner() as found:
-        yield found
+    with fork_runner() as runner:
+        yield runner
 
 
 def kill_at(children: ForkRunner, base: Path, at: str, durability: str) -> bool:
@@ -38,7 +38,7 @@ def kill_at(children: ForkRunner, base: Path, at: str, durability: str) -> bool:
         el.open(base / "s", durability=durability).close()
     with el.open(base / "s", durability=durability, create=False) as store:
         ledger.check(store)
-    go_on(base / "s", ledger, durability=durability)
+    resume_workload(base / "s", ledger, durability=durability)
     with el.open(base / "s", durability=durability) as store:
         ledger.check(store)
     return code == -9
@@ -74,9 +74,9 @@ def reached_in(text: str) -> Iterator[str]:
 def test_every_failpoint_is_registered_and_every_registered_one_is_there() -> None:
     folders = [folder for folder in LIBRARY.iterdir() if (folder / "__init__.py").exists() and folder.name != "tests"]
     sources = [*LIBRARY.glob("*.py"), *(path for folder in folders for path in folder.rglob("*.py"))]
-    found = [n for path in sources if path.stem != "failpoints" for n in reached_in(path.read_text("utf-8"))]
-    assert set(found) == set(FAILPOINTS)
-    assert len(found) == len(set(found)), "each failpoint is one place"
+    names = [n for path in sources if path.stem != "failpoints" for n in reached_in(path.read_text("utf-8"))]
+    assert set(names) == set(FAILPOINTS)
+    assert len(names) == len(set(names)), "each failpoint is one place"
 
 
 def test_an_unknown_name_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The fault tests again on a library with a mutant: each must be caught by the check that is there for it.
+"""Mutants of the library: the check of each one must fail.
 
 To add one: a function that breaks the library through `monkeypatch`, and a line in MUTANTS with a check that passes
 without it.
@@ -228,8 +228,8 @@ def a_damaged_file_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
             return real(files, path, size, crc32, again=again)
         except el.Corrupt:
             with files.open_input(path) as file:
-                found = file.read()
-            raise el.Corrupt("elsewhere", f"{len(found)} bytes") from None
+                data = file.read()
+            raise el.Corrupt("elsewhere", f"{len(data)} bytes") from None
 
     monkeypatch.setattr(segment, "verified", lenient)
 

@@ -13,7 +13,7 @@ import pytest
 import epochlog as el
 from faults.fork_runner import read_ledger
 from faults.power import seeded
-from faults.workload import go_on
+from faults.workload import resume_workload
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -33,40 +33,42 @@ CALLS = {
 }
 
 
-def strace(base: Path, call: str, what: str | None, turn: int) -> tuple[int, int]:
+def strace(base: Path, call: str, injection: str | None, turn: int) -> tuple[int, int]:
     """The story under strace; its exit code, and how many of these calls it made (those that failed too)."""
     path = shutil.which("strace")
     assert path, "strace is needed here. Type: apt-get install strace (scripts/setup.sh does so where it may)"
-    inject = [f"--inject={call}:{what}:when={turn}"] if what else []
+    inject = [f"--inject={call}:{injection}:when={turn}"] if injection else []
     command = [path, "-f", "-qq", "-o", str(base / "trace"), f"--trace={call}", *inject]
     program = [sys.executable, "-B", "-m", "faults.under_strace", str(base / "s"), str(base / "ledger")]
     code = subprocess.run([*command, *program], cwd=TESTS, check=False).returncode
     return code, len(re.findall(rf"\b{call}\(", (base / "trace").read_text(errors="replace")))
 
 
-def fail_and_go_on(base: Path, call: str, what: str, turn: int) -> None:
+def fail_and_go_on(base: Path, call: str, injection: str, turn: int) -> None:
     base.mkdir()
-    code, _ = strace(base, call, what, turn)
-    assert code in ((-9, 137) if "SIGKILL" in what else (0, 3)), f"{call}:{what}:{turn} ended the child with {code}"
+    code, _ = strace(base, call, injection, turn)
+    assert code in ((-9, 137) if "SIGKILL" in injection else (0, 3)), (
+        f"{call}:{injection}:{turn} ended the child with {code}"
+    )
     ledger = read_ledger(base / "ledger")
     if not ledger.exists:
         el.open(base / "s").close()
     with el.open(base / "s", create=False) as store:
         ledger.check(store)
-    go_on(base / "s", ledger)
+    resume_workload(base / "s", ledger)
     with el.open(base / "s") as store:
         ledger.check(store)
 
 
 def some_turns(tmp_path: Path, name: str, count: int) -> None:
     """Of the calls that the story makes, some fail, each in a run of its own."""
-    call, what = name.strip(), CALLS[name]
+    call, injection = name.strip(), CALLS[name]
     (tmp_path / "all").mkdir()
     code, calls = strace(tmp_path / "all", call, None, 0)
     assert code == 0 and calls > 0
     dice = seeded()
     for turn in sorted(dice.sample(range(1, calls + 1), min(count, calls))):
-        fail_and_go_on(tmp_path / str(turn), call, what, turn)
+        fail_and_go_on(tmp_path / str(turn), call, injection, turn)
 
 
 @pytest.mark.slow
@@ -92,7 +94,7 @@ def test_the_last_write_of_a_catalog_commit_fails(tmp_path: Path) -> None:
     ledger = read_ledger(base / "ledger")
     with el.open(base / "s", create=False) as store:
         ledger.check(store)
-    go_on(base / "s", ledger)
+    resume_workload(base / "s", ledger)
     assert not ledger.unknown
     with el.open(base / "s") as store:
         ledger.check(store)

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import epochlog as el
 from faults.power import Again
-from faults.workload import Telling, tell
+from faults.workload import LedgerWriter, run_workload
 
 
 def main(root: Path, ledger: Path) -> int:
     handle = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     again = Again()
     try:
-        tell(root, Telling(lambda line: os.writev(handle, [line.encode()])), attempt=again)
+        run_workload(root, LedgerWriter(lambda line: os.writev(handle, [line.encode()])), attempt=again)
     except el.OutcomeUnknown:
         return 3
     except el.WriteFailed as error:

@@ -1,4 +1,4 @@
-"""What the fault tests do to a store: each kind of write and upkeep, in a fixed order; and what comes after a crash."""
+"""Workload of the fault tests: each kind of write and maintenance in a fixed order, and the recovery after a crash."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 import epochlog as el
 from epochlog.store.changelog.consumers import open_consumer
 from epochlog.store.env.paths import file_name
-from faults.jobs import go_on_with_jobs, tell_jobs
+from faults.jobs import resume_jobs, run_jobs
 from faults.ledger import APPLICATION, SCHEMA, Commit, Group, Ledger, keys, rows
 
 Clock = Callable[[], int]
 
 
 class Ticks:
-    """A clock that goes on by a millisecond whenever it is asked."""
+    """Clock that advances by one millisecond at each call."""
 
     def __init__(self) -> None:
         self.now_ms = 1_767_225_600_000
@@ -29,26 +29,26 @@ class Ticks:
         return self.now_ms
 
 
-class Telling(Ledger):
-    """A ledger that says everything at once on a stream without a buffer, for whoever outlives this process."""
+class LedgerWriter(Ledger):
+    """Ledger that also writes each call, unbuffered, to a stream that outlives this process."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, write: Callable[[str], None]) -> None:
         super().__init__()
-        self._say = say
+        self._write = write
 
     def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        if name not in TOLD:
-            return found
+        attribute = super().__getattribute__(name)
+        if name not in LOGGED_CALLS:
+            return attribute
 
-        def told(*arguments: Any) -> Any:
-            self._say(json.dumps([name, *map(_plain, arguments)]) + "\n")
-            return found(*arguments)
+        def logged_call(*arguments: Any) -> Any:
+            self._write(json.dumps([name, *map(_plain, arguments)]) + "\n")
+            return attribute(*arguments)
 
-        return told
+        return logged_call
 
 
-TOLD = frozenset(
+LOGGED_CALLS = frozenset(
     [
         *("begin", "done", "refused", "creating", "created", "dropping", "dropped", "truncated_before", "founded"),
         *("acking", "acked"),
@@ -62,8 +62,8 @@ def _plain(argument: Any) -> Any:
     return argument
 
 
-def heard(lines: list[str]) -> Ledger:
-    """The ledger of another process by what it has said."""
+def parse_ledger(lines: list[str]) -> Ledger:
+    """Rebuild the ledger of another process from the lines that it wrote."""
     ledger = Ledger()
     for line in lines:
         if line.endswith("\n"):  # else it was cut off
@@ -75,7 +75,7 @@ def heard(lines: list[str]) -> Ledger:
     return ledger
 
 
-# ---- the story ---------------------------------------------------------------------------------------------------
+# ---- the workload ---------------------------------------------------------------------------------------------------
 
 
 Attempt = Callable[[Callable[[], Any]], Any]
@@ -85,63 +85,63 @@ def once(action: Callable[[], Any]) -> Any:
     return action()
 
 
-def tell(
+def run_workload(
     root: Path, ledger: Ledger, clock: Clock | None = None, durability: str = "disk", attempt: Attempt = once
 ) -> None:
-    """From nothing to a store in which everything has happened once. `attempt` makes each call, and may make it again;
-    the story ends where that raises.
+    """Create a store and run each operation once. `attempt` makes each call and may repeat it; the workload ends at
+    its first error.
     """
     with attempt(lambda: el.open(root, clock=clock, durability=durability)) as store:
         ledger.founded()
-        do = Doing(store, ledger, attempt)
-        do.make("a")
-        do.make("b", history_retention=timedelta(0), log_retention=timedelta(0))
-        do.commit({"a": [dict.fromkeys(range(40), 1)]})
-        do.commit({"a": [{2: 2, 90: 2}], "b": [{1: 2, 2: 2, 3: 2}]})
-        do.repeat(1)
-        do.commit({"a": [dict.fromkeys(range(3, 8))]})
-        do.commit({"a": [{5: 3, 6: 3}, {6: 4, 90: None}]})
+        logged = LoggedStore(store, ledger, attempt)
+        logged.make("a")
+        logged.make("b", history_retention=timedelta(0), log_retention=timedelta(0))
+        logged.commit({"a": [dict.fromkeys(range(40), 1)]})
+        logged.commit({"a": [{2: 2, 90: 2}], "b": [{1: 2, 2: 2, 3: 2}]})
+        logged.repeat(1)
+        logged.commit({"a": [dict.fromkeys(range(3, 8))]})
+        logged.commit({"a": [{5: 3, 6: 3}, {6: 4, 90: None}]})
         attempt(lambda: store.compact("a"))
         attempt(store.checkpoint)
-        do.commit({"b": [{2: None, 4: 5}]})
+        logged.commit({"b": [{2: None, 4: 5}]})
         attempt(lambda: store.compact("b", full=True))
-        mark = do.commit({"a": [{0: 6, 1: None}], "b": [{1: 6}]})
-        do.commit({"a": [{0: 7}]})
-        do.truncate("a", mark)
-        do.consume("a")
+        mark = logged.commit({"a": [{0: 6, 1: None}], "b": [{1: 6}]})
+        logged.commit({"a": [{0: 7}]})
+        logged.truncate("a", mark)
+        logged.consume("a")
         attempt(lambda: store.compact("a", full=True))
-        do.make("c")
-        do.commit({"c": [{1: 8}], "a": [{2: 8}]})
-        do.drop("c")
+        logged.make("c")
+        logged.commit({"c": [{1: 8}], "a": [{2: 8}]})
+        logged.drop("c")
         attempt(lambda: leave_behind(store))
-        do.clear_away()
-        do.commit({"a": [{8: 9}]})
-        do.consume("a")
-        do.make("d", log_retention=timedelta(0))
-        do.commit({"d": [{1: 10, 2: 10}]})
-        tell_jobs(store, do.commit, attempt)
-        do.clear_away()
+        logged.clear_away()
+        logged.commit({"a": [{8: 9}]})
+        logged.consume("a")
+        logged.make("d", log_retention=timedelta(0))
+        logged.commit({"d": [{1: 10, 2: 10}]})
+        run_jobs(store, logged.commit, attempt)
+        logged.clear_away()
 
 
-def go_on(root: Path, ledger: Ledger, clock: Clock | None = None, durability: str = "disk") -> None:
-    """What a user does after a crash: open, repeat the commit whose answer was lost, write on."""
+def resume_workload(root: Path, ledger: Ledger, clock: Clock | None = None, durability: str = "disk") -> None:
+    """Recover as a user does after a crash: open, repeat the commit whose answer was lost, write on."""
     with el.open(root, clock=clock, durability=durability) as store:
         ledger.founded()
-        do = Doing(store, ledger)
+        logged = LoggedStore(store, ledger)
         if not ledger.tables:
-            do.make("a")
+            logged.make("a")
         for number in sorted(ledger.unknown):
             if set(ledger.commits[number].tables) <= ledger.tables:
                 ledger.done(number, perform(store, ledger.commits[number]))
-        do.commit({"a": [{7: 1, 8: None, 200: 1}]})
-        do.consume("a")
-        go_on_with_jobs(store)
+        logged.commit({"a": [{7: 1, 8: None, 200: 1}]})
+        logged.consume("a")
+        resume_jobs(store)
         store.compact("a", full=True)
-        do.clear_away()
+        logged.clear_away()
 
 
-class Doing:
-    """Calls of one store, of which a ledger is told before and after."""
+class LoggedStore:
+    """Store whose calls are written to a ledger before and after."""
 
     def __init__(self, store: el.Store, ledger: Ledger, attempt: Attempt = once) -> None:
         self._store, self._ledger, self._attempt = store, ledger, attempt
@@ -171,7 +171,7 @@ class Doing:
         return epoch
 
     def repeat(self, number: int) -> None:
-        """The same commit once more, as by a user whose answer was lost: it has the first outcome."""
+        """Repeat a commit, as a user does whose answer was lost; it returns the first outcome."""
         again = self._attempt(lambda: perform(self._store, self._ledger.commits[number]))
         assert again == self._ledger.epochs[number]
 
@@ -180,7 +180,7 @@ class Doing:
         self._ledger.truncated_before(name, before)
 
     def consume(self, table: str) -> None:
-        """A consumer comes, acknowledges all there is, and goes."""
+        """Open a consumer, acknowledge everything, and close it."""
         epoch = self._store.last_epoch
         consumer = self._attempt(lambda: open_consumer(self._store._handle, "story", [table]))
         self._ledger.acking(epoch)
@@ -189,21 +189,21 @@ class Doing:
         self._attempt(consumer.close)
 
     def clear_away(self) -> None:
-        """Vacuum what nothing reaches."""
-        for _ in range(2):  # what is noted by the one is deleted by the other
+        """Vacuum unreachable files."""
+        for _ in range(2):  # the first run notes files, the second one deletes them
             self._attempt(lambda: self._store.vacuum(grace=timedelta(0)))
 
 
 def leave_behind(store: el.Store) -> None:
-    """What a writer leaves that died before its commit, long ago: a file under an intent that there is no more."""
+    """Leave a file of a writer that died before its commit, long ago: its write intent has expired."""
     handle = store._handle
     handle.files.write(f"{handle.table_folder(1)}/{file_name(uuid.uuid4().hex, '.arrow')}", b"nobody's")
 
 
-def perform(store: el.Store, asked: Commit) -> int:
-    """One commit in the way that fits it: alone, several tables, or sealed labels."""
-    txn = (APPLICATION, asked.number)
-    ((name, groups), *others) = asked.tables.items()
+def perform(store: el.Store, commit: Commit) -> int:
+    """Commit by the fitting call: of one table, of several tables, or of sealed labels."""
+    txn = (APPLICATION, commit.number)
+    ((name, groups), *others) = commit.tables.items()
     if len(groups) > 1:
         writer, first, segments = store.table(name).writer(), store.last_epoch + 1, []
         for label, group in enumerate(groups, start=first):
@@ -216,7 +216,7 @@ def perform(store: el.Store, asked: Commit) -> int:
     if not others and set(groups[0].values()) == {None}:
         return store.table(name).delete(keys(groups[0]), txn=txn)
     with store.transaction(txn) as tx:
-        for name, (group,) in asked.tables.items():
+        for name, (group,) in commit.tables.items():
             tx.upsert(name, rows(group))
             tx.delete(name, keys(group))
     return tx.epoch

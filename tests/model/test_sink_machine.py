@@ -26,7 +26,7 @@ import epochlog as el
 from epochlog.spark import overwrite
 from epochlog.store.catalog.lmdb import kind
 from model.test_store_machine import TINY
-from sink_simulation import CHANGES, DAY_MS, GRACE_MS, Later, Play, files_of, spark_intents
+from sink_simulation import CHANGES, DAY_MS, GRACE_MS, Later, SinkWrite, files_of, spark_intents
 
 SCHEMA = pa.schema([pa.field("k", pa.string(), nullable=False), ("v", pa.int64())])
 KEYS = [f"k{number:02}" for number in range(12)]
@@ -47,7 +47,7 @@ def as_table(found: list[Change]) -> pa.Table:
 class Write:
     """A write that is under way. told: what of each partition the driver knows, and which rows that stands for."""
 
-    play: Play
+    play: SinkWrite
     overwrite: bool
     txn: tuple[str, int] | None
     landed: bool  # as it was planned
@@ -93,7 +93,7 @@ class SinkMachine(RuleBasedStateMachine):
             txn = ("b", number)
             options = {"txnAppId": "b", "txnVersion": number}
         schema = as_table([]).schema
-        play = Play(self.store, "t", schema, "overwrite" if overwrite else "append", **options)
+        play = SinkWrite(self.store, "t", schema, "overwrite" if overwrite else "append", **options)
         known = txn in self.landed and not stream  # whose batch it is, a stream's plan does not know
         self.writes.append(Write(play, overwrite, txn, known, parts, [None] * len(parts)))
 

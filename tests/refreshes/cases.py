@@ -1,4 +1,4 @@
-"""What is played with each refresh that users are shown: root tables with values that matter, and the view's query."""
+"""Test cases of the refreshes in the documents: root tables with boundary values, and the query of each view."""
 
 from __future__ import annotations
 

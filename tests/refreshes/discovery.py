@@ -1,6 +1,6 @@
-"""The refreshes that stand in pages and programs: functions that take nothing but a context, and what is given to run.
+"""Discovery of the refreshes in pages and programs: functions whose only parameter is a context.
 
-They are found by reading the source; those of a page are made of it alone, and run without the page.
+It parses the source. A refresh of a page is compiled from its own text and runs without the page.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def act(world: World, step: str, what: Any) -> None:
     elif step == "compact":
         world.store.compact(full=what)
     elif step == "truncate":
-        marks = [mark for mark in world.marks() if mark <= max(world.told.entries, default=0)]
+        marks = [mark for mark in world.marks() if mark <= max(world.model.entries, default=0)]
         world.truncate(marks[what % len(marks)])
     elif step == "tick":
         world.now_ms += what

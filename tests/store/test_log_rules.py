@@ -62,7 +62,7 @@ def test_truncation_drops_entries_below_the_mark_and_hides_labels_below_it_in_th
     world.commit([[(1, 1.0)], [(2, 1.0)]])
     second = world.commit([[(1, 2.0)], [(2, 2.0)], [(3, 2.0)]])
     third = world.commit([[(1, 3.0)]])
-    middle = [at for at, _ in world.told.groups if at < second][-1]
+    middle = [at for at, _ in world.model.groups if at < second][-1]
     world.truncate(middle)
     table = world.table(name)
     assert table.info.log_start_epoch == middle
@@ -121,7 +121,7 @@ def test_an_explicit_truncation_overrides_retention_and_never_a_hold(world: Worl
 def test_ranges_begin_after_and_end_at_their_bounds(world: World, name: str, mode: str, images: bool) -> None:
     world.commit([[(1, 1.0)], [(1, 2.0)], [(1, 3.0)]])
     world.commit([[(1, GONE)]])
-    table, labels = world.table(name), [at for at, _ in world.told.groups]
+    table, labels = world.table(name), [at for at, _ in world.model.groups]
     for after in range(4):
         for until in range(after, 4):
             world.check(name, labels[after], labels[until], mode, images=images)

@@ -346,7 +346,7 @@ def test_a_finished_table_and_its_view_stay_readable(lab: Lab) -> None:
         assert {name: state_of(found[name].to_arrow()) for name in found} == {"r": {1: (1, 1)}, "j_out": {1: (1, 1)}}
 
 
-Play = Callable[[Lab, random.Random], None]
+SinkWrite = Callable[[Lab, random.Random], None]
 
 
 @pytest.mark.medium

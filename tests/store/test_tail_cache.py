@@ -16,7 +16,7 @@ from epochlog.store.changelog.tail_cache import tail
 from epochlog.store.env.lru_cache import LRUCache
 from epochlog.store.sst.segment import SegmentReader
 from lab import Lab, commits
-from log_source_model import Ear, History, Item, shown, there
+from log_source_model import History, Item, RecordingRefresh, received, shown
 
 
 @pytest.fixture
@@ -51,15 +51,15 @@ def test_what_one_reader_has_read_the_others_have(lab: Lab, reads: list[str]) ->
     for turn in range(3):
         lab.put({turn: (0, turn)})
         lab.tick()
-        heard = [shown(there(log)) for log in logs]
+        heard = [shown(received(log)) for log in logs]
         assert heard[0] == heard[1] == heard[2] and len(heard[0]) == 2
         assert len(reads) == len(set(reads)) == turn + 1
-    chunks = [item for item in there(narrow) if isinstance(item, el.Chunk)]
+    chunks = [item for item in received(narrow) if isinstance(item, el.Chunk)]
     assert [chunk.data.schema.names[0] for chunk in chunks] == ["k"] * 3 and chunks[0].data.num_columns == 4
     tail.clear()
     assert tail.bytes == 0
     with el.UpstreamLog(lab.store, ["r"]) as again:
-        assert len(there(again)) == 6
+        assert len(received(again)) == 6
     assert len(reads) == 9
 
 
@@ -73,7 +73,7 @@ def test_readers_that_wake_up_together_decode_it_once(lab: Lab, monkeypatch: pyt
     monkeypatch.setattr(tail_module, "replay", lambda *given: decoded.append(1) or real(*given))
     logs = [el.UpstreamLog(lab.store, ["r"]) for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        heard = [shown(items) for items in pool.map(there, logs)]
+        heard = [shown(items) for items in pool.map(received, logs)]
     assert heard == [heard[0]] * 4 and len(heard[0]) == 2
     assert len(decoded) == 1
 
@@ -84,13 +84,13 @@ def test_it_is_bounded_and_a_long_replay_leaves_it_alone(lab: Lab, monkeypatch: 
         lab.put({turn: (0, turn)})
     lab.tick()
     with el.UpstreamLog(lab.store, ["r"]) as log:
-        there(log)
+        received(log)
         assert tail.bytes == 0
         monkeypatch.setattr(tail, "_limit", 1000)
         for turn in range(20):
             lab.put(dict.fromkeys(range(4), (0, turn)))
             lab.tick()
-            there(log)
+            received(log)
             assert 0 < tail.bytes <= 1000
 
 
@@ -98,7 +98,7 @@ def by_chance(lab: Lab, seed: int, turns: int) -> None:
     """Several readers at their own pace, beside a job that heard the same; the tail is dropped now and then."""
     history = History(lab, seed)
     rng, tables = history.rng, history.tables
-    job, ear = lab.job("hearing", tables, ["heard"], max_lag=1 << 40, backfill="log"), Ear(tables, "heard")
+    job, ear = lab.job("hearing", tables, ["heard"], max_lag=1 << 40, backfill="log"), RecordingRefresh(tables, "heard")
     logs = [el.UpstreamLog(lab.store, tables) for _ in range(3)]
     heard: list[list[Item]] = [[] for _ in logs]
     for _ in range(turns):
@@ -113,7 +113,7 @@ def by_chance(lab: Lab, seed: int, turns: int) -> None:
     history.settle()
     commits({"hearing": lambda: job.step_local(ear)})
     for log, items in zip(logs, heard, strict=True):
-        assert shown([*items, *there(log)]) == ear.heard
+        assert shown([*items, *received(log)]) == ear.heard
         log.close()
 
 

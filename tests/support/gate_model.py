@@ -1,4 +1,4 @@
-"""The rules of a mailbox by their definitions, and every order in which small plans can be delivered to one.
+"""Model of the stage gate: its rules by their definitions, and every order in which small plans can be delivered.
 
 A plan says how many items each channel has; the item of a sequence is its name, so a wrong one is seen. A life is what
 one consumer incarnation gets, in order; between two lives the consumer has died, and its successor starts at a cursor
@@ -94,15 +94,15 @@ class Rules:
         return self.has(channel, None) and all(self.has(channel, seq) for seq in range(first, count))
 
     def deliverable(self) -> set[Given]:
-        found: set[Given] = set()
+        batches: set[Given] = set()
         for stage, channels in self.plan.channels.items():
             lower = [name for name, at in self.plan.stage_of.items() if at < stage]
             for name in channels if all(self.passed(other) for other in lower) else ():
                 seq = self.cursor.get(name, 0)
                 while self.has(name, seq):
-                    found.add((name, seq))
+                    batches.add((name, seq))
                     seq += 1
-        return found
+        return batches
 
     def done(self) -> bool:
         return all(self.passed(name) for name in self.plan.counts)
@@ -114,14 +114,16 @@ def check_taken(gate: StageGate, rules: Rules, before: Sequence[Given]) -> list[
     assert all(content == item(name, seq) for name, seq, content in taken), "an item under another's name"
     now = [(name, seq) for name, seq, _ in taken]
     assert [plan.stage_of[name] for name, _ in now] == sorted(plan.stage_of[name] for name, _ in now), "lower first"
-    given = [*before, *now]
-    assert len(set(given)) == len(given), f"given out twice: {given}"
-    assert set(given) == rules.deliverable(), f"given out {given}, to be given out {sorted(rules.deliverable())}"
+    delivered = [*before, *now]
+    assert len(set(delivered)) == len(delivered), f"given out twice: {delivered}"
+    assert set(delivered) == rules.deliverable(), (
+        f"given out {delivered}, to be given out {sorted(rules.deliverable())}"
+    )
     for channel in plan.counts:
-        seqs = [seq for name, seq in given if name == channel]
+        seqs = [seq for name, seq in delivered if name == channel]
         assert seqs == list(range(rules.cursor.get(channel, 0), gate.cursor[channel])), f"{channel}: {seqs}"
     assert gate.done == rules.done()
-    return given
+    return delivered
 
 
 def deliver(gate: StageGate, rules: Rules, event: Event) -> None:
@@ -143,15 +145,15 @@ def live(plan: Plan, cursor: Cursor, events: Iterable[Event]) -> tuple[Given, ..
     """One life, looked at after each event, then again with one look at its end; returns what was given out."""
     events = list(events)
     gate, rules = StageGate(plan.channels, dict(cursor)), Rules(plan, dict(cursor))
-    given = check_taken(gate, rules, ())
+    delivered = check_taken(gate, rules, ())
     for event in events:
         deliver(gate, rules, event)
-        given = check_taken(gate, rules, given)
+        delivered = check_taken(gate, rules, delivered)
     late, rules = StageGate(plan.channels, dict(cursor)), Rules(plan, dict(cursor))
     for event in events:
         deliver(late, rules, event)
-    assert set(check_taken(late, rules, ())) == set(given)
-    return tuple(given)
+    assert set(check_taken(late, rules, ())) == set(delivered)
+    return tuple(delivered)
 
 
 def every_order(plan: Plan, events: Sequence[Event]) -> int:
@@ -189,8 +191,8 @@ def _effects(
         return
     for length in range(len(events) + 1):
         for order in permutations(events, length):
-            given = once(cursor, order)
-            for kept in range(len(given) + 1):
-                covered = dict(cursor) | {name: seq + 1 for name, seq in given[:kept]}
-                for rest in _effects(plan, tuple(sorted(covered.items())), deaths - 1, once):
-                    yield given[:kept] + rest
+            delivered = once(cursor, order)
+            for survivors in range(len(delivered) + 1):
+                covered = dict(cursor) | {name: seq + 1 for name, seq in delivered[:survivors]}
+                for later in _effects(plan, tuple(sorted(covered.items())), deaths - 1, once):
+                    yield delivered[:survivors] + later

@@ -77,12 +77,14 @@ def mirror(source: str, output: str, keep: Callable[[int], bool] = lambda v: Tru
 
     def refresh(ctx: Any) -> None:
         changes = ctx.changes(source, mode="net").select(["k", "g", "v", "_change_type"]).to_pylist()
-        kept = {row["k"]: (row["g"], row["v"]) for row in changes if row["_change_type"] != "delete" and keep(row["v"])}
-        gone = {row["k"] for row in changes} - set(kept)
-        if kept:
-            ctx.upsert(output, table_of(kept))
-        if gone & set(state_of(ctx.output(output))):
-            ctx.delete(output, keys_of(gone))
+        upserts = {
+            row["k"]: (row["g"], row["v"]) for row in changes if row["_change_type"] != "delete" and keep(row["v"])
+        }
+        deletes = {row["k"] for row in changes} - set(upserts)
+        if upserts:
+            ctx.upsert(output, table_of(upserts))
+        if deletes & set(state_of(ctx.output(output))):
+            ctx.delete(output, keys_of(deletes))
 
     return refresh
 
@@ -106,9 +108,9 @@ def commits(steps: Mapping[str, Callable[[], int | None]]) -> dict[str, list[int
     """Steps all jobs until none has anything to do; the epochs that each committed."""
     done: dict[str, list[int]] = {name: [] for name in steps}
     while True:
-        found = {name: step() for name, step in steps.items()}
-        for name, epoch in found.items():
+        committed = {name: step() for name, step in steps.items()}
+        for name, epoch in committed.items():
             if epoch is not None:
                 done[name].append(epoch)
-        if not any(epoch is not None for epoch in found.values()):
+        if not any(epoch is not None for epoch in committed.values()):
             return done

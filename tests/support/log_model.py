@@ -1,4 +1,4 @@
-"""A small table told twice: in a store, and as plain dicts; what its log must say is worked out from the dicts alone.
+"""Model of a table's log: a small table in a store and as plain dicts, which give the expected log.
 
 Keys are small ints. A value is None, NaN or a number; the ops of an epoch are (key, value) in order, with GONE for a
 delete.
@@ -57,7 +57,7 @@ def tiny(patch: pytest.MonkeyPatch) -> None:
 
 
 @dataclass
-class Told:
+class LogModel:
     """One table's log as plain values."""
 
     groups: list[tuple[int, Label]] = field(default_factory=list)  # (log epoch, its net changes), oldest first
@@ -87,27 +87,27 @@ class Told:
         if mode == "net":
             newest = {key: (at, value) for at, ops in groups for key, value in ops}
             return _shown(self.state(after), [(key, *newest[key]) for key in sorted(newest)], images, low, high)
-        found: list[Change] = []
+        changes: list[Change] = []
         for at, ops in groups:
-            found += _shown(self.state(at - 1), [(key, at, value) for key, value in ops], images, low, high)
-        return found
+            changes += _shown(self.state(at - 1), [(key, at, value) for key, value in ops], images, low, high)
+        return changes
 
 
 def _shown(state: State, changes: Sequence[tuple[int, int, Any]], images: bool, low: int, high: int) -> list[Change]:
-    found: list[Change] = []
+    changes: list[Change] = []
     for key, at, value in changes:
         if not low <= key < high:
             continue
-        gone, there = value is GONE, key in state
+        deleted, exists = value is GONE, key in state
         if not images:
-            found.append(("delete" if gone else "upsert", at, key, None if gone else value))
-        elif gone and there:
-            found.append(("delete", at, key, state[key]))
-        elif not gone and not there:
-            found.append(("insert", at, key, value))
-        elif not gone and _plain(state[key]) != _plain(value):
-            found += [("update_preimage", at, key, state[key]), ("update_postimage", at, key, value)]
-    return found
+            changes.append(("delete" if deleted else "upsert", at, key, None if deleted else value))
+        elif deleted and exists:
+            changes.append(("delete", at, key, state[key]))
+        elif not deleted and not exists:
+            changes.append(("insert", at, key, value))
+        elif not deleted and _plain(state[key]) != _plain(value):
+            changes += [("update_preimage", at, key, state[key]), ("update_postimage", at, key, value)]
+    return changes
 
 
 def _plain(value: Any) -> Any:
@@ -128,12 +128,12 @@ def _word(value: Any) -> str | None:
 
 
 class World:
-    """A store with two tables, one of each changelog, that are told the same."""
+    """Store with two tables, one of each changelog, that receive equal commits."""
 
     NAMES = ("upsert", "full")
 
     def __init__(self, root: Path, options: el.TableOptions | None = None) -> None:
-        self.root, self.now_ms, self.told = root, NOW_MS, Told()
+        self.root, self.now_ms, self.model = root, NOW_MS, LogModel()
         self.store = self.opened()
         for name in self.NAMES:
             self.store.create_table(name, SCHEMA, ["k"], changelog=name, options=options)
@@ -156,10 +156,10 @@ class World:
     def commit(self, labels: Sequence[Label], *, sealed: bool = True) -> int:
         """One commit of all these log epochs, the last of which is the commit's own; of both tables at once."""
         start = max(self.store.last_epoch, from_unix_ms(self.now_ms)) + 2
-        given = [start + 3 * place for place in range(len(labels))] or [start]
+        epochs = [start + 3 * place for place in range(len(labels))] or [start]
         if sealed:
-            segments = {name: self._sealed(name, list(zip(given, labels, strict=False))) for name in self.NAMES}
-            at = self.store.commit(segments, epoch=given[-1])
+            segments = {name: self._sealed(name, list(zip(epochs, labels, strict=False))) for name in self.NAMES}
+            at = self.store.commit(segments, epoch=epochs[-1])
         else:
             with self.store.transaction() as tx:
                 for name in self.NAMES:
@@ -169,27 +169,27 @@ class World:
                         lambda k, name=name: tx.delete(name, k),
                     )
             at = tx.epoch
-            given = [at]
-        self.told.commit(at, list(zip(given, labels[-len(given) :], strict=False)))
+            epochs = [at]
+        self.model.commit(at, list(zip(epochs, labels[-len(epochs) :], strict=False)))
         return at
 
     def _sealed(self, name: str, labels: Sequence[tuple[int, Label]]) -> list[el.Segment]:
-        writer, found = self.table(name).writer(), []
+        writer, segments = self.table(name).writer(), []
         for label, ops in labels:
             _fill(ops, writer.upsert, writer.delete)
-            found += writer.seal(label)
-        return found
+            segments += writer.seal(label)
+        return segments
 
     def truncate(self, before: int) -> None:
         for name in self.NAMES:
             self.table(name).truncate_log(before)
-        self.told.mark = max(self.told.mark, before)
+        self.model.mark = max(self.model.mark, before)
 
     # ---- looking -------------------------------------------------------------------------------------------------
 
     def marks(self) -> list[int]:
         """All bounds between which anything differs."""
-        epochs = {0, self.told.mark, *self.told.entries, *(at for at, _ in self.told.groups)}
+        epochs = {0, self.model.mark, *self.model.entries, *(at for at, _ in self.model.groups)}
         return sorted({max(at + by, 0) for at in epochs for by in (-1, 0)})
 
     def check(
@@ -200,16 +200,16 @@ class World:
         def ask() -> pa.RecordBatchReader:
             return self.table(name).changes(after, until, mode=mode, pre_images=images, filter=part)
 
-        told = f"{name} ({after}, {until}] {mode}, images {images}, keys {low} to {high}"
-        if after < self.told.mark:
+        read_range = f"{name} ({after}, {until}] {mode}, images {images}, keys {low} to {high}"
+        if after < self.model.mark:
             with pytest.raises(el.LogTruncated):
                 ask()
         elif images and name == "upsert" and 0 < after < self.table(name).info.safe_epoch:
             with pytest.raises(el.EpochExpired):
                 ask()
         else:
-            wanted = self.told.changes(after, until, mode, images, low, high)
-            assert plain(ask().read_all()) == [(*row[:3], _plain(row[3])) for row in wanted], told
+            wanted = self.model.changes(after, until, mode, images, low, high)
+            assert plain(ask().read_all()) == [(*row[:3], _plain(row[3])) for row in wanted], read_range
             if part is not None:
                 plan = self.plan(name, after, until)
                 batches = plan.batches(
@@ -219,7 +219,7 @@ class World:
                     options=ReadOptions(None, None, KeyRange(low, high)),
                 )
                 cut = pa.Table.from_batches(list(batches), plan.schema())
-                assert plain(cut) == [(*row[:3], _plain(row[3])) for row in wanted], f"a piece of {told}"
+                assert plain(cut) == [(*row[:3], _plain(row[3])) for row in wanted], f"a piece of {read_range}"
 
     def plan(self, name: str, after: int, until: int) -> LogPlan:
         return self.store._handle.catalog.read(lambda view: plan_changes(view, find_table(view, name), after, until))
@@ -235,12 +235,12 @@ class World:
                         self.check(name, after, until, mode, images=images, low=low, high=high)
         for name in self.NAMES:
             for after in self.marks():
-                if after >= self.told.mark:
-                    assert self.table(name).next_epoch(after) == self.told.next_epoch(after), (name, after)
+                if after >= self.model.mark:
+                    assert self.table(name).next_epoch(after) == self.model.next_epoch(after), (name, after)
                 else:
                     with pytest.raises(el.LogTruncated):
                         self.table(name).next_epoch(after)
-            assert self.table(name).to_arrow()["k"].to_pylist() == sorted(self.told.state(1 << 62))
+            assert self.table(name).to_arrow()["k"].to_pylist() == sorted(self.model.state(1 << 62))
 
 
 def _fill(ops: Sequence[Op], upsert: Callable[[Any], Any], delete: Callable[[Any], Any]) -> None:
@@ -256,9 +256,9 @@ def _fill(ops: Sequence[Op], upsert: Callable[[Any], Any], delete: Callable[[Any
         at = end
 
 
-def plain(found: pa.Table) -> list[Change]:
+def plain(changes: pa.Table) -> list[Change]:
     """Change rows as tuples; checks the columns that follow from others."""
-    rows = found.to_pylist()
+    rows = changes.to_pylist()
     for row in rows:
         assert row["s"] == _word(row["v"]), row
         assert row["_commit_timestamp"].timestamp() * 1000 == to_unix_ms(row["_commit_version"])

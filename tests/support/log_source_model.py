@@ -1,4 +1,4 @@
-"""Reads of upstream logs as plain tuples, what a job hears of the same, and random histories to read."""
+"""Reads of upstream logs as plain tuples, a job's view of these logs, and random histories to read."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ Shown = tuple[Any, ...]
 LONG = 5_000_000  # epochs: longer than the distance of two boundaries
 
 
-def there(log: el.UpstreamLog) -> list[Item]:
-    """All that has come so far."""
+def received(log: el.UpstreamLog) -> list[Item]:
+    """Return all items received so far."""
     return list(iter(log.poll, None))
 
 
 def read(lab: Lab, tables: Sequence[str] = ("r",), **options: Any) -> list[Item]:
     with el.UpstreamLog(lab.store, tables, **options) as log:
-        return there(log)
+        return received(log)
 
 
 def shown(items: Iterable[Item]) -> list[Shown]:
     """Each change, and each barrier, as a tuple."""
-    found: list[Shown] = []
+    shown_items: list[Shown] = []
     for item in items:
         if isinstance(item, el.Chunk):
             for row in item.data.to_pylist():
                 assert row["_commit_version"] == item.epoch
-                found.append((item.table, item.epoch, row["_change_type"], row["k"], row["v"]))
+                shown_items.append((item.table, item.epoch, row["_change_type"], row["k"], row["v"]))
         else:
-            found.append((item.prev, item.curr, item.kind) if isinstance(item, el.Barrier) else ("end",))
-    return found
+            shown_items.append((item.prev, item.curr, item.kind) if isinstance(item, el.Barrier) else ("end",))
+    return shown_items
 
 
 def barriers(items: Iterable[Item]) -> list[tuple[int, int]]:
     return [(item.prev, item.curr) for item in items if isinstance(item, el.Barrier)]
 
 
-class Ear:
-    """A refresh that writes down what it is given, in the form of `shown`."""
+class RecordingRefresh:
+    """Refresh that records its inputs in the form of `shown`."""
 
     def __init__(self, tables: Sequence[str], output: str, *, pre_images: bool = False) -> None:
         self.tables, self.output, self.pre_images = tables, output, pre_images

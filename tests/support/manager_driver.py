@@ -1,4 +1,4 @@
-"""A desk at which a test plays both sides of a checkpoint manager: the catalog and the actors, on a virtual clock."""
+"""Driver of a checkpoint manager in tests: it plays the catalog and the actors on a virtual clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ START_MS = 1_000_000_000_000
 D = TypeVar("D")
 
 
-class Desk:
+class ManagerDriver:
     """Answers each Decide and each Commit at once, unless `answers` is switched off; keeps all decisions in `log`.
 
     Restarted actors attach again by themselves while `attaches` is on.
@@ -109,8 +109,8 @@ class Desk:
         """One actor's report for the job's newest barrier: rows become one segment each of table t."""
         segments = {"t": tuple(rows)} if rows else {}
         number = self.current(job).barrier_id if barrier_id is None else barrier_id
-        own = self.incarnations[job, actor] if incarnation is None else incarnation
-        return self.do(self.manager.collect(Report(job, number, actor, own, segments, state, ended)))
+        claimed = self.incarnations[job, actor] if incarnation is None else incarnation
+        return self.do(self.manager.collect(Report(job, number, actor, claimed, segments, state, ended)))
 
     def decline(self, job: str, actor: Actor, barrier_id: int | None = None) -> list[Decision]:
         number = self.current(job).barrier_id if barrier_id is None else barrier_id

@@ -1,4 +1,4 @@
-"""Values made of dicts and lists with one of their places taken by something else, as a stranger would send them."""
+"""Mutations of messages: values of dicts and lists with one place replaced, as a hostile peer could send them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where something can be put in the place of something else."""
+    """Return the paths of all places in the value."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
-    return [path, *(found for name, inner in inside for found in places(inner, (*path, name)))]
+    return [path, *(inner_path for name, inner in inside for inner_path in places(inner, (*path, name)))]
 
 
 def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A process that can open no more files, for as long as a test wants."""
+"""Block in which this process can open no more files."""
 
 from __future__ import annotations
 

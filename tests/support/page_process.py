@@ -1,4 +1,4 @@
-"""The process in which a page is followed (see pages.py): runs its commands, compares outputs, tells what differs."""
+"""Process that follows a page (see pages.py): it runs the commands, compares outputs and reports differences."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def over() -> None:
 def _epochlog(line: str) -> tuple[int, str]:
     from epochlog.__main__ import main
 
-    kept = sys.stdout, sys.stderr
+    streams = sys.stdout, sys.stderr
     sys.stdout = sys.stderr = caught = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
     try:
         code = main(shlex.split(line)[1:])
     finally:
-        sys.stdout, sys.stderr = kept
+        sys.stdout, sys.stderr = streams
     assert isinstance(caught.buffer, io.BytesIO)
     return code, caught.buffer.getvalue().decode()
 
@@ -92,13 +92,13 @@ def _bash(line: str) -> tuple[int, str]:
     assert _shell.stdin is not None and _shell.stdout is not None
     _shell.stdin.write(f"{line}\nprintf '\\001%s\\n' $?\n")
     _shell.stdin.flush()
-    said = ""
+    output = ""
     for part in _shell.stdout:
-        said += part
+        output += part
         if END in part:
-            text, _, code = said.rpartition(END)
+            text, _, code = output.rpartition(END)
             return int(code), text
-    raise EOFError(f"bash ended at {line!r}: {said}")
+    raise EOFError(f"bash ended at {line!r}: {output}")
 
 
 def _compare(place: int, text: str) -> None:
@@ -106,29 +106,29 @@ def _compare(place: int, text: str) -> None:
         text = text.replace(new, old)
     here = str(Path.cwd())
     came[place] = text = text.replace(here + "/", "").replace(here, ".")
-    one = TODO[place]
-    shown = "\n".join(LINES[one.begin - 1 : one.end - 1]) if one.begin else ""
+    entry = TODO[place]
+    shown = "\n".join(LINES[entry.begin - 1 : entry.end - 1]) if entry.begin else ""
     complaint = names.learn(shown, text)
     if complaint:
-        what = one.command or "the python block"
-        wrong.append(f"{PATH.name}:{one.line}: {what}: {complaint}\n--- shown\n{shown}\n--- came\n{text}")
+        subject = entry.command or "the python block"
+        wrong.append(f"{PATH.name}:{entry.line}: {subject}: {complaint}\n--- shown\n{shown}\n--- came\n{text}")
 
 
 def _written() -> str:
     """The page with what came out, everywhere: then its epochs fit together."""
     lines = list(LINES)
     for place in sorted(came, reverse=True):
-        one = TODO[place]
+        entry = TODO[place]
         output = [line.rstrip() for line in came[place].strip("\n").splitlines()]
-        if one.begin:
-            lines[one.begin - 1 : one.end - 1] = output
+        if entry.begin:
+            lines[entry.begin - 1 : entry.end - 1] = output
         elif output:
-            closing = lines.index("```", one.line)
+            closing = lines.index("```", entry.line)
             lines[closing + 1 : closing + 1] = ["", "```text", *output, "```"]
-        if one.command is not None:
+        if entry.command is not None:
             line = commands[place]
             for old, new in REPLACE:
                 line = line.replace(new, old)
-            given = one.command.splitlines()
-            lines[one.line - 1 : one.line - 1 + len(given)] = ("$ " + line).splitlines()
+            command_lines = entry.command.splitlines()
+            lines[entry.line - 1 : entry.line - 1 + len(command_lines)] = ("$ " + line).splitlines()
     return "\n".join(lines) + "\n"

@@ -82,18 +82,18 @@ def blocks(text: str) -> Iterator[Block]:
 
 def things_to_do(text: str) -> list[Shown]:
     """The page's story, in order."""
-    found: list[Shown] = []
+    entries: list[Shown] = []
     for block in blocks(text):
         first = block.line + 1
         if block.kind == "python":
-            found.append(Shown(block.line, None, 0, 0))
+            entries.append(Shown(block.line, None, 0, 0))
         elif block.kind == "console":
-            found += _commands(block, first)
-        elif not found or found[-1].command is not None or found[-1].begin:
+            entries += _commands(block, first)
+        elif not entries or entries[-1].command is not None or entries[-1].begin:
             raise ValueError(f"line {block.line}: a text block shows what the python block before it prints")
         else:
-            found[-1] = Shown(found[-1].line, None, first, first + len(block.lines))
-    return found
+            entries[-1] = Shown(entries[-1].line, None, first, first + len(block.lines))
+    return entries
 
 
 def _commands(block: Block, first: int) -> Iterator[Shown]:
@@ -117,7 +117,7 @@ def script(text: str, replace: Mapping[str, str]) -> str:
     """The page as a Python program with the same line numbers, so that a traceback tells the line of the page."""
     lines = [""] * (len(text.splitlines()) + 1)
     lines[0] = "import page_process as __story__"
-    doing = {one.line: place for place, one in enumerate(things_to_do(text))}
+    doing = {entry.line: place for place, entry in enumerate(things_to_do(text))}
     for block in blocks(text):
         if block.kind == "python":
             lines[block.line - 1] = f"__story__.begin({doing[block.line]})"
@@ -152,13 +152,13 @@ class Names:
         """Takes in an output that was shown and the one that came; says what does not fit, nothing if all does."""
         if plain(shown) != plain(came):
             return "it shows another thing"
-        for here, there in zip(NAMED.findall(shown), NAMED.findall(came), strict=True):
-            if self.real.setdefault(here, there) != there:
-                return f"{here} stands for two things, {self.real[here]} and {there}"
+        for shown_name, actual in zip(NAMED.findall(shown), NAMED.findall(came), strict=True):
+            if self.real.setdefault(shown_name, actual) != actual:
+                return f"{shown_name} stands for two things, {self.real[shown_name]} and {actual}"
         return ""
 
     def translated(self, command: str) -> str:
-        return NAMED.sub(lambda found: self.real.get(found[0], found[0]), command)
+        return NAMED.sub(lambda name_match: self.real.get(name_match[0], name_match[0]), command)
 
 
 def needs_spark(path: Path) -> bool:

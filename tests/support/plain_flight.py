@@ -1,4 +1,4 @@
-"""A plain Flight client, as anybody would write one: nothing here knows epochlog."""
+"""Plain Flight client that uses no code of epochlog."""
 
 from __future__ import annotations
 

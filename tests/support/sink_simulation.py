@@ -1,4 +1,4 @@
-"""Spark's part in a write, played without Spark: who plans, each attempt of a task and who commits know only what
+"""Spark's part in a write, without Spark: the planner, each attempt of a task and the committer know only what
 Spark gives them, pickled.
 """
 
@@ -22,7 +22,7 @@ GRACE_MS = 901_000
 DAY_MS = 86_400_000
 
 
-class Play:
+class SinkWrite:
     """One write of rows of `schema`: planned when this is made. `stream`: the number of a micro-batch."""
 
     def __init__(
@@ -79,8 +79,8 @@ class Later:
 
 def spark_intents(store: el.Store) -> int:
     """How many writes of Spark may still come to be committed, as the catalog has it."""
-    found = store._handle.catalog.read(all_intents)
-    return sum(intent.kind == "spark" for intent in found)
+    intents = store._handle.catalog.read(all_intents)
+    return sum(intent.kind == "spark" for intent in intents)
 
 
 def files_of(store: el.Store) -> int:

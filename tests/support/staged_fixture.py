@@ -1,4 +1,4 @@
-"""What tests of the staged exchange share: a served store, batches that say what they are, and what came of them."""
+"""Fixtures of the staged exchange: a served store, batches that name their channel and sequence, and checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Given = tuple[str, int]
 
 
 def batch(channel: str, seq: int, rows: int = 3) -> pa.RecordBatch:
-    """Says whose it is, so that a wrong one is seen."""
+    """Make a batch that names its channel and sequence, so that a test detects a wrong one."""
     return pa.record_batch({"channel": [channel] * rows, "seq": pa.array([seq] * rows, pa.int64()), "n": range(rows)})
 
 
@@ -48,16 +48,16 @@ def fill(
 
 def taken(mail: StageReader, count: int | None = None) -> list[Given]:
     """The next deliveries, all of them or so many; each must be what it says."""
-    found: list[Given] = []
-    while len(found) != count:
+    batches: list[Given] = []
+    while len(batches) != count:
         delivery = mail.poll(WAIT_LIMIT_S)
         if delivery is None:
-            assert count is None and mail.done, f"{found}, and no more came"
-            return found
+            assert count is None and mail.done, f"{batches}, and no more came"
+            return batches
         channel, seq, data = delivery
         assert data.equals(batch(channel, seq, data.num_rows)), f"another batch came as {channel} {seq}"
-        found.append((channel, seq))
-    return found
+        batches.append((channel, seq))
+    return batches
 
 
 def run_of(channel: str, seqs: Iterable[int]) -> list[Given]:

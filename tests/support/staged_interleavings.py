@@ -1,4 +1,4 @@
-"""A staged exchange's catalog, its producers and its consumers, in every order in which small plans can happen.
+"""Model of a staged exchange: its catalog, producers and consumers, in every order of the events of small plans.
 
 What the exchange decides is the library's: `keeping` over a dict of packed records, and one gate for each consumer
 incarnation. What must hold is worked out anew from what was accepted, in the predicates of `World.check`. Orders are
@@ -35,8 +35,8 @@ class Catalog:
         self.records = dict(records)
 
     def get(self, key: bytes) -> dict[str, Any] | None:
-        found = self.records.get(key)
-        return None if found is None else unpack(key, found)
+        record = self.records.get(key)
+        return None if record is None else unpack(key, record)
 
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, dict[str, Any]]]:
         for key in sorted((key for key in self.records if start <= key < stop), reverse=reverse):
@@ -58,8 +58,8 @@ class Event:
     there is, save what was taken, ack what was saved, die, and late: an acknowledgement by the incarnation before.
     """
 
-    what: str
-    who: str
+    action: str
+    actor: str
     seq: int = 0
     attempt: int = 0
 
@@ -124,11 +124,11 @@ class World:
     def after(self, event: Event) -> World:
         """The world once it has happened; AssertionError where it was answered otherwise than the rules say."""
         catalog = Catalog(dict(self.records))
-        if event.what in ("push", "end", "lie", "wrong end"):
+        if event.action in ("push", "end", "lie", "wrong end"):
             truth, lives = _produced(self, catalog, event), self.lives
         else:
             life, truth = _consumed(self, catalog, event)
-            lives = tuple((name, life if name == event.who else other) for name, other in self.lives)
+            lives = tuple((name, life if name == event.actor else other) for name, other in self.lives)
         return replace(self, records=frozenset(catalog.records.items()), truth=truth, lives=lives)
 
     def life(self, consumer: str) -> Life:
@@ -144,20 +144,20 @@ class World:
 
 
 def _produced(world: World, catalog: Catalog, event: Event) -> Truth:
-    channel, truth = event.who, world.truth
+    channel, truth = event.actor, world.truth
     fenced = event.attempt < truth.attempt(channel)
     last = world.plan.counts[channel] - 1
-    if event.what in ("lie", "wrong end") and not _is_known(truth, event):
+    if event.action in ("lie", "wrong end") and not _is_known(truth, event):
         return truth  # it would be the truth: a producer tells no lie first
-    wrong = event.what == "lie", event.what == "wrong end"
+    wrong = event.action == "lie", event.action == "wrong end"
     try:
-        if event.what in ("push", "lie"):
+        if event.action in ("push", "lie"):
             crc32 = content(channel, event.seq) ^ wrong[0]
             path = f"{INTENT}-{channel}-{event.seq}-{event.attempt}.arrow"
-            given = transactions.Push(
+            request = transactions.Push(
                 channel, world.plan.stage_of[channel], event.seq, event.attempt, path, SIZE, crc32, 1
             )
-            if transactions.push(catalog, QUERY, given).full:
+            if transactions.push(catalog, QUERY, request).full:
                 assert catalog.records.keys() == dict(world.records).keys(), "what has no room is not kept"
                 return truth.with_attempt(channel, event.attempt)  # and it fences who was before it
         else:
@@ -172,42 +172,42 @@ def _produced(world: World, catalog: Catalog, event: Event) -> Truth:
         assert not fenced, f"an attempt that was replaced was served: {event}"
         assert not any(wrong), f"one content per sequence, one end per channel: {event} was taken"
         truth = truth.with_attempt(channel, event.attempt)
-        if event.what == "push":
+        if event.action == "push":
             return replace(truth, pushed=truth.pushed | {(channel, event.seq)})
         return replace(truth, ended=truth.ended | {channel})
     return truth
 
 
 def _is_known(truth: Truth, event: Event) -> bool:
-    return (event.who, event.seq) in truth.pushed if event.what == "lie" else event.who in truth.ended
+    return (event.actor, event.seq) in truth.pushed if event.action == "lie" else event.actor in truth.ended
 
 
 # ---- consumers ---------------------------------------------------------------------------------------------------
 
 
 def _consumed(world: World, catalog: Catalog, event: Event) -> tuple[Life, Truth]:
-    life, truth = world.life(event.who), world.truth
-    if event.what == "take":
-        return _take(world, catalog, event.who, life), truth
-    if event.what == "save":
+    life, truth = world.life(event.actor), world.truth
+    if event.action == "take":
+        return _take(world, catalog, event.actor, life), truth
+    if event.action == "save":
         return replace(life, saved=len(life.taken)), truth
-    if event.what == "ack":
-        _acknowledge(catalog, event.who, life.number, life.cursor(life.saved))
-        return life, replace(truth, acked=tuple(sorted({**dict(truth.acked), event.who: life.saved}.items())))
-    if event.what == "late":
+    if event.action == "ack":
+        _acknowledge(catalog, event.actor, life.number, life.cursor(life.saved))
+        return life, replace(truth, acked=tuple(sorted({**dict(truth.acked), event.actor: life.saved}.items())))
+    if event.action == "late":
         if life.number:
             try:
-                _acknowledge(catalog, event.who, life.number - 1, life.cursor())
+                _acknowledge(catalog, event.actor, life.number - 1, life.cursor())
             except el.Fenced:
                 return life, truth
             raise AssertionError("an incarnation that was replaced has acknowledged")
         return life, truth
-    assert event.what == "die"
+    assert event.action == "die"
     born = Life(life.number + 1, life.taken[: life.saved], life.saved)
-    found = transactions.claim(catalog, QUERY, event.who, born.number, born.cursor())
-    assert {name: seq for name, seq in found.start.items() if seq} == born.cursor(), "it begins where its state ends"
+    claimed = transactions.claim(catalog, QUERY, event.actor, born.number, born.cursor())
+    assert {name: seq for name, seq in claimed.start.items() if seq} == born.cursor(), "it begins where its state ends"
     try:
-        transactions.claim(catalog, QUERY, event.who, life.number, None)
+        transactions.claim(catalog, QUERY, event.actor, life.number, None)
     except el.Fenced:
         return born, truth
     raise AssertionError("an incarnation that was replaced has come back")
@@ -219,10 +219,10 @@ def _take(world: World, catalog: Catalog, consumer: str, life: Life) -> Life:
     gate = StageGate(part.channels, life.cursor())
     while True:
         cursor = gate.cursor
-        found = transactions.read_backlog(catalog, QUERY, consumer, cursor, list(cursor), MOST)
-        for name, last in found.ends.items():
+        pending = transactions.read_backlog(catalog, QUERY, consumer, cursor, list(cursor), MOST)
+        for name, last in pending.ends.items():
             gate.end(name, last)
-        for name, seq, pushed in found.pushed:
+        for name, seq, pushed in pending.pushed:
             gate.offer(name, seq, pushed, digest=pushed.crc32)
         taken = gate.take()
         if not taken:
@@ -234,12 +234,12 @@ def _take(world: World, catalog: Catalog, consumer: str, life: Life) -> Life:
 
 def _check_given(part: Plan, truth: Truth, life: Life, name: str, seq: int, crc32: int) -> None:
     """The gate, contiguity, and one content per sequence."""
-    there = life.cursor()
+    position = life.cursor()
     for other, count in part.counts.items():
         if part.stage_of[other] < part.stage_of[name]:
             assert other in truth.ended, f"the gate: {name}[{seq}] before the end mark of {other}"
-            assert there.get(other, 0) == count, f"the gate: {name}[{seq}] before {other} has passed"
-    assert seq == there.get(name, 0), f"contiguity: {name}[{seq}] at {there.get(name, 0)}"
+            assert position.get(other, 0) == count, f"the gate: {name}[{seq}] before {other} has passed"
+    assert seq == position.get(name, 0), f"contiguity: {name}[{seq}] at {position.get(name, 0)}"
     assert crc32 == content(name, seq), f"one content per sequence: {name}[{seq}]"
 
 
@@ -263,8 +263,8 @@ def counter_never_ahead(world: World, catalog: Catalog) -> None:
     pushed = Counter(channel for channel, _ in world.truth.pushed)
     passed = {channel for channel in world.truth.ended if pushed[channel] == counts[channel]}
     lacking = [stage for stage, names in stages.items() if not passed.issuperset(names)]
-    found, wanted = transactions.find_query(catalog, QUERY).stage, min(lacking, default=max(stages) + 1)
-    assert found == wanted, f"the counter is {found}, by what was ended and pushed {wanted}"
+    counter, expected = transactions.find_query(catalog, QUERY).stage, min(lacking, default=max(stages) + 1)
+    assert counter == expected, f"the counter is {counter}, by what was ended and pushed {expected}"
 
 
 def nothing_freed_too_early(world: World, catalog: Catalog) -> None:
@@ -274,14 +274,14 @@ def nothing_freed_too_early(world: World, catalog: Catalog) -> None:
     readers = {
         channel: [name for name, part in world.consumers if channel in part.counts] for channel in world.plan.counts
     }
-    kept = 0
+    stored = 0
     for channel, seq in world.truth.pushed:
-        there = transactions.find_pushed(catalog, QUERY, channel, seq) is not None
+        exists = transactions.find_pushed(catalog, QUERY, channel, seq) is not None
         needed = any(covered[name].get(channel, 0) <= seq for name in readers[channel])
-        assert there or not needed, f"freed too early: {channel}[{seq}]"
-        assert needed or not there, f"never freed: {channel}[{seq}]"
-        kept += there
-    assert transactions.used_bytes(catalog, QUERY) == kept * SIZE, "the bytes on disk"
+        assert exists or not needed, f"freed too early: {channel}[{seq}]"
+        assert needed or not exists, f"never freed: {channel}[{seq}]"
+        stored += exists
+    assert transactions.used_bytes(catalog, QUERY) == stored * SIZE, "the bytes on disk"
 
 
 def effects_once(world: World) -> None:
@@ -306,20 +306,20 @@ def every_order(world: World, events: Mapping[Event, int]) -> Walked:
     seen: dict[tuple[World, tuple[tuple[Event, int], ...]], int] = {}
     ended: set[World] = set()
 
-    def orders(at: World, left: tuple[tuple[Event, int], ...]) -> int:
-        known = seen.get((at, left))
+    def orders(at: World, remaining: tuple[tuple[Event, int], ...]) -> int:
+        known = seen.get((at, remaining))
         if known is not None:
             return known
         check(at)
-        if not left and at not in ended:
+        if not remaining and at not in ended:
             ended.add(at)
             settle(at)
-        found = 0 if left else 1
-        for event, _ in left:
-            rest = tuple((other, n - (other == event)) for other, n in left if n > (other == event))
-            found += orders(at.after(event), rest)
-        seen[at, left] = found
-        return found
+        count = 0 if remaining else 1
+        for event, _ in remaining:
+            later = tuple((other, n - (other == event)) for other, n in remaining if n > (other == event))
+            count += orders(at.after(event), later)
+        seen[at, remaining] = count
+        return count
 
     return Walked(orders(world, tuple(sorted(Counter(events).items()))), len(seen))
 
@@ -333,8 +333,8 @@ def settle(world: World) -> None:
                 world = world.after(Event("push", channel, seq, attempts[channel]))
             world = world.after(Event("end", channel, 0, attempts[channel]))
         for name, _ in world.consumers:
-            for what in ("take", "save", "ack"):
-                world = world.after(Event(what, name))
+            for action in ("take", "save", "ack"):
+                world = world.after(Event(action, name))
                 check(world)
         if world.done:
             break

@@ -1,4 +1,4 @@
-"""Every store that a test opens: made where this run wants it, noted, and after the test opened again and verified.
+"""Stores that tests open: placed as this run requires, recorded, and verified after the test.
 
 EPOCHLOG_TEST_STORE says where a store goes that a test opens at a plain path: "lmdb" (there), "redis" (its catalog in
 Redis) or "s3" (its files on S3, its catalog in Redis). Tests marked `local_only` are not run again there.
@@ -57,9 +57,9 @@ class Servers:
     def uri(self, path: str) -> str:
         """An address on S3, the same for the same path."""
         server = self.s3
-        found = server.uri(f"{self._bucket}/{hashlib.sha256(path.encode()).hexdigest()[:32]}")
-        self.addresses.add(found)
-        return found
+        address = server.uri(f"{self._bucket}/{hashlib.sha256(path.encode()).hexdigest()[:32]}")
+        self.addresses.add(address)
+        return address
 
     def stop(self) -> None:
         for server in (self._redis, self._s3):
@@ -110,8 +110,8 @@ class Watch:
 
     def damage(self) -> dict[str, str]:
         """What is wrong with each store that is still there, by its root; nothing where all is well."""
-        found = {root: wrong_with(noted) for root, noted in self._noted.items()}
-        return {root: wrong for root, wrong in found.items() if wrong}
+        problems = {root: wrong_with(noted) for root, noted in self._noted.items()}
+        return {root: wrong for root, wrong in problems.items() if wrong}
 
 
 def moved(root: Any, catalog: Any) -> tuple[Any, Any]:

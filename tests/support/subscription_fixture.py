@@ -1,4 +1,4 @@
-"""What tests of subscriptions share: a served store, a model that applies batches by key, connections that break."""
+"""Fixtures of subscriptions: a served store, a replica that applies batches by key, connections that break."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Replica:
         self.key = key
         self.state: dict[Any, dict[str, Any]] = {}
         self.epoch = 0
-        self.given: list[tuple[int, Any, str]] = []  # (epoch, key, kind)
+        self.received: list[tuple[int, Any, str]] = []  # (epoch, key, kind)
         self.changes = False
 
     def apply(self, batch: pa.RecordBatch) -> None:
@@ -48,7 +48,7 @@ class Replica:
                 del row[name]
             assert kind in (("upsert", "delete") if self.changes else ("insert", "upsert", "delete"))
             self.changes = self.changes or kind != "insert"
-            self.given.append((epoch, key, kind))
+            self.received.append((epoch, key, kind))
             if kind == "delete":
                 self.state.pop(key, None)
             else:
@@ -65,7 +65,7 @@ class Replica:
         return self
 
     def same_as(self, table: el.Table) -> bool:
-        assert len(set(self.given)) == len(self.given), "a change came twice"
+        assert len(set(self.received)) == len(self.received), "a change came twice"
         return sorted(self.state.values(), key=repr) == sorted(table.to_arrow().to_pylist(), key=repr)
 
 
@@ -116,7 +116,7 @@ class Serving:
         return int(self.location.rpartition(":")[2])
 
 
-class Breaking:
+class BreakingConnections:
     """Opens connections that are cut after so many messages, each; then whole ones."""
 
     def __init__(self, serving: Serving, cuts: list[int]) -> None:
@@ -127,14 +127,14 @@ class Breaking:
     def __call__(self, command: bytes) -> ClientLine:
         line = ClientLine(self.serving.location, command, token=TOKEN, tls_roots=None)
         if self.dials < len(self.cuts):
-            left, read_frame = self.cuts[self.dials], line.read_frame
+            frames_left, read_frame = self.cuts[self.dials], line.read_frame
 
             def cut() -> Any:
-                nonlocal left
-                if left <= 0:
+                nonlocal frames_left
+                if frames_left <= 0:
                     line.abort()
                     return read_frame()
-                left -= 1
+                frames_left -= 1
                 return read_frame()
 
             line.read_frame = cut  # pyright: ignore[reportAttributeAccessIssue]

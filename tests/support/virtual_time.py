@@ -1,4 +1,4 @@
-"""Time that stands still until all threads wait for it: what a pipeline does then is the same at each run."""
+"""Virtual time that advances when all threads wait for it, so that each run of a pipeline is equal."""
 
 from __future__ import annotations
 

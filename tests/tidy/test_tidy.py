@@ -45,8 +45,8 @@ def problems(path: str, text: str) -> str:
 
 
 def test_the_project_is_tidy() -> None:
-    found = [problem for name in project_files() for problem in rules.check(name, (ROOT / name).read_text("utf-8"))]
-    assert not found, "\n" + "\n".join(found)
+    problems = [problem for name in project_files() for problem in rules.check(name, (ROOT / name).read_text("utf-8"))]
+    assert not problems, "\n" + "\n".join(problems)
 
 
 def test_no_modules_import_each_other() -> None:
@@ -59,8 +59,8 @@ def test_a_circle_of_imports_is_found() -> None:
     first = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from epochlog.store.b import B"
     lines = {"store/a.py": first, "store/b.py": "from . import c", "store/c.py": "from epochlog.store.a import A"}
     trees = {path: ast.parse(line) for path, line in lines.items()}
-    (found,) = rules.import_cycles(trees)
-    assert all(name in found for name in ("store.a", "store.b", "store.c"))
+    (cycle,) = rules.import_cycles(trees)
+    assert all(name in cycle for name in ("store.a", "store.b", "store.c"))
     assert not list(rules.import_cycles({path: trees[path] for path in ("store/a.py", "store/b.py")}))
 
 
@@ -75,18 +75,18 @@ def commit_subjects(root: Path, after: str) -> list[str]:
 
 def test_commit_subjects_say_what_they_do() -> None:
     subjects = commit_subjects(ROOT, rules.FIRST_SUBJECT_AFTER)
-    found = [problem for subject in subjects for problem in rules.commit_subject(subject)]
-    assert not found, "\n" + "\n".join(found)
+    problems = [problem for subject in subjects for problem in rules.commit_subject(subject)]
+    assert not problems, "\n" + "\n".join(problems)
 
 
 def test_no_folder_has_more_indirect_docstrings_than_before() -> None:
-    found: dict[str, list[str]] = {}
+    docstrings: dict[str, list[str]] = {}
     for name in project_files():
         if name.endswith(".py"):
             folder = name.partition("/")[0] if "/" in name else "."
             tree = ast.parse((ROOT / name).read_text("utf-8"))
-            found.setdefault(folder, []).extend(rules.indirect_docstrings(name, tree))
-    problems = list(rules.ratchet(found, rules.INDIRECT_DOCSTRINGS))
+            docstrings.setdefault(folder, []).extend(rules.indirect_docstrings(name, tree))
+    problems = list(rules.ratchet(docstrings, rules.INDIRECT_DOCSTRINGS))
     assert not problems, "\n" + "\n".join(problems)
 
 
@@ -283,26 +283,26 @@ def test_subjects_that_follow_the_rule_pass(subject: str) -> None:
 
 def test_subjects_are_read_where_the_history_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(folder: Path, *words: str) -> str:
-        who = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
-        return subprocess.run(["git", *who, *words], cwd=folder, capture_output=True, text=True, check=True).stdout
+        identity = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+        return subprocess.run(["git", *identity, *words], cwd=folder, capture_output=True, text=True, check=True).stdout
 
-    whole, shallow, archive = tmp_path / "whole", tmp_path / "shallow", tmp_path / "archive"
-    for folder in (whole, archive):
+    full, shallow, archive = tmp_path / "whole", tmp_path / "shallow", tmp_path / "archive"
+    for folder in (full, archive):
         folder.mkdir()
     if shutil.which("git") is None:  # a bare machine, where there is nothing to read
-        assert commit_subjects(whole, "first") == []
+        assert commit_subjects(full, "first") == []
         return
-    git(whole, "init", "-q")
+    git(full, "init", "-q")
     for subject in ("first", "second", "store: add a third"):
-        git(whole, "commit", "-q", "--allow-empty", "-m", f"{subject}\n\nBecause.")
-    first = git(whole, "rev-list", "--max-parents=0", "HEAD").strip()
-    git(tmp_path, "clone", "-q", "--depth=1", whole.as_uri(), str(shallow))
+        git(full, "commit", "-q", "--allow-empty", "-m", f"{subject}\n\nBecause.")
+    first = git(full, "rev-list", "--max-parents=0", "HEAD").strip()
+    git(tmp_path, "clone", "-q", "--depth=1", full.as_uri(), str(shallow))
 
-    assert commit_subjects(whole, first) == ["store: add a third", "second"]
+    assert commit_subjects(full, first) == ["store: add a third", "second"]
     assert commit_subjects(shallow, first) == []
     assert commit_subjects(archive, first) == []
     monkeypatch.setenv("PATH", str(archive))
-    assert commit_subjects(whole, first) == []
+    assert commit_subjects(full, first) == []
 
 
 def test_docstrings_that_begin_indirectly_are_counted() -> None:
@@ -317,8 +317,8 @@ async def g():
 def h():
     "Whatsoever, or wholly: begin with a word that is none of these."
 '''
-    found = list(rules.indirect_docstrings("store/a.py", ast.parse(text)))
-    assert sorted(found) == [
+    problems = list(rules.indirect_docstrings("store/a.py", ast.parse(text)))
+    assert sorted(problems) == [
         "store/a.py:1: the docstring of the module begins with 'Whose'",
         "store/a.py:2: the docstring of A begins with 'Whoever'",
         "store/a.py:4: the docstring of f begins with 'Whether'",
@@ -334,5 +334,5 @@ def h():
     (2, {"store": 2}, ""),
 ])  # fmt: skip
 def test_the_ratchet_turns_one_way(count: int, allowed: dict[str, int], complaint: str) -> None:
-    told = "\n".join(rules.ratchet({"store": ["store/a.py:1: …"] * count}, allowed))
-    assert complaint in told if complaint else not told
+    messages = "\n".join(rules.ratchet({"store": ["store/a.py:1: …"] * count}, allowed))
+    assert complaint in messages if complaint else not messages
