@@ -30,9 +30,9 @@ def check(session: CommandSession) -> int:
     queries = query if options.output is None else {options.output: query}
     report = job.check(queries, tolerance=options.tolerance, sample=limit or sys.maxsize)
     if session.out.as_json:
-        session.out.document(_facts(report))
+        session.out.document(_report_facts(report))
     else:
-        _show(session, report)
+        _show_report(session, report)
     return 0 if report.ok else 1
 
 
@@ -43,7 +43,7 @@ def _read_query_file(path: str) -> str:
         raise InvalidInput(f"--file {path} is no text in UTF-8: {error}") from error
 
 
-def _facts(report: CheckReport) -> Facts:
+def _report_facts(report: CheckReport) -> Facts:
     outputs = [
         {
             "output": output.output,
@@ -51,14 +51,14 @@ def _facts(report: CheckReport) -> Facts:
             "rows": output.rows,
             "expected_rows": output.expected_rows,
             **{kind: getattr(output, kind) for kind, _ in KINDS},
-            **{f"{kind}_rows": _plain(getattr(output, f"{kind}_rows")) for kind, _ in KINDS},
+            **{f"{kind}_rows": _row_facts(getattr(output, f"{kind}_rows")) for kind, _ in KINDS},
         }
         for output in report.outputs.values()
     ]
     return {"job": report.job, "epoch": report.epoch, "ok": report.ok, "outputs": outputs}
 
 
-def _show(session: CommandSession, report: CheckReport) -> None:
+def _show_report(session: CommandSession, report: CheckReport) -> None:
     from epochlog.cli.render import pages
 
     for output in report.outputs.values():
@@ -70,7 +70,7 @@ def _show(session: CommandSession, report: CheckReport) -> None:
         for kind, label in KINDS:
             if getattr(output, kind):
                 rows = getattr(output, f"{kind}_rows")
-                table = pages.rows(rows.column_names, _numeric(rows.schema), _plain(rows))
+                table = pages.rows_page(rows.column_names, _numeric(rows.schema), _row_facts(rows))
                 parts += [_heading(output, kind, label, rows.num_rows), table]
         session.out.show(*parts)
 
@@ -86,5 +86,5 @@ def _numeric(schema: pa.Schema) -> list[bool]:
     return [pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind) for kind in kinds]
 
 
-def _plain(rows: pa.Table) -> list[Facts]:
+def _row_facts(rows: pa.Table) -> list[Facts]:
     return [row for batch in rows.to_batches() for row in plain_rows(batch)]

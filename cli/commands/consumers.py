@@ -35,16 +35,16 @@ def consumers(session: CommandSession) -> None:
         store.reset_consumer(name, _reset_target(to))
     if options.drop is not None:
         store.drop_consumer(options.drop)
-    facts = [_facts(info) for info in store.consumers()]
+    facts = [_consumer_facts(info) for info in store.consumers()]
     if session.out.as_json:
         session.out.document({"root": session.handle.files.place, "consumers": facts})
     else:
         from epochlog.cli.render import pages
 
-        session.out.show(pages.consumers(facts) if facts else f"{session.handle.files.place} has no consumer")
+        session.out.show(pages.consumers_page(facts) if facts else f"{session.handle.files.place} has no consumer")
 
 
-def _facts(info: ConsumerInfo) -> Facts:
+def _consumer_facts(info: ConsumerInfo) -> Facts:
     times = {"until": info.until_ms, "acked": info.acked_ms}
     facts = {name: value for name, value in asdict(info).items() if name not in ("until_ms", "acked_ms")}
     return {**facts, "tables": list(info.tables), **{name: ms and iso(ms) for name, ms in times.items()}}
@@ -108,7 +108,7 @@ class _TailProgress:
             if self.session.out.as_json:
                 self.session.out.lines(plain_rows(rows))
             else:
-                self.session.out.text(_lines(rows))
+                self.session.out.text(_change_lines(rows))
             self.session.out.flush()
         if isinstance(item, Slice) and item.snapshot:
             self._rows += item.data.num_rows
@@ -159,7 +159,7 @@ def _start_position(session: CommandSession, table: TableDef, consumer: Consumer
     return None if begin == "snapshot" else FeedPosition(after=session.handle.catalog.read(marks)[begin])
 
 
-def _lines(rows: pa.RecordBatch) -> Iterator[str]:
+def _change_lines(rows: pa.RecordBatch) -> Iterator[str]:
     """Yield a line for each change: time, epoch, type and columns."""
     for row in plain_rows(rows):
         columns = " ".join(

@@ -35,10 +35,11 @@ def epochs(session: CommandSession) -> None:
         "at": iso(view.clock_ms),
         "last_epoch": view.last_epoch,
         "tables": [
-            _table(view, name, requested=name in names) for name in (*shown_timeline.tables, *shown_timeline.ancestors)
+            _table_facts(view, name, requested=name in names)
+            for name in (*shown_timeline.tables, *shown_timeline.ancestors)
         ],
         "left_out": left_out,
-        "stretches": [_stretch(view, names, stretch) for stretch in shown_timeline.stretches],
+        "stretches": [_stretch_facts(view, names, stretch) for stretch in shown_timeline.stretches],
         "earlier": shown_timeline.earlier,
         "later": shown_timeline.later,
         "epoch": None if options.at is None or not names else explained(view, names, options.at),
@@ -52,7 +53,7 @@ def epochs(session: CommandSession) -> None:
         session.out.show(*epochs_page(facts, shown_timeline, session.out.width))
 
 
-def _table(view: EpochView, name: str, *, requested: bool) -> Facts:
+def _table_facts(view: EpochView, name: str, *, requested: bool) -> Facts:
     table = view.table(name)
     return {
         "name": name,
@@ -67,7 +68,7 @@ def _table(view: EpochView, name: str, *, requested: bool) -> Facts:
     }
 
 
-def _stretch(view: EpochView, names: Sequence[str], stretch: Stretch) -> Facts:
+def _stretch_facts(view: EpochView, names: Sequence[str], stretch: Stretch) -> Facts:
     return {
         "first": stretch.first,
         "last": stretch.last,

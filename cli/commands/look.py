@@ -33,13 +33,13 @@ from .snapshots import held_list
 def ls(session: CommandSession) -> None:
     """List all tables."""
     state, counter = look(session.handle), RowCounter(session.handle, session.options.rows)
-    facts = _tables(session, state.tables, counter)
+    facts = _table_list(session, state.tables, counter)
     if session.out.as_json:
         session.out.document({"root": session.handle.files.place, "last_epoch": state.last_epoch, "tables": facts})
     else:
         from epochlog.cli.render import pages
 
-        session.out.show(pages.tables(facts) if facts else f"{session.handle.files.place} has no table yet")
+        session.out.show(pages.tables_page(facts) if facts else f"{session.handle.files.place} has no table yet")
     _raise_count_error(counter)
 
 
@@ -52,7 +52,7 @@ def describe(session: CommandSession) -> None:
     else:
         from epochlog.cli.render import pages
 
-        session.out.show(*pages.description(facts))
+        session.out.show(*pages.description_page(facts))
     _raise_count_error(counter)
 
 
@@ -60,7 +60,7 @@ def history(session: CommandSession) -> None:
     """List a table's commits, or its compactions."""
     limit = limit_of(session.options)
     if session.options.compactions:
-        _compactions(session, limit)
+        _show_compactions(session, limit)
         return
     commits = session.store.table(session.options.table).history(limit)
     rows = (row for batch in commits.to_batches() for row in plain_rows(batch))
@@ -69,12 +69,12 @@ def history(session: CommandSession) -> None:
     else:
         from epochlog.cli.render import pages
 
-        session.out.show(pages.commits(rows))
+        session.out.show(pages.commits_page(rows))
         if commits.num_rows == limit:
             session.out.show(f"the newest {limit:,}; --limit N or --all for more")
 
 
-def _compactions(session: CommandSession, limit: int | None) -> None:
+def _show_compactions(session: CommandSession, limit: int | None) -> None:
     def body(view: View) -> list[Facts]:
         table = find_table(view, session.options.table)
         return [trace_facts(trace) for trace in islice(read_traces(view, table.id), limit)]
@@ -86,7 +86,7 @@ def _compactions(session: CommandSession, limit: int | None) -> None:
         from epochlog.cli.render import pages
 
         session.out.show(
-            pages.traces(compactions) if compactions else f"{session.options.table} has not been compacted yet"
+            pages.traces_page(compactions) if compactions else f"{session.options.table} has not been compacted yet"
         )
 
 
@@ -110,10 +110,10 @@ def jobs(session: CommandSession) -> None:
         from epochlog.cli.render import pages
 
         nothing = [] if loads else [f"{session.handle.files.place} has no job yet"]
-        session.out.show(*(pages.jobs(job_list) if job_list else nothing), *pages.loads(loads))
+        session.out.show(*(pages.jobs_page(job_list) if job_list else nothing), *pages.loads_table(loads))
 
 
-def _tables(session: CommandSession, tables: Sequence[TableLook], counter: RowCounter) -> list[Facts]:
+def _table_list(session: CommandSession, tables: Sequence[TableLook], counter: RowCounter) -> list[Facts]:
     facts = []
     for table in tables:
         facts.append(table_facts(table, counter.of(table.plan)))
@@ -129,7 +129,7 @@ def _status_facts(session: CommandSession, counter: RowCounter) -> Facts:
         "last_epoch": state.last_epoch,
         "tables": [
             {**facts, **maintenance_facts(table)}
-            for facts, table in zip(_tables(session, state.tables, counter), state.tables, strict=True)
+            for facts, table in zip(_table_list(session, state.tables, counter), state.tables, strict=True)
         ],
         "jobs": jobs_facts(state),
         "loads": loads_facts(state),
@@ -144,7 +144,7 @@ def _show_status(session: CommandSession, counter: RowCounter, *, on_one_line: b
     else:
         from epochlog.cli.render import pages
 
-        session.out.show(*pages.status(facts))
+        session.out.show(*pages.status_page(facts))
     session.out.flush()
 
 
@@ -165,7 +165,7 @@ def _watch(session: CommandSession) -> None:
 
     with Live(console=people_console(), auto_refresh=False, vertical_overflow="visible") as live:
         for counter in counters:
-            live.update(Group(*pages.status(_status_facts(session, counter))), refresh=True)
+            live.update(Group(*pages.status_page(_status_facts(session, counter))), refresh=True)
             pause.wait(session.options.watch)
 
 

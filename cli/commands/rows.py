@@ -38,14 +38,14 @@ def read(session: CommandSession) -> None:
         if options.out is not None and len(snapshot) != 1:
             raise InvalidInput(f"--out writes one table to a file: name one of {', '.join(snapshot)}")
         # All readers are opened first, so that an invalid option prints nothing.
-        readers = [(name, _reader(snapshot, name, session)) for name in snapshot]
+        readers = [(name, _open_reader(snapshot, name, session)) for name in snapshot]
         for place, (name, reader) in enumerate(readers):
             epoch = snapshot.epochs[name]
             if options.out is not None:
                 rows_at_most = snapshot[name].plan.rows_at_most if options.filter is None else None
-                _write(session, reader, {"table": name, "epoch": epoch}, rows_at_most)
+                _write_file(session, reader, {"table": name, "epoch": epoch}, rows_at_most)
             elif session.out.as_json:
-                rows = islice(_rows(reader), limit_of(options))
+                rows = islice(_row_facts(reader), limit_of(options))
                 session.out.lines({"_table": name, "_epoch": epoch, **row} for row in rows)
             else:
                 session.out.show(*[""] * bool(place))
@@ -58,22 +58,22 @@ def changes(session: CommandSession) -> None:
     table = session.store.table(options.table)
     after, until = (epoch_of(session.handle, text, table.name) for text in (options.after, options.until))
     reader = table.changes(
-        _beginning(session, table.name, pre_images=options.pre_images) if after is None else after,
+        _default_start(session, table.name, pre_images=options.pre_images) if after is None else after,
         until,
         mode=options.mode,
         pre_images=options.pre_images,
         columns=options.columns,
-        filter=_filter(options.filter, table.schema),
+        filter=_parse_filter(options.filter, table.schema),
     )
     if options.out is not None:
-        _write(session, reader, {"table": table.name}, None)
+        _write_file(session, reader, {"table": table.name}, None)
     elif session.out.as_json:
-        session.out.lines(islice(_rows(reader), limit_of(options)))
+        session.out.lines(islice(_row_facts(reader), limit_of(options)))
     else:
         _show_rows(session, reader, None)
 
 
-def _beginning(session: CommandSession, name: str, *, pre_images: bool) -> int:
+def _default_start(session: CommandSession, name: str, *, pre_images: bool) -> int:
     """Return the default of --after: the log's beginning, or the oldest epoch after which pre-images are known."""
 
     def body(view: View) -> int:
@@ -87,26 +87,28 @@ def _beginning(session: CommandSession, name: str, *, pre_images: bool) -> int:
     return session.handle.catalog.read(body)
 
 
-def _reader(snapshot: Snapshot, name: str, session: CommandSession) -> pa.RecordBatchReader:
+def _open_reader(snapshot: Snapshot, name: str, session: CommandSession) -> pa.RecordBatchReader:
     table = snapshot[name]
-    return table.scan(columns=session.options.columns, filter=_filter(session.options.filter, table.schema))
+    return table.scan(columns=session.options.columns, filter=_parse_filter(session.options.filter, table.schema))
 
 
-def _filter(text: str | None, schema: pa.Schema) -> pc.Expression | None:
+def _parse_filter(text: str | None, schema: pa.Schema) -> pc.Expression | None:
     return None if text is None else parse_predicate(text, schema)
 
 
-def _rows(reader: Iterable[pa.RecordBatch]) -> Iterator[Facts]:
+def _row_facts(reader: Iterable[pa.RecordBatch]) -> Iterator[Facts]:
     for batch in reader:
         yield from plain_rows(batch)
 
 
-def _write(session: CommandSession, reader: pa.RecordBatchReader, facts: Facts, rows_at_most: int | None) -> None:
+def _write_file(session: CommandSession, reader: pa.RecordBatchReader, facts: Facts, rows_at_most: int | None) -> None:
     """Write the rows to the file of --out. rows_at_most: upper bound of the rows; None if unknown."""
     file, limit = OutFile(session.options.out), limit_of(session.options)
     total = rows_at_most if limit is None else min(limit, rows_at_most or limit)
     file.check(reader.schema)
-    rows, size = file.write(reader.schema, _first(reader, limit), lambda done: session.out.waiting.step(done, total))
+    rows, size = file.write(
+        reader.schema, _limit_batches(reader, limit), lambda done: session.out.waiting.step(done, total)
+    )
     facts = {**facts, "file": str(file.path), "rows": rows, "bytes": size}
     if session.out.as_json:
         session.out.document(facts)
@@ -116,7 +118,7 @@ def _write(session: CommandSession, reader: pa.RecordBatchReader, facts: Facts, 
         session.out.show(f"{rows:,} {noun} of {facts['table']}{at} are in {file.path}, {bytes_text(size)}")
 
 
-def _first(reader: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
+def _limit_batches(reader: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
     """Yield the first `limit` rows."""
     remaining = limit
     for batch in reader:
@@ -137,7 +139,7 @@ def _show_epochs(session: CommandSession, snapshot: Snapshot) -> None:
     else:
         from epochlog.cli.render import pages
 
-        session.out.show(*pages.epochs(facts))
+        session.out.show(*pages.epochs_page(facts))
 
 
 def _show_rows(session: CommandSession, reader: pa.RecordBatchReader, title: str | None) -> None:
@@ -147,11 +149,11 @@ def _show_rows(session: CommandSession, reader: pa.RecordBatchReader, title: str
     limit, row_count = limit_of(session.options), 0
     names, kinds = reader.schema.names, reader.schema.types
     numeric = [pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind) for kind in kinds]
-    rows = _rows(reader)
+    rows = _row_facts(reader)
     limited = islice(rows, limit)
     heading = [title] if title else []
     while page := list(islice(limited, PAGE_ROWS)):
-        session.out.show(*heading, pages.rows(names, numeric, page))
+        session.out.show(*heading, pages.rows_page(names, numeric, page))
         row_count, heading = row_count + len(page), []
     if not row_count:
         session.out.show(*heading, "no rows")

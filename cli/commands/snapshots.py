@@ -26,16 +26,16 @@ def snapshot(session: CommandSession) -> None:
     """Take a snapshot, show one, or release one and list the held snapshots."""
     options = session.options
     if options.hold is not None:
-        _take(session)
+        _hold_new(session)
     elif options.show is not None:
-        _show(session, token_of(session.handle, options.show))
+        _show_token(session, token_of(session.handle, options.show))
     else:
         if options.drop is not None:
             session.store.release_snapshot(options.drop)
-        _list(session)
+        _list_held(session)
 
 
-def _take(session: CommandSession) -> None:
+def _hold_new(session: CommandSession) -> None:
     options = session.options
     with session.store.snapshot(options.tables or None, **policy_of(session.handle, options)) as taken_snapshot:
         held = taken_snapshot.hold(timedelta(seconds=options.hold), options.name, partial=options.partial)
@@ -43,19 +43,19 @@ def _take(session: CommandSession) -> None:
     if session.out.as_json:
         session.out.document(facts)
     else:
-        from epochlog.cli.render.epoch_pages import held_page
+        from epochlog.cli.render.epoch_pages import new_hold_page
 
-        session.out.show(*held_page(facts))
+        session.out.show(*new_hold_page(facts))
 
 
-def _list(session: CommandSession) -> None:
+def _list_held(session: CommandSession) -> None:
     facts = held_list(session)
     if session.out.as_json:
         session.out.document({"root": session.handle.files.place, "snapshots": facts})
     else:
-        from epochlog.cli.render.pages import held
+        from epochlog.cli.render.pages import held_snapshots
 
-        session.out.show(*(held(facts) if facts else [f"{session.handle.files.place} has no held snapshot"]))
+        session.out.show(*(held_snapshots(facts) if facts else [f"{session.handle.files.place} has no held snapshot"]))
 
 
 def held_list(session: CommandSession) -> list[Facts]:
@@ -75,7 +75,7 @@ def held_facts(snapshot: HeldSnapshot, now_ms: int) -> Facts:
     }
 
 
-def _show(session: CommandSession, token: str) -> None:
+def _show_token(session: CommandSession, token: str) -> None:
     """Show the tables and epochs of a token, held or not, with the time until which each stays readable."""
     handle, decoded = session.handle, decode_token(token)
     if decoded.store_id != handle.store_id:
@@ -85,7 +85,7 @@ def _show(session: CommandSession, token: str) -> None:
     def body(view: View) -> list[Facts]:
         now_ms = handle.catalog.now_ms()
         epochs = read_epoch_view(view, handle.memory, now_ms, handle.store_id)
-        return [_table(session, view, epochs, policy, name, now_ms) for name in decoded.entries]
+        return [_table_facts(session, view, epochs, policy, name, now_ms) for name in decoded.entries]
 
     tables = handle.catalog.read(body)
     facts = {"token": token, "readable": not any(table["why_not"] for table in tables), "tables": tables}
@@ -97,7 +97,9 @@ def _show(session: CommandSession, token: str) -> None:
         session.out.show(*token_page(facts))
 
 
-def _table(session: CommandSession, view: View, epochs: EpochView, policy: Exact, name: str, now_ms: int) -> Facts:
+def _table_facts(
+    session: CommandSession, view: View, epochs: EpochView, policy: Exact, name: str, now_ms: int
+) -> Facts:
     """Describe one table of a token. kept_until: the time until which the rows of that epoch stay readable; kept_by:
     the hold or retention that keeps them.
     """
@@ -107,13 +109,13 @@ def _table(session: CommandSession, view: View, epochs: EpochView, policy: Exact
         choose_epochs(policy, epochs, [name])
     except EpochlogError as error:
         return {**facts, "lag_ms": None, "why_not": str(error)}
-    ends_ms, by = max(_keepers(session, view, epochs.ids[name], name, epoch, now_ms))
+    ends_ms, by = max(_retention_ends(session, view, epochs.ids[name], name, epoch, now_ms))
     if ends_ms > now_ms:
         facts |= {"kept_until": iso(ends_ms), "kept_by": by}
     return {**facts, "lag_ms": epochs.lag_ms(name, epoch), "why_not": None}
 
 
-def _keepers(
+def _retention_ends(
     session: CommandSession, view: View, table_id: int, name: str, epoch: int, now_ms: int
 ) -> Iterator[tuple[int, str]]:
     """Return (end in Unix ms, name) of each hold and retention that keeps the table's rows of that epoch until a fixed

@@ -38,7 +38,9 @@ def compact(session: CommandSession) -> None:
     else:
         from epochlog.cli.render import pages
 
-        session.out.show(pages.compactions(results) if results else f"{session.handle.files.place} has no table yet")
+        session.out.show(
+            pages.compactions_page(results) if results else f"{session.handle.files.place} has no table yet"
+        )
 
 
 def vacuum(session: CommandSession) -> None:
@@ -52,7 +54,7 @@ def vacuum(session: CommandSession) -> None:
     else:
         from epochlog.cli.render import pages
 
-        session.out.show(*pages.vacuuming(facts))
+        session.out.show(*pages.vacuuming_page(facts))
 
 
 def verify(session: CommandSession) -> int:
@@ -64,7 +66,7 @@ def verify(session: CommandSession) -> int:
     else:
         from epochlog.cli.render import pages
 
-        session.out.show(*pages.verification(facts))
+        session.out.show(*pages.verification_page(facts))
     return 0 if report.ok else 1
 
 
@@ -72,10 +74,10 @@ def _compact_one(session: CommandSession, table: TableDef, label: str, *, full: 
     def progress(done: int, total: int) -> None:
         session.out.waiting.step(done, total, of=label)
 
-    before = _size(session, table)
+    before = _segments_and_bytes(session, table)
     apply_retention(session.handle, table)
     outcome = compact_table(session.handle, table, full=full, progress=progress)
-    after = _size(session, table)
+    after = _segments_and_bytes(session, table)
     return {
         "table": table.name,
         "compacted": outcome is CompactionOutcome.DONE,
@@ -87,7 +89,7 @@ def _compact_one(session: CommandSession, table: TableDef, label: str, *, full: 
     }
 
 
-def _size(session: CommandSession, table: TableDef) -> tuple[int, int]:
+def _segments_and_bytes(session: CommandSession, table: TableDef) -> tuple[int, int]:
     """Return the number of L0 segments that reads merge, and the bytes of all files."""
 
     def body(view: View) -> tuple[int, int]:

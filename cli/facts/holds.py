@@ -124,9 +124,9 @@ def vacuum_facts(root: str, report: VacuumReport) -> Facts:
     return {
         "root": root,
         "dry_run": report.dry_run,
-        "deleted": [_file(file) for file in report.deleted],
+        "deleted": [_file_facts(file) for file in report.deleted],
         "bytes_freed": report.bytes_freed,
-        "kept": [_file(file) for file in report.kept],
+        "kept": [_file_facts(file) for file in report.kept],
         "noted": report.noted,
         "foreign": [{"path": file.path, "bytes": file.bytes} for file in report.foreign],
         "revoked": [
@@ -137,7 +137,7 @@ def vacuum_facts(root: str, report: VacuumReport) -> Facts:
     }
 
 
-def _file(file: VacuumedFile) -> Facts:
+def _file_facts(file: VacuumedFile) -> Facts:
     return {
         "path": file.path,
         "bytes": file.bytes,

@@ -61,14 +61,14 @@ def timeline(view: EpochView, names: Sequence[str], limit: int | None = None, ar
     if not len(cuts):
         return Timeline(_names(tables), _names(ancestors), ())
     lasts = np.append(cuts[1:] - 1, high)
-    begin, stop = _chosen(cuts, limit, around)
+    begin, stop = _select_range(cuts, limit, around)
     readable = _within(together, cuts) & (cuts >= max(floors.values()))
     states = {table.name: _states(table, cuts, alone[table.name], floors.get(table.name, 0)) for table in members}
     stretches = tuple(
         Stretch(
             int(cuts[at]),
             int(lasts[at]),
-            dict(_landed(members, int(cuts[at]))),
+            dict(_landed_at(members, int(cuts[at]))),
             {name: by_cut[at] for name, by_cut in states.items()},
             bool(readable[at]),
         )
@@ -85,15 +85,15 @@ def _names(tables: Sequence[TableEpochs]) -> tuple[str, ...]:
 
 def _events(tables: Sequence[TableEpochs], low: int, high: int) -> Iterator[Ints]:
     """Yield the epochs of events in [low, high]: one ascending array for each table and kind."""
-    for events in _arrays(tables):
+    for events in _event_arrays(tables):
         yield events[events.searchsorted(low) : events.searchsorted(high, "right")]
 
 
-def _arrays(tables: Sequence[TableEpochs]) -> Iterator[Ints]:
+def _event_arrays(tables: Sequence[TableEpochs]) -> Iterator[Ints]:
     return (events for table in tables for events in (table.commits, table.changes))
 
 
-def _distinct(parts: Iterable[Ints]) -> Ints:
+def _merge_distinct(parts: Iterable[Ints]) -> Ints:
     """Merge the arrays into one ascending array of distinct values."""
     merged = np.sort(np.concatenate([ints(()), *parts]))
     return merged[np.append(True, merged[1:] != merged[:-1])[: len(merged)]]
@@ -107,11 +107,11 @@ def _window(members: Sequence[TableEpochs], last: int, limit: int | None, around
         return 0, last
     middle = last if around is None else min(around, last)
     below, above = [], []
-    for events in _arrays(members):
+    for events in _event_arrays(members):
         at = int(events.searchsorted(middle, "right"))
         below.append(events[max(at - limit - 1, 0) : at])
         above.append(events[at : at + limit + 1])
-    past, coming = _distinct(below), _distinct(above)
+    past, coming = _merge_distinct(below), _merge_distinct(above)
     low = int(past[-limit]) if len(past) > limit else 0
     return low, int(coming[limit]) - 1 if len(coming) > limit else last
 
@@ -121,12 +121,12 @@ def _cuts(
 ) -> Ints:
     """Return the first epochs of the stretches: events, and changes of a state; none before the first event."""
     edges = [edge for starts, ends in valid for edge in (starts, ends + 1)]
-    cuts = _distinct([*_events(members, low, high), *edges, ints(list(floors))])
-    first = min((int(events[0]) for events in _arrays(members) if len(events)), default=high + 1)
+    cuts = _merge_distinct([*_events(members, low, high), *edges, ints(list(floors))])
+    first = min((int(events[0]) for events in _event_arrays(members) if len(events)), default=high + 1)
     return cuts[(cuts >= max(low, first)) & (cuts <= high)]
 
 
-def _chosen(cuts: Ints, limit: int | None, around: int | None) -> tuple[int, int]:
+def _select_range(cuts: Ints, limit: int | None, around: int | None) -> tuple[int, int]:
     """Choose the stretches to return: indices [begin, stop) of `cuts`."""
     if limit is None or len(cuts) <= limit:
         return 0, len(cuts)
@@ -145,21 +145,21 @@ def _within(intervals: Intervals, epochs: Ints) -> np.ndarray:
 
 
 def _states(table: TableEpochs, cuts: Ints, valid: Intervals, floor: int) -> list[State]:
-    begun = (table.commits.searchsorted(cuts, "right") > 0) | (table.known_from > 0)
-    ok = _within(valid, cuts)
+    begun_mask = (table.commits.searchsorted(cuts, "right") > 0) | (table.known_from > 0)
+    is_valid = _within(valid, cuts)
     return [
-        "gone" if cut < floor else "none" if not has else "valid" if good else "behind"
-        for cut, has, good in zip(cuts.tolist(), begun.tolist(), ok.tolist(), strict=True)
+        "gone" if cut < floor else "none" if not has_begun else "valid" if valid_at_cut else "behind"
+        for cut, has_begun, valid_at_cut in zip(cuts.tolist(), begun_mask.tolist(), is_valid.tolist(), strict=True)
     ]
 
 
-def _landed(members: Sequence[TableEpochs], epoch: int) -> Iterator[tuple[str, Landed]]:
+def _landed_at(members: Sequence[TableEpochs], epoch: int) -> Iterator[tuple[str, Landed]]:
     for table in members:
-        commit, change = (_has(events, epoch) for events in (table.commits, table.changes))
+        commit, change = (_contains(events, epoch) for events in (table.commits, table.changes))
         if commit or change:
             yield table.name, "empty" if not change else "rows" if commit else "label"
 
 
-def _has(events: Ints, epoch: int) -> bool:
+def _contains(events: Ints, epoch: int) -> bool:
     at = int(events.searchsorted(epoch))
     return at < len(events) and int(events[at]) == epoch

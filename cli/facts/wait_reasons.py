@@ -27,12 +27,12 @@ def wait_texts(jobs: Sequence[JobLook], now_ms: int) -> dict[str, str]:
     """Return the text after "waits for" of each job, by name."""
     by_name = {job.info.name: job for job in jobs}
     return {
-        name: _upstream_reason(job, by_name) if job.wait.kind == "upstream" else _reason_of_its_own(job, now_ms)
+        name: _upstream_reason(job, by_name) if job.wait.kind == "upstream" else _own_reason(job, now_ms)
         for name, job in by_name.items()
     }
 
 
-def _reason_of_its_own(job: JobLook, now_ms: int) -> str:
+def _own_reason(job: JobLook, now_ms: int) -> str:
     """Describe the reason of a job that waits for no other job."""
     wait, record = job.wait, job.record
     at = epoch_text(wait.epoch)

@@ -22,29 +22,29 @@ def epochs_page(facts: Facts, timeline: Timeline, width: int) -> Iterator[Table 
     """Yield the parts of the page of `epochs`."""
     yield f"{facts['root']} at {facts['at']}, last epoch {epoch_text(facts['last_epoch'])}"
     if not facts["tables"]:
-        yield _left_out(facts) or "there is no table yet"
+        yield _left_out_text(facts) or "there is no table yet"
         return
     if timeline.stretches:
         chosen = {choice["policy"]: [at for at in choice["epochs"].values() if at] for choice in facts["choices"]}
         names, lanes = picture(timeline, chosen, width)
         yield Text("\n").join(Text(safe(lane.text(names)), LANE_STYLES.get(lane.kind, "")) for lane in lanes)
         yield "   ".join(f"{drawn} {meaning}" for drawn, meaning in LEGEND)
-        yield grid(("#", "epochs from", "landed", "all together", "because"), _stretches(facts))
+        yield grid(("#", "epochs from", "landed", "all together", "because"), _stretch_rows(facts))
     else:
         yield "these tables have no commit yet"
     if facts["earlier"] or facts["later"]:
         yield f"{len(timeline.stretches):,} stretches are shown; --limit N or --all for more"
-    yield from _explanation(facts["epoch"])
+    yield from _explanation_parts(facts["epoch"])
     if facts["epoch"] is None and not all(stretch["readable"] for stretch in facts["stretches"]):
         yield "--at EPOCH lists all reasons at one epoch"
-    yield grid(("policy", "would choose now", ">lag"), (_choice(choice) for choice in facts["choices"]))
-    if refused := "\n".join(map(_refusal, filter(lambda choice: choice["error"], facts["choices"]))):
+    yield grid(("policy", "would choose now", ">lag"), (_choice_row(choice) for choice in facts["choices"]))
+    if refused := "\n".join(map(_refusal_text, filter(lambda choice: choice["error"], facts["choices"]))):
         yield refused
-    if left_out := _left_out(facts):
+    if left_out := _left_out_text(facts):
         yield left_out
 
 
-def _stretches(facts: Facts) -> Iterator[tuple[Text | str, ...]]:
+def _stretch_rows(facts: Facts) -> Iterator[tuple[Text | str, ...]]:
     for number, stretch in enumerate(facts["stretches"], start=1):
         landed = ", ".join(
             name if kind == "rows" else f"{name} ({'no rows' if kind == 'empty' else 'below its commit'})"
@@ -61,23 +61,25 @@ def _reasons(stretch: Facts) -> Iterator[str]:
         yield f"{blame['table']} {state}" if state else blame["reason"]
 
 
-def _explanation(explanation: Facts | None) -> Iterator[Table | str]:
+def _explanation_parts(explanation: Facts | None) -> Iterator[Table | str]:
     if explanation is None:
         return
     verdict = "can be read together" if explanation["readable"] else "cannot be read together"
     yield f"at epoch {epoch_text(explanation['epoch'])} the tables {verdict}"
-    yield grid(("table", "its newest commit there", "why it cannot be read there"), map(_table, explanation["tables"]))
+    yield grid(
+        ("table", "its newest commit there", "why it cannot be read there"), map(_table_row, explanation["tables"])
+    )
     if not explanation["readable"]:
         below, above = (epoch_text(explanation[name]) for name in ("readable_at_or_below", "readable_above"))
         yield f"they can be read together before it up to {below}, after it from {above}"
 
 
-def _table(table: Facts) -> tuple[Text | str, ...]:
+def _table_row(table: Facts) -> tuple[Text | str, ...]:
     reasons = "; ".join(blame["reason"] for blame in table["why_not"])
     return table["table"], epoch_text(table["commit"]), Text(safe(reasons), "yellow") if reasons else NONE
 
 
-def _choice(choice: Facts) -> tuple[Text | str, ...]:
+def _choice_row(choice: Facts) -> tuple[Text | str, ...]:
     name = choice["policy"] + "".join(f" ({text})" for text in _option_texts(choice["options"]))
     if choice["error"]:
         return name, Text(f"nothing: {choice['error']['type']}", "yellow"), NONE
@@ -89,7 +91,7 @@ def _choice(choice: Facts) -> tuple[Text | str, ...]:
     return name, epoch_cell, lag_text(max(choice["lag_ms"].values()))
 
 
-def _refusal(choice: Facts) -> str:
+def _refusal_text(choice: Facts) -> str:
     name, text = f"{choice['policy']}: ", safe(choice["error"]["text"])
     return text if text.startswith(name) else name + text
 
@@ -101,7 +103,7 @@ def _option_texts(options: Facts) -> Iterator[str]:
         yield f"epoch {epoch}"
 
 
-def _left_out(facts: Facts) -> str:
+def _left_out_text(facts: Facts) -> str:
     reasons = "; ".join(facts["left_out"].values())
     return reasons and f"not counted under global: {reasons}"
 
@@ -109,7 +111,7 @@ def _left_out(facts: Facts) -> str:
 # ---- held snapshots ----------------------------------------------------------------------------------------------
 
 
-def held_page(facts: Facts) -> Iterator[Table | str]:
+def new_hold_page(facts: Facts) -> Iterator[Table | str]:
     """Yield the parts of the page of `snapshot --hold`."""
     yield f"held as {facts['name']} until {facts['until']}"
     rows = ((name, epoch_text(epoch), lag_text(facts["lag_ms"][name])) for name, epoch in facts["epochs"].items())

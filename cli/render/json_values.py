@@ -37,7 +37,7 @@ def plain_values(array: pa.Array) -> list[Any]:
     kind = array.type
     if _T.is_floating(kind):
         wide = array.cast(pa.float32()) if _T.is_float16(kind) else array
-        return [_float(value) for value in wide.to_pylist()]
+        return [_float_value(value) for value in wide.to_pylist()]
     if _T.is_timestamp(kind):
         at_utc = array.cast(pa.timestamp(kind.unit, "UTC")) if kind.tz else array
         return pc.replace_substring_regex(at_utc.cast(pa.string()), _DAY, r"\1T").to_pylist()
@@ -47,7 +47,7 @@ def plain_values(array: pa.Array) -> list[Any]:
         return array.cast(pa.int64()).to_pylist()
     if _T.is_binary(kind) or _T.is_large_binary(kind) or _T.is_fixed_size_binary(kind):
         return [None if value is None else base64.b64encode(value).decode() for value in array.to_pylist()]
-    return _nested(array) if _T.is_nested(kind) else array.to_pylist()
+    return _nested_values(array) if _T.is_nested(kind) else array.to_pylist()
 
 
 def cell(value: Any) -> str:
@@ -57,13 +57,13 @@ def cell(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _float(value: float | None) -> float | str | None:
+def _float_value(value: float | None) -> float | str | None:
     if value is None or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def _nested(array: pa.Array) -> list[Any]:
+def _nested_values(array: pa.Array) -> list[Any]:
     if _T.is_struct(array.type):
         fields = [field.name for field in array.type]
         columns = [plain_values(child) for child in array.flatten()]

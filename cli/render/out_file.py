@@ -28,18 +28,18 @@ class OutFile:
 
     def check(self, schema: pa.Schema) -> None:
         """Raise InvalidInput for an unknown ending, an existing path, or a column that CSV cannot hold."""
-        kind = self.path.suffix
-        if kind not in ENDINGS:
+        ending = self.path.suffix
+        if ending not in ENDINGS:
             raise InvalidInput(f"--out {self.path}: the ending must be one of {', '.join(ENDINGS)}")
         if self.path.is_symlink():
             raise InvalidInput(f"--out {self.path} is a link, which is not followed: remove it, or name another file")
         if self.path.exists():
             raise InvalidInput(f"--out {self.path} exists already: remove it, or name another file")
-        odd = [field for field in schema if kind == ".csv" and _not_in_csv(field.type)]
-        if odd:
+        unsupported = next((field for field in schema if ending == ".csv" and _csv_cannot_hold(field.type)), None)
+        if unsupported is not None:
             raise InvalidInput(
-                f"--out {self.path}: CSV cannot hold column {odd[0].name!r} of type {odd[0].type}; write .parquet "
-                "or .arrow, or leave the column out with --columns"
+                f"--out {self.path}: CSV cannot hold column {unsupported.name!r} of type {unsupported.type}; write "
+                ".parquet or .arrow, or leave the column out with --columns"
             )
 
     def write(
@@ -51,51 +51,53 @@ class OutFile:
         this user can read both. progress: is called with the rows so far. Raises WriteFailed, and the errors of
         reading.
         """
-        part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
+        part_path = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
         rows = 0
-        with _failures(part):
-            made = _new(part)
+        with _as_write_failed(part_path):
+            new_file = _create_private_file(part_path)
         try:
-            with _failures(part), made as file:
-                with _writer(file, self.path.suffix, schema) as writer:
+            with _as_write_failed(part_path), new_file as file:
+                with _open_writer(file, self.path.suffix, schema) as writer:
                     for batch in batches:
                         writer.write_batch(batch)
                         rows += batch.num_rows
                         progress(rows)
                 file.flush()
                 os.fsync(file.fileno())
-            with _failures(self.path):
-                self._publish(part)
+            with _as_write_failed(self.path):
+                self._publish(part_path)
                 sync_dir(self.path.parent)
                 return rows, self.path.stat().st_size
         finally:
             with suppress(OSError):
-                part.unlink(missing_ok=True)
+                part_path.unlink(missing_ok=True)
 
-    def _publish(self, part: Path) -> None:
+    def _publish(self, part_path: Path) -> None:
         """Give the file its name. Raises InvalidInput if another file has taken it meanwhile."""
         try:
-            os.link(part, self.path)
+            os.link(part_path, self.path)
         except FileExistsError:
             raise InvalidInput(f"--out {self.path} was created by another process: name another file") from None
         except OSError:  # a file system without links
-            os.rename(part, self.path)
+            os.rename(part_path, self.path)
 
 
-def _new(part: Path) -> IO[bytes]:
+def _create_private_file(part_path: Path) -> IO[bytes]:
     """Create a file that only this user can read. Raises FileExistsError if the file exists."""
-    return os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb")
+    return os.fdopen(
+        os.open(part_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb"
+    )
 
 
 @contextmanager
-def _failures(path: Path) -> Iterator[None]:
+def _as_write_failed(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:
         raise WriteFailed(f"{path} cannot be written, no part of it is left: {error}") from error
 
 
-def _writer(file: IO[bytes], kind: str, schema: pa.Schema) -> Any:
+def _open_writer(file: IO[bytes], kind: str, schema: pa.Schema) -> Any:
     if kind == ".parquet":
         return pa.parquet.ParquetWriter(file, schema, compression="zstd")
     if kind == ".arrow":
@@ -103,6 +105,6 @@ def _writer(file: IO[bytes], kind: str, schema: pa.Schema) -> Any:
     return pa.csv.CSVWriter(file, schema)
 
 
-def _not_in_csv(kind: pa.DataType) -> bool:
+def _csv_cannot_hold(kind: pa.DataType) -> bool:
     binary = _T.is_binary(kind) or _T.is_large_binary(kind) or _T.is_fixed_size_binary(kind) or _T.is_binary_view(kind)
     return binary or _T.is_nested(kind) or _T.is_string_view(kind)

@@ -54,7 +54,7 @@ def state(word: str) -> Text:
     return Text(word, STATE_STYLES.get(word, ""))
 
 
-def tables(tables: Sequence[Facts]) -> Table:
+def tables_page(tables: Sequence[Facts]) -> Table:
     """Build the page of `ls`."""
     headers = ("table", "state", "job", "committed epoch", ">rows", ">bytes", ">segments", ">runs")
     rows = (
@@ -73,7 +73,7 @@ def tables(tables: Sequence[Facts]) -> Table:
     return grid(headers, rows)
 
 
-def status(facts: Facts) -> list[Table | str]:
+def status_page(facts: Facts) -> list[Table | str]:
     """Build the page of `status`: the tables, then the jobs."""
     headers = ("table", "state", "committed epoch", ">lag", ">rows")
     rows = (
@@ -87,40 +87,40 @@ def status(facts: Facts) -> list[Table | str]:
         for table in facts["tables"]
     )
     head = f"{facts['root']} at {facts['at']}, last epoch {epoch_text(facts['last_epoch'])}"
-    parts: list[Table | str] = [head, grid(headers, rows), *_upkeep(facts["tables"])]
+    parts: list[Table | str] = [head, grid(headers, rows), *_maintenance(facts["tables"])]
     if facts["jobs"]:
         headers = ("job", "state", "committed epoch", ">lag", "waits for")
-        parts.append(grid(headers, ((job["name"], *_progress(job)) for job in facts["jobs"])))
-        parts.extend(_outside(facts["jobs"]))
-    return [*parts, *loads(facts["loads"]), *held(facts["snapshots"])]
+        parts.append(grid(headers, ((job["name"], *_progress_cells(job)) for job in facts["jobs"])))
+        parts.extend(_outside_reasons(facts["jobs"]))
+    return [*parts, *loads_table(facts["loads"]), *held_snapshots(facts["snapshots"])]
 
 
-def loads(loads: Sequence[Facts]) -> Iterable[Table]:
+def loads_table(loads: Sequence[Facts]) -> Iterable[Table]:
     """Yield a table of the loads, if there are any."""
     if loads:
         headers = ("load", "state", "writes", ">parts", ">finished", ">checkpoint", ">incarnation")
-        yield grid(headers, (_load(load) for load in loads))
+        yield grid(headers, (_load_row(load) for load in loads))
 
 
-def _load(load: Facts) -> tuple[Text | str, ...]:
+def _load_row(load: Facts) -> tuple[Text | str, ...]:
     counts = (load[name] for name in ("parts", "finished_parts", "checkpoint", "incarnation"))
     return load["name"], state(load["state"]), ", ".join(load["tables"]), *(f"{count:,}" for count in counts)
 
 
-def held(snapshots: Sequence[Facts]) -> Iterable[Table]:
+def held_snapshots(snapshots: Sequence[Facts]) -> Iterable[Table]:
     """Yield a table of the held snapshots, if there are any."""
     if snapshots:
         headers = ("snapshot held as", "tables", "epochs", "held until", ">left")
-        yield grid(headers, (_held(snapshot) for snapshot in snapshots))
+        yield grid(headers, (_held_row(snapshot) for snapshot in snapshots))
 
 
-def _held(snapshot: Facts) -> tuple[str, ...]:
+def _held_row(snapshot: Facts) -> tuple[str, ...]:
     epochs = sorted(set(snapshot["epochs"].values()))
     at = epoch_text(epochs[0]) if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}"
     return snapshot["name"], listed(list(snapshot["epochs"])), at, snapshot["until"], show_span(snapshot["left_ms"])
 
 
-def _upkeep(tables: Sequence[Facts]) -> Iterable[Table]:
+def _maintenance(tables: Sequence[Facts]) -> Iterable[Table]:
     """Yield a table of the tables' maintenance, if there is any: backpressure, running compactions, failures."""
     rows: list[tuple[str, Text | str]] = []
     for table in tables:
@@ -138,21 +138,21 @@ def _upkeep(tables: Sequence[Facts]) -> Iterable[Table]:
         yield grid(("table", "maintenance"), rows)
 
 
-def jobs(jobs: Sequence[Facts]) -> list[Table | str]:
+def jobs_page(jobs: Sequence[Facts]) -> list[Table | str]:
     """Build the page of `jobs`: the graph of tables and jobs, then details of each job."""
     by_name = {job["name"]: job for job in jobs}
     drawn = (
-        (line.text, *_progress(by_name[line.name])) if line.kind == "job" else (line.text, "", "", "", "")
+        (line.text, *_progress_cells(by_name[line.name])) if line.kind == "job" else (line.text, "", "", "", "")
         for line in graph(jobs)
     )
     headers = ("graph", "state", "committed epoch", ">lag", "waits for")
     each = ("job", "reads", "writes", ">every", ">incarnation", "barrier", "last error")
     running = [job for job in jobs if job["runner"]]
-    runners = [grid(("job", "run by", "process", "on", "since"), map(_runner, running))] if running else []
-    return [grid(headers, drawn), *_outside(jobs), grid(each, (_job(job) for job in jobs)), *runners]
+    runners = [grid(("job", "run by", "process", "on", "since"), map(_runner_row, running))] if running else []
+    return [grid(headers, drawn), *_outside_reasons(jobs), grid(each, (_job_row(job) for job in jobs)), *runners]
 
 
-def _outside(jobs: Sequence[Facts]) -> Iterable[str]:
+def _outside_reasons(jobs: Sequence[Facts]) -> Iterable[str]:
     """Yield the reasons why jobs are outside, for jobs whose state does not show it."""
     reasons = [job["outside"] for job in jobs if _is_outside(job)]
     if reasons:
@@ -164,7 +164,7 @@ def _is_outside(job: Facts) -> bool:
     return bool(job["outside"]) and not job["outside"].rstrip(")").endswith(("it is creating", "it is parked"))
 
 
-def _progress(job: Facts) -> tuple[Text | str, ...]:
+def _progress_cells(job: Facts) -> tuple[Text | str, ...]:
     """Return the cells of a job's state, position and lag, and the reason why it waits."""
     job_state = state(job["state"])
     if job["snapshot"]:
@@ -182,7 +182,7 @@ def _progress(job: Facts) -> tuple[Text | str, ...]:
     return job_state, epoch_text(job["committed_epoch"]), lag_text(job["lag_ms"]), waits
 
 
-def _job(job: Facts) -> tuple[Text | str, ...]:
+def _job_row(job: Facts) -> tuple[Text | str, ...]:
     barrier = job["barrier"]
     barrier_text = (
         f"{barrier['kind']} {barrier['prev']} → {barrier['curr']}, {show_span(barrier['age_ms'])}" if barrier else NONE
@@ -196,28 +196,28 @@ def _job(job: Facts) -> tuple[Text | str, ...]:
         every,
         incarnation,
         barrier_text,
-        _error(job),
+        _error_cell(job),
     )
 
 
-def _runner(job: Facts) -> tuple[str, ...]:
+def _runner_row(job: Facts) -> tuple[str, ...]:
     """Return the cells of a job's runner and its start time."""
     runner = job["runner"]
     return job["name"], runner["kind"], str(runner["pid"]), one_line(runner["host"]), runner["since"]
 
 
-def _error(job: Facts) -> Text:
+def _error_cell(job: Facts) -> Text:
     error = job["lost"] or job["last_error"]
     return Text(one_line(error), "red") if error else Text(NONE)
 
 
-def description(facts: Facts) -> list[Table | str]:
+def description_page(facts: Facts) -> list[Table | str]:
     """Build the page of `describe`."""
     log = facts["log"]
     named = [
         ("state", state(facts["state"])),
         ("job", f"{facts['job']}, reads {', '.join(facts['upstreams'])}" if facts["job"] else NONE),
-        ("run by", _run_by(facts["runner"])),
+        ("run by", _runner_text(facts["runner"])),
         ("read by", ", ".join(facts["read_by"]) or NONE),
         ("committed epoch", epoch_text(facts["max_committed_epoch"])),
         ("readable from", epoch_text(facts["safe_epoch"]) if facts["safe_epoch"] else "the beginning"),
@@ -226,53 +226,53 @@ def description(facts: Facts) -> list[Table | str]:
         ("lag", lag_text(facts["lag_ms"])),
         ("rows", count_text(facts["rows"])),
         ("bytes", bytes_text(facts["bytes"])),
-        ("log", _log(log)),
-        ("retention", _retention(facts["retention"])),
+        ("log", _log_text(log)),
+        ("retention", _retention_text(facts["retention"])),
         ("compaction", f"at {facts['compact_segments']:,} segments; write stall at {facts['max_segments']:,}"),
-        ("changelog", _changelog(facts)),
+        ("changelog", _changelog_text(facts)),
     ]
     head = Table.grid(padding=(0, 2))
     for name, value in named:
         head.add_row(Text(name, "dim"), value if isinstance(value, Text) else Text(safe(value)))
-    schema = grid(("column", "type", "null", ">key"), (_column(column) for column in facts["schema"]))
+    schema = grid(("column", "type", "null", ">key"), (_column_row(column) for column in facts["schema"]))
     parts: list[Table | str] = [head, schema]
     if facts["run_list"]:
         headers = ("run through epoch", ">rows", ">parts", ">replaced rows", ">bytes")
-        parts.append(grid(headers, (_run(run) for run in facts["run_list"])))
+        parts.append(grid(headers, (_run_row(run) for run in facts["run_list"])))
     if facts["holds"]:
         headers = ("held by", "log after", "states from", ">age", "lease ends")
-        parts.append(grid(headers, (_hold(hold) for hold in facts["holds"])))
+        parts.append(grid(headers, (_hold_row(hold) for hold in facts["holds"])))
     else:
         parts.append("no holds")
     if facts["writers"]:
         headers = ("write intent", "process", ">age", "lease ends")
-        parts.append(grid(headers, (_writer(writer) for writer in facts["writers"])))
+        parts.append(grid(headers, (_writer_row(writer) for writer in facts["writers"])))
     return parts
 
 
-def _run_by(runner: Facts | None) -> str:
+def _runner_text(runner: Facts | None) -> str:
     if runner is None:
         return NONE
     return f"a {runner['kind']} of process {runner['pid']} on {one_line(runner['host'])} since {runner['since']}"
 
 
-def _writer(writer: Facts) -> tuple[str, ...]:
+def _writer_row(writer: Facts) -> tuple[str, ...]:
     intent = f"{writer['kind']} {writer['intent'][:8]}"
     return intent, writer["by"] or NONE, show_span(writer["age_ms"]), writer["expires"]
 
 
-def _log(log: Facts) -> str:
+def _log_text(log: Facts) -> str:
     entries = f"{log['entries']:,} entries, {log['segments']:,} segments, {bytes_text(log['bytes'])}"
     begins = f"; begins after {epoch_text(log['start_epoch'])}" if log["start_epoch"] else ""
     return f"{entries}{begins}; {log['unfolded_segments']:,} segments in L0"
 
 
-def _retention(retention: Facts) -> str:
+def _retention_text(retention: Facts) -> str:
     history, log = (show_span(round(retention[name] * 1000)) for name in ("history_s", "log_s"))
     return f"history {history}, log {log}"
 
 
-def _changelog(facts: Facts) -> str:
+def _changelog_text(facts: Facts) -> str:
     """Describe the changelog setting, and for an output the treatment of unchanged rows."""
     stored = "upsert: old rows are looked up"
     if facts["full_since"] is not None:
@@ -281,35 +281,35 @@ def _changelog(facts: Facts) -> str:
     return stored + unchanged_text(facts["drop_unchanged"])
 
 
-def _column(column: Facts) -> tuple[str, ...]:
+def _column_row(column: Facts) -> tuple[str, ...]:
     key = str(column["key"]) if column["key"] else ""
     return column["name"], column["type"], "yes" if column["nullable"] else "no", key
 
 
-def _run(run: Facts) -> tuple[str, ...]:
+def _run_row(run: Facts) -> tuple[str, ...]:
     counts = (count_text(run[name]) for name in ("rows", "parts", "history_rows"))
     return epoch_text(run["until"]), *counts, bytes_text(run["bytes"])
 
 
-def _hold(hold: Facts) -> tuple[str, ...]:
+def _hold_row(hold: Facts) -> tuple[str, ...]:
     at = (NONE if hold[name] is None else epoch_text(hold[name]) for name in ("log_epoch", "read_epoch"))
     return hold["holder"], *at, show_span(hold["age_ms"]), hold["expires"] or NONE
 
 
-def commits(commits: Iterable[Facts]) -> Table:
+def commits_page(commits: Iterable[Facts]) -> Table:
     """Build the page of `history`."""
     headers = ("epoch", "operation", "job or transaction", ">upserted", ">deleted", ">segments", ">bytes")
-    return grid(headers, (_commit(commit) for commit in commits))
+    return grid(headers, (_commit_row(commit) for commit in commits))
 
 
-def _commit(commit: Facts) -> tuple[str, ...]:
+def _commit_row(commit: Facts) -> tuple[str, ...]:
     txn = commit["txn"]
     by = commit["job"] or (f"{txn['application']} {txn['id']}" if txn else NONE)
     counts = (count_text(commit[name]) for name in ("rows_upserted", "rows_deleted", "segments"))
     return epoch_text(commit["epoch"]), commit["operation"], by, *counts, bytes_text(commit["bytes"])
 
 
-def rows(names: Sequence[str], numeric: Sequence[bool], rows: Iterable[Facts]) -> Table:
+def rows_page(names: Sequence[str], numeric: Sequence[bool], rows: Iterable[Facts]) -> Table:
     """Build a grid of rows or changes. numeric: True for each right-aligned column."""
     headers = [f"{RIGHT}{name}" if right else name for name, right in zip(names, numeric, strict=True)]
     return grid(headers, ([_cell(name, row[name]) for name in names] for row in rows))
@@ -321,13 +321,13 @@ def _cell(name: str, value: Any) -> Text:
     return state(value) if name == "_change_type" else Text(safe(cell(value)))
 
 
-def consumers(consumers: Sequence[Facts]) -> Table:
+def consumers_page(consumers: Sequence[Facts]) -> Table:
     """Build the page of `consumers`."""
     headers = ("consumer", "reads", "state", "position", ">lag", ">commits", "held until", "too old", ">incarnation")
-    return grid(headers, (_consumer(consumer) for consumer in consumers))
+    return grid(headers, (_consumer_row(consumer) for consumer in consumers))
 
 
-def _consumer(consumer: Facts) -> tuple[Text | str, ...]:
+def _consumer_row(consumer: Facts) -> tuple[Text | str, ...]:
     at = epoch_text(consumer["position"]) if consumer["position"] is not None else "the rows first"
     lag = NONE if consumer["lag_ms"] is None else lag_text(consumer["lag_ms"])
     commits = NONE if consumer["lag_commits"] is None else f"{consumer['lag_commits']:,}"
@@ -348,7 +348,7 @@ def _consumer(consumer: Facts) -> tuple[Text | str, ...]:
     )
 
 
-def epochs(facts: Facts) -> list[Table | str]:
+def epochs_page(facts: Facts) -> list[Table | str]:
     """Build the page of `read --epochs`."""
     rows = ((table["table"], epoch_text(table["epoch"]), lag_text(table["lag_ms"])) for table in facts["tables"])
     return [grid(("table", "epoch", ">lag"), rows), f"token {facts['token']}"]
@@ -363,7 +363,7 @@ OUTCOMES = {
 }
 
 
-def compactions(compactions: Sequence[Facts]) -> Table:
+def compactions_page(compactions: Sequence[Facts]) -> Table:
     """Build the page of `compact`."""
     headers = ("table", "", ">segments to merge", ">bytes before", ">bytes after")
     rows = (
@@ -379,7 +379,7 @@ def compactions(compactions: Sequence[Facts]) -> Table:
     return grid(headers, rows)
 
 
-def traces(compactions: Sequence[Facts]) -> Table:
+def traces_page(compactions: Sequence[Facts]) -> Table:
     """Build the page of `history --compactions`."""
     headers = ("at", "why", "by", ">runs", ">segments", ">rows", ">bytes read", ">bytes written", ">took")
     rows = (
@@ -399,14 +399,14 @@ def traces(compactions: Sequence[Facts]) -> Table:
     return grid(headers, rows)
 
 
-def vacuuming(facts: Facts) -> list[Table | str]:
+def vacuuming_page(facts: Facts) -> list[Table | str]:
     """Build the page of `vacuum`."""
     verb = "would be deleted" if facts["dry_run"] else "deleted"
     parts: list[Table | str] = []
     for name, head in (("deleted", verb), ("kept", "kept, unreachable"), ("foreign", "foreign file")):
         if facts[name]:
             headers = (head, ">bytes") if name == "foreign" else (head, ">bytes", "why", "at the earliest")
-            parts.append(grid(headers, (_vacuumed(file) for file in facts[name])))
+            parts.append(grid(headers, (_file_row(file) for file in facts[name])))
     if facts["revoked"]:
         dead = (
             (f"{intent['kind']} {intent['intent'][:8]}", intent["by"] or NONE, intent["expired"])
@@ -419,13 +419,13 @@ def vacuuming(facts: Facts) -> list[Table | str]:
     return [*parts, end]
 
 
-def _vacuumed(file: Facts) -> tuple[str, ...]:
+def _file_row(file: Facts) -> tuple[str, ...]:
     if "reason" not in file:
         return file["path"], bytes_text(file["bytes"])
     return file["path"], bytes_text(file["bytes"]), file["reason"], file["until"] or NONE
 
 
-def verification(facts: Facts) -> list[Table | str]:
+def verification_page(facts: Facts) -> list[Table | str]:
     """Build the page of `verify`."""
     checked = f"{facts['tables']:,} tables, {facts['files']:,} files, {bytes_text(facts['bytes'])} checked"
     parts: list[Table | str] = []

@@ -47,8 +47,8 @@ def picture(timeline: Timeline, choices: Mapping[str, Sequence[int]], width: int
 
     choices: the epochs of each policy; policies that read at equal epochs share a lane.
     """
-    short_names = {name: _short(name) for name in (*timeline.tables, *timeline.ancestors)}
-    policies = dict(_together(choices))
+    short_names = {name: _shorten(name) for name in (*timeline.tables, *timeline.ancestors)}
+    policies = dict(_group_policies(choices))
     names = max(map(len, [*short_names.values(), *policies, "all together"]), default=0)
     cell = max(NARROWEST, len(str(len(timeline.stretches))) + 1)
     at_once = max(1, (width - names - 2) // cell)
@@ -57,11 +57,11 @@ def picture(timeline: Timeline, choices: Mapping[str, Sequence[int]], width: int
         if begin:
             lanes.append(TimelineLane("gap", "", ""))
         stretches = timeline.stretches[begin : begin + at_once]
-        lanes += _block(timeline, short_names, policies, begin, stretches, cell)
+        lanes += _block_lanes(timeline, short_names, policies, begin, stretches, cell)
     return names, lanes
 
 
-def _block(
+def _block_lanes(
     timeline: Timeline,
     short_names: Mapping[str, str],
     policies: Mapping[str, Sequence[int]],
@@ -71,31 +71,35 @@ def _block(
 ) -> Iterator[TimelineLane]:
     yield TimelineLane("numbers", "", "".join(f"{begin + place:<{cell}}" for place in range(1, len(stretches) + 1)))
     for name in timeline.tables:
-        yield TimelineLane("table", short_names[name], "".join(_cell(name, stretch, cell) for stretch in stretches))
+        yield TimelineLane(
+            "table", short_names[name], "".join(_stretch_cell(name, stretch, cell) for stretch in stretches)
+        )
     for name in timeline.ancestors:
-        yield TimelineLane("ancestor", short_names[name], "".join(_cell(name, stretch, cell) for stretch in stretches))
+        yield TimelineLane(
+            "ancestor", short_names[name], "".join(_stretch_cell(name, stretch, cell) for stretch in stretches)
+        )
     marks = ((READABLE if stretch.readable else " ") * cell for stretch in stretches)
     yield TimelineLane("readable", "all together", "".join(marks))
     oldest = timeline.stretches[0].first
     for name, epochs in policies.items():
-        drawn = "".join(_mark(stretch, epochs, oldest).ljust(cell) for stretch in stretches)
+        drawn = "".join(_policy_mark(stretch, epochs, oldest).ljust(cell) for stretch in stretches)
         if drawn.strip():
             yield TimelineLane("policy", name, drawn)
 
 
-def _cell(name: str, stretch: Stretch, cell: int) -> str:
+def _stretch_cell(name: str, stretch: Stretch, cell: int) -> str:
     fill = STATES[stretch.states[name]] * cell
     landed = stretch.landed.get(name)
     return LANDED[landed] + fill[1:] if landed else fill
 
 
-def _mark(stretch: Stretch, epochs: Sequence[int], oldest: int) -> str:
+def _policy_mark(stretch: Stretch, epochs: Sequence[int], oldest: int) -> str:
     if any(stretch.first <= epoch <= stretch.last for epoch in epochs):
         return READS
     return BACK if stretch.first == oldest and any(epoch < oldest for epoch in epochs) else ""
 
 
-def _together(choices: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, Sequence[int]]]:
+def _group_policies(choices: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, Sequence[int]]]:
     by_epochs: dict[tuple[int, ...], list[str]] = {}
     for policy, epochs in ((policy, epochs) for policy, epochs in choices.items() if epochs):
         by_epochs.setdefault(tuple(sorted(set(epochs))), []).append(policy)
@@ -104,5 +108,5 @@ def _together(choices: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, Seque
             yield ", ".join(policies[at : at + 3]), epochs
 
 
-def _short(name: str) -> str:
+def _shorten(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 2] + ".."

@@ -100,15 +100,15 @@ weekly   top_out          weekly_out        7.0 s = 7 boundaries             0  
 
 
 def test_the_page_of_jobs(lab: Lab) -> None:
-    assert text(*pages.jobs(list(facts_of(lab).values()))) == GRAPH.rstrip("\n")
+    assert text(*pages.jobs_page(list(facts_of(lab).values()))) == GRAPH.rstrip("\n")
 
 
 def test_a_drain_and_an_end_are_told(lab: Lab) -> None:
     lab.store.job("slow").stop(drain=True)
-    page = text(*pages.jobs(list(facts_of(lab).values())))
+    page = text(*pages.jobs_page(list(facts_of(lab).values())))
     assert re.search(r"job slow +running, draining .* a runner to begin its barrier at", page)
     lab.store.job("slow").step_local(mirror("lines", "slow_out"))
-    page = text(*pages.jobs(list(facts_of(lab).values())))
+    page = text(*pages.jobs_page(list(facts_of(lab).values())))
     assert re.search(r"job slow +finished .* none +nothing more: its data has ended", page)
 
 
@@ -147,7 +147,7 @@ def test_a_snapshot_in_pieces_tells_how_far_it_is(lab: Lab) -> None:
     assert facts_of(lab)["pieces"]["snapshot"] == {"rows": 4, "of_at_most": 11}
     lab.store.compact("big", full=True)
     assert facts_of(lab)["pieces"]["snapshot"] == {"rows": 4, "of_at_most": 10}
-    page = text(*pages.jobs(list(facts_of(lab).values())))
+    page = text(*pages.jobs_page(list(facts_of(lab).values())))
     assert re.search(r"job pieces +creating, 4 of at most 10 rows in .* a runner to continue its backfill at", page)
     while not job.step_local(mirror("big", "pieces_out")):
         pass
@@ -156,13 +156,15 @@ def test_a_snapshot_in_pieces_tells_how_far_it_is(lab: Lab) -> None:
 
 def test_a_rebuild_is_told(lab: Lab) -> None:
     lab.store.job("slow").rebuild()
-    assert re.search(r"job slow +running, rebuilding .* a runner to", text(*pages.jobs(list(facts_of(lab).values()))))
+    assert re.search(
+        r"job slow +running, rebuilding .* a runner to", text(*pages.jobs_page(list(facts_of(lab).values())))
+    )
 
 
 def test_who_runs_a_job_is_told(lab: Lab) -> None:
-    assert "run by" not in text(*pages.jobs(list(facts_of(lab).values())))
+    assert "run by" not in text(*pages.jobs_page(list(facts_of(lab).values())))
     lab.store.job("daily")._runner.begin()
-    page = text(*pages.jobs(list(facts_of(lab).values())))
+    page = text(*pages.jobs_page(list(facts_of(lab).values())))
     assert re.search(rf"daily +step +{os.getpid()} +{os.uname().nodename} +2025-01-01T00:01:", page)
 
 
