@@ -263,7 +263,7 @@ def _check_graph(vertices: Collection[str], edges: Collection[Edge]) -> None:
         for end in (edge.producer, edge.consumer):
             if end not in readers:
                 raise InvalidInput(
-                    f"the edge {edge.producer!r} to {edge.consumer!r} names {end!r}, which is not a vertex of the job"
+                    f"the edge {edge.producer!r} to {edge.consumer!r} is invalid: the job has no vertex {end!r}"
                 )
         readers[edge.producer].append(edge.consumer)
         unvisited[edge.consumer] += 1

@@ -1,4 +1,4 @@
-"""Refreshing a job in parts: the context that knows which share of the rows is its own."""
+"""Row partitioning: the refresh context of one part, which selects the part's share of rows by hash."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _T = pa.types
 
 
 class PartRefreshContext(LocalRefreshContext):
-    """A LocalRefreshContext of one of several actors that refresh a job side by side, each for its share.
+    """LocalRefreshContext of one of several actors that refresh a job in parallel, each for its share.
 
-    part: from 0; parts: how many. What the parts write is committed together. Each must write the rows of its own share
-    alone: take `share` of what is read, by the columns that a row of the output is made from. `recompute` writes the
-    share of this part alone.
+    part: the index of this part, from 0; parts: their number. The writes of all parts are committed together. Each part
+    must write only rows of its share: take `share` of the rows that it reads, by the columns that determine a row of
+    the output. `recompute` writes only the share of this part.
     """
 
     def __init__(self, handle: Handle, plan: RefreshPlan, part: int, parts: int) -> None:
@@ -32,7 +32,7 @@ class PartRefreshContext(LocalRefreshContext):
         self.parts = parts
 
     def share(self, data: pa.Table, by: Sequence[str]) -> pa.Table:
-        """Return this part's rows, by their values in the columns `by`. Each row belongs to one part."""
+        """Return this part's rows, by their values in the columns `by`. Each row belongs to exactly one part."""
         return split(data, by, self.part, self.parts)
 
     def _share_of(self, rows: pa.Table, by: Sequence[str]) -> pa.Table:
@@ -43,7 +43,7 @@ class PartRefreshContext(LocalRefreshContext):
         if self.parts > 1:
             raise InvalidInput(
                 f"recompute({output!r}, by=[]) replaces the whole output, and {self.parts} parts refresh it side by "
-                "side; name the columns that tell their shares apart"
+                "side; name the columns that identify a part's share"
             )
 
 
@@ -66,7 +66,7 @@ def _hashed(data: pa.Table, by: Sequence[str]) -> np.ndarray:
 
 
 def _column(column: pa.ChunkedArray) -> np.ndarray:
-    """Hash each value by its value alone: equal in every process, chunk and nullability."""
+    """Hash each value; equal values have equal hashes in every process, chunk and nullability."""
     nulls = pc.is_null(column).to_numpy()
     kind = column.type
     if _T.is_dictionary(kind):
@@ -75,7 +75,7 @@ def _column(column: pa.ChunkedArray) -> np.ndarray:
     if _T.is_floating(kind):
         column = pc.add(column.cast(pa.float64()), 0.0)  # -0.0 equals 0.0
         values = pc.fill_null(column, 0.0).to_numpy()
-        values = np.where(np.isnan(values), np.nan, values)  # of the many NaNs one
+        values = np.where(np.isnan(values), np.nan, values)  # one canonical NaN
     elif _T.is_boolean(kind):
         values = pc.fill_null(column.cast(pa.int8()), 0).to_numpy()
     elif _T.is_integer(kind):

@@ -1,8 +1,8 @@
-"""A worker process's side of the control stream: one line to the coordinator, and on it any number of parts.
+"""Worker: one control stream to the coordinator, shared by any number of parts.
 
-The line is kept by two threads: one reads, and opens it again with growing pauses when it was cut; one sends, and
-is heard at least every heartbeat. Nothing is lost with a line: every part repeats what it stands for when it comes
-back. What a part writes and reports is done by the thread that uses it.
+One thread reads, and reconnects with backoff after a disconnection. Another thread sends, at least once in each
+heartbeat. A disconnection loses no state: every part repeats its state after a reconnection. A part writes and reports
+in the thread that uses it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from .actor import JobPart, LoadPart, Part
 _log = logging.getLogger("epochlog")
 
 CONTROL = b"control"
-"""The name of the exchange."""
+"""Name of the exchange."""
 BACKOFF = Backoff(first_s=0.05, limit_s=2.0)
-"""Delays before the line is opened again."""
+"""Delays before the stream is opened again."""
 ATTACH_S = 30.0
 PARTING_S = 1.0
-"""How long a worker that is closed waits until its last words are read."""
+"""Longest time in seconds that `close` waits until the coordinator has read the last messages."""
 FRAME = 64
+"""Most messages that are sent in one frame."""
 
 
 class Worker:
@@ -63,11 +64,11 @@ class Worker:
         tls_roots: Pem | None = None,
         insecure: bool = False,
     ) -> None:
-        """store: the same store as the coordinator's, opened in this process. tls_roots: PEM, or where it lies.
-        insecure: send the token to another host without TLS.
+        """Connect in the background. store: the coordinator's store, opened in this process. tls_roots: PEM, or its
+        path. insecure: send the token to another host without TLS.
 
-        Raises InvalidInput for what is no location or token, InsecureServer; whether the coordinator answers is told by
-        `attach`.
+        Raises InvalidInput for a bad location or token, InsecureServer. `attach` raises if the coordinator does not
+        answer.
         """
         check_destination(location, token, insecure=insecure)
         self.handle: Handle = store if isinstance(store, Handle) else store._handle
@@ -77,16 +78,16 @@ class Worker:
         self._name = self.handle.new_holder("worker")
         self.changed = threading.Condition()
         self._parts: dict[PartName, Part] = {}
-        self._out: deque[wire.Message] = deque()
-        self._line: ClientLine | None = None
-        self._run: str | None = None
+        self._queue: deque[wire.Message] = deque()
+        self._stream: ClientLine | None = None
+        self._coordinator_run: str | None = None
         self._heard_s = monotonic_s()
         self._heartbeat_s, self._timeout_s = 1.0, 10.0
-        self._trouble: EpochlogError | None = None
+        self._error: EpochlogError | None = None
         self._pings = 0
         self._closed = threading.Event()
-        self._reading = threading.Thread(target=self._read, name="epochlog-worker-reads", daemon=True)
-        self._sending = threading.Thread(target=self._send, name="epochlog-worker-sends", daemon=True)
+        self._reading = threading.Thread(target=self._receive_loop, name="epochlog-worker-reads", daemon=True)
+        self._sending = threading.Thread(target=self._send_loop, name="epochlog-worker-sends", daemon=True)
         self._reading.start()
         self._sending.start()
 
@@ -114,29 +115,29 @@ class Worker:
         job: str | None = None,
         timeout: float = ATTACH_S,
     ) -> Any:
-        """Attach part `index` of `of`: of a load, which is declared by that, or of a job (`job=`).
+        """Attach part `index` of `of` parts of a load, or of a job (`job=`). The first attach declares the load.
 
-        tables: the root tables that the load writes; finish_tables: they end with it. Whoever was that part before is
-        fenced. Returns when the part may begin, a LoadPart or JobPart. timeout: seconds. Raises ServerUnavailable,
-        AccessDenied, InvalidInput, TableNotFound, JobNotFound.
+        tables: the root tables that the load writes; finish_tables: they end with the load. Fences the earlier owner of
+        the part. Returns a LoadPart or JobPart as soon as the part may begin. timeout: seconds. Raises
+        ServerUnavailable, AccessDenied, InvalidInput, TableNotFound, JobNotFound.
         """
-        kind, name = named(load, job)
-        whole = type(of) is int and type(index) is int
-        if not whole or not 0 <= index < of <= MOST_PARTS:
+        kind, name = check_target(load, job)
+        are_integers = type(of) is int and type(index) is int
+        if not are_integers or not 0 <= index < of <= MOST_PARTS:
             raise InvalidInput(f"index and of are whole numbers, 0 <= index < of <= {MOST_PARTS}")
         if isinstance(tables, str):
             raise InvalidInput(f"tables is a list of table names, not {tables!r}")
-        given = PartName(kind, name, index)
+        part_name = PartName(kind, name, index)
         if kind == "job":
-            part: Part = JobPart(self, given, of)
+            part: Part = JobPart(self, part_name, of)
         else:
-            part = LoadPart(self, given, of, tuple(tables), finish_tables=finish_tables)
+            part = LoadPart(self, part_name, of, tuple(tables), finish_tables=finish_tables)
         with self.changed:
             if part.name in self._parts and not self._parts[part.name].over:
-                raise InvalidInput(f"this worker is part {index} of {part.name.name!r} already")
+                raise InvalidInput(f"this worker has attached part {index} of {kind} {name!r} already; attach it once")
             self._parts[part.name] = part
         try:
-            part.begin(Deadline.after(timeout))
+            part.attach(Deadline.after(timeout))
         except BaseException:
             with self.changed:
                 self._parts.pop(part.name, None)
@@ -144,47 +145,48 @@ class Worker:
         return part
 
     def checkpoint(self, load: str | None = None, *, job: str | None = None, timeout: float = ATTACH_S) -> None:
-        """Have the coordinator take a checkpoint of a load or job as soon as it can, whoever its parts are.
+        """Request a checkpoint of a load or job, whose parts may belong to other workers.
 
-        Raises JobNotFound when it does not run there, ServerUnavailable, AccessDenied, InvalidInput.
+        Raises JobNotFound if it does not run on the coordinator, ServerUnavailable, AccessDenied, InvalidInput.
         """
-        self._ask("checkpoint", load, job, False, timeout)
+        self._call("checkpoint", load, job, False, timeout)
 
     def stop(
         self, load: str | None = None, *, job: str | None = None, drain: bool = False, timeout: float = ATTACH_S
     ) -> None:
-        """Have the coordinator end a load or job, whoever its parts are; returns once that is on its way.
+        """Request the end of a load or job, whose parts may belong to other workers; return without waiting for it.
 
-        Without drain its parts raise Cancelled, and what is not committed is dropped. With drain they are told to end
-        their data (`poll` returns False), and the commit of that is the last. Raises what `checkpoint` raises.
+        Without drain, its parts raise Cancelled and uncommitted rows are dropped. With drain, its parts end their data
+        (`poll` returns False), and the commit of that is the last one. Raises JobNotFound if it does not run on the
+        coordinator, ServerUnavailable, AccessDenied, InvalidInput.
         """
-        self._ask("stop", load, job, drain, timeout)
+        self._call("stop", load, job, drain, timeout)
 
     @property
     def connected(self) -> bool:
-        """Return True if the coordinator has welcomed this worker on the line that is open now."""
+        """Return True if the coordinator has welcomed this worker on the current stream."""
         with self.changed:
-            return self._line is not None and self._run is not None
+            return self._stream is not None and self._coordinator_run is not None
 
     def close(self, reason: str = "it was closed") -> None:
-        """Give up all parts that have not finished, and the line; a second call does nothing."""
+        """Detach all parts that have not finished, and disconnect. A second call does nothing."""
         with self.changed:
             if self._closed.is_set():
                 return
             for part in self._parts.values():
-                part.give_up(reason)
+                part.detach(reason)
             self._closed.set()
             self.changed.notify_all()
         self._sending.join(self._timeout_s)
         with self.changed:
-            line = self._line
-        if line is not None:
-            line.finish(PARTING_S)
-            line.close()
+            stream = self._stream
+        if stream is not None:
+            stream.finish(PARTING_S)
+            stream.close()
         self._reading.join(self._timeout_s)
 
-    def _ask(self, action: str, load: str | None, job: str | None, drain: bool, timeout: float) -> None:
-        kind, name = named(load, job)
+    def _call(self, action: str, load: str | None, job: str | None, drain: bool, timeout: float) -> None:
+        kind, name = check_target(load, job)
         client: Any = connect(self.location, self._roots)
         with closing(client):
             body = wire.encode_request(kind, name, drain=drain)
@@ -193,76 +195,79 @@ class Worker:
     # ---- for parts, under `changed` ------------------------------------------------------------------------------
 
     def send(self, message: wire.Message) -> None:
-        """Queue a message; without a line it is let go, for the part repeats itself when there is one again."""
-        if self._line is not None and self._run is not None:
-            self._out.append(message)
+        """Queue a message. Drop it while disconnected: the part repeats its state after a reconnection."""
+        if self._stream is not None and self._coordinator_run is not None:
+            self._queue.append(message)
             self.changed.notify_all()
 
-    def wait(self, until: Callable[[], object], deadline: Deadline | None, what: str) -> None:
-        """Wait for something that a message brings. Raises ServerUnavailable after the deadline."""
-        while not until():
+    def wait(self, condition: Callable[[], object], deadline: Deadline | None, awaited: str) -> None:
+        """Wait until a message makes the condition true. Raises ServerUnavailable after the deadline, AccessDenied.
+
+        awaited: names the event in the error.
+        """
+        while not condition():
             if self._closed.is_set():
-                raise ServerUnavailable("this worker was closed; make another")
-            if isinstance(self._trouble, AccessDenied):
-                raise self._trouble
+                raise ServerUnavailable("this worker was closed; open another one")
+            if isinstance(self._error, AccessDenied):
+                raise self._error
             if deadline is not None and deadline.passed:
-                raise ServerUnavailable(f"{self.location} did not answer in time: {what}") from self._trouble
+                raise ServerUnavailable(f"{self.location} did not answer in time: {awaited}") from self._error
             self.changed.wait(None if deadline is None else deadline.left_s)
 
     # ---- threads -------------------------------------------------------------------------------------------------
 
-    def _read(self) -> None:
+    def _receive_loop(self) -> None:
         failures = 0
         while not self._closed.is_set():
             try:
-                line = ClientLine(self.location, CONTROL, token=self._token, tls_roots=self._roots)
+                stream = ClientLine(self.location, CONTROL, token=self._token, tls_roots=self._roots)
             except EpochlogError as error:
-                self._in_trouble(error)
+                self._note_error(error)
             else:
-                if self._serve(line):
+                if self._receive_all(stream):
                     failures = 0
             failures += 1
             self._closed.wait(BACKOFF.delay_s(failures))
 
-    def _serve(self, line: ClientLine) -> bool:
-        """Read the line until it ends; whether the coordinator had welcomed this worker on it."""
+    def _receive_all(self, stream: ClientLine) -> bool:
+        """Read the stream until it ends; return True if the coordinator has welcomed this worker on it."""
         with self.changed:
-            closed = self._closed.is_set()  # while the line was opened: `close` has not seen it
+            closed = self._closed.is_set()  # `close` may have run before `_stream` was set
             if not closed:
-                self._line, self._run_before, self._run = line, self._run, None
+                self._stream, self._previous_run, self._coordinator_run = stream, self._coordinator_run, None
                 self._heard_s = monotonic_s()
-                self._out.clear()
+                self._queue.clear()
         if closed:
-            line.close()
+            stream.close()
             return False
         welcomed = False
         try:
-            line.send(wire.encode([wire.Hello(wire.VERSION, self._name)]))
-            while (frame := line.read()) is not None:
+            stream.send(wire.encode([wire.Hello(wire.VERSION, self._name)]))
+            while (frame := stream.read()) is not None:
                 messages = wire.decode(frame)
                 with self.changed:
                     self._heard_s = monotonic_s()
                     for message in messages:
-                        welcomed = self._take(message) or welcomed
+                        welcomed = self._handle(message) or welcomed
                     self.changed.notify_all()
         except BadMessage as error:
             _log.warning("the coordinator at %s: %s", self.location, error)
         finally:
             with self.changed:
-                self._line = None
-                self._run = self._run or self._run_before
-            if line.reason is not None:
-                self._in_trouble(line.reason)
-            line.close()
+                self._stream = None
+                self._coordinator_run = self._coordinator_run or self._previous_run
+            if stream.reason is not None:
+                self._note_error(stream.reason)
+            stream.close()
         return welcomed
 
-    def _take(self, message: wire.Message) -> bool:
+    def _handle(self, message: wire.Message) -> bool:
         if isinstance(message, wire.Welcome):
             self._heartbeat_s, self._timeout_s = message.heartbeat_ms / 1000, message.timeout_ms / 1000
-            same = self._run_before in (None, message.run)
-            self._run, self._trouble = message.run, None
+            same_coordinator = self._previous_run in (None, message.run)
+            self._coordinator_run, self._error = message.run, None
             for part in self._parts.values():
-                part.come_back(same=same)
+                part.reconnected(same_coordinator=same_coordinator)
             return True
         if not isinstance(message, wire.Pong):
             part = self._parts.get(getattr(message, "part", None))  # pyright: ignore[reportArgumentType]
@@ -270,35 +275,35 @@ class Worker:
                 part.take(message)
         return False
 
-    def _in_trouble(self, error: Exception) -> None:
+    def _note_error(self, error: Exception) -> None:
         with self.changed:
-            self._trouble = error if isinstance(error, EpochlogError) else EpochlogError(str(error))
+            self._error = error if isinstance(error, EpochlogError) else EpochlogError(str(error))
             self.changed.notify_all()
 
-    def _send(self) -> None:
+    def _send_loop(self) -> None:
         while True:
             with self.changed:
-                if not self._out and not self._closed.is_set():
+                if not self._queue and not self._closed.is_set():
                     self.changed.wait(self._heartbeat_s)
-                line, welcomed = self._line, self._run is not None
+                stream, welcomed = self._stream, self._coordinator_run is not None
                 silent_s = monotonic_s() - self._heard_s
-                frame = [self._out.popleft() for _ in range(min(FRAME, len(self._out)))]
+                frame = [self._queue.popleft() for _ in range(min(FRAME, len(self._queue)))]
                 if not frame and self._closed.is_set():
                     return
-            if line is None:
+            if stream is None:
                 if self._closed.is_set():
                     return
                 continue
             if silent_s > self._timeout_s:
                 _log.warning("the coordinator at %s was silent for %.1f s", self.location, silent_s)
-                line.abort()
+                stream.abort()
             elif frame or welcomed:
                 self._pings += 1
-                line.send(wire.encode(frame or [wire.Ping(self._pings)]))
+                stream.send(wire.encode(frame or [wire.Ping(self._pings)]))
 
 
-def named(load: str | None, job: str | None) -> tuple[wire.Kind, str]:
+def check_target(load: str | None, job: str | None) -> tuple[wire.Kind, str]:
     """Return the kind and name of the load or job; raise InvalidInput for both or none, InvalidName for a bad name."""
     if (load is None) == (job is None):
-        raise InvalidInput("give the name of a load, or job=, and not both")
+        raise InvalidInput("give either the name of a load or job=, not both")
     return ("job", check_name("job", job)) if load is None else ("load", check_name("load", load))

@@ -130,8 +130,8 @@ def test_a_killed_workers_part_goes_on_from_its_state(tmp_path: Path) -> None:
 def cut(worker: el.Worker) -> None:
     """As by the death of its process: nothing more is heard of it."""
     worker._closed.set()
-    assert worker._line is not None
-    worker._line.abort()
+    assert worker._stream is not None
+    worker._stream.abort()
 
 
 @pytest.mark.rule("5.32", "5.33")
@@ -311,15 +311,15 @@ def test_a_report_that_is_lost_or_whose_commit_is_not_heard(tmp_path: Path, deli
         def lose() -> None:
             if delivered:
                 return
-            one._out.clear()
-            assert one._line is not None
-            one._line.abort()
+            one._queue.clear()
+            assert one._stream is not None
+            one._stream.abort()
 
         once(one, "Reported", lose)
         if delivered:
             wait_until(lambda: part._report is not None, part)
-            assert one._line is not None
-            one._line.abort()
+            assert one._stream is not None
+            one._stream.abort()
         wait_until(lambda: part.epoch, part)
         part.writer("clicks").upsert(rows(2))
         part.finish(timeout=WAIT_LIMIT_S)
@@ -417,9 +417,9 @@ def test_a_silent_coordinator_is_left(tmp_path: Path) -> None:
         part = attach(one)
         with server.coordinator._executor.lock:
             (session,) = server.coordinator._connections
-        first = one._line
+        first = one._stream
         session._stream.send = lambda message: True  # pyright: ignore[reportAttributeAccessIssue]
-        wait_until(lambda: one._line is not first and one.connected)
+        wait_until(lambda: one._stream is not first and one.connected)
         part.writer("clicks").upsert(rows(1))
         wait_until(lambda: part.epoch, part)
 
