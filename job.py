@@ -1,4 +1,4 @@
-"""`Job`: stepping, starting, checking and ending what keeps derived tables."""
+"""`Job`: step, start, alter, check, rebuild and end one job."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class Job(OneProcess):
-    """A job, and one runner of it: its first step or start claims the job, and fences an earlier runner that is idle.
+    """Job, with one runner of it. The first step or start claims the job, and fences an earlier runner that is idle.
 
-    A runner that is alive is not fenced: it is inside a step, or in a query or a pipeline, and its process has been
-    heard within ten seconds; one of this machine that has died is known to be dead at once.
+    A live runner is not fenced: it is inside a step, a query or a pipeline, and its process has renewed its lease
+    within ten seconds. A dead process of this machine is detected at once.
     """
 
     _instead = "send store.root and the job's name: epochlog.open(root).job(name)"
@@ -42,7 +42,7 @@ class Job(OneProcess):
 
     @property
     def info(self) -> JobInfo:
-        """Return the job as of now."""
+        """Return the current state of the job."""
         self._runner.record()
         return next(info for info in list_jobs(self._handle) if info.name == self.name)
 
@@ -50,23 +50,23 @@ class Job(OneProcess):
         return f"<epochlog.Job {self.name} of {self._handle.files.place}>"
 
     def step_local(self, refresh: LocalRefresh, *, take_over: bool = False) -> int | None:
-        """Run one barrier with pyarrow tables; return its epoch, or None when there is nothing to do or the job is
+        """Run one barrier with pyarrow tables; return its epoch, or None if there is nothing to do or the job has
         finished.
 
-        refresh(ctx) reads ctx.changes/table/previous/output and writes ctx.upsert/delete; all of it is committed
-        together when it returns, and nothing when it raises. Of a job with snapshot_rows the first steps each take in a
-        piece of the upstreams' rows at one epoch: ctx.changes gives rows of one upstream, ctx.table all of them,
-        ctx.output what earlier pieces made; such a step returns 0, and the one after the last piece commits.
+        refresh(ctx) reads ctx.changes/table/previous/output and writes ctx.upsert/delete. Its writes are committed
+        together when it returns, and dropped when it raises. The first steps of a job with snapshot_rows each take in a
+        chunk of the upstreams' rows at one epoch: ctx.changes returns the chunk's rows of one upstream, ctx.table all
+        rows, ctx.output the rows of earlier chunks. Such a step returns 0; the step after the last chunk commits.
 
-        While another runner of the job is alive it raises JobRunning, which names it; take_over=True fences that one at
-        once. Raises Fenced when another has claimed the job since this one did, JobParked, JobNotFound, and what the
-        refresh raises.
+        Raises JobRunning, with its name, while another runner of the job is alive (take_over=True fences it at once),
+        Fenced if another runner has claimed the job since this one did, JobParked, JobNotFound, and the errors of the
+        refresh.
         """
         return self._runner.step_local(refresh, take_over=take_over)
 
     def step(self, spark: SparkSession, refresh: SparkRefresh, *, take_over: bool = False) -> int | None:
-        """Run one barrier with Spark DataFrames, in the foreground; return its epoch, or None when there is nothing to
-        do or the job is finished.
+        """Run one barrier with Spark DataFrames, in the foreground; return its epoch, or None if there is nothing to do
+        or the job has finished.
         """
         from epochlog.spark.job import step
 
@@ -84,10 +84,11 @@ class Job(OneProcess):
         """Run the job as a StreamingQuery that commits barrier after barrier; a second live start raises JobRunning.
 
         trigger: "continuous"; "available_now" to end when everything sealed so far is committed; or a time (timedelta,
-        "1 minute 30 seconds"; Spark is told whole milliseconds), for one barrier in each such time at most. poll: how
-        often a continuous query looks. Failures are noted as the job's last_error and tried again, as `Pipeline` does,
-        five times in a row for "available_now"; Fenced, JobParked, JobNotFound, SparkLost and StoreClosed end the
-        query. While another process runs the job, the query waits for its end; take_over=True fences it at once.
+        "1 minute 30 seconds", in whole milliseconds) for at most one barrier in each such interval. poll: the time
+        between two looks of a continuous query. A failure is recorded as the job's last_error and tried again with the
+        backoff of `Pipeline`, for "available_now" up to five times in a row; Fenced, JobParked, JobNotFound, SparkLost
+        and StoreClosed end the query. While another process runs the job, the query waits for its end; take_over=True
+        fences it at once.
         """
         from epochlog.spark.job_query import start
 
@@ -100,12 +101,12 @@ class Job(OneProcess):
         max_lag: float | timedelta | None = None,
         options: TableOptions | Mapping[str, TableOptions] | None = None,
     ) -> None:
-        """Change how often the job commits and how late it may be, as `store.create_job` takes them, and the options of
-        its outputs: one for all, or a dict by the outputs' names. What is None stays.
+        """Change the job's interval and permitted lag, as in `store.create_job`, and the options of its outputs: one
+        for all, or a dict by output name. None keeps a value.
 
-        Whoever runs the job goes on, and is not fenced: a barrier that is recorded is committed as it is, and the next
-        ones are boundaries of the new interval. A max_lag that was given as a number stays that number of the job's own
-        boundaries, one that was given as a time stays that time. Raises InvalidInput, JobNotFound.
+        The job's runner continues and is not fenced: it commits a recorded barrier, and later barriers are boundaries
+        of the new interval. A max_lag that was given as a number stays that number of the job's boundaries; one that
+        was given as a time stays that time. Raises InvalidInput, JobNotFound.
         """
         alter_job(self._handle, self._runner.job_id, self.name, interval=interval, max_lag=max_lag, options=options)
 
@@ -116,49 +117,50 @@ class Job(OneProcess):
         tolerance: float = 0.0,
         sample: int = 20,
     ) -> CheckReport:
-        """Compare the outputs with a query over the upstreams, all as of the job's newest commit, and tell the
-        differences.
+        """Compare the outputs with a query over the upstreams, at the job's newest commit, and report the differences.
 
-        query: a SELECT that DuckDB answers, which sees the upstreams as tables of their names and nothing else; of a
-        job with several outputs a dict {output: SELECT}, of some or all; or a function, given a `CheckContext` whose
-        `.table(upstream)` is a pyarrow Table, that returns an Arrow-shaped table, or a dict of them by output. Columns
-        are matched by name, in any order, and cast where no value changes; rows by primary key. NaN equals NaN, -0.0
-        equals 0.0. tolerance: how far floats may lie apart, relative to the larger, or absolutely where both are below
-        1: sums of floats depend on their order. sample: rows of each kind of difference that the report keeps.
+        query: a SELECT for DuckDB, which sees only the upstreams, as tables of their names; for a job with several
+        outputs a dict {output: SELECT} of some or all outputs; or a function that takes a `CheckContext`, whose
+        `.table(upstream)` is a pyarrow Table, and returns an Arrow-shaped table, or a dict of them by output. Columns
+        are matched by name, in any order, and cast if no value changes; rows are matched by primary key. NaN equals
+        NaN, -0.0 equals 0.0. tolerance: permitted difference of floats, relative to the larger one, or absolute if both
+        are below 1: sums of floats depend on their order. sample: rows that the report keeps of each kind of
+        difference.
 
-        Everything is pinned while it is read, and the rows of both sides are held in memory. The job may run on.
-        Raises InvalidInput before the first commit and for a query that gives no such table, SchemaMismatch,
-        DependencyMissing where DuckDB is not installed, and EpochExpired for a parked job whose upstreams have gone on.
+        The tables are pinned while they are read, and the rows of both sides are held in memory. The job may run
+        meanwhile. Raises InvalidInput before the first commit and for a query without such a result, SchemaMismatch,
+        DependencyMissing if DuckDB is not installed, and EpochExpired for a parked job whose upstreams' rows at its
+        commit are deleted.
         """
         from epochlog.batch.check import check_job
 
         return check_job(self._handle, self._runner.job_id, self.name, query, tolerance=tolerance, sample=sample)
 
     def rebuild(self) -> None:
-        """Make the outputs anew: the next step, or steps, refresh from the upstreams' rows, with ctx.output empty.
+        """Request a rebuild: the next step, or steps, refresh from the upstreams' rows, with ctx.output empty.
 
-        For a parked job, or for new logic. It fences nobody; the old rows stay readable until the commit, which is one
-        log entry: what differs. Raises TableFinished.
+        Use it for a parked job, or for new logic. It fences no runner. The old rows stay readable until the commit,
+        whose single log entry is the difference to them. Raises TableFinished.
         """
         self._runner.rebuild()
 
     def cancel(self) -> None:
-        """Remove the job and its outputs at once while it is still creating; whoever runs it gets JobNotFound.
+        """Drop the job and its outputs while it is still creating; its runner gets JobNotFound.
 
-        A query that `start` made in this process is stopped. Raises InvalidInput for a job that is not creating
-        (`store.drop_job` removes it), TableInUse when another job reads one of its outputs.
+        Stop the query that `start` made in this process. Raises InvalidInput for a job that is not creating
+        (`store.drop_job` drops it), TableInUse if another job reads one of its outputs.
         """
         cancel_job(self._handle, self._runner.job_id, self.name)
         live.stop(self._runner)
 
     def stop(self, drain: bool = False, *, timeout: float | timedelta | None = 60.0) -> None:
-        """Stop the query that `start` made in this process, after the barrier at hand. It does not end the data.
+        """Stop the query that `start` made in this process, after its barrier in flight. It does not end the data.
 
-        drain: end the data too. What the upstreams have got so far is taken in, the commit that does it is the job's
-        last, and its outputs are finished: later changes of the upstreams are not its input. Without a query here the
-        rest is run with the refresh that this Job was last given; one that was given none records the end for whoever
-        runs the job next. Raises DrainPending after `timeout` (seconds or a timedelta; None: never), JobParked, Fenced,
-        and what the refresh raises. A finished job stays as it is.
+        drain: end the data too. The job takes in all changes so far with its last commit, and its outputs are finished:
+        it ignores later changes of its upstreams. Without a query in this process, the remaining steps run with the
+        refresh of this Job's newest step; a Job without one records the end for the job's next runner. Raises
+        DrainPending after `timeout` (seconds or a timedelta; None: never), JobParked, Fenced, and the errors of the
+        refresh. A finished job is left unchanged.
         """
         if drain:
             drain_job(self._runner, timeout)

@@ -1,4 +1,4 @@
-"""`Pipeline`: the jobs of a store that one process runs side by side, with Spark or without."""
+"""`Pipeline`: runs several jobs of a store in one process, with Spark or without."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class Pipeline(PipelineRunner):
-    """Jobs that are stepped side by side, each in a thread of its own: with a Spark session by `job.step`, without one
-    by `job.step_local`. `pauses` is for tests that bring their own time.
+    """Runner of several jobs in parallel, each in its own thread: with a Spark session by `job.step`, without one by
+    `job.step_local`. pauses: a clock for tests.
 
-    A job that raises is tried again after a pause that doubles each time, up to half a minute; nothing else is
-    restarted, delayed or stopped by it. Jobs that finish, are parked, dropped, or taken over by another runner end, and
-    `status` shows it; a job that was taken over is not claimed again. Safe to use from several threads.
+    A job that raises is tried again after a delay that doubles each time, up to 30 seconds; the other jobs are not
+    affected. A job that finishes, is parked or dropped, or is taken over by another runner ends, and `status` shows its
+    state; the pipeline does not claim it again. Safe to use from several threads.
     """
 
     def __init__(self, store: HasHandle, spark: SparkSession | None = None, *, pauses: Pauses | None = None) -> None:
@@ -30,13 +30,13 @@ class Pipeline(PipelineRunner):
         self._spark = spark
 
     def add(self, job: HasRunner, refresh: LocalRefresh | SparkRefresh, *, take_over: bool = False) -> None:
-        """Let the pipeline run this job with `refresh(ctx)`; at once, where it is running already. A job that has ended
-        there, as one that was parked and is rebuilt now, is run again when it is added again.
+        """Add a job with its `refresh(ctx)`; start it at once if the pipeline runs. An ended job, such as a parked one
+        that is rebuilt now, runs again when it is added again.
 
-        While another process runs the job, the pipeline waits for it to end, and then goes on. take_over: fence that
-        one at once.
+        While another process runs the job, the pipeline waits for it to end, and then continues. take_over: fence the
+        other process at once.
 
-        Raises InvalidInput for a job that is in it already or of another store, JobNotFound for one that was dropped.
+        Raises InvalidInput for a job of another store or one in the pipeline already, JobNotFound for a dropped one.
         """
         super().add(job, refresh, take_over=take_over)
 

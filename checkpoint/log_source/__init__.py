@@ -1,1 +1,1 @@
-"""Log sources: the logs of tables as changes with barriers between them, for executors outside."""
+"""Log sources: the logs of tables as changes with barriers between them, for external executors."""

@@ -1,6 +1,6 @@
-"""Choice of the next barrier of some tables' logs: made from the logs, or repeated from the commits of a job.
+"""Choice of the next barrier of some tables' logs: derived from the logs, or repeated from the commits of a job.
 
-Functions of one state of the catalog, so a reader that was away finds exactly the barriers it missed.
+The functions depend on one state of the catalog, so a reader that was away finds exactly the barriers that it missed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ NEVER_MERGE = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class EndOfData:
-    """End of the data: no table of the log source will have another change."""
+    """Mark of the end of the data: no table of the log source will have another change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stand:
-    """Position of a reader of these tables (id and name each): past the barrier at epoch `after`.
+    """Position of a reader of these tables (id and name each), past the barrier at epoch `after`.
 
-    snapshot: at its next barrier it reads the tables' rows.
+    snapshot: the reader reads the tables' rows at its next barrier.
     """
 
     handle: Handle
@@ -39,47 +39,46 @@ class Stand:
     snapshot: bool
 
     def epochs(self, view: View) -> EpochView:
-        """Read the epochs of all tables; raise TableDropped if one of the reader's tables is gone."""
+        """Read the epochs of all tables; raise TableDropped if one of the reader's tables was dropped."""
         for table_id, name in self.tables:
             get_table(view, table_id, name)
         return read_epoch_view(view, self.handle.memory, self.handle.catalog.now_ms())
 
 
-def barrier_of_log(view: View, stand: Stand) -> Barrier | EndOfData | None:
-    """Return the first sealed boundary by which one of the tables has changed; None while there is none."""
-    epochs, after = stand.epochs(view), stand.after
-    found = next_barrier(
+def barrier_of_log(view: View, position_state: Stand) -> Barrier | EndOfData | None:
+    """Return a barrier at the first sealed boundary by which a table has changed, EndOfData, or None if none yet."""
+    epochs, after = position_state.epochs(view), position_state.after
+    barrier = next_barrier(
         epochs,
-        [table_id for table_id, _ in stand.tables],
+        [table_id for table_id, _ in position_state.tables],
         after,
-        interval_ms=stand.handle.interval_ms,
+        interval_ms=position_state.handle.interval_ms,
         forced=forced_boundaries(view, after, epochs.last_epoch),
         max_lag=NEVER_MERGE,
-        first=stand.snapshot,
-        snapshot=stand.snapshot,
-        states=stand.snapshot,
+        first=position_state.snapshot,
+        snapshot=position_state.snapshot,
+        states=position_state.snapshot,
     )
-    return ended(view, stand) if found is None else Barrier(found.prev, found.curr, _kind(after))
+    return end_of_data(view, position_state) if barrier is None else Barrier(barrier.prev, barrier.curr, _kind(after))
 
 
-def ended(view: View, stand: Stand) -> EndOfData | None:
+def end_of_data(view: View, position_state: Stand) -> EndOfData | None:
     """Return EndOfData if all tables have ended at or below the position, else None."""
-    epochs = stand.epochs(view)
-    tables = [epochs.table(table_id) for table_id, _ in stand.tables]
-    over = all(table.state == "finished" and table.position <= stand.after for table in tables)
-    return EndOfData() if over and not stand.snapshot else None
+    epochs = position_state.epochs(view)
+    tables = [epochs.table(table_id) for table_id, _ in position_state.tables]
+    all_ended = all(table.state == "finished" and table.position <= position_state.after for table in tables)
+    return EndOfData() if all_ended and not position_state.snapshot else None
 
 
-def barrier_of_job(view: View, stand: Stand, job_id: int, name: str) -> Barrier | EndOfData | None:
-    """Return the job's first commit past the position; else the barrier that is recorded for it."""
-    job, epochs, after = get_job(view, job_id, name), stand.epochs(view), stand.after
+def barrier_of_job(view: View, position_state: Stand, job_id: int, name: str) -> Barrier | EndOfData | None:
+    """Return a barrier at the job's first commit past the position, else the barrier that the job has recorded."""
+    job, epochs, after = get_job(view, job_id, name), position_state.epochs(view), position_state.after
     output, kind = epochs.table(job.outputs[0]), _kind(after)
     if job.position > after:
         if output.known_from > after:
             raise LogTruncated(
-                f"the barriers of job {job.name!r} are remembered only past epoch {show_epoch(output.known_from)}; "
-                "those after "
-                f"{show_epoch(after)} are forgotten. Start anew with after={job.position}"
+                f"the commits of job {job.name!r} are recorded only past epoch {show_epoch(output.known_from)}, and "
+                f"those after {show_epoch(after)} are deleted. Start again with after={job.position}"
             )
         return Barrier(after, int(first_after(output.commits, after)), kind)
     if job.state == "parked":

@@ -1,11 +1,9 @@
-"""The source executor: the logs of one or several tables as chunks of changes with barriers between them.
+"""Log source: the logs of one or several tables as chunks of changes with barriers between them.
 
-The log is the only truth: barriers are made from it as they pass, so a reader that was away replays exactly the
-barriers it missed, and one that keeps up reads the newest entries the same way. Nothing is handed over from a replay
-to a live feed, so nothing can be doubled or lost between the two. Rules: docs/SEMANTICS.md, 5.16 to 5.21.
-
-It is in this package, above `exchange`, because a barrier is decided here; how far a log can be followed is shared with
-the Spark stream source.
+Barriers are derived from the log, so a reader that was away replays exactly the barriers that it missed. A replay and a
+live read use one code path, without a hand-over that could duplicate or lose changes. Rules: docs/SEMANTICS.md, 5.16 to
+5.21. The module lies in this package, above `exchange`, because it decides barriers. It shares `log_position` with the
+Spark stream source.
 """
 
 from __future__ import annotations
@@ -42,17 +40,17 @@ from epochlog.store.types.epoch import as_epoch, show_epoch
 from epochlog.store.types.epoch_set import FAR
 from epochlog.store.types.read_options import ReadOptions
 
-from .log_barriers import EndOfData, Stand, barrier_of_job, barrier_of_log, ended
+from .log_barriers import EndOfData, Stand, barrier_of_job, barrier_of_log, end_of_data
 
 CHUNK_ROWS = 1 << 16
-"""Rows of one chunk at most."""
+"""Most rows of one chunk."""
 MOVE_HOLD_EVERY = 64
-"""Barriers of a replay after which the log behind them is let go of; a reader that has caught up does so at once."""
+"""Barriers of a replay after which the hold moves forward. A reader that has caught up moves it at once."""
 _BACKOFF = Backoff(first_s=0.005, limit_s=0.1)
 
 
 class HasName(Protocol):
-    """A job, as far as it is asked here."""
+    """Interface of a job: its name."""
 
     @property
     def name(self) -> str: ...
@@ -60,8 +58,10 @@ class HasName(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Changes of one table at one log epoch, in key order: its columns, then `_change_type` (upsert, delete; insert for
-    the rows of a snapshot), `_commit_version` and `_commit_timestamp`. A large epoch comes in several chunks.
+    """Changes of one table at one log epoch, in key order. A large epoch comes in several chunks.
+
+    data has the table's columns, then `_change_type` (upsert, delete; insert for the rows of a snapshot),
+    `_commit_version` and `_commit_timestamp`.
     """
 
     table: str
@@ -71,39 +71,39 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """Plan of the log reads up to one barrier, made from one state of the catalog."""
+    """Plan of the log reads up to one barrier, from one state of the catalog."""
 
     barrier: Barrier
     plans: tuple[LogPlan, ...]
 
 
 class UpstreamLog(OneProcess):
-    """Iterates `Chunk`s and `Barrier`s of these tables, and at last one `EndOfData`; waits where nothing is new yet.
+    """Iterator of the `Chunk`s and `Barrier`s of these tables, with one `EndOfData` at the end. It waits for changes.
 
-    Barrier(prev, curr, kind) says: all changes of all these tables in (prev, curr] came since Barrier(…, prev), and
-    nothing later. A consumer that has made its state durable at a barrier resumes with after=curr. Chunks between two
-    barriers come by epoch, tables of one epoch in the given order.
+    Barrier(prev, curr, kind) follows exactly the changes of all these tables in (prev, curr]. A reader that has made
+    its state durable at a barrier resumes with after=curr. Chunks between two barriers are ordered by epoch, and within
+    an epoch by the given order of the tables.
 
-    after: the epoch of the last barrier that is done with, 0 for the beginning of the logs; or "snapshot", which begins
-    with the tables' rows at the newest sealed boundary S, as inserts, then Barrier(0, S, "initial"), then the logs.
-    Default: 0, or what the consumer says.
-    job: None makes a barrier of every sealed boundary by which a table has changed; the name of a job (or the job)
-    repeats that job's barriers, past ones and the one decided now, over upstreams of it. It only follows the job:
-    whoever runs it decides the next one. A job that reads a snapshot first gives it here too.
-    consumer: the name of a durable cursor (`store.consumers()`). Reading goes on past what was last acknowledged with
-    `ack`; one that has acknowledged nothing begins at `after`, by default with the snapshot. Opening it fences whoever
-    had it open. keep, too_old: how long (seconds or a timedelta; None: for good) it holds the logs while it is away,
-    and whether one that was away for too long gets LogTruncated ("error") or begins anew ("snapshot").
-    columns: {table: columns} of the tables that are not wanted whole. pre_images: as in `table.changes`: inserts, both
-    sides of updates, deletes with the old row, instead of upserts and deletes by key; a large epoch may come in chunks
-    that part the two sides.
+    after: the epoch of the last processed barrier, 0 for the beginning of the logs; or "snapshot" for the tables' rows
+    at the newest sealed boundary S, as inserts, then Barrier(0, S, "initial"), then the logs. The default is 0, or the
+    consumer's position.
+    job: None derives a barrier from every sealed boundary by which a table has changed. The name of a job (or the job)
+    repeats that job's past and recorded barriers, for tables that are upstreams of it. The log source only follows the
+    job; the job's runner decides the next barrier. A job that backfills from a snapshot begins with it here too.
+    consumer: the name of a durable cursor (`store.consumers()`). Reading resumes past the position of its last `ack`;
+    without one it begins at `after`, by default "snapshot". Opening a consumer fences its earlier reader. keep: the
+    time (seconds or a timedelta; None: no limit) for which it holds the logs while it is closed. too_old: the reaction
+    to a longer absence: raise LogTruncated ("error") or begin again ("snapshot").
+    columns: {table: columns} to read some columns only. pre_images: as in `table.changes`, return inserts, both sides
+    of updates, and deletes with the old row, instead of upserts and deletes by key. A large epoch may split the two
+    sides of an update into different chunks.
 
-    While it is open it holds what it has yet to read, by a lease; a consumer is held for longer. Memory is bounded by
-    some hundred thousand changes a table, whatever lies between two barriers. Close it, or use it in a `with` block;
-    `close` may come from another thread, and ends the iteration.
+    While it is open, a lease holds the logs that it has yet to read; a consumer's hold lasts longer. Memory is bounded
+    by some hundred thousand changes for each table, independent of the size of a barrier. Close it, or use it in a
+    `with` block; `close` may be called from another thread, and ends the iteration.
 
-    Raises TableNotFound, JobNotFound, InvalidInput, LogTruncated, TableDropped and EpochExpired (for old rows that are
-    gone) at once; LogTruncated, TableDropped, JobParked, Fenced, ConsumerNotFound and StoreClosed while iterating.
+    Raises TableNotFound, JobNotFound, InvalidInput, LogTruncated, TableDropped and EpochExpired (old rows are deleted)
+    at once; LogTruncated, TableDropped, JobParked, Fenced, ConsumerNotFound and StoreClosed while iterating.
     """
 
     _instead = "send store.root and the epoch of the last barrier, and make an UpstreamLog there with after=epoch"
@@ -122,41 +122,41 @@ class UpstreamLog(OneProcess):
         pre_images: bool = False,
     ) -> None:
         handle = store._handle
-        found = handle.catalog.read(lambda view: _tables(view, tables))
-        record = None if job is None else handle.catalog.read(lambda view: _job(view, job, found))
-        begin = after if after is None or after == SNAPSHOT else as_epoch("after", after)
+        table_defs = handle.catalog.read(lambda view: _find_tables(view, tables))
+        record = None if job is None else handle.catalog.read(lambda view: _find_job(view, job, table_defs))
+        start = after if after is None or after == SNAPSHOT else as_epoch("after", after)
         self._handle = handle
-        self._tables = [(table.id, table.name) for table in found]
-        self._columns = _columns(found, columns)
+        self._tables = [(table.id, table.name) for table in table_defs]
+        self._columns = _checked_columns(table_defs, columns)
         self._pre_images = pre_images
         self._job = None if record is None else (record.id, record.name)
         self._holder = handle.new_holder("upstream")
-        self._lock = threading.Lock()  # of the lease: nothing is held again once it is closed
+        self._lock = threading.Lock()  # guards the lease: a closed source takes no new hold
         self._closed = threading.Event()
-        self._round: Iterator[Chunk | Barrier] | None = None
-        self._held: int | None = None
-        self._unmoved = 0
-        self._broken = False
+        self._items_left: Iterator[Chunk | Barrier] | None = None
+        self._held_after: int | None = None
+        self._barriers_since_hold = 0
+        self._failed = False
         self._consumer = None
         if consumer is not None:
             self._consumer = open_consumer(handle, consumer, tables, too_old=too_old, keep=keep, states=pre_images)
-            begin = begin if self._consumer.position is None else self._consumer.position
-            begin = SNAPSHOT if begin is None else begin
-        self._position = begin if isinstance(begin, int) else 0
-        # whether the first round reads the tables' rows, not their logs
-        self._snapshot = begin == SNAPSHOT if record is None else record.backfill == "snapshot" and not self._position
+            start = start if self._consumer.position is None else self._consumer.position
+            start = SNAPSHOT if start is None else start
+        self._position = start if isinstance(start, int) else 0
+        # True if the first round reads the tables' rows, not their logs.
+        self._snapshot = start == SNAPSHOT if record is None else record.backfill == "snapshot" and not self._position
         try:
             if not self._snapshot:
                 self._hold(self._position)
-            if self._consumer is not None and begin == self._position != self._consumer.position:
-                self._consumer.ack(self._position)  # so that it is held from now on
+            if self._consumer is not None and start == self._position != self._consumer.position:
+                self._consumer.ack(self._position)  # so that the consumer holds the logs from now on
         except BaseException:
             self.close()
             raise
 
     @property
     def position(self) -> int:
-        """Return the epoch of the newest barrier given out; before the first one, `after`."""
+        """Return the epoch of the newest returned barrier; before the first one, `after`."""
         return self._position
 
     def __iter__(self) -> Self:
@@ -169,9 +169,9 @@ class UpstreamLog(OneProcess):
         return item
 
     def poll(self, timeout: float | timedelta | None = 0) -> Chunk | Barrier | EndOfData | None:
-        """Return the next item; None when none has come in time, or after EndOfData or `close`.
+        """Return the next item; None after the timeout, EndOfData or `close`.
 
-        timeout: seconds or a timedelta; None waits for as long as it takes.
+        timeout: seconds or a timedelta; None waits without limit.
         """
         deadline = None if timeout is None else Deadline.after(timeout)
         looks = 0
@@ -181,37 +181,37 @@ class UpstreamLog(OneProcess):
                 return item
             if deadline is not None and deadline.passed:
                 return None
-            # the catalog has no way to call back: ask again, less and less often
+            # The catalog has no notifications, so poll it with backoff.
             looks += 1
             wait_s = _BACKOFF.delay_s(looks)
             self._closed.wait(wait_s if deadline is None else min(wait_s, deadline.left_s))
         return None
 
     def ack(self, barrier: Barrier | int | None = None) -> None:
-        """Acknowledge that all through this barrier (or its epoch; None: the newest one given out) is durable.
+        """Acknowledge all changes through this barrier (or its epoch; None: the newest returned barrier).
 
-        From then on a reader of that name begins there, whatever happens; durable when it returns. An earlier barrier
-        than the acknowledged one changes nothing. Raises Fenced, ConsumerNotFound, TableDropped, and InvalidInput
-        without a consumer, after `close`, or for what was not given out yet.
+        The acknowledgement is durable on return; a later reader of the consumer begins there. A barrier before the
+        acknowledged one has no effect. Raises Fenced, ConsumerNotFound, TableDropped, and InvalidInput without a
+        consumer, after `close`, or for a barrier that was not returned yet.
         """
         if self._consumer is None:
-            raise InvalidInput("there is no consumer to acknowledge for; name one: UpstreamLog(…, consumer=name)")
+            raise InvalidInput("this UpstreamLog has no consumer to acknowledge for; open it with consumer=name")
         epoch = barrier.curr if isinstance(barrier, Barrier) else self._position if barrier is None else barrier
         if as_epoch("barrier", epoch) > self._position:
             raise InvalidInput(
-                f"epoch {show_epoch(epoch)} was not given out yet; the newest barrier is at "
+                f"epoch {show_epoch(epoch)} was not returned yet; the newest returned barrier is at "
                 f"{show_epoch(self._position)}"
             )
         if self._position:
             self._consumer.ack(epoch)
 
     def close(self) -> None:
-        """End the iteration, in whatever thread it waits, and let go of what is held; a second call does nothing."""
-        self._end()
+        """End the iteration, also in another thread, and release the holds. A second call does nothing."""
+        self._stop()
         if self._consumer is not None:
             self._consumer.close()
 
-    def _end(self) -> None:
+    def _stop(self) -> None:
         with self._lock:
             first, _ = not self._closed.is_set(), self._closed.set()
         if first:
@@ -232,52 +232,54 @@ class UpstreamLog(OneProcess):
     # ---- rounds --------------------------------------------------------------------------------------------------
 
     def _next(self) -> Chunk | Barrier | EndOfData | None:
-        """Return the next item if it is there already."""
-        if self._broken:
-            raise InvalidInput(f"an error ended this reading; open another one with after={self._position}")
-        if self._round is None:
-            found = self._begin()
-            if not isinstance(found, _Round):
-                if found is not None:
-                    self._end()  # the consumer stays open: it may still have to acknowledge the last barrier
-                return found
-            self._round = self._items(found)
+        """Return the next item without waiting, or None."""
+        if self._failed:
+            raise InvalidInput(
+                f"an error ended this UpstreamLog; open another one with after={self._position} to continue"
+            )
+        if self._items_left is None:
+            next_round = self._next_round()
+            if not isinstance(next_round, _Round):
+                if next_round is not None:
+                    self._stop()  # the consumer stays open for the acknowledgement of the last barrier
+                return next_round
+            self._items_left = self._items(next_round)
         try:
-            item = next(self._round)
-        except BaseException:  # part of the round is out: to go on here would leave a gap or repeat it
-            self._broken = True
+            item = next(self._items_left)
+        except BaseException:  # part of the round is returned: continuing would skip or repeat changes
+            self._failed = True
             raise
         if isinstance(item, Barrier):
-            self._round, self._position, self._snapshot = None, item.curr, False
-            self._unmoved += 1
+            self._items_left, self._position, self._snapshot = None, item.curr, False
+            self._barriers_since_hold += 1
         return item
 
-    def _begin(self) -> _Round | EndOfData | None:
-        """Return the next round; None while there is none."""
+    def _next_round(self) -> _Round | EndOfData | None:
+        """Return the next round, EndOfData, or None if there is no barrier yet."""
         if self._consumer is not None:
             self._consumer.check()
-        if self._job is None and not self._seal():
-            found = self._handle.catalog.read(lambda view: ended(view, self._stand()))
+        if self._job is None and not self._seal_if_changed():
+            next_round = self._handle.catalog.read(lambda view: end_of_data(view, self._position_state()))
         elif self._snapshot:
-            found = self._pinned()
+            next_round = self._plan_and_hold()
         else:
-            found = self._handle.catalog.read(self._plan)
-        moved = self._held is not None and self._held < self._position
-        if moved and (found is None or self._unmoved >= MOVE_HOLD_EVERY):
+            next_round = self._handle.catalog.read(self._plan)
+        moved = self._held_after is not None and self._held_after < self._position
+        if moved and (next_round is None or self._barriers_since_hold >= MOVE_HOLD_EVERY):
             self._hold(self._position)
-        return found
+        return next_round
 
-    def _items(self, found: _Round) -> Iterator[Chunk | Barrier]:
+    def _items(self, log_round: _Round) -> Iterator[Chunk | Barrier]:
         chunks = [
-            self._chunks(place, name, plan)
-            for place, ((_, name), plan) in enumerate(zip(self._tables, found.plans, strict=True))
+            self._chunks(index, name, plan)
+            for index, ((_, name), plan) in enumerate(zip(self._tables, log_round.plans, strict=True))
         ]
-        for _, _, chunk in merge(*chunks, key=lambda given: given[:2]):
+        for _, _, chunk in merge(*chunks, key=lambda item: item[:2]):
             yield chunk
-        yield found.barrier
+        yield log_round.barrier
 
-    def _chunks(self, place: int, name: str, plan: LogPlan) -> Iterator[tuple[int, int, Chunk]]:
-        """Yield (epoch, place, chunk) of one table, by epoch."""
+    def _chunks(self, index: int, name: str, plan: LogPlan) -> Iterator[tuple[int, int, Chunk]]:
+        """Yield (epoch, index of the table, chunk) of one table, in order of epoch."""
         columns, files = self._columns.get(name), self._handle.files
         if plan.backfill or self._pre_images:
             batches = plan.batches(files, pre_images=not plan.backfill, options=ReadOptions(columns))
@@ -285,31 +287,35 @@ class UpstreamLog(OneProcess):
             batches = follow(plan, files, columns)
         for batch in translate_stale_reads(self._handle, batches):
             for epoch, rows in each_epoch(batch):
-                for at in range(0, rows.num_rows, CHUNK_ROWS):
-                    yield epoch, place, Chunk(name, epoch, rows.slice(at, CHUNK_ROWS))
+                for start in range(0, rows.num_rows, CHUNK_ROWS):
+                    yield epoch, index, Chunk(name, epoch, rows.slice(start, CHUNK_ROWS))
 
-    # ---- what the catalog says -----------------------------------------------------------------------------------
+    # ---- catalog reads -------------------------------------------------------------------------------------------
 
-    def _seal(self) -> bool:
-        """Seal what the clock has passed if there is anything new to read; whether there is."""
+    def _seal_if_changed(self) -> bool:
+        """Seal the past boundaries if there are unread changes; return True if there are."""
 
-        def news(view: View) -> bool:
-            epochs = self._stand().epochs(view)
+        def has_unread_changes(view: View) -> bool:
+            epochs = self._position_state().epochs(view)
             first = min(epochs.table(table_id).first_change(self._position) for table_id, _ in self._tables)
             return self._snapshot or first < FAR
 
-        found = self._handle.catalog.read(news)
-        if found:
+        has_changes = self._handle.catalog.read(has_unread_changes)
+        if has_changes:
             seal(self._handle)
-        return found
+        return has_changes
 
-    def _stand(self) -> Stand:
+    def _position_state(self) -> Stand:
         return Stand(self._handle, self._tables, self._position, self._snapshot)
 
     def _plan(self, view: View) -> _Round | EndOfData | None:
-        """Return the next round as of this state of the catalog."""
-        stand = self._stand()
-        barrier = barrier_of_log(view, stand) if self._job is None else barrier_of_job(view, stand, *self._job)
+        """Plan the next round from this state of the catalog."""
+        position_state = self._position_state()
+        barrier = (
+            barrier_of_log(view, position_state)
+            if self._job is None
+            else barrier_of_job(view, position_state, *self._job)
+        )
         if not isinstance(barrier, Barrier):
             return barrier
         plans: list[LogPlan] = []
@@ -317,100 +323,101 @@ class UpstreamLog(OneProcess):
             if self._snapshot:
                 plans.append(plan_backfill(view, table, barrier.curr))
             else:
-                after = min(_reachable(view, table, self._position), barrier.curr)
+                after = min(_readable_after(view, table, self._position), barrier.curr)
                 plans.append(plan_changes(view, table, after, barrier.curr, by_commit=True))
         return _Round(barrier, tuple(plans))
 
-    # ---- holding -------------------------------------------------------------------------------------------------
+    # ---- holds ---------------------------------------------------------------------------------------------------
 
-    def _pinned(self) -> _Round | EndOfData | None:
-        """Return the next round, with the files of the states it reads held in the same transaction."""
+    def _plan_and_hold(self) -> _Round | EndOfData | None:
+        """Plan the next round, and hold the files of the rows that it reads in the same transaction."""
 
         def body(tx: Txn) -> tuple[_Round | EndOfData | None, list[bytes]]:
-            found = self._plan(tx)
-            if not isinstance(found, _Round):
-                return found, []
-            return found, self._put(tx, found.barrier.curr)
+            log_round = self._plan(tx)
+            if not isinstance(log_round, _Round):
+                return log_round, []
+            return log_round, self._put_holds(tx, log_round.barrier.curr)
 
-        looked = self._handle.catalog.read(self._plan)
-        if not isinstance(looked, _Round):
-            return looked
+        planned = self._handle.catalog.read(self._plan)
+        if not isinstance(planned, _Round):
+            return planned
         with self._lock:
             if self._closed.is_set():
                 return None
-            found, keys = self._handle.catalog.transact(body)
+            log_round, keys = self._handle.catalog.transact(body)
             if keys:
                 self._handle.leases.keep(self._holder, keys)
-                self._held = 0
-        return found
+                self._held_after = 0
+        return log_round
 
     def _hold(self, after: int) -> None:
-        """Hold the logs after an epoch, and the states that old rows are looked up in; LogTruncated or EpochExpired
-        when they do not reach back to it.
-        """
+        """Hold the logs after an epoch, and the rows for pre-images. Raises LogTruncated or EpochExpired if deleted."""
 
         def body(tx: Txn) -> list[bytes]:
             for table_id, name in self._tables:
                 table = get_table(tx, table_id, name)
-                _reachable(tx, table, after)
-                if self._looks_up(table, after):
+                _readable_after(tx, table, after)
+                if self._reads_old_rows(table, after):
                     require_states(tx, table_id, name, after, 'after="snapshot"')
-            return self._put(tx, after)
+            return self._put_holds(tx, after)
 
         with self._lock:
             if not self._closed.is_set():
                 self._handle.leases.keep(self._holder, self._handle.catalog.transact(body))
-                self._held, self._unmoved = after, 0
+                self._held_after, self._barriers_since_hold = after, 0
 
-    def _put(self, tx: Txn, after: int) -> list[bytes]:
-        """Lease the logs after an epoch, and the files that can be reached now; return the keys of the holds."""
+    def _put_holds(self, tx: Txn, after: int) -> list[bytes]:
+        """Put leased holds on the logs after an epoch and on the current files; return the keys of the holds."""
         now_ms = self._handle.catalog.now_ms()
         tables = [get_table(tx, table_id, name) for table_id, name in self._tables]
-        states = [after if self._looks_up(table, after) else None for table in tables]
+        states = [after if self._reads_old_rows(table, after) else None for table in tables]
         holds = [
             Hold(self._holder, table.id, after, state, now_ms, now_ms + LEASE_MS)
             for table, state in zip(tables, states, strict=True)
         ]
         return put_holds(tx, holds)
 
-    def _looks_up(self, table: TableDef, after: int) -> bool:
-        """Return True if old rows of changes past that epoch are looked up in the table's states."""
+    def _reads_old_rows(self, table: TableDef, after: int) -> bool:
+        """Return True if pre-images of changes past that epoch are looked up in the table's rows."""
         return self._pre_images and not table.stores_images_after(after)
 
 
-def _reachable(view: View, table: TableDef, after: int) -> int:
-    """Return the epoch from which the table's log is read; raise LogTruncated if changes past `after` are gone."""
-    found = reach(view, table, after)
-    if found.lost:
-        raise found.truncated('Read a snapshot and go on from there: after="snapshot"')
-    return found.after
+def _readable_after(view: View, table: TableDef, after: int) -> int:
+    """Return the epoch from which the table's log is read; raise LogTruncated if changes past `after` are deleted."""
+    reachable = reach(view, table, after)
+    if reachable.lost:
+        raise reachable.truncated('Read a snapshot and continue from it: after="snapshot"')
+    return reachable.after
 
 
-def _columns(tables: Sequence[TableDef], wanted: Mapping[str, Sequence[str]] | None) -> Mapping[str, Sequence[str]]:
+def _checked_columns(
+    tables: Sequence[TableDef], columns: Mapping[str, Sequence[str]] | None
+) -> Mapping[str, Sequence[str]]:
     known = {table.name: table for table in tables}
-    if not isinstance(wanted or {}, Mapping):
-        raise InvalidInput(f"columns is a dict {{table: columns}}, not {wanted!r}")
-    for name, columns in (wanted or {}).items():
+    if not isinstance(columns or {}, Mapping):
+        raise InvalidInput(f"columns is a dict {{table: columns}}, not {columns!r}")
+    for name, names in (columns or {}).items():
         if name not in known:
             raise InvalidInput(f"columns names table {name!r}, which is not read here: {', '.join(known)}")
-        LogPlan(known[name].schema, None).schema(columns)
-    return dict(wanted or {})
+        LogPlan(known[name].schema, None).schema(names)
+    return dict(columns or {})
 
 
-def _tables(view: View, names: Sequence[str]) -> list[TableDef]:
+def _find_tables(view: View, names: Sequence[str]) -> list[TableDef]:
     if isinstance(names, str) or not isinstance(names, Sequence) or not names:
         raise InvalidInput(f"tables is a list of at least one table name, not {names!r}")
-    found = [find_table(view, name) for name in names]
-    if len({table.id for table in found}) < len(found):
-        raise InvalidInput(f"a table is there twice: {', '.join(names)}")
-    return found
+    tables = [find_table(view, name) for name in names]
+    if len({table.id for table in tables}) < len(tables):
+        raise InvalidInput(f"tables names a table twice: {', '.join(names)}")
+    return tables
 
 
-def _job(view: View, job: str | HasName, tables: Sequence[TableDef]) -> JobRecord:
+def _find_job(view: View, job: str | HasName, tables: Sequence[TableDef]) -> JobRecord:
     record = find_job(view, job if isinstance(job, str) else job.name)
     for table in tables:
         if table.id not in record.upstreams:
             raise InvalidInput(
-                f"job {record.name!r} does not read table {table.name!r}: its barriers say nothing of it"
+                f"job {record.name!r} does not read table {table.name!r}, so it has no barriers for it; name its "
+                "upstreams, or leave out job="
             )
     return record

@@ -344,9 +344,9 @@ def test_nothing_is_held_again_once_it_is_closed(lab: Lab, monkeypatch: pytest.M
     """Another thread closes it just before the hold moves."""
     lab.put({1: (0, 1)})
     lab.tick()
-    log, real = el.UpstreamLog(lab.store, ["r"]), upstream_module.ended
+    log, real = el.UpstreamLog(lab.store, ["r"]), upstream_module.end_of_data
     assert len([log.poll(), log.poll()]) == 2 and log.position
-    monkeypatch.setattr(upstream_module, "ended", lambda *given: log.close() or real(*given))
+    monkeypatch.setattr(upstream_module, "end_of_data", lambda *given: log.close() or real(*given))
     assert log.poll() is None
     lab.store.table("r").truncate_log(lab.put({2: (0, 2)}))
 
@@ -420,7 +420,7 @@ def test_barriers_of_a_job_that_are_forgotten_are_refused(lab: Lab) -> None:
     first = barriers(read(lab, ["kept"], job="j", after=1))[0][1]
     for _ in range(2):
         lab.store.compact("out", full=True)
-    with pytest.raises(el.LogTruncated, match="barriers of job 'j' are remembered only past"):
+    with pytest.raises(el.LogTruncated, match="commits of job 'j' are recorded only past"):
         read(lab, ["kept"], job="j", after=first - 1)
     assert len(barriers(read(lab, ["kept"], after=first - 1))) == 2  # the table's own log is all there
 
