@@ -7,24 +7,22 @@ the marker names it, which is the last step; a restore that was cut off before i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from epochlog.errors import CatalogInUse, CatalogLost, Corrupt, EpochlogError, InvalidInput, StoreNotFound
 from epochlog.store.catalog.export_format import Header, Shipped, decode_dump, encode_dump, shipped_files
 from epochlog.store.catalog.keys import HEAD, STORE, head_key
 from epochlog.store.catalog.kind import CatalogKind, Site
-from epochlog.store.catalog.lmdb.catalog import LmdbCatalog
 from epochlog.store.catalog.records import Record, unpack
 from epochlog.store.catalog.registry import EMBEDDED, kind_named, kind_of_url
-from epochlog.store.env.clock import SystemClock
 from epochlog.store.env.files import Files
 from epochlog.store.env.filesystem import open_files
-from epochlog.store.env.paths import CATALOG_FOLDER, LMDB_DATA, MARKER, is_store_id, ship_path
+from epochlog.store.env.paths import MARKER, is_store_id, ship_path
 from epochlog.store.metadata.definitions import Counters, TableDef
 from epochlog.store.metadata.version import LogEntry, TableVersion, runs_from_record
 from epochlog.store.session.bootstrap import stored_record
-from epochlog.store.session.handle import StorePlace, as_place
+from epochlog.store.session.handle import as_place
 from epochlog.store.session.marker import Marker, read_marker
 
 from .incremental import chain_of, file_at
@@ -87,8 +85,9 @@ def restore_catalog(
         )
     _refuse_other_root(files, state)
     report = _report(state)
-    _refuse_live_folder(place)
-    made = _refill(kind, Site(place.root, place.folder, files, catalog, None, durability, volatile), marker, state)
+    site = Site(place.root, place.folder, files, catalog, None, durability, volatile)
+    _refuse_live_embedded(site, state.header.store_id)
+    made = _refill(kind, site, marker, state)
     if made != marker:
         files.delete(MARKER)
         files.write(MARKER, made.to_bytes())
@@ -216,20 +215,21 @@ def _report(state: _State) -> RestoreReport:
 # ---- where it goes -----------------------------------------------------------------------------------------------
 
 
-def _refuse_live_folder(place: StorePlace) -> None:
+def _refuse_live_embedded(site: Site, store_id: str) -> None:
     """Raise CatalogInUse if the root has an embedded catalog with a store in it."""
-    if place.folder is None or not (place.folder / CATALOG_FOLDER / LMDB_DATA).exists():
+    if site.folder is None:
         return
-    folder = place.folder / CATALOG_FOLDER
+    source = EMBEDDED.connect(replace(site, url=None))
     try:
-        opened = LmdbCatalog(folder, SystemClock())
+        catalog = source.open(store_id, None)
+        if stored_record(catalog) is not None:
+            raise CatalogInUse(
+                f"{site.files.place} still has a catalog {EMBEDDED.where}; move that folder away, then restore"
+            )
     except CatalogLost:
-        return  # an empty file
-    try:
-        if stored_record(opened) is not None:
-            raise CatalogInUse(f"{folder} holds a catalog that is alive; take it away before another is made")
+        return  # its file is missing or empty
     finally:
-        opened.close()
+        source.close()
 
 
 def _refill(kind: CatalogKind, site: Site, marker: Marker | None, state: _State) -> Marker:

@@ -21,6 +21,7 @@ from epochlog.errors import ReadFailed, WriteFailed
 from epochlog.store.backup.incremental import ship
 from epochlog.store.catalog.keys import after_prefix, gone_key, intent_key
 from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.registry import EMBEDDED, kind_of_url
 from epochlog.store.commit.idempotency import forget_unused
 from epochlog.store.env.clock import seconds
 from epochlog.store.env.failpoints import hit
@@ -198,7 +199,7 @@ def _delete(
     """Delete files, then their notes; return the deleted ones, and those that resist or turned out to be in use."""
     done: list[FileDecision] = []
     kept: list[FileDecision] = []
-    if due and handle.catalog_url is None:
+    if due and kind_of_url(handle.catalog_url) is EMBEDDED:
         handle.catalog.check()  # a damaged page must not hide what is reached
     # Always: a store without maintenance has no other copy. And first: no copy is left that reaches what goes now.
     ship(handle)
