@@ -1,4 +1,6 @@
-"""Recording a piece of a job's snapshot: what it has made, and the cursor that the next one begins at, together."""
+"""Recording of backfill chunks: the staged segments of a chunk, and the cursor at which the next chunk begins, in one
+transaction.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JobPiece:
-    """One piece of a job's snapshot, and what it must find in the catalog: the runner's incarnation, the barrier, and
-    the cursor that it began at (None: it is the first).
+    """One backfill chunk of a job, and the records that it requires in the catalog: the runner's incarnation, the
+    barrier, and the cursor at which the chunk began (None: the first chunk).
     """
 
     job_id: int
@@ -43,7 +45,7 @@ class JobPiece:
 
 
 def record_piece(handle: Handle, piece: JobPiece, edits: Sequence[TableEdit]) -> None:
-    """Record a piece; the same one again is a no-op.
+    """Record a backfill chunk; recording it twice is a no-op.
 
     Raises Fenced, JobParked, JobNotFound, BarrierChanged, SegmentUnknown.
     """
@@ -56,7 +58,9 @@ def record_piece(handle: Handle, piece: JobPiece, edits: Sequence[TableEdit]) ->
         if job.cursor == piece.ended:
             return
         if job.cursor != piece.began:
-            raise BarrierChanged(f"the snapshot of job {job.name!r} stands at {job.cursor}, not at {piece.began}")
+            raise BarrierChanged(
+                f"the backfill of job {job.name!r} is at {job.cursor}, not at {piece.began}; step the job again"
+            )
         counters = Counters.read(tx)
         for edit in edits:
             use_up(tx, edit)
@@ -65,7 +69,7 @@ def record_piece(handle: Handle, piece: JobPiece, edits: Sequence[TableEdit]) ->
         after = replace(
             job,
             cursor=piece.ended,
-            planned_version=counters.version,  # what the next piece reads is there now
+            planned_version=counters.version,  # the next chunk plans with the files of this version
             progress_ms=handle.catalog.now_ms(),
             last_error=None,
             failed_ms=None,
@@ -79,13 +83,13 @@ def record_piece(handle: Handle, piece: JobPiece, edits: Sequence[TableEdit]) ->
 
 
 def forget_pieces(handle: Handle, job: JobRecord, incarnation: int) -> JobRecord:
-    """Drop what pieces have made so far; the job as it is then, at the beginning of its barrier. Raises Fenced."""
+    """Discard the staged segments of a job; return the job at the beginning of its barrier. Raises Fenced."""
 
     def body(tx: Txn) -> JobRecord:
-        found = get_job(tx, job.id, job.name)
-        check_incarnation(found, incarnation)
-        discard_staged(tx, found.outputs, handle.catalog.now_ms())
-        after = replace(found, cursor=None)
+        current = get_job(tx, job.id, job.name)
+        check_incarnation(current, incarnation)
+        discard_staged(tx, current.outputs, handle.catalog.now_ms())
+        after = replace(current, cursor=None)
         tx.put(job_key(job.id), after.to_record())
         move_counters(tx, Counters.read(tx))
         return after
@@ -94,7 +98,7 @@ def forget_pieces(handle: Handle, job: JobRecord, incarnation: int) -> JobRecord
 
 
 def discard_refused(handle: Handle, error: EpochlogError, edits: Sequence[TableEdit]) -> None:
-    """Remove the files of a commit or piece that was refused; those that an earlier call has landed stay."""
+    """Delete the files of a failed commit or backfill chunk, except files that the catalog knows."""
     if not isinstance(error, DEFINITE_JOB_FAILURES):
         return
 

@@ -22,69 +22,67 @@ MAX_SKEW_MS = 10_000
 
 
 def check_skew(epoch: int, now_ms: int) -> None:
-    """Refuse an epoch too far ahead of the clock: one bad clock must not hide the others' data."""
+    """Raise ClockSkew for an epoch too far ahead of the clock: one wrong clock must not hide the data of others."""
     if epoch > from_unix_ms(now_ms + MAX_SKEW_MS):
         raise ClockSkew(
             f"epoch {show_epoch(epoch)} lies more than {MAX_SKEW_MS // 1000} s ahead of the clock "
-            f"({show_time(now_ms)}), or the "
-            "clock was set back since the newest commit; set the clocks right, or wait until the clock has caught up"
+            f"({show_time(now_ms)}), or the clock was set back since the newest commit; set the clocks right, or wait "
+            "until the clock has caught up"
         )
 
 
 def seal(handle: Handle, every: int = 1) -> int:
     """Seal the boundaries that the clock has passed, for a job that uses each `every`-th one; return last_epoch.
 
-    Writes nothing while no commit has landed since a boundary the job can use: sealing an idle store tells nobody
-    anything. When last_epoch leads the clock by more than an interval (a clock was set back), a boundary is forced at
-    last_epoch.
+    Writes nothing if no commit has landed since a boundary that the job can use: sealing an idle store has no effect
+    for a reader. When last_epoch leads the clock by more than an interval (a clock was set back), a boundary is forced
+    at last_epoch.
     """
 
-    def settled(view: View) -> int | None:
+    def sealed_epoch(view: View) -> int | None:
         last_epoch = Counters.read(view).last_epoch
         sealed = last_epoch > 0 and is_boundary(view, last_epoch, handle.interval_ms, every)
         leads = last_epoch > from_unix_ms(handle.catalog.now_ms() + handle.interval_ms)
-        return last_epoch if sealed or (not leads and _sealable(handle) <= last_epoch) else None
+        return last_epoch if sealed or (not leads and _newest_passed_boundary(handle) <= last_epoch) else None
 
     def body(tx: Txn) -> int:
-        counters, target = Counters.read(tx), _sealable(handle)
+        counters, target = Counters.read(tx), _newest_passed_boundary(handle)
         if target > counters.last_epoch:
             move_counters(tx, counters, target)
         elif counters.last_epoch > from_unix_ms(handle.catalog.now_ms() + handle.interval_ms):
             tx.put(bound_key(counters.last_epoch), {"at_ms": handle.catalog.now_ms()})
         return max(target, counters.last_epoch)
 
-    done = handle.catalog.read(settled)
-    return handle.catalog.transact(body) if done is None else done
+    last_epoch = handle.catalog.read(sealed_epoch)
+    return handle.catalog.transact(body) if last_epoch is None else last_epoch
 
 
 def force_boundary(handle: Handle) -> int:
-    """Seal a boundary now, beside the regular ones; return its epoch."""
+    """Seal a forced boundary now, beside the regular ones; return its epoch."""
 
-    done = handle.catalog.transact(lambda tx: force_within(tx, handle))
+    epoch = handle.catalog.transact(lambda tx: force_within(tx, handle))
     hit("seal:after")
-    return done
+    return epoch
 
 
 def force_within(tx: Txn, handle: Handle, above: int = 0) -> int:
-    """Seal a forced boundary above the epoch `above`, within a transaction; return its epoch. Raises ClockSkew."""
+    """Seal a forced boundary above the epoch `above`; return its epoch. Call inside a transaction. Raises ClockSkew."""
     counters, now_ms = Counters.read(tx), handle.catalog.now_ms()
-    at = max(from_unix_ms(now_ms), counters.last_epoch, above + 1)
-    check_skew(at, now_ms)
-    if not is_boundary(tx, at, handle.interval_ms):
-        tx.put(bound_key(at), {"at_ms": now_ms})
-    move_counters(tx, counters, at)
-    return at
+    epoch = max(from_unix_ms(now_ms), counters.last_epoch, above + 1)
+    check_skew(epoch, now_ms)
+    if not is_boundary(tx, epoch, handle.interval_ms):
+        tx.put(bound_key(epoch), {"at_ms": now_ms})
+    move_counters(tx, counters, epoch)
+    return epoch
 
 
-def _sealable(handle: Handle) -> int:
+def _newest_passed_boundary(handle: Handle) -> int:
     now = from_unix_ms(handle.catalog.now_ms())
     return boundary(newest_index(now - 1, handle.interval_ms), handle.interval_ms)
 
 
 def is_boundary(view: View, epoch: int, interval_ms: int, every: int = 1) -> bool:
-    """Return True if the epoch is a boundary of a job that uses each `every`-th one; forced boundaries are for all
-    jobs.
-    """
+    """Return True if the epoch is a forced boundary, or a regular one of a job that uses each `every`-th one."""
     index = newest_index(epoch, interval_ms)
     regular = boundary(index, interval_ms) == epoch and index % every == 0
     return regular or view.get(bound_key(epoch)) is not None

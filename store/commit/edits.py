@@ -1,4 +1,4 @@
-"""Edits of one table by a commit, and their share of its transaction: segments become a log entry."""
+"""Edits of one table by a commit, and their part of its transaction: segments become a log entry."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TableEdit:
-    """Changes of a commit to one table: segments, of which later ones win, or its end-of-data.
+    """Changes of a commit to one table: segments, of which later ones win, or its end of data.
 
-    base: the newest commit that the edit was made from, where it must still be the newest. images: old rows for each of
-    its log epochs as of `base`, for changelog="full". made: segments that the catalog reaches already (see
-    store/metadata/staged_segments.py). rewrites: those in whose place others are, without the rows that change nothing.
+    base: the table's newest commit when the edit was prepared; it must still be the newest. images: pre-images for each
+    log epoch of the edit as of `base`, for changelog="full". staged: segments that the catalog reaches already (see
+    store/metadata/staged_segments.py). rewrites: segments that were replaced by ones without unchanged rows.
     """
 
     table_id: int
@@ -42,38 +42,38 @@ class TableEdit:
     end: bool = False
     base: int | None = None
     images: Images | None = None
-    made: tuple[Segment, ...] = ()
+    staged: tuple[Segment, ...] = ()
     rewrites: Rewrites = ()
 
     @property
     def written(self) -> list[Segment]:
-        """Return the files that the edit's writers made: the catalog does not reach them before the commit."""
-        others = {segment.path for segment in (*self.made, *self.prepared)}
-        found = (*self.segments, *(original for original, _ in self.rewrites))
-        return [segment for segment in found if segment.path not in others]
+        """Return the files of the edit's writers: the catalog does not reach them before the commit."""
+        known = {segment.path for segment in (*self.staged, *self.prepared)}
+        segments = (*self.segments, *(original for original, _ in self.rewrites))
+        return [segment for segment in segments if segment.path not in known]
 
     @property
     def prepared(self) -> list[Segment]:
-        """Return the files that were made for this edit alone, before its commit."""
+        """Return the files that were written while the edit was prepared."""
         images = [file for files in self.images or () for file in files]
-        return [*images, *(left for _, left in self.rewrites if left is not None)]
+        return [*images, *(replacement for _, replacement in self.rewrites if replacement is not None)]
 
 
 class CommitConflict(EpochlogError):
-    """A commit conflict: another commit landed in a table while an edit was made from its earlier state."""
+    """Commit conflict: another commit of the table landed after the edit was prepared."""
 
 
 class ImagesMissing(EpochlogError):
-    """An edit of a table with changelog="full" that lacks the pre-images of its rows."""
+    """Missing pre-images in an edit of a table with changelog="full"."""
 
 
 def sealed_labels(edits: Sequence[TableEdit]) -> list[int]:
-    """Return the labels that were given at sealing, rising."""
+    """Return the labels that were assigned at sealing, in rising order."""
     return sorted({segment.label for edit in edits for segment in edit.segments if segment.label is not None})
 
 
 def grouped(edit: TableEdit, epoch: int, labels: Mapping[int, int]) -> dict[int, list[Segment]]:
-    """Group the edit's segments by log epoch. labels: the final epoch of each label given at sealing."""
+    """Group the edit's segments by log epoch. labels: the final epoch of each label assigned at sealing."""
     groups: dict[int, list[Segment]] = {}
     for segment in edit.segments:
         label = epoch if segment.label is None else labels[segment.label]
@@ -82,7 +82,7 @@ def grouped(edit: TableEdit, epoch: int, labels: Mapping[int, int]) -> dict[int,
 
 
 def log_epochs(edits: Sequence[TableEdit], edit: TableEdit, epoch: int | None) -> list[list[Segment]]:
-    """Return the segments of each log epoch that the edit will have, oldest first, before the epochs themselves are
+    """Return the segments of each log epoch that the edit will have, oldest first. The epochs themselves need not be
     known.
     """
     sealed = sealed_labels(edits)
@@ -95,25 +95,27 @@ def log_epochs(edits: Sequence[TableEdit], edit: TableEdit, epoch: int | None) -
 
 
 def check_segments(handle: Handle, edit: TableEdit) -> None:
-    """Raise InvalidInput for an object that is no segment, SegmentUnknown for a segment of another store or table, a
-    repeated one, or a sealed one whose file has gone.
+    """Check an edit's segments before its transaction.
+
+    Raises InvalidInput for an object that is not a segment, and SegmentUnknown for a segment of another store or table,
+    a repeated one, or a sealed one whose file is missing.
     """
     folder, seen = handle.table_folder(edit.table_id), set[str]()
     for segment in edit.segments:
         if not isinstance(segment, Segment):
-            raise InvalidInput(f"table {edit.name!r}: a commit takes the segments that seal() gave, not {segment!r}")
+            raise InvalidInput(f"table {edit.name!r}: a commit takes segments returned by seal(), not {segment!r}")
         if segment.path in seen:
-            raise SegmentUnknown(f"segment {segment.path} of table {edit.name!r} is there twice in one commit")
+            raise SegmentUnknown(f"segment {segment.path} of table {edit.name!r} occurs twice in one commit")
         seen.add(segment.path)
         if segment.table_id != edit.table_id or not segment.path.startswith(folder + "/"):
             raise SegmentUnknown(f"segment {segment.path} was not written for table {edit.name!r} of this store")
-        if segment.label is not None and not handle.files.exists(segment.path):  # sealed, perhaps long ago
+        if segment.label is not None and not handle.files.exists(segment.path):  # vacuum may have deleted it since
             raise SegmentUnknown(f"segment {segment.path} of table {edit.name!r} is gone; write its rows again")
 
 
 def use_up(tx: Txn, edit: TableEdit) -> None:
-    """Take segments whose writer may still write, and sealed ones once: whoever sealed them may try to commit them
-    again when an answer was lost.
+    """Require live write intents for the edit's files, and mark sealed segments as used: a repeated commit of them
+    fails.
     """
     require_intents(tx, edit.name, (file.path for file in (*edit.written, *edit.prepared)))
     check_unused(tx, edit)
@@ -123,14 +125,14 @@ def use_up(tx: Txn, edit: TableEdit) -> None:
 
 
 def check_unused(view: View, edit: TableEdit) -> None:
-    """Raise SegmentUnknown for a segment that was dropped, or sealed and committed already."""
+    """Raise SegmentUnknown for a segment that was released, or sealed and committed already."""
     for segment in edit.written:
         if view.get(gone_key(segment.table_id, segment.path)) is not None:
-            raise SegmentUnknown(f"segment {segment.path} of table {edit.name!r} was let go; write its rows again")
+            raise SegmentUnknown(f"segment {segment.path} of table {edit.name!r} was discarded; write its rows again")
         if segment.label is not None and view.get(used_key(segment.table_id, segment.path)) is not None:
             raise SegmentUnknown(
                 f"segment {segment.path} of table {edit.name!r} has been committed already; "
-                "give the commit a txn=(application, id), and its repetition returns the first outcome"
+                "pass txn=(application, id) to commit, so that a repeated commit returns the first outcome"
             )
 
 
@@ -145,24 +147,25 @@ def append_entry(
     txn: TxnPair | None,
     job: str | None,
 ) -> TableVersion:
-    """Add one log entry to one table, with the row of history that outlives it; return its version after that.
-
-    What others are in the place of is let go of: nobody commits it again, and nothing of it stays.
+    """Add one log entry and one remembered commit to a table; return its new version. Segments that were rewritten
+    become unreachable.
     """
     use_up(tx, edit)
     before = get_version(tx, table.id, table.name)
     if edit.base is not None and edit.base != before.max_committed_epoch:
         raise CommitConflict(
-            f"table {table.name!r} was committed to at {show_epoch(before.max_committed_epoch)}, after "
-            f"{show_epoch(edit.base)}; retry"
+            f"table {table.name!r} has a newer commit at {show_epoch(before.max_committed_epoch)} than "
+            f"{show_epoch(edit.base)}, on which this one is based; retry"
         )
     if table.changelog == "full" and edit.segments and edit.images is None:
-        raise ImagesMissing(f"table {table.name!r} stores old rows with each commit, and this one has none")
+        raise ImagesMissing(f"table {table.name!r} stores pre-images with each commit, and this one has none")
     groups = grouped(edit, epoch, labels)
     images = edit.images or ((),) * len(groups)
     stored = edit.images is not None
-    found = (LabelGroup(at, tuple(groups[at]), old, stored) for at, old in zip(sorted(groups), images, strict=True))
-    entry = LogEntry(epoch, tuple(found), edit.end)
+    label_groups = (
+        LabelGroup(at, tuple(groups[at]), old, stored) for at, old in zip(sorted(groups), images, strict=True)
+    )
+    entry = LogEntry(epoch, tuple(label_groups), edit.end)
     version = apply_commit(table.name, before, entry)
     rows, deletes = sum(s.rows for s in entry.segments), sum(s.deletes for s in entry.segments)
     commit = Commit(

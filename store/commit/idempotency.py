@@ -1,6 +1,6 @@
 """Idempotent transactions: the outcomes of commits, by their pair (application, id).
 
-Rules: docs/SEMANTICS.md, 1.7. To ask for an outcome is to decide it: a late commit meets the abort.
+Rules: docs/SEMANTICS.md, 1.7. Resolving an undecided pair aborts it, so a late commit of it fails.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 KEPT_OUTCOMES = 1_000
 UNUSED_MS = 30 * 86_400_000
-"""The outcomes of an application are forgotten so long after its last commit."""
+"""An application's outcomes are deleted this long after its last commit."""
 MAX_APP_BYTES = 200
 
 TxnPair = tuple[str, int]
 
 
 def check_pair(txn: TxnPair | None) -> None:
-    """Raise InvalidInput unless it is None or a pair (application, id) that the catalog can keep."""
+    """Raise InvalidInput unless `txn` is None or a valid pair (application, id)."""
     if txn is None:
         return
     good = isinstance(txn, tuple | list) and len(txn) == 2 and isinstance(txn[0], str)
@@ -37,21 +37,19 @@ def check_pair(txn: TxnPair | None) -> None:
 
 
 def _is_text(name: str) -> bool:
-    """Return True if the name can be encoded as UTF-8: it contains no half of a surrogate pair."""
+    """Return True if the name can be encoded as UTF-8, that is, contains no lone surrogate."""
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def find_committed_epoch(handle: Handle, txn: TxnPair | None, table_ids: Sequence[int]) -> int | None:
-    """Return the epoch at which this pair has landed in these tables, or None; raise the errors that its commit would
-    raise.
-    """
+    """Return the epoch at which this pair landed in these tables, or None. Raises the errors of `resolve_outcome`."""
     return None if txn is None else handle.catalog.read(lambda view: resolve_outcome(view, txn, sorted(table_ids)))
 
 
 def resolve(handle: Handle, txn: TxnPair) -> int | None:
-    """Decide the fate of (application, id): return its epoch, or None; no commit under it can land after None."""
+    """Decide the outcome of (application, id): return its epoch. After None, no commit under the pair can land."""
     if txn is None:
-        raise InvalidInput("resolve takes the txn of a commit, its pair (application, id), not None")
+        raise InvalidInput("resolve takes the txn of a commit, a pair (application, id), not None")
     check_pair(txn)
 
     def body(tx: Txn) -> int | None:
@@ -70,8 +68,10 @@ def has_outcome(view: View, txn: TxnPair) -> bool:
 
 
 def resolve_outcome(view: View, txn: TxnPair | None, tables: Sequence[int]) -> int | None:
-    """Return the epoch at which the pair landed in just these tables (sorted ids); None when it has not, or there is
-    none.
+    """Return the epoch at which the pair landed in exactly these tables (sorted ids); None if it has not landed, or
+    `txn` is None.
+
+    Raises TxnAborted, TxnMismatch, TxnOutcomeForgotten.
     """
     if txn is None:
         return None
@@ -81,7 +81,7 @@ def resolve_outcome(view: View, txn: TxnPair | None, tables: Sequence[int]) -> i
         return None
     if record["epoch"] is None:
         raise TxnAborted(
-            f"transaction {tuple(txn)} was resolved as aborted and can land no more; commit under a new id"
+            f"transaction {tuple(txn)} was resolved as aborted and can no longer land; commit under a new id"
         )
     if record["tables"] != list(tables):
         raise TxnMismatch(
@@ -94,8 +94,8 @@ def _refuse_forgotten(view: View, txn: TxnPair) -> None:
     app = view.get(txn_app_key(txn[0]))
     if app is not None and txn[1] <= app["forgotten"]:
         raise TxnOutcomeForgotten(
-            f"transaction {tuple(txn)}: outcomes of {txn[0]!r} are kept above id {app['forgotten']} only; "
-            "whether this one landed is not known any more, read the table to find out"
+            f"transaction {tuple(txn)}: outcomes of {txn[0]!r} are kept only above id {app['forgotten']}, so the "
+            "outcome of this one is no longer known; read the table to find out"
         )
 
 
@@ -116,14 +116,14 @@ def record_outcome(tx: Txn, txn: TxnPair, tables: Sequence[int], epoch: int | No
 def forget_unused(handle: Handle) -> int:
     """Delete the outcomes of applications unused for UNUSED_MS; return the number of applications.
 
-    Their high-water marks stay: a commit of theirs that is made again is refused, and lands no second time.
+    Their highest id stays recorded, so a repeated old commit fails instead of landing twice.
     """
 
     def unused(view: View) -> list[str]:
         before_ms = handle.catalog.now_ms() - UNUSED_MS
         prefix = b"txnapp/"
-        found = view.scan(prefix, after_prefix(prefix))
-        return [key[len(prefix) :].decode() for key, app in found if app["count"] and app["used_ms"] < before_ms]
+        records = view.scan(prefix, after_prefix(prefix))
+        return [key[len(prefix) :].decode() for key, app in records if app["count"] and app["used_ms"] < before_ms]
 
     def forget(tx: Txn, app: str) -> None:
         record, prefix = tx.get(txn_app_key(app)), b"txn/" + app.encode() + b"\0"

@@ -38,15 +38,14 @@ class JobCommit:
     incarnation: int
     prev: int
     curr: int
-    state: str  # the state after the commit, unless the job was told to end with it
-    caught_up: bool = False  # it takes part in `global` again, if it stood outside
+    state: str  # the state after the commit, unless the job ends with it
+    caught_up: bool = False  # a job outside of `global` takes part in it again
 
 
 @dataclass(frozen=True, slots=True)
 class JobDone:
-    """Result of a job's commit: its epoch, the rows that it wrote, and those left out because they change nothing.
-
-    Deletes count as rows.
+    """Result of a job's commit: its epoch, the written rows, and the omitted rows that change nothing. Deletes count as
+    rows.
     """
 
     epoch: int
@@ -55,9 +54,11 @@ class JobDone:
 
     @classmethod
     def of(cls, epoch: int, edits: Sequence[TableEdit]) -> JobDone:
-        """Count the rows of these edits, as they landed."""
+        """Count the rows of these edits, as committed."""
         rewrites = [rewrite for edit in edits for rewrite in edit.rewrites]
-        unchanged = sum(original.rows - (0 if left is None else left.rows) for original, left in rewrites)
+        unchanged = sum(
+            original.rows - (0 if replacement is None else replacement.rows) for original, replacement in rewrites
+        )
         return cls(epoch, sum(segment.rows for edit in edits for segment in edit.segments), unchanged)
 
 
@@ -74,7 +75,7 @@ def commit_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit]) ->
         attempt = handle.intents.checked(lambda: job_edits(handle, edits, replacing=job.replacing))
         try:
             landed_now = _transact_job(handle, commit, attempt)
-        except (CommitConflict, ImagesMissing):  # the changelog was altered, or what pieces have made is another
+        except (CommitConflict, ImagesMissing):  # the changelog was altered, or the staged segments have changed
             remove_prepared(handle, attempt)
         except DEFINITE_JOB_FAILURES:
             remove_prepared(handle, attempt)
@@ -88,7 +89,7 @@ def commit_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit]) ->
 
 
 def _transact_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit]) -> bool:
-    """Run the transaction of a job's commit; return True if it landed now, not before."""
+    """Run the transaction of a job's commit; return True if it landed now, False if it had landed before."""
     written: list[tuple[TableDef, TableVersion]] = []
 
     def body(tx: Txn) -> bool:
@@ -102,15 +103,15 @@ def _transact_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit])
             raise InvalidInput(f"job {job.name!r} must commit all its outputs together")
         now_ms = handle.catalog.now_ms()
         state = "finished" if job.ends_at(commit.curr) else commit.state
-        labels = {commit.curr: commit.curr}  # of what parts have reported
+        labels = {commit.curr: commit.curr}  # the segments that parts report carry this label
         for edit in edits:
             table, edit = get_table(tx, edit.table_id, edit.name), replace(edit, end=state == "finished")
             if not job.replacing:
-                if list_staged(tx, table.id) != edit.made:
-                    raise CommitConflict(f"what pieces have made of table {table.name!r} is not what it was; retry")
+                if list_staged(tx, table.id) != edit.staged:
+                    raise CommitConflict(f"the staged segments of table {table.name!r} have changed; retry")
                 forget_staged(tx, table.id)
             written.append((table, append_entry(tx, table, edit, commit.curr, labels, now_ms, txn=None, job=job.name)))
-        if job.replacing:  # what was made of it is no more than what its difference was taken of
+        if job.replacing:  # the staged segments were only the input of the difference
             discard_staged(tx, job.outputs, now_ms)
         after = replace(
             job,
@@ -131,18 +132,17 @@ def _transact_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit])
         return True
 
     hit("job:before-commit")
-    done = handle.intents.checked(lambda: handle.catalog.transact(body))
+    landed_now = handle.intents.checked(lambda: handle.catalog.transact(body))
     hit("job:after-commit")
     apply_backpressure(handle, written)
-    return done
+    return landed_now
 
 
 def check_incarnation(job: JobRecord, incarnation: int) -> None:
     if job.incarnation != incarnation:
         raise Fenced(
-            f"job {job.name!r} was taken over by incarnation {job.incarnation}; this runner is {incarnation} and "
-            "has no effect "
-            "any more. Get the job anew with store.job(name) to take it back"
+            f"job {job.name!r} was taken over by incarnation {job.incarnation}; this runner is {incarnation} and has "
+            "no effect any more. Get the job again with store.job(name) to take it back"
         )
 
 
@@ -152,18 +152,18 @@ def check_runner(job: JobRecord, incarnation: int, prev: int, curr: int) -> None
     require_unparked(job)
     if job.barrier is None and job.rebuilding:
         raise BarrierChanged(
-            f"the outputs of job {job.name!r} are to be made anew: somebody asked for it since "
-            f"{_told((prev, curr, ''))} was begun, and that is dropped. Step the job again"
+            f"a rebuild of job {job.name!r} was requested while {_show_barrier((prev, curr, ''))} was running, so that "
+            "barrier is discarded. Step the job again"
         )
     if job.barrier is None or job.barrier[:2] != (prev, curr) or job.position != prev:
         raise BarrierChanged(
-            f"job {job.name!r} stands at {show_epoch(job.position)} with {_told(job.barrier)}; "
-            f"{_told((prev, curr, ''))} is not the one to commit"
+            f"job {job.name!r} is at {show_epoch(job.position)} with {_show_barrier(job.barrier)}; "
+            f"{_show_barrier((prev, curr, ''))} cannot be committed. Step the job again"
         )
 
 
-def _told(barrier: tuple[int, int, str] | None) -> str:
-    """Return a job's recorded barrier in words."""
+def _show_barrier(barrier: tuple[int, int, str] | None) -> str:
+    """Format a job's recorded barrier for a message."""
     return f"the barrier ({show_epoch(barrier[0])}, {show_epoch(barrier[1])}]" if barrier else "no barrier"
 
 
@@ -172,5 +172,5 @@ def require_unparked(job: JobRecord) -> None:
         raise JobParked(
             f"job {job.name!r} was parked at epoch {show_epoch(job.position)}: "
             f"{job.lost or 'the logs it needs are gone'}. Its "
-            f"tables stay readable as they are; make them anew with store.job({job.name!r}).rebuild() and run it again"
+            f"tables stay readable; rebuild them with store.job({job.name!r}).rebuild() and run the job again"
         )

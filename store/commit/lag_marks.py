@@ -1,7 +1,7 @@
-"""The bound on lag under `global`, and the marks of the jobs that were over it, in the catalog.
+"""The store's bound on lag under `global`, and the marks of jobs that exceed it.
 
-A mark is set by whoever reads under `global` and finds a job over the bound, before it reads; and cleared by the job's
-own commit once it has caught up (checkpoint/job/runner.py).
+A reader under `global` that finds a job over the bound marks the job before it reads. The job's own commit clears the
+mark once it has caught up (checkpoint/job/runner.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def alter_store(handle: Handle, global_max_lag: float | timedelta) -> None:
-    """Change the bound on lag under `global`, for everybody from the next choice on. Raises InvalidInput."""
+    """Change the bound on lag under `global`; it applies to the next choice of every process. Raises InvalidInput."""
     bound_ms = checked_global_max_lag_ms(global_max_lag, handle.interval_ms)
 
     def body(tx: Txn) -> None:
@@ -32,17 +32,24 @@ def alter_store(handle: Handle, global_max_lag: float | timedelta) -> None:
 
 
 def mark_late(handle: Handle, view: EpochView) -> None:
-    """Mark the jobs that this view finds over the bound, unless they have committed since; writes nothing for none."""
-    late = view.membership.late
-    if not late:
+    """Mark the jobs that exceed the bound in this view, unless they have committed since. Write nothing if there are
+    none.
+    """
+    late_jobs = view.membership.late
+    if not late_jobs:
         return
 
     def body(tx: Txn) -> None:
         now_ms = handle.catalog.now_ms()
-        for one in late:
-            record = tx.get(job_key(one.job_id))
+        for late_job in late_jobs:
+            record = tx.get(job_key(late_job.job_id))
             job = JobRecord.from_record(record) if record is not None else None
-            if job is not None and job.position == one.position and job.state == "running" and job.outside_ms is None:
+            if (
+                job is not None
+                and job.position == late_job.position
+                and job.state == "running"
+                and job.outside_ms is None
+            ):
                 tx.put(job_key(job.id), replace(job, outside_ms=now_ms).to_record())
 
     handle.catalog.transact(body)

@@ -1,8 +1,7 @@
-"""Loads: named groups of workers that write root tables together. Their catalog records, and the edits of these.
+"""Loads: named groups of workers that write root tables together; their catalog records and the edits of these.
 
-A load commits by root commits under txn ("load:<name>", checkpoint); each checks the coordinator's incarnation and
-moves the load's checkpoint and its parts' states in the same transaction. So a part that is started again goes on just
-behind the rows that are committed.
+A load commits by root commits under txn ("load:<name>", checkpoint). Each commit checks the coordinator's incarnation
+and advances the load's checkpoint and its parts' states, so a restarted part continues after the committed rows.
 """
 
 from __future__ import annotations
@@ -25,14 +24,16 @@ if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
 
 MOST_PARTS = 1_024
-"""Parts of one load or job."""
+"""Most parts of one load or job."""
 MAX_STATE = 64 << 10
-"""Bytes of the state that a part gives with a commit."""
+"""Most bytes of the state that a part reports with a commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRecord:
-    """state: running | finished. `incarnation` is that of its coordinator; `checkpoint` the number of its commits."""
+    """Catalog record of a load. state: running | finished. incarnation: its coordinator's. checkpoint: the number of
+    its newest commit.
+    """
 
     name: str
     tables: tuple[int, ...]
@@ -64,9 +65,11 @@ class PartRecord:
 
 @dataclass(frozen=True, slots=True)
 class LoadCommit:
-    """Requirements and effects of a load's checkpoint: its coordinator's incarnation, the checkpoint before and its own
-    number, which is higher (numbers of commits that were given up are passed over); new states, and the parts that have
-    finished, by index. final: the load ends with it.
+    """Requirements and effects of a load's checkpoint.
+
+    It requires its coordinator's incarnation and the checkpoint `before`. `checkpoint` is higher than `before`; numbers
+    of abandoned commits are skipped. states: new states by part index. finished: indexes of the parts whose data ended.
+    final: the load ends with it.
     """
 
     name: str
@@ -79,33 +82,35 @@ class LoadCommit:
 
 
 def declare_load(handle: Handle, name: str, tables: Sequence[str], parts: int, *, finish_tables: bool) -> LoadRecord:
-    """Return the load of that name; make it if there is none.
+    """Return the load of that name; create it if there is none.
 
-    Raises InvalidInput when it was declared otherwise before, TableNotFound, NotWritable.
+    Raises InvalidInput when it was declared with other arguments before, TableNotFound, NotWritable.
     """
     check_name("load", name)
     if not 1 <= parts <= MOST_PARTS:
-        raise InvalidInput(f"load {name!r}: of is the number of its parts, from 1 to {MOST_PARTS}, not {parts!r}")
+        raise InvalidInput(f"load {name!r}: `of` must be a number of parts from 1 to {MOST_PARTS}, not {parts!r}")
     if not tables or len(set(tables)) != len(tables):
-        raise InvalidInput(f"load {name!r}: tables is a list of one or more different root tables, not {tables!r}")
+        raise InvalidInput(f"load {name!r}: tables must be a list of one or more different root tables, not {tables!r}")
 
     def body(tx: Txn) -> LoadRecord:
-        found = tx.get(load_key(name))
-        if found is not None:
-            return _same(tx, LoadRecord.from_record(found), tables, parts, finish_tables)
+        existing = tx.get(load_key(name))
+        if existing is not None:
+            return _require_same(tx, LoadRecord.from_record(existing), tables, parts, finish_tables)
         targets = [find_table(tx, table) for table in sorted(tables)]
         for table in targets:
             if table.derived:
-                raise InvalidInput(f"load {name!r}: table {table.name!r} is written by its job alone")
-        made = LoadRecord(name, tuple(table.id for table in targets), parts, finish_tables)
-        tx.put(load_key(name), made.to_record())
-        return made
+                raise InvalidInput(
+                    f"load {name!r}: table {table.name!r} is the output of a job; only that job writes it"
+                )
+        load = LoadRecord(name, tuple(table.id for table in targets), parts, finish_tables)
+        tx.put(load_key(name), load.to_record())
+        return load
 
     return handle.catalog.transact(body)
 
 
 def load_txn(name: str, checkpoint: int) -> TxnPair:
-    """Return the idempotent transaction that a load's checkpoint commits under."""
+    """Return the transaction pair under which a load's checkpoint commits."""
     return f"load:{name}", checkpoint
 
 
@@ -122,7 +127,7 @@ def claim_load(handle: Handle, name: str) -> LoadRecord:
 
 
 def drop_load(handle: Handle, name: str) -> None:
-    """Delete a load and its states; its committed rows stay. Its coordinator has no effect any more."""
+    """Delete a load and its states; its committed rows stay. Its coordinator is fenced."""
 
     def body(tx: Txn) -> None:
         load = get_load(tx, name)
@@ -137,16 +142,16 @@ def get_load(view: View, name: str) -> LoadRecord:
     """Return the load of that name, or raise LoadNotFound."""
     record = view.get(load_key(name))
     if record is None:
-        raise LoadNotFound(f"there is no load {name!r}; a worker's attach declares it")
+        raise LoadNotFound(f"there is no load {name!r}; attach a worker to declare it")
     return LoadRecord.from_record(record)
 
 
 def require_incarnation(load: LoadRecord, incarnation: int) -> None:
-    """Raise Fenced unless the coordinator of that incarnation is the newest."""
+    """Raise Fenced unless the coordinator's incarnation is the newest."""
     if load.incarnation != incarnation:
         raise Fenced(
             f"load {load.name!r} was taken over by the coordinator of incarnation {load.incarnation}; this one is "
-            f"{incarnation} and has no effect any more. Have all workers of a load connect to one coordinator"
+            f"{incarnation} and has no effect any more. Connect all workers of a load to one coordinator"
         )
 
 
@@ -165,13 +170,13 @@ def load_parts(view: View, name: str) -> list[tuple[int, PartRecord]]:
 
 
 def advance_load(tx: Txn, commit: LoadCommit) -> None:
-    """Write a load's share of a commit. Raises Fenced, BarrierChanged, LoadNotFound: then nothing lands."""
+    """Write a load's part of a commit. Raises Fenced, BarrierChanged, LoadNotFound, which abort the transaction."""
     load = get_load(tx, commit.name)
     require_incarnation(load, commit.incarnation)
     if load.checkpoint != commit.before or commit.checkpoint <= commit.before or load.state == "finished":
         raise BarrierChanged(
-            f"load {load.name!r} is {load.state} at checkpoint {load.checkpoint}; {commit.checkpoint} after "
-            f"{commit.before} is not the next"
+            f"load {load.name!r} is {load.state} at checkpoint {load.checkpoint}; checkpoint {commit.checkpoint} after "
+            f"{commit.before} does not follow it"
         )
     for index in sorted({*commit.states, *commit.finished}):
         key = load_part_key(load.name, index)
@@ -183,26 +188,29 @@ def advance_load(tx: Txn, commit: LoadCommit) -> None:
     tx.put(load_key(load.name), replace(load, checkpoint=commit.checkpoint, state=state).to_record())
 
 
-def _same(view: View, load: LoadRecord, tables: Sequence[str], parts: int, finish_tables: bool) -> LoadRecord:
-    """Return the load, or raise InvalidInput if it was declared otherwise; tables of a finished load may have gone."""
-    asked = (parts, finish_tables)
-    if asked != (load.parts, load.finish_tables):
+def _require_same(view: View, load: LoadRecord, tables: Sequence[str], parts: int, finish_tables: bool) -> LoadRecord:
+    """Return the load, or raise InvalidInput if it was declared with other arguments. The tables of a finished load may
+    be dropped.
+    """
+    if (parts, finish_tables) != (load.parts, load.finish_tables):
         raise InvalidInput(
             f"load {load.name!r} was declared with of={load.parts}, finish_tables={load.finish_tables}, not "
-            f"{parts} and {finish_tables}; attach as it was, or drop_load it"
+            f"of={parts}, finish_tables={finish_tables}; attach with the declared values, or drop it with drop_load"
         )
     if load.state != "finished" and tuple(find_table(view, table).id for table in sorted(tables)) != load.tables:
-        raise InvalidInput(f"load {load.name!r} was declared with other tables; attach with those, or drop_load it")
+        raise InvalidInput(
+            f"load {load.name!r} was declared with other tables; attach with those, or drop it with drop_load"
+        )
     return load
 
 
 def broken_load(view: View, load: LoadRecord, tables: Mapping[int, TableDef]) -> Iterator[str]:
-    """Yield the inconsistencies of a load's records, each as the end of a sentence about the load."""
+    """Yield the inconsistencies of a load's records, each as a predicate of the load."""
     if view.get(load_key(load.name)) is None:
-        yield "lies under another name"
+        yield "is stored under another name"
     missing = [table for table in load.tables if table not in tables]
     if missing and load.state == "running":
-        yield f"refers to tables that are not there: {missing}"
+        yield f"refers to missing tables: {missing}"
     parts = load_parts(view, load.name)
     if any(index >= load.parts for index, _ in parts):
         yield f"has states of more parts than its {load.parts}"

@@ -1,7 +1,7 @@
-"""Preparation of commits before their transaction, from the newest state of their tables: pre-images are looked up, and
-rows of a job that change nothing are left out.
+"""Preparation of a commit before its transaction, from the newest state of its tables: pre-images are looked up, and
+unchanged rows of a job are left out.
 
-The transaction requires that nothing has landed since (CommitConflict); then it is worked out again.
+The transaction checks that no other commit has landed since (CommitConflict); otherwise the preparation is repeated.
 """
 
 from __future__ import annotations
@@ -35,62 +35,62 @@ if TYPE_CHECKING:
 def with_images(
     handle: Handle, edits: Sequence[TableEdit], tried: Sequence[TableEdit], epoch: int | None
 ) -> list[TableEdit]:
-    """Return the edits; those of tables with changelog="full" with the pre-images of all keys that they touch, as of
-    now.
+    """Return the edits; those of tables with changelog="full" with the current pre-images of all keys that they touch.
 
-    tried: the same edits as they were tried to commit before. Of their old rows only those of keys that were touched
-    since are looked up again: so a large commit comes to its end however many small ones land meanwhile.
+    tried: the edits as the last try prepared them. Only keys that were touched since are looked up again, so a large
+    commit succeeds however many small ones land meanwhile.
     """
-    done: list[TableEdit] = []
+    prepared: list[TableEdit] = []
     try:
-        done.extend(
-            retry_stale_plan(handle, lambda edit=edit, one=one: _root_edit(handle, edits, edit, one, epoch))
-            for edit, one in zip(edits, tried, strict=True)
+        prepared.extend(
+            retry_stale_plan(handle, lambda edit=edit, last=last: _root_edit(handle, edits, edit, last, epoch))
+            for edit, last in zip(edits, tried, strict=True)
         )
     except BaseException:
-        remove_prepared(handle, [*tried, *done])
+        remove_prepared(handle, [*tried, *prepared])
         raise
-    return done
+    return prepared
 
 
 def job_edits(handle: Handle, edits: Sequence[TableEdit], *, replacing: bool) -> list[TableEdit]:
-    """Return a job's edits as they are committed: with the segments of its backfill chunks, without rows that change
-    nothing, and with the pre-images of the others.
+    """Return a job's edits as they are committed: with the staged segments of its backfill chunks, without unchanged
+    rows, and with pre-images.
 
-    replacing: the edits are what differs from the rows of old, and what pieces have made is in them. SegmentUnknown
-    when a file that was written for them is gone.
+    replacing: the edits are the difference of a rebuild, which includes the staged segments. Raises SegmentUnknown when
+    a file that was written for them is missing.
     """
-    done: list[TableEdit] = []
+    prepared: list[TableEdit] = []
     try:
-        done.extend(
+        prepared.extend(
             retry_stale_plan(handle, lambda edit=edit: _job_edit(handle, edit, replacing=replacing)) for edit in edits
         )
     except BaseException:
-        remove_prepared(handle, done)
+        remove_prepared(handle, prepared)
         raise
-    return done
+    return prepared
 
 
 def remove_prepared(handle: Handle, edits: Iterable[TableEdit]) -> None:
-    """Delete the files that were made for these edits, which will not land."""
+    """Delete the files that were written while these edits were prepared; the edits will not land."""
     files = {file.path: file for edit in edits for file in edit.prepared}
     remove_segments(handle.files, files.values())
 
 
 def remove_rewritten(handle: Handle, edits: Iterable[TableEdit]) -> None:
-    """Delete the files that the landed edits have replaced by others; the commit has noted them for vacuum."""
+    """Delete the files that the committed edits have replaced; the commit has noted them for vacuum."""
     for edit in edits:
-        made = {segment.path for segment in edit.made}
-        remove_segments(handle.files, (old for old, _ in edit.rewrites if old.path not in made))
+        staged = {segment.path for segment in edit.staged}
+        remove_segments(handle.files, (original for original, _ in edit.rewrites if original.path not in staged))
 
 
 def _root_edit(
     handle: Handle, edits: Sequence[TableEdit], edit: TableEdit, tried: TableEdit, epoch: int | None
 ) -> TableEdit:
-    table, before, since = handle.catalog.read(lambda view: (*_newest(view, edit), _since(view, tried)))
+    table, before, since = handle.catalog.read(lambda view: (*_newest_plan(view, edit), _segments_since(view, tried)))
     if edit.base is not None and edit.base != before.epoch:
         raise CommitConflict(
-            f"table {table.name!r} was committed to at {show_epoch(before.epoch)}, after {show_epoch(edit.base)}; retry"
+            f"table {table.name!r} has a newer commit at {show_epoch(before.epoch)} than {show_epoch(edit.base)}, on "
+            "which this one is based; retry"
         )
     if table.changelog != "full" or not edit.segments:
         remove_prepared(handle, [tried])
@@ -98,15 +98,15 @@ def _root_edit(
     epochs = log_epochs(edits, edit, epoch)
     if tried.images is None or since is None:
         remove_prepared(handle, [tried])
-        return _with_old_rows(handle, table, edit, before, epochs)
-    intent = _intent(handle, edit, epochs[0][0])
+        return _with_pre_images(handle, table, edit, before, epochs)
+    intent = _write_intent(handle, edit, epochs[0][0])
     images = patched_images(handle, table, before, since, epochs, tried.images, intent)
     return replace(edit, images=images, base=before.epoch)
 
 
-def _since(view: View, tried: TableEdit) -> list[Segment] | None:
-    """Return the segments that were committed after the pre-images of an edit were looked up; None if the log lacks
-    some.
+def _segments_since(view: View, tried: TableEdit) -> list[Segment] | None:
+    """Return the segments that were committed after the edit's pre-images were looked up; None if the log
+    lacks some.
     """
     version = get_version(view, tried.table_id, tried.name)
     if tried.base is None or tried.base < version.log_start:
@@ -116,52 +116,54 @@ def _since(view: View, tried: TableEdit) -> list[Segment] | None:
 
 
 def _job_edit(handle: Handle, edit: TableEdit, *, replacing: bool) -> TableEdit:
-    def look(view: View) -> tuple[TableDef, ScanPlan, tuple[Segment, ...]]:
+    def read_inputs(view: View) -> tuple[TableDef, ScanPlan, tuple[Segment, ...]]:
         require_intents(view, edit.name, (segment.path for segment in edit.written))
-        check_unused(view, edit)  # else its files may have gone
-        return *_newest(view, edit), list_staged(view, edit.table_id)
+        check_unused(view, edit)  # vacuum may have deleted the files of a used or discarded segment
+        return *_newest_plan(view, edit), list_staged(view, edit.table_id)
 
-    table, before, made = handle.catalog.read(look)
-    whole = replace(edit, base=before.epoch)
+    table, before, staged = handle.catalog.read(read_inputs)
+    prepared = replace(edit, base=before.epoch)
     if not replacing:
-        whole = replace(whole, segments=(*made, *edit.segments), made=made)
+        prepared = replace(prepared, segments=(*staged, *edit.segments), staged=staged)
     try:
-        if table.drop_unchanged and not replacing:  # a difference has nothing else
-            whole = _without_unchanged(handle, whole, before)
-        if table.changelog == "full" and whole.segments:
-            whole = _with_old_rows(handle, table, whole, before, [whole.segments])
+        if table.drop_unchanged and not replacing:  # a difference contains no unchanged rows
+            prepared = _without_unchanged(handle, prepared, before)
+        if table.changelog == "full" and prepared.segments:
+            prepared = _with_pre_images(handle, table, prepared, before, [prepared.segments])
     except BaseException as error:
-        remove_prepared(handle, [whole])
+        remove_prepared(handle, [prepared])
         if isinstance(error, FileGone) and error.path in {segment.path for segment in edit.segments}:
             raise SegmentUnknown(
                 f"segment {error.path} of table {edit.name!r} is gone; write its rows again"
             ) from error
         raise
-    return whole
+    return prepared
 
 
 def _without_unchanged(handle: Handle, edit: TableEdit, before: ScanPlan) -> TableEdit:
-    rewrites = without_unchanged(handle.files, before, edit.segments, lambda segment: _intent(handle, edit, segment))
-    place = {original.path: left for original, left in rewrites}
-    left = (place.get(segment.path, segment) for segment in edit.segments)
-    return replace(edit, segments=tuple(segment for segment in left if segment is not None), rewrites=rewrites)
+    rewrites = without_unchanged(
+        handle.files, before, edit.segments, lambda segment: _write_intent(handle, edit, segment)
+    )
+    replacements = {original.path: replacement for original, replacement in rewrites}
+    segments = (replacements.get(segment.path, segment) for segment in edit.segments)
+    return replace(edit, segments=tuple(segment for segment in segments if segment is not None), rewrites=rewrites)
 
 
-def _with_old_rows(
+def _with_pre_images(
     handle: Handle, table: TableDef, edit: TableEdit, before: ScanPlan, epochs: Sequence[Sequence[Segment]]
 ) -> TableEdit:
-    intent = _intent(handle, edit, epochs[0][0])
+    intent = _write_intent(handle, edit, epochs[0][0])
     return replace(edit, images=write_images(handle, table, before, epochs, intent), base=before.epoch)
 
 
-def _intent(handle: Handle, edit: TableEdit, segment: Segment) -> str:
-    """Return the write intent for a file made from a segment: the segment's own, or this process's if the catalog
-    reaches the segment already.
+def _write_intent(handle: Handle, edit: TableEdit, segment: Segment) -> str:
+    """Return the write intent for a file made from a segment: the segment's, or this process's if the segment is
+    staged.
     """
-    made = segment.path in {one.path for one in edit.made}  # perhaps its writer has ended long ago
-    return handle.intents.own() if made else intent_of(segment.path)
+    is_staged = segment.path in {staged.path for staged in edit.staged}  # the writer's intent may have ended
+    return handle.intents.own() if is_staged else intent_of(segment.path)
 
 
-def _newest(view: View, edit: TableEdit) -> tuple[TableDef, ScanPlan]:
+def _newest_plan(view: View, edit: TableEdit) -> tuple[TableDef, ScanPlan]:
     table = get_table(view, edit.table_id, edit.name)
     return table, plan_scan(view, table, None)

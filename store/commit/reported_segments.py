@@ -1,4 +1,4 @@
-"""Segments that another process wrote and reported for a commit, checked before the catalog takes its word for them."""
+"""Checks of segments that another process wrote and reported for a commit."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from .edits import TableEdit, check_segments, check_unused
 
 
 def check_reported(handle: Handle, reported: Mapping[str, Sequence[Segment]]) -> None:
-    """Raise SegmentUnknown unless every segment, by its table's name, lies in the table's folder under a live write
-    intent, was neither committed nor dropped, and its file has the reported size and checksum. A process reads each
-    file once. Raises ReadFailed when one cannot be read now.
+    """Check the reported segments, by table name.
+
+    Raises SegmentUnknown unless every segment lies in its table's folder under a live write intent, was neither
+    committed nor discarded, and its file has the reported size and checksum. A process reads each file once. Raises
+    ReadFailed when a file cannot be read now.
     """
-    edits = handle.catalog.read(lambda view: [_checked(view, name, found) for name, found in reported.items()])
+    edits = handle.catalog.read(lambda view: [_checked(view, *entry) for entry in reported.items()])
     for edit in edits:
         check_segments(handle, edit)
-    found = [(edit.name, segment) for edit in edits for segment in edit.segments]
-    parallel_map(lambda one: _check_file(handle, *one), found, sum(segment.rows for _, segment in found))
+    segments = [(edit.name, segment) for edit in edits for segment in edit.segments]
+    parallel_map(lambda entry: _check_file(handle, *entry), segments, sum(segment.rows for _, segment in segments))
 
 
 def _checked(view: View, name: str, segments: Sequence[Segment]) -> TableEdit:
@@ -41,5 +43,5 @@ def _check_file(handle: Handle, table: str, segment: Segment) -> None:
         verified(handle.files, segment.path, segment.bytes, segment.crc32)
     except Corrupt as error:
         raise SegmentUnknown(
-            f"segment {segment.path} of table {table!r} is not what was reported: {error.what}; write its rows again"
+            f"segment {segment.path} of table {table!r} differs from its report: {error.what}; write its rows again"
         ) from error

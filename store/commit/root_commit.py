@@ -41,11 +41,11 @@ def commit_root(
     ending: Collection[str] = (),
     load: LoadCommit | None = None,
 ) -> int:
-    """Commit to root tables at one epoch (given, or the catalog's next).
+    """Commit to root tables at one epoch: `epoch`, or the next one.
 
-    The same `txn` again returns the first outcome. `ending`: writer intents that end with this commit, also when it
-    had landed before. `load`: a load whose checkpoint this is; its fence is checked and its parts' states are written
-    in the same transaction.
+    A repeated `txn` returns the first outcome. ending: writer intents that end with this commit, also if it landed
+    before. load: the load that this commit is a checkpoint of; the transaction checks its fence and writes the states
+    of its parts.
     """
     return _commit_root(handle, edits, epoch, txn, ending, load)[0]
 
@@ -53,18 +53,18 @@ def commit_root(
 def commit_or_delete(
     handle: Handle, edits: Sequence[TableEdit], *, epoch: int | None = None, txn: TxnPair | None = None
 ) -> int:
-    """Run `commit_root` for segments that only the caller knows: if it is refused, or landed before, delete their
-    files.
+    """Run `commit_root` for segments that only the caller knows. Delete their files if the commit fails or landed
+    before.
     """
-    own = [segment for edit in edits for segment in edit.segments]
+    segments = [segment for edit in edits for segment in edit.segments]
     try:
-        at, fresh = _commit_root(handle, edits, epoch, txn)
+        committed, is_new = _commit_root(handle, edits, epoch, txn)
     except DEFINITE_FAILURES:
-        remove_segments(handle.files, own)
+        remove_segments(handle.files, segments)
         raise
-    if not fresh:
-        remove_segments(handle.files, own)
-    return at
+    if not is_new:
+        remove_segments(handle.files, segments)
+    return committed
 
 
 def _commit_root(
@@ -75,31 +75,31 @@ def _commit_root(
     ending: Collection[str] = (),
     load: LoadCommit | None = None,
 ) -> tuple[int, bool]:
-    """Return the commit's epoch, and True if it landed now, False if earlier under its `txn`."""
+    """Return the commit's epoch, and True if it landed now, False if it landed earlier under its `txn`."""
     check_pair(txn)
     if epoch is not None and (epoch := as_epoch("epoch", epoch)) < 1:
-        raise InvalidInput("epoch must be at least 1; leave it out to be given the next")
+        raise InvalidInput("epoch must be at least 1; leave it out to get the next one")
     tables = sorted(edit.table_id for edit in edits)
-    done = find_committed_epoch(handle, txn, tables)
-    if done is not None:
+    earlier = find_committed_epoch(handle, txn, tables)
+    if earlier is not None:
         handle.intents.end(ending)
-        return done, False
+        return earlier, False
     for edit in edits:
         check_segments(handle, edit)
 
     attempt = edits
     while True:
         try:
-            done = _transact_root(handle, attempt, epoch, txn, ending, load)
-        except (CommitConflict, ImagesMissing):  # each round again means that somebody else has landed a commit
+            outcome = _transact_root(handle, attempt, epoch, txn, ending, load)
+        except (CommitConflict, ImagesMissing):  # another commit has landed, so the loop makes progress
             attempt = with_images(handle, edits, attempt, epoch)
         except DEFINITE_FAILURES:
             remove_prepared(handle, attempt)
             raise
         else:
-            if not done[1]:
+            if not outcome[1]:
                 remove_prepared(handle, attempt)
-            return done
+            return outcome
 
 
 def _transact_root(
@@ -115,10 +115,10 @@ def _transact_root(
     written: list[tuple[TableDef, TableVersion]] = []
 
     def body(tx: Txn) -> tuple[int, bool]:
-        done = resolve_outcome(tx, txn, tables)
-        if done is not None:
+        earlier = resolve_outcome(tx, txn, tables)
+        if earlier is not None:
             end_intents(tx, ending)
-            return done, False
+            return earlier, False
         if load is not None:
             advance_load(tx, load)
         written.clear()
@@ -136,45 +136,42 @@ def _transact_root(
         return at, True
 
     hit("commit:segments-written")
-    done = handle.intents.checked(lambda: handle.catalog.transact(body))
+    outcome = handle.intents.checked(lambda: handle.catalog.transact(body))
     hit("commit:after-transaction")
     apply_backpressure(handle, written)
-    return done
+    return outcome
 
 
 def refuse_unwritable(view: View, table: TableDef) -> None:
-    """Refuse a write before any file is made, where the catalog tells already: TableDropped, NotWritable,
-    TableFinished.
-    """
-    found = get_table(view, table.id, table.name)
-    if found.derived:
-        raise NotWritable(f"table {found.name!r} is the output of a job and is written by that job alone")
-    require_open(found.name, get_version(view, found.id, found.name))
+    """Raise TableDropped, NotWritable or TableFinished if the catalog shows that no commit of the table can succeed."""
+    current = get_table(view, table.id, table.name)
+    if current.derived:
+        raise NotWritable(f"table {current.name!r} is the output of a job; only that job writes it")
+    require_open(current.name, get_version(view, current.id, current.name))
 
 
 def _choose_epochs(
     edits: Sequence[TableEdit], epoch: int | None, last_epoch: int, now_ms: int
 ) -> tuple[int, Mapping[int, int]]:
-    """Return the commit's epoch, and the final epoch of each label given at sealing."""
+    """Return the commit's epoch, and the final epoch of each label assigned at sealing."""
     sealed = sealed_labels(edits)
-    if epoch is None:  # labels are handed out anew, in order; the last one is the commit's own epoch
+    if epoch is None:  # labels are reassigned in order; the last one is the commit's epoch
         first = max(from_unix_ms(now_ms), last_epoch + 1)
         at = first + max(len(sealed) - 1, 0)
-        labels = {label: first + place for place, label in enumerate(sealed)}
+        labels = {label: first + index for index, label in enumerate(sealed)}
     else:
         at, labels = epoch, {label: label for label in sealed}
         low = min([epoch, *sealed])
         if low <= last_epoch:
-            what = f"epoch {show_epoch(epoch)}" if low == epoch else f"label {show_epoch(low)}"
+            subject = f"epoch {show_epoch(epoch)}" if low == epoch else f"label {show_epoch(low)}"
             raise EpochRegressed(
-                f"{what} must exceed {show_epoch(last_epoch)}, the newest epoch issued or sealed; leave epoch out to "
-                "be given "
-                "the next"
+                f"{subject} must exceed {show_epoch(last_epoch)}, the newest epoch issued or sealed; leave epoch out "
+                "to get the next one"
             )
         if sealed and sealed[-1] > epoch:
             raise EpochRegressed(
-                f"label {show_epoch(sealed[-1])} lies above the commit's epoch {show_epoch(epoch)}; "
-                "labels must not exceed it"
+                f"label {show_epoch(sealed[-1])} exceeds the commit's epoch {show_epoch(epoch)}; seal at or below it, "
+                "or commit at a higher epoch"
             )
     check_skew(at, now_ms)
     return at, labels

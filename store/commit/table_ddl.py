@@ -1,4 +1,4 @@
-"""Making, dropping, describing, finishing and truncating tables: the edits of the catalog that bring no rows."""
+"""Creating, dropping, altering, finishing and truncating tables: the catalog edits that add no rows."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def create_table(
     *,
     exist_ok: bool = False,
 ) -> TableDef:
-    """Make a root table, of changelog "upsert" unless told otherwise; TableExists if the name is taken.
+    """Create a root table, with changelog "upsert" by default; TableExists if the name is taken.
 
-    exist_ok: a root table of that name is taken as it is when it does not differ in what is given here.
+    exist_ok: return an existing root table of that name if it does not differ from the arguments.
     """
     settings = Settings(options, changelog)
     settings.check(schema.name, derived=False)
@@ -64,24 +64,25 @@ def create_table(
 
 def _same_table(tx: Txn, schema: TableSchema, settings: Settings) -> TableDef:
     """Return the existing root table, or raise TableExists with all its differences from the requested one."""
-    found = find_table(tx, schema.name)
-    differs = table_differences(found, schema, settings)
-    remedy = f", ask for what it is, or drop it with store.drop_table({schema.name!r})"
-    if found.job_id is not None:
-        differs.insert(0, f"it is an output of job {get_job(tx, found.job_id, '?').name!r}, not a root table")
+    existing = find_table(tx, schema.name)
+    differs = table_differences(existing, schema, settings)
+    remedy = f", pass the settings that it has, or drop it with store.drop_table({schema.name!r})"
+    if existing.job_id is not None:
+        differs.insert(0, f"it is an output of job {get_job(tx, existing.job_id, '?').name!r}, not a root table")
         remedy = ""
-    elif not table_differences(found, schema, Settings()):
-        remedy = f", ask for what it is, or change it with store.table({schema.name!r}).alter(…)"
+    elif not table_differences(existing, schema, Settings()):
+        remedy = f", pass the settings that it has, or change it with store.table({schema.name!r}).alter(…)"
     if differs:
         raise TableExists(
-            f"there is a table {schema.name!r} already, and it is not as asked for: {'; '.join(differs)}. Take another "
-            f"name{remedy}"
+            f"table {schema.name!r} exists already and differs: {'; '.join(differs)}. Use another name{remedy}"
         )
-    return found
+    return existing
 
 
 def alter_table(handle: Handle, table: TableDef, chosen: Callable[[TableDef], Settings]) -> TableDef:
-    """Give a table the settings that are chosen for it as it is now, in one transaction. TableDropped, InvalidInput."""
+    """Change a table's settings to those that `chosen` returns for its current ones, in one transaction. Raises
+    TableDropped, InvalidInput.
+    """
     after = handle.catalog.transact(
         lambda tx: altered(tx, table.id, table.name, chosen(get_table(tx, table.id, table.name)))
     )
@@ -91,9 +92,9 @@ def alter_table(handle: Handle, table: TableDef, chosen: Callable[[TableDef], Se
 
 
 def altered(tx: Txn, table_id: int, name: str, settings: Settings) -> TableDef:
-    """Change a table's settings within a transaction; return the table. Raises TableDropped, InvalidInput."""
+    """Change a table's settings and return the table. Call inside a transaction. Raises TableDropped, InvalidInput."""
     table = get_table(tx, table_id, name)
-    settings.check(table.name, derived=table.derived)  # as it is now: an output may have been adopted
+    settings.check(table.name, derived=table.derived)  # an output may have become a root table since
     after = settings.of(table, get_version(tx, table_id, name).max_committed_epoch)
     if after != table:
         tx.put(table_key(table_id), after.to_record())
@@ -101,20 +102,20 @@ def altered(tx: Txn, table_id: int, name: str, settings: Settings) -> TableDef:
 
 
 def issue_epoch(tx: Txn, handle: Handle) -> None:
-    """Issue an epoch for a table's making, above all before it; none in a store that has none yet."""
+    """Issue an epoch for the creation of a table, above all earlier ones; none in a store without epochs."""
     counters = Counters.read(tx)
     if counters.last_epoch:
         move_counters(tx, counters, max(counters.last_epoch + 1, from_unix_ms(handle.catalog.now_ms())))
 
 
 def add_table(tx: Txn, schema: TableSchema, settings: Settings, job_id: int | None, now_ms: int) -> TableDef:
-    """Add a table under a new id within a transaction.
+    """Add a table under a new id. Call inside a transaction.
 
-    A root table is there from the newest epoch on, which was issued for it; an output cannot be read there yet. In a
-    store without epochs both are there from the first epoch at or after now.
+    A root table exists from the newest epoch on, which was issued for it; an output cannot be read there yet. In a
+    store without epochs, both exist from the first epoch at or after now.
     """
     if tx.get(name_key(schema.name)) is not None:
-        raise TableExists(f"there is a table {schema.name!r} already; get it with store.table({schema.name!r})")
+        raise TableExists(f"table {schema.name!r} exists already; get it with store.table({schema.name!r})")
     counters = Counters.read(tx)
     created = counters.last_epoch + (job_id is not None) if counters.last_epoch else from_unix_ms(now_ms)
     changelog, options = settings.changelog or "upsert", settings.options or TableOptions()
@@ -135,7 +136,7 @@ def add_table(tx: Txn, schema: TableSchema, settings: Settings, job_id: int | No
 
 
 def drop_table(handle: Handle, name: str) -> None:
-    """Remove a table with its log and history; TableInUse while a job reads or owns it."""
+    """Delete a table with its log and history; TableInUse while a job reads or owns it."""
 
     def body(tx: Txn) -> None:
         table = find_table(tx, name)
@@ -147,7 +148,7 @@ def drop_table(handle: Handle, name: str) -> None:
 
 
 def refuse_in_use(view: View, table: TableDef) -> None:
-    """Raise TableInUse, with the job or load that reads, owns or writes the table, if there is one."""
+    """Raise TableInUse with the name of the job or load that reads, owns or writes the table, if there is one."""
     name = table.name
     if table.job_id is not None:
         owner = get_job(view, table.job_id, "?").name
@@ -158,14 +159,15 @@ def refuse_in_use(view: View, table: TableDef) -> None:
     for load in all_loads(view):
         if table.id in load.tables and load.state != "finished":
             raise TableInUse(
-                f"table {name!r} is written by load {load.name!r}; drop that one first with "
+                f"table {name!r} is written by load {load.name!r}; drop that load first with "
                 f"store.drop_load({load.name!r})"
             )
 
 
 def remove_table(tx: Txn, table_id: int, now_ms: int) -> None:
-    """Delete all records of a table within a transaction, but the leases of its readers; vacuum deletes its files when
-    no reader has one. Consumers of the table hold nothing any more.
+    """Delete all records of a table, except the leases of its readers. Call inside a transaction.
+
+    Vacuum deletes the files when no reader can have them open. Consumers of the table lose their holds.
     """
     record = tx.get(table_key(table_id))
     if record is None:
@@ -175,8 +177,8 @@ def remove_table(tx: Txn, table_id: int, now_ms: int) -> None:
     move_counters(tx, Counters.read(tx))
     for kind in (b"log", b"hist", b"hold", b"used", b"compact", b"trace", b"made"):
         prefix = kind + b"/%08x/" % table_id
-        for key, found in list(tx.scan(prefix, after_prefix(prefix))):
-            if kind != b"hold" or found["expires_ms"] is None:
+        for key, child in list(tx.scan(prefix, after_prefix(prefix))):
+            if kind != b"hold" or child["expires_ms"] is None:
                 tx.delete(key)
     tx.delete(head_key(table_id))
     tx.delete(runs_key(table_id))
@@ -187,7 +189,7 @@ def remove_table(tx: Txn, table_id: int, now_ms: int) -> None:
 
 
 def truncate_log(handle: Handle, table: TableDef, before: int) -> None:
-    """Raise the truncation mark to `before`; LogHeld names who still needs what lies below it."""
+    """Raise the truncation mark to `before`; LogHeld names the holder that needs an older part of the log."""
     before = as_epoch("before", before)
 
     def body(tx: Txn) -> bool:
@@ -196,9 +198,8 @@ def truncate_log(handle: Handle, table: TableDef, before: int) -> None:
             return True
         if before > version.max_committed_epoch:
             raise InvalidInput(
-                f"the log of {table.name!r} ends at epoch {show_epoch(version.max_committed_epoch)}; it cannot be "
-                "truncated "
-                f"before {show_epoch(before)}"
+                f"the log of {table.name!r} ends at epoch {show_epoch(version.max_committed_epoch)}; truncate it "
+                f"before that epoch at most, not before {show_epoch(before)}"
             )
         for hold in holds_of(tx, table.id, handle.catalog.now_ms(), handle.leases.live):
             if hold.log_epoch is not None and hold.log_epoch < before:
@@ -209,10 +210,10 @@ def truncate_log(handle: Handle, table: TableDef, before: int) -> None:
         return truncate(handle, tx, table.id, version, before)
 
     while not handle.catalog.transact(body):
-        continue  # a long log goes in several transactions
+        continue  # a long log takes several transactions
     hit("truncate:after")
 
 
 def table_bytes(version: TableVersion) -> int:
-    """Return the bytes of all files that a table reaches: log and runs with their history."""
+    """Return the bytes of all files that a table reaches: log, runs and history."""
     return version.log_bytes + version.run_bytes

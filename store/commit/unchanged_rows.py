@@ -1,7 +1,7 @@
-"""Removal of a commit's rows that change nothing: rows that the table has already, and deletes of keys that it lacks.
+"""Removal of a commit's unchanged rows: rows that the table has already, and deletes of keys that it lacks.
 
-Judged is the net effect of all segments together on each key, against the table's rows before the commit: what is
-written in between and undone again is no change either.
+The net effect of all segments on each key is compared with the table's row before the commit, so a change that a later
+segment undoes counts as unchanged.
 """
 
 from __future__ import annotations
@@ -25,51 +25,50 @@ from epochlog.store.types.key_range import ALL_KEYS, KeyRange
 from epochlog.store.types.schema import TableSchema
 
 PIECE_ROWS = 1 << 19
-"""Written rows that are compared, and held in memory, together."""
+"""Written rows that are compared, and held in memory, at a time."""
 Rewrites = tuple[tuple[Segment, Segment | None], ...]
-"""Segments with rows that change nothing, each with what is left of it (None: nothing)."""
+"""Segments with unchanged rows, each with its replacement; None if no row remains."""
 
 
 def without_unchanged(
     files: Files, before: ScanPlan, segments: Sequence[Segment], intent_for: Callable[[Segment], str]
 ) -> Rewrites:
-    """Return the segments of a commit, oldest first, that contain rows that change nothing, each with a new one in its
-    place.
+    """Return the segments that contain unchanged rows, oldest first, each with its replacement.
 
-    before: the table as the commit finds it. intent_for: what the file that takes a segment's place is written under.
-    Reads what was written and the blocks of `before` that may hold its keys. Whatever fails leaves no file behind.
+    before: the table's plan before the commit. intent_for: returns the write intent of a replacement. Reads the written
+    rows and the blocks of `before` that may hold their keys. A failure deletes the new files.
     """
     if not before.rows_at_most and not any(segment.deletes for segment in segments):
         return ()
-    kept = _kept(files, before, segments)
-    done: list[tuple[Segment, Segment | None]] = []
+    masks = _changed_rows(files, before, segments)
+    rewrites: list[tuple[Segment, Segment | None]] = []
     try:
-        for segment, keep in zip(segments, kept, strict=True):
-            if not keep.all():
-                done.append((segment, _rewritten(files, before.table, segment, keep, intent_for)))
+        for segment, mask in zip(segments, masks, strict=True):
+            if not mask.all():
+                rewrites.append((segment, _rewrite(files, before.table, segment, mask, intent_for)))
     except BaseException:
-        remove_segments(files, (left for _, left in done if left is not None))
+        remove_segments(files, (replacement for _, replacement in rewrites if replacement is not None))
         raise
-    return tuple(done)
+    return tuple(rewrites)
 
 
-def _kept(files: Files, before: ScanPlan, segments: Sequence[Segment]) -> list[np.ndarray]:
+def _changed_rows(files: Files, before: ScanPlan, segments: Sequence[Segment]) -> list[np.ndarray]:
     """Return, for each segment, a bool for each row: True if the commit changes its key."""
-    found: list[list[np.ndarray]] = [[] for _ in segments]
+    masks: list[list[np.ndarray]] = [[] for _ in segments]
     pieces = key_pieces(files, before.table, segments, cost(segments) // PIECE_ROWS, ALL_KEYS)
     for key_range in pieces:
-        written = _read(files, before.table, segments, key_range)
+        written = _read_range(files, before.table, segments, key_range)
         filled = [rows for rows in written if len(rows)]
         if not filled:
             continue
         net = newest_wins(filled)
         changed = _changed(files, before, net)
-        for place, rows in enumerate(written):
-            found[place].append(changed if rows is net else changed[lookup(net.keys, rows.keys)])
-    return [np.concatenate(marks) for marks in found]
+        for index, rows in enumerate(written):
+            masks[index].append(changed if rows is net else changed[lookup(net.keys, rows.keys)])
+    return [np.concatenate(parts) for parts in masks]
 
 
-def _read(files: Files, table: TableSchema, segments: Sequence[Segment], key_range: KeyRange) -> list[Rows]:
+def _read_range(files: Files, table: TableSchema, segments: Sequence[Segment], key_range: KeyRange) -> list[Rows]:
     codec = KeyCodec(table.schema, table.primary_key)
     return parallel_map(
         lambda segment: SegmentReader(files, segment, table, codec).read(None, key_range),
@@ -85,21 +84,21 @@ def _changed(files: Files, before: ScanPlan, net: Rows) -> np.ndarray:
     at = lookup(old.keys, net.keys)
     deleted = np.zeros(len(net), np.bool_) if net.deleted is None else net.deleted
     changed = (at >= 0) | ~deleted
-    (both,) = ((at >= 0) & ~deleted).nonzero()
+    (updated,) = ((at >= 0) & ~deleted).nonzero()
     pool = Pool([old.data.select(names), net.data.select(names)])
-    changed[both] = pool.differing(at[both], both + len(old), before.table.primary_key)
+    changed[updated] = pool.differing(at[updated], updated + len(old), before.table.primary_key)
     return changed
 
 
-def _rewritten(
-    files: Files, table: TableSchema, segment: Segment, keep: np.ndarray, intent_for: Callable[[Segment], str]
+def _rewrite(
+    files: Files, table: TableSchema, segment: Segment, mask: np.ndarray, intent_for: Callable[[Segment], str]
 ) -> Segment | None:
-    """Return a new segment with these rows of one; None if they are none."""
-    if not keep.any():
+    """Write a segment with the rows of `mask`; return None if there are none."""
+    if not mask.any():
         return None
-    codec, mask = KeyCodec(table.schema, table.primary_key), pa.array(keep)
+    codec, mask = KeyCodec(table.schema, table.primary_key), pa.array(mask)
     rows = SegmentReader(files, segment, table, codec).read()
-    deleted = None if rows.deleted is None or not rows.deleted[keep].any() else rows.deleted[keep]
-    left = Rows(rows.keys.filter(mask), rows.data.filter(mask), deleted)
+    deleted = None if rows.deleted is None or not rows.deleted[mask].any() else rows.deleted[mask]
+    remaining = Rows(rows.keys.filter(mask), rows.data.filter(mask), deleted)
     path = f"{folder_of(segment.path)}/{file_name(intent_for(segment), SEGMENT_ENDING)}"
-    return write_segment(files, path, segment.table_id, table, codec, left, segment.label)
+    return write_segment(files, path, segment.table_id, table, codec, remaining, segment.label)

@@ -1,9 +1,9 @@
 """Holds: records that keep a table's log or rows, for snapshots, reads and replays. Jobs and consumers hold by their
 position.
 
-A hold of a table keeps its log after `log_epoch` and its states at and above `read_epoch` until `expires_ms` (None:
-for good), and the files that its holder may have planned to read. Many holds of one open store may share a lease: they
-live for as long as that does, and renewing it is one write, however many they are.
+A hold keeps a table's log after `log_epoch`, its rows at and above `read_epoch`, and the files that its holder may have
+planned to read, until `expires_ms` (None: until it is deleted). Holds of one open store can share a lease and live as
+long as the lease: renewing all of them is one write.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef
 from epochlog.store.metadata.lookups import all_jobs
 
 NO_PLAN = 1 << 62
-"""The version of a hold whose holder reads no files now."""
+"""Version of a hold whose holder has no open read plan: the hold pins no files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Hold of a table. `holder` is "<kind>:<name>"; epochs are None where that side is not held; times are Unix ms."""
+    """Hold of a table. `holder` is "<kind>:<name>"; `log_epoch` or `read_epoch` is None where it keeps no log or no
+    rows; times are Unix ms.
+    """
 
     holder: str
     table_id: int
@@ -32,47 +34,47 @@ class Hold:
     read_epoch: int | None
     since_ms: int
     expires_ms: int | None
-    version: int = NO_PLAN  # the store's when the hold was taken: files let go of later may be among those it reads
-    lease: str | None = None  # it lives on while this lease does
+    version: int = NO_PLAN  # the store's version when the hold was taken; it pins files that became unreachable later
+    lease: str | None = None  # the hold lives at least as long as this lease
 
     def to_record(self) -> Record:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 def put_holds(txn: Txn, holds: Iterable[Hold]) -> list[bytes]:
-    """Write holds as of the store's present version and return their keys. Part of a transaction."""
+    """Write holds as of the store's current version and return their keys. Call inside a transaction."""
     version, keys = Counters.read(txn).version, []
     for hold in holds:
-        reading = hold.expires_ms is not None  # a lease is somebody's who reads now; a cursor plans anew at each read
+        reading = hold.expires_ms is not None  # a hold without an end belongs to a cursor, which plans each read anew
         keys.append(hold_key(hold.table_id, hold.holder))
         txn.put(keys[-1], replace(hold, version=version if reading else NO_PLAN).to_record())
     return keys
 
 
 def holds_of(view: View, table_id: int, now_ms: int, alive: Collection[str] = ()) -> list[Hold]:
-    """List all holds of a table now, those that jobs and consumers imply among them.
+    """List all holds of a table now, with the implied holds of jobs and consumers.
 
-    Leases that have run out are left out, but for those of `live` holders.
+    Expired holds are left out, but for those of holders in `alive`.
     """
     prefix = b"hold/%08x/" % table_id
-    found = [hold for _, hold in _read(view, prefix)]
-    live = [hold for hold in found if hold.expires_ms is None or hold.expires_ms > now_ms or hold.holder in alive]
+    holds = [hold for _, hold in _read_holds(view, prefix)]
+    live = [hold for hold in holds if hold.expires_ms is None or hold.expires_ms > now_ms or hold.holder in alive]
     for job in all_jobs(view):
         at = held_from(job, table_id)
         if at is not None:
             version = job.planned_version if job.barrier else NO_PLAN
             live.append(Hold(job_holder(job), table_id, at, at, now_ms, None, version))
-    for one in all_consumers(view):
-        if table_id in one.tables and one.holds(now_ms, alive):
-            states, until_ms = _state_held(view, table_id, one), one.until_ms
-            live.append(Hold(f"consumer:{one.name}", table_id, one.at, states, one.last_ms, until_ms))
+    for consumer in all_consumers(view):
+        if table_id in consumer.tables and consumer.holds(now_ms, alive):
+            states, until_ms = _state_held(view, table_id, consumer), consumer.until_ms
+            live.append(Hold(f"consumer:{consumer.name}", table_id, consumer.at, states, consumer.last_ms, until_ms))
     return live
 
 
-def _state_held(view: View, table_id: int, one: ConsumerRecord) -> int | None:
-    """Return the epoch at which a consumer needs the table's rows; None if the log has all old rows that it reads."""
-    epoch, record = one.state_at(table_id), view.get(table_key(table_id))
-    if epoch is None or one.position is None or record is None:
+def _state_held(view: View, table_id: int, consumer: ConsumerRecord) -> int | None:
+    """Return the epoch at which a consumer needs the table's rows; None if the log has all pre-images that it reads."""
+    epoch, record = consumer.state_at(table_id), view.get(table_key(table_id))
+    if epoch is None or consumer.position is None or record is None:
         return epoch
     return None if TableDef.from_record(record).stores_images_after(epoch) else epoch
 
@@ -83,10 +85,11 @@ def job_holder(job: JobRecord) -> str:
 
 
 def held_from(job: JobRecord, table_id: int) -> int | None:
-    """Return the epoch at which a job needs this table's rows and after which it needs its log; None: it needs neither.
+    """Return the epoch at which a job needs this table's rows and after which it needs its log; None if it needs
+    neither.
 
-    It goes on from its position. One that takes in the upstreams' rows, at first or once more, needs them at its
-    barrier, and nothing while it has none.
+    A job continues from its position. A first backfill or a rebuild needs the upstreams' rows at its barrier, and
+    nothing before a barrier is recorded.
     """
     reads = table_id in job.upstreams
     if job.state in ("parked", "finished") or not (reads or table_id in job.outputs):
@@ -97,18 +100,20 @@ def held_from(job: JobRecord, table_id: int) -> int | None:
 
 
 def all_holds(view: View) -> Iterator[tuple[bytes, Hold]]:
-    """Yield every record of a hold with its key, expired ones too, but not the holds that jobs and consumers imply."""
-    return _read(view, b"hold/")
+    """Yield every recorded hold with its key, expired ones too. The implied holds of jobs and consumers are not
+    records.
+    """
+    return _read_holds(view, b"hold/")
 
 
 def all_leases(view: View) -> Iterator[tuple[bytes, int]]:
-    """Yield the keys of the leases that holds share, and when each ends (Unix milliseconds)."""
+    """Yield the key and the end (Unix milliseconds) of each lease that holds share."""
     for key, record in view.scan(b"lease/", after_prefix(b"lease/")):
         yield key, record["expires_ms"]
 
 
-def _read(view: View, prefix: bytes) -> Iterator[tuple[bytes, Hold]]:
-    """Yield holds as recorded, each extended to the end of its lease if that is later."""
+def _read_holds(view: View, prefix: bytes) -> Iterator[tuple[bytes, Hold]]:
+    """Yield recorded holds, each extended to the end of its lease if that is later."""
     ends: dict[str, int] = {}
     for key, record in view.scan(prefix, after_prefix(prefix)):
         hold = Hold(**record)

@@ -1,7 +1,7 @@
 """Retention of a table: its options and holds decide which rows, log entries and remembered commits are released.
 
-What may go is decided from one look at the catalog (`look`), by pure functions; a look that finds nothing writes
-nothing. What much has gathered goes in several transactions, each of which leaves the table as it must be.
+Pure functions decide from one view of the catalog (`plan_release`); nothing to release means no write. A large release
+takes several transactions, each of which leaves the table consistent.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from epochlog.store.metadata.version import (
     apply_truncation,
     runs_to_record,
 )
+from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.sorted_run import RunFile
 from epochlog.store.types.epoch import from_unix_ms, show_epoch
 
 from .holds import Hold, holds_of, job_holder
-from .stalled_jobs import StalledJob, late_jobs, park
+from .stalled_jobs import StalledJob, park, stalled_jobs
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
@@ -41,14 +42,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger("epochlog")
 
 BATCH = 256
-"""Log entries, and remembered commits, that one transaction lets go of at most."""
+"""Most log entries, and most remembered commits, that one transaction releases."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionLimits:
     """Lowest epochs that a table's options and holds keep; everything below may be released.
 
-    states: its states; log: its changes; memory: its remembered commits, which are needed for as long as either.
+    states: its rows; log: its changes; memory: its remembered commits, which are needed as long as rows or log.
     """
 
     states: int
@@ -59,22 +60,23 @@ class RetentionLimits:
 def limits(options: TableOptions, holds: Sequence[Hold], now_ms: int) -> RetentionLimits:
     """Return the limits that a table's options and holds give at `now_ms` (Unix ms)."""
 
-    def past(ms: int) -> int:
+    def epoch_before(ms: int) -> int:
         return from_unix_ms(now_ms - ms)
 
     history_ms, log_ms = (_ms(span) for span in (options.history_retention, options.log_retention))
     return RetentionLimits(
-        states=min([past(history_ms), *(hold.read_epoch for hold in holds if hold.read_epoch is not None)]),
-        log=min([past(log_ms), *(hold.log_epoch for hold in holds if hold.log_epoch is not None)]),
-        memory=past(max(history_ms, log_ms)),
+        states=min([epoch_before(history_ms), *(hold.read_epoch for hold in holds if hold.read_epoch is not None)]),
+        log=min([epoch_before(log_ms), *(hold.log_epoch for hold in holds if hold.log_epoch is not None)]),
+        memory=epoch_before(max(history_ms, log_ms)),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
     """Everything that one transaction releases: the table's version after it, its runs if they change, log entries to
-    delete with their files, parts, and the epochs of commits to forget. parked: jobs that needed some of it. more:
-    there is more to release, in another transaction.
+    delete with their files, history files, and the epochs of commits to forget.
+
+    parked: jobs that still needed some of it. more: another transaction has more to release.
     """
 
     version: TableVersion
@@ -90,109 +92,111 @@ def apply_retention(handle: Handle, table: TableDef) -> None:
     """Release the rows, log entries and commits that the table need not keep; TableDropped if it was dropped."""
 
     def body(tx: Txn) -> Released | None:
-        found = look(handle, tx, table)
-        if found is not None:
-            now = get_table(tx, table.id, table.name)
-            for late in found.parked:
-                park(handle, tx, now, late, handle.catalog.now_ms())
-            _write(tx, table.id, found, handle.catalog.now_ms())
-        return found
+        released = plan_release(handle, tx, table)
+        if released is not None:
+            current = get_table(tx, table.id, table.name)
+            for stalled in released.parked:
+                park(handle, tx, current, stalled, handle.catalog.now_ms())
+            _write_release(tx, table.id, released, handle.catalog.now_ms())
+        return released
 
-    done: list[Released] = []
+    releases: list[Released] = []
     try:
-        while handle.catalog.read(lambda view: look(handle, view, table)) is not None:
-            found = handle.catalog.transact(body)
-            if found is not None:
-                done.append(found)
-            if found is None or not found.more:
+        while handle.catalog.read(lambda view: plan_release(handle, view, table)) is not None:
+            released = handle.catalog.transact(body)
+            if released is not None:
+                releases.append(released)
+            if released is None or not released.more:
                 return
     finally:
-        _log_release(table, done)
+        _log_release(table, releases)
 
 
-def _log_release(table: TableDef, done: Sequence[Released]) -> None:
-    """Log the files that a table has released and the jobs that it parked. Forgotten commits, and marks alone, are not
-    logged.
-    """
-    files = [
-        file for found in done for file in (*found.parts, *(one for entry in found.entries for one in entry.files))
-    ]
+def _log_release(table: TableDef, releases: Sequence[Released]) -> None:
+    """Log the released files and the parked jobs of a table. Releases without files are not logged."""
+    files = [file for released in releases for file in _released_files(released)]
     if files:
-        begins, size = show_epoch(done[-1].version.log_start), sum(file.bytes for file in files)
+        begins, size = show_epoch(releases[-1].version.log_start), sum(file.bytes for file in files)
         _log.info(
-            "table %r: let go of %d files of the past, %d bytes; its log begins after epoch %s",
+            "table %r: released %d files, %d bytes; its log begins after epoch %s",
             table.name,
             len(files),
             size,
             begins,
         )
-    for late in (late for found in done for late in found.parked):
+    for stalled in (stalled for released in releases for stalled in released.parked):
         _log.info(
-            "job %r: parked at epoch %s: the changes of %r from %s on were let go of, and it had made no headway since",
-            late.job.name,
-            show_epoch(late.job.position),
+            "job %r: parked at epoch %s: it had made no progress, and the changes of %r from %s on were released",
+            stalled.job.name,
+            show_epoch(stalled.job.position),
             table.name,
-            show_epoch(late.change),
+            show_epoch(stalled.change),
         )
 
 
-def raise_safe_epoch(handle: Handle, table: TableDef) -> None:
-    """Raise the safe epoch before a compaction, so that it does not rewrite versions that nobody can read."""
+def _released_files(released: Released) -> list[RunFile | Segment]:
+    return [*released.parts, *(file for entry in released.entries for file in entry.files)]
 
-    def raised(view: View) -> TableVersion | None:
-        options = get_table(view, table.id, table.name).options  # as they are now: they may have been altered
+
+def raise_safe_epoch(handle: Handle, table: TableDef) -> None:
+    """Raise the safe epoch before a compaction, so that it does not rewrite versions that no reader can read."""
+
+    def raised_version(view: View) -> TableVersion | None:
+        options = get_table(view, table.id, table.name).options  # `table` may be older than the last alter
         version, now_ms = get_version(view, table.id, table.name), handle.catalog.now_ms()
         holds = holds_of(view, table.id, now_ms, handle.leases.live)
         after = apply_safe_epoch(version, limits(options, holds, now_ms).states)
         return after if after != version else None
 
     def body(tx: Txn) -> None:
-        after = raised(tx)
+        after = raised_version(tx)
         if after is not None:
             tx.put(head_key(table.id), after.to_record())
 
-    if handle.catalog.read(raised) is not None:
+    if handle.catalog.read(raised_version) is not None:
         handle.catalog.transact(body)
 
 
-def look(handle: Handle, view: View, table: TableDef) -> Released | None:
-    """Decide what one transaction can release of a table, by its present options; None: nothing."""
+def plan_release(handle: Handle, view: View, table: TableDef) -> Released | None:
+    """Decide, by the table's current options, what one transaction can release; None if there is nothing."""
     table = get_table(view, table.id, table.name)
-    (may, parked), before = _limits(handle, view, table), get_version(view, table.id, table.name)
-    found = truncated(view, table.id, apply_safe_epoch(before, may.states), _mark(view, table.id, before, may.log))
-    found = _without_past(view, table.id, replace(found, parked=parked), handle.catalog.now_ms())
-    found = _forgetting(view, table, found, may.memory)
-    return found if found != Released(before) else None
+    (allowed, parked), before = _limits(handle, view, table), get_version(view, table.id, table.name)
+    mark = _truncation_epoch(view, table.id, before, allowed.log)
+    released = truncated(view, table.id, apply_safe_epoch(before, allowed.states), mark)
+    released = _release_history(view, table.id, replace(released, parked=parked), handle.catalog.now_ms())
+    released = _forget_commits(view, table, released, allowed.memory)
+    return released if released != Released(before) else None
 
 
 def _limits(handle: Handle, view: View, table: TableDef) -> tuple[RetentionLimits, tuple[StalledJob, ...]]:
-    """Return the limits of the table, and the late jobs that it parks by them. Late jobs that lose nothing keep their
+    """Return the table's limits, and the stalled jobs that they park. A stalled job that would lose nothing keeps its
     holds.
     """
     now_ms = handle.catalog.now_ms()
     holds = holds_of(view, table.id, now_ms, handle.leases.live)
-    late = tuple(late_jobs(handle, view, table, now_ms))
-    if late:
-        may = limits(table.options, _without(holds, late), now_ms)
-        late = tuple(one for one in late if one.change <= max(may.states, may.log))
-    return limits(table.options, _without(holds, late), now_ms), late
+    stalled = tuple(stalled_jobs(handle, view, table, now_ms))
+    if stalled:
+        allowed = limits(table.options, _without_jobs(holds, stalled), now_ms)
+        stalled = tuple(
+            stalled_job for stalled_job in stalled if stalled_job.change <= max(allowed.states, allowed.log)
+        )
+    return limits(table.options, _without_jobs(holds, stalled), now_ms), stalled
 
 
-def _without(holds: Sequence[Hold], late: Sequence[StalledJob]) -> list[Hold]:
-    holders = {job_holder(one.job) for one in late}
+def _without_jobs(holds: Sequence[Hold], stalled: Sequence[StalledJob]) -> list[Hold]:
+    holders = {job_holder(stalled_job.job) for stalled_job in stalled}
     return [hold for hold in holds if hold.holder not in holders]
 
 
-def _write(tx: Txn, table_id: int, found: Released, now_ms: int) -> None:
-    tx.put(head_key(table_id), found.version.to_record())
-    if found.runs is not None:
-        tx.put(runs_key(table_id), runs_to_record(found.runs))
-    for entry in found.entries:
+def _write_release(tx: Txn, table_id: int, released: Released, now_ms: int) -> None:
+    tx.put(head_key(table_id), released.version.to_record())
+    if released.runs is not None:
+        tx.put(runs_key(table_id), runs_to_record(released.runs))
+    for entry in released.entries:
         tx.delete(log_key(table_id, entry.epoch))
-    for epoch in found.commits:
+    for epoch in released.commits:
         tx.delete(hist_key(table_id, epoch))
-    files = [*found.parts, *(file for entry in found.entries for file in entry.files)]
-    mark_unreachable(tx, table_id, [(file.path, file.bytes) for file in files], now_ms)
+    mark_unreachable(tx, table_id, [(file.path, file.bytes) for file in _released_files(released)], now_ms)
     move_counters(tx, Counters.read(tx))
 
 
@@ -200,28 +204,30 @@ def _write(tx: Txn, table_id: int, found: Released, now_ms: int) -> None:
 
 
 def truncate(handle: Handle, tx: Txn, table_id: int, version: TableVersion, before: int) -> bool:
-    """Raise the truncation mark towards `before`, past as many entries as one transaction may release. Return True if
-    it got there. Part of a transaction.
+    """Raise the truncation mark towards `before`, past as many entries as one transaction may release. Call inside a
+    transaction.
+
+    Return True if the mark has reached `before`.
     """
-    found = truncated(tx, table_id, version, before)
-    _write(tx, table_id, found, handle.catalog.now_ms())
-    return found.version.log_start >= before
+    released = truncated(tx, table_id, version, before)
+    _write_release(tx, table_id, released, handle.catalog.now_ms())
+    return released.version.log_start >= before
 
 
 def truncated(view: View, table_id: int, version: TableVersion, before: int) -> Released:
-    """Raise the mark to `before`, or as far as BATCH entries go; entries that reads need wait for their compaction."""
-    start = version.log_start
-    past = list(islice(_entries(view, table_id, start, max(before, start)), BATCH + 1))
-    mark = past[BATCH].epoch if len(past) > BATCH else max(before, start)
-    after = apply_truncation(version, mark, past[:BATCH])
-    gone = list(islice(_entries(view, table_id, 0, min(mark, version.compacted_epoch + 1)), BATCH + 1))
-    return Released(after, entries=tuple(gone[:BATCH]), more=len(past) > BATCH or len(gone) > BATCH)
-
-
-def _mark(view: View, table_id: int, version: TableVersion, limit: int) -> int:
-    """Return the epoch to which the truncation mark may rise: that of the newest entry at or below `limit`. So a reader
-    at that entry loses nothing, however long the table has been at rest.
+    """Raise the mark to `before`, or as far as BATCH entries go. Entries that reads still need are deleted after their
+    compaction.
     """
+    start = version.log_start
+    passed = list(islice(_entries(view, table_id, start, max(before, start)), BATCH + 1))
+    mark = passed[BATCH].epoch if len(passed) > BATCH else max(before, start)
+    after = apply_truncation(version, mark, passed[:BATCH])
+    deleted = list(islice(_entries(view, table_id, 0, min(mark, version.compacted_epoch + 1)), BATCH + 1))
+    return Released(after, entries=tuple(deleted[:BATCH]), more=len(passed) > BATCH or len(deleted) > BATCH)
+
+
+def _truncation_epoch(view: View, table_id: int, version: TableVersion, limit: int) -> int:
+    """Return the epoch to which the truncation mark may rise: that of the newest entry at or below `limit`."""
     start, end = version.log_start, min(limit, version.max_committed_epoch)
     if end <= start:
         return start
@@ -237,61 +243,61 @@ def _entries(view: View, table_id: int, low: int, high: int) -> Iterable[LogEntr
 # ---- replaced rows -----------------------------------------------------------------------------------------------
 
 
-def _without_past(view: View, table_id: int, found: Released, now_ms: int) -> Released:
-    """Release the history files that no readable epoch sees. A compaction that reads them keeps them."""
-    version = found.version
-    working = view.get(compact_key(table_id))
-    if not version.runs or (working is not None and working["expires_ms"] > now_ms):
-        return found
+def _release_history(view: View, table_id: int, released: Released, now_ms: int) -> Released:
+    """Release the history files that no readable epoch needs. A running compaction keeps the files that it reads."""
+    version = released.version
+    compaction = view.get(compact_key(table_id))
+    if not version.runs or (compaction is not None and compaction["expires_ms"] > now_ms):
+        return released
     runs = get_runs(view, table_id)
-    gone = [part for run in runs for part in run.history if _is_past(part, version.safe_epoch)]
-    if not gone:
-        return found
+    expired = [part for run in runs for part in run.history if _is_past(part, version.safe_epoch)]
+    if not expired:
+        return released
     after = tuple(
         replace(run, history=tuple(part for part in run.history if not _is_past(part, version.safe_epoch)))
         for run in runs
     )
-    return replace(found, version=apply_runs(version, after), runs=after, parts=tuple(gone))
+    return replace(released, version=apply_runs(version, after), runs=after, parts=tuple(expired))
 
 
 def _is_past(part: RunFile, safe_epoch: int) -> bool:
-    """Return True if the file is of history, and all its rows had been replaced at the safe epoch."""
+    """Return True for a history file whose rows had all been replaced at the safe epoch."""
     return part.history and 0 < part.until <= safe_epoch
 
 
-# ---- memory ------------------------------------------------------------------------------------------------------
+# ---- remembered commits -----------------------------------------------------------------------------------------
 
 
-def _forgetting(view: View, table: TableDef, found: Released, limit: int) -> Released:
-    """Forget the commits that no read needs: those before the newest one at or below all epochs that need commits.
+def _forget_commits(view: View, table: TableDef, released: Released, limit: int) -> Released:
+    """Forget the commits that no read needs: those before the newest one at or below all needed epochs.
 
-    What is kept begins with a commit, so a reader at any epoch from there on finds the one that made its state.
+    The remembered commits then begin with the one that made the state at the lowest needed epoch.
     """
-    bound = min([limit, *_remembering(view, table, found)])
-    kept = next(iter(view.scan(hist_key(table.id, 0), hist_key(table.id, max(bound, 0) + 1), reverse=True)), None)
-    if kept is None:
-        return found
-    older = [key_epoch(key) for key, _ in islice(view.scan(hist_key(table.id, 0), kept[0]), BATCH + 1)]
+    bound = min([limit, *_needed_epochs(view, table, released)])
+    first = next(iter(view.scan(hist_key(table.id, 0), hist_key(table.id, max(bound, 0) + 1), reverse=True)), None)
+    if first is None:
+        return released
+    older = [key_epoch(key) for key, _ in islice(view.scan(hist_key(table.id, 0), first[0]), BATCH + 1)]
     if not older:
-        return found
-    gone = older[:BATCH]
-    version = apply_forgetting(found.version, gone[-1])
-    return replace(found, version=version, commits=tuple(gone), more=found.more or len(older) > BATCH)
+        return released
+    forgotten = older[:BATCH]
+    version = apply_forgetting(released.version, forgotten[-1])
+    return replace(released, version=version, commits=tuple(forgotten), more=released.more or len(older) > BATCH)
 
 
-def _remembering(view: View, table: TableDef, found: Released) -> Iterable[int]:
+def _needed_epochs(view: View, table: TableDef, released: Released) -> Iterable[int]:
     """Yield the epochs from which on commits of the table are needed."""
-    yield found.version.safe_epoch
-    yield found.version.log_start
-    gone = {entry.epoch for entry in found.entries}
-    yield from islice((epoch for epoch in _epochs(view, b"log/%08x/" % table.id) if epoch not in gone), 1)
-    parked = {late.job.id for late in found.parked}
+    yield released.version.safe_epoch
+    yield released.version.log_start
+    deleted = {entry.epoch for entry in released.entries}
+    yield from islice((epoch for epoch in _epochs(view, b"log/%08x/" % table.id) if epoch not in deleted), 1)
+    parked = {stalled.job.id for stalled in released.parked}
     for job in all_jobs(view):
-        if job.state == "parked" or job.id in parked:  # what it is valid at is asked no more, and might take for ever
+        if job.state == "parked" or job.id in parked:  # no reader asks for its validity, and it may stay parked
             continue
         if table.id in job.outputs or table.id in job.upstreams:
-            yield job.position or (job.barrier[1] if job.barrier else found.version.max_committed_epoch)
-        if table.id in job.upstreams:  # its outputs are valid by what this table did since the oldest commit of theirs
+            yield job.position or (job.barrier[1] if job.barrier else released.version.max_committed_epoch)
+        if table.id in job.upstreams:  # the validity of an output depends on changes since its oldest commit
             for output in job.outputs:
                 yield from islice(_epochs(view, b"hist/%08x/" % output), 1)
 

@@ -18,33 +18,37 @@ T = TypeVar("T")
 
 
 def translate_stale_read(handle: Handle, read: Callable[[], T]) -> T:
-    """Return the result of `read`; raise SnapshotExpired, or Corrupt, for a file that is missing."""
+    """Return the result of `read`. A missing file raises SnapshotExpired, or Corrupt if the catalog still
+    reaches it.
+    """
     try:
         return read()
     except FileGone as error:
-        raise _reason(handle, error) from error
+        raise _explain_missing(handle, error) from error
 
 
 def retry_stale_plan(handle: Handle, read: Callable[[], T]) -> T:
-    """Return the result of `read`, which plans and reads; repeat it as long as it meets a stale read."""
+    """Return the result of `read`, which plans and reads; repeat it after each stale read."""
     while True:
         with suppress(SnapshotExpired):
             return translate_stale_read(handle, read)
 
 
-def translate_stale_reads(handle: Handle, found: Iterator[T]) -> Iterator[T]:
-    """Yield the items of an iterator; raise SnapshotExpired, or Corrupt, for a file that is missing."""
+def translate_stale_reads(handle: Handle, items: Iterator[T]) -> Iterator[T]:
+    """Yield the items of an iterator. A missing file raises SnapshotExpired, or Corrupt if the catalog still reaches
+    it.
+    """
     try:
-        yield from found
+        yield from items
     except FileGone as error:
-        raise _reason(handle, error) from error
+        raise _explain_missing(handle, error) from error
 
 
-def _reason(handle: Handle, error: FileGone) -> SnapshotExpired | Corrupt:
+def _explain_missing(handle: Handle, error: FileGone) -> SnapshotExpired | Corrupt:
     table_id = table_of(handle.store_id, error.path)
     if table_id is None or error.path in handle.catalog.read(lambda view: files_of(view, table_id)):
         return error
     return SnapshotExpired(
-        f"{error.path} was let go of and vacuumed after this read had begun: read it again, or hold what is read with "
-        "a snapshot for longer"
+        f"{error.path} was released and vacuumed after this read had begun; read again, or keep a snapshot open while "
+        "reading"
     )

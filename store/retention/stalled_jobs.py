@@ -1,8 +1,7 @@
-"""Parking: a job that has made no headway for longer than a log is kept stops holding it.
+"""Parking: a job that has made no progress for longer than a log is kept stops holding it.
 
-The transaction of retention that lets go of what such a job has not taken in, or of rows that it needs, parks it: the
-job is visible as parked, keeps what it has committed, and holds nothing any more. A job that has taken in everything
-holds nothing that matters, and is never parked.
+The retention transaction that releases changes or rows which such a job still needs also parks it. A parked job is
+visible as parked, keeps its committed outputs and holds nothing. A job without pending changes is never parked.
 """
 
 from __future__ import annotations
@@ -29,36 +28,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StalledJob:
-    """A job without headway for longer than the log is kept, and the first change of the table that it lacks."""
+    """A job without progress for longer than the log is kept, and the first change of the table that it lacks."""
 
     job: JobRecord
     change: int
 
 
-def late_jobs(handle: Handle, view: View, table: TableDef, now_ms: int) -> Iterator[StalledJob]:
-    """Yield the jobs that read the table and have lacked a change of it for longer than its log is kept."""
+def stalled_jobs(handle: Handle, view: View, table: TableDef, now_ms: int) -> Iterator[StalledJob]:
+    """Yield the jobs that read the table and have lacked one of its changes for longer than its log is kept."""
     kept_ms = table.options.log_retention / timedelta(milliseconds=1)
     for job in all_jobs(view):
-        at = held_from(job, table.id)
-        if at is None or table.id not in job.upstreams:
+        held = held_from(job, table.id)
+        if held is None or table.id not in job.upstreams:
             continue
         progress_ms = _progress_ms(job)
         if progress_ms is None or now_ms - progress_ms <= kept_ms:
             continue
-        change = _first_change(handle, view, table, at)
-        if change is not None and now_ms - _landed_ms(view, table.id, change) > kept_ms:
+        change = _first_change(handle, view, table, held)
+        if change is not None and now_ms - _committed_ms(view, table.id, change) > kept_ms:
             yield StalledJob(job, change)
 
 
-def park(handle: Handle, tx: Txn, table: TableDef, late: StalledJob, now_ms: int) -> None:
-    """Park a job. Part of the transaction that releases its changes and moves the counters."""
-    job = get_job(tx, late.job.id, late.job.name)
-    above = [get_table(tx, table_id, f"upstream of {job.name}") for table_id in job.upstreams]
-    lacked = [_first_change(handle, tx, up, job.position) for up in above]
+def park(handle: Handle, tx: Txn, table: TableDef, stalled: StalledJob, now_ms: int) -> None:
+    """Park a job. Call inside the transaction that releases its changes and moves the counters."""
+    job = get_job(tx, stalled.job.id, stalled.job.name)
+    upstreams = [get_table(tx, table_id, f"upstream of {job.name}") for table_id in job.upstreams]
+    lacked = [_first_change(handle, tx, upstream, job.position) for upstream in upstreams]
     idle_ms = now_ms - (_progress_ms(job) or now_ms)
     lost = (
-        f"the changes of {table.name!r} from epoch {show_epoch(late.change)} on were let go of, as the log is kept for "
-        f"{show_option(table.options.log_retention)} and the job had made no headway for {show_span(idle_ms)}"
+        f"the changes of {table.name!r} from epoch {show_epoch(stalled.change)} on were released, as the log is kept "
+        f"for {show_option(table.options.log_retention)} and the job had made no progress for {show_span(idle_ms)}"
     )
     discard_staged(tx, job.outputs, now_ms)
     parked = replace(
@@ -75,7 +74,9 @@ def park(handle: Handle, tx: Txn, table: TableDef, late: StalledJob, now_ms: int
 
 
 def _progress_ms(job: JobRecord) -> int | None:
-    """Return the Unix ms of the job's last headway, or of its barrier or position if not recorded; None without any."""
+    """Return the Unix ms of the job's last progress, or of its barrier or position if not recorded; None
+    without any.
+    """
     if job.progress_ms:
         return job.progress_ms
     at = job.barrier[1] if job.barrier else job.position
@@ -93,7 +94,7 @@ def _first_change(handle: Handle, view: View, table: TableDef, after: int) -> in
     return int(changes[place]) if place < len(changes) else None
 
 
-def _landed_ms(view: View, table_id: int, epoch: int) -> int:
-    """Return the Unix ms at which a commit landed; by its epoch where the commit is not remembered."""
+def _committed_ms(view: View, table_id: int, epoch: int) -> int:
+    """Return the Unix ms of a commit; taken from its epoch if the commit is no longer remembered."""
     record = view.get(hist_key(table_id, epoch))
     return record["at_ms"] if record is not None else to_unix_ms(epoch)

@@ -88,7 +88,7 @@ def test_parking_and_what_retention_lets_go_of_are_told_once(lab: Lab, caplog: p
     assert lab.state("j") == "parked"
     (parked,) = [text for text in caplog.messages if text.startswith("job 'j': parked at epoch ")]
     assert "the changes of 'r' from" in parked
-    assert [text for text in caplog.messages if text.startswith("table 'r': let go of ")]
+    assert [text for text in caplog.messages if text.startswith("table 'r': released ")]
     caplog.clear()
     lab.store.compact(full=True)
     assert caplog.messages == []  # nothing more was let go of

@@ -309,7 +309,7 @@ def test_a_job_is_parked_by_the_retention_of_now(lab: Lab) -> None:
     known = definition(lab)
     table.alter(options=el.TableOptions(log_retention=timedelta(minutes=1)))
     apply_retention(lab.store._handle, known)
-    assert lab.state("j") == "parked" and "kept for 1 min and the job had made no headway for 1 h" in (
+    assert lab.state("j") == "parked" and "kept for 1 min and the job had made no progress for 1 h" in (
         job.info.lost or ""
     ), job.info
 
