@@ -1,8 +1,8 @@
 """Incremental backups of a Redis catalog in the root, each with the changes since the one before it, and exports of a
 whole catalog.
 
-A store with a catalog on a server would be lost with that; what was shipped from it brings everything back up to the
-last shipped commit. An embedded catalog lies in the root already, and ships nothing.
+If the server loses the catalog, the backups restore the store up to the last one. An embedded catalog lies in the root
+and has no backups.
 """
 
 from __future__ import annotations
@@ -29,67 +29,69 @@ if TYPE_CHECKING:
 
 MOST_DELTAS = 500
 SMALL_BYTES = 1 << 20
-"""Deltas together may be as large as the base, or this: then a new base is made, which leaves them behind."""
+"""Deltas together may be as large as the base, or this large; then a new base replaces them."""
 _log = logging.getLogger("epochlog")
 
 
 def ship(handle: Handle) -> Shipped | None:
-    """Append what changed in the catalog since the last call to the root's own folder, as one file.
+    """Append the catalog's changes since the last backup to the root, as one file; None if there are none.
 
-    None when there is nothing to ship. Any number of processes may do it at once: their files overlap and agree.
+    Processes may do this concurrently: their files overlap and agree.
     """
     catalog = handle.catalog
     if not isinstance(catalog, ChangeTracking):
         return None
     marker = read_marker(handle.files)
     if marker is None or (marker.store_id, marker.generation) != (handle.store_id, catalog.generation):
-        raise CatalogLost(f"the store at {handle.files.place} has another catalog now; open it again")
+        raise CatalogLost(f"the store at {handle.files.place} has a new catalog since it was opened; open it again")
     present = shipped_files(handle.files, handle.store_id)
-    chain = _whole(handle, chain_of([file for file in present if file.generation == catalog.generation]))
+    chain = _intact(handle, chain_of([file for file in present if file.generation == catalog.generation]))
     since = 0 if not chain or _outgrown(chain) else chain[-1].version
     if chain and chain[-1].version == catalog.version():
         return None
     before = catalog.read(lambda view: Counters.read(view).last_epoch)
     changes = catalog.changes_since(since, without_deletions=since == 0)
-    if changes is None:  # more was deleted meanwhile than is remembered
+    if changes is None:  # the catalog has forgotten some of the deletes since that version
         since, changes = 0, catalog.changes_since(0, without_deletions=True)
     assert changes is not None
-    made = _write(handle, catalog, since, changes, before)
+    backup = _write(handle, catalog, since, changes, before)
     if since == 0:
         for file in present:
-            if file.path != made.path and (file.version <= made.version or file.generation != made.generation):
+            if file.path != backup.path and (file.version <= backup.version or file.generation != backup.generation):
                 handle.files.delete(file.path)
-                handle.whole_dumps.discard(file.path)
-    catalog.forget_deleted(made.version)
-    return made
+                handle.intact_backups.discard(file.path)
+    catalog.forget_deleted(backup.version)
+    return backup
 
 
 def chain_of(files: list[Shipped]) -> list[Shipped]:
-    """Return the newest base, and the deltas that lead on from it; of one generation."""
+    """Return the newest base and the deltas that follow it, for files of one generation."""
     bases = [file for file in files if file.since == 0]
     if not bases:
         return []
     chain = [max(bases, key=lambda file: file.version)]
     while True:
-        at = chain[-1].version
-        further = [file for file in files if 0 < file.since <= at < file.version]
-        if not further:
+        version = chain[-1].version
+        deltas = [file for file in files if 0 < file.since <= version < file.version]
+        if not deltas:
             return chain
-        chain.append(max(further, key=lambda file: file.version))
+        chain.append(max(deltas, key=lambda file: file.version))
 
 
-def _whole(handle: Handle, chain: list[Shipped]) -> list[Shipped]:
-    """Return the chain if all its files are whole; each is read once. A crash during a write leaves half a file."""
+def _intact(handle: Handle, chain: list[Shipped]) -> list[Shipped]:
+    """Return the chain if all its files are complete, else []. A crash during a write leaves half a file. Each file is
+    read once.
+    """
     for file in chain:
-        if file.path not in handle.whole_dumps:
+        if file.path not in handle.intact_backups:
             try:
                 _, records = decode_dump(file.path, bytes(handle.files.read(file.path)))
                 for _ in records:
                     pass
             except (Corrupt, FileNotFoundError) as error:
-                _log.warning("the catalog is shipped anew, whole: %s", error)
+                _log.warning("an incremental backup is damaged, so a full one replaces it: %s", error)
                 return []
-            handle.whole_dumps.add(file.path)
+            handle.intact_backups.add(file.path)
     return chain
 
 
@@ -113,9 +115,9 @@ def _write(handle: Handle, catalog: ChangeTracking, since: int, changes: RecordC
     data = encode_dump(header, sorted(changes.records.items()))
     try:
         handle.files.write(path, data)
-        handle.whole_dumps.add(path)
+        handle.intact_backups.add(path)
     except FileExistsError:
-        pass  # another process has shipped just this, or half of it before it died: then the next call finds out
+        pass  # another process has written it; the next call checks that it is complete
     return Shipped(path, len(data), header.generation, since, header.version)
 
 
@@ -123,7 +125,7 @@ def _write(handle: Handle, catalog: ChangeTracking, since: int, changes: RecordC
 
 
 def export_catalog(handle: Handle, uri: str | Path) -> Header:
-    """Write all of the catalog, as of one version, to a new file; returns what it says of itself."""
+    """Write all of the catalog, as of one version, to a new file; return the header of the file."""
     catalog = handle.catalog
     if not isinstance(catalog, ChangeTracking):
         version, records = catalog.read(_all_records)
@@ -140,7 +142,7 @@ def export_catalog(handle: Handle, uri: str | Path) -> Header:
         files.write(name, encode_dump(header, sorted(records.items())))
     except FileExistsError as error:
         raise InvalidInput(
-            f"{redact_url(os.fspath(uri))} is there already; choose another name for the export"
+            f"{redact_url(os.fspath(uri))} exists already; choose another name for the export"
         ) from error
     return header
 
@@ -151,7 +153,7 @@ def _all_records(view: View) -> tuple[int, dict[bytes, bytes | None]]:
 
 
 def file_at(uri: str | Path, durability: str = "disk") -> tuple[Files, str]:
-    """Resolve a file by its path or URI: return the folder that it lies in, and its name there."""
+    """Resolve a file by its path or URI: return its folder and its name there."""
     if not isinstance(uri, str | os.PathLike) or not os.fspath(uri):
         raise InvalidInput(f"uri must be the path or URI of a file, not {uri!r}")
     text = os.fspath(uri)
@@ -161,5 +163,5 @@ def file_at(uri: str | Path, durability: str = "disk") -> tuple[Files, str]:
     place, question, query = text.partition("?")
     folder, _, name = place.rpartition("/")
     if not name or folder.endswith("/"):
-        raise InvalidInput(f"{redact_url(text)} names no file")
+        raise InvalidInput(f"{redact_url(text)} has no file name; pass the path or URI of a file")
     return open_files(f"{folder}{question}{query}", durability), name

@@ -1,7 +1,7 @@
-"""Restore of a lost catalog, from an export or from the incremental backup in the root.
+"""Restore of a lost catalog, from an export or from the incremental backups in the root.
 
-The new catalog is another generation: whoever still speaks to the old one is refused. It counts from the moment that
-the marker names it, which is the last step; a restore that was cut off before is begun again.
+The new catalog is another generation, so processes that use the old one are refused. It takes effect when the marker
+names it, which is the last step; an interrupted restore is repeated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RestoreReport:
     """Result of a restore: the store as of `version`, whose newest epoch is `last_epoch`, exported at `at_ms` (Unix
     ms).
 
-    `tables`: the newest committed epoch of each. What was committed later is gone.
+    `tables`: the newest committed epoch of each. Later commits are lost.
     """
 
     store_id: str
@@ -46,7 +46,7 @@ class RestoreReport:
 
 
 @dataclass(frozen=True, slots=True)
-class _State:
+class _CatalogState:
     header: Header
     records: dict[bytes, bytes]
 
@@ -60,22 +60,25 @@ def restore_catalog(
     volatile: bool = False,
     leave_redis: bool = False,
 ) -> RestoreReport:
-    """Make the catalog of a store anew, from an export, or (without `uri`) from what was shipped to its root.
+    """Restore the catalog of a store from an export, or (without `uri`) from the incremental backups in its root.
 
-    catalog: the Redis server that is to have it; None for a folder of the local root. It may be of another kind than
-    before: to give a Redis catalog up for one in the root's folder, say `leave_redis`. No process may have the store
-    open: what it commits to a catalog that was left is lost. Raises CatalogInUse where the catalog that is to be
-    written is alive, Corrupt for a damaged file, StoreNotFound where nothing was shipped, InvalidInput.
+    catalog: the URL of the Redis server for the new catalog; None for a folder of the local root. It may be of another
+    kind than before: to move a Redis catalog into the root's folder, pass `leave_redis`. No process may have the store
+    open: its commits to the old catalog are lost. Raises CatalogInUse where the target has a live catalog, Corrupt for
+    a damaged file, StoreNotFound without backups, InvalidInput.
     """
     place = as_place(root)
     kind = kind_of_url(catalog)
     if kind is EMBEDDED and place.folder is None:
-        raise InvalidInput("this root is no local folder; pass catalog='redis://host:port/db'")
+        raise InvalidInput("this root is not a local folder; pass catalog='redis://host:port/db'")
     files = open_files(place.root, durability)
     marker = read_marker(files)
-    state = _exported(uri) if uri is not None else _shipped(files, marker)
+    state = _read_export(uri) if uri is not None else _read_backups(files, marker)
     if marker is not None and marker.store_id != state.header.store_id:
-        raise InvalidInput(f"that is the catalog of store {state.header.store_id}; {files.place} is {marker.store_id}")
+        raise InvalidInput(
+            f"the export is of store {state.header.store_id}, but {files.place} is store {marker.store_id}; pass the "
+            "export or the root that belongs to it"
+        )
     stored = kind_named(marker.catalog) if marker is not None else None
     if stored not in (None, EMBEDDED) and kind is EMBEDDED and not leave_redis:
         raise InvalidInput(
@@ -87,28 +90,28 @@ def restore_catalog(
     report = _report(state)
     site = Site(place.root, place.folder, files, catalog, None, durability, volatile)
     _refuse_live_embedded(site, state.header.store_id)
-    made = _refill(kind, site, marker, state)
-    if made != marker:
+    new_marker = _refill(kind, site, marker, state)
+    if new_marker != marker:
         files.delete(MARKER)
-        files.write(MARKER, made.to_bytes())
-    for file in shipped_files(files, made.store_id):
-        if file.generation != made.generation:
+        files.write(MARKER, new_marker.to_bytes())
+    for file in shipped_files(files, new_marker.store_id):
+        if file.generation != new_marker.generation:
             files.delete(file.path)
     return report
 
 
-def _refuse_other_root(files: Files, state: _State) -> None:
+def _refuse_other_root(files: Files, state: _CatalogState) -> None:
     """Raise InvalidInput if the root has no file of the store: most likely the root was mistyped."""
-    wanted = next((path for path in _paths(state)), None)
-    if wanted is not None and not files.list(state.header.store_id):
+    path = next((path for path in _paths(state)), None)
+    if path is not None and not files.list(state.header.store_id):
         raise InvalidInput(
-            f"{files.place} has no file of store {state.header.store_id}, whose catalog this is; name the root that "
-            "its files lie in"
+            f"{files.place} has no file of store {state.header.store_id}, whose catalog this is; pass the root that "
+            "holds its files"
         )
 
 
-def _paths(state: _State) -> Iterator[str]:
-    """Yield the paths of the log's segments and of the runs: the files that the records refer to."""
+def _paths(state: _CatalogState) -> Iterator[str]:
+    """Yield the paths of all log segments and run files that the records refer to."""
     for key, value in state.records.items():
         if key.startswith(b"log/"):
             yield from (file.path for file in LogEntry.from_record(unpack(key, value)).files)
@@ -116,63 +119,65 @@ def _paths(state: _State) -> Iterator[str]:
             yield from (part.path for run in runs_from_record(unpack(key, value)) for part in run.parts)
 
 
-# ---- what there is -----------------------------------------------------------------------------------------------
+# ---- sources -----------------------------------------------------------------------------------------------------
 
 
-def _exported(uri: str | Path) -> _State:
+def _read_export(uri: str | Path) -> _CatalogState:
     files, name = file_at(uri)
     path = f"{files.place}/{name}"
     try:
         header, records = decode_dump(path, bytes(files.read(name)))
     except FileNotFoundError as error:
-        raise InvalidInput(f"there is no file {path}") from error
+        raise InvalidInput(f"file {path} does not exist") from error
     if header.since:
-        raise InvalidInput(f"{path} has only what changed since version {header.since}; name an export, or no uri")
+        raise InvalidInput(f"{path} has only the changes since version {header.since}; pass an export, or no uri")
     return _checked(path, header, _merged({}, records))
 
 
-def _shipped(files: Files, marker: Marker | None) -> _State:
-    store_id = marker.store_id if marker is not None else _only_store(files)
-    found = shipped_files(files, store_id)
-    generation = marker.generation if marker is not None and marker.generation else _last_generation(files, found)
-    chain = chain_of([file for file in found if file.generation == generation])
+def _read_backups(files: Files, marker: Marker | None) -> _CatalogState:
+    store_id = marker.store_id if marker is not None else _only_store_id(files)
+    backups = shipped_files(files, store_id)
+    generation = marker.generation if marker is not None and marker.generation else _last_generation(files, backups)
+    chain = chain_of([file for file in backups if file.generation == generation])
     if not chain:
-        raise StoreNotFound(f"nothing of a catalog was shipped to {files.place}; restore it from an export (uri=…)")
+        raise StoreNotFound(f"{files.place} has no backup of a catalog; restore it from an export (uri=…)")
     records, header = dict[bytes, bytes](), None
     for file in chain:
-        header, changes = _opened(files, file)
+        header, changes = _read_backup(files, file)
         records = _merged(records, changes)
     assert header is not None
     return _checked(chain[-1].path, header, records)
 
 
-def _last_generation(files: Files, found: list[Shipped]) -> str:
-    """Return the generation of the newest backup by its time, for a root whose marker does not name one; "" without
-    any.
+def _last_generation(files: Files, backups: list[Shipped]) -> str:
+    """Return the generation of the newest backup by its time, for a root whose marker names none; ""
+    without backups.
     """
-    ends = {file.generation: file for file in found}
+    ends = {file.generation: file for file in backups}
     if len(ends) < 2:
         return next(iter(ends), "")
-    return max(ends, key=lambda generation: _opened(files, ends[generation])[0].at_ms)
+    return max(ends, key=lambda generation: _read_backup(files, ends[generation])[0].at_ms)
 
 
-def _opened(files: Files, file: Shipped) -> tuple[Header, Iterable[tuple[bytes, bytes | None]]]:
+def _read_backup(files: Files, file: Shipped) -> tuple[Header, Iterable[tuple[bytes, bytes | None]]]:
     path = f"{files.place}/{file.path}"
     try:
         header, changes = decode_dump(path, bytes(files.read(file.path)))
     except FileNotFoundError as error:
-        raise Corrupt(path, "it is gone") from error
+        raise Corrupt(path, "it is missing") from error
     if (header.generation, header.since, header.version) != (file.generation, file.since, file.version):
-        raise Corrupt(path, "it is not what its name says")
+        raise Corrupt(path, "its header differs from its name")
     return header, changes
 
 
-def _only_store(files: Files) -> str:
+def _only_store_id(files: Files) -> str:
     stores = {info.path.split("/", 1)[0] for info in files.list()}
-    found = sorted(name for name in stores if is_store_id(name))
-    if len(found) != 1:
-        raise StoreNotFound(f"{files.place} has no marker and {len(found)} stores' files; restore its marker first")
-    return found[0]
+    store_ids = sorted(name for name in stores if is_store_id(name))
+    if len(store_ids) != 1:
+        raise StoreNotFound(
+            f"{files.place} has no marker, and files of {len(store_ids)} stores; restore its marker first"
+        )
+    return store_ids[0]
 
 
 def _merged(records: dict[bytes, bytes], changes: Iterable[tuple[bytes, bytes | None]]) -> dict[bytes, bytes]:
@@ -184,23 +189,23 @@ def _merged(records: dict[bytes, bytes], changes: Iterable[tuple[bytes, bytes | 
     return records
 
 
-def _checked(path: str, header: Header, records: dict[bytes, bytes]) -> _State:
-    """Return the state, or raise Corrupt unless every record can be decoded and the store's own is among them."""
+def _checked(path: str, header: Header, records: dict[bytes, bytes]) -> _CatalogState:
+    """Return the state. Raise Corrupt unless every record can be decoded and the record of the store is among them."""
     for key, value in records.items():
         _decoded(path, key, value)
     if STORE not in records or _decoded(path, STORE, records[STORE]).get("id") != header.store_id:
-        raise Corrupt(path, "it does not hold the record of its store")
-    return _State(header, records)
+        raise Corrupt(path, "it lacks the record of its store")
+    return _CatalogState(header, records)
 
 
 def _decoded(path: str, key: bytes, value: bytes) -> Record:
     try:
         return unpack(key, value)
     except (EpochlogError, ValueError, RecursionError) as error:
-        raise Corrupt(path, f"its record {key!r} is not whole") from error
+        raise Corrupt(path, f"its record {key!r} cannot be decoded") from error
 
 
-def _report(state: _State) -> RestoreReport:
+def _report(state: _CatalogState) -> RestoreReport:
     header, records = state.header, state.records
     tables = dict[str, int]()
     for key, value in records.items():
@@ -212,7 +217,7 @@ def _report(state: _State) -> RestoreReport:
     return RestoreReport(header.store_id, header.version, last_epoch, header.at_ms, dict(sorted(tables.items())))
 
 
-# ---- where it goes -----------------------------------------------------------------------------------------------
+# ---- target ------------------------------------------------------------------------------------------------------
 
 
 def _refuse_live_embedded(site: Site, store_id: str) -> None:
@@ -232,31 +237,35 @@ def _refuse_live_embedded(site: Site, store_id: str) -> None:
         source.close()
 
 
-def _refill(kind: CatalogKind, site: Site, marker: Marker | None, state: _State) -> Marker:
-    """Fill the catalog. If it counts generations, ship all of it as the first file of the new one."""
+def _refill(kind: CatalogKind, site: Site, marker: Marker | None, state: _CatalogState) -> Marker:
+    """Fill the new catalog and return its marker. If its kind counts generations, write the whole catalog as the first
+    backup of the new one.
+    """
     store_id, records = state.header.store_id, sorted(state.records.items())
     source = kind.connect(site)
     try:
-        made = source.refill(
+        refilled = source.refill(
             store_id, state.header.version, records, lambda *present: _is_alive(site.files, marker, *present)
         )
     finally:
         source.close()
-    if made is None:
+    if refilled is None:
         return Marker(store_id, kind.name)
-    header = Header(store_id, made.generation, 0, made.version, state.header.last_epoch, made.at_ms, len(records))
+    header = Header(
+        store_id, refilled.generation, 0, refilled.version, state.header.last_epoch, refilled.at_ms, len(records)
+    )
     path = ship_path(header.store_id, header.generation, header.since, header.version)
     site.files.write(path, encode_dump(header, records))
-    return Marker(store_id, kind.name, made.generation)
+    return Marker(store_id, kind.name, refilled.generation)
 
 
 def _is_alive(files: Files, marker: Marker | None, generation: str, version: int) -> bool:
-    """Return True if a catalog on the server can be opened: the marker's, and not older than the newest incremental
-    backup.
+    """Return True if a catalog on the server can be opened: it is the marker's, and not older than the newest
+    incremental backup.
     """
     if marker is None:
         return True
     if marker.generation != generation:
-        return False  # what a cut-off restore has left, or an earlier restore
+        return False  # an interrupted restore, or an earlier one, left it
     shipped = [file.version for file in shipped_files(files, marker.store_id) if file.generation == generation]
     return version >= max(shipped, default=0)

@@ -1,4 +1,4 @@
-"""Checking one data file against its descriptor, block by block: checksum, order, bounds, counts and statistics."""
+"""Checks of one data file against its descriptor, block by block: checksum, order, bounds, counts and statistics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from epochlog.store.types.schema import TableSchema
 
 
 def check_segment(files: Files, schema: TableSchema, codec: KeyCodec, segment: Segment) -> Iterator[str]:
-    """Yield the problems of a segment's file: a bad checksum, or a difference from its descriptor."""
+    """Yield the problems of a segment's file: a wrong checksum, or a difference from its descriptor."""
     reader = SegmentReader(files, segment, schema, codec)
     try:
         data = verified(files, segment.path, segment.bytes, segment.crc32, again=True)
@@ -36,7 +36,7 @@ def check_segment(files: Files, schema: TableSchema, codec: KeyCodec, segment: S
 
 
 def check_part(files: Files, schema: TableSchema, codec: KeyCodec, run: SortedRun, part: RunFile) -> Iterator[str]:
-    """Yield the problems of a run file: a bad checksum, or a difference from its descriptor."""
+    """Yield the problems of a run file: a wrong checksum, or a difference from its descriptor."""
     hidden = [EPOCH, UNTIL] if part.history else [EPOCH]
     until = 0
     try:
@@ -58,7 +58,7 @@ def check_part(files: Files, schema: TableSchema, codec: KeyCodec, run: SortedRu
 
 
 def check_ends(files: Files, schema: TableSchema, codec: KeyCodec, run: SortedRun, past: RunFile) -> Iterator[str]:
-    """Yield a problem for each live run file with rows that begin before an old row of their key in `past` ends."""
+    """Yield a problem for each run file with a row that begins before an older version of its key in `past` ends."""
     for within in _ranges(past.blocks):
         old = read_part(files, past, schema, codec, ReadOptions([UNTIL], None, within))
         for part in run.parts:
@@ -79,7 +79,7 @@ def _overlap(old: Rows, live: Rows) -> bool:
 
 
 def _ranges(blocks: Sequence[Key]) -> list[KeyRange]:
-    """Return key ranges of about one block that tile a file; versions of one key stay in one range."""
+    """Return key ranges of about one block that tile a file; all versions of a key are in one range."""
     firsts: list[Key | None] = [None, *list(dict.fromkeys(blocks))[1:]]
     return [KeyRange(*ends) for ends in zip(firsts, [*firsts[1:], None], strict=True)]
 
@@ -100,9 +100,9 @@ def _starts(sizes: Sequence[int]) -> list[int]:
 
 
 class Walk:
-    """Goes through a file's rows in their order and adds up what its descriptor says of them.
+    """Pass over a file's rows in order that computes the facts of its descriptor.
 
-    `starts`: the numbers of the rows that its blocks begin with.
+    `starts`: the numbers of the rows at which its blocks begin.
     """
 
     def __init__(self, codec: KeyCodec, starts: Sequence[int]) -> None:
@@ -116,7 +116,7 @@ class Walk:
         self._stats: list[Stats] = []
 
     def take(self, rows: Rows) -> Iterator[str]:
-        """Take in the next rows; yield a problem if their hidden keys do not match their key columns."""
+        """Add the next rows; yield a problem if their hidden keys do not match their key columns."""
         keys = rows.keys
         if not len(keys):
             return
@@ -132,36 +132,36 @@ class Walk:
         self._deletes += 0 if rows.deleted is None else int(rows.deleted.sum())
         self._stats.append(key_stats(self._codec, rows.data))
         if self._codec.encode(rows.data) != keys:
-            yield "its hidden keys are not those of its key columns"
+            yield "its hidden keys differ from its key columns"
 
-    def end(self, said: Segment | RunFile, *, repeats: bool) -> Iterator[str]:
-        """Yield the differences between the rows taken in and the file's descriptor in the catalog; call it after the
-        last rows.
+    def end(self, descriptor: Segment | RunFile, *, repeats: bool) -> Iterator[str]:
+        """Yield the differences between the rows and the file's descriptor in the catalog. Call it after
+        the last rows.
         """
-        if (self._rows, self._deletes) != (said.rows, said.deletes):
-            yield f"has {self._rows} rows and {self._deletes} deletes, not {said.rows} and {said.deletes}"
+        if (self._rows, self._deletes) != (descriptor.rows, descriptor.deletes):
+            yield f"has {self._rows} rows and {self._deletes} deletes, not {descriptor.rows} and {descriptor.deletes}"
         if self._disorder or (self._repeats and not repeats):
-            yield "its keys are not in order" if repeats else "its keys are not in order, each once"
-        if (self._low, self._high) != (said.key_min, said.key_max):
-            yield "its least and greatest keys are not those that the catalog has"
-        if self._blocks != list(said.blocks):
-            yield "its blocks do not begin with the keys that the catalog has"
-        found = _together(self._stats)
-        for name in sorted(found.keys() | said.stats.keys()):
-            if found.get(name) != said.stats.get(name):
-                yield f"column {name!r} has values in {found.get(name)}, not in {said.stats.get(name)}"
+            yield "its keys are not in order" if repeats else "its keys are not in strictly rising order"
+        if (self._low, self._high) != (descriptor.key_min, descriptor.key_max):
+            yield "its least and greatest keys differ from those in the catalog"
+        if self._blocks != list(descriptor.blocks):
+            yield "its blocks do not begin with the keys in the catalog"
+        stats = _combined(self._stats)
+        for name in sorted(stats.keys() | descriptor.stats.keys()):
+            if stats.get(name) != descriptor.stats.get(name):
+                yield f"column {name!r} has values in {stats.get(name)}, not in {descriptor.stats.get(name)}"
 
 
-def _together(found: Sequence[Stats]) -> Stats:
-    """Return least and greatest values over all pieces, of columns that have them in every piece."""
-    names = set.intersection(*(set(stats) for stats in found)) if found else set()
-    bounds = {name: [stats[name] for stats in found] for name in names}
-    return {name: (min(low for low, _ in both), max(high for _, high in both)) for name, both in bounds.items()}
+def _combined(pieces: Sequence[Stats]) -> Stats:
+    """Return least and greatest values over all pieces, for the columns that have them in every piece."""
+    names = set.intersection(*(set(stats) for stats in pieces)) if pieces else set()
+    bounds = {name: [stats[name] for stats in pieces] for name in names}
+    return {name: (min(low for low, _ in pairs), max(high for _, high in pairs)) for name, pairs in bounds.items()}
 
 
 def _check_epochs(run: SortedRun, part: RunFile, rows: Rows) -> Iterator[str]:
-    """Check that each row is visible from an epoch of its run on; in history, up to one, and then the key's next row
-    follows.
+    """Check that each row begins within its run's epochs; in a history file also that it ends after it begins, within
+    the run, and before the key's next version begins.
     """
     if not len(rows):
         return
@@ -194,17 +194,17 @@ def _check_parquet_statistics(data: pa.Buffer) -> Iterator[str]:
             if statistics is None:
                 continue
             column = file.read_row_group(group, columns=[name]).column(0)
-            said = (statistics.min, statistics.max) if statistics.has_min_max else None
+            bounds = (statistics.min, statistics.max) if statistics.has_min_max else None
             if statistics.has_null_count and statistics.null_count != column.null_count:
                 yield f"row group {group} has {column.null_count} nulls in {name!r}, its statistics say otherwise"
-            if said is not None and not _within(column, said):
+            if bounds is not None and not _within(column, bounds):
                 yield f"row group {group} has values of {name!r} outside its statistics"
 
 
-def _within(column: pa.ChunkedArray, said: tuple[Any, Any]) -> bool:
-    """Return True if all values lie in the bounds, or cannot be compared with them."""
+def _within(column: pa.ChunkedArray, bounds: tuple[Any, Any]) -> bool:
+    """Return True if all values lie within the bounds, or cannot be compared with them."""
     try:
-        low, high = (pa.scalar(bound, column.type) for bound in said)
+        low, high = (pa.scalar(bound, column.type) for bound in bounds)
         inside = pc.and_(pc.greater_equal(column, low), pc.less_equal(column, high))
     except (pa.ArrowException, TypeError):
         return True

@@ -21,10 +21,10 @@ from epochlog.store.metadata.version import Commit, LogEntry, Runs, TableVersion
 from epochlog.store.sst.segment import Segment
 from epochlog.store.types.epoch import show_epoch
 
-from .job_state import standing_findings
+from .job_state import upstream_findings
 
 Finding = tuple[str, str]
-"""Where, and what is wrong there."""
+"""Name of the file or record, and the problem there."""
 
 KINDS = (
     *("meta", "name", "jobname", "table", "head", "runs", "log", "hist", "job", "load", "bound", "hold", "used"),
@@ -32,55 +32,59 @@ KINDS = (
     *("xq", "xu", "xc", "xp", "xd", "xk"),
 )
 OF_TABLES = ("head", "runs", "log", "hist", "hold", "used", "compact", "trace", "trouble", "made")
-"""Records that go with their table. (Those in gone/ stay until vacuum has deleted the files, leases until they end.)"""
+"""Kinds of records that are deleted with their table. (Those in gone/ stay until vacuum has deleted the files, leases
+until they end.)
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The tables, what is wrong with records that belong to no one of them, and files that are known and unreached."""
+    """Tables of the store, problems of records that belong to no single table, and unreachable files that the catalog
+    knows.
+    """
 
     tables: tuple[TableDef, ...]
     problems: tuple[Finding, ...]
-    gone: frozenset[str]  # files that were let go of
-    under_way: frozenset[str]  # files of compactions that have not ended
+    unreachable: frozenset[str]  # files noted as unreachable
+    under_way: frozenset[str]  # files of running compactions
 
 
 def check_records(view: View) -> Contents:
-    """Check that every record decodes, is found under its key, and refers to records that exist."""
+    """Check that every record decodes, can be looked up by its key, and refers to existing records."""
     tables, jobs, counters = tuple(all_tables(view)), tuple(all_jobs(view)), Counters.read(view)
     problems = [*_each_record(view, {table.id for table in tables}, counters)]
     problems += _names(view, tables, jobs, counters)
     for job in jobs:
         problems += _job(view, job, {table.id: table for table in tables})
-    problems += _standing(view, jobs)
+    problems += _job_upstreams(view, jobs)
     problems += _loads(view, {table.id: table for table in tables})
     problems += broken_consumers(view, {table.id: table for table in tables})
     problems += _outcomes(view, {table.id for table in tables})
-    gone = frozenset(record["path"] for _, record in view.scan(b"gone/", after_prefix(b"gone/")))
+    unreachable = frozenset(record["path"] for _, record in view.scan(b"gone/", after_prefix(b"gone/")))
     works = [work for table in tables if (work := read_work(view, table.id)) is not None]
     under_way = frozenset(part.path for work in works for part in work.parts)
-    return Contents(tables, tuple(problems), gone, under_way)
+    return Contents(tables, tuple(problems), unreachable, under_way)
 
 
 def _each_record(view: View, tables: set[int], counters: Counters) -> Iterator[Finding]:
     orphans: Counter[tuple[str, int]] = Counter()
-    for key, record in view.scan(b"", b"\xff"):  # decoding a record checks it; asking for it checks the way there
-        where = f"catalog record {key!r}"
+    for key, record in view.scan(b"", b"\xff"):  # the scan decodes each record; `get` checks the index
+        location = f"catalog record {key!r}"
         if view.get(key) is None:
-            yield where, "is there and cannot be found"
-        kind, _, rest = key.decode(errors="replace").partition("/")
+            yield location, "exists, but a lookup does not find it"
+        kind, _, suffix = key.decode(errors="replace").partition("/")
         if kind not in KINDS:
-            yield where, "is of no kind that this version knows"
-        elif kind in OF_TABLES and _table_id(rest) not in tables and not _is_lease(kind, record):
-            orphans[kind, _table_id(rest)] += 1
-        elif kind == "gone" and not 0 <= _table_id(rest) < counters.next_table:
-            yield where, "belongs to a table that there never was"
+            yield location, "is of an unknown kind"
+        elif kind in OF_TABLES and _table_id(suffix) not in tables and not _is_lease(kind, record):
+            orphans[kind, _table_id(suffix)] += 1
+        elif kind == "gone" and not 0 <= _table_id(suffix) < counters.next_table:
+            yield location, "belongs to a table that never existed"
         elif kind == "bound" and key_epoch(key) > counters.last_epoch:
-            yield where, f"is a boundary above last_epoch {show_epoch(counters.last_epoch)}"
-        elif kind in ("intent", "hold") and (wrong := _names_itself(kind, rest, record)):
-            yield where, wrong
+            yield location, f"is a boundary above last_epoch {show_epoch(counters.last_epoch)}"
+        elif kind in ("intent", "hold") and (problem := _key_mismatch(kind, suffix, record)):
+            yield location, problem
     for (kind, table_id), count in sorted(orphans.items()):
-        yield f"catalog records {kind}/{table_id:08x}", f"{count} belong to a table that is not there"
+        yield f"catalog records {kind}/{table_id:08x}", f"{count} belong to a missing table"
 
 
 def _is_lease(kind: str, record: Record) -> bool:
@@ -88,75 +92,74 @@ def _is_lease(kind: str, record: Record) -> bool:
     return kind == "hold" and record["expires_ms"] is not None
 
 
-def _table_id(rest: str) -> int:
+def _table_id(suffix: str) -> int:
     try:
-        return int(rest[:8], 16)
+        return int(suffix[:8], 16)
     except ValueError:
         return -1
 
 
-def _names_itself(kind: str, rest: str, record: Record) -> str:
+def _key_mismatch(kind: str, suffix: str, record: Record) -> str:
     named = record["id"] if kind == "intent" else f"{record['table_id']:08x}/{record['holder']}"
-    return "" if named == rest else f"is that of {named!r}"
+    return "" if named == suffix else f"is a record of {named!r}"
 
 
 def _names(
     view: View, tables: tuple[TableDef, ...], jobs: tuple[JobRecord, ...], counters: Counters
 ) -> Iterator[Finding]:
-    """Check that names of tables and jobs lead to their ids, each once, and that no used id is given again."""
+    """Check that the names of tables and jobs lead to their ids, each once, and that no id is issued twice."""
     for kind, owners, free in (("name", tables, counters.next_table), ("jobname", jobs, counters.next_job)):
         prefix = f"{kind}/".encode()
         named = {key[len(prefix) :].decode(): record["id"] for key, record in view.scan(prefix, after_prefix(prefix))}
         known = {owner.name: owner.id for owner in owners}
         for name in sorted(named.keys() | known.keys()):
             if named.get(name) != known.get(name):
-                yield f"catalog record {kind}/{name}", f"says {named.get(name)}, and the id is {known.get(name)}"
+                yield f"catalog record {kind}/{name}", f"says {named.get(name)}, but the id is {known.get(name)}"
         if len(known) != len(owners):
-            yield f"catalog records {kind}", "two bear the same name"
+            yield f"catalog records {kind}", "two have one name"
         if known and max(known.values()) >= free:
-            yield "catalog record meta/head", f"would give id {free} a second time"
+            yield "catalog record meta/head", f"would issue id {free} a second time"
 
 
 def _job(view: View, job: JobRecord, tables: dict[int, TableDef]) -> Iterator[Finding]:
-    """Check that a job's tables exist, that its outputs are its own, and that their committed epochs equal its
-    position.
-    """
-    where = f"job {job.name}"
+    """Check that a job's tables exist, that it owns its outputs, and that their committed epochs equal its position."""
+    subject = f"job {job.name}"
     missing = [table for table in (*job.upstreams, *job.outputs) if table not in tables]
     if missing:
-        yield where, f"refers to tables that are not there: {missing}"
+        yield subject, f"refers to missing tables: {missing}"
     if job.barrier is not None and not job.barrier[0] == job.position < job.barrier[1]:
-        yield where, f"stands at {show_epoch(job.position)}, and its barrier is {job.barrier}"
+        yield subject, f"has the position {show_epoch(job.position)}, but its barrier is {job.barrier}"
     for table in (tables[output] for output in job.outputs if output in tables):
         if table.job_id != job.id:
-            yield where, f"is not the job that its output {table.name} names"
+            yield subject, f"is not the job that its output {table.name} names"
         committed = get_version(view, table.id, table.name).max_committed_epoch
         if committed != job.position:
-            yield where, f"stands at {show_epoch(job.position)}, and its output {table.name} at {show_epoch(committed)}"
+            position = show_epoch(job.position)
+            yield subject, f"has the position {position}, but its output {table.name} is at {show_epoch(committed)}"
     foreign = [table.name for table in tables.values() if table.job_id == job.id and table.id not in job.outputs]
     if foreign:
-        yield where, f"does not know that it writes {foreign}"
+        yield subject, f"lacks the outputs {foreign}, whose records name it"
 
 
-def _standing(view: View, jobs: tuple[JobRecord, ...]) -> Iterator[Finding]:
-    """Yield the inconsistencies of jobs with their upstreams; stop at missing records, which other checks report."""
+def _job_upstreams(view: View, jobs: tuple[JobRecord, ...]) -> Iterator[Finding]:
+    """Yield the inconsistencies of jobs with their upstreams. Stop at missing records, which other checks report."""
     try:
         epochs = read_epoch_view(view, EpochMemory(), 0)
         for job in jobs:
-            yield from ((f"job {job.name}", what) for what in standing_findings(view, job, epochs))
+            yield from ((f"job {job.name}", problem) for problem in upstream_findings(view, job, epochs))
     except (EpochlogError, KeyError):
         return
 
 
 def _loads(view: View, tables: dict[int, TableDef]) -> Iterator[Finding]:
-    """Check that loads refer to tables that exist, and parts to loads that exist."""
+    """Check that the tables of each load and the load of each part exist."""
     known = {load.name: load for load in all_loads(view)}
     for load in known.values():
-        yield from ((f"load {load.name}", what) for what in broken_load(view, load, tables))
+        yield from ((f"load {load.name}", problem) for problem in broken_load(view, load, tables))
     for key, _ in view.scan(b"load/", after_prefix(b"load/")):
         name = key.decode(errors="replace").split("/")[1]
         if name not in known:
-            yield f"catalog record {key!r}", "belongs to a load that is not there"
+            yield f"catalog record {key!r}", "belongs to a missing load"
 
 
 def _outcomes(view: View, tables: set[int]) -> Iterator[Finding]:
@@ -165,22 +168,22 @@ def _outcomes(view: View, tables: set[int]) -> Iterator[Finding]:
     for key, record in view.scan(b"txn/", after_prefix(b"txn/")):
         app, txn_id = key[len(b"txn/") : -17].decode(), key_epoch(key)
         counted[app] += 1
-        kept = view.get(txn_app_key(app))
-        if kept is not None and txn_id <= kept["forgotten"]:
-            yield f"transaction {(app, txn_id)}", f"is there, and those through {kept['forgotten']} are forgotten"
+        marks = view.get(txn_app_key(app))
+        if marks is not None and txn_id <= marks["forgotten"]:
+            yield f"transaction {(app, txn_id)}", f"is recorded, but those through {marks['forgotten']} are forgotten"
         epoch = record["epoch"]
         if epoch is None:
             continue
         for table_id in tables.intersection(record["tables"]):
             commit = view.get(hist_key(table_id, epoch))
             if commit is not None and commit["txn"] != [app, txn_id]:
-                yield f"transaction {(app, txn_id)}", f"is not the one that landed at {show_epoch(epoch)}"
+                yield f"transaction {(app, txn_id)}", f"is recorded at {show_epoch(epoch)}, where another one landed"
     for key, record in view.scan(b"txnapp/", after_prefix(b"txnapp/")):
         app = key[len(b"txnapp/") :].decode()
         if counted.pop(app, 0) != record["count"]:
-            yield f"application {app!r}", f"counts {record['count']} outcomes, and others are there"
+            yield f"application {app!r}", f"counts {record['count']} outcomes, but has another number"
     for app in counted:
-        yield f"application {app!r}", "has outcomes and no count of them"
+        yield f"application {app!r}", "has outcomes, but no count of them"
 
 
 # ---- one table -----------------------------------------------------------------------------------------------------
@@ -188,9 +191,7 @@ def _outcomes(view: View, tables: set[int]) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class TableFiles:
-    """Everything that a table reaches: the files of its log (segments, images) and its runs, and what its job has made
-    in pieces.
-    """
+    """All files that a table reaches: log segments, pre-images, run files and staged segments."""
 
     segments: tuple[Segment, ...]
     runs: Runs
@@ -208,24 +209,24 @@ def check_table(view: View, table: TableDef, folder: str) -> TableFiles:
     version, runs = get_version(view, table.id, table.name), get_runs(view, table.id)
     prefix = b"log/%08x/" % table.id
     entries = [LogEntry.from_record(record) for _, record in view.scan(prefix, after_prefix(prefix))]
-    found = [f"breaks the invariant {name}" for name in broken_invariants(version)]
-    found += [f"breaks the invariant {name}" for name in broken_runs(version, runs)]
+    problems = [f"breaks the invariant {name}" for name in broken_invariants(version)]
+    problems += [f"breaks the invariant {name}" for name in broken_runs(version, runs)]
     last_epoch = Counters.read(view).last_epoch
     if version.max_committed_epoch > last_epoch:
-        found.append(
+        problems.append(
             f"is committed at {show_epoch(version.max_committed_epoch)}, above last_epoch {show_epoch(last_epoch)}"
         )
     if entries and entries[-1].epoch > version.max_committed_epoch:
-        found.append(f"has a log entry at {show_epoch(entries[-1].epoch)}, above its newest commit")
-    found += _counts(version, entries)
-    found += _labels(entries)
-    found += _old_rows(table, entries)
-    found += _commits(view, table, version, entries)
-    made = list_staged(view, table.id)
-    files = TableFiles((*(file for entry in entries for file in entry.files), *made), runs)
-    found += [f"reaches {path}, which is not its own" for path in files.sizes if not path.startswith(folder + "/")]
-    found += [f"reaches {s.path} of table {s.table_id}" for s in files.segments if s.table_id != table.id]
-    return TableFiles(files.segments, runs, tuple((f"table {table.name}", what) for what in found))
+        problems.append(f"has a log entry at {show_epoch(entries[-1].epoch)}, above its newest commit")
+    problems += _counts(version, entries)
+    problems += _labels(entries)
+    problems += _pre_images(table, entries)
+    problems += _commits(view, table, version, entries)
+    staged = list_staged(view, table.id)
+    files = TableFiles((*(file for entry in entries for file in entry.files), *staged), runs)
+    problems += [f"reaches {path} of another folder" for path in files.sizes if not path.startswith(folder + "/")]
+    problems += [f"reaches {s.path} of table {s.table_id}" for s in files.segments if s.table_id != table.id]
+    return TableFiles(files.segments, runs, tuple((f"table {table.name}", problem) for problem in problems))
 
 
 def _counts(version: TableVersion, entries: list[LogEntry]) -> Iterator[str]:
@@ -240,11 +241,13 @@ def _counts(version: TableVersion, entries: list[LogEntry]) -> Iterator[str]:
     }
     for name, count in counted.items():
         if count != getattr(version, name):
-            yield f"counts {getattr(version, name)} {name}, and they are {count}"
+            yield f"counts {getattr(version, name)} {name}, but there are {count}"
 
 
 def _labels(entries: list[LogEntry]) -> Iterator[str]:
-    """Check that log epochs rise within each commit and from one to the next, and that segments bear theirs."""
+    """Check that log epochs rise within each commit and between commits, and that segments carry their log epoch as
+    label.
+    """
     before = 0
     for entry in entries:
         labels = [group.label for group in entry.groups]
@@ -255,51 +258,53 @@ def _labels(entries: list[LogEntry]) -> Iterator[str]:
         before = entry.epoch
 
 
-def _old_rows(table: TableDef, entries: list[LogEntry]) -> Iterator[str]:
-    """Check that entries have pre-images only if they say so, and have them where the table's changelog requires it."""
+def _pre_images(table: TableDef, entries: list[LogEntry]) -> Iterator[str]:
+    """Check that only entries marked with pre-images have them, and that all entries that need them are marked."""
     for entry in entries:
-        kept = {group.stores_images for group in entry.groups}
-        if False in kept and any(group.images for group in entry.groups):
-            yield f"has old rows of the commit at {show_epoch(entry.epoch)}, which says that it stores none"
-        if False in kept and table.stores_images_after(entry.epoch - 1):
-            yield (
-                f"has no old rows of the commit at {show_epoch(entry.epoch)}, and stores them since {table.full_since}"
-            )
+        flags = {group.stores_images for group in entry.groups}
+        if False in flags and any(group.images for group in entry.groups):
+            yield f"has pre-images of the commit at {show_epoch(entry.epoch)}, which is marked as having none"
+        if False in flags and table.stores_images_after(entry.epoch - 1):
+            since = table.full_since
+            yield f"lacks pre-images of the commit at {show_epoch(entry.epoch)}, but stores them since {since}"
 
 
 def _commits(view: View, table: TableDef, version: TableVersion, entries: list[LogEntry]) -> Iterator[str]:
-    """Check that every remembered commit within the log's reach has its entry, and that every entry is remembered."""
+    """Check that every remembered commit within the log has its entry, and that every entry has its
+    remembered commit.
+    """
     prefix, logged = b"hist/%08x/" % table.id, {entry.epoch: entry for entry in entries}
-    lost, differing, strangers, known = [], [], [], set[int]()
+    lost, differing, unknown_txns, known = [], [], [], set[int]()
     for key, record in view.scan(prefix, after_prefix(prefix)):
         epoch, commit = key_epoch(key), Commit.from_record(record)
         known.add(epoch)
         entry = logged.get(epoch)
         if entry is None:
             lost += [epoch] if epoch >= max(version.log_start, 1) else []
-        elif commit.epoch != epoch or not _tells(commit, entry):
+        elif commit.epoch != epoch or not _matches(commit, entry):
             differing.append(epoch)
         if commit.txn is not None and not _has_outcome(view, commit.txn):
-            strangers.append(epoch)
+            unknown_txns.append(epoch)
     forgotten = sorted(epoch for epoch in logged if epoch not in known and epoch > version.known_from)
-    for epochs, what in (
+    for epochs, problem in (
         (sorted(lost), "has no log entry for"),
-        (forgotten, "remembers nothing of"),
-        (differing, "remembers something else of"),
-        (strangers, "does not remember the transactions of"),
+        (forgotten, "lacks the records of"),
+        (differing, "has wrong records of"),
+        (unknown_txns, "lacks the transactions of"),
     ):
         if epochs:
-            yield f"{what} {len(epochs)} commits, the first at {epochs[0]}"
+            yield f"{problem} {len(epochs)} commits, the first at {epochs[0]}"
     if version.max_committed_epoch and version.max_committed_epoch not in known:
-        yield f"remembers nothing of its newest commit {show_epoch(version.max_committed_epoch)}"
+        yield f"lacks the record of its newest commit {show_epoch(version.max_committed_epoch)}"
 
 
-def _tells(commit: Commit, entry: LogEntry) -> bool:
+def _matches(commit: Commit, entry: LogEntry) -> bool:
+    """Return True if a remembered commit has the counts of its log entry."""
     deletes = sum(segment.deletes for segment in entry.segments)
     rows = sum(segment.rows for segment in entry.segments)
     labels = tuple(group.label for group in entry.groups if group.label != entry.epoch)
-    said = (commit.rows_upserted, commit.rows_deleted, commit.segments, commit.changed, commit.labels)
-    return said == (rows - deletes, deletes, len(entry.segments), entry.changed, labels)
+    recorded = (commit.rows_upserted, commit.rows_deleted, commit.segments, commit.changed, commit.labels)
+    return recorded == (rows - deletes, deletes, len(entry.segments), entry.changed, labels)
 
 
 def _has_outcome(view: View, txn: tuple[str, int]) -> bool:

@@ -1,8 +1,8 @@
 """Check of a whole store: every catalog record, every file with its checksum, order and statistics, and unreachable
 files.
 
-Memory is bounded by one table's log entries and one block of rows; what the catalog says and what files hold is checked
-in records.py and data_files.py.
+Memory is bounded by one table's log entries and one block of rows. records.py checks the catalog, data_files.py the
+files.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
 
 Progress = Callable[[int, int], None]
-"""Is told how many files are done, of how many that are known so far."""
+"""Called with the number of checked files and the number of files known so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One finding: `where` names the file or record, `what` says what is wrong with it."""
+    """One finding: `where` names the file or record, `what` is the problem."""
 
     where: str
     what: str
 
 
 class _Unread(Problem):
-    """A file that the system refused to give."""
+    """File that the system refused to read."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """Result of `verify`. `unreachable`: files that no table reaches; they are no damage, vacuum removes them.
+    """Result of `verify`. `unreachable`: files that no table reaches; they are not damage, vacuum deletes them.
 
-    `unread`: files that the system refused to give, so nothing is known of them; the report is not `ok` then.
+    `unread`: files that the system refused to read, so their state is unknown; the report is then not `ok`.
     """
 
     tables: int
@@ -64,8 +64,11 @@ class VerifyReport:
 
 
 def verify_store(handle: Handle, progress: Progress | None = None) -> VerifyReport:
-    """Check everything; never raise for damage. Raises CatalogUnavailable or ReadFailed if nothing could be checked."""
-    listed = {info.path for info in handle.files.list(handle.store_id)}  # before asking what is reached
+    """Check the whole store; return damage as problems. Raises CatalogUnavailable or ReadFailed if nothing could be
+    checked.
+    """
+    # Files are listed before the catalog is read, so that a new file does not look unreachable.
+    listed = {info.path for info in handle.files.list(handle.store_id)}
     listed = {path for path in listed if not path.startswith(f"{ship_folder(handle.store_id)}/")}
     try:
         handle.catalog.check()
@@ -74,15 +77,15 @@ def verify_store(handle: Handle, progress: Progress | None = None) -> VerifyRepo
         raise
     except EpochlogError as error:
         return VerifyReport(0, 0, 0, (Problem("catalog", str(error)),))
-    problems = [Problem(where, what) for where, what in contents.problems]
+    problems = [Problem(location, problem) for location, problem in contents.problems]
     reached: dict[str, int] = {}
     for table in contents.tables:
         problems += _check_table(handle, table, contents, reached, progress)
-    problems += [Problem(where, what) for where, what in handle.catalog.read(check_exchanges)]
-    files, found, refused = check_exchange_files(handle)
+    problems += [Problem(location, problem) for location, problem in handle.catalog.read(check_exchanges)]
+    files, damaged, refused = check_exchange_files(handle)
     reached.update(files)
-    problems += [Problem(where, what) for where, what in found]
-    problems += [_Unread(where, what) for where, what in refused]
+    problems += [Problem(location, problem) for location, problem in damaged]
+    problems += [_Unread(location, problem) for location, problem in refused]
     return VerifyReport(
         tables=len(contents.tables),
         files=len(reached),
@@ -96,10 +99,10 @@ def verify_store(handle: Handle, progress: Progress | None = None) -> VerifyRepo
 def _check_table(
     handle: Handle, table: TableDef, contents: Contents, reached: dict[str, int], progress: Progress | None
 ) -> Iterator[Problem]:
-    """Check one table; damage to a file that became unreachable meanwhile is not reported."""
+    """Check one table. Damage to a file that became unreachable meanwhile is not reported."""
     folder = handle.table_folder(table.id)
     try:
-        files = handle.catalog.read(lambda view: _look(view, table, folder))
+        files = handle.catalog.read(lambda view: _read_files(view, table, folder))
     except EpochlogError as error:
         if not isinstance(error, StoreClosed | TableDropped):
             yield Problem(f"table {table.name}", str(error))
@@ -107,23 +110,23 @@ def _check_table(
         raise
     if files is None:
         return
-    yield from (Problem(where, what) for where, what in files.problems)
-    lost = contents.gone & files.sizes.keys()
-    yield from (Problem(path, "was let go of, and is still reached") for path in sorted(lost))
-    done = len(reached)
+    yield from (Problem(location, problem) for location, problem in files.problems)
+    lost = contents.unreachable & files.sizes.keys()
+    yield from (Problem(path, "is noted as unreachable, but the catalog reaches it") for path in sorted(lost))
+    checked = len(reached)
     reached.update(files.sizes)
-    found = []
+    problems = []
     for number, problem in enumerate(_each_file(handle, table, files), start=1):
-        found += [problem] if problem is not None else []
+        problems += [problem] if problem is not None else []
         if progress is not None:
-            progress(min(done + number, len(reached)), len(reached))
-    if found:
-        now = handle.catalog.read(lambda view: _look(view, table, folder))
-        yield from (problem for problem in found if now is not None and problem.where in now.sizes)
+            progress(min(checked + number, len(reached)), len(reached))
+    if problems:
+        now = handle.catalog.read(lambda view: _read_files(view, table, folder))
+        yield from (problem for problem in problems if now is not None and problem.where in now.sizes)
 
 
-def _look(view: View, table: TableDef, folder: str) -> TableFiles | None:
-    """Return the table's files; None when it has been dropped since."""
+def _read_files(view: View, table: TableDef, folder: str) -> TableFiles | None:
+    """Check a table's records and return its files; None if it has been dropped."""
     try:
         get_table(view, table.id, table.name)
     except TableDropped:
@@ -132,28 +135,28 @@ def _look(view: View, table: TableDef, folder: str) -> TableFiles | None:
 
 
 def _each_file(handle: Handle, table: TableDef, files: TableFiles) -> Iterator[Problem | None]:
-    """Yield the problems of each file, or None where it has none."""
+    """Yield the problems of each file, or None for a file without problems."""
     schema = table.schema
     codec = KeyCodec(schema.schema, schema.primary_key)
     for segment in files.segments:
-        yield from _told(segment.path, check_segment(handle.files, schema, codec, segment)) or [None]
+        yield from _problems(segment.path, check_segment(handle.files, schema, codec, segment)) or [None]
     for run in files.runs:
-        whole = True
+        intact = True
         for part in (*run.parts, *run.history):
-            found = _told(part.path, check_part(handle.files, schema, codec, run, part))
-            whole = whole and not found
-            yield from found or [None]
-        if whole:
+            problems = _problems(part.path, check_part(handle.files, schema, codec, run, part))
+            intact = intact and not problems
+            yield from problems or [None]
+        if intact:
             for past in run.history:
-                yield from _told(past.path, check_ends(handle.files, schema, codec, run, past))
+                yield from _problems(past.path, check_ends(handle.files, schema, codec, run, past))
 
 
-def _told(path: str, found: Iterator[str]) -> list[Problem]:
-    """Return the problems that a check finds in a file; an unreadable file gives one that is no damage."""
+def _problems(path: str, findings: Iterator[str]) -> list[Problem]:
+    """Return the problems that a check finds in a file. An unreadable file gives one that is not damage."""
     try:
-        return [Problem(path, what) for what in found]
+        return [Problem(path, finding) for finding in findings]
     except ReadFailed as error:
         return [_Unread(path, str(error))]
     except (pa.ArrowException, OSError, MemoryError) as error:
-        told = undecodable(path, error)
-        return [Problem(path, told.what) if isinstance(told, Corrupt) else _Unread(path, str(told))]
+        translated = undecodable(path, error)
+        return [Problem(path, translated.what) if isinstance(translated, Corrupt) else _Unread(path, str(translated))]

@@ -1,7 +1,7 @@
 """Background maintenance: one thread of an open store that applies retention, compacts, vacuums and writes backups.
 
-It works in rounds. In each, every table with something to do gets one slice of compaction, so that a large table keeps
-no other one waiting, and a close waits for one slice at most. What fails is logged and noted in the catalog, where
+It works in rounds. In a round each table with pending work gets one slice of compaction, so a large table does not
+delay the others, and `close` waits for at most one slice. A failure is logged and recorded in the catalog, where
 `status` shows it; it stops neither the thread nor another table.
 """
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
 
 PERIOD_S = 1.0
-"""How often it looks for work by itself; a commit that leaves some wakes it at once."""
+"""Time between rounds without work; a commit that leaves work wakes the thread at once."""
 LOOK_AGAIN_MS = 10_000
-"""How often it looks at a table that nothing has changed in: time alone lets go of the past, and of what failed."""
+"""Time between visits to an unchanged table: retention and failed work depend on time alone."""
 VACUUM_EVERY_MS = 600_000
 SLICE = 2
-"""Pieces of a compaction in one slice."""
+"""Key ranges of a compaction in one slice."""
 _log = logging.getLogger("epochlog")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Last failure of a table's maintenance; deleted once that succeeds."""
+    """Last failure of a table's maintenance. It is deleted when the maintenance succeeds."""
 
     at_ms: int
     by: str
@@ -52,12 +52,12 @@ class Trouble:
 
 def all_troubles(view: View) -> dict[int, Trouble]:
     """Return the current maintenance failures by table id."""
-    found = view.scan(b"trouble/", after_prefix(b"trouble/"))
-    return {int(key[-8:], 16): Trouble(**record) for key, record in found}
+    records = view.scan(b"trouble/", after_prefix(b"trouble/"))
+    return {int(key[-8:], 16): Trouble(**record) for key, record in records}
 
 
 class Maintenance:
-    """The maintenance of one open store. `errors`: what failed in its last try, by table, "vacuum" or "shipping"."""
+    """Maintenance of one open store. `errors`: the failures of the last try, by table, "vacuum" or "shipping"."""
 
     def __init__(self, handle: Handle) -> None:
         self.errors: dict[str, str] = {}
@@ -70,18 +70,18 @@ class Maintenance:
         self._vacuumed_ms: int | None = None
 
     def start(self) -> None:
-        """Start the thread; it works until `close`."""
+        """Start the thread; it runs until `close`."""
         self._thread = threading.Thread(target=self._run, name="epochlog-maintenance", daemon=True)
         self._handle.wake_maintenance = self.wake
         self._thread.start()
 
     def wake(self) -> None:
-        """Wake the thread: there is work to do."""
-        if self._pid == os.getpid():  # the thread is not there after a fork
+        """Wake the thread, because there is work."""
+        if self._pid == os.getpid():  # a forked child has no thread
             self._woken.set()
 
     def close(self) -> None:
-        """End the thread, after the slice at hand."""
+        """Stop the thread after the current slice."""
         if self._pid != os.getpid():
             return
         self._closing.set()
@@ -90,13 +90,13 @@ class Maintenance:
             self._thread.join()
 
     def run_once(self) -> bool:
-        """Run one round over all tables; return True if there is more to do at once."""
+        """Run one round over all tables; return True if work remains."""
         more = False
         for table, version in self._attempt("looking", lambda: self._handle.catalog.read(self._due)) or ():
             if self._closing.is_set():
                 return False
             self._seen[table.id] = (version, table.options, self._handle.catalog.now_ms())
-            if self._look_after(table) in (CompactionOutcome.PROGRESS, CompactionOutcome.DONE):
+            if self._maintain_table(table) in (CompactionOutcome.PROGRESS, CompactionOutcome.DONE):
                 self._seen.pop(table.id)
                 more = True
         if not self._closing.is_set():
@@ -107,18 +107,18 @@ class Maintenance:
     # ---- the parts of a round ------------------------------------------------------------------------------------
 
     def _due(self, view: View) -> list[tuple[TableDef, TableVersion]]:
-        """Return the tables that have new commits or options since their last maintenance, or had none for
-        LOOK_AGAIN_MS.
+        """Return the tables with new commits or options since their last visit, and those last visited LOOK_AGAIN_MS
+        ago or earlier.
         """
-        now_ms, found = self._handle.catalog.now_ms(), []
+        now_ms, due = self._handle.catalog.now_ms(), []
         for table in all_tables(view):
             version = get_version(view, table.id, table.name)
             seen = self._seen.get(table.id)
             if seen is None or seen[:2] != (version, table.options) or not 0 <= now_ms - seen[2] < LOOK_AGAIN_MS:
-                found.append((table, version))
-        return found
+                due.append((table, version))
+        return due
 
-    def _look_after(self, table: TableDef) -> CompactionOutcome | None:
+    def _maintain_table(self, table: TableDef) -> CompactionOutcome | None:
         def work() -> CompactionOutcome:
             apply_retention(self._handle, table)
             return compact_table(self._handle, table, budget=SLICE, by="maintenance")
@@ -126,17 +126,17 @@ class Maintenance:
         try:
             outcome = self._attempt(table.name, work)
             error = self.errors.get(table.name)
-            self._note(table, error)
+            self._record_trouble(table, error)
         except EpochlogError as error:
-            _log.warning("maintenance of table %r could not note its trouble: %s", table.name, error)
+            _log.warning("maintenance of table %r could not record its failure in the catalog: %s", table.name, error)
             return None
         return outcome
 
-    def _note(self, table: TableDef, error: str | None) -> None:
-        """Keep the trouble of a table in the catalog for others to see; written only when it changes."""
+    def _record_trouble(self, table: TableDef, error: str | None) -> None:
+        """Record the failure of a table, or its end, in the catalog. Write only on a change."""
         handle, key = self._handle, trouble_key(table.id)
-        told = handle.catalog.read(lambda view: view.get(key))
-        if (told["error"] if told else None) == error:
+        recorded = handle.catalog.read(lambda view: view.get(key))
+        if (recorded["error"] if recorded else None) == error:
             return
 
         def body(tx: Txn) -> None:
@@ -155,23 +155,23 @@ class Maintenance:
             if report.deleted or report.revoked:
                 _log.info("maintenance: %r", report)
 
-    def _attempt(self, what: str, work: Callable[[], T]) -> T | None:
-        """Return the result of `work`; None when it fails. A failure is logged once and kept in `errors` until `work`
+    def _attempt(self, subject: str, work: Callable[[], T]) -> T | None:
+        """Return the result of `work`; None if it fails. Log a failure once, and keep it in `errors` until `work`
         succeeds.
         """
         try:
-            found = work()
+            result = work()
         except (StoreClosed, TableDropped):
-            self.errors.pop(what, None)
+            self.errors.pop(subject, None)
             return None
-        except Exception as error:  # noqa: BLE001 (whatever it is, the next round tries again)
+        except Exception as error:  # noqa: BLE001 (the next round tries again)
             text = f"{type(error).__name__}: {error}"
-            if self.errors.get(what) != text:
-                _log.warning("maintenance, %s: %s", what, text, exc_info=not isinstance(error, EpochlogError))
-            self.errors[what] = text
+            if self.errors.get(subject) != text:
+                _log.warning("maintenance, %s: %s", subject, text, exc_info=not isinstance(error, EpochlogError))
+            self.errors[subject] = text
             return None
-        self.errors.pop(what, None)
-        return found
+        self.errors.pop(subject, None)
+        return result
 
     def _run(self) -> None:
         while not self._closing.is_set():

@@ -12,11 +12,11 @@ from epochlog.store.metadata.unreachable_files import UnreachableFile
 from epochlog.store.retention.holds import NO_PLAN, Hold
 from epochlog.store.session.write_intents import Intent
 
-REACHED_AND_GONE = "the catalog reaches it and has noted it as gone: never deleted; please report this"
+REACHED_AND_UNREACHABLE = "noted as unreachable, but the catalog reaches it: never deleted; please report this"
 
 
 class FileState(StrEnum):
-    """A file is data; or it is garbage that stays for now, or is due; or it is none of ours."""
+    """State of a file: data that the catalog reaches, garbage that stays for now or is due, or a foreign file."""
 
     REACHED = "reached"
     KEPT = "kept"
@@ -26,14 +26,15 @@ class FileState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileDecision:
-    """One file's fate and its reason. since_ms: when it became unreachable; until_ms: when it may go at the earliest.
+    """State of one file with its reason. since_ms: when it became unreachable; until_ms: when it may be deleted at the
+    earliest.
 
-    fresh: nobody has noted so far that it is gone. listed: it is there (else only the note of it).
+    fresh: not yet noted as unreachable. listed: the file exists; False if only its note does.
     """
 
     path: str
     bytes: int
-    fate: FileState
+    state: FileState
     reason: str = ""
     table_id: int = 0
     since_ms: int = 0
@@ -44,40 +45,42 @@ class FileDecision:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Catalog records that decide on the listed files, read at one moment after the listing.
+    """Catalog records that decide on the listed files, read in one view after the listing.
 
-    intents: those that live. ended: those just revoked, with the moment at which they had run out. holds: by table.
+    unreachable: files noted as unreachable, by path. intents: the live ones, by id. ended: the expiry of those just
+    revoked, by id. holds: by table id.
     """
 
     store_id: str
     now_ms: int
     reached: Mapping[str, int]
-    gone: Mapping[str, UnreachableFile]
+    unreachable: Mapping[str, UnreachableFile]
     intents: Mapping[str, Intent]
     holds: Mapping[int, Sequence[Hold]]
     ended: Mapping[str, int] = field(default_factory=dict)
 
 
 def classify_files(listed: Iterable[FileInfo], known: Known, grace_ms: int) -> Iterator[FileDecision]:
-    """Return the decision for every file that was listed, and for those that the catalog notes as unreachable."""
+    """Yield the decision for every listed file, and for every unlisted one that the catalog notes as unreachable."""
     seen = set()
     for info in listed:
         seen.add(info.path)
-        yield _judge(info.path, info.size, known, grace_ms)
-    for path, gone in known.gone.items():
+        yield _classify(info.path, info.size, known, grace_ms)
+    for path, note in known.unreachable.items():
         if path not in seen and path not in known.reached:
-            verdict = _unreached(gone.path, gone.bytes, known, gone, grace_ms)
-            yield replace(verdict, listed=False)
+            decision = _classify_unreachable(note.path, note.bytes, known, note, grace_ms)
+            yield replace(decision, listed=False)
 
 
-def _judge(path: str, size: int, known: Known, grace_ms: int) -> FileDecision:
-    table_id, gone = table_of(known.store_id, path), known.gone.get(path)
+def _classify(path: str, size: int, known: Known, grace_ms: int) -> FileDecision:
+    """Decide on one listed file."""
+    table_id, note = table_of(known.store_id, path), known.unreachable.get(path)
     if path in known.reached:
-        if gone is None:
+        if note is None:
             return FileDecision(path, size, FileState.REACHED)
-        return FileDecision(path, size, FileState.KEPT, REACHED_AND_GONE, gone.table_id)
-    if gone is not None:
-        return _unreached(path, size, known, gone, grace_ms)
+        return FileDecision(path, size, FileState.KEPT, REACHED_AND_UNREACHABLE, note.table_id)
+    if note is not None:
+        return _classify_unreachable(path, size, known, note, grace_ms)
     if table_id is None:
         ours = is_shipped(known.store_id, path)
         return FileDecision(
@@ -91,26 +94,26 @@ def _judge(path: str, size: int, known: Known, grace_ms: int) -> FileDecision:
         return FileDecision(path, size, FileState.KEPT, reason, table_id, until_ms=intent.expires_ms)
     since_ms = known.ended.get(name, known.now_ms)
     fresh = UnreachableFile(path, table_id, size, since_ms, NO_PLAN)
-    return replace(_unreached(path, size, known, fresh, grace_ms), fresh=True)
+    return replace(_classify_unreachable(path, size, known, fresh, grace_ms), fresh=True)
 
 
-def _unreached(path: str, size: int, known: Known, gone: UnreachableFile, grace_ms: int) -> FileDecision:
-    """Decide on a file unreachable since gone.at_ms: it is due when its grace is over and no hold pins it."""
-    until_ms = gone.at_ms + grace_ms
+def _classify_unreachable(path: str, size: int, known: Known, note: UnreachableFile, grace_ms: int) -> FileDecision:
+    """Decide on an unreachable file: it is due when its grace is over and no hold pins it."""
+    until_ms = note.at_ms + grace_ms
     if known.now_ms < until_ms:
-        return FileDecision(path, size, FileState.KEPT, "in grace", gone.table_id, gone.at_ms, until_ms)
-    held = [hold for hold in known.holds.get(gone.table_id, ()) if pins(hold, gone.version)]
-    if held:
-        others = f" and {len(held) - 1} more" if len(held) > 1 else ""
-        reason = f"held by {held[0].holder}{others}"
-        ends = [hold.expires_ms for hold in held]
+        return FileDecision(path, size, FileState.KEPT, "in grace", note.table_id, note.at_ms, until_ms)
+    pinning = [hold for hold in known.holds.get(note.table_id, ()) if pins(hold, note.version)]
+    if pinning:
+        more = f" and {len(pinning) - 1} more" if len(pinning) > 1 else ""
+        reason = f"held by {pinning[0].holder}{more}"
+        ends = [hold.expires_ms for hold in pinning]
         last = None if None in ends else max(end for end in ends if end is not None)
-        return FileDecision(path, size, FileState.KEPT, reason, gone.table_id, gone.at_ms, last)
-    return FileDecision(path, size, FileState.DUE, "nothing reaches it", gone.table_id, gone.at_ms)
+        return FileDecision(path, size, FileState.KEPT, reason, note.table_id, note.at_ms, last)
+    return FileDecision(path, size, FileState.DUE, "unreachable", note.table_id, note.at_ms)
 
 
 def pins(hold: Hold, version: int) -> bool:
-    """Return True if the hold is older than that version of the store, so its reader may use a file that became
+    """Return True if the hold is older than that version of the store: its reader may have planned a file that became
     unreachable then.
     """
     return hold.version < version

@@ -63,7 +63,7 @@ class Handle(OneProcess):
         self.durability = durability
         self.catalog_url = catalog_url
         self.volatile = volatile
-        self.whole_dumps: set[str] = set()  # shipped files that were read, or written, and found whole
+        self.intact_backups: set[str] = set()  # backup files that this process wrote, or read and found complete
         self.memory = EpochMemory()
         self.leases = Leases(catalog)
         self.runners = Leases(catalog, RUNNER_MS)

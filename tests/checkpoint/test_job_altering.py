@@ -36,7 +36,8 @@ def test_an_interval_that_no_record_can_hold_is_refused(lab: Lab, many: int) -> 
 
 def test_what_to_do_about_a_table_that_differs_loses_nothing_where_that_can_be(lab: Lab) -> None:
     lab.job("j", ["r"])
-    with pytest.raises(el.TableExists, match=r"Use another name, pass the settings that it has, or change it with .*alter\(…\)$"):
+    hint = r"Use another name, pass the settings that it has, or change it with .*alter\(…\)$"
+    with pytest.raises(el.TableExists, match=hint):
         lab.store.create_table("r", SCHEMA, KEY, changelog="full", exist_ok=True)
     with pytest.raises(el.TableExists, match=r"or drop it with store\.drop_table\('r'\)$"):
         lab.store.create_table("r", SCHEMA.remove(2), KEY, exist_ok=True)

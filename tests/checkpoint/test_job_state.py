@@ -70,7 +70,7 @@ def test_a_downstream_past_its_upstream(lab: Lab) -> None:
     first = lab.entries("a_out")[0][0]
     damage_job(lab, "a", position=first)
     damage_table(lab, "a_out", lambda version: {"max_committed_epoch": first})
-    rejected(lab, "b", f"stands at {show_epoch(position)}, and its upstream a_out is complete through")
+    rejected(lab, "b", f"position is {show_epoch(position)}, but its upstream a_out is complete only through")
 
 
 @pytest.mark.rule("5.12")
@@ -78,7 +78,7 @@ def test_a_downstream_past_its_upstream(lab: Lab) -> None:
 def test_outputs_that_stand_elsewhere(lab: Lab) -> None:
     position = lab.store.job("a").info.committed_epoch
     damage_job(lab, "a", position=position - 5)
-    rejected(lab, "a", f"stands at {show_epoch(position - 5)}, and its output a_out at {show_epoch(position)}")
+    rejected(lab, "a", f"position is {show_epoch(position - 5)}, but its output a_out is at {show_epoch(position)}")
 
 
 @pytest.mark.rule("5.12")
@@ -90,7 +90,7 @@ def test_the_log_has_not_what_follows(lab: Lab) -> None:
     rejected(
         lab,
         "a",
-        f"goes on from {show_epoch(position)}, and the log of its upstream r begins after {show_epoch(position + 1)}",
+        f"continues from {show_epoch(position)}, but the log of its upstream r begins after {show_epoch(position + 1)}",
     )
 
 
@@ -100,7 +100,7 @@ def test_finished_below_what_is_not(lab: Lab) -> None:
     position = lab.store.job("b").info.committed_epoch
     damage_job(lab, "b", state="finished")
     damage_table(lab, "b_out", lambda version: {"end_epoch": position})
-    rejected(lab, "b", f"finished at {show_epoch(position)}, and its upstream a_out is not")
+    rejected(lab, "b", f"finished at {show_epoch(position)}, but its upstream a_out is not")
 
 
 @pytest.mark.rule("5.12")
@@ -108,7 +108,7 @@ def test_finished_below_what_is_not(lab: Lab) -> None:
 def test_an_end_without_a_finished_job(lab: Lab) -> None:
     position = lab.store.job("b").info.committed_epoch
     damage_table(lab, "b_out", lambda version: {"end_epoch": position})
-    rejected(lab, "b", f"it is running, and the data of its output b_out ended at {show_epoch(position)}")
+    rejected(lab, "b", f"it is running, but the data of its output b_out ended at {show_epoch(position)}")
 
 
 @pytest.mark.rule("5.12")

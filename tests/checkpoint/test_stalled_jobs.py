@@ -227,4 +227,4 @@ def test_the_command_shows_it(lab: Lab, capsys: pytest.CaptureFixture[str]) -> N
     lab.store.close()
     main(["status", str(lab.root)])
     shown = capsys.readouterr().out
-    assert "parked" in shown and "let go" in shown.replace("\n", " ")
+    assert "parked" in shown and "released" in shown.replace("\n", " ")

@@ -181,12 +181,12 @@ def intents_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def the_catalog_is_asked_before_the_listing(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, look = vacuum.vacuum, vacuum._look
+    real, read_known = vacuum.vacuum, vacuum._read_known
 
     def early(handle: Any, **options: Any) -> Any:
-        known = handle.catalog.read(lambda view: look(handle, view, [], []))
+        known = handle.catalog.read(lambda view: read_known(handle, view, [], []))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(vacuum, "_look", lambda *arguments: replace(known, now_ms=handle.catalog.now_ms()))
+            patch.setattr(vacuum, "_read_known", lambda *arguments: replace(known, now_ms=handle.catalog.now_ms()))
             patch.setattr(vacuum, "all_files", lambda view: known.reached)
             return real(handle, **options)
 

@@ -315,7 +315,7 @@ def test_an_unheld_read_that_was_overtaken_is_told_so(lab: Lab) -> None:
     lab.store.compact("r", full=True)
     assert lab.store.vacuum(grace=0).deleted
     for reader in (scan, changes):
-        with pytest.raises(el.SnapshotExpired, match="read it again"):
+        with pytest.raises(el.SnapshotExpired, match="read again"):
             reader.read_all()
     assert lab.rows("r") == {1: (3, 3)}
 
