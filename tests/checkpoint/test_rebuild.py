@@ -170,7 +170,7 @@ def test_who_runs_the_job_is_not_fenced_and_does_it_with_the_next_step(lab: Lab)
         mirror("r", "j_out")(ctx)
         lab.store.job("j").rebuild()
 
-    with pytest.raises(el.BarrierChanged, match="made anew"):
+    with pytest.raises(el.BarrierChanged, match="a rebuild of job"):
         old.step_local(meanwhile)
     assert old.info.rebuilding and old.info.incarnation == 1
     commit(lambda: old.step_local(doubled("r", "j_out")))

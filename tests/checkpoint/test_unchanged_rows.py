@@ -147,7 +147,7 @@ def test_without_it_all_that_is_written_lands(lab: Lab) -> None:
 @pytest.mark.rule("5.14")
 def test_a_first_commit_is_compared_with_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of it only deletes could be left out; without any its segments are not looked at."""
-    monkeypatch.setattr(unchanged_rows, "_kept", None)
+    monkeypatch.setattr(unchanged_rows, "_changed_rows", None)
     job = made(lab, OLD)
     monkeypatch.undo()
     assert written(lab) == [("upsert", 1), ("upsert", 2), ("upsert", 3)]

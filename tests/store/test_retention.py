@@ -162,13 +162,13 @@ def test_a_long_log_goes_in_bounded_transactions(lab: Lab, monkeypatch: pytest.M
     epochs = commits(lab, 17, seconds=0.01)
     lab.store.compact("r")
     writes: list[int] = []
-    write = retention._write
+    write = retention._write_release
 
     def counted(tx: Any, table_id: int, found: retention.Released, now_ms: int) -> None:
         writes.append(max(len(found.entries), len(found.commits)))
         write(tx, table_id, found, now_ms)
 
-    monkeypatch.setattr(retention, "_write", counted)
+    monkeypatch.setattr(retention, "_write_release", counted)
     lab.now_ms += 1000
     after = retain(lab)
     assert (after.log_start, after.log_segments, after.known_from) == (epochs[-1], 1, epochs[-2])

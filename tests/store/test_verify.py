@@ -144,7 +144,7 @@ IN_THE_CATALOG: dict[str, tuple[Damage, str]] = {
     "boundary-ahead": (put(bound_key(1 << 50), at_ms=1), "above last_epoch"),
     "gone-of-no-table": (put(gone_key(99, "f"), path="f", table_id=99, bytes=1, at_ms=1, version=1), "never existed"),
     "reached-and-gone": (let_go, "noted as unreachable, but the catalog reaches it"),
-    "job-position": (put(job_key(1), position=4096), "its output copy at"),
+    "job-position": (put(job_key(1), position=4096), "its output copy is at"),
     "job-barrier": (put(job_key(1), barrier=[1, 2, "regular"]), "its barrier is"),
     "job-outputs": (put(job_key(1), outputs=[2]), "lacks the outputs"),
     "job-upstream": (put(job_key(1), upstreams=[42]), r"missing tables: \[42\]"),
