@@ -1,4 +1,4 @@
-"""The public entry points: `open` and `Store`, a thin composition of the packages below."""
+"""Public entry points: `open` and `Store`, a thin composition of the packages below."""
 
 from __future__ import annotations
 
@@ -60,19 +60,19 @@ def open(
     volatile: bool = False,
     clock: Clock | None = None,
 ) -> Store:
-    """Open the store at `root` (a local folder, or a URI like s3://…), or make one where there is nothing yet.
+    """Open the store at `root` (a local folder, or a URI like s3://…), or create one in an empty root.
 
     catalog: None keeps the catalog in the local root, for the processes of one host; "redis://…" or "rediss://…" keeps
-    it on that server, for any number of hosts. A store has one kind of catalog for good.
-    checkpoint_interval_ms: distance of the boundaries at which jobs commit; fixed when the store is made, then 1000
-    unless it is given. InvalidInput when a store that is there has another one.
-    global_max_lag: how late a view may be before `global` goes on without it, seconds or a timedelta, at least two
-    checkpoint intervals; 10 minutes by default. InvalidInput when a store that is there has another one; `Store.alter`
-    changes it.
+    it on that server, for any number of hosts. A store never changes its kind of catalog.
+    checkpoint_interval_ms: distance of the boundaries at which jobs commit; fixed when the store is created, 1000 by
+    default. InvalidInput when an existing store has another one.
+    global_max_lag: largest lag of a view that takes part in `global`, seconds or a timedelta, at least two checkpoint
+    intervals; 10 minutes by default. InvalidInput when an existing store has another one; `Store.alter` changes it.
     durability: "disk" syncs every commit; "os" leaves that to the operating system (survives kill -9, not power loss).
-    maintenance: retention, compaction, vacuum and shipping in a thread of this process, until the store is closed.
-    Without it `store.compact()` and `store.vacuum()` do the same when they are called.
-    volatile: take a Redis server that may forget acknowledged commits (no append-only file that is always synced).
+    maintenance: True runs retention, compaction, vacuum and backups of the catalog in a thread of this process, until
+    the store is closed. Without it call `store.compact()` and `store.vacuum()`.
+    volatile: True accepts a Redis server that may forget acknowledged commits (no append-only file that is always
+    synced).
     clock: returns Unix milliseconds; drives epochs, boundaries, retention, leases and lag.
     Raises StoreNotFound, ForeignRoot, CatalogLost, UnsupportedFormat, InvalidInput.
     """
@@ -111,11 +111,11 @@ class Store(OneProcess):
 
     @property
     def global_max_lag(self) -> timedelta:
-        """Return the bound on a view's lag; `global` goes on without a view that exceeds it."""
+        """Return the largest lag of a view that takes part in `global`."""
         return timedelta(milliseconds=self._handle.catalog.read(get_store).max_lag_ms)
 
     def alter(self, *, global_max_lag: float | timedelta) -> None:
-        """Change the store's `global_max_lag`, for all that have it open, from their next choice on. InvalidInput."""
+        """Change the store's `global_max_lag`; it applies to the next choice of every process. Raises InvalidInput."""
         alter_store(self._handle, global_max_lag)
 
     @property
@@ -156,12 +156,12 @@ class Store(OneProcess):
         options: TableOptions | None = None,
         exist_ok: bool = False,
     ) -> Table:
-        """Make a root table. Raises InvalidName, InvalidSchema, TableExists.
+        """Create a root table. Raises InvalidName, InvalidSchema, TableExists.
 
-        exist_ok: return a root table of that name that is there; TableExists tells what of it differs from columns,
-        key, and (where they are given here) changelog and options. changelog: "full" stores with every commit the rows
-        that it replaces, so that `changes(pre_images=True)` works for as long as the log is kept; a commit then takes a
-        lookup of its keys. "upsert" (and None) stores none.
+        exist_ok: return an existing root table of that name; TableExists names its differences from columns, key, and
+        (if passed) changelog and options. changelog: "full" stores with every commit the rows that it replaces, so that
+        `changes(pre_images=True)` works as long as the log is kept; a commit then looks up its keys. "upsert" (and
+        None) stores none.
         """
         checked = TableSchema(name, schema, primary_key)  # pyright: ignore[reportArgumentType]: it checks, and makes a tuple
         return Table(self._handle, create_table(self._handle, checked, changelog, options, exist_ok=exist_ok))
@@ -179,7 +179,7 @@ class Store(OneProcess):
         return sorted(self._handle.catalog.read(body), key=lambda info: info.name)
 
     def drop_table(self, name: str) -> None:
-        """Remove a table with its log and history; TableInUse while a job reads or owns it."""
+        """Delete a table with its log and history; TableInUse while a job reads or owns it."""
         drop_table(self._handle, name)
 
     # ---- commits -------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class Store(OneProcess):
     def commit(
         self, segments: Mapping[str, Sequence[Segment]], *, epoch: int | None = None, txn: TxnPair | None = None
     ) -> int:
-        """Make sealed segments of root tables visible, as one log entry a table; returns the epoch."""
+        """Make sealed segments of root tables visible, as one log entry per table; return the epoch."""
         if not isinstance(segments, Mapping) or not segments:
             raise InvalidInput("commit takes a dict {table: segments} with at least one table")
 
@@ -199,20 +199,22 @@ class Store(OneProcess):
             return [find_table(view, name) for name in segments]
 
         tables = self._handle.catalog.read(find)
-        for name, given in segments.items():
-            if not isinstance(given, Sequence):
+        for name, sealed in segments.items():
+            if not isinstance(sealed, Sequence):
                 raise InvalidInput(
-                    f"table {name!r}: a commit takes a list of the segments that seal() gave, not {given!r}"
+                    f"table {name!r}: a commit takes a list of segments returned by seal(), not {sealed!r}"
                 )
         edits = [TableEdit(table.id, table.name, tuple(segments[table.name])) for table in tables]
         return commit_root(self._handle, edits, epoch=epoch, txn=txn)
 
     def resolve(self, txn: TxnPair) -> int | None:
-        """Decide the fate of a transaction: its epoch; or None, and then that commit can land no more."""
+        """Decide the outcome of a transaction: return its epoch, or None; after None, that commit can no
+        longer land.
+        """
         return resolve(self._handle, txn)
 
     def checkpoint(self) -> int:
-        """Force and seal a boundary now, so that jobs can take in all that is committed; returns its epoch."""
+        """Force and seal a boundary now, so that jobs can take in all committed changes; return its epoch."""
         return force_boundary(self._handle)
 
     # ---- reading and upkeep --------------------------------------------------------------------------------------
@@ -233,34 +235,36 @@ class Store(OneProcess):
         return held_snapshots(self._handle)
 
     def release_snapshot(self, name: str) -> None:
-        """Release a named snapshot before its time, or raise SnapshotNotFound. Its open readers read on."""
+        """Release a named snapshot before its end, or raise SnapshotNotFound. Open snapshots stay readable."""
         release_snapshot(self._handle, name)
 
     def compact(self, table: str | None = None, full: bool = False) -> None:
-        """Compact the L0 of one table (None: of all) into its sorted runs.
+        """Compact the L0 log of one table (None: of all) into sorted runs.
 
-        Without `full` only where enough has gathered.
+        Without `full`, only tables with enough segments are compacted.
         """
         compact_tables(self._handle, table, full=full)
 
     def vacuum(self, dry_run: bool = False, *, grace: float | timedelta = GRACE) -> VacuumReport:
-        """Delete the files unreachable for `grace` (seconds or a timedelta), and report the files that stay with the
+        """Delete the files unreachable for `grace` (seconds or a timedelta); report the remaining files with their
         reasons.
 
-        Safe beside commits, readers and other vacuums: what is being written, or held by a snapshot, a job or another
-        lease, stays. A read that holds nothing and takes longer than `grace` may raise SnapshotExpired. dry_run:
-        nothing is written, only told.
+        Safe beside commits, readers and other vacuums: files that are being written, or that a snapshot, a job or
+        another lease holds, stay. A read without a hold that takes longer than `grace` may raise SnapshotExpired.
+        dry_run: only report, write nothing.
         """
         return vacuum(self._handle, dry_run=dry_run, grace=grace)
 
     def verify(self) -> VerifyReport:
-        """Check every record, file, checksum and order of the store; `.ok`, `.problems`. Never raises for damage."""
+        """Check every record, file, checksum and order of the store; return damage as `.problems` (`.ok` is True
+        without).
+        """
         return verify_store(self._handle)
 
     def export_catalog(self, uri: str | Path) -> Header:
         """Write the whole catalog, as of one version, to a new file (a path or URI); return the header of the file.
 
-        `epochlog.restore_catalog(root, uri)` makes the catalog anew from it. The data files are not in it.
+        `epochlog.restore_catalog(root, uri)` restores the catalog from it. It does not contain the data files.
         """
         return export_catalog(self._handle, uri)
 
@@ -278,14 +282,14 @@ class Store(OneProcess):
         snapshot_rows: int | None = None,
         exist_ok: bool = False,
     ) -> Job:
-        """Make a job with its output tables {name: Output(schema, primary key)}, or pairs of both.
+        """Create a job with its output tables {name: Output(schema, primary key)}, or pairs of both.
 
-        backfill: "snapshot" starts from the upstreams' rows, "log" from the first entry of their logs. interval: from
-        one commit to the next: a number of store boundaries (None: 1) or a timedelta, which must be a whole number of
+        backfill: "snapshot" starts from the upstreams' rows, "log" from the first entry of their logs. interval:
+        distance of two commits: a number of store boundaries (None: 1) or a timedelta, which must be a whole number of
         them. max_lag: a job further behind may merge boundaries: a number of its own boundaries (None: 30) or a
-        timedelta, rounded down to whole ones. `job.info` shows both as boundaries and as time. snapshot_rows: take the
-        upstreams' rows in pieces of at most so many, each step one of them; None: in one step. exist_ok: return a job
-        of that name that is there; JobExists tells what of it differs (interval and max_lag only where given here).
+        timedelta, rounded down to whole ones. `job.info` shows both as boundaries and as time. snapshot_rows: take in
+        the upstreams' rows in chunks of at most this many rows, one chunk a step; None: in one step. exist_ok: return
+        an existing job of that name; JobExists names its differences (interval and max_lag only if passed).
         """
         record = create_job(
             self._handle,
@@ -312,19 +316,19 @@ class Store(OneProcess):
         return list_jobs(self._handle)
 
     def drop_job(self, name: str, *, keep_outputs: bool = False) -> None:
-        """Remove a job and its output tables; TableInUse while another job reads one of them.
+        """Delete a job and its output tables; TableInUse while another job reads one of them.
 
-        keep_outputs: leave the tables as they are, as root tables (see `adopt`); jobs that read them go on.
+        keep_outputs: keep the tables as root tables (see `adopt`); jobs that read them continue.
         """
         (drop_job_alone if keep_outputs else drop_job)(self._handle, name)
 
     def adopt(self, name: str) -> Table:
-        """Make an output of a finished job a root table, which anybody may write, so that a migration can end.
+        """Make an output of a finished job a root table, which every process may write, for the end of a migration.
 
-        Jobs that read it go on; one that has finished does not take in what is written from now on, and stays as it is
-        (its own output can be adopted, too). Policies choose no epoch below the job's last commit for it, or for what
-        is made from it; it can still be read there by itself. A root table is returned as it is. Raises TableNotFound,
-        and TableInUse while the job may still write it (`job.stop(drain=True)` ends that).
+        Jobs that read it continue; a finished one does not take in later writes, and stays as it is (its own output can
+        be adopted, too). Policies choose no epoch below the job's last commit for the table or its descendants; it can
+        still be read there by itself. A root table is returned unchanged. Raises TableNotFound, and TableInUse while
+        the job may still write the table (`job.stop(drain=True)` ends that).
         """
         return Table(self._handle, adopt_table(self._handle, name))
 
@@ -333,21 +337,22 @@ class Store(OneProcess):
     def consumers(self) -> list[ConsumerInfo]:
         """Return all consumers, by name, each with its position, its lag and the state of its hold on the log.
 
-        `UpstreamLog(…, consumer=name)`, a subscription or Spark's option consumerId makes one.
+        `UpstreamLog(…, consumer=name)`, a subscription or Spark's option consumerId creates one.
         """
         return list_consumers(self._handle)
 
     def reset_consumer(self, name: str, to: str | int) -> None:
-        """Move a consumer: to "snapshot" (it begins anew with the tables' rows), "earliest" (what the logs still have),
-        "latest" (only what is new from now on), or an epoch. A process that has it open is fenced.
+        """Move a consumer and fence the process that has it open.
 
-        Raises ConsumerNotFound, TableDropped, InvalidInput, and LogTruncated for an epoch that the logs do not reach.
+        to: "snapshot" (start again with the tables' rows), "earliest" (the beginning of the logs), "latest" (only new
+        commits), or an epoch. Raises ConsumerNotFound, TableDropped, InvalidInput, and LogTruncated for an epoch that
+        the logs do not reach.
         """
         reset_consumer(self._handle, name, to)
 
     def drop_consumer(self, name: str) -> None:
-        """Delete a consumer and release its hold on the log, or raise ConsumerNotFound, as an open one does from then
-        on.
+        """Delete a consumer and release its hold on the log; raise ConsumerNotFound if there is none. An open one
+        raises that too from then on.
         """
         drop_consumer(self._handle, name)
 

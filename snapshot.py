@@ -1,4 +1,4 @@
-"""`Snapshot`: tables at chosen epochs, pinned while it is open, with every way to read them."""
+"""`Snapshot`: tables at chosen epochs, pinned while it is open, in every format they can be read in."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 
 class Snapshot(PinnedSnapshot):
-    """Tables as of chosen epochs; the same bytes for its whole life, whatever is committed or compacted meanwhile.
+    """Tables at chosen epochs; their rows stay constant for the snapshot's life, across commits and compactions.
 
-    `snapshot[name]` reads one table. Use it in a `with` block, or close it: it holds history back until then.
-    `left_out` says of a snapshot of all tables which it has not, and why; reading one raises TableNotReadable.
+    `snapshot[name]` reads one table. Use it in a `with` block, or close it: until then it holds history back.
+    `left_out` has, for a snapshot of all tables, the reason for each table that is missing; reading one raises
+    TableNotReadable.
     """
 
     def spark(
@@ -25,12 +26,12 @@ class Snapshot(PinnedSnapshot):
     ) -> DataFrame:
         """Return the table of this snapshot as a Spark DataFrame; keep the snapshot open while Spark reads.
 
-        `filter` is a WHERE clause over single columns. Name the columns: Spark prunes none of a Python source. What
-        takes no more memory than the session's `spark.sql.autoBroadcastJoinThreshold` carries a broadcast hint.
+        `filter` is a WHERE clause over single columns. Name the columns: Spark prunes none of a Python source. A table
+        within the session's `spark.sql.autoBroadcastJoinThreshold` carries a broadcast hint.
         """
         self._check(table)
         if not (filter is None or isinstance(filter, str)):
-            raise InvalidInput(f"for Spark a filter is the text of a WHERE clause, such as 'id < 5', not {filter!r}")
+            raise InvalidInput(f"for Spark, filter must be the text of a WHERE clause such as 'id < 5', not {filter!r}")
         from epochlog.spark.snapshot_frame import frame_of
 
         return frame_of(self._handle, self._plans[table], self.token, spark, columns, filter)

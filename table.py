@@ -1,4 +1,4 @@
-"""One table as users see it: writes, reads, the change log, history; and what `store.tables()` tells of it."""
+"""Table handle: writes, reads, the change log and history of one table; and its facts in `store.tables()`."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ HISTORY_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class TableInfo:
-    """A table as of now. `rows` is exact and counted when first asked for, from the keys alone.
+    """A table as of now. `rows` is exact; it is counted from the keys at its first use.
 
-    The rest costs nothing. drop_unchanged tells of outputs of jobs only.
+    The other fields cost nothing. drop_unchanged has a meaning for outputs of jobs only.
     """
 
     name: str
@@ -83,14 +83,14 @@ class TableInfo:
 
 
 class Table(OneProcess):
-    """A table, by its id: when it is dropped and made anew under the same name, this handle raises TableDropped."""
+    """A table, by its id: if it is dropped and created again under its name, this handle raises TableDropped."""
 
     _instead = "send store.root and the table's name: epochlog.open(root).table(name)"
 
     def __init__(self, handle: Handle, table: TableDef) -> None:
         self._handle = handle
         self._table = table
-        self._newest: tuple[int, ScanPlan] | None = None  # with the catalog's version that it was made of
+        self._newest: tuple[int, ScanPlan] | None = None  # the catalog's version, and the plan made from it
 
     @property
     def name(self) -> str:
@@ -118,10 +118,10 @@ class Table(OneProcess):
         changelog: str | None = None,
         drop_unchanged: bool | None = None,
     ) -> None:
-        """Change the table's settings, of a root table or an output; what is not given stays. The data is as it was.
+        """Change the settings of a root table or an output; arguments left out keep their values. The rows stay.
 
-        options: what they let go of is gone when retention runs next; keeping more brings nothing back. changelog: for
-        commits from now on; what earlier ones stored stays. drop_unchanged: of outputs only, for commits from now on.
+        options: a shorter retention takes effect when retention runs next; a longer one restores nothing. changelog:
+        for commits from now on; stored pre-images stay. drop_unchanged: for outputs only, for commits from now on.
         Raises InvalidInput, TableDropped.
         """
         settings = Settings(options, changelog, drop_unchanged)
@@ -132,26 +132,26 @@ class Table(OneProcess):
     # ---- writing -------------------------------------------------------------------------------------------------
 
     def upsert(self, data: object, *, txn: TxnPair | None = None, epoch: int | None = None) -> int:
-        """Insert rows or replace those with the same key, in one commit; returns its epoch.
+        """Insert rows or replace those with equal keys, in one commit; return its epoch.
 
-        data: anything Arrow-shaped with all columns, or a list of dicts. Numbers and times are cast where nothing is
-        lost. Raises SchemaMismatch naming the column and the first row that does not fit, NotWritable, TableFinished.
+        data: anything Arrow-shaped with all columns, or a list of dicts. Numbers and times are cast if the cast is
+        lossless. Raises SchemaMismatch with the column and the first row that does not fit, NotWritable, TableFinished.
         """
         return self._commit(lambda writer: writer.upsert(data), "upsert", txn, epoch)
 
     def delete(self, keys: object, *, txn: TxnPair | None = None, epoch: int | None = None) -> int:
-        """Delete rows by primary key, in one commit; returns its epoch. Unknown keys are fine.
+        """Delete rows by primary key, in one commit; return its epoch. Unknown keys are ignored.
 
-        keys: as `get` takes them.
+        keys: in the forms of `get`.
         """
         return self._commit(lambda writer: writer.delete(keys), "delete", txn, epoch)
 
     def writer(self) -> TableWriter:
-        """Open a writer that seals segments for `store.commit`; any number may be open on a root table."""
+        """Open a writer that seals segments for `store.commit`; a root table can have any number of open writers."""
         return TableWriter(self._handle, self._table)
 
     def finish(self) -> int:
-        """End the table's data, at an epoch of its own; later writes raise TableFinished."""
+        """End the table's data at a new epoch; later writes raise TableFinished."""
         edit = TableEdit(self._table.id, self._table.name, (), operation="finish", end=True)
         return commit_root(self._handle, [edit])
 
@@ -159,9 +159,9 @@ class Table(OneProcess):
         self, fill: Callable[[SegmentWriter], None], operation: str, txn: TxnPair | None, epoch: int | None
     ) -> int:
         check_pair(txn)
-        done = find_committed_epoch(self._handle, txn, [self._table.id])
-        if done is not None:
-            return done
+        committed = find_committed_epoch(self._handle, txn, [self._table.id])
+        if committed is not None:
+            return committed
         writer = segment_writer(self._handle, self._table)
         try:
             fill(writer)
@@ -179,7 +179,7 @@ class Table(OneProcess):
     ) -> pa.Table:
         """Return the rows at an epoch (None: the newest commit) that pass the filter (None: all), in key order.
 
-        Raises EpochExpired, and EpochNotCommitted where something may still land or the table had not been made.
+        Raises EpochExpired, and EpochNotCommitted above the complete epoch or before the table's first epoch.
         """
         return self._at(epoch).to_arrow(columns=columns, filter=filter)
 
@@ -200,23 +200,23 @@ class Table(OneProcess):
     def lazy(self, *, epoch: int | None = None) -> pl.LazyFrame:
         """Return a polars LazyFrame of the epoch, which is fixed now and read when the frame is collected.
 
-        Columns and filters of the query decide what is read. Nothing holds the epoch meanwhile: SnapshotExpired when
-        its files have been vacuumed; a snapshot's `lazy()` is held.
+        Columns and filters of the query prune the read. No hold keeps the epoch: SnapshotExpired when its files have
+        been vacuumed. The `lazy()` of a snapshot is held.
         """
         return self._at(epoch).lazy()
 
     def dataset(self, *, epoch: int | None = None) -> TableDataset:
-        """Return a `pyarrow.dataset.Dataset` of the epoch, which is fixed now; as with `lazy`, no hold keeps it."""
+        """Return a `pyarrow.dataset.Dataset` of the epoch, which is fixed now; no hold keeps it."""
         return self._at(epoch).dataset()
 
     def count(self, epoch: int | None = None) -> int:
         return self._at(epoch).count()
 
     def get(self, keys: object, *, epoch: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return one row for each key found, in the order asked.
+        """Return one row for each key found, in the order of the keys.
 
-        keys: anything Arrow-shaped with exactly the primary-key columns, or a list of dicts; of one column also
-        a scalar, an array or a list of scalars, of several columns a tuple or a list of tuples.
+        keys: anything Arrow-shaped with exactly the primary-key columns, or a list of dicts; of one column also a
+        scalar, an array or a list of scalars, of several columns a tuple or a list of tuples.
         """
         return self._at(epoch).get(keys, columns=columns)
 
@@ -239,22 +239,22 @@ class Table(OneProcess):
     ) -> pa.RecordBatchReader:
         """Return the changes in (after, until] (None: up to the newest commit) as a reader of record batches.
 
-        mode "epochs": each epoch's net changes in key order; "net": one change a key over the range. Columns: the
+        mode "epochs": each epoch's net changes in key order; "net": one change per key over the range. Columns: the
         table's, then `_change_type`, `_commit_version` (epoch), `_commit_timestamp`. Without pre_images the types are
-        upsert and delete; with them insert, update_preimage, update_postimage and delete. `filter` may name key
-        columns only. Raises LogTruncated, EpochExpired (pre-images of a forgotten past, unless changelog="full" stored
-        them), InvalidInput.
+        upsert and delete; with them insert, update_preimage, update_postimage and delete. `filter` may name key columns
+        only. Raises LogTruncated, EpochExpired (pre-images of released history, unless changelog="full" stored them),
+        InvalidInput.
         """
         plan = self._read(lambda view, table: plan_changes(view, table, after, until))
         batches = plan.batches(self._handle.files, mode, pre_images=pre_images, options=ReadOptions(columns, filter))
         return pa.RecordBatchReader.from_batches(plan.schema(columns), translate_stale_reads(self._handle, batches))
 
     def next_epoch(self, after: int) -> int | None:
-        """Return the next log epoch past `after`, non-checkpoint ones too; None while there is none."""
+        """Return the next log epoch after `after`, labels included; None while there is none."""
         return self._read(lambda view, table: next_epoch(view, table, after))
 
     def truncate_log(self, before: int) -> None:
-        """Raise the log's truncation mark to `before`; LogHeld while somebody still needs what lies below."""
+        """Raise the log's truncation mark to `before`; LogHeld names the holder that needs an older part of the log."""
         truncate_log(self._handle, self._table, before)
 
     def history(self, limit: int | None = None) -> pa.Table:
@@ -280,24 +280,24 @@ class Table(OneProcess):
 
     def _at(self, epoch: int | None) -> TableSnapshot:
         if epoch is None:
-            self._newest = found = self._handle.catalog.read(self._at_newest)
-            return TableSnapshot(self._handle, found[1])
-        at = as_epoch("epoch", epoch)
+            self._newest = versioned_plan = self._handle.catalog.read(self._at_newest)
+            return TableSnapshot(self._handle, versioned_plan[1])
+        at_epoch = as_epoch("epoch", epoch)
 
         def body(view: View) -> ScanPlan:
             table = self._current(view)
             epochs = read_epoch_view(view, self._handle.memory, self._handle.catalog.now_ms(), above=[table.id])
-            require_complete(table.name, at, epochs.complete_through(table.id))
-            require_begun(epochs.table(table.id), at)
-            return plan_scan(view, table, at)
+            require_complete(table.name, at_epoch, epochs.complete_through(table.id))
+            require_begun(epochs.table(table.id), at_epoch)
+            return plan_scan(view, table, at_epoch)
 
         return TableSnapshot(self._handle, self._handle.catalog.read(body))
 
     def _at_newest(self, view: View) -> tuple[int, ScanPlan]:
-        """The catalog's version and what is to be read: worked out once for as long as nothing is written to it."""
-        known = self._newest
-        if known is not None and known[0] == view.version:
-            return known
+        """Return the catalog's version and the scan plan of the newest commit, cached until the catalog changes."""
+        cached = self._newest
+        if cached is not None and cached[0] == view.version:
+            return cached
         return view.version, plan_scan(view, self._current(view), None)
 
     def _read(self, body: Callable[[View, TableDef], Any]) -> Any:
@@ -308,7 +308,7 @@ class Table(OneProcess):
 
 
 class TableWriter(OneProcess):
-    """Writes segments of one root table that are durable when sealed and visible when `store.commit` takes them."""
+    """Writer of one root table's segments, which are durable when sealed and visible after `store.commit`."""
 
     def __init__(self, handle: Handle, table: TableDef) -> None:
         self._handle = handle
@@ -322,13 +322,13 @@ class TableWriter(OneProcess):
         self._writer.delete(keys)
 
     def seal(self, epoch: int) -> list[Segment]:
-        """Write out what was collected, labelled with a log epoch; labels of one writer must rise."""
-        if self._handle.leases.closing and not self._writer.empty:  # nobody would keep alive what is sealed now
+        """Write the collected rows as segments labelled with a log epoch; the labels of one writer must rise."""
+        if self._handle.leases.closing and not self._writer.empty:  # no lease would keep the sealed segment
             raise StoreClosed("this store was closed; open it again with epochlog.open")
         epoch = as_epoch("the label of a seal", epoch)
         if epoch <= self._last_label:
             raise InvalidInput(
-                f"the label of a seal is an epoch above the one before ({show_epoch(self._last_label)}), not {epoch!r}"
+                f"the label of a seal must be an epoch above the last ({show_epoch(self._last_label)}), not {epoch!r}"
             )
         segments = self._writer.finish(epoch)
         self._last_label = epoch
@@ -342,16 +342,16 @@ class TableWriter(OneProcess):
 def segment_writer(
     handle: Handle, table: TableDef, txn: TxnPair | None = None, *, sealed: bool = False
 ) -> SegmentWriter:
-    """Open a writer of one root table's segments; refuse at once a table that no commit would take.
+    """Open a writer of one root table's segments; raise at once if no commit of the table can succeed.
 
-    Under a `txn` that has an outcome already nothing is refused: the commit returns that outcome.
+    Under a `txn` that already has an outcome nothing is raised: the commit returns that outcome.
     """
 
-    def check(view: View) -> None:
+    def check_writable(view: View) -> None:
         if txn is None or not has_outcome(view, txn):
             refuse_unwritable(view, table)
 
-    handle.catalog.read(check)
+    handle.catalog.read(check_writable)
     return SegmentWriter(handle.write_target(table, handle.intents.own(sealed=sealed)))
 
 

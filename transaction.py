@@ -1,4 +1,4 @@
-"""Several root tables written together: one epoch, all or nothing."""
+"""Transactions: several root tables written together, at one epoch, all or nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from .table import segment_writer
 
 
 class Transaction(OneProcess):
-    """Upserts and deletes of several root tables that land together at one epoch when the `with` block ends well."""
+    """Upserts and deletes of several root tables that land together at one epoch when the `with` block ends without
+    error.
+    """
 
     def __init__(self, handle: Handle, txn: TxnPair | None, epoch: int | None) -> None:
         check_pair(txn)
@@ -32,9 +34,9 @@ class Transaction(OneProcess):
 
     @property
     def epoch(self) -> int:
-        """Return the commit's epoch; known when the block has ended."""
+        """Return the commit's epoch, which is known after the `with` block."""
         if self._epoch is None:
-            raise InvalidInput("the transaction has not committed; its epoch is known when the `with` block has ended")
+            raise InvalidInput("the transaction has not committed; read its epoch after the `with` block")
         return self._epoch
 
     def upsert(self, table: str, data: object) -> None:

@@ -1,4 +1,4 @@
-"""Column types for tools that lack some of Arrow's (pure)."""
+"""Column types for tools that lack some of Arrow's types (pure)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pyarrow as pa
 from epochlog.store.types.column_types import rebuilt
 
 MOST_DIGITS = 38
-"""Of a decimal in DuckDB and polars."""
+"""Most digits of a decimal in DuckDB and polars."""
 
 
 def in_polars(kind: pa.DataType) -> pa.DataType:
-    """Return the type with decimals of more than 38 digits as text, other 256-bit decimals as 128-bit ones, at any
+    """Return the type with decimals of more than 38 digits as text and other 256-bit decimals as 128-bit ones, at any
     depth.
     """
     if pa.types.is_decimal256(kind):
@@ -26,6 +26,6 @@ def in_duckdb(kind: pa.DataType) -> pa.DataType:
     return pa.float32() if pa.types.is_float16(kind) else in_polars(rebuilt(kind, in_duckdb))
 
 
-def shown(schema: pa.Schema, change: Callable[[pa.DataType], pa.DataType]) -> pa.Schema:
-    """Return the schema in a tool's types."""
+def compatible_schema(schema: pa.Schema, change: Callable[[pa.DataType], pa.DataType]) -> pa.Schema:
+    """Return the schema with each type changed to one that the tool has."""
     return pa.schema([field.with_type(change(field.type)) for field in schema])

@@ -13,26 +13,26 @@ from epochlog.store.metadata.lookups import get_job, get_table
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.coerce import as_table
 
-from .arrow_compat import in_duckdb, shown
+from .arrow_compat import compatible_schema, in_duckdb
 from .dataset import Relation
 from .differences import CheckReport, compare
 from .policy import Exact
 from .snapshot import PinnedSnapshot, take_snapshot
 
 TRIES = 3
-"""Commits of the job that may overtake the choice of its epoch."""
+"""Attempts to read at the job's newest commit, which newer commits may overtake."""
 
 
 class CheckContext:
     """Argument of a function given to `job.check`: it reads the job's upstreams at the job's newest commit."""
 
-    def __init__(self, moment: PinnedSnapshot, epoch: int) -> None:
-        self._moment = moment
+    def __init__(self, snapshot: PinnedSnapshot, epoch: int) -> None:
+        self._snapshot = snapshot
         self.epoch = epoch
 
     def table(self, upstream: str) -> pa.Table:
-        """Return all rows of an upstream at `epoch`. Raises InvalidInput for a table that is no upstream."""
-        return self._moment[upstream].to_arrow()
+        """Return all rows of an upstream at `epoch`. Raises InvalidInput for a table that is not an upstream."""
+        return self._snapshot[upstream].to_arrow()
 
 
 Query = str | Mapping[str, str] | Callable[[CheckContext], Any]
@@ -43,90 +43,98 @@ def check_job(
 ) -> CheckReport:
     """Compare the outputs with their query and return the differences. See `Job.check`."""
     if not isinstance(tolerance, int | float) or isinstance(tolerance, bool) or not 0 <= tolerance < 1:
-        raise InvalidInput(f"job {name!r}: tolerance is a number from 0 to 1, not {tolerance!r}")
+        raise InvalidInput(f"job {name!r}: tolerance must be a number from 0 to below 1, not {tolerance!r}")
     if not isinstance(sample, int) or isinstance(sample, bool) or sample < 1:
-        raise InvalidInput(f"job {name!r}: sample is a number of rows >= 1, not {sample!r}")
-    epoch, above, own = _pinned(handle, job_id, name)
-    with above, own:
-        answers = _answers(name, query, above, epoch, list(own))
-        found = {}
+        raise InvalidInput(f"job {name!r}: sample must be a number of rows >= 1, not {sample!r}")
+    epoch, upstreams, outputs = _pin_newest_commit(handle, job_id, name)
+    with upstreams, outputs:
+        answers = _answers(name, query, upstreams, epoch, list(outputs))
+        checks = {}
         for output, answer in answers.items():
-            schema = own[output].plan.table
+            schema = outputs[output].plan.table
             rows = as_table(output, answer, schema.schema)
-            found[output] = compare(schema, own[output].to_arrow(), rows, float(tolerance), sample)
-    return CheckReport(name, epoch, found)
+            checks[output] = compare(schema, outputs[output].to_arrow(), rows, float(tolerance), sample)
+    return CheckReport(name, epoch, checks)
 
 
-def _pinned(handle: Handle, job_id: int, name: str) -> tuple[int, PinnedSnapshot, PinnedSnapshot]:
-    """Return the job's position, and snapshots of its upstreams and of its outputs there."""
+def _pin_newest_commit(handle: Handle, job_id: int, name: str) -> tuple[int, PinnedSnapshot, PinnedSnapshot]:
+    """Return the job's position, and snapshots of its upstreams and of its outputs at that epoch."""
 
-    def standing(view: View) -> tuple[int, list[str], list[str]]:
+    def read_job(view: View) -> tuple[int, list[str], list[str]]:
         job = get_job(view, job_id, name)
-        above, own = ([get_table(view, table, "?").name for table in tables] for tables in (job.upstreams, job.outputs))
-        return job.position, above, own
+        upstreams, outputs = (
+            [get_table(view, table, "?").name for table in tables] for tables in (job.upstreams, job.outputs)
+        )
+        return job.position, upstreams, outputs
 
-    for left in reversed(range(TRIES)):
-        epoch, above, own = handle.catalog.read(standing)
+    for tries_left in reversed(range(TRIES)):
+        epoch, upstreams, outputs = handle.catalog.read(read_job)
         if not epoch:
-            raise InvalidInput(f"job {name!r} has not committed yet, so there is nothing to check; step or start it")
+            raise InvalidInput(f"job {name!r} has not committed yet; step or start it before checking it")
         try:
-            moment = take_snapshot(handle, Exact(dict.fromkeys([*above, *own], epoch)), above)
+            upstream_snapshot = take_snapshot(handle, Exact(dict.fromkeys([*upstreams, *outputs], epoch)), upstreams)
             try:
-                return epoch, moment, take_snapshot(handle, Exact(dict.fromkeys(own, epoch)), own)
+                return epoch, upstream_snapshot, take_snapshot(handle, Exact(dict.fromkeys(outputs, epoch)), outputs)
             except BaseException:
-                moment.close()
+                upstream_snapshot.close()
                 raise
         except EpochExpired:
-            if not left or handle.catalog.read(standing)[0] == epoch:
+            if not tries_left or handle.catalog.read(read_job)[0] == epoch:
                 raise
     raise AssertionError
 
 
-def _answers(name: str, query: Query, above: PinnedSnapshot, epoch: int, outputs: list[str]) -> Mapping[str, Any]:
+def _answers(name: str, query: Query, upstreams: PinnedSnapshot, epoch: int, outputs: list[str]) -> Mapping[str, Any]:
     """Run the query and return its answers by output."""
     if isinstance(query, Mapping):
-        answers: Any = {output: _asked(above, output, text) for output, text in _known(name, query, outputs).items()}
+        answers: Any = {
+            output: _run_sql(upstreams, output, text) for output, text in _require_outputs(name, query, outputs).items()
+        }
     elif isinstance(query, str):
-        answers = _asked(above, _only(name, outputs), query)
+        answers = _run_sql(upstreams, _only_output(name, outputs), query)
     elif callable(query):
-        answers = query(CheckContext(above, epoch))
+        answers = query(CheckContext(upstreams, epoch))
     else:
-        raise InvalidInput(f"job {name!r}: a check takes a SELECT, a dict of them by output, or a function")
-    return _known(name, answers, outputs) if isinstance(answers, Mapping) else {_only(name, outputs): answers}
+        raise InvalidInput(f"job {name!r}: a check takes a SELECT, a dict of SELECTs by output, or a function")
+    return (
+        _require_outputs(name, answers, outputs)
+        if isinstance(answers, Mapping)
+        else {_only_output(name, outputs): answers}
+    )
 
 
-def _known(name: str, by_output: Mapping[str, Any], outputs: list[str]) -> Mapping[str, Any]:
+def _require_outputs(name: str, by_output: Mapping[str, Any], outputs: list[str]) -> Mapping[str, Any]:
     unknown = [output for output in by_output if output not in outputs]
     if unknown or not by_output:
         raise InvalidInput(f"job {name!r} has no output {unknown[0] if unknown else ''!r}; it has {outputs}")
     return by_output
 
 
-def _only(name: str, outputs: list[str]) -> str:
+def _only_output(name: str, outputs: list[str]) -> str:
     if len(outputs) > 1:
-        raise InvalidInput(f"job {name!r} has the outputs {outputs}: say which query is whose, as {{output: query}}")
+        raise InvalidInput(f"job {name!r} has several outputs, {outputs}; pass a dict {{output: query}}")
     return outputs[0]
 
 
-def _asked(above: PinnedSnapshot, output: str, text: Any) -> pa.Table:
+def _run_sql(upstreams: PinnedSnapshot, output: str, query: Any) -> pa.Table:
     """Return the answer of DuckDB, which sees only the upstreams."""
-    if not isinstance(text, str):
-        raise InvalidInput(f"the query of {output!r} is the text of a SELECT, not {text!r}")
+    if not isinstance(query, str):
+        raise InvalidInput(f"the query of {output!r} must be the text of a SELECT, not {query!r}")
     try:
         import duckdb
     except ModuleNotFoundError as error:
         raise DependencyMissing(
-            "a check by SQL is answered by DuckDB, which is not installed: pip install duckdb. Or give a function"
+            "a check by SQL needs DuckDB, which is not installed: pip install duckdb, or pass a function"
         ) from error
     with duckdb.connect(config={"enable_external_access": False}) as connection:
         connection.execute("SET TimeZone = 'UTC'")
-        for name in above:
-            table = above[name]
-            connection.register(name, Relation(table, schema=shown(table.schema, in_duckdb)))
+        for name in upstreams:
+            table = upstreams[name]
+            connection.register(name, Relation(table, schema=compatible_schema(table.schema, in_duckdb)))
         try:
-            answer = connection.sql(text)
+            answer = connection.sql(query)
             if answer is not None:
                 return answer.to_arrow_table()
         except duckdb.Error as error:
-            raise InvalidInput(f"the query of {output!r} cannot be answered: {error}") from error
-    raise InvalidInput(f"the query of {output!r} is no SELECT: {text!r}")
+            raise InvalidInput(f"the query of {output!r} failed: {error}") from error
+    raise InvalidInput(f"the query of {output!r} is not a SELECT: {query!r}")

@@ -15,7 +15,7 @@ from epochlog.store.scan.pruning import binds, check_filter, needed_columns
 from epochlog.store.scan.scan_plan import ScanPlan
 
 BATCH_ROWS = 1 << 17
-"""Of a batch at most, unless another number is asked for; as pyarrow has it."""
+"""Most rows of a batch by default, as in pyarrow."""
 
 
 class ReadableTable(Protocol):
@@ -37,10 +37,9 @@ class ReadableTable(Protocol):
 
 
 class _Unreadable(io.RawIOBase):
-    """A file for the part of Arrow that reads datasets without asking their scanner: it is told what to do instead.
+    """File that raises on read, with advice, for code in Arrow that reads datasets without their scanner.
 
-    Nothing fails before it is read: an error that Arrow meets while it is only shown the file would be kept by it, and
-    with it what its callers' frames hold.
+    Only `read` raises. Arrow would keep an error of another method, and with it the frames of its callers.
     """
 
     def __init__(self, table: str) -> None:
@@ -58,11 +57,11 @@ class _Unreadable(io.RawIOBase):
         return self._at
 
     def read(self, *_: Any) -> NoReturn:
-        raise _cannot(f"table {self._table!r} as a dataset is read by its own scanner only:")
+        raise _cannot(f"table {self._table!r} as a dataset can be read only by its own scanner:")
 
 
-def _cannot(why: str) -> InvalidInput:
-    return InvalidInput(f"{why} scan it, or take it into memory with to_table()")
+def _cannot(reason: str) -> InvalidInput:
+    return InvalidInput(f"{reason} scan it, or take it into memory with to_table()")
 
 
 Columns = Sequence[str] | Mapping[str, pc.Expression]
@@ -70,30 +69,30 @@ _READER_OPTIONS = ("filter", "batch_size")
 
 
 class TableDataset(ds.UnionDataset):
-    """Dataset that reads only the columns named, and the files and row groups that can pass the filter.
+    """Dataset that reads only the named columns, and the files and row groups that can pass the filter.
 
-    `scanner`, `to_table`, `to_batches`, `head`, `take`, `count_rows` and `filter` do what they do of any dataset, with
-    rows in key order and the same epoch each time; a scanner is read once. There are no fragments, and Arrow's own
-    engine cannot read it (`join`, `sort_by`, unions): that raises InvalidInput. DuckDB and polars can.
+    `scanner`, `to_table`, `to_batches`, `head`, `take`, `count_rows` and `filter` work as for any dataset, with rows in
+    key order and one epoch for all reads; a scanner is read once. There are no fragments, and Arrow's own engine cannot
+    read it (`join`, `sort_by`, unions): that raises InvalidInput. DuckDB and polars can.
     """
 
     def __init__(
         self, table: ReadableTable, filter: pc.Expression | None = None, schema: pa.Schema | None = None
     ) -> None:
-        """Open the dataset. schema: the table's columns in the types of the tool that is to scan it."""
-        told: pa.Schema = table.schema if schema is None else schema
+        """Open the dataset. schema: the table's columns in the types of the tool that scans it."""
+        tool_schema: pa.Schema = table.schema if schema is None else schema
         form, name = ds.IpcFileFormat(), table.plan.table.name
-        # what Arrow finds when it does not ask the scanner below: without it, it would follow a null pointer
-        nothing = form.make_fragment(pa.PythonFile(_Unreadable(name), mode="r"))
-        super().__init__(told, [ds.FileSystemDataset([nothing], told, form)])
+        # Code in Arrow that does not use the scanner below reads this fragment; without one it follows a null pointer.
+        fragment = form.make_fragment(pa.PythonFile(_Unreadable(name), mode="r"))
+        super().__init__(tool_schema, [ds.FileSystemDataset([fragment], tool_schema, form)])
         self._name = name
         self._table = table
         self._filter = filter
-        self._plain = pa.schema([field for field in told if table.schema.field(field.name).equals(field)])
+        self._plain = pa.schema([field for field in tool_schema if table.schema.field(field.name).equals(field)])
 
     def __repr__(self) -> str:
-        where = "" if self._filter is None else f" where {self._filter}"
-        return f"<TableDataset {self._name} at {self._table.epoch}{where}>"
+        condition = "" if self._filter is None else f" where {self._filter}"
+        return f"<TableDataset {self._name} at {self._table.epoch}{condition}>"
 
     def scanner(
         self,
@@ -102,63 +101,67 @@ class TableDataset(ds.UnionDataset):
         batch_size: int = BATCH_ROWS,
         **options: Any,
     ) -> ds.Scanner:
-        """Return a scanner. columns: names, or a dict from names to expressions; other options of pyarrow's have no
+        """Return a scanner. columns: names, or a dict from names to expressions. Other options of pyarrow have no
         effect.
 
-        A scanner reads ahead, up to some 256 MiB. Raises SnapshotExpired, InvalidInput.
+        A scanner reads ahead, up to about 256 MiB. Raises SnapshotExpired, InvalidInput.
         """
         if not isinstance(columns, Mapping):
             return ds.Scanner.from_batches(self.reader(columns, filter, batch_size))
-        return ds.Scanner.from_batches(self.reader(self._needed(columns), filter, batch_size), columns=dict(columns))
+        return ds.Scanner.from_batches(
+            self.reader(self._needed_columns(columns), filter, batch_size), columns=dict(columns)
+        )
 
     def reader(
         self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, batch_size: int = BATCH_ROWS
     ) -> pa.RecordBatchReader:
-        """Return a RecordBatchReader of these columns of the rows that pass the filter; nothing is read ahead."""
+        """Return a RecordBatchReader of these columns of the rows that pass the filter, without reading ahead."""
         schema = pa.schema([self.schema.field(name) for name in self._table.plan.schema(columns).names])
-        return pa.RecordBatchReader.from_batches(schema, _at_most(self._scan(schema, self._both(filter)), batch_size))
+        return pa.RecordBatchReader.from_batches(
+            schema, _at_most(self._scan(schema, self._combined(filter)), batch_size)
+        )
 
     def to_batches(self, columns: Columns | None = None, **options: Any) -> Iterator[pa.RecordBatch]:
-        """Return the rows in record batches; with columns by name, nothing is read ahead."""
+        """Return the rows in record batches. With columns by name there is no reading ahead."""
         if isinstance(columns, Mapping):
             return self.scanner(columns, **options).to_batches()
         return iter(self.reader(columns, **{name: options[name] for name in options if name in _READER_OPTIONS}))
 
     def head(self, num_rows: int, columns: Columns | None = None, **options: Any) -> pa.Table:
-        """Return the first rows by key; with columns by name, no rows beyond them are read."""
+        """Return the first rows by key. With columns by name, only these rows are read."""
         if isinstance(columns, Mapping):
             return self.scanner(columns, **options).head(num_rows)
         reader = self.reader(columns, **{name: options[name] for name in options if name in _READER_OPTIONS})
-        found, left = [], num_rows
-        while left > 0 and (batch := next(reader, None)) is not None:
-            found.append(batch.slice(0, left))
-            left -= found[-1].num_rows
-        return pa.Table.from_batches(found, reader.schema)
+        batches, remaining = [], num_rows
+        while remaining > 0 and (batch := next(reader, None)) is not None:
+            batches.append(batch.slice(0, remaining))
+            remaining -= batches[-1].num_rows
+        return pa.Table.from_batches(batches, reader.schema)
 
     def _scan(self, schema: pa.Schema, filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
         """Yield these columns of the rows that pass the filter, which sees columns in the types of `schema`."""
         if filter is not None:
             check_filter(filter)
         if filter is None or binds(self._plain, filter):
-            found = self._table.scan(columns=schema.names, filter=filter)
-            return (batch.cast(schema) if schema.names else batch for batch in found)
-        wanted = pa.schema(
+            batches = self._table.scan(columns=schema.names, filter=filter)
+            return (batch.cast(schema) if schema.names else batch for batch in batches)
+        needed = pa.schema(
             [self.schema.field(name) for name in needed_columns(self._name, self.schema, schema.names, filter)]
         )
-        every = self._table.scan(columns=wanted.names)
-        return (batch.cast(wanted).filter(filter).select(schema.names) for batch in every)
+        batches = self._table.scan(columns=needed.names)
+        return (batch.cast(needed).filter(filter).select(schema.names) for batch in batches)
 
     def filter(self, expression: pc.Expression) -> Self:
         """Return the dataset of the rows that pass this filter and the earlier ones."""
         needed_columns(self._name, self.schema, (), expression)
-        return type(self)(self._table, self._both(expression), self.schema)
+        return type(self)(self._table, self._combined(expression), self.schema)
 
     def count_rows(self, filter: pc.Expression | None = None, **options: Any) -> int:
-        """Count the rows from keys and the filter's columns; read nothing where the number is known."""
-        both = self._both(filter)
-        if both is None:
+        """Count the rows from keys and the filter's columns; read nothing if the number is known."""
+        combined = self._combined(filter)
+        if combined is None:
             return self._table.count()
-        return sum(batch.num_rows for batch in self._scan(pa.schema([]), both))
+        return sum(batch.num_rows for batch in self._scan(pa.schema([]), combined))
 
     def get_fragments(self, filter: pc.Expression | None = None) -> NoReturn:
         raise self._has_no("fragments")
@@ -168,7 +171,7 @@ class TableDataset(ds.UnionDataset):
         raise self._has_no("children")
 
     def __reduce__(self) -> NoReturn:
-        raise _cannot(f"table {self._name!r} as a dataset is of this process: pass others snapshot.token, or")
+        raise _cannot(f"table {self._name!r} as a dataset cannot be sent to another process: send snapshot.token,")
 
     def __arrow_c_schema__(self) -> object:
         return self.schema.__arrow_c_schema__()
@@ -176,28 +179,32 @@ class TableDataset(ds.UnionDataset):
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         return self.reader().__arrow_c_stream__(requested_schema)
 
-    def _has_no(self, what: str) -> InvalidInput:
-        return _cannot(f"table {self._name!r} as a dataset has no {what}:")
+    def _has_no(self, feature: str) -> InvalidInput:
+        return _cannot(f"table {self._name!r} as a dataset has no {feature}:")
 
-    def _both(self, filter: pc.Expression | None) -> pc.Expression | None:
+    def _combined(self, filter: pc.Expression | None) -> pc.Expression | None:
         if filter is None or self._filter is None:
             return self._filter if filter is None else filter
         return self._filter & filter
 
-    def _needed(self, made: Mapping[str, pc.Expression]) -> list[str]:
+    def _needed_columns(self, expressions: Mapping[str, pc.Expression]) -> list[str]:
         """Return the columns that the expressions need, in the table's order."""
-        named = {name for one in made.values() for name in needed_columns(self._name, self.schema, (), one.is_valid())}
+        named = {
+            name
+            for expression in expressions.values()
+            for name in needed_columns(self._name, self.schema, (), expression.is_valid())
+        }
         return [name for name in self.schema.names if name in named]
 
 
 class Relation(TableDataset):
-    """Dataset for DuckDB, which asks its scanner for a reader only; rows beyond a LIMIT are not read ahead."""
+    """Dataset for DuckDB, which only asks its scanner for a reader; rows beyond a LIMIT are not read ahead."""
 
     def scanner(self, *args: Any, **options: Any) -> Any:
-        return _Reading(self.reader(*args, **options))
+        return _ReaderScanner(self.reader(*args, **options))
 
 
-class _Reading:
+class _ReaderScanner:
     def __init__(self, reader: pa.RecordBatchReader) -> None:
         self._reader = reader
 
@@ -207,5 +214,5 @@ class _Reading:
 
 def _at_most(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-        raise InvalidInput(f"batch_size is a number of rows > 0, not {rows!r}")
+        raise InvalidInput(f"batch_size must be a number of rows > 0, not {rows!r}")
     return (batch.slice(start, rows) for batch in batches for start in range(0, batch.num_rows, rows))

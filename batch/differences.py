@@ -1,4 +1,4 @@
-"""Differences between the rows of an output and the rows that its query gives (pure)."""
+"""Differences between the rows of an output and those of its query (pure)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _T = pa.types
 class OutputCheck:
     """Comparison of one output with its query.
 
-    rows, expected_rows: how many the output has, and the query gives. missing, extra, different: how many rows only the
-    query gives, only the output has, and both have with other values. The tables hold the first of each, by key:
-    `missing_rows` and `extra_rows` whole rows; `different_rows` the key and each column that differs somewhere, twice:
-    as the output has it, and under `<column>_expected` as the query gives it.
+    rows, expected_rows: the number of rows in the output, and in the query's answer. missing, extra, different: the
+    number of rows that only the query has, that only the output has, and that both have with other values. The tables
+    hold the first of each, by key: `missing_rows` and `extra_rows` whole rows; `different_rows` the key and each column
+    that differs in some row, twice: with the output's values, and as `<column>_expected` with the query's.
     """
 
     output: str
@@ -50,14 +50,14 @@ class OutputCheck:
         if self.ok:
             return f"{self.output}: {self.rows:,} rows, as the query gives"
         lines = [f"{self.output}: {self.rows:,} rows, the query gives {self.expected_rows:,}"]
-        for what, count, rows in (
+        for finding, count, rows in (
             ("are missing", self.missing, self.missing_rows),
             ("are too many", self.extra, self.extra_rows),
             ("have other values", self.different, self.different_rows),
         ):
             if count:
                 first = f", the first {rows.num_rows:,}" if rows.num_rows < count else ""
-                lines += [f"{count:,} {what}{first}:", *aligned(rows)]
+                lines += [f"{count:,} {finding}{first}:", *aligned(rows)]
         return "\n".join(lines)
 
 
@@ -65,7 +65,7 @@ class OutputCheck:
 class CheckReport:
     """Result of comparing a job's outputs with a query over its upstreams, at `epoch`, the job's newest commit.
 
-    outputs: those that were compared, by name. `print(report)` shows the differences.
+    outputs: the compared outputs, by name. `print(report)` shows the differences.
     """
 
     job: str
@@ -78,34 +78,34 @@ class CheckReport:
         return all(output.ok for output in self.outputs.values())
 
     def __str__(self) -> str:
-        verdict = "equal to its query" if self.ok else "NOT equal to its query"
-        heading = f"job {self.job} at epoch {show_epoch(self.epoch)}: {verdict}"
+        result = "equal to its query" if self.ok else "NOT equal to its query"
+        heading = f"job {self.job} at epoch {show_epoch(self.epoch)}: {result}"
         return "\n".join([heading, *map(str, self.outputs.values())])
 
 
-def compare(schema: TableSchema, found: pa.Table, answer: pa.Table, tolerance: float, sample: int) -> OutputCheck:
-    """Compare the rows of an output with those of its query. Raises InvalidInput for rows that no such table could
-    hold.
+def compare(schema: TableSchema, actual: pa.Table, answer: pa.Table, tolerance: float, sample: int) -> OutputCheck:
+    """Compare the rows of an output with those of its query. Raises InvalidInput for rows that the table
+    cannot hold.
     """
     codec, key = KeyCodec(schema.schema, schema.primary_key), list(schema.primary_key)
-    found, wanted = _by_key(codec, found), _by_key(codec, fitted(schema, answer))
-    found_keys, wanted_keys = codec.encode(found), codec.encode(wanted)
-    _refuse_repeated(schema, wanted, wanted_keys)
-    at = lookup(found_keys, wanted_keys)
-    missing = wanted.filter(pa.array(at < 0))
-    extra = found.filter(pa.array(lookup(wanted_keys, found_keys) < 0))
-    ours, theirs = found.take(pa.array(at[at >= 0])), wanted.filter(pa.array(at >= 0))
-    others = [name for name in schema.schema.names if name not in key]
-    differ = {name: ~_same(ours.column(name), theirs.column(name), tolerance) for name in others}
+    actual, expected = _by_key(codec, actual), _by_key(codec, fitted(schema, answer))
+    actual_keys, expected_keys = codec.encode(actual), codec.encode(expected)
+    _refuse_repeated(schema, expected, expected_keys)
+    at = lookup(actual_keys, expected_keys)
+    missing = expected.filter(pa.array(at < 0))
+    extra = actual.filter(pa.array(lookup(expected_keys, actual_keys) < 0))
+    ours, theirs = actual.take(pa.array(at[at >= 0])), expected.filter(pa.array(at >= 0))
+    value_columns = [name for name in schema.schema.names if name not in key]
+    differ = {name: ~_same(ours.column(name), theirs.column(name), tolerance) for name in value_columns}
     rows = np.flatnonzero(np.any([*differ.values(), np.zeros(ours.num_rows, np.bool_)], axis=0))
-    shown = [name for name in others if differ[name].any()]
+    different_columns = [name for name in value_columns if differ[name].any()]
     first = pa.array(rows[:sample])
     sides = (("", ours), (EXPECTED, theirs))
-    pairs = {name + suffix: side.column(name).take(first) for name in shown for suffix, side in sides}
+    pairs = {name + suffix: side.column(name).take(first) for name in different_columns for suffix, side in sides}
     return OutputCheck(
         schema.name,
-        found.num_rows,
-        wanted.num_rows,
+        actual.num_rows,
+        expected.num_rows,
         missing.num_rows,
         extra.num_rows,
         len(rows),
@@ -120,8 +120,8 @@ def fitted(schema: TableSchema, answer: pa.Table) -> pa.Table:
     names: list[str] = answer.column_names
     if sorted(names) != sorted(schema.schema.names):
         raise InvalidInput(
-            f"the query of {schema.name!r} gives the columns {names}, and the output has {schema.schema.names}; name "
-            "and leave out as it has them (SELECT sum(x) AS total)"
+            f"the query of {schema.name!r} has the columns {names}, but the output has {schema.schema.names}; select "
+            "and name the output's columns (SELECT sum(x) AS total)"
         )
     columns = {field.name: _cast(schema.name, answer.column(field.name), field) for field in schema.schema}
     return schema.conform(pa.table(columns))
@@ -132,20 +132,20 @@ def _cast(table: str, column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArr
     if column.type.equals(kind):
         return column
     try:
-        made = column.cast(kind, safe=True)
+        cast = column.cast(kind, safe=True)
         both_floats = _T.is_floating(kind) and _T.is_floating(column.type)
-        exact = both_floats or same_values(contiguous(made.cast(column.type)), contiguous(column)).all()
+        exact = both_floats or same_values(contiguous(cast.cast(column.type)), contiguous(column)).all()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise SchemaMismatch(
-            f"the query of {table!r}: column {field.name!r} of type {column.type} is not {kind}: {error}; cast it in "
-            "the query"
+            f"the query of {table!r}: column {field.name!r} of type {column.type} cannot become {kind}: {error}; cast "
+            "it in the query"
         ) from error
     if not exact:
         raise SchemaMismatch(
-            f"the query of {table!r}: column {field.name!r} has values of type {column.type} that are none of {kind}; "
+            f"the query of {table!r}: column {field.name!r} has values of type {column.type} that {kind} cannot hold; "
             "cast it in the query"
         )
-    return made
+    return cast
 
 
 def _by_key(codec: KeyCodec, rows: pa.Table) -> pa.Table:
@@ -157,22 +157,24 @@ def _refuse_repeated(schema: TableSchema, rows: pa.Table, keys: pa.Array) -> Non
     if len(again):
         key = rows.select(list(schema.primary_key)).slice(again[0], 1).to_pylist()[0]
         raise InvalidInput(
-            f"the query of {schema.name!r} gives several rows with the key {key}, and the output has one at most; "
-            f"group by {list(schema.primary_key)}"
+            f"the query of {schema.name!r} has several rows with the key {key}, but a table has at most one; group by "
+            f"{list(schema.primary_key)}"
         )
 
 
-def _same(left: pa.ChunkedArray, right: pa.ChunkedArray, tolerance: float) -> np.ndarray:
-    """Return bool[rows]: null equals null, NaN equals NaN, -0.0 equals 0.0; floats may lie `tolerance` apart."""
-    if not _T.is_floating(left.type):
-        return same_values(contiguous(left), contiguous(right))
-    a, b = (contiguous(pc.add(column.cast(pa.float64()), 0.0)) for column in (left, right))
+def _same(actual: pa.ChunkedArray, expected: pa.ChunkedArray, tolerance: float) -> np.ndarray:
+    """Return bool[rows], True for equal values: null equals null, NaN equals NaN, -0.0 equals 0.0; floats may differ by
+    `tolerance`.
+    """
+    if not _T.is_floating(actual.type):
+        return same_values(contiguous(actual), contiguous(expected))
+    a, b = (contiguous(pc.add(column.cast(pa.float64()), 0.0)) for column in (actual, expected))
     same = same_values(a, b)
     if tolerance:
         x, y = (pc.fill_null(column, np.nan).to_numpy(zero_copy_only=False) for column in (a, b))
         with np.errstate(invalid="ignore"):
-            near = np.abs(x - y) <= tolerance * np.maximum(1.0, np.maximum(np.abs(x), np.abs(y)))
-        same |= near & np.isfinite(x) & np.isfinite(y)
+            close = np.abs(x - y) <= tolerance * np.maximum(1.0, np.maximum(np.abs(x), np.abs(y)))
+        same |= close & np.isfinite(x) & np.isfinite(y)
     return same
 
 

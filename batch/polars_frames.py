@@ -13,34 +13,34 @@ from polars.io.plugins import register_io_source
 from epochlog.errors import InvalidInput
 from epochlog.store.scan.pruning import filter_columns
 
-from .arrow_compat import in_polars, shown
+from .arrow_compat import compatible_schema, in_polars
 from .dataset import ReadableTable
 
 
 def frame_of(table: pa.Table) -> pl.DataFrame:
     """Return the rows as a polars DataFrame; decimals of more than 38 digits, which polars lacks, become text."""
-    frame = pl.from_arrow(table.cast(shown(table.schema, in_polars)))
+    frame = pl.from_arrow(table.cast(compatible_schema(table.schema, in_polars)))
     assert isinstance(frame, pl.DataFrame)
     return frame
 
 
 def lazy_frame(table: ReadableTable) -> pl.LazyFrame:
-    """Return a polars LazyFrame of the table; no rows are read before it is collected.
+    """Return a polars LazyFrame of the table; rows are read when it is collected.
 
-    polars applies its predicates itself, so that they mean what they mean in polars (NaN equals NaN there, say). What
-    of them can be said in Arrow's terms only decides which row groups are not read.
+    polars applies its predicates itself, so they have polars' meaning (NaN equals NaN, for example). The part of a
+    predicate that Arrow can express only prunes row groups.
     """
 
     def read(
         with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, batch_size: int | None
     ) -> Iterator[pl.DataFrame]:
         skip = None if predicate is None or n_rows is not None else _arrow_filter(table, predicate)
-        left = n_rows
+        remaining = n_rows
         for batch in table.scan_unfiltered(columns=with_columns, skip=skip):
-            frame = frame_of(pa.Table.from_batches([batch if left is None else batch.slice(0, left)]))
-            left = None if left is None else left - frame.height
+            frame = frame_of(pa.Table.from_batches([batch if remaining is None else batch.slice(0, remaining)]))
+            remaining = None if remaining is None else remaining - frame.height
             yield frame if predicate is None else frame.filter(predicate)
-            if left == 0:
+            if remaining == 0:
                 return
 
     return register_io_source(read, schema=frame_of(table.schema.empty_table()).schema, is_pure=True)
@@ -63,18 +63,19 @@ class _FilterProbe(ds.Dataset):
 
 
 def _arrow_filter(table: ReadableTable, predicate: pl.Expr) -> pc.Expression | None:
-    """Return an Arrow filter that every row passing the predicate passes; None when polars can give none.
+    """Return an Arrow filter that every row passing the predicate passes; None when polars cannot translate the
+    predicate.
 
-    Never of floats, where polars compares in other ways: NaN is a number, and a float32 may equal 0.1.
+    Float columns give None, because polars compares floats differently: NaN is a number, and a float32 may equal 0.1.
     """
-    schema = shown(table.schema, in_polars)
-    asked = _FilterProbe(schema)
+    schema = compatible_schema(table.schema, in_polars)
+    probe = _FilterProbe(schema)
     try:
-        pl.scan_pyarrow_dataset(asked).filter(predicate).collect()
-        named = filter_columns(table.plan.table, (), asked.filter)
-    except (pl.exceptions.PolarsError, InvalidInput):  # a comparison that Arrow has not, or a function of the user's
+        pl.scan_pyarrow_dataset(probe).filter(predicate).collect()
+        named = filter_columns(table.plan.table, (), probe.filter)
+    except (pl.exceptions.PolarsError, InvalidInput):  # a comparison that Arrow lacks, or a user's function
         return None
     kinds = {name: schema.field(name).type for name in named}
     if any(pa.types.is_floating(kind) or kind != table.schema.field(name).type for name, kind in kinds.items()):
         return None
-    return asked.filter
+    return probe.filter

@@ -1,11 +1,10 @@
 """Consistency policies: pure choices of the epoch each table of a query is read at, from one EpochView.
 
 A policy is any object with `choose(view, tables) -> {table: epoch}`, tables by name. When no epoch satisfies it now, it
-raises NoConsistentEpoch; a policy with a `timeout` (seconds) > 0 is then asked again with a newer view until that much
-monotonic time has passed. The waiting is the caller's. `covers(view)`, if there, names the tables of a snapshot that
-names none itself.
+raises NoConsistentEpoch. The caller asks a policy with a `timeout` (seconds) > 0 again with a newer view until that
+much monotonic time has passed. An optional `covers(view)` names the tables of a snapshot that names none itself.
 
-`options`, if there, are those that the command line has for it. `asked_at(view, tables, epoch)`, if there, gives the
+Optional `options` are the policy's options on the command line. Optional `asked_at(view, tables, epoch)` returns the
 options with which `epochlog epochs` asks it.
 """
 
@@ -54,7 +53,7 @@ class Global:
     """Policy that chooses the largest epoch valid for all tables of the store that take part, even those not read.
 
     Tables that are creating or parked, that lag more than the store's `global_max_lag` or commit too rarely for it, and
-    all that descend from them, take no part, and reading one raises TableNotReadable. `include_creating=True` counts
+    all their descendants, do not take part, and reading one raises TableNotReadable. `include_creating=True` counts
     them like all others.
     """
 
@@ -65,7 +64,7 @@ class Global:
     include_creating: bool = False
 
     def covers(self, view: EpochView) -> list[str]:
-        """Return all tables that take part, and can be read at their common epoch."""
+        """Return all tables that take part and can be read at their common epoch."""
         left_out = self.left_out(view)
         return [name for name in view.ids if name not in left_out]
 
@@ -73,25 +72,30 @@ class Global:
         """Return the reason for each table that is not covered, by name."""
         if self.include_creating:
             return {}
-        found = view.membership
-        gone = {name: explain_expired(view.table(name), found.epoch) for name in found.members}
-        return {**found.left_out, **{name: f"{name} cannot be read: {why}" for name, why in gone.items() if why}}
+        membership = view.membership
+        expired = {name: explain_expired(view.table(name), membership.epoch) for name in membership.members}
+        return {
+            **membership.left_out,
+            **{name: f"{name} cannot be read: {reason}" for name, reason in expired.items() if reason},
+        }
 
     def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
-        """Return one epoch for all. Raises TableNotReadable, or NoConsistentEpoch where the history of a table is gone
-        there.
+        """Return one epoch for all. Raises TableNotReadable, or NoConsistentEpoch where a table has lost its history at
+        that epoch.
         """
         if self.include_creating:
             members, at = list(view.ids), view.largest_valid_at_most(view.ids, read=tables)
         else:
-            found = view.membership
-            refused = [_under_aligned(view, name, found.left_out[name]) for name in tables if name in found.left_out]
+            membership = view.membership
+            refused = [
+                _under_aligned(view, name, membership.left_out[name]) for name in tables if name in membership.left_out
+            ]
             if refused:
                 raise TableNotReadable(
                     f"under global, {listed(refused)}. Wait until it takes part again, read it with "
                     "consistency='aligned', or pass include_creating=True"
                 )
-            members, at = found.members, found.epoch if found.epoch >= view.floor(tables) else None
+            members, at = membership.members, membership.epoch if membership.epoch >= view.floor(tables) else None
         if at is None:
             raise _no_epoch(self.name, view, members, tables, view.last_epoch)
         return dict.fromkeys(tables, at)
@@ -113,7 +117,7 @@ class Aligned:
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """Policy that reads each table at its own newest commit: the freshest, and not consistent."""
+    """Policy that reads each table at its own newest commit: the freshest rows, not consistent."""
 
     name: ClassVar[str] = "latest"
 
@@ -139,7 +143,7 @@ class AsOf:
 
     def __post_init__(self) -> None:
         if (self.epoch is None) == (self.timestamp is None):
-            raise InvalidInput("as_of takes one of epoch= and timestamp=")
+            raise InvalidInput("as_of takes either epoch= or timestamp=")
         self.until()
 
     @staticmethod
@@ -153,8 +157,10 @@ class AsOf:
         return min(max(last_of_unix_ms(_unix_ms(self.timestamp)), 0), MAX_EPOCH)
 
     def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
-        """Return one epoch for all. Raises EpochExpired below the history that a table keeps, EpochNotCommitted before
-        one was made, else NoConsistentEpoch when none is valid.
+        """Return one epoch for all.
+
+        Raises EpochExpired below the history that a table keeps, EpochNotCommitted before a table's first epoch, else
+        NoConsistentEpoch when none is valid.
         """
         until = self.until()
         floor = view.floor(tables)
@@ -191,7 +197,7 @@ class AtLeast:
         return {"epoch": epoch, "timeout": 0}
 
     def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
-        """Return one epoch for all. Raises NoConsistentEpoch as long as the largest valid one lies below."""
+        """Return one epoch for all. Raises NoConsistentEpoch while the largest valid epoch lies below."""
         at = view.largest_valid_at_most(tables)
         if at is None:
             raise _no_epoch(self.name, view, tables, tables, min(self.epoch, view.last_epoch))
@@ -224,25 +230,24 @@ class Bounded:
 
     @staticmethod
     def asked_at(view: EpochView, tables: Sequence[str], epoch: int) -> dict[str, Any]:
-        """The least lag, in whole seconds, that is not refused."""
+        """Return the options for the least lag, in whole seconds, that the policy accepts."""
         newest = view.largest_valid_at_most(tables)
         lag_ms = 0 if newest is None else max(view.lag_ms(name, newest) for name in tables)
         return {"max_lag": math.ceil(lag_ms / 1000), "timeout": 0}
 
     def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
-        """Return one epoch for all. Raises StalenessExceeded as long as there is none, or a table lags more there."""
+        """Return one epoch for all. Raises StalenessExceeded while there is none, or a table lags more there."""
         at = view.largest_valid_at_most(tables)
         if at is None:
             raise StalenessExceeded(str(_no_epoch(self.name, view, tables, tables, view.last_epoch)))
         max_lag_ms = round(seconds(self.max_lag, "max_lag") * 1000, 3)  # 1.005 * 1000 lies below 1005
-        late = {name: lag_ms for name in tables if (lag_ms := view.lag_ms(name, at)) > max_lag_ms}
-        if late:
-            lags = listed([f"{name} lags {lag_ms:,} ms" for name, lag_ms in late.items()])
+        lagging = {name: lag_ms for name in tables if (lag_ms := view.lag_ms(name, at)) > max_lag_ms}
+        if lagging:
+            lags = listed([f"{name} lags {lag_ms:,} ms" for name, lag_ms in lagging.items()])
             reasons = listed(view.why_not(tables, view.last_epoch)) or "its newest changes lie past that epoch"
             raise StalenessExceeded(
                 f"bounded: at the largest valid epoch {show_epoch(at)} {lags}, more than {max_lag_ms:,.0f} ms: "
-                f"{reasons}. "
-                "Wait longer or allow more lag"
+                f"{reasons}. Wait longer or allow more lag"
             )
         return dict.fromkeys(tables, at)
 
@@ -267,24 +272,26 @@ class Exact:
     token: Token | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        given = self.epochs_or_token
-        if isinstance(given, str):
-            token = decode_token(given)
+        epochs_or_token = self.epochs_or_token
+        if isinstance(epochs_or_token, str):
+            token = decode_token(epochs_or_token)
             object.__setattr__(self, "token", token)
             object.__setattr__(self, "epochs", {name: entry.epoch for name, entry in token.entries.items()})
-        elif isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
+        elif isinstance(epochs_or_token, Mapping) and all(isinstance(name, str) for name in epochs_or_token):
             object.__setattr__(
-                self, "epochs", {name: as_epoch(f"the epoch of {name!r}", epoch) for name, epoch in given.items()}
+                self,
+                "epochs",
+                {name: as_epoch(f"the epoch of {name!r}", epoch) for name, epoch in epochs_or_token.items()},
             )
         else:
-            raise InvalidInput(f"exact takes a dict of epochs by table name, or a token, not {given!r}")
+            raise InvalidInput(f"exact takes a dict of epochs by table name, or a token, not {epochs_or_token!r}")
 
     @staticmethod
     def asked_at(view: EpochView, tables: Sequence[str], epoch: int) -> dict[str, Any]:
         return {"epochs_or_token": dict.fromkeys(tables, epoch)}
 
     def covers(self, view: EpochView) -> list[str]:
-        """Return the tables given."""
+        """Return the tables that have an epoch."""
         return list(self.epochs)
 
     def left_out(self, view: EpochView) -> Mapping[str, str]:
@@ -292,16 +299,16 @@ class Exact:
         return self.token.left_out if self.token else {}
 
     def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
-        """Return the epochs given. Raises InvalidInput for a table without one, TableDropped for a dropped table of a
+        """Return the given epochs. Raises InvalidInput for a table without one, TableDropped for a dropped table of a
         token.
         """
         missing = [name for name in tables if name not in self.epochs]
         refused = [self.token.left_out[name] for name in missing if name in self.token.left_out] if self.token else []
         if refused:
-            raise TableNotReadable(f"the snapshot of this token left out what is asked for: {listed(refused)}")
+            raise TableNotReadable(f"the snapshot of this token left out tables of the query: {listed(refused)}")
         if missing:
-            there = ", ".join(self.epochs) or "none"
-            raise InvalidInput(f"exact has no epoch for {', '.join(missing)}; it has: {there}{advice_of(self)}")
+            known = ", ".join(self.epochs) or "none"
+            raise InvalidInput(f"exact has no epoch for {', '.join(missing)}; it has: {known}{advice_of(self)}")
         if self.token:
             self._check_identity(self.token, view, tables)
         return {name: self.epochs[name] for name in tables}
@@ -309,20 +316,20 @@ class Exact:
     @staticmethod
     def _check_identity(token: Token, view: EpochView, tables: Iterable[str]) -> None:
         if token.store_id and view.store_id and token.store_id != view.store_id:
-            raise InvalidInput("this snapshot token is of another store; open that one to repeat it")
+            raise InvalidInput("this snapshot token is of another store; open that store to read it")
         for name in tables:
             if view.ids.get(name) != token.entries[name].table_id:
                 raise TableDropped(f"{name} has been dropped since the token was made; take a new snapshot")
 
 
-# ---- the shared parts ----------------------------------------------------------------------------------------------
+# ---- shared functions ----------------------------------------------------------------------------------------------
 
 
 def choose_epochs(policy: Policy, view: EpochView, tables: Sequence[str] | None = None) -> dict[str, int]:
-    """Return the epochs that the policy chooses for these tables (None: those it covers), checked: known, complete, not
-    expired.
+    """Return the epochs that the policy chooses for these tables (None: those it covers). Each table is known, complete
+    and not expired at its epoch.
 
-    Raises what the policy raises (NoConsistentEpoch: ask again with a newer view while its `timeout` lasts),
+    Raises the errors of the policy (after NoConsistentEpoch, ask again with a newer view while its `timeout` lasts),
     TableNotFound, EpochExpired, EpochNotCommitted, or InvalidInput when the policy leaves out a table or an epoch.
     """
     tables = _covered(policy, view) if tables is None else list(dict.fromkeys(tables))
@@ -341,36 +348,36 @@ def choose_epochs(policy: Policy, view: EpochView, tables: Sequence[str] | None 
 
 
 def advice_of(policy: Policy) -> str:
-    """Return a sentence on tables that a token lacks, to end a message with; "" for other policies."""
+    """Return a sentence about tables that a token lacks, to end a message with; "" for other policies."""
     if not isinstance(policy, Exact) or policy.token is None:
         return ""
     return (
-        ". The snapshot of this token was taken without it: of other tables alone, before it was made, or of all, and "
-        "left out what could not be read then. job.info.outside and `epochlog jobs` tell what cannot be read now"
+        ". The snapshot of this token named other tables, was taken before this table was created, or left it out as "
+        "unreadable. job.info.outside and `epochlog jobs` show the tables that cannot be read now"
     )
 
 
 def left_out_of(policy: Policy, view: EpochView) -> dict[str, str]:
     """Return the reason for each table, by name, that a snapshot of all tables under the policy leaves out."""
-    told = getattr(policy, "left_out", None)
-    reasons = told(view) if callable(told) else {}
+    read_reasons = getattr(policy, "left_out", None)
+    reasons = read_reasons(view) if callable(read_reasons) else {}
     if not isinstance(reasons, Mapping):
-        raise InvalidInput(f"the policy {policy!r} must say why by table name, not {reasons!r}")
+        raise InvalidInput(f"left_out of the policy {policy!r} must return a dict of reasons by table, not {reasons!r}")
     if isinstance(policy, Exact):
-        return {str(name): str(why) for name, why in reasons.items()}
-    return {name: _under_aligned(view, name, str(why)) for name, why in reasons.items() if name in view.ids}
+        return {str(name): str(reason) for name, reason in reasons.items()}
+    return {name: _under_aligned(view, name, str(reason)) for name, reason in reasons.items() if name in view.ids}
 
 
-def _under_aligned(view: EpochView, name: str, why: str) -> str:
+def _under_aligned(view: EpochView, name: str, reason: str) -> str:
     """Return the reason, with the epoch at which the table can be read by itself."""
     at = view.largest_valid_at_most([name])
-    return f"{why}; aligned {'finds no epoch for it either' if at is None else f'would read it at {show_epoch(at)}'}"
+    return f"{reason}; aligned {'finds no epoch for it either' if at is None else f'would read it at {show_epoch(at)}'}"
 
 
 def timeout_of(policy: Policy) -> float:
     """Return the seconds for which a policy may be asked again; 0.0 without a timeout. Raises InvalidInput."""
-    given = getattr(policy, "timeout", None)
-    return 0.0 if given is None else seconds(given, f"the timeout of the policy {policy!r}")
+    timeout = getattr(policy, "timeout", None)
+    return 0.0 if timeout is None else seconds(timeout, f"the timeout of the policy {policy!r}")
 
 
 def _covered(policy: Policy, view: EpochView) -> list[str]:
@@ -378,24 +385,23 @@ def _covered(policy: Policy, view: EpochView) -> list[str]:
     covers = getattr(policy, "covers", None)
     if covers is None:
         return list(view.ids)
-    found = covers(view) if callable(covers) else covers
-    if isinstance(found, str | bytes) or not isinstance(found, Iterable):
-        raise InvalidInput(f"the policy {policy!r} must cover a list of table names, not {found!r}")
-    names = list(found)
+    covered = covers(view) if callable(covers) else covers
+    if isinstance(covered, str | bytes) or not isinstance(covered, Iterable):
+        raise InvalidInput(f"the policy {policy!r} must cover a list of table names, not {covered!r}")
+    names = list(covered)
     if not all(isinstance(name, str) for name in names):
         raise InvalidInput(f"the policy {policy!r} must cover a list of table names, not {names!r}")
     return list(dict.fromkeys(names))
 
 
 def _readable(view: EpochView, name: str, epoch: int) -> int:
-    """Return the epoch if the table can be read there."""
+    """Return the epoch if the table can be read there, else raise EpochExpired or EpochNotCommitted."""
     safe, through = view.table(name).safe_epoch, view.complete_through(name)
     require_begun(view.table(name), epoch)
     if epoch < safe:
         raise EpochExpired(
-            f"{name} at {show_epoch(epoch)}: its history below {show_epoch(safe)} has been let go, "
-            f"{distance(epoch, safe)} later; "
-            f"ask for {show_epoch(safe)} or later"
+            f"{name} at {show_epoch(epoch)}: its history below {show_epoch(safe)} has been released, "
+            f"{distance(epoch, safe)} later; ask for {show_epoch(safe)} or later"
         )
     if epoch > through:
         short = f"is complete only through {show_epoch(through)}, {distance(through, epoch)} short"
@@ -412,25 +418,25 @@ def _unix_ms(value: object) -> int:
         try:
             value = datetime.fromisoformat(value)
         except ValueError:
-            raise InvalidInput(f"{value!r} is no ISO 8601 timestamp, as 2025-06-01T12:00:00Z is") from None
+            raise InvalidInput(f"{value!r} is not an ISO 8601 timestamp such as 2025-06-01T12:00:00Z") from None
     if isinstance(value, datetime):
         at = value if value.tzinfo else value.replace(tzinfo=UTC)
         return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidInput(f"a timestamp is a datetime, an ISO 8601 string or Unix milliseconds, not {value!r}")
+        raise InvalidInput(f"a timestamp must be a datetime, an ISO 8601 string or Unix milliseconds, not {value!r}")
     return value
 
 
 def _no_epoch(
     policy: str, view: EpochView, members: Sequence[str], read: Sequence[str], epoch: int
 ) -> NoConsistentEpoch:
-    """Return the error for members without a common valid epoch up to `epoch` that the tables to read still have."""
+    """Return the error for members without a common valid epoch up to `epoch` that can still be read."""
     reasons = view.why_not(members, epoch)
     oldest = view.largest_valid_at_most(members, epoch, read=())
     if oldest is not None:
         reasons += [f"{reason}, and it is the newest valid one" for reason in view.why_not(read, oldest)]
     at = view.largest_valid_at_most(read) if policy == Global.name else None
-    instead = "consistency='latest' and do without consistency"
+    instead = "consistency='latest', which is not consistent"
     if at is not None:
         instead = f"consistency='aligned', which chooses {show_epoch(at)} now"
     return NoConsistentEpoch(
@@ -440,6 +446,6 @@ def _no_epoch(
 
 
 def listed(items: Sequence[str], between: str = "; ") -> str:
-    """Join sentences or names; those past the first few are counted only."""
+    """Join sentences or names; only count those past the first few."""
     more = len(items) - MAX_REASONS
     return between.join(items[:MAX_REASONS]) + (f"{between}and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""Options that a policy declares: the command line asks for them, and knows no policy by name."""
+"""Options that a policy declares. The command line offers them and knows no policy by name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class OptionKind(StrEnum):
-    """The words that an option takes, and the value that the policy gets of them."""
+    """Kind of an option: the words that it takes, and the value that the policy gets."""
 
     EPOCH = "epoch"  # int
     SECONDS = "seconds"  # float, from a number with its unit
@@ -18,10 +18,10 @@ class OptionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PolicyOption:
-    """One option: `max_lag` is `--max-lag` on the command line. Policies that share a name share the kind too.
+    """One option: `max_lag` is `--max-lag` on the command line. Policies that share an option name share the kind too.
 
-    keyword: the argument of the policy's class that it fills, if that has another name. each_table: the argument is a
-    dict with the value for each table named. implies: the option stands for the policy where none is named.
+    keyword: the argument of the policy's class, if its name differs. each_table: the argument is a dict with the value
+    for each named table. implies: the option selects the policy when none is named.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Policies by name: the built-in ones, and those that other packages register as entry points."""
+"""Registry of policies by name: the built-in ones, and entry points of other packages."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ BUILT_IN: dict[str, type] = {
     "bounded": Bounded,
     "exact": Exact,
 }
-"""A further policy is a module and its line here (docs/howto/add-a-policy.md)."""
+"""To add a policy, write a module and add a line here (docs/howto/add-a-policy.md)."""
 
 
 def resolve_policy(consistency: str | type | Policy = "global", /, **options: object) -> Policy:
     """Return the policy of that name or class made with these options, or the given policy itself.
 
     Names: `global`, `aligned`, `latest`, `as_of`, `at_least`, `bounded`, `exact`, and any registered in the entry point
-    group `epochlog.consistency` (a class, a function that makes a policy, or a policy). InvalidInput for unknown names
-    and options.
+    group `epochlog.consistency` (a class, a function that makes a policy, or a policy). Raises InvalidInput for unknown
+    names and options.
     """
-    made = _named(consistency) if isinstance(consistency, str) else consistency
-    if callable(made) and (isinstance(made, type) or not hasattr(made, "choose")):
+    policy = _named(consistency) if isinstance(consistency, str) else consistency
+    if callable(policy) and (isinstance(policy, type) or not hasattr(policy, "choose")):
         try:
-            made = made(**options)
+            policy = policy(**options)
         except EpochlogError:
             raise
         except Exception as error:
-            told = _misfit(made, options) or f"cannot be made: {type(error).__name__}: {error}"
-            raise InvalidInput(f"the policy {_shown(consistency)} {told}") from error
+            problem = _misfit(policy, options) or f"cannot be made: {type(error).__name__}: {error}"
+            raise InvalidInput(f"the policy {_shown(consistency)} {problem}") from error
     elif options:
         raise InvalidInput(f"{consistency!r} is a policy already and takes no options; got {', '.join(options)}")
-    if not isinstance(made, Policy):
-        raise InvalidInput(f"{_shown(consistency)} is no policy: it has no choose(view, tables)")
-    return made
+    if not isinstance(policy, Policy):
+        raise InvalidInput(f"{_shown(consistency)} is not a policy: it has no choose(view, tables)")
+    return policy
 
 
 def policy_names() -> list[str]:
@@ -53,27 +53,29 @@ def policy_names() -> list[str]:
 
 
 def options_of(name: str) -> dict[str, PolicyOption]:
-    """List the options that a built-in policy declares, by name; none of a policy of somebody's own."""
+    """Return the options that a built-in policy declares, by name; none for a registered policy."""
     return {option.name: option for option in getattr(BUILT_IN.get(name), "options", ())}
 
 
 def declared_options() -> dict[str, dict[str, PolicyOption]]:
-    """List all options that are declared, each with the policies that do."""
-    found: dict[str, dict[str, PolicyOption]] = {}
+    """Return all declared options, each with the policies that declare it."""
+    options: dict[str, dict[str, PolicyOption]] = {}
     for policy in BUILT_IN:
         for name, option in options_of(policy).items():
-            found.setdefault(name, {})[policy] = option
-    return found
+            options.setdefault(name, {})[policy] = option
+    return options
 
 
-def implied_policy(given: Collection[str]) -> str | None:
-    """Find the policy that is meant by options alone: one that takes them all, if there is one."""
-    meant = [
+def implied_policy(option_names: Collection[str]) -> str | None:
+    """Return the policy that the options alone select: the one that takes them all, if there is one."""
+    implied = [
         name
         for name in reversed(BUILT_IN)
-        if any(option.implies for option in options_of(name).values() if option.name in given)
+        if any(option.implies for option in options_of(name).values() if option.name in option_names)
     ]
-    return next((name for name in meant if options_of(name).keys() >= set(given)), meant[0] if meant else None)
+    return next(
+        (name for name in implied if options_of(name).keys() >= set(option_names)), implied[0] if implied else None
+    )
 
 
 def _named(name: str) -> object:
@@ -84,27 +86,31 @@ def _named(name: str) -> object:
         if entry.name == name:
             try:
                 return entry.load()
-            except Exception as error:  # whatever another package does when it is imported
+            except Exception as error:  # importing another package can raise any error
                 raise InvalidInput(
                     f"the consistency policy {name!r} ({entry.value}) cannot be loaded: {type(error).__name__}: {error}"
                 ) from error
-    raise InvalidInput(f"there is no consistency policy {name!r}; there are: {', '.join(sorted(policy_names()))}")
+    raise InvalidInput(f"unknown consistency policy {name!r}; known are: {', '.join(sorted(policy_names()))}")
 
 
-def _misfit(made: Callable[..., object], options: Mapping[str, object]) -> str:
-    """Return a sentence part on the options that the policy does not take and those that it lacks; "" if none are
-    wrong.
-    """
+def _misfit(factory: Callable[..., object], options: Mapping[str, object]) -> str:
+    """Return the unknown and the missing options of the policy as part of a sentence; "" if there are none."""
     try:
-        takes = inspect.signature(made).parameters
+        takes = inspect.signature(factory).parameters
     except (TypeError, ValueError):
         return ""
-    open_ended = any(one.kind is one.VAR_KEYWORD for one in takes.values())
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
     unknown = [] if open_ended else [name for name in options if name not in takes]
-    named = [one for one in takes.values() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    missing = [one.name for one in named if one.default is one.empty and one.name not in options]
-    told = [f"takes no {', '.join(unknown)} (it takes: {', '.join(takes) or 'nothing'})"] if unknown else []
-    return " and ".join(told + ([f"needs {', '.join(missing)}"] if missing else []))
+    named = [
+        parameter
+        for parameter in takes.values()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    missing = [
+        parameter.name for parameter in named if parameter.default is parameter.empty and parameter.name not in options
+    ]
+    problems = [f"takes no {', '.join(unknown)} (it takes: {', '.join(takes) or 'nothing'})"] if unknown else []
+    return " and ".join(problems + ([f"needs {', '.join(missing)}"] if missing else []))
 
 
 def _shown(consistency: object) -> str:

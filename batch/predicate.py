@@ -1,12 +1,12 @@
-"""A WHERE clause as an Arrow expression: the text of the `filter` option, parsed against a table's columns (pure).
+"""Parser of a WHERE clause into an Arrow expression: the text of the `filter` option, for a table's columns (pure).
 
     predicate := column (= | == | <> | != | < | <= | > | >=) operand | column [NOT] IN (literal, ...)
                | column [NOT] BETWEEN literal AND literal | column [NOT] LIKE 'pattern' | column IS [NOT] NULL | column
 
 joined by NOT, AND, OR and parentheses; nulls follow SQL's three-valued logic. Columns are written plain, "quoted" or
 `quoted`; literals are numbers, 'text', TRUE, FALSE, and DATE or TIMESTAMP before a text. Numbers, dates and timestamps
-are compared exactly, whether the column can hold the literal or not; with floats it is rounded to one. A timestamp
-without an offset is UTC.
+are compared exactly, even with a literal that the column cannot hold; a float column rounds the literal to a float. A
+timestamp without an offset is UTC.
 """
 
 from __future__ import annotations
@@ -35,56 +35,60 @@ _FLIPPED = {"less": "greater", "less_equal": "greater_equal", "greater": "less",
 
 
 def parse_predicate(text: str, schema: pa.Schema) -> pc.Expression:
-    """Parse `text` into a filter on a table of this schema. Raises InvalidInput, a syntax error's with its position."""
+    """Parse `text` into a filter on a table of this schema. Raises InvalidInput; for a syntax error with
+    its position.
+    """
     parser = _Parser(text, schema)
-    found = parser.any_of()
+    expression = parser.any_of()
     parser.expect("end")
     try:
-        pa.Table.from_arrays([pa.nulls(1, kind) for kind in schema.types], schema=schema).filter(found)
+        pa.Table.from_arrays([pa.nulls(1, kind) for kind in schema.types], schema=schema).filter(expression)
     except (pa.ArrowException, TypeError) as error:
-        raise InvalidInput(f"filter {_shown(text)} does not fit the columns it names: {error}") from error
-    return found
+        raise InvalidInput(f"filter {_quote(text)} does not fit the columns it names: {error}") from error
+    return expression
 
 
 def compare(sign: str, field: pa.Field, value: object) -> pc.Expression:
-    """`column <sign> value`; sign: equal, not_equal, less, less_equal, greater, greater_equal. A value that the column
-    cannot hold, as 0.5 among whole numbers, lies between two that it can, or beyond all of them.
+    """Return the expression `column <sign> value`.
+
+    sign: equal, not_equal, less, less_equal, greater, greater_equal. A value that the column cannot hold, such as 0.5
+    for an integer column, lies between two values that it can hold, or beyond all of them.
     """
     column, kind = pc.field(field.name), _value_type(field)
-    place = _place(field, value)
-    if place is None:
+    position = _position(field, value)
+    if position is None:
         return getattr(pc, sign)(column, literal(field, value))
     low, high = _bounds(kind)
-    below = math.floor(place)
-    if below == place and low <= below <= high:
-        return getattr(pc, sign)(column, _at(kind, below))
+    below = math.floor(position)
+    if below == position and low <= below <= high:
+        return getattr(pc, sign)(column, _scalar_at(kind, below))
     if sign in ("equal", "not_equal"):
-        return _known(column, sign == "not_equal")
+        return _constant(column, sign == "not_equal")
     greater = sign.startswith("greater")
     if below < low:
-        return _known(column, greater)
+        return _constant(column, greater)
     if below >= high:
-        return _known(column, not greater)
-    return pc.greater(column, _at(kind, below)) if greater else pc.less_equal(column, _at(kind, below))
+        return _constant(column, not greater)
+    return pc.greater(column, _scalar_at(kind, below)) if greater else pc.less_equal(column, _scalar_at(kind, below))
 
 
 def one_of(field: pa.Field, values: list[Any]) -> pc.Expression:
-    """`column IN (values)`: equal to any of them, and null for a null, as SQL has it."""
+    """Return the expression `column IN (values)`: equal to any of them, and null for a null, as in SQL."""
     column, kind = pc.field(field.name), _value_type(field)
     low, high = _bounds(kind)
-    wanted: list[pa.Scalar] = []
+    scalars: list[pa.Scalar] = []
     for value in values:
-        place = _place(field, value)
-        if place is None:
-            wanted.append(literal(field, value))
-        elif place == math.floor(place) and low <= place <= high:
-            wanted.append(_at(kind, int(place)))
+        position = _position(field, value)
+        if position is None:
+            scalars.append(literal(field, value))
+        elif position == math.floor(position) and low <= position <= high:
+            scalars.append(_scalar_at(kind, int(position)))
     if pa.types.is_floating(kind):  # is_in compares bits: both zeros are one number, and no number equals NaN
-        numbers = [float(scalar.as_py()) for scalar in wanted]
+        numbers = [float(scalar.as_py()) for scalar in scalars]
         numbers = [number for number in numbers if number == number]
-        wanted = [pa.scalar(number, kind) for number in (*numbers, *([0.0, -0.0] if 0 in numbers else []))]
+        scalars = [pa.scalar(number, kind) for number in (*numbers, *([0.0, -0.0] if 0 in numbers else []))]
     plain = column.cast(kind) if kind != field.type else column
-    return pc.if_else(column.is_valid(), pc.is_in(plain, pa.array(wanted, kind)), pa.scalar(None, pa.bool_()))
+    return pc.if_else(column.is_valid(), pc.is_in(plain, pa.array(scalars, kind)), pa.scalar(None, pa.bool_()))
 
 
 def literal(field: pa.Field, value: object) -> pa.Scalar:
@@ -92,7 +96,7 @@ def literal(field: pa.Field, value: object) -> pa.Scalar:
     kind = _value_type(field)
     try:
         if isinstance(value, Decimal) and pa.types.is_temporal(kind):
-            raise TypeError("a number is no time")
+            raise TypeError("a number is not a time")
         if isinstance(value, str) and not pa.types.is_string(kind) and not pa.types.is_large_string(kind):
             return pa.scalar(value).cast(kind)
         if isinstance(value, Decimal):
@@ -107,7 +111,7 @@ def literal(field: pa.Field, value: object) -> pa.Scalar:
 # ---- values that lie between those of a column -----------------------------------------------------------------------
 
 MOST_DIGITS = 400
-"""Of a number's whole part or fraction; no column holds any that is longer."""
+"""Most digits of a number's integer part or fraction; no column holds a longer one."""
 _NANOS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _FRACTION = re.compile(r"(?<=:\d\d)\.(\d+)")
 
@@ -116,9 +120,10 @@ def _value_type(field: pa.Field) -> pa.DataType:
     return field.type.value_type if pa.types.is_dictionary(field.type) else field.type
 
 
-def _place(field: pa.Field, value: object) -> Fraction | None:
-    """Return a literal's position on the scale of a column whose values are multiples of a step, in steps. None for
-    other columns, and for literals that `literal` refuses.
+def _position(field: pa.Field, value: object) -> Fraction | None:
+    """Return a literal's position on the scale of a column whose values are multiples of a step, in steps.
+
+    None for other columns, and for literals that `literal` refuses.
     """
     kind = _value_type(field)
     if isinstance(value, Decimal) and not pa.types.is_temporal(kind):
@@ -137,7 +142,7 @@ def _place(field: pa.Field, value: object) -> Fraction | None:
 
 
 def _unix_ns(text: str) -> int:
-    """Return the nanoseconds from 1970 to an ISO 8601 time, UTC where it names no offset. Raises ValueError."""
+    """Return the nanoseconds from 1970 to an ISO 8601 time; without an offset it is UTC. Raises ValueError."""
     fraction = _FRACTION.search(text)
     if fraction and len(fraction[1]) > 9:
         raise ValueError("a second has at most nine decimals")
@@ -157,7 +162,7 @@ def _bounds(kind: pa.DataType) -> tuple[int, int]:
     return (0, 2**bits - 1) if pa.types.is_unsigned_integer(kind) else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
-def _at(kind: pa.DataType, step: int) -> pa.Scalar:
+def _scalar_at(kind: pa.DataType, step: int) -> pa.Scalar:
     if pa.types.is_decimal(kind):
         digits = tuple(int(digit) for digit in str(abs(step)))
         return pa.scalar(Decimal((step < 0, digits, -kind.scale)), kind)
@@ -166,33 +171,33 @@ def _at(kind: pa.DataType, step: int) -> pa.Scalar:
     return pa.scalar(step, kind)
 
 
-def _known(column: pc.Expression, answer: bool) -> pc.Expression:
-    """Return an expression that gives `answer` for every value of the column, and null for a null."""
+def _constant(column: pc.Expression, answer: bool) -> pc.Expression:
+    """Return an expression that is `answer` for every value of the column, and null for a null."""
     return pc.if_else(column.is_valid(), pa.scalar(answer), pa.scalar(None, pa.bool_()))
 
 
 MOST_TERMS = 2_000
-"""Comparisons of one filter; a list after IN is one of them, however long."""
+"""Most comparisons of one filter; a list after IN counts as one, whatever its length."""
 MOST_NESTED = 100
-"""Parentheses, and NOTs, inside of each other."""
+"""Deepest nesting of parentheses and NOTs."""
 _SHOWN = 200
 
 
-def _shown(text: str) -> str:
-    """Return the text in quotes, or its beginning when it is long."""
+def _quote(text: str) -> str:
+    """Return the text in quotes, shortened if it is long."""
     return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}… ({len(text)} characters)"
 
 
-def _joined(terms: list[pc.Expression], join: Callable[[Any, Any], pc.Expression]) -> pc.Expression:
+def _join_pairwise(terms: list[pc.Expression], join: Callable[[Any, Any], pc.Expression]) -> pc.Expression:
     """Join the terms pairwise: Arrow evaluates an expression by recursion, so its depth must stay small."""
     while len(terms) > 1:
-        pairs = [join(left, right) for left, right in zip(terms[::2], terms[1::2], strict=False)]
+        pairs = [join(first, second) for first, second in zip(terms[::2], terms[1::2], strict=False)]
         terms = pairs + terms[len(pairs) * 2 :]
     return terms[0]
 
 
 class _Parser:
-    """Recursive descent over the tokens of one text."""
+    """Recursive-descent parser over the tokens of one text."""
 
     def __init__(self, text: str, schema: pa.Schema) -> None:
         self.text, self.schema, self.at = text, schema, 0
@@ -201,16 +206,16 @@ class _Parser:
         self.step()
 
     def step(self) -> str:
-        """Move to the next token; the value of the one left behind."""
-        left = self.value
-        found = _TOKEN.match(self.text, self.at)
-        if found is None:
+        """Move to the next token; return the value of the previous one."""
+        previous = self.value
+        match = _TOKEN.match(self.text, self.at)
+        if match is None:
             raise self.error("a column, a literal or an operator")
-        self.at, self.kind, self.value = found.end(), found.lastgroup or "", (found.group(found.lastgroup or 0)).strip()
-        return left
+        self.at, self.kind, self.value = match.end(), match.lastgroup or "", (match.group(match.lastgroup or 0)).strip()
+        return previous
 
-    def error(self, wanted: str) -> InvalidInput:
-        return InvalidInput(f"filter {_shown(self.text)}: expected {wanted} near position {self.at}")
+    def error(self, expected: str) -> InvalidInput:
+        return InvalidInput(f"filter {_quote(self.text)}: expected {expected} near position {self.at}")
 
     def word(self, *words: str) -> bool:
         """Take the next token if it is one of these keywords."""
@@ -225,42 +230,42 @@ class _Parser:
             return True
         return False
 
-    def expect(self, what: str) -> None:
-        if what == "end" and self.kind != "end":
+    def expect(self, expected: str) -> None:
+        if expected == "end" and self.kind != "end":
             raise self.error("AND, OR or the end")
-        if what != "end" and not (self.sign(what) or self.word(what)):
-            raise self.error(what)
+        if expected != "end" and not (self.sign(expected) or self.word(expected)):
+            raise self.error(expected)
 
     def any_of(self) -> pc.Expression:
-        found = [self.all_of()]
+        terms = [self.all_of()]
         while self.word("OR"):
-            found.append(self.all_of())
-        return _joined(found, or_)
+            terms.append(self.all_of())
+        return _join_pairwise(terms, or_)
 
     def all_of(self) -> pc.Expression:
-        found = [self.negated()]
+        terms = [self.negated()]
         while self.word("AND"):
-            found.append(self.negated())
-        return _joined(found, and_)
+            terms.append(self.negated())
+        return _join_pairwise(terms, and_)
 
     def negated(self) -> pc.Expression:
         self.nested += 1
         if self.nested > MOST_NESTED:
-            raise InvalidInput(f"the filter nests more than {MOST_NESTED} parentheses or NOTs inside of each other")
+            raise InvalidInput(f"the filter nests more than {MOST_NESTED} parentheses or NOTs; simplify it")
         if self.word("NOT"):
-            found = ~self.negated()
+            expression = ~self.negated()
         elif self.sign("("):
-            found = self.any_of()
+            expression = self.any_of()
             self.expect(")")
         else:
-            found = self.predicate()
+            expression = self.predicate()
         self.nested -= 1
-        return found
+        return expression
 
     def predicate(self) -> pc.Expression:
         self.terms += 1
         if self.terms > MOST_TERMS:
-            raise InvalidInput(f"the filter has more than {MOST_TERMS} comparisons; take IN, or a join, for long lists")
+            raise InvalidInput(f"the filter has more than {MOST_TERMS} comparisons; use IN, or a join, for long lists")
         if self.kind in ("number", "text") or (
             self.kind == "word" and self.value.upper() in ("TRUE", "FALSE", "DATE", "TIMESTAMP")
         ):
@@ -278,8 +283,8 @@ class _Parser:
             self.expect("NULL")
             return pc.field(field.name).is_valid() if negative else pc.field(field.name).is_null()
         negative = self.word("NOT")
-        found = self.ranged(field, negative)
-        return ~found if negative else found
+        expression = self.ranged(field, negative)
+        return ~expression if negative else expression
 
     def compared(self, field: pa.Field, name: str) -> pc.Expression:
         if self.kind == "quoted" or (self.kind == "word" and self.value in self.schema.names):
@@ -287,7 +292,7 @@ class _Parser:
         return compare(name, field, self.literal())
 
     def ranged(self, field: pa.Field, negative: bool) -> pc.Expression:
-        """IN, BETWEEN and LIKE; or, without any of them, the column itself as a truth value."""
+        """Parse IN, BETWEEN or LIKE; without any of them, return the column itself as a truth value."""
         column = pc.field(field.name)
         if self.word("IN"):
             self.expect("(")
@@ -313,7 +318,7 @@ class _Parser:
         name = name[1:-1].replace(name[0] * 2, name[0]) if quoted else name
         if name not in self.schema.names:
             raise InvalidInput(
-                f"filter {_shown(self.text)}: there is no column {name!r}; there are {', '.join(self.schema.names)}"
+                f"filter {_quote(self.text)}: there is no column {name!r}; there are {', '.join(self.schema.names)}"
             )
         return self.schema.field(name)
 

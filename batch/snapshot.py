@@ -1,4 +1,4 @@
-"""Snapshots: several tables read as of the epochs that a policy chose, pinned for as long as the snapshot is open."""
+"""Snapshots: several tables read at the epochs that a policy chose, pinned while the snapshot is open."""
 
 from __future__ import annotations
 
@@ -34,15 +34,18 @@ if TYPE_CHECKING:
     import duckdb
 
 MAX_OPEN_SNAPSHOTS = 1_000
-"""Of one open store: each holds history back, and thousands are a leak."""
+"""Most open snapshots of one open store: each holds history back, so thousands are a leak."""
 _CHOICES = 3
-"""Choices that may be overtaken by retention before one is made inside the transaction that pins it."""
+"""Choices outside of a transaction that retention may overtake; the next one is made inside the transaction that pins
+it.
+"""
 
 
 class PinnedSnapshot(OneProcess):
-    """Tables as of chosen epochs, pinned until it is closed. `Snapshot` adds Spark's way to read them.
+    """Tables at chosen epochs, pinned until the snapshot is closed. `Snapshot` adds Spark's way to read them.
 
-    `left_out` says of a snapshot of all tables which it has not, and why; reading one raises TableNotReadable.
+    `left_out` has, for a snapshot of all tables, the reason for each table that is missing; reading one raises
+    TableNotReadable.
     """
 
     _instead = "send store.root and snapshot.token: epochlog.open(root).snapshot(consistency=epochlog.Exact(token))"
@@ -62,7 +65,7 @@ class PinnedSnapshot(OneProcess):
         self._plans = dict(plans)
         self._left_out = dict(left_out)
         self._open = True
-        self.left_out = {name: one.why for name, one in left_out.items()}
+        self.left_out = {name: entry.reason for name, entry in left_out.items()}
         self.token = token
         self.policy = policy
         self.epochs = {name: plan.epoch for name, plan in plans.items()}
@@ -95,24 +98,24 @@ class PinnedSnapshot(OneProcess):
         return f"<Snapshot {state}, {self.policy!r}: {self.epochs}>"
 
     def close(self) -> None:
-        """Release the holds of the snapshot; reading from it afterwards raises SnapshotExpired."""
+        """Release the holds of the snapshot; later reads raise SnapshotExpired."""
         if self._open:
             self._open = False
             self._handle.leases.release(self._holder)
 
     def hold(self, lasting: float | timedelta, name: str | None = None, *, partial: bool = False) -> HeldSnapshot:
-        """Keep what the token reads for `lasting` (seconds or a timedelta) from now on, whoever closes or dies.
+        """Hold the token's epochs for `lasting` (seconds or a timedelta) from now on, without this snapshot or process.
 
-        `store.held_snapshots()` lists what is held so, by name (None makes one), `store.release_snapshot(name)` ends
-        it. Under the name of the same epochs again it moves their end. Raises InvalidName, LimitExceeded, TableDropped,
-        SnapshotExpired, InvalidInput when another snapshot has the name, and TableNotReadable for a snapshot of all
-        tables that left some out, unless it is to be held without them (`partial`).
+        `store.held_snapshots()` lists named snapshots (None draws a name), `store.release_snapshot(name)` ends one.
+        Holding the same epochs under the same name again moves the end. Raises InvalidName, LimitExceeded,
+        TableDropped, SnapshotExpired, InvalidInput when another snapshot has the name, and TableNotReadable for a
+        snapshot of all tables that left some out, unless `partial` is True.
         """
         self._check_open()
         if self.left_out and not partial:
             raise TableNotReadable(
-                f"this snapshot of all tables has left some out: {listed([*self.left_out.values()])}. "
-                "Hold it without them with partial=True, or take a snapshot that names the tables it is to have"
+                f"this snapshot of all tables left some out: {listed([*self.left_out.values()])}. Hold it without them "
+                "with partial=True, or take a snapshot that names its tables"
             )
         return hold_snapshot(self._handle, decode_token(self.token), lasting, name)
 
@@ -120,34 +123,34 @@ class PinnedSnapshot(OneProcess):
         """Return a DuckDB connection with every table of the snapshot as a view of its name.
 
         Queries read what they need when they run: their columns, and the row groups that may pass their filters; never
-        a whole table into memory. Once the snapshot is closed they fail, and say so. Decimals of more than 38 digits
-        are text there, halves are floats: DuckDB has neither. A cursor of the connection has no views of it; take a
-        connection for each thread.
+        a whole table into memory. After the snapshot is closed they fail with an error that says so. Decimals of more
+        than 38 digits become text and halves become floats, since DuckDB has neither. A cursor of the connection lacks
+        these views; create a connection for each thread.
         """
         import duckdb
 
-        from .arrow_compat import in_duckdb, shown
+        from .arrow_compat import compatible_schema, in_duckdb
         from .dataset import Relation
 
         connection = duckdb.connect()
         for name in self._plans:
             table = self[name]
-            connection.register(name, Relation(table, schema=shown(table.schema, in_duckdb)))
-        for name, one in self._left_out.items():  # a query that names it is told why, not that there is none
-            refused = TableSnapshot(self._handle, ScanPlan(one.schema, 0), lambda name=name: self._check(name))
-            connection.register(name, Relation(refused, schema=shown(refused.schema, in_duckdb)))
+            connection.register(name, Relation(table, schema=compatible_schema(table.schema, in_duckdb)))
+        for name, entry in self._left_out.items():  # a query of such a table fails with its reason
+            refused = TableSnapshot(self._handle, ScanPlan(entry.schema, 0), lambda name=name: self._check(name))
+            connection.register(name, Relation(refused, schema=compatible_schema(refused.schema, in_duckdb)))
         return connection
 
     def _check_open(self) -> None:
         if not self._open:
             raise SnapshotExpired(
-                "this snapshot was closed; take a new one, or repeat it: consistency=epochlog.Exact(token)"
+                "this snapshot was closed; take a new one, or repeat it with consistency=epochlog.Exact(token)"
             )
 
     def _check(self, table: str) -> None:
         self._check_open()
         if table in self.left_out:
-            raise TableNotReadable(f"this snapshot left out what is asked for: {self.left_out[table]}")
+            raise TableNotReadable(f"this snapshot left out the table: {self.left_out[table]}")
         if table not in self._plans:
             advice = advice_of(self.policy)
             raise InvalidInput(f"this snapshot has no table {table!r}; it has {sorted(self._plans)}{advice}")
@@ -159,19 +162,19 @@ S = TypeVar("S", bound=PinnedSnapshot)
 def take_snapshot(
     handle: Handle, policy: Policy, tables: Sequence[str] | None = None, kind: type[S] = PinnedSnapshot
 ) -> S:
-    """Choose the epochs and pin them in a snapshot of that class.
+    """Choose epochs by the policy and pin them in a snapshot of class `kind`.
 
-    A policy with a timeout is asked again when the catalog changes, until it has passed.
+    A policy with a timeout is asked again when the catalog changes, until the timeout has passed.
     """
     if isinstance(tables, str):
-        raise InvalidInput(f"tables is a list of table names: write [{tables!r}]")
+        raise InvalidInput(f"tables must be a list of table names: write [{tables!r}]")
     if tables is not None and not (isinstance(tables, Sequence) and all(isinstance(name, str) for name in tables)):
-        raise InvalidInput(f"tables is a list of table names, not {tables!r}")
+        raise InvalidInput(f"tables must be a list of table names, not {tables!r}")
     if tables is not None and not tables:
         raise InvalidInput("a snapshot needs at least one table; leave tables out for all that the policy covers")
     if handle.leases.kept("snapshot") >= MAX_OPEN_SNAPSHOTS:
         raise LimitExceeded(
-            f"{MAX_OPEN_SNAPSHOTS} snapshots of this store are open; close those that are done with (or use `with`)"
+            f"{MAX_OPEN_SNAPSHOTS} snapshots of this store are open; close some of them (or use `with`)"
         )
     return until_chosen(handle, policy, lambda: _choose_and_pin(handle, policy, tables, kind))
 
@@ -181,79 +184,83 @@ class LeftOut:
     """A table that a snapshot of all tables leaves out, and the reason."""
 
     schema: TableSchema
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Epochs that a policy chose, the files to read, and what the catalog said of each table at that moment."""
+    """Chosen epochs, the files to read, and the records of each table at the time of the choice."""
 
     view: EpochView
     plans: Mapping[str, ScanPlan]
-    standing: Mapping[str, Standing]
+    records: Mapping[str, TableRecords]
     left_out: Mapping[str, LeftOut]
 
 
-Standing = tuple[Record | None, Record | None]
-"""A table's own records, which tell what it can be read by: as long as they stay, so does a plan."""
+TableRecords = tuple[Record | None, Record | None]
+"""Head and runs record of a table. A plan stays valid as long as they do not change."""
 
 
 def _choose_and_pin(handle: Handle, policy: Policy, tables: Sequence[str] | None, kind: type[S]) -> S:
-    """Choose epochs outside any transaction, so that writers go on, then pin them in one that rechecks the plans."""
+    """Choose epochs outside of any transaction, so that writers are not blocked, then pin them in a transaction that
+    checks the plans again.
+    """
     holder = handle.new_holder("snapshot")
 
     def choose(view: View) -> _Choice:
-        return _chosen(handle, view, policy, tables)
+        return _choose(handle, view, policy, tables)
 
     for _ in range(_CHOICES):
         choice = handle.catalog.read(choose)
         if isinstance(policy, Global):
             mark_late(handle, choice.view)
-        with suppress(EpochExpired, TableDropped):  # since: choose again
-            plans, keys = handle.catalog.transact(lambda tx, choice=choice: _pinned(handle, tx, choice, holder))
+        with suppress(EpochExpired, TableDropped):  # retention or a drop was faster: choose again
+            plans, keys = handle.catalog.transact(lambda tx, choice=choice: _pin(handle, tx, choice, holder))
             break
     else:
 
         def choose_and_pin(tx: Txn) -> tuple[_Choice, dict[str, ScanPlan], list[bytes]]:
             choice = choose(tx)
-            return choice, *_pinned(handle, tx, choice, holder)
+            return choice, *_pin(handle, tx, choice, holder)
 
         choice, plans, keys = handle.catalog.transact(choose_and_pin)
     handle.leases.share(holder, keys)
     names = {table_id: name for name, table_id in choice.view.ids.items()}
     epochs = {choice.view.ids[name]: plan.epoch for name, plan in plans.items()}
-    why = {name: one.why for name, one in choice.left_out.items()}
-    token = encode_token(epochs, names, handle.store_id, why)
+    reasons = {name: entry.reason for name, entry in choice.left_out.items()}
+    token = encode_token(epochs, names, handle.store_id, reasons)
     return kind(handle, holder, plans, token, policy, choice.view, choice.left_out)
 
 
-def _chosen(handle: Handle, view: View, policy: Policy, tables: Sequence[str] | None) -> _Choice:
+def _choose(handle: Handle, view: View, policy: Policy, tables: Sequence[str] | None) -> _Choice:
     epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms(), handle.store_id)
     chosen = choose_epochs(policy, epochs, tables)
     plans = {name: plan_scan(view, get_table(view, epochs.ids[name], name), epoch) for name, epoch in chosen.items()}
-    standing = {name: _standing(view, epochs.ids[name]) for name in chosen}
+    records = {name: _table_records(view, epochs.ids[name]) for name in chosen}
     reasons = left_out_of(policy, epochs) if tables is None else {}
     left_out = {
-        name: LeftOut(get_table(view, epochs.ids[name], name).schema, why)
-        for name, why in reasons.items()
+        name: LeftOut(get_table(view, epochs.ids[name], name).schema, reason)
+        for name, reason in reasons.items()
         if name in epochs.ids and name not in chosen
     }
-    return _Choice(epochs, plans, standing, left_out)
+    return _Choice(epochs, plans, records, left_out)
 
 
-def _pinned(handle: Handle, tx: Txn, choice: _Choice, holder: str) -> tuple[dict[str, ScanPlan], list[bytes]]:
-    """Return, within a transaction, the plans, made again where a table has moved, and the keys of their holds."""
+def _pin(handle: Handle, tx: Txn, choice: _Choice, holder: str) -> tuple[dict[str, ScanPlan], list[bytes]]:
+    """Return the plans, made again for each table that has changed, and the keys of their holds. Call inside a
+    transaction.
+    """
     now_ms, lease, plans = handle.catalog.now_ms(), handle.leases.own(tx), dict[str, ScanPlan]()
     holds = []
     for name, plan in choice.plans.items():
         table_id = choice.view.ids[name]
-        if _standing(tx, table_id) != choice.standing[name]:
+        if _table_records(tx, table_id) != choice.records[name]:
             plan = plan_scan(tx, get_table(tx, table_id, name), plan.epoch)
         plans[name] = plan
         holds.append(Hold(holder, table_id, None, plan.epoch, now_ms, now_ms + LEASE_MS, lease=lease))
     return plans, put_holds(tx, holds)
 
 
-def _standing(view: View, table_id: int) -> Standing:
+def _table_records(view: View, table_id: int) -> TableRecords:
     head = view.get(head_key(table_id))
     return head, view.get(runs_key(table_id)) if head and head["runs"] else None

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class TableSnapshot(OneProcess):
-    """A table as of `epoch`, with constant rows for as long as it can be read; in key order in all formats but SQL.
+    """A table at `epoch`, with constant rows while it can be read; in key order in all formats except SQL.
 
-    Of a `Snapshot`, it can be read until that is closed; of a `Table`, until what it reads is let go of and vacuumed.
-    Then every door raises SnapshotExpired, in the middle of a scan too; DuckDB, and whoever took the C stream before,
-    say so in an error of their own.
+    A table of a `Snapshot` can be read until the snapshot is closed; a read of a `Table` until vacuum deletes its
+    files. Then every method raises SnapshotExpired, also in the middle of a scan; DuckDB, and consumers of an earlier C
+    stream, raise an error of their own.
 
-    `filter` is a pyarrow.compute.Expression: what it says of the first key column decides which files and row groups
-    are read at all.
+    `filter` is a pyarrow.compute.Expression; its bounds on the first key column decide which files and row groups are
+    read.
     """
 
     _instead = (
@@ -64,17 +64,17 @@ class TableSnapshot(OneProcess):
     ) -> pa.RecordBatchReader:
         """Return the rows that pass the filter (None: all) in record batches, a bounded number of rows at a time."""
         self._check()
-        batches = self._each(self.plan.batches(self._handle.files, ReadOptions(columns, filter)))
+        batches = self._checked_batches(self.plan.batches(self._handle.files, ReadOptions(columns, filter)))
         return pa.RecordBatchReader.from_batches(self.plan.schema(columns), batches)
 
     def scan_unfiltered(
         self, *, columns: Sequence[str] | None = None, skip: pc.Expression | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield batches for readers that filter by themselves: rows that fail `skip`, and old versions of them, may be
-        among these.
+        """Yield batches for readers that filter by themselves. They may contain rows that fail `skip`, and old versions
+        of such rows.
         """
         self._check()
-        return self._each(self.plan.batches(self._handle.files, ReadOptions(columns, skip), applied=False))
+        return self._checked_batches(self.plan.batches(self._handle.files, ReadOptions(columns, skip), applied=False))
 
     def to_pandas(self, **options: Any) -> pd.DataFrame:
         return self.to_arrow(**options).to_pandas()
@@ -86,8 +86,8 @@ class TableSnapshot(OneProcess):
         return frame_of(self.to_arrow(**options))
 
     def lazy(self) -> pl.LazyFrame:
-        """Return a polars LazyFrame, read when it is collected: the columns that the query names, the row groups that
-        may pass its filters, no more batches than its `head` needs.
+        """Return a polars LazyFrame that is read when it is collected: only the columns that the query names, the row
+        groups that may pass its filters, and no more batches than its `head` needs.
         """
         self._check()
         from .polars_frames import lazy_frame
@@ -102,7 +102,7 @@ class TableSnapshot(OneProcess):
         return TableDataset(self)
 
     def get(self, keys: object, *, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return one row for each key found, in the order asked; `keys` has exactly the primary-key columns."""
+        """Return one row for each key found, in the order of `keys`, which has exactly the primary-key columns."""
         self._check()
         return translate_stale_read(self._handle, lambda: self.plan.lookup(self._handle.files, keys, columns))
 
@@ -114,12 +114,12 @@ class TableSnapshot(OneProcess):
         return self.schema.__arrow_c_schema__()
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Export all rows as an Arrow stream (for `pyarrow.table`, `polars.DataFrame`, `Table.upsert`, …), in other
-        types where the consumer asks for them.
+        """Export all rows as an Arrow stream (for `pyarrow.table`, `polars.DataFrame`, `Table.upsert`, …), in the types
+        that the consumer requests.
         """
         return self.scan().__arrow_c_stream__(requested_schema)
 
-    def _each(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _checked_batches(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in translate_stale_reads(self._handle, batches):
             self._check()
             yield batch

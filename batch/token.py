@@ -19,7 +19,7 @@ MAX_TOKEN_CHARS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One table of a token: its id, since a table made anew under an old name is another table, and the epoch read."""
+    """One table of a token: its id, since a table created again under an old name is another table, and its epoch."""
 
     table_id: int
     epoch: int
@@ -27,8 +27,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A decoded token: the store's id ("" when unknown), the entries by table name, and of a snapshot of all tables
-    why it left out others, by name.
+    """A decoded token: the store's id ("" when unknown), the entries by table name, and the reasons for tables left
+    out, by name.
     """
 
     store_id: str
@@ -39,7 +39,7 @@ class Token:
 def encode_token(
     epochs: Mapping[int, int], names: Mapping[int, str], store_id: str = "", left_out: Mapping[str, str] | None = None
 ) -> str:
-    """Return the token of a snapshot that read table `id` at `epochs[id]`; about 40 characters a table, and the
+    """Return the token of a snapshot that read table `id` at `epochs[id]`: about 40 characters a table, and the
     reasons.
     """
     rows = [[names[table_id], table_id, epoch] for table_id, epoch in epochs.items()]
@@ -53,47 +53,47 @@ def decode_token(token: str) -> Token:
     format.
     """
     if not isinstance(token, str) or len(token) > MAX_TOKEN_CHARS or not token.isascii():
-        raise _bad("it is not one")
+        raise _invalid("it is not ASCII text of a token's length")
     try:
         raw = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
-        raise _bad("it is not base64") from None
+        raise _invalid("it is not base64") from None
     body = raw[4:]
     if _text(raw) != token:  # the last character can hold bits that decoding drops
-        raise _bad("its end was changed")
+        raise _invalid("its end was changed")
     if len(raw) < 5 or zlib.crc32(body).to_bytes(4, "big") != raw[:4]:
-        raise _bad("its checksum does not match")
+        raise _invalid("its checksum does not match")
     try:
         record = msgpack.unpackb(body)
     except (ValueError, msgpack.UnpackException):
-        raise _bad("it holds no record") from None
+        raise _invalid("it contains no record") from None
     if isinstance(record, list) and record and record[0] != FORMAT:
-        raise _bad(f"its format {record[0]!r} is not known to this version")
+        raise _invalid(f"this version does not know its format {record[0]!r}")
     match record:
         case [_, str(store_id), list(rows)]:
             return Token(store_id, dict(map(_entry, rows)))
         case [_, str(store_id), list(rows), list(left_out)]:
             return Token(store_id, dict(map(_entry, rows)), dict(map(_reason, left_out)))
-    raise _bad("it holds no table list")
+    raise _invalid("it contains no list of tables")
 
 
 def _entry(row: object) -> tuple[str, Entry]:
     match row:
         case [str(name), int(table_id), int(epoch)] if 0 <= epoch <= MAX_EPOCH:
             return name, Entry(table_id, epoch)
-    raise _bad("an entry of it is no table at an epoch")
+    raise _invalid("one of its entries is not a table with an epoch")
 
 
 def _reason(row: object) -> tuple[str, str]:
     match row:
-        case [str(name), str(why)]:
-            return name, why
-    raise _bad("a table that it leaves out has no reason")
+        case [str(name), str(reason)]:
+            return name, reason
+    raise _invalid("a table that it leaves out has no reason")
 
 
 def _text(raw: bytes) -> str:
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
-def _bad(what: str) -> InvalidInput:
-    return InvalidInput(f"this is no snapshot token: {what}. Pass `snapshot.token` of an earlier snapshot unchanged")
+def _invalid(problem: str) -> InvalidInput:
+    return InvalidInput(f"invalid snapshot token: {problem}. Pass `snapshot.token` of an earlier snapshot unchanged")

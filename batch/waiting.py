@@ -15,14 +15,18 @@ from .policy import Policy, timeout_of
 T = TypeVar("T")
 
 ASK_ANYWAY_S = 1.0
-"""A policy may look at the clock too, which is no news of the catalog: it is asked so often in any case."""
+"""Time after which a policy is asked again without a change of the catalog, because it may depend on the clock."""
 REST = 4
-"""How much longer than a choice took the next one waits: under many commits waiting takes a fifth of a core at most."""
+"""Ratio of the pause after a choice to its duration, so that waiting takes at most a fifth of a core under many
+commits.
+"""
 
 
 def until_chosen(handle: Handle, policy: Policy, choose: Callable[[], T]) -> T:
-    """Return the result of `choose`, called again after changes of the catalog while it raises NoConsistentEpoch and
-    the policy's `timeout` lasts (seconds of monotonic time; none: no waiting). Its last error is raised then.
+    """Return the result of `choose`. While it raises NoConsistentEpoch, call it again after each change of the catalog.
+
+    This ends with the policy's `timeout` (seconds of monotonic time; no timeout: no waiting), which raises the last
+    error.
     """
     deadline = Deadline.after(timeout_of(policy))
     try:
@@ -30,7 +34,7 @@ def until_chosen(handle: Handle, policy: Policy, choose: Callable[[], T]) -> T:
     except NoConsistentEpoch:
         if deadline.passed:
             raise
-    rest = threading.Event()  # never set: the time to leave others alone in
+    pause = threading.Event()  # never set
     with handle.watch.any_news() as news:
         while True:
             news.wait(min(deadline.left_s, ASK_ANYWAY_S))
@@ -40,4 +44,4 @@ def until_chosen(handle: Handle, policy: Policy, choose: Callable[[], T]) -> T:
             except NoConsistentEpoch:
                 if deadline.passed:
                     raise
-            rest.wait(min(deadline.left_s, REST * (monotonic_s() - began_s)))
+            pause.wait(min(deadline.left_s, REST * (monotonic_s() - began_s)))

@@ -97,7 +97,7 @@ def test_it_is_released_before_its_time(lab: Lab) -> None:
     lab.store.release_snapshot("nightly")
     assert lab.store.held_snapshots() == [other]
     lab.store.release_snapshot("weekly")
-    with pytest.raises(el.SnapshotNotFound, match="no snapshot is held as 'nightly'; those held: none"):
+    with pytest.raises(el.SnapshotNotFound, match="no snapshot is held as 'nightly'; held are: none"):
         lab.store.release_snapshot("nightly")
     go_on(lab)
     with pytest.raises(el.EpochExpired):
@@ -200,7 +200,7 @@ def test_a_closed_snapshot_and_one_whose_lease_has_ended_cannot_be_held(lab: Lab
     lab.store._handle.leases.forget(stopped._holder)  # as if its process had been stopped for longer than a lease
     lab.tick(LEASE_MS / 1000)
     go_on(lab)
-    with pytest.raises(el.SnapshotExpired, match="has been let go; take a new snapshot"):
+    with pytest.raises(el.SnapshotExpired, match="has been released; take a new snapshot"):
         stopped.hold(NIGHT)
     assert lab.store.held_snapshots() == []
 

@@ -355,12 +355,12 @@ def test_policies_go_by_names_with_options() -> None:
 @pytest.mark.parametrize(
     "consistency, options, named",
     [
-        ("eventual", {}, "there are: aligned, as_of, at_least"),
+        ("eventual", {}, "known are: aligned, as_of, at_least"),
         ("aligned", {"epoch": 5}, "epoch"),
         ("at_least", {}, "epoch"),
         (Aligned(), {"epoch": 5}, "takes no options"),
-        (object(), {}, "is no policy"),
-        (None, {}, "is no policy"),
+        (object(), {}, "is not a policy"),
+        (None, {}, "is not a policy"),
     ],
 )
 def test_unknown_names_and_options_are_bad_input(consistency, options: dict, named: str) -> None:

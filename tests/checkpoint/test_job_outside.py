@@ -190,7 +190,7 @@ def test_a_snapshot_of_all_tables_says_what_it_left_out_and_why(lab: Lab) -> Non
     aligned = read(lab, "late_out", consistency="aligned")["late_out"]
     with lab.store.snapshot() as moment:
         assert list(moment.left_out) == ["late_out"]
-        told = rf"left out what is asked for: late_out cannot be read: .*aligned would read it at {aligned} \("
+        told = rf"left out the table: late_out cannot be read: .*aligned would read it at {aligned} \("
         for ask in (lambda: moment["late_out"], lambda: moment.spark("late_out", None)):  # pyright: ignore[reportArgumentType]
             with pytest.raises(el.TableNotReadable, match=told):
                 ask()
@@ -213,7 +213,7 @@ def test_tokens_and_held_snapshots_refuse_what_was_left_out(lab: Lab) -> None:
     go_on(lab, 11, "good")
     with lab.store.snapshot() as moment:
         token = moment.token
-        with pytest.raises(el.TableNotReadable, match=r"has left some out: late_out cannot be read.*partial=True"):
+        with pytest.raises(el.TableNotReadable, match=r"left some out: late_out cannot be read.*partial=True"):
             moment.hold(60.0, "nightly")
         assert not lab.store.held_snapshots()
         nightly, left_out = moment.hold(60.0, "nightly", partial=True), moment.left_out

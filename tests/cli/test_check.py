@@ -64,7 +64,7 @@ def test_few_of_many_are_shown(run, tmp_path: Path) -> None:
         in run(*command, "none", "--limit", 7).out
     )
     assert len(json.loads(run(*command, "none", "--json").out)["outputs"][0]["missing_rows"]) == 300
-    assert "say which query is whose" in run("check", tmp_path / "lake", "copy", "--sql", "SELECT 1").err
+    assert "pass a dict {output: query}" in run("check", tmp_path / "lake", "copy", "--sql", "SELECT 1").err
 
 
 @pytest.mark.parametrize("argv, code, said", [
@@ -72,7 +72,7 @@ def test_few_of_many_are_shown(run, tmp_path: Path) -> None:
     (["daily", "--sql", SQL, "--file", "x"], 2, "not allowed with"),
     (["nobody", "--sql", SQL], 1, "nobody"),
     (["broken", "--sql", SQL], 1, "has not committed yet"),
-    (["daily", "--sql", "SELECT nope FROM orders"], 1, "cannot be answered"),
+    (["daily", "--sql", "SELECT nope FROM orders"], 1, "failed"),
     (["daily", "--sql", SQL, "--output", "orders"], 1, "no output 'orders'"),
     (["daily", "--sql", SQL, "--tolerance", "-1"], 1, "tolerance"),
     (["daily", "--file", "there/is/none"], 1, "there/is/none"),

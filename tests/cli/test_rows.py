@@ -76,11 +76,11 @@ def test_the_past_is_read_by_epoch_time_and_token(run, lake) -> None:
         (["orders", "--filter", "price > 1"], "there is no column 'price'"),
         (["orders", "--filter", "cents >"], "expected a literal"),
         (["orders", "--filter", "cents LIKE 'a%'"], "does not fit the columns"),
-        (["orders", "--consistency", "hopeful"], "there is no consistency policy 'hopeful'"),
+        (["orders", "--consistency", "hopeful"], "unknown consistency policy 'hopeful'"),
         (["orders", "--consistency", "latest", "--epoch", "5"], "'latest' takes no epoch \\(it takes: nothing\\)"),
         (["revenue", "--max-lag", "0", "--timeout", "0"], "revenue lags"),
         (["--epoch", "5"], "--epoch needs TABLE arguments"),
-        (["orders", "--timestamp", "yesterday"], "'yesterday' is no ISO 8601 timestamp"),
+        (["orders", "--timestamp", "yesterday"], "'yesterday' is not an ISO 8601 timestamp"),
         (["orders", "--token", "nonsense"], "token"),
     ],
 )

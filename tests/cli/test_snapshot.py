@@ -152,7 +152,7 @@ def test_one_is_dropped(run, lake, nightly) -> None:
     assert [one["name"] for one in hold(run, lake, "--drop", "nightly")["snapshots"]] == ["weekly"]
     done = run("snapshot", lake.root, "--drop", "nightly")
     assert (done.code, done.out) == (1, "")
-    assert done.err == "epochlog: no snapshot is held as 'nightly'; those held: weekly\n"
+    assert done.err == "epochlog: no snapshot is held as 'nightly'; held are: weekly\n"
 
 
 def test_holding_it_again_moves_its_end(run, lake, nightly) -> None:
@@ -178,7 +178,7 @@ def test_policies_choose_what_is_held(run, lake) -> None:
         (["seen", "--hold", "1h"], "seen \\(creating\\) has no commit yet"),
         (["nobody", "--hold", "1h"], "nobody"),
         (["--show", "nobody"], "neither a snapshot's token nor the name of a held snapshot; held snapshots: none"),
-        (["--show", "abc-DEF"], "this is no snapshot token"),
+        (["--show", "abc-DEF"], "invalid snapshot token"),
         (["--drop", "nobody"], "no snapshot is held as 'nobody'"),
     ],
 )
@@ -218,7 +218,7 @@ def test_epochs_of_no_table_of_this_store(run, lake, nightly, argv, tmp_path) ->
         (dropped, "orders has been dropped since the token was made"),
         (without, "this snapshot does not read orders; it reads revenue"),
         ("nobody", "neither a snapshot's token nor the name"),
-        (nightly["token"][:-1], "this is no snapshot token"),
+        (nightly["token"][:-1], "invalid snapshot token"),
     ):
         done = run(argv[0], lake.root, *argv[1:], text)
         assert (done.code, done.out) == (1, "") and sentence in done.err, text

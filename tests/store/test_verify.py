@@ -221,7 +221,7 @@ def with_column(name: str, change: Callable[[list[Any]], list[Any]]) -> Callable
 
 
 IN_FILES: dict[str, tuple[Damage, str]] = {
-    "order": (rewritten(with_column("k", lambda ks: [*ks[:4], ks[5], ks[4], *ks[6:]])), "not in order"),
+    "order": (rewritten(with_column("k", lambda ks: [*ks[:4], ks[5], ks[4], *ks[6:]])), "not in strictly rising order"),
     "twice": (rewritten(with_column("k", lambda ks: [*ks[:4], ks[3], *ks[5:]])), "strictly rising"),
     "lost-row": (rewritten(lambda table: table.slice(0, table.num_rows - 1)), "has 7 rows"),
     "epoch-of-no-run": (rewritten(with_column("_epoch", lambda es: [*es[:-1], 1 << 50])), "outside its run's epochs"),
