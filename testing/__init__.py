@@ -1,4 +1,4 @@
-"""Tools to test an own catalog, an own file system, or a program on epochlog, with any test runner.
+"""Tools to test a custom catalog, a custom file system, or a program on epochlog, with any test runner.
 
-Nothing of the library imports this package, and this package imports no test runner. docs/testing.md has examples.
+The library imports nothing from this package, and this package imports no test runner. docs/testing.md has examples.
 """

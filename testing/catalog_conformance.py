@@ -1,6 +1,6 @@
-"""Conformance suite for catalogs: what store/catalog/protocol.py promises, as functions to call with an own catalog.
+"""Conformance suite for catalogs: the contract of store/catalog/protocol.py as functions to call with a custom catalog.
 
-`CASES` lists the functions. Each takes a function that opens the catalog, and starts with an empty one.
+`CASES` lists the functions. Each takes a function that opens the catalog, and starts with an empty catalog.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ ALL = (b"", b"\xff\xff")
 
 
 class OpenCatalog(Protocol):
-    """Function that opens one catalog any number of times, as other threads and processes do."""
+    """Function that opens one catalog any number of times, as threads and processes do."""
 
     def __call__(self, clock: Clock | None = None) -> Catalog:
-        """Open the catalog again. clock: the one that its `now_ms` asks; None: its own."""
+        """Open the catalog again. clock: the clock of its `now_ms`; None: the catalog's own."""
         ...
 
 
@@ -46,17 +46,17 @@ def keys_of(view: View, start: bytes = ALL[0], stop: bytes = ALL[1], *, reverse:
 
 
 def a_record_is_there_until_it_is_deleted(open_catalog: OpenCatalog) -> None:
-    one, two = open_catalog(), open_catalog()
-    assert one.read(lambda view: view.get(b"a")) is None
+    first, second = open_catalog(), open_catalog()
+    assert first.read(lambda view: view.get(b"a")) is None
     record = {"n": 1 << 62, "b": b"\0\xff", "s": "é", "l": [None, True, 1.5], "m": {1: "x"}}
-    one.transact(lambda tx: tx.put(b"a", record))
-    assert two.read(lambda view: view.get(b"a")) == record
-    two.transact(lambda tx: tx.put(b"a", {}))
-    assert one.read(lambda view: view.get(b"a")) == {}
-    one.transact(lambda tx: tx.delete(b"a"))
-    one.transact(lambda tx: tx.delete(b"never there"))
-    assert two.read(lambda view: view.get(b"a")) is None
-    assert two.read(keys_of) == []
+    first.transact(lambda tx: tx.put(b"a", record))
+    assert second.read(lambda view: view.get(b"a")) == record
+    second.transact(lambda tx: tx.put(b"a", {}))
+    assert first.read(lambda view: view.get(b"a")) == {}
+    first.transact(lambda tx: tx.delete(b"a"))
+    first.transact(lambda tx: tx.delete(b"never there"))
+    assert second.read(lambda view: view.get(b"a")) is None
+    assert second.read(keys_of) == []
 
 
 def ranges_run_in_byte_order_whatever_the_bytes(open_catalog: OpenCatalog) -> None:
@@ -70,9 +70,9 @@ def ranges_run_in_byte_order_whatever_the_bytes(open_catalog: OpenCatalog) -> No
     edges = [b"", *keys, b"zz", b"\xff"]
     for start in edges:
         for stop in edges:
-            wanted = [key for key in ordered if start <= key < stop]
-            assert catalog.read(lambda v, a=start, b=stop: keys_of(v, a, b)) == wanted
-            assert catalog.read(lambda v, a=start, b=stop: keys_of(v, a, b, reverse=True)) == wanted[::-1]
+            expected = [key for key in ordered if start <= key < stop]
+            assert catalog.read(lambda v, a=start, b=stop: keys_of(v, a, b)) == expected
+            assert catalog.read(lambda v, a=start, b=stop: keys_of(v, a, b, reverse=True)) == expected[::-1]
 
 
 def long_ranges_are_whole_from_both_ends_and_may_be_left_early(open_catalog: OpenCatalog) -> None:
@@ -101,8 +101,8 @@ def large_records_in_a_range_come_whole(open_catalog: OpenCatalog) -> None:
             tx.put(b"%d" % (10 + n), {"b": bytes([n]) * 1_000_000})
 
     catalog.transact(body)
-    found = catalog.read(lambda view: [(key, record["b"]) for key, record in view.scan(*ALL)])
-    assert found == [(b"%d" % (10 + n), bytes([n]) * 1_000_000) for n in range(40)]
+    records = catalog.read(lambda view: [(key, record["b"]) for key, record in view.scan(*ALL)])
+    assert records == [(b"%d" % (10 + n), bytes([n]) * 1_000_000) for n in range(40)]
 
 
 # ---- transactions ------------------------------------------------------------------------------------------------
@@ -138,9 +138,9 @@ def a_record_is_copied_when_it_is_put(open_catalog: OpenCatalog) -> None:
         record = {"n": 1}
         tx.put(b"a", record)
         record["n"] = 2
-        found = tx.get(b"a")
-        assert found is not None and found == {"n": 1}
-        found["n"] = 3
+        stored = tx.get(b"a")
+        assert stored is not None and stored == {"n": 1}
+        stored["n"] = 3
         assert tx.get(b"a") == {"n": 1}
 
     catalog.transact(body)
@@ -162,7 +162,7 @@ def a_body_that_raises_has_no_effect(open_catalog: OpenCatalog) -> None:
 
 
 def errors_that_are_kept_hold_nothing(open_catalog: OpenCatalog) -> None:
-    """Keep a thousand errors, as a log does: each holds the frames of its read."""
+    """Keep a thousand errors, as a log does: each keeps the frames of its read alive."""
     catalog = open_catalog()
     catalog.transact(lambda tx: tx.put(b"a", {"n": 1}))
 
@@ -170,13 +170,13 @@ def errors_that_are_kept_hold_nothing(open_catalog: OpenCatalog) -> None:
         for key, _ in view.scan(b"a", b"b"):
             raise InvalidInput(str(key))
 
-    kept = []
+    errors = []
     for _ in range(1_100):
         try:
             catalog.read(fails)
         except InvalidInput as error:
-            kept.append(error)
-    assert len(kept) == 1_100 and catalog.read(lambda view: view.get(b"a")) == {"n": 1}
+            errors.append(error)
+    assert len(errors) == 1_100 and catalog.read(lambda view: view.get(b"a")) == {"n": 1}
 
 
 def a_body_returns_what_it_returns(open_catalog: OpenCatalog) -> None:
@@ -187,7 +187,7 @@ def a_body_returns_what_it_returns(open_catalog: OpenCatalog) -> None:
 
 
 def run_all(works: list[Callable[[], None]]) -> None:
-    """Run in threads, and raise the first error of any."""
+    """Run the functions in threads, and raise the first error."""
     errors: list[BaseException] = []
 
     def guarded(work: Callable[[], None]) -> None:
@@ -227,7 +227,7 @@ def counting_threads_of_two_handles_lose_and_double_nothing(open_catalog: OpenCa
 
 
 def a_body_sees_one_state_however_often_it_asks(open_catalog: OpenCatalog) -> None:
-    """Move both ends of pairs together; no body sees them apart, not even one that will run again."""
+    """Move both ends of pairs together; every body sees equal ends, even one that runs again."""
     writer, reader, over = open_catalog(), open_catalog(), threading.Event()
     put(writer, *[b"%s/%d" % (side, n) for side in (b"a", b"z") for n in range(8)])
 
@@ -242,18 +242,18 @@ def a_body_sees_one_state_however_often_it_asks(open_catalog: OpenCatalog) -> No
 
             writer.transact(move)
 
-    def look(view: View) -> tuple[int, int]:
-        left = [view.get(b"a/%d" % n) for n in range(8)]
-        right = [record for _, record in view.scan(b"z", b"zz", reverse=True)][::-1]
-        assert left == right
-        return view.version, sum(record["n"] for record in right)
+    def check_pairs(view: View) -> tuple[int, int]:
+        first = [view.get(b"a/%d" % n) for n in range(8)]
+        second = [record for _, record in view.scan(b"z", b"zz", reverse=True)][::-1]
+        assert first == second
+        return view.version, sum(record["n"] for record in second)
 
     def read() -> None:
         try:
-            read = [reader.read(look) for _ in range(60)]
-            sums = [total for _, total in (*read, *(reader.transact(look) for _ in range(60)))]
+            read = [reader.read(check_pairs) for _ in range(60)]
+            sums = [total for _, total in (*read, *(reader.transact(check_pairs) for _ in range(60)))]
             assert all(a <= b for a, b in pairwise(sums))
-            assert len(dict(read)) == len(set(read))  # of one version there is one sum
+            assert len(dict(read)) == len(set(read))  # each version has one sum
         finally:
             over.set()
 
@@ -261,7 +261,7 @@ def a_body_sees_one_state_however_often_it_asks(open_catalog: OpenCatalog) -> No
 
 
 def two_transactions_that_read_what_the_other_writes_are_one_after_the_other(open_catalog: OpenCatalog) -> None:
-    """Add keys only if fewer than ten are in the range: without range checks two would at the edge."""
+    """Add keys only if fewer than ten are in the range: without checks of the range, concurrent adds exceed ten."""
 
     def add(tx: Txn, name: bytes) -> bool:
         room = len(keys_of(tx, b"r/", b"r0")) < 10
@@ -271,11 +271,11 @@ def two_transactions_that_read_what_the_other_writes_are_one_after_the_other(ope
 
     added: list[bool] = []
 
-    def work(who: int) -> None:
+    def work(worker: int) -> None:
         catalog = open_catalog()
-        added.extend(catalog.transact(lambda tx, n=n: add(tx, b"%d-%d" % (who, n))) for n in range(20))
+        added.extend(catalog.transact(lambda tx, n=n: add(tx, b"%d-%d" % (worker, n))) for n in range(20))
 
-    run_all([lambda who=who: work(who) for who in range(3)])
+    run_all([lambda worker=worker: work(worker) for worker in range(3)])
     assert sum(added) == 10
     assert len(open_catalog().read(keys_of)) == 10
 
@@ -293,19 +293,19 @@ def random_transactions_do_what_a_dict_does(open_catalog: OpenCatalog) -> None:
             tx: Txn, script: list = script, step: int = step, fails: bool = fails, before: dict[bytes, int] = draft
         ) -> dict[bytes, int]:
             draft = dict(before)
-            for what, key, other in script:
-                if what == "p":
+            for operation, key, other in script:
+                if operation == "p":
                     tx.put(key, {"n": step})
                     draft[key] = step
-                elif what == "d":
+                elif operation == "d":
                     tx.delete(key)
                     draft.pop(key, None)
-                elif what == "g":
+                elif operation == "g":
                     assert tx.get(key) == ({"n": draft[key]} if key in draft else None)
                 else:
-                    wanted = sorted(k for k in draft if key <= k < other)
-                    assert keys_of(tx, key, other) == wanted
-                    assert keys_of(tx, key, other, reverse=True) == wanted[::-1]
+                    expected = sorted(k for k in draft if key <= k < other)
+                    assert keys_of(tx, key, other) == expected
+                    assert keys_of(tx, key, other, reverse=True) == expected[::-1]
             if fails:
                 raise ZeroDivisionError
             return draft
@@ -316,10 +316,10 @@ def random_transactions_do_what_a_dict_does(open_catalog: OpenCatalog) -> None:
             draft = model
         model = draft
         for other in catalogs:
-            version, found = other.read(
+            version, records = other.read(
                 lambda view: (view.version, {key: record["n"] for key, record in view.scan(*ALL)})
             )
-            assert found == model == seen.setdefault(version, model)
+            assert records == model == seen.setdefault(version, model)
 
 
 # ---- clock, threads, forks, end ----------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ def the_clock_of_its_own_moves_on(open_catalog: OpenCatalog) -> None:
 
 
 def in_a_fork(work: Callable[[], object]) -> None:
-    """Run `work` in a forked child; AssertionError if it raised or died."""
+    """Run `work` in a forked child; raise AssertionError if it raised or died."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -364,13 +364,13 @@ def a_forked_child_and_its_parent_both_go_on(open_catalog: OpenCatalog) -> None:
 
 
 def a_closed_catalog_says_so_and_its_neighbour_goes_on(open_catalog: OpenCatalog) -> None:
-    one, two = open_catalog(), open_catalog()
-    one.close()
-    one.close()
-    for use in (lambda: one.read(keys_of), lambda: one.transact(increment), one.check):
+    closed, neighbour = open_catalog(), open_catalog()
+    closed.close()
+    closed.close()
+    for use in (lambda: closed.read(keys_of), lambda: closed.transact(increment), closed.check):
         with raises(StoreClosed):
             use()
-    assert two.transact(increment) == 1
+    assert neighbour.transact(increment) == 1
 
 
 def a_whole_catalog_passes_its_check(open_catalog: OpenCatalog) -> None:
@@ -399,4 +399,4 @@ CASES: tuple[Callable[[OpenCatalog], None], ...] = (
     a_closed_catalog_says_so_and_its_neighbour_goes_on,
     a_whole_catalog_passes_its_check,
 )
-"""All of the suite: a catalog keeps the protocol if no case raises."""
+"""The whole suite: a catalog conforms if no case raises."""

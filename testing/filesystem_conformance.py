@@ -1,6 +1,6 @@
-"""Conformance suite for file systems: what `Files` in store/env/files.py promises the store, as functions to call.
+"""Conformance suite for file systems: the contract of `Files` in store/env/files.py as functions to call.
 
-`CASES` lists the functions. Each takes an empty place in the file system; `ArrowFiles` makes one of any file system of
+`CASES` lists the functions. Each takes an empty folder in the file system; `ArrowFiles` adapts any file system of
 Arrow.
 """
 
@@ -21,11 +21,11 @@ from epochlog.store.sst.data_file import verified
 from .raising import raises
 
 OUTSIDE = ("", "/etc/passwd", "../x", "a/../../x", "a/./x", "a//x", "a/", "a\0b", "..", "a\\..\\b")
-"""Paths that are not in a root, or name no file."""
+"""Paths that escape the root, or name no file."""
 
 
 def new_name(folder: str = "t") -> str:
-    """Draw a name as the store draws those of its files."""
+    """Draw a name in the form of the store's file names."""
     return f"{folder}/{uuid4().hex}-{uuid4().hex}.arrow"
 
 
@@ -91,13 +91,15 @@ def writers_at_the_same_time(files: Files) -> None:
     names = [new_name() for _ in range(24)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: files.write(name, name.encode()), names))
-        found = list(pool.map(lambda name: files.read(name).to_pybytes().decode(), names))
-    assert found == names
+        contents = list(pool.map(lambda name: files.read(name).to_pybytes().decode(), names))
+    assert contents == names
     assert [info.path for info in files.list("t")] == sorted(names)
 
 
 def of_writers_of_one_name_one_wins(files: Files) -> None:
-    """Race writers of one name. Object stores take the last of them; the store draws all names but its marker's."""
+    """Race writers of one name. On object stores the last one wins; the store draws random names for all files but its
+    marker.
+    """
 
     def write(word: str) -> str | None:
         try:
@@ -150,4 +152,4 @@ CASES: tuple[Callable[[Files], None], ...] = (
     workers_receive_files_by_pickle,
     a_damaged_file_is_told_from_a_whole_one,
 )
-"""All of the suite: a file system will do for a store if no case raises."""
+"""The whole suite: a file system is fit for a store if no case raises."""

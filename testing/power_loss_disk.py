@@ -1,10 +1,10 @@
-"""A disk whose power may fail: it keeps of each file and folder what a power cut would leave.
+"""Disk that simulates power cuts: it tracks the durable content of each file and folder.
 
-It stands in for `os` in store/env/local_folder.py and works on a real folder. Of what was not synced a power cut may
-leave: of a file any mixture of blocks that were written, are zero, hold older content, or lie beyond its end (file
-systems show no other file's bytes there); of a folder any of the names made or removed since its sync, in any order,
-with the durable part of what they name. LMDB writes its file without this module: its content is durable from the sync
-that LMDB makes at a commit, if it was opened to sync; its name needs its folder's sync as any other.
+It replaces `os` in store/env/local_folder.py and works on a real folder. A power cut keeps synced data. Of an unsynced
+file it may leave any mixture of blocks that were written, are zero, hold older content, or lie beyond its end (file
+systems show no other file's bytes there); of an unsynced folder any of the names made or removed since its sync, in any
+order, with the durable part of their files. LMDB writes its file without this module: the content is durable after the
+sync that LMDB makes at a commit, if it was opened to sync; the name needs a sync of its folder like any other.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from epochlog.store.catalog.lmdb import catalog
 from epochlog.store.env import local_folder as files_module
 
 BLOCK = 512
-"""Bytes that reach the disk as one: the least that disks promise."""
+"""Bytes that reach the disk atomically: the smallest unit that disks guarantee."""
 
 Tree = dict[str, bytes | None]
-"""Paths relative to the base folder, upper ones first; None is a folder."""
+"""Content by path relative to the base folder, parents first; None is a folder."""
 
 UNKNOWN = {
     *("rename", "renames", "replace", "link", "symlink", "truncate", "ftruncate", "fdopen", "posix_fallocate"),
     *("remove", "removedirs", "rmdir", "makedirs", "mknod", "sync", "fdatasync"),
     *("pwrite", "pwritev", "writev", "sendfile", "copy_file_range"),
 }
-"""Functions of `os` that change files and that this module would have to learn first."""
+"""Functions of `os` that change files and that this module does not simulate."""
 
 
 @dataclass(eq=False)
@@ -42,12 +42,12 @@ class File:
 
     synced: bytes = b""
     writes: list[tuple[int, bytes]] = field(default_factory=list)
-    foreign: bool = False  # written by others: the content is that of the real file
+    foreign: bool = False  # written without this module: the real file has the content
 
 
 @dataclass(eq=False)
 class Folder:
-    """Nodes that each name has stood for since the folder's last sync; the first of them is durable."""
+    """Nodes that each name has had since the folder's last sync; the first of them is durable."""
 
     names: dict[str, list[File | Folder | None]] = field(default_factory=dict)
 
@@ -69,16 +69,16 @@ class Opened:
 
 
 class PowerLossDisk:
-    """Stand-in for the module `os` on a folder, which is durable as it is when the disk is made.
+    """Replacement of the module `os` for a folder, whose content is durable when the disk is made.
 
     on_step: called with the operation and the path before each operation that changes anything, and before each
-    transaction of the catalog. `survivals` at that moment is what a real power cut there would leave, so that one run
-    of a scenario shows all of them.
+    transaction of the catalog. `survivals` at that moment returns the possible results of a power cut there, so one run
+    of a scenario covers all of them.
 
-    `fail` may be set to make operations fail: it is given the operation ("mkdir", "create", "write", "sync", "unlink",
-    "transact") and the path, and returns the error or None. After a sync that failed what was to be synced is lost,
-    though it can still be read, and the next sync succeeds. `most_bytes` bounds what one write takes. `steps` lists
-    the operations so far.
+    `fail` can be set to make operations fail: it gets the operation ("mkdir", "create", "write", "sync", "unlink",
+    "transact") and the path, and returns the error or None. After a failed sync the unsynced data is lost, though it
+    can still be read, and the next sync succeeds. `most_bytes` limits the bytes of one write. `steps` lists the
+    operations so far.
     """
 
     def __init__(self, base: Path, on_step: Callable[[str], None] | None = None) -> None:
@@ -92,19 +92,21 @@ class PowerLossDisk:
         self._root = self._adopt(self.base)
 
     def __getattr__(self, name: str) -> Any:
-        assert name not in UNKNOWN, f"store/env/local_folder.py calls os.{name}, of which this disk knows nothing"
+        assert name not in UNKNOWN, f"store/env/local_folder.py calls os.{name}, which this disk does not simulate"
         return getattr(os, name)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Let the library of this process work on this disk, as a process that has just begun, until the block ends."""
+        """Let the library of this process work on this disk, like a process that has just started, until the block
+        ends.
+        """
         transact = catalog.LmdbCatalog.transact
 
-        def watched(own: catalog.LmdbCatalog, body: Callable[[Any], Any]) -> Any:
-            folder = str(own._folder)
+        def watched(instance: catalog.LmdbCatalog, body: Callable[[Any], Any]) -> Any:
+            folder = str(instance._folder)
             self.step("transact", folder)
-            result = transact(own, body)
-            with own._environment() as env:
+            result = transact(instance, body)
+            with instance._environment() as env:
                 if env.flags()["sync"]:
                     self.catalog_synced(folder)
             return result
@@ -121,11 +123,11 @@ class PowerLossDisk:
     def open(self, path: str | Path, flags: int, mode: int = 0o777) -> int:
         path = os.fspath(path)
         with self._lock:
-            made = flags & os.O_CREAT and not os.path.lexists(path)
-            if made:
+            created = flags & os.O_CREAT and not os.path.lexists(path)
+            if created:
                 self._step("create", path)
             handle = os.open(path, flags, mode)
-            if made:
+            if created:
                 self._folder_of(path).put(os.path.basename(path), File())
             self._opened[handle] = Opened(self._node(path), path)
             return handle
@@ -146,7 +148,7 @@ class PowerLossDisk:
             try:
                 self._step("sync", opened.path)
             except OSError:
-                if isinstance(opened.node, File):  # the kernel tells it once, and forgets what it could not write
+                if isinstance(opened.node, File):  # the kernel reports the error once, and discards the data
                     opened.node.writes = []
                 raise
             if isinstance(opened.node, Folder):
@@ -176,7 +178,7 @@ class PowerLossDisk:
     # ---- steps of LMDB ---------------------------------------------------------------------------------------------
 
     def catalog_synced(self, folder: str) -> None:
-        """Note that LMDB has synced its data file."""
+        """Record that LMDB has synced its data file."""
         with self._lock:
             parent = self._node(folder)
             assert isinstance(parent, Folder)
@@ -186,24 +188,26 @@ class PowerLossDisk:
             node.synced = Path(folder, "data.mdb").read_bytes()
 
     def step(self, what: str, path: str) -> None:
-        """Note an operation that this disk does not see by itself."""
+        """Record an operation that does not pass through this disk."""
         with self._lock:
             self._step(what, path)
 
     # ---- survivals -------------------------------------------------------------------------------------------------
 
     def survivals(self, dice: random.Random, count: int) -> list[Tree]:
-        """List trees that a power cut now may leave: without what was not synced, with all of it, `count` between."""
+        """Return trees that a power cut now may leave: without all unsynced data, with all of it, and
+        `count` between.
+        """
         with self._lock:
             self._find_all_foreign(self._root, self.base)
             choices = [_Nothing(), _Everything(), *(_Chance(dice) for _ in range(count))]
-            found: list[Tree] = []
+            trees: list[Tree] = []
             for choice in choices:
                 tree: Tree = {}
                 self._survive(self._root, self.base, "", choice, tree)
-                if tree not in found:
-                    found.append(tree)
-            return found
+                if tree not in trees:
+                    trees.append(tree)
+            return trees
 
     def _survive(self, folder: Folder, path: str, prefix: str, choice: _Choice, tree: Tree) -> None:
         for name, states in sorted(folder.names.items()):
@@ -222,9 +226,9 @@ class PowerLossDisk:
     # ---- the model -------------------------------------------------------------------------------------------------
 
     def _step(self, operation: str, path: str) -> None:
-        what = f"{operation} {os.path.relpath(path, self.base)}"
-        self.on_step(what)
-        self.steps.append(what)
+        operation_text = f"{operation} {os.path.relpath(path, self.base)}"
+        self.on_step(operation_text)
+        self.steps.append(operation_text)
         error = self.fail(operation, path)
         if error is not None:
             raise error
@@ -242,7 +246,7 @@ class PowerLossDisk:
         node: File | Folder = self._root
         for part in Path(os.path.relpath(path, self.base)).parts:
             if part == "..":
-                return Folder()  # above the base: durable, and not looked at
+                return Folder()  # above the base: durable, and not simulated
             assert isinstance(node, Folder)
             if part not in node.now():
                 node.put(part, Folder() if os.path.isdir(path) else File(foreign=True))
@@ -255,7 +259,7 @@ class PowerLossDisk:
         return node
 
     def _find_foreign(self, folder: Folder, path: str) -> None:
-        """Take in the names that others have made there."""
+        """Add the names that were created there without this module."""
         for entry in os.scandir(path):
             if entry.name not in folder.now():
                 folder.put(entry.name, Folder() if entry.is_dir() else File(foreign=True))
@@ -268,7 +272,7 @@ class PowerLossDisk:
 
 
 def _written(node: File) -> bytes:
-    """Return the content with all writes since the sync."""
+    """Return the content with all writes since the last sync."""
     data = bytearray(node.synced)
     for offset, piece in node.writes:
         data.extend(bytes(max(0, offset + len(piece) - len(data))))
@@ -276,11 +280,11 @@ def _written(node: File) -> bytes:
     return bytes(data)
 
 
-# ---- choices of what survives ----------------------------------------------------------------------------------
+# ---- choices of surviving data ---------------------------------------------------------------------------------
 
 
 class _Nothing:
-    """Choice that loses all that was not synced."""
+    """Choice without any unsynced data."""
 
     def name(self, states: list[File | Folder | None]) -> File | Folder | None:
         return states[0]
@@ -290,7 +294,7 @@ class _Nothing:
 
 
 class _Everything(_Nothing):
-    """Choice of a disk that all writes had reached."""
+    """Choice with all unsynced data."""
 
     def name(self, states: list[File | Folder | None]) -> File | Folder | None:
         return states[-1]
@@ -300,7 +304,7 @@ class _Everything(_Nothing):
 
 
 class _Chance(_Nothing):
-    """Choice by chance, for each name and each block by itself."""
+    """Random choice for each name and each block."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
@@ -312,20 +316,20 @@ class _Chance(_Nothing):
         if synced == now:
             return now
         dice = self._dice
-        kept = now[: dice.choice([0, len(now) // 2, dice.randrange(len(now) + 1), len(now), len(now)])]
-        lost = [synced, bytes(len(kept))]  # as it was, never written
+        prefix = now[: dice.choice([0, len(now) // 2, dice.randrange(len(now) + 1), len(now), len(now)])]
+        lost = [synced, bytes(len(prefix))]  # older content, or zeros
         blocks = [
-            dice.choice([kept, kept, *lost])[at : at + BLOCK].ljust(min(BLOCK, len(kept) - at), b"\0")
-            for at in range(0, len(kept), BLOCK)
+            dice.choice([prefix, prefix, *lost])[at : at + BLOCK].ljust(min(BLOCK, len(prefix) - at), b"\0")
+            for at in range(0, len(prefix), BLOCK)
         ]
-        return b"".join(blocks) if dice.random() < 0.7 else kept
+        return b"".join(blocks) if dice.random() < 0.7 else prefix
 
 
 _Choice = _Nothing
 
 
 def write_tree(tree: Tree, base: Path) -> None:
-    """Make a folder with a tree that survived in it."""
+    """Create a folder with a surviving tree in it."""
     base.mkdir()
     for path, content in tree.items():
         if content is None:
@@ -335,7 +339,7 @@ def write_tree(tree: Tree, base: Path) -> None:
 
 
 class _WatchedLmdb:
-    """Module `lmdb`, whose environments tell the disk when they sync."""
+    """Module `lmdb`, whose environments report their syncs to the disk."""
 
     def __init__(self, disk: PowerLossDisk) -> None:
         self._disk = disk
@@ -352,7 +356,7 @@ class _WatchedLmdb:
 
 
 class _WatchedEnvironment:
-    """LMDB environment that tells the disk when it syncs."""
+    """LMDB environment that reports its syncs to the disk."""
 
     def __init__(self, real: Any, disk: PowerLossDisk, folder: str) -> None:
         self._real, self._disk, self._folder = real, disk, folder

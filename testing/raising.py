@@ -1,4 +1,4 @@
-"""An expectation of an error, without a test runner."""
+"""Expectation of an error, without a test runner."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def raises(kind: type[BaseException], words: str = "") -> Iterator[None]:
-    """Pass if the block raises the error and its text matches the words (a regular expression), and fail otherwise."""
+    """Pass if the block raises the error and its text matches `words` (a regular expression); fail otherwise."""
     try:
         yield
     except kind as error:

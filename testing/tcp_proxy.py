@@ -1,4 +1,4 @@
-"""A TCP proxy that loses answers and delays requests on demand; with a certificate it speaks TLS to clients."""
+"""TCP proxy that loses answers and delays requests on demand. With a certificate it speaks TLS to clients."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import suppress
 
 
 class TcpProxy:
-    """Proxy on a free port of 127.0.0.1, its own `port`, to a server on another port, until `stop`.
+    """Proxy on a free port of 127.0.0.1, its `port`, to a server on another port, until `stop`.
 
-    tls: the proxy takes TLS connections with it and speaks plain TCP to the server.
+    tls: the proxy accepts TLS connections with this context and speaks plain TCP to the server.
     """
 
     def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
@@ -21,46 +21,46 @@ class TcpProxy:
         self.port: int = self._listener.getsockname()[1]
         self._lock = threading.Lock()
         self._armed: tuple[str, bytes] | None = None
-        self._kept = b""
+        self._held_request = b""
         self._open: set[socket.socket] = set()
         self._refusing = False
         self._pause_s = 0.0
         self._mute = False
         self.fired = threading.Event()
-        """Set when `cut_answer`, `hold` or `swallow` has done its work."""
+        """Set when `cut_answer`, `hold` or `swallow` has taken effect."""
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
     def cut_answer(self, word: bytes) -> None:
-        """Deliver the next request that has the word, throw its answer away and end the client's connection."""
+        """Deliver the next request that contains `word`, discard its answer and end the client's connection."""
         self._arm("cut", word)
 
     def hold(self, word: bytes) -> None:
-        """Keep the next request that has the word for `deliver`, and end the client's connection."""
+        """Keep the next request that contains `word` for `deliver`, and end the client's connection."""
         self._arm("hold", word)
 
     def swallow(self, word: bytes) -> None:
-        """Let nothing pass, from the next request that has the word on, on a connection that stays open."""
+        """Discard all data from the next request that contains `word` on; the connection stays open."""
         self._arm("swallow", word)
 
     def slow(self, seconds: float) -> None:
-        """Delay each piece of a request; 0 ends the delay."""
+        """Delay each piece of a request by `seconds`; 0 ends the delay."""
         self._pause_s = seconds
 
     def mute(self, wanted: bool) -> None:
-        """Deliver requests, throw answers away and keep connections open; `refuse(True)` ends them."""
+        """Deliver requests, discard answers and keep connections open; `refuse(True)` ends the connections."""
         self._mute = wanted
 
     def refuse(self, wanted: bool) -> None:
-        """End all connections, those that are open and those to come, until `refuse(False)`."""
+        """End all connections, present and future, until `refuse(False)`."""
         self._refusing = wanted
         if wanted:
             self._close_all()
 
     def deliver(self) -> bytes:
-        """Send the request that `hold` kept to the server now, and return the answer."""
+        """Send the request kept by `hold` to the server now, and return the answer."""
         with socket.create_connection(self._target) as server:
-            server.sendall(self._kept)
+            server.sendall(self._held_request)
             return server.recv(1 << 16)
 
     def stop(self) -> None:
@@ -70,17 +70,17 @@ class TcpProxy:
         self._close_all()
         self._thread.join()
 
-    def _arm(self, what: str, word: bytes) -> None:
+    def _arm(self, action: str, word: bytes) -> None:
         self.fired.clear()
         with self._lock:
-            self._armed = (what, word)
+            self._armed = (action, word)
 
-    def _fires(self, data: bytes) -> str | None:
+    def _triggered(self, data: bytes) -> str | None:
         with self._lock:
             if self._armed is None or self._armed[1] not in data:
                 return None
-            what, self._armed = self._armed[0], None
-            return what
+            action, self._armed = self._armed[0], None
+            return action
 
     def _close_all(self) -> None:
         with self._lock:
@@ -106,9 +106,11 @@ class TcpProxy:
             server = socket.create_connection(self._target)
             with self._lock:
                 self._open |= {client, server}
-            silent, lost = threading.Event(), threading.Event()
-            threading.Thread(target=self._answers, args=(server, client, silent, lost), daemon=True).start()
-            self._requests(client, server, silent, lost)
+            drop_answers, drop_all = threading.Event(), threading.Event()
+            threading.Thread(
+                target=self._forward_answers, args=(server, client, drop_answers, drop_all), daemon=True
+            ).start()
+            self._forward_requests(client, server, drop_answers, drop_all)
         except OSError:
             pass  # either end has gone
         finally:
@@ -118,35 +120,35 @@ class TcpProxy:
                     with self._lock:
                         self._open.discard(end)
 
-    def _requests(
-        self, client: socket.socket, server: socket.socket, silent: threading.Event, lost: threading.Event
+    def _forward_requests(
+        self, client: socket.socket, server: socket.socket, drop_answers: threading.Event, drop_all: threading.Event
     ) -> None:
         while data := client.recv(1 << 16):
             if self._pause_s:
                 threading.Event().wait(self._pause_s)
-            what = self._fires(data)
-            if what == "swallow":
-                lost.set()
+            action = self._triggered(data)
+            if action == "swallow":
+                drop_all.set()
                 self.fired.set()
-            if lost.is_set():
+            if drop_all.is_set():
                 continue
-            if what == "hold":
-                self._kept = data
+            if action == "hold":
+                self._held_request = data
                 self.fired.set()
                 return
-            if what == "cut":
-                silent.set()
+            if action == "cut":
+                drop_answers.set()
             server.sendall(data)
 
-    def _answers(
-        self, server: socket.socket, client: socket.socket, silent: threading.Event, lost: threading.Event
+    def _forward_answers(
+        self, server: socket.socket, client: socket.socket, drop_answers: threading.Event, drop_all: threading.Event
     ) -> None:
         try:
             while data := server.recv(1 << 16):
-                if silent.is_set():
+                if drop_answers.is_set():
                     self.fired.set()
                     break
-                if not lost.is_set() and not self._mute:
+                if not drop_all.is_set() and not self._mute:
                     client.sendall(data)
         except OSError:
             pass  # either end has gone
@@ -154,6 +156,6 @@ class TcpProxy:
 
 
 def _close(end: socket.socket) -> None:
-    with suppress(OSError):  # it has gone already
+    with suppress(OSError):  # the peer has closed it already
         end.shutdown(socket.SHUT_RDWR)
     end.close()

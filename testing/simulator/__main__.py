@@ -8,14 +8,14 @@ from .runs import Found, check
 
 
 def main(count: int, first: int) -> int:
-    """Run the seeds, print the stories of those that fail, and return how many failed."""
+    """Run the seeds, print the reports of those that fail, and return the number of failures."""
     failed = 0
     for seed in range(first, first + count):
         try:
             check(seed)
-        except Found as found:
+        except Found as failure:
             failed += 1
-            print(found, flush=True)
+            print(failure, flush=True)
     print(f"{count} seeds from {first} on: {failed} failed")
     return failed
 

@@ -1,4 +1,4 @@
-"""Actor of the simulation: it makes or passes rows, works at barriers, reports, and may die and be a zombie."""
+"""Actor of the simulation: it makes or forwards rows, works at barriers, reports, and may die and become a zombie."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REPEAT_MS = 1_000
 
 @dataclass(frozen=True)
 class Passed:
-    """Message of one actor to another for a barrier: the rows before it. inject None: the sender has gone."""
+    """Message of one actor to another for a barrier: the rows before it. inject None: the sender has left."""
 
     barrier_id: int
     rows: dict[Any, int]
@@ -26,14 +26,14 @@ class Passed:
 
 
 class Surroundings(Protocol):
-    """World of the actors, as far as they ask it; times in ms."""
+    """Interface of the world to its actors; times in ms."""
 
     now: int
     until: int
     catalog: Catalog
 
-    def at(self, when: int, what: Callable[[], object]) -> None: ...
-    def to_core(self, shape: JobShape, what: Callable[[CheckpointManager], list[Decision]]) -> None: ...
+    def at(self, when: int, action: Callable[[], object]) -> None: ...
+    def to_core(self, shape: JobShape, call: Callable[[CheckpointManager], list[Decision]]) -> None: ...
     def send_report(self, shape: JobShape, report: Report) -> None: ...
     def work_ms(self, shape: JobShape) -> int: ...
     def declines(self, shape: JobShape) -> bool: ...
@@ -43,24 +43,24 @@ class Surroundings(Protocol):
 
 
 class Process:
-    """Life of an actor, from its attach to its restart."""
+    """Process of an actor, from its attach to its restart."""
 
     def __init__(self, world: Surroundings, shape: JobShape, actor: Actor) -> None:
         self.world, self.shape, self.actor = world, shape, actor
         self.incarnation = 0
-        self.started = self.over = self.gone = False
+        self.started = self.finished = self.has_left = False
         self.alive_until = 1 << 62
         self.peers: dict[Actor, int] = {}
         self.outbox = Outbox()
         self.offset = 0
         self.limit: int | None = None
-        self.mine: dict[Any, int] = {}
+        self.written: dict[Any, int] = {}
         self.position = 0
         self.seen = self.reported = 0
         self.last: Report | None = None
         self.injects: dict[int, Inject] = {}
         self.passed: dict[Actor, list[Passed]] = {}
-        self.early: list[tuple[Actor, Passed]] = []
+        self.undelivered: list[tuple[Actor, Passed]] = []
 
     @property
     def lives(self) -> bool:
@@ -75,32 +75,32 @@ class Process:
     def start(self, start: Start, state: bytes) -> None:
         if not self.lives or self.started or start.incarnation != self.incarnation:
             return
-        self.started, self.over, self.peers = True, start.finished, dict(start.peers)
+        self.started, self.finished, self.peers = True, start.finished, dict(start.peers)
         self.offset = int(state or b"0")
         self.passed = {producer: [] for producer in self.shape.producers(self.actor) if producer in self.peers}
         if self.shape.derived:
             table = self.world.catalog.tables[self.shape.table]
             self.position = self.world.catalog.records[self.shape.name].position
-            self.mine = self._share(table.at(self.position))
-        if self.makes_rows and not self.over:
+            self.written = self._share(table.at(self.position))
+        if self.makes_rows and not self.finished:
             self.limit = self.shape.rows[self.actor[1]]
             if self.limit is not None:
                 ends = START_MS + -(-self.limit * 1_000 // self.shape.per_second)
-                self.world.at(max(ends, self.world.now + 1), self.tell_end)
-        for producer, passed in self.early:
+                self.world.at(max(ends, self.world.now + 1), self.report_end)
+        for producer, passed in self.undelivered:
             self.receive(producer, passed)
 
-    def tell_end(self) -> None:
-        """Tell the coordinator that the data has ended, again and again, for messages get lost."""
-        if self.lives and not self.over and not self.gone and self.world.now < self.world.until:
+    def report_end(self) -> None:
+        """Report the end of data to the coordinator, repeatedly, because messages get lost."""
+        if self.lives and not self.finished and not self.has_left and self.world.now < self.world.until:
             self.world.to_core(self.shape, lambda core: core.ended(self.shape.name, self.actor, self.incarnation))
-            self.world.at(self.world.now + REPEAT_MS, self.tell_end)
+            self.world.at(self.world.now + REPEAT_MS, self.report_end)
 
     # ---- barriers ------------------------------------------------------------------------------------------------
 
     def inject(self, inject: Inject) -> None:
-        """Take a barrier from the coordinator, which may come twice or in the wrong order."""
-        if not self.lives or not self.started or self.over:
+        """Take a barrier from the coordinator, which may come twice or out of order."""
+        if not self.lives or not self.started or self.finished:
             return
         if inject.barrier_id == self.reported and self.last is not None:
             self.world.send_report(self.shape, self.last)
@@ -111,7 +111,7 @@ class Process:
         self.world.at(self.world.now + self.world.work_ms(self.shape), lambda: self.work(inject))
 
     def work(self, inject: Inject) -> None:
-        if not self.lives or self.seen != inject.barrier_id or self.gone:
+        if not self.lives or self.seen != inject.barrier_id or self.has_left:
             return
         if self.world.declines(self.shape):
             self.world.to_core(
@@ -125,34 +125,34 @@ class Process:
         rows = self._make_rows() if self.makes_rows else {}
         ended = self._ended(inject)
         if self.shape.edges:
-            self.pass_on(inject, rows, ended)
-            if not self.gone:
+            self.forward(inject, rows, ended)
+            if not self.has_left:
                 self.report(inject, {}, ended)
         else:
             self.report(inject, self._changes(inject, rows), ended)
 
-    def pass_on(self, inject: Inject, rows: dict[Any, int], ended: bool) -> None:
-        self.gone = self.shape.leaves and ended and not inject.drain
+    def forward(self, inject: Inject, rows: dict[Any, int], ended: bool) -> None:
+        self.has_left = self.shape.leaves and ended and not inject.drain
         consumers = [consumer for consumer in self.shape.consumers(self.actor) if consumer in self.peers]
         for number, consumer in enumerate(consumers):
             part = {key: value for key, value in rows.items() if key[1] % len(consumers) == number}
-            passed = Passed(inject.barrier_id, part, ended, None if self.gone else inject)
+            passed = Passed(inject.barrier_id, part, ended, None if self.has_left else inject)
             self.world.along_channel(self, consumer, passed)
-        if self.gone:
+        if self.has_left:
             self.world.leaves(self)
-            self.tell_gone()
+            self.report_leaving()
 
-    def tell_gone(self) -> None:
-        if self.lives and not self.over and self.world.now < self.world.until:
+    def report_leaving(self) -> None:
+        if self.lives and not self.finished and self.world.now < self.world.until:
             self.world.to_core(self.shape, lambda core: core.finished(self.shape.name, self.actor, self.incarnation))
-            self.world.at(self.world.now + REPEAT_MS, self.tell_gone)
+            self.world.at(self.world.now + REPEAT_MS, self.report_leaving)
 
     def receive(self, producer: Actor, passed: Passed) -> None:
-        """Take what comes along a channel: in order, each once, and kept until this end has started too."""
+        """Take a message of a channel. Messages come in order and once; before the start they are kept."""
         if not self.lives:
             return
         if not self.started:
-            self.early.append((producer, passed))
+            self.undelivered.append((producer, passed))
             return
         self.passed[producer].append(passed)
         if passed.inject is not None and passed.barrier_id > self.seen:
@@ -161,14 +161,14 @@ class Process:
         self.align()
 
     def align(self) -> None:
-        """Report the newest barrier once it has come along every channel that is still open."""
+        """Report the newest barrier once it has arrived on every open channel."""
         if self.seen <= self.reported or self.seen not in self.injects:
             return
         inject = self.injects[self.seen]
         for producer, queue in self.passed.items():
-            here = any(passed.barrier_id == self.seen for passed in queue)
+            arrived = any(passed.barrier_id == self.seen for passed in queue)
             closed = any(passed.ended for passed in queue) and producer not in inject.waits
-            if not here and not closed:
+            if not arrived and not closed:
                 return
         rows = {
             key: value
@@ -180,7 +180,7 @@ class Process:
         ended = self._ended(inject) if self.shape.derived else all(
             any(passed.ended for passed in queue) for queue in self.passed.values()
         )  # fmt: skip
-        for producer, queue in self.passed.items():  # what is sealed is gone, but not that a channel has ended
+        for producer, queue in self.passed.items():  # drop sealed rows, but keep the end of each channel
             self.passed[producer] = [
                 Passed(passed.barrier_id, {} if passed.barrier_id <= self.seen else passed.rows, passed.ended, None)
                 for passed in queue
@@ -199,12 +199,12 @@ class Process:
         self.last = Report(self.shape.name, inject.barrier_id, self.actor, self.incarnation, segments, state, ended)
         self.world.send_report(self.shape, self.last)
 
-    # ---- what it does --------------------------------------------------------------------------------------------
+    # ---- work ----------------------------------------------------------------------------------------------------
 
     def _make_rows(self) -> dict[Any, int]:
-        """Make the rows up to now, `per_second` of them each second; row n of source i is (i, n)."""
-        made = (min(self.world.now, QUIET_MS) - START_MS) * self.shape.per_second // 1_000
-        target = max(self.offset, made if self.limit is None else min(made, self.limit))
+        """Make the rows up to now, `per_second` in each second; row n of source i is (i, n)."""
+        due = (min(self.world.now, QUIET_MS) - START_MS) * self.shape.per_second // 1_000
+        target = max(self.offset, due if self.limit is None else min(due, self.limit))
         rows = {(self.actor[1], n): 1 + n % 5 for n in range(self.offset, target)}
         self.offset = target
         return rows
@@ -215,16 +215,16 @@ class Process:
         return inject.drain or (self.limit is not None and self.offset >= self.limit)
 
     def _changes(self, inject: Inject, rows: dict[Any, int]) -> dict[Any, int | None]:
-        """Return a load's rows; of a job the difference of this actor's share of the answer since it last wrote."""
+        """Return a load's rows; for a job the difference of this actor's part of the answer since its last write."""
         if not self.shape.derived:
             return dict(rows)
         if inject.barrier.curr == self.position:
-            return {}  # it wrote that for an attempt that was aborted
+            return {}  # written for an aborted attempt
         self.position = inject.barrier.curr
         new = self._share(self.world.catalog.answer(self.shape, self.position))
-        out: dict[Any, int | None] = {key: value for key, value in new.items() if self.mine.get(key) != value}
-        out.update({key: None for key in self.mine if key not in new})
-        self.mine = new
+        out: dict[Any, int | None] = {key: value for key, value in new.items() if self.written.get(key) != value}
+        out.update({key: None for key in self.written if key not in new})
+        self.written = new
         return out
 
     def _share(self, state: dict[Any, int]) -> dict[Any, int]:

@@ -1,4 +1,4 @@
-"""Books of the world on each job, by its own account, and the invariants of every decision of the core."""
+"""Model of each job, kept by the world apart from the core, and the invariants of every decision of the core."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from .shapes import JobShape, Violation
 
 
 class Books:
-    """Facts on one job, by the world's own account."""
+    """Facts on one job, recorded by the world itself."""
 
     def __init__(self, shape: JobShape, seed: int) -> None:
         self.shape = shape
         self.rng = random.Random(f"{seed} {shape.name}")
         self.current: dict[Actor, int] = {}  # incarnations that have not ended
-        self.begun: dict[Actor, int] = {}  # and those that have started
-        self.left: set[Actor] = set()  # said that they go
-        self.finished: frozenset[Actor] = frozenset()  # by commits whose outcome is known
-        self.newest = 0  # the newest barrier that was decided
+        self.started: dict[Actor, int] = {}  # incarnations that have started
+        self.leaving: set[Actor] = set()  # reported that they leave
+        self.finished: frozenset[Actor] = frozenset()  # as of commits with a known outcome
+        self.newest = 0  # the newest decided barrier
         self.in_flight: Inject | None = None
         self.at_catalog: CommitBarrier | None = None
         self.sent: dict[tuple[int, Actor, int], Report] = {}  # by barrier, actor, incarnation
         self.dropped: set[int] = set()
-        self.asks = 0  # forced checkpoints not served
-        self.asks_at: dict[int, int] = {}  # when that barrier was decided
+        self.pending_forced = 0  # forced checkpoints not served
+        self.pending_at: dict[int, int] = {}  # `pending_forced` when that barrier was decided
         self.drains = False
         self.state = "running"
-        self.failures = 0  # attempts in a row that count
-        self.fenced = False  # and knows it
+        self.failures = 0  # counted failures in a row
+        self.fenced = False  # its coordinator has been told
 
     @property
     def tolerates(self) -> float:
@@ -65,28 +65,28 @@ def one_barrier_at_a_time(books: Books, catalog: Catalog, decision: Decide) -> N
 
 
 def inject_is_planned(books: Books, catalog: Catalog, decision: Inject) -> None:
-    """Let a barrier wait for all actors that have not finished, and trigger only those that have started."""
+    """Check that a barrier waits for all actors that have not finished, and triggers only started ones."""
     name = decision.job
     if books.at_catalog is not None or books.in_flight is not None:
         raise Violation(f"{name}: two barriers are in flight")
     if books.state != "running" or books.failures > books.tolerates or books.fenced:
         raise Violation(f"{name}: a barrier of a job that is {books.state}, after {books.failures} failures")
     actors, finished = set(books.shape.actors), books.finished
-    if not actors - finished - books.left <= decision.waits <= actors - finished:
+    if not actors - finished - books.leaving <= decision.waits <= actors - finished:
         raise Violation(f"{name}: waits for {sorted(decision.waits)}, finished are {sorted(finished)}")
     if not decision.targets.keys() <= decision.waits or not decision.targets:
         raise Violation(f"{name}: triggers {sorted(decision.targets)} of {sorted(decision.waits)}")
     for actor, incarnation in decision.targets.items():
-        if books.begun.get(actor) != incarnation:
-            raise Violation(f"{name}: {actor} is triggered as {incarnation}, it is {books.begun.get(actor)}")
+        if books.started.get(actor) != incarnation:
+            raise Violation(f"{name}: {actor} is triggered as {incarnation}, but it is {books.started.get(actor)}")
 
 
 def commit_is_due(books: Books, catalog: Catalog, decision: CommitBarrier) -> None:
-    """Let a commit have all reports of its attempt, and each piece of an incarnation that has not ended once."""
+    """Check that a commit has all reports of its attempt, and each piece of a live incarnation once."""
     name, number = decision.job, decision.barrier_id
     inject, finished = books.in_flight, books.finished
-    gone = set(books.shape.actors) - finished <= books.left
-    if books.at_catalog is not None or (inject is None and not gone):
+    all_leaving = set(books.shape.actors) - finished <= books.leaving
+    if books.at_catalog is not None or (inject is None and not all_leaving):
         raise Violation(f"{name}: a commit of {number} out of turn")
     if inject is not None and inject.barrier_id != number:
         raise Violation(f"{name}: a commit of {number} while {inject.barrier_id} is in flight")
@@ -95,36 +95,38 @@ def commit_is_due(books: Books, catalog: Catalog, decision: CommitBarrier) -> No
         if report is None:
             raise Violation(f"{name}: a commit of {number} without a report of {actor}")
         if decision.states.get(actor) != report.state:
-            raise Violation(f"{name}: the state of {actor} is not the one reported")
+            raise Violation(f"{name}: the state of {actor} differs from its report")
     sent = (books.sent.get((number, actor, incarnation)) for actor, incarnation in books.current.items())
     ended = {report.actor for report in sent if report is not None and report.ended}
-    if not decision.finished <= finished | books.left | ended:
-        raise Violation(f"{name}: {sorted(decision.finished)} are said to have finished")
-    seen: set[int] = set()
+    if not decision.finished <= finished | books.leaving | ended:
+        raise Violation(f"{name}: {sorted(decision.finished)} have not all finished")
+    numbers: set[int] = set()
     for piece in pieces_of(decision.segments):
-        if piece.number in seen or piece.number in books.dropped:
+        if piece.number in numbers or piece.number in books.dropped:
             raise Violation(f"{name}: piece {piece.number} is committed twice, or after it was dropped")
         if books.current.get(piece.actor) != piece.incarnation and piece.actor not in finished:
             raise Violation(f"{name}: a piece of {piece.actor}, whose incarnation {piece.incarnation} has ended")
-        seen.add(piece.number)
+        numbers.add(piece.number)
 
 
 def announced_is_committed(books: Books, catalog: Catalog, decision: Announce) -> None:
     if catalog.records[decision.job].outcomes.get(decision.barrier_id) != decision.epoch:
-        raise Violation(f"{decision.job}: {decision.barrier_id} is announced and was not committed")
+        raise Violation(f"{decision.job}: {decision.barrier_id} is announced, but was not committed")
 
 
 def dropped_is_never_committed(books: Books, catalog: Catalog, decision: Drop) -> None:
-    kept = catalog.landed | {piece.number for piece in pieces_of(books.at_catalog.segments if books.at_catalog else {})}
+    committed = catalog.landed | {
+        piece.number for piece in pieces_of(books.at_catalog.segments if books.at_catalog else {})
+    }
     for piece in pieces_of(decision.segments):
-        if piece.number in kept:
-            raise Violation(f"{decision.job}: piece {piece.number} is dropped and is, or may be, committed")
+        if piece.number in committed:
+            raise Violation(f"{decision.job}: piece {piece.number} is dropped, but is or may be committed")
 
 
 def restart_has_a_reason(books: Books, catalog: Catalog, decision: Restart) -> None:
     for actor, ended in decision.actors.items():
         if ended and books.current.get(actor) == ended:
-            raise Violation(f"{decision.job}: {actor} is restarted, and nothing has happened to {ended}")
+            raise Violation(f"{decision.job}: {actor} is restarted, but {ended} is alive")
 
 
 def start_has_a_settled_state(books: Books, catalog: Catalog, decision: Start) -> None:
@@ -138,7 +140,7 @@ def start_has_a_settled_state(books: Books, catalog: Catalog, decision: Start) -
 
 def finished_is_recorded(books: Books, catalog: Catalog, decision: Finished) -> None:
     if set(books.shape.actors) != catalog.records[decision.job].finished:
-        raise Violation(f"{decision.job}: finished, and the catalog does not know")
+        raise Violation(f"{decision.job}: finished, but not in the catalog")
 
 
 def failed_after_too_many(books: Books, catalog: Catalog, decision: Failed) -> None:
@@ -166,7 +168,7 @@ INVARIANTS: dict[type, Callable[[Books, Catalog, Any], None]] = {
 
 
 def check_decision(books: Books, catalog: Catalog, decision: Decision) -> None:
-    """Check a decision before it is carried out; Violation says what is broken."""
+    """Check a decision before it is executed; raise Violation with the broken invariant."""
     invariant = INVARIANTS.get(type(decision))
     if invariant is not None:
         invariant(books, catalog, decision)

@@ -23,7 +23,7 @@ BUCKETS = 7
 
 @dataclass(frozen=True)
 class Piece:
-    """Segment: the changes of one incarnation of an actor; a value None deletes the key."""
+    """Segment: the changes of one incarnation of an actor; the value None deletes the key."""
 
     number: int
     actor: Actor
@@ -43,7 +43,7 @@ class Table:
     epochs: TableEpochs | None = None
 
     def at(self, epoch: int) -> State:
-        """Return the content as of the newest commit at or below the epoch."""
+        """Return the rows at the newest commit at or below the epoch."""
         index = bisect_right(self.commits, epoch)
         return self.states[index - 1] if index else {}
 
@@ -64,15 +64,15 @@ class Record:
 
 
 def query(upstreams: Iterable[State]) -> State:
-    """Compute the query of every derived table: a sum per bucket, and a count of rows, also of none."""
-    out: State = {"rows": 0}
+    """Compute the query of every derived table: a sum per bucket, and the number of rows, 0 included."""
+    rows: State = {"rows": 0}
     for state in upstreams:
-        out["rows"] += len(state)
+        rows["rows"] += len(state)
         for key, value in state.items():
             bucket = (key[1] if isinstance(key, tuple) else ord(key[-1])) % BUCKETS
             name = f"b{bucket}"
-            out[name] = out.get(name, 0) + value
-    return out
+            rows[name] = rows.get(name, 0) + value
+    return rows
 
 
 class Catalog:
@@ -134,7 +134,9 @@ class Catalog:
         self.forced.append(self.last_epoch)
 
     def decide(self, shape: JobShape, now: int) -> tuple[Barrier | None, bool]:
-        """Record and return the next barrier (a load's is that of its commits), and True if nothing is left for one."""
+        """Record and return the next barrier (a load's is that of its commits), and True if no change is
+        left for one.
+        """
         record = self.records[shape.name]
         if not shape.derived:
             return Barrier(record.number, record.number + 1, "checkpoint"), False
@@ -158,7 +160,9 @@ class Catalog:
         return self.records[job].outcomes.setdefault(barrier_id, None)
 
     def commit(self, order: CommitBarrier, now: int) -> int:
-        """Commit in one transaction; a repeated order has its first outcome. Raises the errors of the real one."""
+        """Commit in one transaction; a repeated order returns its first outcome. Raises the errors of the
+        real catalog.
+        """
         record = self.records[order.job]
         if order.barrier_id in record.outcomes:
             epoch = record.outcomes[order.barrier_id]
@@ -166,7 +170,7 @@ class Catalog:
                 raise TxnAborted("resolved before")
             return epoch
         if record.incarnation != order.incarnation:
-            raise Fenced("another has claimed the job")
+            raise Fenced("another coordinator has claimed the job")
         if record.over:
             raise Violation(f"{order.job} commits after its end")
         table = self.tables[record.shape.table]
@@ -233,21 +237,21 @@ class Catalog:
         """Check a job's commit against its query, and a load's against the offsets committed with its rows."""
         shape = record.shape
         if shape.derived:
-            expected, found = self.answer(shape, record.position), table.at(record.position)
-            if expected != found:
-                raise Violation(f"the law: {table.name} at {show_epoch(record.position)} is {found}, not {expected}")
+            expected, actual = self.answer(shape, record.position), table.at(record.position)
+            if expected != actual:
+                raise Violation(f"the law: {table.name} at {show_epoch(record.position)} is {actual}, not {expected}")
             return
         for actor in shape.sources:
             offset = int(record.states.get(actor, b"0"))
             count = self.counts.get((table.name, actor[1]), 0)
-            left = shape.leaves and actor in record.finished and count == shape.rows[actor[1]]
-            if count != offset and not left:
+            has_left = shape.leaves and actor in record.finished and count == shape.rows[actor[1]]
+            if count != offset and not has_left:
                 raise Violation(f"{table.name}: {count} rows of {actor}, whose state is {offset}")
 
     # ---- the law, everywhere -------------------------------------------------------------------------------------
 
     def check_law(self, now: int) -> None:
-        """Check each derived table against its query at the ends of its valid intervals; it is constant within one."""
+        """Check each derived table against its query at both ends of each valid interval; it is constant within one."""
         view = self.view(now)
         for table in self.tables.values():
             if not table.job.derived:
@@ -258,7 +262,7 @@ class Catalog:
                     raise Violation(f"the law: {table.name} at {show_epoch(epoch)}, which is valid")
 
     def check_newest(self, now: int) -> None:
-        """Check all tables at the epoch that a reader of all of them would be given now."""
+        """Check all tables at the epoch that a reader of all of them gets now."""
         view = self.view(now)
         epoch = view.largest_valid_at_most(list(view.tables))
         for table in self.tables.values():
@@ -269,5 +273,5 @@ class Catalog:
         """Return True if the newest epoch is valid for all tables."""
         self.seal(now)
         view = self.view(now)
-        found = view.largest_valid_at_most(list(view.tables))
-        return found == self.last_epoch and self.last_epoch < FAR
+        valid = view.largest_valid_at_most(list(view.tables))
+        return valid == self.last_epoch and self.last_epoch < FAR

@@ -1,4 +1,4 @@
-"""Runs of seeds: with all faults, and again without those of one job; a failure is made small before it is told."""
+"""Runs of seeds: with all faults, and again without those of one job. A failure is minimized before it is reported."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .shapes import KINDS, Violation
 from .world import World
 
 APART_EVERY = 4
-"""One of so many seeds is run again without the faults of one job."""
+"""One seed in this many is run again without the faults of one job."""
 
 
 class Found(AssertionError):
-    """Seed that fails: the message says why, with the fewest kinds of faults, and shows the last steps."""
+    """A seed that fails: the message has the error, the fewest kinds of faults that cause it, and the last steps."""
 
 
 def check(seed: int, **options: Any) -> World:
@@ -24,24 +24,24 @@ def check(seed: int, **options: Any) -> World:
         if seed % APART_EVERY == 0:
             check_apart(seed, world, **options)
     except Exception as error:
-        raise Found(story(seed, error, world, **options)) from error
+        raise Found(failure_report(seed, error, world, **options)) from error
     return world
 
 
 def check_apart(seed: int, world: World, **options: Any) -> None:
-    """Run a seed without the faults of one job: nothing may change for jobs that do not read what it writes."""
+    """Run a seed without the faults of one job: jobs that do not descend from it must take identical steps."""
     troubled = random.Random(seed).choice([shape.name for shape in world.plan.jobs])
     calm = World(seed, calm=[troubled], **options).run()
-    touched = world.plan.descendants(troubled)
-    for name in world.books.keys() - touched:
-        with_it, without = world.trace_of(name), calm.trace_of(name)
-        for one, other in zip(with_it, without, strict=False):
-            if one != other:
-                raise Violation(f"{name} does {one} with the trouble of {troubled}, {other} without")
+    descendants = world.plan.descendants(troubled)
+    for name in world.books.keys() - descendants:
+        steps, other_steps = world.trace_of(name), calm.trace_of(name)
+        for step, other_step in zip(steps, other_steps, strict=False):
+            if step != other_step:
+                raise Violation(f"{name} does {step} with the faults of {troubled}, but {other_step} without them")
 
 
-def story(seed: int, error: Exception, world: World, **options: Any) -> str:
-    """Tell the seed, the error, and the end of the trace with the fewest kinds of faults that raise one."""
+def failure_report(seed: int, error: Exception, world: World, **options: Any) -> str:
+    """Return the seed, the error, and the end of the trace, with the fewest kinds of faults that raise one."""
     kinds = list(options.pop("kinds", KINDS))
     for kind in list(kinds):
         fewer = [other for other in kinds if other != kind]

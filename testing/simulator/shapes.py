@@ -1,4 +1,4 @@
-"""Plan of one seed: a random graph of loads and jobs, and the faults of each of them."""
+"""Plan of one seed: a random graph of loads and jobs, and the faults of each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INTERVAL_MS = 1_000
 START_MS = 1_767_225_600_000
 FAULTS_END_MS = START_MS + 9_000
 QUIET_MS = START_MS + 10_000
-"""From here on no source has new rows."""
+"""From this time on no source has new rows."""
 GIVE_UP_MS = START_MS + 60_000
 
 KINDS = (
@@ -44,7 +44,7 @@ class Violation(AssertionError):
 class JobShape:
     """Load (no upstreams: its sources make rows) or job. Vertices s → w, or w alone; only w writes.
 
-    rows: per source how many it has, None: without end. leaves: sources go at their end without a last report.
+    rows: the number of rows of each source; None: unbounded. leaves: sources leave at their end without a last report.
     """
 
     name: str
@@ -70,36 +70,36 @@ class JobShape:
 
     @property
     def sources(self) -> list[Actor]:
-        """Actors that make a load's rows."""
+        """Return the actors that make a load's rows."""
         first = next(iter(self.vertices))
         return [] if self.derived else [(first, index) for index in range(self.vertices[first])]
 
     def producers(self, actor: Actor) -> list[Actor]:
-        """List the actors that this one reads from."""
+        """Return the actors that this one reads from."""
         if not self.edges or actor[0] == "s":
             return []
         many, few = self.vertices["s"], self.vertices["w"]
-        at = actor[1]
+        index = actor[1]
         if self.edges[0].pattern == "all":
-            found = range(many)
+            indexes = range(many)
         elif many >= few:
-            found = range(at * many // few, (at + 1) * many // few)
+            indexes = range(index * many // few, (index + 1) * many // few)
         else:
-            found = range(at * many // few, at * many // few + 1)
-        return [("s", index) for index in found]
+            indexes = range(index * many // few, index * many // few + 1)
+        return [("s", producer) for producer in indexes]
 
     def consumers(self, actor: Actor) -> list[Actor]:
         return [other for other in self.actors if actor in self.producers(other)]
 
     def component(self, actor: Actor) -> set[Actor]:
-        """Find the actors that roll back with this one, step by step."""
-        found, todo = {actor}, [actor]
+        """Return the actors that roll back with this one: the connected ones, step by step."""
+        component, todo = {actor}, [actor]
         while todo:
-            here = todo.pop()
-            near = {*self.producers(here), *self.consumers(here)} - found
-            found |= near
-            todo += sorted(near)
-        return found
+            current = todo.pop()
+            neighbours = {*self.producers(current), *self.consumers(current)} - component
+            component |= neighbours
+            todo += sorted(neighbours)
+        return component
 
 
 @dataclass(frozen=True)
@@ -123,13 +123,13 @@ class Plan:
     troubled: dict[str, dict[str, float]] = field(default_factory=dict)  # rates, by job and kind
 
     def descendants(self, job: str) -> set[str]:
-        """Find the job and all that read, directly or through others, what it writes."""
-        found = {job}
-        for shape in self.jobs:  # upstreams come before those that read them
-            tables = {other.table for other in self.jobs if other.name in found}
+        """Return the job and its descendants, by name."""
+        names = {job}
+        for shape in self.jobs:  # upstreams come before their readers
+            tables = {other.table for other in self.jobs if other.name in names}
             if tables & set(shape.upstreams):
-                found.add(shape.name)
-        return found
+                names.add(shape.name)
+        return names
 
 
 def draw_plan(seed: int) -> Plan:

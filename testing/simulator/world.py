@@ -1,8 +1,8 @@
 """World of the simulation: a seeded scheduler with a virtual clock, the adapter of the core, and the invariants.
 
-Each job draws from its own stream of chance, so that what befalls one changes nothing for another unless the core
-lets it through. The world keeps its own books on who was asked, who has reported and whose incarnation has ended,
-and never asks the core for them.
+Each job draws from its own random stream, so the faults of one job change nothing for another unless the core lets
+them. The world itself records which actors were asked, which have reported and which incarnations have ended, and never
+asks the core for them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from epochlog.errors import EpochlogError, Fenced, SegmentUnknown
 from .actors import Passed, Process
 from .books import Books, check_decision
 from .catalog import Catalog, Piece
-from .ends import behind
+from .ends import unfinished_work
 from .shapes import (
     FAULTS_END_MS,
     GIVE_UP_MS,
@@ -48,7 +48,7 @@ from .shapes import (
 )
 
 LAW_EVERY = 5
-"""All tables are checked together after so many commits; each commit checks its own table."""
+"""All tables are checked together after this many commits; each commit checks its own table."""
 MESSAGE, TICK = 0, 1
 """Ranks of events in one ms: ticks come last, so that their place does not depend on other jobs."""
 
@@ -57,7 +57,9 @@ UNCOUNTED = ("killed", "another attached in its place", "has finished")
 
 
 class World:
-    """Run of one seed. calm: names of jobs without faults. kinds: the kinds of faults. manager: class of the core."""
+    """Run of one seed. calm: names of jobs without faults. kinds: the kinds of faults. manager: the class
+    of the core.
+    """
 
     def __init__(
         self,
@@ -86,9 +88,9 @@ class World:
 
     # ---- the scheduler -------------------------------------------------------------------------------------------
 
-    def at(self, when: int, what: Callable[[], object], rank: int = MESSAGE) -> None:
+    def at(self, when: int, action: Callable[[], object], rank: int = MESSAGE) -> None:
         self._pushed += 1
-        heapq.heappush(self._queue, (max(when, self.now + 1), rank, self._pushed, what))
+        heapq.heappush(self._queue, (max(when, self.now + 1), rank, self._pushed, action))
 
     def run(self) -> World:
         """Run until faults and rows have ended and all jobs have caught up. Raises Violation."""
@@ -110,16 +112,16 @@ class World:
                 if check_at > self.until:
                     raise Violation(f"not caught up: {self._behind()}")
                 continue
-            self.now, _, _, what = heapq.heappop(self._queue)
-            what()
+            self.now, _, _, action = heapq.heappop(self._queue)
+            action()
         self.catalog.check_law(self.now)
         return self
 
     def hash(self) -> str:
         return hashlib.sha256(repr(self.trace).encode()).hexdigest()
 
-    def note(self, job: str, *what: Any) -> None:
-        self.trace.append((self.now - START_MS, job, *what))
+    def note(self, job: str, *details: Any) -> None:
+        self.trace.append((self.now - START_MS, job, *details))
 
     def trace_of(self, job: str) -> list[tuple[Any, ...]]:
         return [entry for entry in self.trace if entry[1] == job]
@@ -136,9 +138,11 @@ class World:
         return rate > 0 and self.books[shape.name].rng.random() < rate
 
     def _behind(self) -> list[str]:
-        """Say what has not caught up; nothing when all has."""
-        limits = {name: [one.limit for (job, _), one in self.processes.items() if job == name] for name in self.books}
-        return behind(self.books, limits, self.catalog, self.now)
+        """Return a sentence for each load or job that has not caught up."""
+        limits = {
+            name: [process.limit for (job, _), process in self.processes.items() if job == name] for name in self.books
+        }
+        return unfinished_work(self.books, limits, self.catalog, self.now)
 
     def declines(self, shape: JobShape) -> bool:
         return self.happens(shape, "declines")
@@ -151,19 +155,19 @@ class World:
         slow = self.happens(shape, "slow")
         return self.books[shape.name].rng.randrange(1_000, 5_000) if slow else 3
 
-    def over_the_net(self, shape: JobShape, what: Callable[[], object]) -> None:
-        """Deliver a message, which may be lost, repeated, or delayed and so out of order."""
+    def over_the_net(self, shape: JobShape, deliver: Callable[[], object]) -> None:
+        """Deliver a message, which may be lost, repeated, or delayed and so come out of order."""
         if self.happens(shape, "loss"):
             return
         for _ in range(2 if self.happens(shape, "repeats") else 1):
-            self.at(self.now + self.delay_ms(shape), what)
+            self.at(self.now + self.delay_ms(shape), deliver)
 
     # ---- messages ------------------------------------------------------------------------------------------------
 
-    def to_core(self, shape: JobShape, what: Callable[[CheckpointManager], list[Decision]]) -> None:
+    def to_core(self, shape: JobShape, call: Callable[[CheckpointManager], list[Decision]]) -> None:
         def arrive() -> None:
             if self.core is not None:
-                self.carry(what(self.core))
+                self.execute(call(self.core))
 
         self.over_the_net(shape, arrive)
 
@@ -171,10 +175,10 @@ class World:
         self.books[shape.name].sent[report.barrier_id, report.actor, report.incarnation] = report
         self.to_core(shape, lambda core: core.collect(report))
 
-    def to_actor(self, shape: JobShape, actor: Actor, incarnation: int, what: Callable[[Process], object]) -> None:
+    def to_actor(self, shape: JobShape, actor: Actor, incarnation: int, call: Callable[[Process], object]) -> None:
         process = self.processes[shape.name, actor]
         if process.incarnation == incarnation:
-            self.over_the_net(shape, lambda: what(process))
+            self.over_the_net(shape, lambda: call(process))
 
     def along_channel(self, sender: Process, consumer: Actor, passed: Passed) -> None:
         """Deliver in order, and only to the incarnation that started together with the sender."""
@@ -198,9 +202,9 @@ class World:
         for name, books in self.books.items():
             record = self.catalog.records[name]
             books.in_flight = books.at_catalog = None
-            books.current, books.begun, books.left, books.state = {}, {}, set(), "running"
+            books.current, books.started, books.leaving, books.state = {}, {}, set(), "running"
             books.failures, books.finished = 0, record.finished
-            self.carry(
+            self.execute(
                 core.register(
                     name,
                     books.shape.vertices,
@@ -208,11 +212,11 @@ class World:
                     incarnation=self.catalog.claim(name),
                     settings=books.shape.settings,
                     finished=record.finished,
-                    forced=books.asks > 0,
+                    forced=books.pending_forced > 0,
                 )
             )
             if books.drains:
-                self.carry(core.stop(name, drain=True))
+                self.execute(core.stop(name, drain=True))
             for actor in books.shape.actors:
                 self.respawn(books.shape, actor, zombie=books.rng.random() < 0.5)
 
@@ -222,7 +226,7 @@ class World:
         self.at(self.now + length, self.start_core)
 
     def respawn(self, shape: JobShape, actor: Actor, *, zombie: bool) -> None:
-        """Start a new process for the actor; the old one is dead, or is a zombie for a while."""
+        """Start a new process for the actor. The old one is dead, or a zombie for a while."""
         old = self.processes.get((shape.name, actor))
         if old is not None:
             old.alive_until = self.now + (3_000 if zombie else 0)
@@ -233,51 +237,51 @@ class World:
     def attach(self, process: Process) -> None:
         shape, actor = process.shape, process.actor
         if self.core is None or self.processes[shape.name, actor] is not process:
-            return  # a new coordinator starts new processes
+            return  # a new coordinator has started new processes
         self.ends(shape, actor, {actor})
         process.incarnation, decisions = self.core.attach(shape.name, actor)
         self.books[shape.name].current[actor] = process.incarnation
-        self.carry(decisions)
+        self.execute(decisions)
 
-    def ends(self, shape: JobShape, actor: Actor, also: Collection[Actor] = ()) -> None:
-        """Note that incarnations have ended: the actor's, and if it was at work all connected ones."""
+    def ends(self, shape: JobShape, actor: Actor, actors: Collection[Actor] = ()) -> None:
+        """Record that incarnations have ended: the actor's, and those of all connected actors if it had started."""
         books = self.books[shape.name]
         finished = books.finished
-        if actor in finished and actor in books.begun:
+        if actor in finished and actor in books.started:
             return
-        hit = {mate for mate in shape.component(actor) if mate in books.begun} if actor in books.begun else set()
-        for mate in {*hit, *also} - finished:
+        ended = {mate for mate in shape.component(actor) if mate in books.started} if actor in books.started else set()
+        for mate in {*ended, *actors} - finished:
             books.current.pop(mate, None)
-            books.begun.pop(mate, None)
-            books.left.discard(mate)
+            books.started.pop(mate, None)
+            books.leaving.discard(mate)
 
     def leaves(self, process: Process) -> None:
         books = self.books[process.shape.name]
         if books.current.get(process.actor) == process.incarnation:
-            books.left.add(process.actor)
+            books.leaving.add(process.actor)
 
     def befall(self, event: Event) -> None:
-        """Carry out one of the planned events."""
+        """Execute one of the planned events."""
         books = self.books[event.job]
         shape, name = books.shape, event.job
         self.note(name, event.kind)
         if event.kind == "forces":
             if shape.derived:
                 self.catalog.force(self.now)
-            books.asks += 1
+            books.pending_forced += 1
         if event.kind == "drains":
             books.drains = True
         if self.core is None:
             return
         if event.kind == "forces":
-            self.carry(self.core.inject(name))
+            self.execute(self.core.inject(name))
         elif event.kind == "drains":
-            self.carry(self.core.stop(name, drain=True))
+            self.execute(self.core.stop(name, drain=True))
         elif event.kind == "stops" and books.state == "running" and not books.drains:
             books.in_flight = None
-            self.carry(self.core.stop(name, drain=False))
+            self.execute(self.core.stop(name, drain=False))
         elif event.kind == "claims":
-            self.catalog.claim(name)  # another coordinator, which then does nothing
+            self.catalog.claim(name)  # by another coordinator, which then does nothing
         elif event.kind == "recovers" and books.state == "running":
             self.renew(name)
         elif event.kind == "crashes":
@@ -294,44 +298,44 @@ class World:
             return
         if self.books[shape.name].current.get(actor) == process.incarnation:
             self.ends(shape, actor, {actor})
-        self.carry(self.core.fail(shape.name, actor, process.incarnation, "killed"))
+        self.execute(self.core.fail(shape.name, actor, process.incarnation, "killed"))
 
     def last_calls(self) -> None:
-        """Ask loads without periodic checkpoints for one more, unless one that was asked for is still to come."""
+        """Force a last checkpoint of loads without periodic ones, unless a forced one is pending."""
         for name, books in self.books.items():
             under_way = books.in_flight is not None or books.at_catalog is not None
-            to_come = books.asks - (books.asks_at.get(books.newest, 0) if under_way else 0)
+            to_come = books.pending_forced - (books.pending_at.get(books.newest, 0) if under_way else 0)
             if books.shape.settings.interval_ms is None and not to_come:
                 self.befall(Event(self.now, "forces", name))
 
     def renew(self, name: str) -> None:
-        """Let a failed or stopped job go on, under a new incarnation."""
+        """Let a failed or stopped job continue under a new incarnation."""
         books = self.books[name]
         books.state, books.in_flight, books.at_catalog = "running", None, None
-        books.current, books.begun, books.left = {}, {}, set()
+        books.current, books.started, books.leaving = {}, {}, set()
         assert self.core is not None
         incarnation = self.catalog.claim(name)
         books.failures, books.finished = 0, self.catalog.records[name].finished
-        self.carry(self.core.recover(name, incarnation=incarnation, finished=books.finished))
+        self.execute(self.core.recover(name, incarnation=incarnation, finished=books.finished))
 
-    def later(self, shape: JobShape, wait_ms: int, what: Callable[[CheckpointManager], list[Decision] | None]) -> None:
-        """Answer this coordinator later; its crash loses the answer."""
+    def later(self, shape: JobShape, wait_ms: int, call: Callable[[CheckpointManager], list[Decision] | None]) -> None:
+        """Answer this coordinator after `wait_ms`; its crash loses the answer."""
         life = self.life
 
         def answer() -> None:
             if self.life == life and self.core is not None:
-                self.carry(what(self.core) or [])
+                self.execute(call(self.core) or [])
 
         self.at(self.now + wait_ms, answer)
 
-    # ---- carrying decisions out ----------------------------------------------------------------------------------
+    # ---- execution of decisions ----------------------------------------------------------------------------------
 
-    def carry(self, decisions: list[Decision]) -> None:
+    def execute(self, decisions: list[Decision]) -> None:
         for decision in decisions:
             books = self.books[decision.job]
             self.note(decision.job, type(decision).__name__, getattr(decision, "barrier_id", None))
             check_decision(books, self.catalog, decision)
-            CARRIED[type(decision)](self, books, decision)
+            EXECUTORS[type(decision)](self, books, decision)
         self.plan_tick()
 
     def plan_tick(self) -> None:
@@ -344,10 +348,10 @@ class World:
         if self._tick_at is not None and self._tick_at <= self.now:
             self._tick_at = None
             if self.core is not None:
-                self.carry(self.core.tick())
+                self.execute(self.core.tick())
 
     def _decide(self, books: Books, decision: Decide) -> None:
-        books.asks_at[decision.barrier_id], books.newest = books.asks, decision.barrier_id
+        books.pending_at[decision.barrier_id], books.newest = books.pending_forced, decision.barrier_id
 
         def answer(core: CheckpointManager) -> list[Decision]:
             if self.happens(books.shape, "catalog"):
@@ -365,7 +369,7 @@ class World:
         for actor, incarnation in decision.targets.items():
             self.to_actor(books.shape, actor, incarnation, lambda process: process.inject(decision))
             zombie = self.zombies.get((decision.job, actor))
-            if zombie is not None and zombie.lives:  # it hears what is meant for another, and answers
+            if zombie is not None and zombie.lives:  # it hears and answers messages for its successor
                 self.at(self.now + 1, lambda zombie=zombie: zombie.inject(decision))
         books.in_flight = decision
 
@@ -374,12 +378,12 @@ class World:
         shape, number = books.shape, decision.barrier_id
         wait = 3 + self.delay_ms(shape) // 8
         if self.happens(shape, "catalog"):
-            fate = books.rng.choice(["landed", "lost", "late", "refused", "gone"])
-            lands_in = {"landed": wait, "late": wait + books.rng.randrange(1, 400)}.get(fate)
+            result = books.rng.choice(["landed", "lost", "late", "refused", "gone"])
+            lands_in = {"landed": wait, "late": wait + books.rng.randrange(1, 400)}.get(result)
             if lands_in is not None:
                 self.at(self.now + lands_in, lambda: self.land(decision))
-            if fate in ("refused", "gone"):
-                error = EpochlogError("no room") if fate == "refused" else SegmentUnknown("vacuumed")
+            if result in ("refused", "gone"):
+                error = EpochlogError("no room") if result == "refused" else SegmentUnknown("vacuumed")
                 self.later(shape, wait, lambda core: self.refuse(core, books, decision, error))
             else:
                 silence = books.rng.choice([1, 300, 1_500])
@@ -393,14 +397,16 @@ class World:
             self.known(books, decision, landed=True)
             return core.committed(decision.job, number, outcome)
 
-        life = self.life  # a commit that is on its way lands even when the coordinator has died meanwhile
+        life = self.life  # a commit in flight lands even if the coordinator dies
         self.at(self.now + wait, lambda: self.land(decision) if self.life != life else None)
         self.later(shape, wait, answer)
 
     def refuse(
         self, core: CheckpointManager, books: Books, decision: CommitBarrier, error: EpochlogError
     ) -> list[Decision]:
-        if books.at_catalog is decision and isinstance(error, SegmentUnknown):  # what is gone is to be made again
+        if books.at_catalog is decision and isinstance(
+            error, SegmentUnknown
+        ):  # the missing segments must be written again
             for actor in list(books.current):
                 self.ends(books.shape, actor, {actor})
         books.fenced = books.at_catalog is decision and isinstance(error, Fenced)
@@ -409,7 +415,7 @@ class World:
         return core.refused(decision.job, decision.barrier_id, error)
 
     def known(self, books: Books, order: CommitBarrier, *, landed: bool) -> None:
-        """Note that the coordinator learns an outcome, unless it has recovered the job in between."""
+        """Record that the coordinator learns an outcome, unless it has recovered the job since."""
         if books.at_catalog is order:
             books.at_catalog = None
             if landed:
@@ -418,12 +424,12 @@ class World:
 
     def land(self, decision: CommitBarrier) -> int | EpochlogError:
         """Run the transaction of a commit."""
-        again = decision.barrier_id in self.catalog.records[decision.job].outcomes
+        repeated = decision.barrier_id in self.catalog.records[decision.job].outcomes
         try:
             epoch = self.catalog.commit(decision, self.now)
         except EpochlogError as error:
             return error
-        if not again:
+        if not repeated:
             self.note(decision.job, "landed", decision.barrier_id, epoch >> 12, decision.final)
             self.served(self.books[decision.job], decision.barrier_id)
             self._landed += 1
@@ -432,9 +438,9 @@ class World:
         return epoch
 
     def served(self, books: Books, barrier_id: int) -> None:
-        asked = books.asks_at.pop(barrier_id, 0)
-        books.asks -= asked
-        books.asks_at = {number: max(0, at - asked) for number, at in books.asks_at.items()}
+        served = books.pending_at.pop(barrier_id, 0)
+        books.pending_forced -= served
+        books.pending_at = {number: max(0, at - served) for number, at in books.pending_at.items()}
 
     def _resolve(self, books: Books, decision: Resolve) -> None:
         order = books.at_catalog
@@ -451,7 +457,7 @@ class World:
     def _announce(self, books: Books, decision: Announce) -> None:
         for actor in decision.finished:
             incarnation = decision.actors[actor]
-            self.to_actor(books.shape, actor, incarnation, lambda process: setattr(process, "over", True))
+            self.to_actor(books.shape, actor, incarnation, lambda process: setattr(process, "finished", True))
 
     def _abort(self, books: Books, decision: Abort) -> None:
         if books.in_flight is not None and books.in_flight.barrier_id == decision.barrier_id:
@@ -468,10 +474,10 @@ class World:
                 self.respawn(books.shape, actor, zombie=books.rng.random() < 0.5)
 
     def _start(self, books: Books, decision: Start) -> None:
-        books.begun[decision.actor] = decision.incarnation
+        books.started[decision.actor] = decision.incarnation
         state = self.catalog.records[decision.job].states.get(decision.actor, b"")
         process = self.processes[decision.job, decision.actor]
-        if process.incarnation in (0, decision.incarnation):  # 0: it is just about to learn its incarnation
+        if process.incarnation in (0, decision.incarnation):  # 0: it has not learned its incarnation yet
             self.at(self.now + self.delay_ms(books.shape), lambda: process.start(decision, state))
 
     def _finished(self, books: Books, decision: Finished) -> None:
@@ -479,11 +485,11 @@ class World:
 
     def _ended(self, books: Books, decision: Failed | JobStopped) -> None:
         books.state, books.in_flight, books.failures, books.fenced = "ended", None, 0, False
-        books.current, books.begun, books.left = {}, {}, set()
+        books.current, books.started, books.leaving = {}, {}, set()
         self.later(books.shape, 300, lambda _: self.renew(decision.job))
 
 
-CARRIED: dict[type, Callable[[World, Books, Any], None]] = {
+EXECUTORS: dict[type, Callable[[World, Books, Any], None]] = {
     Decide: World._decide,
     Inject: World._inject,
     CommitBarrier: World._commit,

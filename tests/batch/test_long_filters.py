@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pytest
 
 import epochlog as el
-from epochlog.batch.predicate import MOST_TERMS, _joined, parse_predicate
+from epochlog.batch.predicate import MOST_TERMS, _join_pairwise, parse_predicate
 from epochlog.store.scan.pruning import MOST_CALLS, MOST_DEPTH, check_filter
 
 pytestmark = pytest.mark.local_only
@@ -58,7 +58,7 @@ def test_the_measure_of_an_expression() -> None:
         check_filter(chain(MOST_DEPTH + 10))
     wide = [pc.field("id") == number for number in range(MOST_CALLS)]
     with pytest.raises(el.InvalidInput, match="calls"):
-        check_filter(_joined(wide, or_))
+        check_filter(_join_pairwise(wide, or_))
 
 
 DOORS = """
