@@ -176,7 +176,7 @@ def test_several_outputs_are_named(tmp_path: Path) -> None:
         assert not report.ok and report.outputs["even"].ok
         assert report.outputs["odd"].missing_rows["id"].to_pylist() == [3]
         assert job.check({"even": even}).ok
-        with pytest.raises(el.InvalidInput, match="has the outputs"):
+        with pytest.raises(el.InvalidInput, match="has several outputs"):
             job.check(even)
         with pytest.raises(el.InvalidInput, match="no output 'numbers'"):
             job.check({"numbers": even})

@@ -66,7 +66,7 @@ def test_what_is_held_is_read_by_its_token_until_its_end_and_not_after(lab: Lab)
     lab.tick(3600)
     assert lab.store.held_snapshots() == []
     go_on(lab)
-    with pytest.raises(el.EpochExpired, match="has been let go"):
+    with pytest.raises(el.EpochExpired, match="has been released"):
         read(lab.store, nightly.token)
 
 

@@ -241,12 +241,12 @@ def test_a_held_snapshot_that_is_listed_says_what_is_known_of_what_it_has_not(la
     with lab.store.snapshot() as moment:
         moment.hold(60.0, "nightly", partial=True)
     (listed,) = lab.store.held_snapshots()
-    told = r"late_out; it has: r, good_out\. .*left out what could not be read then.*job\.info\.outside.*epochlog jobs"
+    told = r"late_out; it has: r, good_out\. .*left it out as unreadable.*job\.info\.outside.*epochlog jobs"
     with pytest.raises(el.InvalidInput, match=told):
         read(lab, "late_out", consistency=el.Exact(listed.token))
     with (
         lab.store.snapshot(consistency=el.Exact(listed.token)) as held,
-        pytest.raises(el.InvalidInput, match=r"'late_out'.*left out what could not be read then.*job\.info\.outside"),
+        pytest.raises(el.InvalidInput, match=r"'late_out'.*left it out as unreadable.*job\.info\.outside"),
     ):
         held["late_out"]
     with pytest.raises(el.InvalidInput, match=r"it has: r$"):

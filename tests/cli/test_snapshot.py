@@ -139,7 +139,7 @@ def test_a_token_that_can_be_read_no_more_is_told(run, tmp_path) -> None:
     facts = json.loads(run("snapshot", tmp_path / "lake", "--show", token, "--json").out)
     assert facts["readable"] is False
     why = {one["table"]: one["why_not"] for one in facts["tables"]}
-    assert "has been dropped" in why["gone"] and "has been let go" in why["kept"]
+    assert "has been dropped" in why["gone"] and "has been released" in why["kept"]
     page = run("snapshot", tmp_path / "lake", "--show", token).out
     assert "gone: gone has been dropped since the token was made" in page and "cannot be read" in page
 
