@@ -51,15 +51,11 @@ LAW_EVERY = 5
 """All tables are checked together after this many commits; each commit checks its own table."""
 MESSAGE, TICK = 0, 1
 """Ranks of events in one ms: ticks come last, so that their place does not depend on other jobs."""
-
-
 UNCOUNTED = ("killed", "another attached in its place", "has finished")
 
 
 class World:
-    """Run of one seed. calm: names of jobs without faults. kinds: the kinds of faults. manager: the class
-    of the core.
-    """
+    """Run of one seed. calm: names of jobs without faults. kinds: the kinds of faults. manager: class of the core."""
 
     def __init__(
         self,
@@ -139,9 +135,9 @@ class World:
 
     def _behind(self) -> list[str]:
         """Return a sentence for each load or job that has not caught up."""
-        limits = {
-            name: [process.limit for (job, _), process in self.processes.items() if job == name] for name in self.books
-        }
+        limits: dict[str, list[int | None]] = {name: [] for name in self.books}
+        for (name, _), process in self.processes.items():
+            limits[name].append(process.limit)
         return unfinished_work(self.books, limits, self.catalog, self.now)
 
     def declines(self, shape: JobShape) -> bool:
@@ -404,9 +400,7 @@ class World:
     def refuse(
         self, core: CheckpointManager, books: Books, decision: CommitBarrier, error: EpochlogError
     ) -> list[Decision]:
-        if books.at_catalog is decision and isinstance(
-            error, SegmentUnknown
-        ):  # the missing segments must be written again
+        if books.at_catalog is decision and isinstance(error, SegmentUnknown):  # all must write again
             for actor in list(books.current):
                 self.ends(books.shape, actor, {actor})
         books.fenced = books.at_catalog is decision and isinstance(error, Fenced)
