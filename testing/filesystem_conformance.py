@@ -137,7 +137,7 @@ def a_damaged_file_is_told_from_a_whole_one(files: Files) -> None:
             verified(files, name, size, crc)
     files.delete(name)
     with raises(Corrupt, "gone"):
-        verified(files, name, len(data), zlib.crc32(data), again=True)
+        verified(files, name, len(data), zlib.crc32(data), recheck=True)
 
 
 CASES: tuple[Callable[[Files], None], ...] = (

@@ -26,7 +26,7 @@ def check_segment(files: Files, schema: TableSchema, codec: KeyCodec, segment: S
     """Yield the problems of a segment's file: a wrong checksum, or a difference from its descriptor."""
     reader = SegmentReader(files, segment, schema, codec)
     try:
-        data = verified(files, segment.path, segment.bytes, segment.crc32, again=True)
+        data = verified(files, segment.path, segment.bytes, segment.crc32, recheck=True)
         walk = Walk(codec, _batch_starts(data))
         for key_range in _ranges(segment.blocks):
             yield from walk.take(reader.read(None, key_range))
@@ -40,7 +40,7 @@ def check_part(files: Files, schema: TableSchema, codec: KeyCodec, run: SortedRu
     hidden = [EPOCH, UNTIL] if part.history else [EPOCH]
     until = 0
     try:
-        data = verified(files, part.path, part.bytes, part.crc32, again=True)
+        data = verified(files, part.path, part.bytes, part.crc32, recheck=True)
         walk = Walk(codec, _row_group_starts(data))
         for key_range in _ranges(part.blocks):
             rows = read_part(files, part, schema, codec, ReadOptions([*schema.schema.names, *hidden], None, key_range))

@@ -101,7 +101,7 @@ def check_exchange_files(handle: Handle) -> tuple[dict[str, int], list[Finding],
         try:
             if not path.startswith(folder + "/"):
                 raise Corrupt(path, "an exchange reaches it, but it lies outside of the folder of exchanges")
-            verified(handle.files, path, batch["bytes"], batch["crc32"], again=True)
+            verified(handle.files, path, batch["bytes"], batch["crc32"], recheck=True)
         except Corrupt as error:
             damaged.append((path, error.what))
         except ReadFailed as error:

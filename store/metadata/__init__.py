@@ -1,1 +1,1 @@
-"""Records of tables, jobs, versions and consumers as the catalog keeps them, and pure edits of them."""
+"""Catalog records of tables, jobs, versions and consumers, and pure edits of them."""

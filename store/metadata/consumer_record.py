@@ -1,7 +1,7 @@
-"""Catalog record of a consumer. There is one for each consumer, and nothing else is stored of it.
+"""Catalog record of a consumer: its whole state is one record.
 
-Its position holds the logs behind it (store/retention/holds.py) as long as somebody has it open, and for `keep_ms`
-after that. So one that is dropped, or was away for longer, holds nothing from that moment on.
+Its position holds the logs after it (store/retention/holds.py) while a process has it open, and for `keep_ms` after
+that. A consumer that was dropped, or was closed for longer, holds nothing.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 @dataclass(frozen=True, slots=True)
 class ConsumerRecord:
-    """position: all changes of its tables through that epoch are acknowledged; None: nothing is, it begins with the
-    tables' rows. snapshot: the epoch of the rows that it is taking in, which are held until it has a position; None: it
-    has not said. states: the tables of which it reads old rows; where they are not stored with the log the states
-    at the position are held too.
-    keep_ms: how long it may be away and still hold; None: for good. holder: the lease of whoever has it open, which
-    ends at expires_ms; from then on it is away. acked_ms: of the newest acknowledgement, 0 before the first.
-    dropped: the name of a table of it that was dropped.
+    """Record of a consumer. Times are Unix milliseconds.
+
+    position: all changes of its tables through that epoch are acknowledged; None: none is, it begins with the tables'
+    rows. snapshot: the epoch of the rows that it is reading, which are held until it has a position; None: not yet
+    known. states: the tables of which it reads pre-images; if the log does not store them, the rows at the position are
+    held too. keep_ms: the time for which it holds after it was closed; None: without end. holder: the lease of the
+    process that has it open; the lease ends at expires_ms, and the consumer counts as closed from then on. acked_ms:
+    the time of the newest acknowledgement, 0 before the first. dropped: the name of one of its tables that was dropped.
     """
 
     name: str
@@ -55,23 +56,23 @@ class ConsumerRecord:
 
     @property
     def at(self) -> int | None:
-        """Return the epoch past which the consumer needs the logs; None: it needs nothing yet."""
+        """Return the epoch after which the consumer needs the logs; None if it needs none yet."""
         return self.snapshot if self.position is None else self.position
 
     def state_at(self, table_id: int) -> int | None:
-        """Return the epoch at which the consumer needs the table's rows; None: it needs none."""
+        """Return the epoch at which the consumer needs the table's rows; None if it needs none."""
         return self.at if self.position is None or table_id in self.states else None
 
     @property
     def until_ms(self) -> int | None:
-        """Return the Unix ms at which the consumer stops holding unless it is opened again; None: never."""
+        """Return the Unix ms at which the holds of the consumer end unless it is opened again; None: never."""
         return None if self.keep_ms is None else self.expires_ms + self.keep_ms
 
     def open(self, now_ms: int, alive: Collection[str] = ()) -> bool:
         return bool(self.holder) and (self.expires_ms > now_ms or self.holder in alive)
 
     def holds(self, now_ms: int, alive: Collection[str] = ()) -> bool:
-        """Return True if the consumer still holds the logs and rows that it has yet to read."""
+        """Return True if the consumer holds the logs and rows that it has not read yet."""
         if self.at is None or self.dropped is not None:
             return False
         return self.until_ms is None or now_ms < self.until_ms or self.open(now_ms, alive)
@@ -87,50 +88,50 @@ def get_consumer(view: View, name: str) -> ConsumerRecord:
     check_consumer_name(name)
     record = view.get(consumer_key(name))
     if record is None:
-        known = ", ".join(one.name for one in all_consumers(view)) or "none"
-        raise ConsumerNotFound(f"there is no consumer {name!r}; the store's consumers: {known}")
+        names = ", ".join(consumer.name for consumer in all_consumers(view)) or "none"
+        raise ConsumerNotFound(f"there is no consumer {name!r}; the store's consumers: {names}")
     return ConsumerRecord.from_record(record)
 
 
 def table_goes(tx: Txn, table_id: int, now_ms: int) -> None:
-    """Record in the consumers of a table that it is dropped: they cannot go on and hold nothing. Part of the
-    transaction that drops it.
+    """Record in all consumers of a table that it is dropped: they cannot go on, and hold nothing. Call it inside the
+    transaction that drops the table.
     """
     for record in list(all_consumers(tx)):
         if table_id in record.tables and record.dropped is None:
-            found = tx.get(table_key(table_id))
-            name = TableDef.from_record(found).name if found is not None else f"{table_id}"
+            table_record = tx.get(table_key(table_id))
+            name = TableDef.from_record(table_record).name if table_record is not None else f"{table_id}"
             tx.put(consumer_key(record.name), replace(record, dropped=name, last_ms=now_ms).to_record())
 
 
 def broken_consumers(view: View, tables: Mapping[int, TableDef]) -> Iterator[tuple[str, str]]:
     """List (where, problem) for broken consumer records, for verify."""
     last = Counters.read(view).last_epoch
-    for key, found in view.scan(b"consumer/", after_prefix(b"consumer/")):
-        record = ConsumerRecord.from_record(found)
-        where = f"consumer {record.name}"
+    for key, fields in view.scan(b"consumer/", after_prefix(b"consumer/")):
+        record = ConsumerRecord.from_record(fields)
+        label = f"consumer {record.name}"
         if key != consumer_key(record.name):
-            yield where, f"lies under another name, {key!r}"
+            yield label, f"has the key of another name, {key!r}"
         missing = [table for table in record.tables if table not in tables]
         if not record.tables or (missing and record.dropped is None):
-            yield where, f"refers to tables that are not there: {missing}"
+            yield label, f"refers to missing tables: {missing}"
         if record.at is not None and record.at > last:
-            yield where, f"stands at epoch {show_epoch(record.at)}, above last_epoch {show_epoch(last)}"
+            yield label, f"is at epoch {show_epoch(record.at)}, above last_epoch {show_epoch(last)}"
         if not set(record.states) <= set(record.tables):
-            yield where, "holds states of tables that it does not read"
+            yield label, "holds rows of tables that it does not read"
 
 
 def require_tables(record: ConsumerRecord) -> None:
     if record.dropped is not None:
         raise TableDropped(
-            f"table {record.dropped!r} was dropped, and consumer {record.name!r} cannot go on without it; forget it "
-            f"with store.drop_consumer({record.name!r})"
+            f"table {record.dropped!r} was dropped, and consumer {record.name!r} cannot go on without it; delete the "
+            f"consumer with store.drop_consumer({record.name!r})"
         )
 
 
 def check_consumer_name(name: object) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidName(
-            f"consumer name {name!r} cannot be used: take 1 to 128 of a-z, A-Z, 0-9, _, . and -, beginning with "
+            f"consumer name {name!r} cannot be used: use 1 to 128 of a-z, A-Z, 0-9, _, . and -, beginning with "
             "a letter, a digit or _"
         )

@@ -1,4 +1,4 @@
-"""Advance of the store's counters, a part of every transaction that changes the data that readers may reach."""
+"""Advance of the store's counters, in every transaction that changes the data visible to readers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from .lookups import all_tables
 
 
 def move_counters(txn: Txn, counters: Counters, last_epoch: int | None = None) -> int:
-    """Advance the store's counters and return its new version. Part of every transaction that changes the data that
-    readers may reach.
+    """Advance the store's counters and return the new version. Call it in every transaction that changes the data
+    visible to readers.
     """
-    at = counters.last_epoch if last_epoch is None else max(counters.last_epoch, last_epoch)
-    if at and not counters.last_epoch:
-        _lower_created(txn, at)
-    moved = replace(counters, last_epoch=at, version=counters.version + 1)
-    txn.put(HEAD, moved.to_record())
-    return moved.version
+    newest = counters.last_epoch if last_epoch is None else max(counters.last_epoch, last_epoch)
+    if newest and not counters.last_epoch:
+        _lower_created(txn, newest)
+    advanced = replace(counters, last_epoch=newest, version=counters.version + 1)
+    txn.put(HEAD, advanced.to_record())
+    return advanced.version
 
 
 def _lower_created(txn: Txn, first: int) -> None:
-    """Let every table be there at the first epoch of the store: a label, or a clock set back, may put it before now."""
+    """Lower `created` of every table to the first epoch of the store. A label, or a clock set back, may put that epoch
+    before the creation of the tables.
+    """
     for table in list(all_tables(txn)):
         if table.created > first:
             txn.put(table_key(table.id), replace(table, created=first).to_record())

@@ -1,6 +1,6 @@
-"""The catalog's plain records of tables, jobs and the store: what commits are checked against.
+"""Catalog records of tables, jobs and the store, which commits are checked against.
 
-What they mean is decided above.
+Higher folders decide their meaning.
 """
 
 from __future__ import annotations
@@ -26,10 +26,7 @@ MOST_SEGMENTS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class StoreRecord:
-    """A store's identity and options: all but `global_max_lag_ms` are fixed when it is made.
-
-    global_max_lag_ms: None: the default.
-    """
+    """Identity and options of a store. Only `global_max_lag_ms` can change after the creation; None is its default."""
 
     id: str
     interval_ms: int
@@ -45,13 +42,13 @@ class StoreRecord:
         return max(GLOBAL_MAX_LAG_MS, least_global_max_lag_ms(self.interval_ms))
 
     def to_record(self) -> Record:
-        """Return the record as the catalog keeps it; without the bound where it is the default."""
+        """Return the catalog's record, without options that have their default None."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Counters that every commit advances. `last_epoch`: the newest epoch issued or sealed, over all tables."""
+    """Counters that every commit advances. last_epoch: the newest epoch issued or sealed, over all tables."""
 
     last_epoch: int = 0
     version: int = 0
@@ -71,9 +68,9 @@ class Counters:
 class TableOptions:
     """Options of a table for its retention and its compaction.
 
-    history_retention: how far back reads at an epoch reach; log_retention: how far back `changes` reaches;
-    compact_segments: L0 segments at which `compact()` without `full`, and maintenance, fold them into a run;
-    max_segments: L0 segments at which a commit folds them itself before it returns.
+    history_retention: the age up to which reads at an epoch work. log_retention: the age up to which `changes` works.
+    compact_segments: the number of L0 segments at which `compact()` without `full`, and maintenance, compact them into
+    a run. max_segments: the number of L0 segments at which a commit compacts them itself before it returns.
     """
 
     history_retention: timedelta = timedelta(hours=1)
@@ -92,7 +89,7 @@ class TableOptions:
                 raise InvalidInput(f"{name} must be an int from 1 to {MOST_SEGMENTS:,}, not {segments!r}")
         if self.max_segments < self.compact_segments:
             raise InvalidInput(
-                f"max_segments ({self.max_segments}) must not lie below compact_segments ({self.compact_segments})"
+                f"max_segments ({self.max_segments}) must not be less than compact_segments ({self.compact_segments})"
             )
 
     def to_record(self) -> Record:
@@ -120,15 +117,14 @@ def _whole_ms(retention: timedelta) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TableDef:
-    """Definition of a table, apart from its data. `job_id` is the one job that writes it, None for a root table.
+    """Definition of a table, apart from its data. job_id: the job that writes it; None for a root table.
 
-    changelog: whether new log entries store the rows that they replace ("full") or not ("upsert"). full_since: the
-    commit after which all entries store them; None while new ones do not. first_changelog: what it was when the table
-    was made, which tells of the entries that do not record it (version 0.1). drop_unchanged: of an output, whether
-    commits leave out what changes nothing.
-    created: the epoch at which it was made, issued for it or, in a store that
-    has none yet, of the clock; 0: not known. adopted: of a root table
-    that was an output once, the epoch from which on it is one; 0: it always was.
+    changelog: "full" if new log entries store the rows that they replace, else "upsert". full_since: the commit after
+    which all entries store them; None while new entries do not. first_changelog: the changelog at the creation of the
+    table, which applies to entries of version 0.1 without their own. drop_unchanged: True if the commits of an output
+    leave out rows without a change. created: the epoch of the creation, which was issued for it or, in a store without
+    epochs, read from the clock; 0: not known. adopted: of a root table that was an output before, its first epoch as a
+    root table; 0: it was never an output.
     """
 
     id: int
@@ -143,12 +139,12 @@ class TableDef:
     adopted: int = 0
 
     def __post_init__(self) -> None:
-        if not self.first_changelog:  # it is made now
+        if not self.first_changelog:  # the table is being created
             object.__setattr__(self, "first_changelog", self.changelog)
             object.__setattr__(self, "full_since", 0 if self.changelog == "full" else None)
 
     def stores_images_after(self, epoch: int) -> bool:
-        """Return True if all changes past that epoch, future ones too, are stored with their pre-images."""
+        """Return True if all changes after that epoch, also future ones, are stored with their pre-images."""
         return self.full_since is not None and self.full_since <= epoch
 
     @property
@@ -192,8 +188,10 @@ class TableDef:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Progress of a backfill in chunks: the `pieces` and `rows` taken in so far. The next chunk is of the upstream at
-    index `place` (past the last one: all is taken in), from the key `low` on (None: from its first row).
+    """Progress of a backfill in chunks: the number of chunks (`pieces`) and `rows` so far.
+
+    place: index of the upstream of the next chunk; after the last upstream the backfill is complete. low: first key of
+    the next chunk; None: from the first row.
     """
 
     pieces: int = 0
@@ -204,10 +202,10 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Runner of a job: one step of a handle, or a query, pipeline or coordinator for as long as it runs.
+    """Runner of a job: one step of a handle, or a query, pipeline or coordinator while it runs.
 
-    holder: its name, used once; lease: of the open store it runs in, under `lease/`; process: as `process_id.identity`
-    tells it. kind: step | query | pipeline | coordinator.
+    holder: its unique name. lease: the runner lease of its open store, under `lease/`. process: the result of
+    `process_id.identity`. kind: step | query | pipeline | coordinator.
     """
 
     holder: str
@@ -226,20 +224,19 @@ class Runner:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A job: its lineage, how far it has committed (`position`), who runs it, and the barrier decided for it.
+    """Record of a job: lineage, position, recorded barrier and runner. Times are Unix ms; 0: not known.
 
-    state: creating | running | parked | finished. `barrier` is [prev, curr, kind] for prev == position, or None;
-    `planned_version` is the store's version when it was recorded: what the job reads for it was there then or later.
-    `drain`: the epoch through which the job takes its inputs in; its commit there or past it is its last. None: no end.
-    `last_error` is of the newest attempt since the last commit, `failed_ms` (Unix) of the first that failed since then.
-    snapshot_rows: the rows of one piece of a snapshot, None to take it whole; `cursor` is where the pieces of the
-    recorded barrier stand. rebuild: its next commit, there or past it, makes the outputs anew from the upstreams' rows;
-    None: it goes on from its position. progress_ms: when it committed or recorded a piece last (Unix ms; 0: not known).
-    max_lag_ms: the time that max_lag was given as, None when it was given in boundaries.
-    lost: why it is parked; `unread`: the first change of its upstreams that it lacked then, until it commits again.
-    outside_ms: since when `global` leaves its tables out because it lags too much (Unix ms), until it has caught up;
-    None: it does not. created_ms: when it was made (Unix ms; 0: not known).
-    runner: who has claimed it and not left since; whether that one is alive, `runners.live_runner` tells.
+    state: creating | running | parked | finished. barrier: (prev, curr, kind) with prev == position, or None.
+    planned_version: the store's version when the barrier was recorded; the job reads that version or a later one.
+    drain: the epoch through which the job takes in its inputs; its first commit at or after it is its last. None: no
+    end. last_error: error of the newest attempt since the last commit. failed_ms: time of the first failure since then.
+    snapshot_rows: rows of one backfill chunk; None: no chunks. cursor: progress of the chunks of the recorded barrier.
+    rebuild: the next commit, at or after this epoch, computes the outputs again from the upstreams' rows; None: the job
+    goes on from its position. progress_ms: time of the last commit or recorded chunk. max_lag_ms: max_lag if it was
+    given as a time; None if it was given in boundaries. lost: the reason why the job is parked. unread: the first
+    change of its upstreams that it lacked then, until its next commit. outside_ms: the time since when `global` leaves
+    its tables out because of its lag, until it has caught up; None: it takes part. created_ms: time of the creation.
+    runner: the runner that has claimed the job and not left; `job_runners.live_runner` checks that it is alive.
     """
 
     id: int
@@ -274,27 +271,31 @@ class JobRecord:
 
     @property
     def anew(self) -> bool:
-        """Return True if the next barrier takes in all rows of the upstreams, not just their changes."""
+        """Return True if the next barrier takes in all rows of the upstreams, not only their changes."""
         return self.rebuilding or (not self.position and self.backfill == "snapshot")
 
     @property
     def replacing(self) -> bool:
-        """Return True if the next commit replaces the outputs' rows, as that of a rebuild does."""
+        """Return True if the next commit replaces the outputs' rows, because it is the commit of a rebuild."""
         return self.rebuilding and self.position > 0
 
     @property
     def due(self) -> int | None:
         """Return the epoch from which on the job may commit without a change of its upstreams, or lacks changes that it
-        never takes in; None: only their changes count. A snapshot may have read it as complete below. For a job without
-        a commit it is the epoch when it was made.
+        never takes in; None: only changes of the upstreams count.
+
+        A snapshot may have read the outputs as complete below this epoch. For a job without a commit it is the epoch of
+        its creation.
         """
-        ends = None if self.state == "finished" else self.drain
-        made = from_unix_ms(self.created_ms) if self.created_ms and not self.position else None
-        return min((epoch for epoch in (self.unread, self.rebuild, ends, made) if epoch is not None), default=None)
+        end = None if self.state == "finished" else self.drain
+        created_epoch = from_unix_ms(self.created_ms) if self.created_ms and not self.position else None
+        return min(
+            (epoch for epoch in (self.unread, self.rebuild, end, created_epoch) if epoch is not None), default=None
+        )
 
     @property
     def runner_after_step(self) -> Runner | None:
-        """Return the job's runner after the present step: None if the runner is that one step."""
+        """Return the job's runner after the current step; None if the runner is only this step."""
         return None if self.runner is None or self.runner.kind == "step" else self.runner
 
     def ends_at(self, epoch: int) -> bool:
@@ -316,5 +317,5 @@ class JobRecord:
 
 @lru_cache(maxsize=4096)
 def _schema(data: bytes) -> TableSchema:
-    """Decode a schema, once for each distinct encoding: views over many tables are read all the time."""
+    """Decode a schema, with a cache: views over many tables are read often."""
     return TableSchema.from_bytes(data)

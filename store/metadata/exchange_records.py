@@ -1,14 +1,14 @@
 """Catalog records of staged exchanges: their keys, the files that they reach, and the removal of a query.
 
-    xq/<query>                        a query: stages, which channels have ended, lease and disk budget
-    xu/<query>                        how many bytes of it lie on disk
-    xc/<query>/<channel>              a channel: stage, highest attempt, end mark, how far it was pushed and released
+    xq/<query>                        a query: stages, ended channels, lease and disk budget
+    xu/<query>                        the query's bytes on disk
+    xc/<query>/<channel>              a channel: stage, highest attempt, end mark, last sequences pushed and released
     xp/<query>/<channel>/<sequence>   a batch that was pushed and not released: its file
-    xd/<query>/<channel>/<block>      checksums of batches that were released
+    xd/<query>/<channel>/<block>      checksums of released batches
     xk/<query>/<consumer>             a consumer: its channels, incarnation and acknowledged cursor
 
-Names have no slash in them; sequences are 16 hex digits wide. The files lie in a folder of their own, as if there were
-a table 0. What the records mean is decided in exchange/staged.
+Names have no slash; sequences are 16 hex digits wide. The files lie in the folder of a table 0, which does not exist.
+exchange/staged decides the meaning of the records.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .definitions import Counters
 from .unreachable_files import mark_unreachable
 
 FILES = 0
-"""The id under which the files of all queries lie; tables have ids from 1."""
+"""Table id of the files of all queries. Tables have ids from 1."""
 BATCH = 500
-"""Batches that one transaction lets go of at most, when a query ends."""
+"""Largest number of batches whose records one transaction deletes when a query ends."""
 DIGEST_BYTES = 8
-"""Of a batch that was released: its size and its CRC-32, little endian."""
+"""Bytes of the digest of a released batch: its size and its CRC-32, little endian."""
 
 
 def query_key(query: str) -> bytes:
@@ -57,20 +57,20 @@ def consumer_key(query: str, consumer: str) -> bytes:
 
 
 def records_of(view: View, kind: bytes, query: str) -> Iterator[tuple[str, Record]]:
-    """Yield (rest of the key, record) of every channel, batch or consumer of a query, by key."""
+    """Yield (key after the prefix, record) of every channel, batch or consumer of a query, by key."""
     prefix = kind + b"/" + query.encode() + b"/"
     for key, record in view.scan(prefix, after_prefix(prefix)):
         yield key[len(prefix) :].decode(), record
 
 
 def all_queries(view: View) -> Iterator[tuple[str, Record]]:
-    """Yield every query by its name, those that are being dropped too."""
+    """Yield (name, record) of every query, also of queries that are being dropped."""
     for key, record in view.scan(b"xq/", after_prefix(b"xq/")):
         yield key[len(b"xq/") :].decode(), record
 
 
 def exchange_files(view: View) -> Iterator[tuple[str, int]]:
-    """Yield path and bytes of every file that an exchange reaches."""
+    """Yield path and bytes of every file that the records of an exchange refer to."""
     for _, record in view.scan(b"xp/", after_prefix(b"xp/")):
         yield record["path"], record["bytes"]
 
@@ -79,65 +79,67 @@ def exchange_files(view: View) -> Iterator[tuple[str, int]]:
 
 
 def end_query(tx: Txn, query: str) -> None:
-    """Mark the query as dropped: it cannot be used any more, and `purge` removes its records. Part of a transaction."""
+    """Mark the query as dropped: no call can use it, and `purge` deletes its records. Call inside a transaction."""
     record = tx.get(query_key(query))
     if record is not None and not record["dropped"]:
         tx.put(query_key(query), {**record, "dropped": True})
 
 
 def purge(catalog: Catalog, query: str) -> list[str]:
-    """Remove the records of a query that has ended, in as many transactions as it takes; return the paths of the files
-    that they reached, which are noted as unreachable.
+    """Delete the records of an ended query, in several transactions. Mark their files as unreachable and return the
+    paths.
     """
     freed: list[str] = []
     while True:
-        found = catalog.transact(lambda tx: _purge_some(tx, query, catalog.now_ms()))
-        if found is None:
+        paths = catalog.transact(lambda tx: _purge_batches(tx, query, catalog.now_ms()))
+        if paths is None:
             return freed
-        freed += found
+        freed += paths
 
 
-def _purge_some(tx: Txn, query: str, now_ms: int) -> list[str] | None:
-    """Remove some batches of the query, or at last the rest; return the paths freed, None when nothing is left."""
+def _purge_batches(tx: Txn, query: str, now_ms: int) -> list[str] | None:
+    """Delete the records of some batches of the query; with the last batches delete its other records too. Return the
+    paths of the files, or None if the query has no record.
+    """
     record = tx.get(query_key(query))
     if record is None or not record["dropped"]:
         return None
-    some = list(islice(records_of(tx, b"xp", query), BATCH))
-    mark_unreachable(tx, FILES, [(file["path"], file["bytes"]) for _, file in some], now_ms)
-    for rest, _ in some:
-        tx.delete(b"xp/" + query.encode() + b"/" + rest.encode())
-    if len(some) < BATCH:
+    batches = list(islice(records_of(tx, b"xp", query), BATCH))
+    mark_unreachable(tx, FILES, [(file["path"], file["bytes"]) for _, file in batches], now_ms)
+    for name, _ in batches:
+        tx.delete(b"xp/" + query.encode() + b"/" + name.encode())
+    if len(batches) < BATCH:
         for kind in (b"xc", b"xd", b"xk"):
-            for rest, _ in list(records_of(tx, kind, query)):
-                tx.delete(kind + b"/" + query.encode() + b"/" + rest.encode())
+            for name, _ in list(records_of(tx, kind, query)):
+                tx.delete(kind + b"/" + query.encode() + b"/" + name.encode())
         tx.delete(usage_key(query))
         tx.delete(query_key(query))
-    if some:
+    if batches:
         move_counters(tx, Counters.read(tx))
-    return [file["path"] for _, file in some]
+    return [file["path"] for _, file in batches]
 
 
-def end_expired(catalog: Catalog, live: Container[str]) -> list[str]:
-    """End the queries whose lease has run out, and those that a crash left half removed; return their names.
+def end_expired(catalog: Catalog, live_holders: Container[str]) -> list[str]:
+    """End the queries whose lease has expired, and complete interrupted removals. Return the names of these queries.
 
-    live: holders whose leases this process keeps alive.
+    live: holders whose leases this process renews.
     """
 
-    def spent(view: View) -> list[str]:
+    def list_expired(view: View) -> list[str]:
         now_ms = catalog.now_ms()
         return [
             name
             for name, record in all_queries(view)
-            if record["dropped"] or (record["expires_ms"] <= now_ms and query_holder(name) not in live)
+            if record["dropped"] or (record["expires_ms"] <= now_ms and query_holder(name) not in live_holders)
         ]
 
     def end(tx: Txn) -> list[str]:
-        names = spent(tx)
+        names = list_expired(tx)
         for name in names:
             end_query(tx, name)
         return names
 
-    if not catalog.read(spent):
+    if not catalog.read(list_expired):
         return []
     names = catalog.transact(end)
     for name in names:

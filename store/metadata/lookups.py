@@ -1,4 +1,4 @@
-"""Look-ups of the records of tables, jobs and the store in a view of the catalog, by name or by id."""
+"""Look-ups of the records of tables, jobs and the store by name or id, in a view of the catalog."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .version import LogEntry, Runs, TableVersion, runs_from_record
 
 
 def get_store(view: View) -> StoreRecord:
-    """Return the store's record as of this state of the catalog."""
+    """Return the store's record in this state of the catalog."""
     record = view.get(STORE)
     if record is None:
         raise Corrupt("catalog record of the store", "it is missing")
@@ -37,24 +37,24 @@ def find_table(view: View, name: str) -> TableDef:
     record = view.get(table_key(entry["id"])) if entry else None
     if record is not None:
         return TableDef.from_record(record)
-    known = sorted(table.name for table in all_tables(view))
-    if entry is not None or name in known:  # one of the two records without the other: its key was damaged
+    names = sorted(table.name for table in all_tables(view))
+    if entry is not None or name in names:  # one of the two records is missing: its key was damaged
         raise Corrupt(f"catalog record of table {name!r}", "it is missing")
-    raise TableNotFound(f"there is no table {name!r}; the store's tables: {', '.join(known) or 'none'}")
+    raise TableNotFound(f"there is no table {name!r}; the store's tables: {', '.join(names) or 'none'}")
 
 
 def get_table(view: View, table_id: int, name: str) -> TableDef:
-    """Return the table of that id; TableDropped if it was dropped, even when a new one took its name."""
+    """Return the table of that id. Raise TableDropped if it was dropped, also if a new table has its name."""
     record = view.get(table_key(table_id))
     if record is None:
-        raise _gone(view, table_id, name)
+        raise _missing_table_error(view, table_id, name)
     return TableDef.from_record(record)
 
 
 def get_version(view: View, table_id: int, name: str) -> TableVersion:
     record = view.get(head_key(table_id))
     if record is None:
-        raise _gone(view, table_id, name)
+        raise _missing_table_error(view, table_id, name)
     return TableVersion.from_record(record)
 
 
@@ -65,17 +65,17 @@ def get_runs(view: View, table_id: int) -> Runs:
 
 def get_entries(view: View, table_id: int, after: int, until: int) -> list[LogEntry]:
     """Return the log entries with epochs in (after, until], oldest first."""
-    found = view.scan(log_key(table_id, after + 1), log_key(table_id, until + 1))
-    return [LogEntry.from_record(record) for _, record in found]
+    records = view.scan(log_key(table_id, after + 1), log_key(table_id, until + 1))
+    return [LogEntry.from_record(record) for _, record in records]
 
 
-def _gone(view: View, table_id: int, name: str) -> EpochlogError:
-    """Return TableDropped if nothing of the table is left, else Corrupt: a key was damaged."""
+def _missing_table_error(view: View, table_id: int, name: str) -> EpochlogError:
+    """Return TableDropped if the table has no record at all, else Corrupt: a key was damaged."""
     entry = view.get(name_key(name)) if is_name(name) else None
     if (entry is not None and entry["id"] == table_id) or view.get(table_key(table_id)) is not None:
         return Corrupt(f"catalog record of table {name!r}", "it is missing")
     return TableDropped(
-        f"table {name!r} was dropped; get the one that may now bear the name with store.table({name!r})"
+        f"table {name!r} was dropped; store.table({name!r}) returns a newer table of that name, if there is one"
     )
 
 
@@ -89,8 +89,8 @@ def find_job(view: View, name: str) -> JobRecord:
     entry = view.get(job_name_key(name)) if is_name(name) else None
     record = view.get(job_key(entry["id"])) if entry else None
     if record is None:
-        known = ", ".join(sorted(job.name for job in all_jobs(view))) or "none"
-        raise JobNotFound(f"there is no job {name!r}; the store's jobs: {known}")
+        names = ", ".join(sorted(job.name for job in all_jobs(view))) or "none"
+        raise JobNotFound(f"there is no job {name!r}; the store's jobs: {names}")
     return JobRecord.from_record(record)
 
 
@@ -98,7 +98,7 @@ def get_job(view: View, job_id: int, name: str) -> JobRecord:
     record = view.get(job_key(job_id))
     if record is None:
         raise JobNotFound(
-            f"job {name!r} was dropped or cancelled, or its tables were adopted; store.jobs() has those that are left"
+            f"job {name!r} was dropped or cancelled, or its tables were adopted; store.jobs() lists the present jobs"
         )
     return JobRecord.from_record(record)
 

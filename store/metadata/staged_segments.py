@@ -1,6 +1,6 @@
-"""Staged segments: the result of a job's backfill chunks so far. The catalog reaches them; no reader sees them.
+"""Staged segments: the result of a job's backfill chunks so far. Catalog records refer to them; no reader sees them.
 
-They are recorded piece by piece (store/commit/backfill.py), and become one log entry at the commit.
+Each chunk records its segments (store/commit/backfill.py). They become one log entry at the commit.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from .unreachable_files import mark_unreachable
 
 
 def list_staged(view: View, table_id: int) -> tuple[Segment, ...]:
-    """List the staged segments of an output, in the order in which later wins."""
+    """List the staged segments of an output, oldest first: later segments win."""
     prefix = b"made/%08x/" % table_id
-    found = view.scan(prefix, after_prefix(prefix))
-    return tuple(Segment.from_record(segment) for _, record in found for segment in record["segments"])
+    records = view.scan(prefix, after_prefix(prefix))
+    return tuple(Segment.from_record(segment) for _, record in records for segment in record["segments"])
 
 
 def stage_segments(tx: Txn, table_id: int, number: int, segments: Iterable[Segment]) -> None:
-    """Record the segments that a backfill chunk, by its number, has made of an output. Part of a transaction."""
+    """Record the segments of an output from the backfill chunk of this number. Call inside a transaction."""
     tx.put(made_key(table_id, number), {"segments": [segment.to_record() for segment in segments]})
 
 
 def forget_staged(tx: Txn, table_id: int) -> None:
-    """Delete the records of an output's staged segments, which were committed or discarded. Part of a transaction."""
+    """Delete the records of an output's committed or discarded staged segments. Call inside a transaction."""
     prefix = b"made/%08x/" % table_id
     for key, _ in list(tx.scan(prefix, after_prefix(prefix))):
         tx.delete(key)
 
 
 def discard_staged(tx: Txn, tables: Iterable[int], now_ms: int) -> None:
-    """Note the staged segments of these outputs as unreachable. Part of a transaction that moves the counters."""
+    """Mark the staged segments of these outputs as unreachable. Call inside a transaction that moves the counters."""
     for table_id in tables:
         mark_unreachable(tx, table_id, ((segment.path, segment.bytes) for segment in list_staged(tx, table_id)), now_ms)
         forget_staged(tx, table_id)

@@ -1,4 +1,4 @@
-"""Differences between an existing table and the one asked for, in words, for `exist_ok=True`."""
+"""Differences between an existing table and a requested one, in words, for `exist_ok=True`."""
 
 from __future__ import annotations
 
@@ -12,39 +12,41 @@ from .definitions import TableDef, TableOptions
 from .table_settings import Settings, show_option
 
 
-def table_differences(found: TableDef, asked: TableSchema, settings: Settings) -> list[str]:
-    """List the differences of the table `found` from the one asked for, a phrase for each."""
-    out = _column_differences(found.schema.schema, asked.schema)
-    if found.schema.primary_key != asked.primary_key:
-        out.append(f"its primary key is {list(found.schema.primary_key)}, not {list(asked.primary_key)}")
+def table_differences(table: TableDef, schema: TableSchema, settings: Settings) -> list[str]:
+    """List the differences between an existing table and the requested schema and settings, one phrase each."""
+    differences = _column_differences(table.schema.schema, schema.schema)
+    if table.schema.primary_key != schema.primary_key:
+        differences.append(f"its primary key is {list(table.schema.primary_key)}, not {list(schema.primary_key)}")
     for setting in ("changelog", "drop_unchanged"):
-        there, wanted = getattr(found, setting), getattr(settings, setting)
-        if wanted is not None and there != wanted:
-            out.append(f"its {setting} is {there!r}, not {wanted!r}")
+        actual, expected = getattr(table, setting), getattr(settings, setting)
+        if expected is not None and actual != expected:
+            differences.append(f"its {setting} is {actual!r}, not {expected!r}")
     if settings.options is not None:
-        kept = TableOptions.from_record(settings.options.to_record())  # as the catalog keeps it: whole milliseconds
+        options = TableOptions.from_record(settings.options.to_record())  # rounded to milliseconds, as in the catalog
         for option in fields(TableOptions):
-            there, wanted = getattr(found.options, option.name), getattr(kept, option.name)
-            if there != wanted:
-                told = f"{show_option(there, wanted)}, not {show_option(wanted, there)}"
-                out.append(f"its option {option.name} is {told}")
-    return out
+            actual, expected = getattr(table.options, option.name), getattr(options, option.name)
+            if actual != expected:
+                difference = f"{show_option(actual, expected)}, not {show_option(expected, actual)}"
+                differences.append(f"its option {option.name} is {difference}")
+    return differences
 
 
-def _column_differences(found: pa.Schema, asked: pa.Schema) -> list[str]:
-    out = [f"it has no column {name!r}" for name in asked.names if name not in found.names]
-    out += [f"it has a column {name!r} that was not asked for" for name in found.names if name not in asked.names]
-    for field in asked:
-        if field.name in found.names and not found.field(field.name).equals(field):
-            out.append(f"its column {field.name!r} is {_told(found.field(field.name), field)}")
-    if not out and found.names != asked.names:
-        out.append(f"its columns are in the order {found.names}, not {asked.names}")
-    return out
+def _column_differences(columns: pa.Schema, expected: pa.Schema) -> list[str]:
+    differences = [f"it has no column {name!r}" for name in expected.names if name not in columns.names]
+    differences += [
+        f"it has a column {name!r} that was not requested" for name in columns.names if name not in expected.names
+    ]
+    for field in expected:
+        if field.name in columns.names and not columns.field(field.name).equals(field):
+            differences.append(f"its column {field.name!r} is {_field_difference(columns.field(field.name), field)}")
+    if not differences and columns.names != expected.names:
+        differences.append(f"its columns are in the order {columns.names}, not {expected.names}")
+    return differences
 
 
-def _told(found: pa.Field, asked: pa.Field) -> str:
-    if found.type != asked.type:
-        return f"{found.type}, not {asked.type}"
+def _field_difference(field: pa.Field, expected: pa.Field) -> str:
+    if field.type != expected.type:
+        return f"{field.type}, not {expected.type}"
     return (
-        "nullable, and was asked for without nulls" if found.nullable else "not nullable, and was asked for with nulls"
+        "nullable, and was requested without nulls" if field.nullable else "not nullable, and was requested with nulls"
     )

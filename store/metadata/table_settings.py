@@ -1,4 +1,4 @@
-"""Settings of a table that are chosen when it is made and can be altered: options, changelog and drop_unchanged."""
+"""Settings of a table: options, changelog and drop_unchanged, chosen at its creation and alterable later."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ CHANGELOGS = ("upsert", "full")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings as somebody asks for them; what is None was not asked for."""
+    """Settings that a caller requests; None: not requested."""
 
     options: TableOptions | None = None
     changelog: str | None = None
     drop_unchanged: bool | None = None
 
     def check(self, table: str, *, derived: bool) -> None:
-        """Raise InvalidInput unless a table can have these settings; `derived`: it is the output of a job."""
+        """Raise InvalidInput unless a table can have these settings. derived: True for an output of a job."""
         if self.changelog is not None and self.changelog not in CHANGELOGS:
             raise InvalidInput(f"table {table!r}: changelog must be one of {CHANGELOGS}, not {self.changelog!r}")
         if self.options is not None and not isinstance(self.options, TableOptions):
@@ -31,12 +31,12 @@ class Settings:
             raise InvalidInput(f"table {table!r}: drop_unchanged must be True or False, not {self.drop_unchanged!r}")
         if self.drop_unchanged is not None and not derived:
             raise InvalidInput(
-                f"table {table!r} is a root table, whose commits keep all that is written; drop_unchanged is for "
+                f"table {table!r} is a root table, whose commits keep all rows; leave drop_unchanged out, it is for "
                 "outputs of jobs"
             )
 
     def of(self, table: TableDef, newest: int) -> TableDef:
-        """Return the table with these settings from now on; `newest` is its newest commit."""
+        """Return the definition of the table with these settings. newest: the table's newest commit."""
         after = replace(
             table,
             options=table.options if self.options is None else self.options,
@@ -47,10 +47,12 @@ class Settings:
         return replace(after, changelog=self.changelog, full_since=newest if self.changelog == "full" else None)
 
 
-def show_option(value: object, unlike: object = None) -> str:
-    """Tell an option's value; a length of time in milliseconds where `unlike`, another length, would read alike."""
+def show_option(value: object, other: object = None) -> str:
+    """Format the value of an option. A duration is shown in milliseconds if `other`, another duration, would look
+    equal.
+    """
     if not isinstance(value, timedelta):
         return str(value)
     ms = value // timedelta(milliseconds=1)
-    alike = isinstance(unlike, timedelta) and show_span(unlike // timedelta(milliseconds=1)) == show_span(ms)
-    return f"{ms:,} ms" if alike else show_span(ms)
+    looks_equal = isinstance(other, timedelta) and show_span(other // timedelta(milliseconds=1)) == show_span(ms)
+    return f"{ms:,} ms" if looks_equal else show_span(ms)

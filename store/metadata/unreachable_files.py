@@ -1,5 +1,6 @@
-"""Files that nothing reaches any more: who lets go of one says so in the transaction that does, and vacuum deletes it
-when nobody can be reading it.
+"""Unreachable files: no catalog record refers to them any more.
+
+The transaction that drops the last reference to a file marks it. Vacuum deletes it when no reader can have it open.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from .definitions import Counters
 
 @dataclass(frozen=True, slots=True)
 class UnreachableFile:
-    """A file of a table, unreachable since `at_ms` (Unix ms), when the store's version was `version`.
+    """File of a table that is unreachable since `at_ms` (Unix ms), at the store's version `version`.
 
-    A hold taken at an earlier version may still read it.
+    A reader with a hold of an earlier version may still read it.
     """
 
     path: str
@@ -32,8 +33,8 @@ class UnreachableFile:
 
 
 def mark_unreachable(txn: Txn, table_id: int, files: Iterable[tuple[str, int]], now_ms: int) -> None:
-    """Note that no record refers to these files (path, bytes) after this transaction, of which it is a part."""
-    version = Counters.read(txn).version + 1  # of this transaction, which moves the counters
+    """Mark files (path, bytes) as unreachable. Call inside the transaction that drops the last references to them."""
+    version = Counters.read(txn).version + 1  # the version of this transaction, which moves the counters
     for path, size in files:
         txn.put(gone_key(table_id, path), UnreachableFile(path, table_id, size, now_ms, version).to_record())
 

@@ -1,7 +1,7 @@
-"""Table versions: the catalog's head record of a table, its log entries, and the pure edits of them.
+"""Table versions: the catalog's head record of a table, its log entries, and their pure edits.
 
-One commit is one edit per table, applied by `apply_commit` or `apply_runs`: a function of two values that
-checks the named invariants in this file and returns the next value. Nothing else makes a TableVersion.
+A commit is one edit per table. Each `apply_*` function checks the named invariants of this file and returns the next
+version. No other code makes a TableVersion.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from epochlog.store.types.epoch import show_epoch
 
 
 class InvariantBroken(EpochlogError, AssertionError):
-    """Error: an edit would make a version that must not exist. It is a defect of the library, never of its input."""
+    """Error: an edit would make an invalid version. It is a defect of the library, never of its input."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelGroup:
-    """The segments of one log epoch, in the order in which later wins.
+    """Segments of one log epoch, oldest first: later segments win.
 
-    images: if the group stores them (changelog="full"), segments with the rows before that epoch of the keys that it
-    touches, in the order in which later wins; a delete says that there was none. stores_images: whether it does, though
-    it may have replaced no row; None: an entry of version 0.1, of which the table's first changelog tells.
+    images: segments with the pre-images of the group's keys (changelog="full"), oldest first; a tombstone means that
+    the key had no row. stores_images: True if the group stores pre-images, also if it replaced no row; None: an entry
+    of version 0.1, for which the table's first changelog decides.
     """
 
     label: int
@@ -37,8 +37,8 @@ class LabelGroup:
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One commit of one table: `epoch` is where it becomes visible, its groups are the log's epochs (labels <=
-    epoch).
+    """One commit of one table. epoch: the commit's epoch, at which it becomes visible. groups: its log epochs (labels
+    <= epoch).
     """
 
     epoch: int
@@ -51,12 +51,12 @@ class LogEntry:
 
     @property
     def files(self) -> tuple[Segment, ...]:
-        """Return all files of the entry: its segments and their images."""
+        """Return all files of the entry: its segments and their pre-images."""
         return tuple(file for group in self.groups for file in (*group.segments, *group.images))
 
     @property
     def changed(self) -> bool:
-        """Return False for an entry without rows, which blocks nothing and wakes nobody; True for the end of data."""
+        """Return True for an entry with rows or with the end of data. Other entries block no job and wake no reader."""
         return self.end or any(segment.rows for segment in self.segments)
 
     def to_record(self) -> Record:
@@ -83,7 +83,7 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Record of a commit that outlives the commit's files: one row of `history()`."""
+    """Record of a commit, one row of `history()`. It outlives the commit's files."""
 
     epoch: int
     at_ms: int
@@ -110,18 +110,18 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class TableVersion:
-    """The moving part of a table: epochs, and how far the log has been folded into sorted runs.
+    """Head record of a table: its epochs, and the epoch through which its log is compacted into sorted runs.
 
-    L0 for reads is the log entries with an epoch above `compacted_epoch`; the log itself begins after `log_start`.
-    The runs are a record of their own, so that a commit costs the same however large the table is.
+    L0 for reads is the log entries with an epoch above `compacted_epoch`. The log itself begins after `log_start`. The
+    runs are a separate record, so that the cost of a commit does not grow with the table.
     """
 
     max_committed_epoch: int = 0
     safe_epoch: int = 0
-    log_start: int = 0  # the truncation mark: changes after any epoch >= this are still in the log
+    log_start: int = 0  # the truncation mark: the log has all changes after it
     end_epoch: int | None = None
     compacted_epoch: int = 0
-    known_from: int = 0  # the newest commit that has been forgotten; all after it are remembered
+    known_from: int = 0  # the newest commit whose record was deleted; all later ones have theirs
     log_segments: int = 0
     log_bytes: int = 0
     l0_segments: int = 0
@@ -139,7 +139,7 @@ class TableVersion:
 
 
 Runs = tuple[SortedRun, ...]
-"""A table's sorted runs, oldest first: they adjoin, and cover the epochs (0, compacted_epoch]."""
+"""Sorted runs of a table, oldest first. They are adjacent and cover the epochs (0, compacted_epoch]."""
 
 
 def runs_to_record(runs: Runs) -> Record:
@@ -151,7 +151,7 @@ def runs_from_record(record: Record | None) -> Runs:
 
 
 def broken_invariants(version: TableVersion) -> Iterator[str]:
-    """List the names of the invariants that a version breaks. No version that a store holds breaks any."""
+    """Yield the names of the invariants that a version breaks, each with the values."""
     if version.safe_epoch > version.max_committed_epoch:
         yield (
             f"safe-epoch-within-committed: {show_epoch(version.safe_epoch)} > {show_epoch(version.max_committed_epoch)}"
@@ -170,25 +170,25 @@ def broken_invariants(version: TableVersion) -> Iterator[str]:
 
 
 def broken_runs(version: TableVersion, runs: Runs) -> Iterator[str]:
-    """List the names of the invariants that a table's sorted runs break."""
-    at = 0
+    """Yield the names of the invariants that a table's sorted runs break, each with the values."""
+    previous_end = 0
     for run in runs:
-        if run.lo != at or run.lo >= run.hi:
-            yield f"runs-adjoin: ({run.lo}, {run.hi}] after {show_epoch(at)}"
-        at = run.hi
+        if run.lo != previous_end or run.lo >= run.hi:
+            yield f"runs-adjoin: ({run.lo}, {run.hi}] after {show_epoch(previous_end)}"
+        previous_end = run.hi
         for left, right in zip(run.parts, run.parts[1:], strict=False):
             if not left.key_max < right.key_min:
                 yield f"parts-disjoint: {left.path} and {right.path}"
         if run.lo == 0 and any(part.deletes for part in run.parts):
             yield f"no-tombstones-at-the-bottom: ({run.lo}, {run.hi}]"
-    if at != version.compacted_epoch:
-        yield f"runs-reach-compacted-epoch: {show_epoch(at)} != {show_epoch(version.compacted_epoch)}"
+    if previous_end != version.compacted_epoch:
+        yield f"runs-reach-compacted-epoch: {show_epoch(previous_end)} != {show_epoch(version.compacted_epoch)}"
     if (len(runs), sum(run.bytes for run in runs)) != (version.runs, version.run_bytes):
         yield f"runs-counted: {len(runs)} runs, not {version.runs}"
 
 
 def apply_commit(table: str, version: TableVersion, entry: LogEntry) -> TableVersion:
-    """Return the version after a commit; EpochRegressed or TableFinished when it must be refused."""
+    """Return the version after a commit. Raise EpochRegressed or TableFinished for a commit that must not land."""
     require_open(table, version)
     labels = [group.label for group in entry.groups]
     if entry.epoch <= version.max_committed_epoch:
@@ -200,11 +200,10 @@ def apply_commit(table: str, version: TableVersion, entry: LogEntry) -> TableVer
         labels and not version.max_committed_epoch < labels[0] <= labels[-1] <= entry.epoch
     ):
         raise EpochRegressed(
-            f"table {table!r}: labels {labels} must rise, lie above {show_epoch(version.max_committed_epoch)} and not "
-            "above "
-            f"{show_epoch(entry.epoch)}"
+            f"table {table!r}: labels {labels} must rise, be above {show_epoch(version.max_committed_epoch)} and not "
+            f"above {show_epoch(entry.epoch)}"
         )
-    return _checked(
+    return _require_invariants(
         replace(
             version,
             max_committed_epoch=entry.epoch,
@@ -225,7 +224,7 @@ def require_open(table: str, version: TableVersion) -> None:
 
 
 def apply_runs(version: TableVersion, runs: Runs, folded: Sequence[LogEntry] = ()) -> TableVersion:
-    """Return the version after a compaction: `runs` replace the runs before them and the L0 entries `folded`."""
+    """Return the version after a compaction: `runs` replace the earlier runs and the L0 entries `folded`."""
     after = replace(
         version,
         compacted_epoch=runs[-1].hi if runs else 0,
@@ -237,23 +236,23 @@ def apply_runs(version: TableVersion, runs: Runs, folded: Sequence[LogEntry] = (
     broken = list(broken_runs(after, runs))
     if broken:
         raise InvariantBroken("; ".join(broken))
-    return _checked(after)
+    return _require_invariants(after)
 
 
 def apply_safe_epoch(version: TableVersion, safe_epoch: int) -> TableVersion:
-    """Raise the safe epoch; it never falls, and never passes the newest commit."""
-    raised = max(version.safe_epoch, min(safe_epoch, version.max_committed_epoch))
-    return _checked(replace(version, safe_epoch=raised))
+    """Raise the safe epoch, at most to the newest commit. It never falls."""
+    epoch = max(version.safe_epoch, min(safe_epoch, version.max_committed_epoch))
+    return _require_invariants(replace(version, safe_epoch=epoch))
 
 
 def apply_forgetting(version: TableVersion, newest: int) -> TableVersion:
-    """Forget the commits up to `newest`, which is not the table's newest."""
-    return _checked(replace(version, known_from=max(version.known_from, newest)))
+    """Forget the records of the commits up to `newest`, which is not the table's newest commit."""
+    return _require_invariants(replace(version, known_from=max(version.known_from, newest)))
 
 
 def apply_truncation(version: TableVersion, before: int, dropped: Sequence[LogEntry]) -> TableVersion:
-    """Raise the log's truncation mark; `dropped` are the entries that the log lets go of."""
-    return _checked(
+    """Raise the log's truncation mark. dropped: the log entries that are removed."""
+    return _require_invariants(
         replace(
             version,
             log_start=max(version.log_start, before),
@@ -263,7 +262,7 @@ def apply_truncation(version: TableVersion, before: int, dropped: Sequence[LogEn
     )
 
 
-def _checked(version: TableVersion) -> TableVersion:
+def _require_invariants(version: TableVersion) -> TableVersion:
     problems = list(broken_invariants(version))
     if problems:
         raise InvariantBroken("; ".join(problems))

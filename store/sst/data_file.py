@@ -1,4 +1,4 @@
-"""Common parts of segments and run files, which are immutable and sorted: checksums, key bounds, blocks, statistics."""
+"""Common parts of data files (segments and run files): checksums, key bounds, blocks and statistics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .download_cache import downloads
 from .merge import Rows
 
 Stats = dict[str, tuple[Any, Any]]
-"""Per key column its least and greatest value: int, float, str, bytes or bool; times and dates as their integers."""
+"""Least and greatest value of each key column: int, float, str, bytes or bool; times and dates as their integers."""
 
 KEY = "_key"
 OP = "_op"
@@ -39,15 +39,16 @@ class FileGone(Corrupt):
     """Error: a data file is missing. Only the catalog can tell if the store is damaged (retention/stale_reads.py)."""
 
 
-def verified(files: Files, path: str, size: int, crc32: int, *, again: bool = False) -> pa.Buffer:
-    """Return the whole file. Its size and checksum are compared with the catalog's at the first read by this process,
-    with `again` at every read; a remote file is kept in memory then.
+def verified(files: Files, path: str, size: int, crc32: int, *, recheck: bool = False) -> pa.Buffer:
+    """Return all bytes of a file, after a check of its size and checksum against the catalog's.
 
-    Raises Corrupt, also when the file is gone; ReadFailed when its file system does not answer, or refuses.
+    The first read by this process computes the checksum, with `recheck` every read does. A remote file is then cached
+    in memory. Raises Corrupt for a damaged or missing file, and ReadFailed if the file system does not answer or
+    refuses.
     """
     try:
         if files.remote:
-            return _downloaded(files, path, size, crc32, again=again)
+            return _download(files, path, size, crc32, recheck=recheck)
         stamp = identity(files, path, size, crc32)
         data = files.read(path)
     except FileNotFoundError as error:
@@ -55,9 +56,9 @@ def verified(files: Files, path: str, size: int, crc32: int, *, again: bool = Fa
     if data.size != size:
         raise Corrupt(path, f"it has {data.size} bytes, not {size}")
     with _verified_lock:
-        if stamp in _verified and not again:
+        if stamp in _verified and not recheck:
             return data
-    _check_sum(path, data, crc32)
+    _check_crc32(path, data, crc32)
     with _verified_lock:
         _verified[stamp] = None
         while len(_verified) > _VERIFIED_LIMIT:
@@ -66,14 +67,14 @@ def verified(files: Files, path: str, size: int, crc32: int, *, again: bool = Fa
 
 
 def compression(files: Files, *, seldom_read: bool = False) -> Literal["lz4", "zstd"]:
-    """Return the compression of data files: zstd on remote files and for seldom read ones, where fewer bytes count;
-    else lz4, which is decoded in half of zstd's time or less. Every reader decodes both.
+    """Return the compression of data files: zstd for remote or seldom read files, to have fewer bytes; else lz4, which
+    decodes in at most half of zstd's time. Every reader decodes both.
     """
     return "zstd" if files.remote or seldom_read else "lz4"
 
 
 def identity(files: Files, path: str, size: int, crc32: int) -> CacheKey:
-    """Return a name for the file's present content: facts read from it hold as long as its name stays equal."""
+    """Return a cache key for the current content of a file. It changes if the content changes."""
     if files.remote:
         return files.place, path, size, crc32
     try:
@@ -82,30 +83,28 @@ def identity(files: Files, path: str, size: int, crc32: int) -> CacheKey:
         raise FileGone(path, "the file is gone") from error
 
 
-def _downloaded(files: Files, path: str, size: int, crc32: int, *, again: bool) -> pa.Buffer:
-    """Return a remote file, downloaded at most once while the cache holds it."""
-    name = identity(files, path, size, crc32)
-    kept = None if again else downloads.get(name)
-    if kept is not None:
-        return kept
+def _download(files: Files, path: str, size: int, crc32: int, *, recheck: bool) -> pa.Buffer:
+    """Return a remote file from the cache, or download it."""
+    cache_key = identity(files, path, size, crc32)
+    cached = None if recheck else downloads.get(cache_key)
+    if cached is not None:
+        return cached
     data = files.read(path)
     if data.size != size:
         raise Corrupt(path, f"it has {data.size} bytes, not {size}")
-    _check_sum(path, data, crc32)
-    downloads.put(name, data)
+    _check_crc32(path, data, crc32)
+    downloads.put(cache_key, data)
     return data
 
 
-def _check_sum(path: str, data: pa.Buffer, crc32: int) -> None:
-    computed = zlib.crc32(data)
-    if computed != crc32:
-        raise Corrupt(path, f"its checksum is {computed:08x}, not {crc32:08x}")
+def _check_crc32(path: str, data: pa.Buffer, crc32: int) -> None:
+    actual = zlib.crc32(data)
+    if actual != crc32:
+        raise Corrupt(path, f"its checksum is {actual:08x}, not {crc32:08x}")
 
 
 def key_stats(codec: KeyCodec, data: pa.Table) -> Stats:
-    """Return the (min, max) of each key column. Decimals, halves, and floats with a NaN, which no bounds hold, are left
-    out.
-    """
+    """Return the (min, max) of each key column. Decimals, halves and floats with a NaN have no bounds."""
     stats: Stats = {}
     for name in codec.primary_key:
         column, kind = data.column(name), codec.schema.field(name).type
@@ -124,21 +123,21 @@ def key_stats(codec: KeyCodec, data: pa.Table) -> Stats:
 
 
 def block_fields(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields `stats`, `blocks` and `sizes` of a descriptor's record; ValueError when they do not fit
-    together.
-    """
+    """Decode the fields `stats`, `blocks` and `sizes` of a descriptor's record; raise ValueError if they disagree."""
     stats = {name: tuple(bounds) for name, bounds in record["stats"].items()}
     blocks = tuple(record["blocks"])
-    sizes = {name: tuple(found) for name, found in record.get("sizes", {}).items()}  # the first builds kept none
-    for name, found in sizes.items():
-        if len(found) != len(blocks) or not all(type(size) is int and size >= 0 for size in found):
-            raise ValueError(f"{len(blocks)} blocks, and in {name!r} sizes {found!r:.100}")
+    sizes = {
+        name: tuple(block_bytes) for name, block_bytes in record.get("sizes", {}).items()
+    }  # version 0.1 wrote none
+    for name, block_bytes in sizes.items():
+        if len(block_bytes) != len(blocks) or not all(type(size) is int and size >= 0 for size in block_bytes):
+            raise ValueError(f"{len(blocks)} blocks, and in {name!r} sizes {block_bytes!r:.100}")
     return {"stats": stats, "blocks": blocks, "sizes": sizes}
 
 
 def file_table(schema: TableSchema, codec: KeyCodec, rows: Rows, extra: Sequence[str] = ()) -> pa.Table:
-    """Build the table of a file: the table's columns, `_key` for hidden keys, `_op` if there are tombstones, then int64
-    `extra`.
+    """Build the Arrow table of a file: the table's columns, `_key` for hidden keys, `_op` if there are tombstones, and
+    the int64 columns `extra`.
     """
     deleted = rows.deleted
     optional = set() if deleted is None else set(schema.schema.names) - set(codec.primary_key)
@@ -159,14 +158,15 @@ def file_table(schema: TableSchema, codec: KeyCodec, rows: Rows, extra: Sequence
 def blocks_of(
     blocks: Sequence[Key], key_range: KeyRange, passing: Sequence[KeyRange] | None, *, repeated: bool = False
 ) -> list[int]:
-    """List the blocks that may hold keys of the range, and of one of the `passing` ranges if given; `blocks` are their
-    first keys, ascending. repeated: a key may be there more than once, and so end one block and begin others.
+    """List the blocks that may have keys of the range, and of one of the `passing` ranges if these are given.
+
+    blocks: the first key of each block, ascending. repeated: a key may occur several times, in adjacent blocks too.
     """
     chosen = range(*_block_span(blocks, key_range, repeated))
     if passing is None:
         return list(chosen)
-    wanted = {block for keys in passing for block in range(*_block_span(blocks, keys, repeated))}
-    return [block for block in chosen if block in wanted]
+    matching = {block for keys in passing for block in range(*_block_span(blocks, keys, repeated))}
+    return [block for block in chosen if block in matching]
 
 
 def _block_span(blocks: Sequence[Key], key_range: KeyRange, repeated: bool) -> tuple[int, int]:
@@ -178,7 +178,7 @@ def _block_span(blocks: Sequence[Key], key_range: KeyRange, repeated: bool) -> t
 
 
 def row_span(codec: KeyCodec, keys: pa.Array, key_range: KeyRange) -> tuple[int, int]:
-    """Return the rows [first, end) of sorted `keys` that lie in the range."""
+    """Return the row numbers [first, end) of the sorted `keys` within the range."""
     low, high = key_range
     first = 0 if low is None else int(search(keys, codec.array([low]))[0])
     end = len(keys) if high is None else int(search(keys, codec.array([high]))[0])
@@ -186,16 +186,16 @@ def row_span(codec: KeyCodec, keys: pa.Array, key_range: KeyRange) -> tuple[int,
 
 
 def key_columns(codec: KeyCodec) -> set[str]:
-    """Return the columns of a file that tell its rows' keys."""
+    """Return the columns of a file from which its keys are read."""
     return {KEY} if codec.hidden else set(codec.primary_key)
 
 
 def keys_of(codec: KeyCodec, table: pa.Table) -> pa.Array:
-    """Return the encoded keys of a table read from a file with its `key_columns`."""
+    """Return the encoded keys of a table that was read from a file with its `key_columns`."""
     return contiguous(table.column(KEY)) if codec.hidden else codec.encode(table)
 
 
 def marks(column: pa.ChunkedArray) -> np.ndarray | None:
-    """Return an operation column as tombstone marks, bool[rows]; None when there is no tombstone."""
+    """Convert an `_op` column to tombstone marks, bool[rows]; None without a tombstone."""
     deleted = column.to_numpy() == DELETE
     return deleted if deleted.any() else None

@@ -1,4 +1,4 @@
-"""Cache of downloaded and verified files, bounded by bytes: ranges of one file cost one download."""
+"""Cache of downloaded and verified files, bounded by bytes: reads of several ranges of a file cost one download."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Merge of sorted rows, in which the newest row of a key wins. It searches the small side in the large one, without a
-Python object per row.
+"""Merge of sorted rows: the newest row of a key wins. The keys of the small side are searched in the large side,
+without a Python object per row.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from epochlog.store.env.parallel import parallel_map
 from epochlog.store.types.key_codec import Key, last_of_each, search, sort_indices
 
 PIECE_ROWS = 1 << 16
-"""The large side is merged this many rows at a time: both copies of a column's piece fit the processor's caches."""
+"""Rows of the large side that are merged at a time: both copies of a column's piece fit the processor's caches."""
 _MIN_CHUNK_ROWS = 1 << 12
 _FEW_NEEDLES = 4
-"""So many byte strings are compared one by one sooner than Arrow's kernels are called."""
-_COUNTED = np.arange(PIECE_ROWS)
+"""Number of byte strings up to which a loop in Python is faster than a call of Arrow's kernels."""
+_POSITIONS = np.arange(PIECE_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Rows of a table in key order, each key once.
 
-    keys: encoded, one contiguous array. data: the projected user columns, as many rows, in any chunks. deleted: a bool
-    for each row, true for tombstones (whose columns other than the key are null), or None when there are none.
+    keys: encoded, one contiguous array. data: the projected user columns, of equal length, in any chunks. deleted:
+    bool[rows], true for tombstones (their columns other than the key are null); None without a tombstone.
     """
 
     keys: pa.Array
@@ -45,7 +45,7 @@ class Rows:
 
 
 def sorted_unique(keys: pa.Array, data: pa.Table, deleted: np.ndarray | bool | None = None) -> Rows:
-    """Sort rows by key; of equal keys the last row stays. `deleted` may be one bool for all."""
+    """Sort rows by key; of equal keys the last row wins. `deleted` may be one bool for all rows."""
     marks = np.full(len(keys), deleted) if isinstance(deleted, bool) else deleted
     order = sort_indices(keys)
     indices = order[last_of_each(keys.take(pa.array(order)))]
@@ -55,9 +55,9 @@ def sorted_unique(keys: pa.Array, data: pa.Table, deleted: np.ndarray | bool | N
 
 
 def newest_wins(rows: Sequence[Rows]) -> Rows:
-    """Merge sources, oldest first; of equal keys the last source's row stays, tombstones too.
+    """Merge sources, oldest first; of equal keys the last source's row wins, also if it is a tombstone.
 
-    Sorts everything, so it is meant for sources of like size; to put few rows on top of many take `merge`.
+    It sorts all rows, so use it for sources of similar size, and `merge` to put few rows on top of many.
     """
     rows = [source for source in rows if len(source)] or list(rows[:1])
     if len(rows) == 1:
@@ -70,45 +70,49 @@ def newest_wins(rows: Sequence[Rows]) -> Rows:
 
 
 def merge(base: Rows, delta: Rows, keep_tombstones: bool = False) -> Rows:
-    """Put `delta` on top of `base`: its rows win. Without `keep_tombstones`, tombstones and the rows they delete are
-    dropped.
+    """Put `delta` on top of `base`: rows of `delta` win. Without `keep_tombstones`, drop tombstones and the rows that
+    they delete.
     """
     return fold((base, delta), keep_tombstones=keep_tombstones)
 
 
 def fold(sources: Sequence[Rows], *, keep_tombstones: bool = False) -> Rows:
-    """Merge at least one source, oldest first; of equal keys the last source's row stays.
+    """Merge at least one source, oldest first; of equal keys the last source's row wins.
 
-    Costs a sort of all but the largest source, their search in that one, and a copy of those of its pieces that they
-    touch. Without `keep_tombstones` tombstones and what they delete go.
+    The cost is a sort of all sources but the largest, a search of their keys in the largest, and a copy of the pieces
+    that change. Without `keep_tombstones`, drop tombstones and the rows that they delete.
     """
     filled = _levels(sources)
     if len(filled) == 1:
         return _without_tombstones(filled[0], keep_tombstones)
-    keys, data, marks = _woven(filled, keep_tombstones=keep_tombstones)
+    keys, data, marks = _merge_pieces(filled, keep_tombstones=keep_tombstones)
     assert keys is not None
     return Rows(keys, data, marks)
 
 
 def fold_data(sources: Sequence[Rows]) -> pa.Table:
-    """Return the columns of `fold` without tombstones, and without the cost of its keys."""
+    """Return the columns of `fold` without tombstones. It does not compute the keys."""
     filled = _levels(sources)
     if len(filled) == 1:
         return _without_tombstones(filled[0], False).data
-    return _woven(filled, keep_tombstones=False, want_keys=False)[1]
+    return _merge_pieces(filled, keep_tombstones=False, want_keys=False)[1]
 
 
 def _levels(sources: Sequence[Rows]) -> list[Rows]:
-    """Return the sources that have rows (at least one source), oldest first. Neighbours in age with disjoint key ranges
-    become one: rows that are only ever appended need no merge, however many commits brought them.
+    """Return the sources with rows (at least one source), oldest first. Neighbours with disjoint key ranges are joined:
+    append-only rows need no merge, also after many commits.
     """
     levels: list[list[tuple[Key, Key, Rows]]] = []
     for rows in [source for source in sources if len(source)]:
         low, high = rows.keys[0].as_py(), rows.keys[len(rows) - 1].as_py()
         level = levels[-1] if levels and levels[-1][0][2].keys.type == rows.keys.type else []
-        at = bisect_left(level, low, key=lambda part: part[0])
-        if level and (at == 0 or level[at - 1][1] < low) and (at == len(level) or high < level[at][0]):
-            level.insert(at, (low, high, rows))
+        position = bisect_left(level, low, key=lambda part: part[0])
+        if (
+            level
+            and (position == 0 or level[position - 1][1] < low)
+            and (position == len(level) or high < level[position][0])
+        ):
+            level.insert(position, (low, high, rows))
         else:
             levels.append([(low, high, rows)])
     return [_in_large_chunks(joined([rows for _, _, rows in level])) for level in levels] or list(sources[:1])
@@ -117,11 +121,11 @@ def _levels(sources: Sequence[Rows]) -> list[Rows]:
 def lookup(sorted_keys: pa.Array, needles: pa.Array) -> np.ndarray:
     """Return for each needle (any order, repeats allowed) its int64 position in `sorted_keys`, or -1."""
     positions = search(sorted_keys, needles)
-    return np.where(_hits(sorted_keys, positions, needles), positions, -1)
+    return np.where(_matches(sorted_keys, positions, needles), positions, -1)
 
 
 def joined(parts: Sequence[Rows]) -> Rows:
-    """Concatenate rows. Rows of files and computed ones may differ in the nullability of their columns."""
+    """Concatenate rows. Rows from files and computed rows may differ in the nullability of columns."""
     if len(parts) == 1:
         return parts[0]
     marks = None
@@ -131,14 +135,14 @@ def joined(parts: Sequence[Rows]) -> Rows:
     return Rows(pa.concat_arrays([rows.keys for rows in parts]), data, marks)
 
 
-# ---- weaving -------------------------------------------------------------------------------------------------------
+# ---- merging pieces ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """One key range of all sources: the largest one's rows, then those of the others, oldest first, end to end.
+    """One key range of all sources: rows of the largest source, then rows of the others, oldest first.
 
-    `older` of the small rows come from sources older than the largest.
+    older: the number of small rows that come from sources older than the largest.
     """
 
     large: Rows
@@ -149,80 +153,82 @@ class _Piece:
         return [rows.keys.cast(self.large.keys.type) for rows in self.small]
 
 
-def _woven(
+def _merge_pieces(
     sources: Sequence[Rows], *, keep_tombstones: bool, want_keys: bool = True
 ) -> tuple[pa.Array | None, pa.Table, np.ndarray | None]:
-    """Merge all sources, later ones winning, into keys (None if not wanted), columns and tombstone marks."""
-    at = max(range(len(sources)), key=lambda place: len(sources[place]))
-    pieces = _cut(_evened(sources, at), at)
+    """Merge all sources; later sources win. Return keys (None without `want_keys`), columns and tombstone marks."""
+    largest = max(range(len(sources)), key=lambda index: len(sources[index]))
+    pieces = _cut_pieces(_align_columns(sources, largest), largest)
     marked = any(source.deleted is not None for source in sources)
 
-    def woven(piece: _Piece) -> tuple[list[pa.Array], pa.Array | None, np.ndarray | None]:
-        indices, same_keys = _newest(piece)
+    def merge_piece(piece: _Piece) -> tuple[list[pa.Array], pa.Array | None, np.ndarray | None]:
+        indices, keys_unchanged = _newest(piece)
         deleted = None
         if marked:
             deleted = np.concatenate([_all_marks(rows) for rows in (piece.large, *piece.small)])
             deleted = deleted if indices is None else deleted[indices]
             if not keep_tombstones and deleted.any():
                 indices = np.flatnonzero(~deleted) if indices is None else indices[~deleted]
-                same_keys = False
+                keys_unchanged = False
         keys = None
         if want_keys:
-            keys = piece.large.keys if same_keys else _picked([piece.large.keys, *piece.small_keys()], indices)
-        return _taken(piece, indices), keys, deleted
+            keys = piece.large.keys if keys_unchanged else _take([piece.large.keys, *piece.small_keys()], indices)
+        return _take_columns(piece, indices), keys, deleted
 
-    done = parallel_map(woven, pieces, sum(map(len, sources)))
-    data = _assembled(sources[at].data.schema, [columns for columns, _, _ in done])
+    merged = parallel_map(merge_piece, pieces, sum(map(len, sources)))
+    data = _assemble(sources[largest].data.schema, [columns for columns, _, _ in merged])
     keys = None
     if want_keys:
-        same = all(part is piece.large.keys for piece, (_, part, _) in zip(pieces, done, strict=True))
-        keys = sources[at].keys if same else pa.concat_arrays([part for _, part, _ in done if part is not None])
-    marks = [part for _, _, part in done if part is not None] if keep_tombstones else []
+        unchanged = all(part is piece.large.keys for piece, (_, part, _) in zip(pieces, merged, strict=True))
+        keys = (
+            sources[largest].keys
+            if unchanged
+            else pa.concat_arrays([part for _, part, _ in merged if part is not None])
+        )
+    marks = [part for _, _, part in merged if part is not None] if keep_tombstones else []
     return keys, data, _marks(np.concatenate(marks)) if marks else None
 
 
 def _newest(piece: _Piece) -> tuple[np.ndarray | None, bool]:
-    """Return the indices of the newest row of each key of the piece, in key order (None: the rows of `large` as they
-    are), and True if the resulting keys are those of `large`.
+    """Return the indices of the newest row of each key of the piece, in key order, and True if the resulting keys equal
+    those of `large`. Indices None stand for all rows of `large`.
     """
     if not piece.small:
         return None, True
     keys, count = piece.large.keys, len(piece.large)
     new_keys, winners = _newest_of_small(piece)
-    places = search(keys, new_keys)
-    hits = _hits(keys, places, new_keys)
+    positions = search(keys, new_keys)
+    hits = _matches(keys, positions, new_keys)
     winners = winners + count
     replacing = hits & (winners >= count + piece.older) if piece.older else hits
-    indices = _room(count)
-    indices[:] = _COUNTED[:count]
-    indices[places[replacing]] = winners[replacing]
+    indices = _allocate(count)
+    indices[:] = _POSITIONS[:count]
+    indices[positions[replacing]] = winners[replacing]
     if hits.all():
         return indices, True
     (fresh,) = (~hits).nonzero()
-    return _inserted(indices, places[fresh], winners[fresh]), False
+    return _insert(indices, positions[fresh], winners[fresh]), False
 
 
-def _inserted(values: np.ndarray, places: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """Insert values at ascending places, as `np.insert` does."""
-    at = places + np.arange(len(places))
-    old = np.ones(len(values) + len(new), np.bool_)
-    old[at] = False
-    found = _room(len(old))
-    found[old] = values
-    found[at] = new
-    return found
+def _insert(values: np.ndarray, positions: np.ndarray, inserted: np.ndarray) -> np.ndarray:
+    """Insert values at ascending positions, like `np.insert`."""
+    inserted_at = positions + np.arange(len(positions))
+    is_old = np.ones(len(values) + len(inserted), np.bool_)
+    is_old[inserted_at] = False
+    out = _allocate(len(is_old))
+    out[is_old] = values
+    out[inserted_at] = inserted
+    return out
 
 
-def _room(count: int) -> np.ndarray:
-    """Allocate an int64 array in Arrow's memory pool, which reuses it; numpy's memory goes back to the system each
-    time.
-    """
+def _allocate(count: int) -> np.ndarray:
+    """Allocate an int64 array in Arrow's memory pool, which reuses memory. numpy returns large arrays to the system."""
     return np.frombuffer(pa.allocate_buffer(8 * count), np.int64)
 
 
 def _newest_of_small(piece: _Piece) -> tuple[pa.Array, np.ndarray]:
-    """Return the distinct keys of the small sources, sorted, and for each the index of its newest row among their rows
-    end to end.
+    """Return the distinct keys of the small sources, sorted, and the index of the newest row of each key in the
+    concatenated small sources.
     """
     keys = piece.small_keys()
     if len(keys) == 1:
@@ -234,37 +240,39 @@ def _newest_of_small(piece: _Piece) -> tuple[pa.Array, np.ndarray]:
     return (ordered, order) if last.all() else (ordered.filter(pa.array(last)), order[last])
 
 
-def _taken(piece: _Piece, indices: np.ndarray | None) -> list[pa.Array]:
+def _take_columns(piece: _Piece, indices: np.ndarray | None) -> list[pa.Array]:
     parts = [rows.data for rows in (piece.large, *piece.small)]
-    columns = [[chunk for part in parts for chunk in part.column(at).chunks] for at in range(parts[0].num_columns)]
-    return [_picked(chunks, indices) for chunks in columns]
+    columns = [
+        [chunk for part in parts for chunk in part.column(index).chunks] for index in range(parts[0].num_columns)
+    ]
+    return [_take(chunks, indices) for chunks in columns]
 
 
-def _picked(parts: Sequence[pa.Array], indices: np.ndarray | None) -> pa.Array:
-    whole = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
-    return whole if indices is None else pc.take(whole, pa.array(indices), boundscheck=False)
+def _take(parts: Sequence[pa.Array], indices: np.ndarray | None) -> pa.Array:
+    array = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+    return array if indices is None else pc.take(array, pa.array(indices), boundscheck=False)
 
 
-def _cut(sources: Sequence[Rows], at: int) -> list[_Piece]:
-    """Cut all sources by the pieces of the largest one, sources[at], into key ranges that tile them."""
-    large = sources[at]
+def _cut_pieces(sources: Sequence[Rows], largest: int) -> list[_Piece]:
+    """Cut all sources into consecutive key ranges, at the pieces of the largest source, sources[largest]."""
+    large = sources[largest]
     edges = _edges(large)
     inner = large.keys.take(pa.array(edges[1:-1], pa.int64()))
     cuts = [
-        [0, *search(source.keys, inner.cast(source.keys.type)).tolist(), len(source)] if place != at else edges
-        for place, source in enumerate(sources)
+        [0, *search(source.keys, inner.cast(source.keys.type)).tolist(), len(source)] if index != largest else edges
+        for index, source in enumerate(sources)
     ]
     pieces = []
     for piece in range(len(edges) - 1):
         spans = [(source, cut[piece], cut[piece + 1]) for source, cut in zip(sources, cuts, strict=True)]
-        older = sum(end - low for _, low, end in spans[:at])
-        small = tuple(_slice(*span) for place, span in enumerate(spans) if place != at and span[2] > span[1])
-        pieces.append(_Piece(_slice(*spans[at]), small, older))
+        older = sum(end - low for _, low, end in spans[:largest])
+        small = tuple(_slice(*span) for index, span in enumerate(spans) if index != largest and span[2] > span[1])
+        pieces.append(_Piece(_slice(*spans[largest]), small, older))
     return pieces
 
 
 def _edges(large: Rows) -> list[int]:
-    """Return the row offsets that bound the large source's pieces. They follow its chunks unless these are tiny."""
+    """Return the row offsets between the large source's pieces. They follow its chunks unless these are tiny."""
     chunks = [len(chunk) for chunk in large.data.column(0).chunks] if large.data.num_columns else []
     if not chunks or len(large) < _MIN_CHUNK_ROWS * len(chunks):
         chunks = [len(large)]
@@ -277,9 +285,9 @@ def _slice(rows: Rows, low: int, high: int) -> Rows:
     return Rows(rows.keys.slice(low, high - low), rows.data.slice(low, high - low), deleted)
 
 
-def _evened(sources: Sequence[Rows], at: int) -> list[Rows]:
-    """Return the sources with the columns of the largest, sources[at], in its order, and without tiny chunks."""
-    names = sources[at].data.column_names
+def _align_columns(sources: Sequence[Rows], largest: int) -> list[Rows]:
+    """Return the sources with the columns and the column order of sources[largest], and without tiny chunks."""
+    names = sources[largest].data.column_names
     return [_in_large_chunks(Rows(rows.keys, rows.data.select(names), rows.deleted)) for rows in sources]
 
 
@@ -289,34 +297,34 @@ def _in_large_chunks(rows: Rows) -> Rows:
     return Rows(rows.keys, rows.data.combine_chunks(), rows.deleted)
 
 
-# ---- small pieces --------------------------------------------------------------------------------------------------
+# ---- helpers -------------------------------------------------------------------------------------------------------
 
 
-def _hits(keys: pa.Array, positions: np.ndarray, needles: pa.Array) -> np.ndarray:
-    """Return bool[needles]: True where the key at the position, as `search` found it, equals the needle."""
+def _matches(keys: pa.Array, positions: np.ndarray, needles: pa.Array) -> np.ndarray:
+    """Return bool[needles]: True where the key at the position that `search` returned equals the needle."""
     if not len(keys):
         return np.zeros(len(needles), np.bool_)
     if not pa.types.is_binary(keys.type):
-        # a position past the end is clipped to the last key, which is smaller than the needle then
+        # a position past the end is clipped to the last key, which is then smaller than the needle
         return keys.to_numpy().take(positions, mode="clip") == needles.to_numpy()
     if len(needles) <= _FEW_NEEDLES:
-        asked = zip(positions.tolist(), needles.to_pylist(), strict=True)
-        return np.array([place < len(keys) and keys[place].as_py() == key for place, key in asked], np.bool_)
-    inside = positions < len(keys)
-    at = np.where(inside, positions, 0)
-    return inside & pc.equal(keys.take(pa.array(at)), needles).to_numpy(zero_copy_only=False)
+        pairs = zip(positions.tolist(), needles.to_pylist(), strict=True)
+        return np.array([position < len(keys) and keys[position].as_py() == key for position, key in pairs], np.bool_)
+    in_bounds = positions < len(keys)
+    clipped = np.where(in_bounds, positions, 0)
+    return in_bounds & pc.equal(keys.take(pa.array(clipped)), needles).to_numpy(zero_copy_only=False)
 
 
 def _without_tombstones(rows: Rows, keep_tombstones: bool) -> Rows:
     if keep_tombstones or rows.deleted is None:
         return rows
-    live = pa.array(~rows.deleted)
-    data = rows.data.filter(live) if rows.data.num_columns else rows.data
-    return Rows(rows.keys.filter(live), data)
+    is_live = pa.array(~rows.deleted)
+    data = rows.data.filter(is_live) if rows.data.num_columns else rows.data
+    return Rows(rows.keys.filter(is_live), data)
 
 
 def _marks(marks: np.ndarray | None, indices: np.ndarray | None = None) -> np.ndarray | None:
-    """Return the tombstone marks of the chosen rows; None if there is none among them."""
+    """Return the tombstone marks of the chosen rows; None without a tombstone."""
     if marks is None:
         return None
     chosen = marks if indices is None else marks[indices]
@@ -328,11 +336,15 @@ def _all_marks(rows: Rows) -> np.ndarray:
 
 
 def _concat(tables: Sequence[pa.Table]) -> pa.Table:
-    """Concatenate tables; a column that is nullable in one of them may be null in the result."""
-    return pa.concat_tables(tables) if all(t.schema == tables[0].schema for t in tables) else _permissive(tables)
+    """Concatenate tables. A column that is nullable in one of them is nullable in the result."""
+    return (
+        pa.concat_tables(tables)
+        if all(table.schema == tables[0].schema for table in tables)
+        else _concat_permissive(tables)
+    )
 
 
-def _permissive(tables: Sequence[pa.Table]) -> pa.Table:
+def _concat_permissive(tables: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables(tables, promote_options="permissive")
 
 
@@ -340,7 +352,7 @@ def _gather(data: pa.Table, indices: np.ndarray) -> pa.Table:
     return data.combine_chunks().take(pa.array(indices)) if data.num_columns else data
 
 
-def _assembled(schema: pa.Schema, pieces: list[list[pa.Array]]) -> pa.Table:
+def _assemble(schema: pa.Schema, pieces: list[list[pa.Array]]) -> pa.Table:
     columns = [pa.chunked_array([piece[i] for piece in pieces], schema.field(i).type) for i in range(len(schema))]
     fields = [
         field.with_nullable(field.nullable or column.null_count > 0)

@@ -1,4 +1,4 @@
-"""Segments: immutable sorted files of one table's changes, as Arrow IPC files, and their descriptors."""
+"""Segments: immutable sorted Arrow IPC files with the changes of one table, and their descriptors."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ from .data_file import (
 from .merge import Rows
 
 BATCH_ROWS = 65_536
-"""Rows of a record batch at most: what a key range or a get decodes at the least."""
+"""Largest number of rows of a record batch, the unit that a key range or a point lookup decodes."""
 
 _SAMPLE_ROWS = 8_192
 _WORTH_DECODING = 0.8
-"""What shrinks by less than a fifth is kept as it is: decoding takes ten times as long as a copy."""
+"""Largest compressed share of the bytes that is worth decoding: decoding takes ten times as long as a copy."""
 
 Borders = dict[str, tuple[int, pa.RecordBatch]]
-"""By a file's path its batch in which a key range ended: of ranges read one after another the next one begins there."""
+"""Last batch of a key range by file path, with its number. The next range of an ascending series begins in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Describes one segment file. The file does not know its epoch.
+    """Descriptor of one segment file. The file itself has no epoch.
 
-    path is relative to the store's root; rows counts tombstones (deletes) too; bytes and crc32 are those of the whole
-    file; key_min, key_max and blocks (the first key of each record batch) are encoded keys; label is the epoch at which
-    a root writer sealed it, if it did. sizes: what each block takes in memory in the columns whose width varies.
+    path: relative to the store's root. rows: includes tombstones (deletes). bytes, crc32: of the whole file. key_min,
+    key_max, blocks (the first key of each record batch): encoded keys. label: the epoch at which a root writer sealed
+    it, or None. sizes: bytes of each block in memory, in the columns of varying width.
     """
 
     path: str
@@ -92,14 +92,14 @@ def write_segment(
 ) -> Segment:
     """Write rows (at least one, with all of the table's columns) as a new file, durable on return.
 
-    Raises WriteFailed; FileExistsError when there is such a file.
+    Raises WriteFailed, or FileExistsError if the path exists.
     """
-    assert len(rows), "a segment has rows"
+    assert len(rows), "a segment must have rows"
     table = file_table(schema, codec, rows)
-    if table.nbytes < 1 << 31:  # else some column may not fit in one array
+    if table.nbytes < 1 << 31:  # else a column may not fit in one array
         table = table.combine_chunks()
     batches = table.to_batches(max_chunksize=BATCH_ROWS)
-    data = _file_of(table.schema, batches, _compression(files, table))
+    data = _encode_file(table.schema, batches, _choose_compression(files, table))
     starts = np.cumsum([0, *(batch.num_rows for batch in batches[:-1])])
     segment = Segment(
         path=path,
@@ -119,7 +119,7 @@ def write_segment(
     return segment
 
 
-def _file_of(schema: pa.Schema, batches: Sequence[pa.RecordBatch], compression: str | None) -> pa.Buffer:
+def _encode_file(schema: pa.Schema, batches: Sequence[pa.RecordBatch], compression: str | None) -> pa.Buffer:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
         for batch in batches:
@@ -127,21 +127,19 @@ def _file_of(schema: pa.Schema, batches: Sequence[pa.RecordBatch], compression: 
     return sink.getvalue()
 
 
-def _compression(files: Files, table: pa.Table) -> str | None:
-    """Return the compression of a segment; None if a sample says that it would not pay. Remote files are always
-    compressed.
-    """
-    way = compression(files)
+def _choose_compression(files: Files, table: pa.Table) -> str | None:
+    """Return the compression of a segment; None if a sample shrinks too little. Remote files are always compressed."""
+    codec = compression(files)
     if files.remote:
-        return way
+        return codec
     sample = table.slice(table.num_rows // 2, _SAMPLE_ROWS).to_batches()
-    plain, packed = (_file_of(table.schema, sample, codec).size for codec in (None, way))
-    return way if packed < _WORTH_DECODING * plain else None
+    plain, packed = (_encode_file(table.schema, sample, candidate).size for candidate in (None, codec))
+    return codec if packed < _WORTH_DECODING * plain else None
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentReader:
-    """Reader of one segment file, which decodes only the record batches and columns that are asked for."""
+    """Reader of one segment file. It decodes only the requested record batches and columns."""
 
     files: Files
     segment: Segment
@@ -157,11 +155,10 @@ class SegmentReader:
         passing: Sequence[KeyRange] | None = None,
         borders: Borders | None = None,
     ) -> Rows:
-        """Read the rows with keys in [low, high), in key order, with these columns of the table (None: all); of one
-        block or all.
+        """Read the rows with keys in [low, high), in key order, with these columns of the table (None: all).
 
-        passing: blocks that hold no key of these ranges are left out. borders: what ascending ranges of the same
-        columns leave for each other. Raises Corrupt when the file is not what was written.
+        block: read this block only. passing: leave out blocks without a key of these ranges. borders: cache of batches
+        for consecutive reads of ascending ranges with equal columns. Raises Corrupt for a damaged file.
         """
         names = self.schema.schema.names if columns is None else list(columns)
         data = verified(self.files, self.segment.path, self.segment.bytes, self.segment.crc32)
@@ -178,62 +175,64 @@ class SegmentReader:
         return Rows(keys, table.select(names), deleted)
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Read the file's record batches one after another: these columns of the table, in the file's order, and `_op`
-        if there are deletes. Arrow's threads decode the columns. Raises Corrupt.
+        """Yield the file's record batches in order, with these columns of the table in the file's order, and `_op` if
+        there are deletes. Arrow's threads decode the columns. Raises Corrupt.
         """
         data = verified(self.files, self.segment.path, self.segment.bytes, self.segment.crc32)
         try:
-            reader, _ = self._opened(data, {*columns, *self._op}, use_threads=True)
-            for place in range(reader.num_record_batches):
-                yield _apart(reader.get_batch(place), data)
+            reader, _ = self._open_reader(data, {*columns, *self._op_columns}, use_threads=True)
+            for index in range(reader.num_record_batches):
+                yield _copy_if_mapped(reader.get_batch(index), data)
         except (pa.ArrowException, OSError, MemoryError, KeyError) as error:
             raise undecodable(self.segment.path, error) from error
 
     @property
-    def _op(self) -> list[str]:
+    def _op_columns(self) -> list[str]:
         return [OP] if self.segment.deletes else []
 
     def _decode(
         self, data: pa.Buffer, names: list[str], blocks: Sequence[int], borders: Borders | None = None
     ) -> pa.Table:
-        first, options = self._opened(data, {*names, *key_columns(self.codec), *self._op}, use_threads=False)
+        first, options = self._open_reader(
+            data, {*names, *key_columns(self.codec), *self._op_columns}, use_threads=False
+        )
         path = self.segment.path
-        left = borders.get(path) if borders else None
+        border = borders.get(path) if borders else None
 
-        def read(place: int) -> pa.RecordBatch:
-            """Read one record batch with a reader of its own: a reader serves one thread only."""
-            if left is not None and left[0] == place:
-                return left[1]
+        def read(index: int) -> pa.RecordBatch:
+            """Read one record batch with its own reader: a reader is not thread-safe."""
+            if border is not None and border[0] == index:
+                return border[1]
             reader = first if len(blocks) == 1 else pa.ipc.open_file(data, options=options)
-            return _apart(reader.get_batch(place), data)
+            return _copy_if_mapped(reader.get_batch(index), data)
 
         batches = parallel_map(read, blocks, len(blocks) * BATCH_ROWS)
         if borders is not None and batches:
             borders[path] = blocks[-1], batches[-1]
         return pa.Table.from_batches(batches, first.schema)
 
-    def _opened(
+    def _open_reader(
         self, data: pa.Buffer, needed: set[str], *, use_threads: bool
     ) -> tuple[pa.ipc.RecordBatchFileReader, pa.ipc.IpcReadOptions]:
-        """Open a reader of these columns, in the file's order; return it with the options to open another one. KeyError
-        for a missing column.
+        """Open a reader of these columns, in the file's order. Return it with its options, for further readers. Raise
+        KeyError for a missing column.
         """
         options = pa.ipc.IpcReadOptions(use_threads=use_threads)
         reader = pa.ipc.open_file(data, options=options)
-        there = reader.schema.names
-        if not needed <= set(there):
-            raise KeyError(f"column {min(needed - set(there))!r} is not in it")
-        if len(needed) < len(there):
-            places = [place for place, name in enumerate(there) if name in needed]
-            options = pa.ipc.IpcReadOptions(included_fields=places, use_threads=use_threads)
+        names = reader.schema.names
+        if not needed <= set(names):
+            raise KeyError(f"column {min(needed - set(names))!r} is missing")
+        if len(needed) < len(names):
+            indices = [index for index, name in enumerate(names) if name in needed]
+            options = pa.ipc.IpcReadOptions(included_fields=indices, use_threads=use_threads)
             reader = pa.ipc.open_file(data, options=options)
         if reader.num_record_batches != len(self.segment.blocks):
             raise pa.ArrowInvalid(f"{reader.num_record_batches} record batches, not {len(self.segment.blocks)}")
         return reader, options
 
 
-def _apart(batch: pa.RecordBatch, data: pa.Buffer) -> pa.RecordBatch:
-    """Copy the batch if it lies in the mapped file: its holder must not depend on the file's pages."""
+def _copy_if_mapped(batch: pa.RecordBatch, data: pa.Buffer) -> pa.RecordBatch:
+    """Copy the batch if it lies in the mapped file: a long-lived batch must not depend on the file's pages."""
     buffers = (buffer for column in batch.columns for buffer in column.buffers() if buffer is not None and buffer.size)
     first = next(buffers, None)
     if first is None or not data.address <= first.address < data.address + data.size:

@@ -1,6 +1,6 @@
-"""Writing segments: rows in, sorted and deduplicated Arrow IPC files out.
+"""Writer of segments: it turns rows into sorted and deduplicated Arrow IPC files.
 
-Durable when sealed, visible only when committed.
+A segment is durable when it is sealed, and visible when it is committed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FLUSH_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class WriteTarget:
-    """Destination of a table's segments; all that a writer needs. Picklable: executors write without the catalog."""
+    """Destination of a table's segments. Picklable: Spark's executors write with it, without the catalog."""
 
     files: Files
     folder: str  # relative to the store's root
@@ -37,10 +37,10 @@ class WriteTarget:
 
 
 class SegmentWriter:
-    """Collects upserts and deletes of one table; of rows with the same key the later call, then the later row, wins.
+    """Collector of upserts and deletes of one table. Of rows with equal keys the later call, then the later row, wins.
 
-    Memory is bounded: what is collected becomes a segment file at FLUSH_ROWS rows or FLUSH_BYTES bytes. After a write
-    that failed it takes and gives nothing more until `discard`: what of the rows the disk has is not known.
+    Memory is bounded: the pending rows become a segment file at FLUSH_ROWS rows or FLUSH_BYTES bytes. After a failed
+    write every call but `discard` raises WriteFailed, because the pending rows may be in no file.
     """
 
     def __init__(self, target: WriteTarget) -> None:
@@ -54,36 +54,38 @@ class SegmentWriter:
 
     @property
     def empty(self) -> bool:
-        """Return True if there is nothing to finish."""
+        """Return True if there are no rows to finish."""
         return not self._pending and not self._flushed
 
     def upsert(self, data: object) -> None:
-        """Take rows (anything Arrow-shaped, all of the table's columns); SchemaMismatch names what does not fit."""
-        self._take(self._target.schema.conform(data), deleted=False)
+        """Add rows (anything Arrow-shaped, with all of the table's columns). SchemaMismatch names a misfit."""
+        self._add(self._target.schema.conform(data), deleted=False)
 
     def delete(self, keys: object) -> None:
-        """Take keys to delete (exactly the primary-key columns); keys that are not there are fine."""
-        found = self._target.schema.conform_keys(keys)
+        """Add keys to delete (exactly the primary-key columns). Keys without a row are accepted."""
+        key_table = self._target.schema.conform_keys(keys)
         columns = [
-            found.column(field.name) if field.name in found.column_names else pa.nulls(found.num_rows, field.type)
+            key_table.column(field.name)
+            if field.name in key_table.column_names
+            else pa.nulls(key_table.num_rows, field.type)
             for field in self._target.schema.schema
         ]
-        fields = [field.with_nullable(field.name not in found.column_names) for field in self._target.schema.schema]
-        self._take(pa.table(columns, schema=pa.schema(fields)), deleted=True)
+        fields = [field.with_nullable(field.name not in key_table.column_names) for field in self._target.schema.schema]
+        self._add(pa.table(columns, schema=pa.schema(fields)), deleted=True)
 
     def finish(self, label: int | None = None) -> list[Segment]:
-        """Write out the pending rows; return all segments since the last `finish`, in the order in which later wins."""
+        """Write the pending rows and return all segments since the last `finish`, oldest first: later segments win."""
         self._flush(label)
         segments, self._flushed = self._flushed, []
         return segments
 
     def discard(self) -> None:
-        """Drop all unfinished rows, and delete the files already written for them."""
+        """Drop all rows since the last `finish`, and delete the files that were written for them."""
         remove_segments(self._target.files, self._flushed)
         self._pending, self._flushed, self._rows, self._bytes, self._failed = [], [], 0, 0, False
 
-    def _take(self, table: pa.Table, *, deleted: bool) -> None:
-        self._refuse_failed()
+    def _add(self, table: pa.Table, *, deleted: bool) -> None:
+        self._require_usable()
         if not table.num_rows:
             return
         self._pending.append(sorted_unique(self._codec.encode(table), table, deleted=deleted))
@@ -92,15 +94,15 @@ class SegmentWriter:
         if self._rows >= FLUSH_ROWS or self._bytes >= FLUSH_BYTES:
             self._flush(None)
 
-    def _refuse_failed(self) -> None:
+    def _require_usable(self) -> None:
         if self._failed:
             raise WriteFailed(
-                f"an earlier write of this writer to {self._target.folder} failed, and its rows are in no file; "
-                "write them again with another writer"
+                f"an earlier write of this writer to {self._target.folder} failed, so its rows are not stored; "
+                "write them again with a new writer"
             )
 
     def _flush(self, label: int | None) -> None:
-        self._refuse_failed()
+        self._require_usable()
         if self._pending:
             rows = self._pending[0] if len(self._pending) == 1 else newest_wins(self._pending)
             target = self._target
@@ -115,7 +117,7 @@ class SegmentWriter:
 
 
 def remove_segments(files: Files, segments: Iterable[Segment]) -> None:
-    """Remove the files of segments that no commit has taken and none will; what resists is left to vacuum."""
+    """Delete the files of segments that will never be committed. Vacuum retries failed deletions."""
     for segment in segments:
         with suppress(WriteFailed):
             files.delete(segment.path)

@@ -40,9 +40,9 @@ from .data_file import (
 from .merge import Rows
 
 ROW_GROUP_ROWS = 65_536
-"""What a get decodes at the least, and what a thread decodes at a time."""
+"""Rows of a row group, the unit that a point lookup or a thread decodes."""
 EPOCH, UNTIL = "_epoch", "_until"
-"""Hidden int64 columns: the epoch from which a row is visible, and (in history) the one at which it no longer is."""
+"""Hidden int64 columns: the first epoch that sees a row, and (in history) the first that no longer sees it."""
 
 _SAMPLE_ROWS = 8_192
 _WORTH_COMPRESSING = 0.85
@@ -51,11 +51,11 @@ _T = pa.types
 
 @dataclass(frozen=True, slots=True)
 class RunFile:
-    """Describes one Parquet file of a run. As Segment; blocks are the first keys of the row groups.
+    """Descriptor of one Parquet file of a run, with the fields of Segment. blocks: the first key of each row group.
 
-    history: whether it holds replaced rows (`_epoch`, `_until`; a key repeated for each) or live ones (`_epoch`).
-    deletes: tombstones among the rows (in runs above others). until: the greatest `_until`; nothing at or above it
-    needs the part.
+    history: True for older versions of rows (columns `_epoch`, `_until`; a key may repeat), False for live rows
+    (`_epoch`). deletes: the number of tombstones, in runs above others. until: the greatest `_until`; reads at or above
+    it do not need the file.
     """
 
     path: str
@@ -85,9 +85,10 @@ class RunFile:
 class SortedRun:
     """Sorted run: the rows that the epochs (lo, hi] left behind, as Parquet files.
 
-    parts: the newest row of each key at hi, disjoint key ranges in key order. history: rows replaced or deleted within
-    the run, in parts whose key ranges may overlap. A read at E >= hi needs parts alone; below it, the rows of parts
-    with _epoch <= E, and of history those with _epoch <= E < _until.
+    parts: run files with the newest row of each key at hi, with disjoint key ranges in key order. history: run files
+    with the rows that were replaced or deleted within the run; their key ranges may overlap. A read at E >= hi needs
+    parts only. A read below hi needs the rows of parts with _epoch <= E, and the rows of history with
+    _epoch <= E < _until.
     """
 
     lo: int
@@ -123,18 +124,20 @@ def write_part(
 ) -> RunFile:
     """Write rows (at least one) as a new Parquet file, durable on return.
 
-    rows.data holds all of the table's columns, `_epoch`, and with `history` also `_until`; only then may a key be there
-    more than once. Raises WriteFailed; FileExistsError when there is such a file.
+    rows.data has all of the table's columns, `_epoch`, and with `history` also `_until`; only then may a key repeat.
+    Raises WriteFailed, or FileExistsError if the path exists.
     """
-    assert len(rows), "a part has rows"
+    assert len(rows), "a run file must have rows"
     table = file_table(schema, codec, rows, (EPOCH, UNTIL) if history else (EPOCH,))
-    sink, squeezed = pa.BufferOutputStream(), compression(files, seldom_read=history)
+    sink, codec_name = pa.BufferOutputStream(), compression(files, seldom_read=history)
     per_column: dict[str, Any] = {
-        "use_dictionary": [field.name for field in table.schema if _repeats(table, field)],
+        "use_dictionary": [field.name for field in table.schema if _has_few_values(table, field)],
         "column_encoding": {
-            f.name: way for f in table.schema if (way := _encoding(table, codec, f, packed=squeezed == "zstd"))
+            f.name: encoding
+            for f in table.schema
+            if (encoding := _choose_encoding(table, codec, f, packed=codec_name == "zstd"))
         },
-        "compression": _compression(table, codec, squeezed),
+        "compression": _choose_compression(table, codec, codec_name),
         "write_statistics": [field.name for field in table.schema if not _may_hold_nan(field.type)],
     }
     pq.write_table(
@@ -165,12 +168,12 @@ def write_part(
     return part
 
 
-def _encoding(table: pa.Table, codec: KeyCodec, field: pa.Field, *, packed: bool) -> str | None:
+def _choose_encoding(table: pa.Table, codec: KeyCodec, field: pa.Field, *, packed: bool) -> str | None:
     """Return the Parquet encoding of a column; None for the default (plain, or a dictionary).
 
-    packed: strings' lengths are kept apart from their bytes. A file is smaller by a tenth, and takes longer to read.
+    packed: store the lengths of strings apart from their bytes. The file is smaller by a tenth, and slower to read.
     """
-    if _repeats(table, field):
+    if _has_few_values(table, field):
         return None
     if field.name in (EPOCH, UNTIL):
         return "DELTA_BINARY_PACKED"
@@ -179,33 +182,34 @@ def _encoding(table: pa.Table, codec: KeyCodec, field: pa.Field, *, packed: bool
     return "DELTA_LENGTH_BYTE_ARRAY" if packed and _is_text(field.type) else None
 
 
-def _repeats(table: pa.Table, field: pa.Field) -> bool:
-    """Return True if dictionary encoding pays: the column has texts or epochs, and a sample has few distinct values."""
+def _has_few_values(table: pa.Table, field: pa.Field) -> bool:
+    """Return True if a dictionary pays: the column has texts or epochs, and a sample has few distinct values."""
     if not (_is_text(field.type) or field.name in (EPOCH, UNTIL)):
         return False
     sample = _sample(table, field)
     return pc.count_distinct(sample).as_py() * 8 < len(sample)
 
 
-def _compression(table: pa.Table, codec: KeyCodec, way: str) -> str | dict[str, str]:
-    """Return the compression, per column if some are better left plain: packed keys, random numbers."""
+def _choose_compression(table: pa.Table, codec: KeyCodec, codec_name: str) -> str | dict[str, str]:
+    """Return the compression, per column if some are better uncompressed: delta-encoded keys, random numbers."""
     if any(_T.is_nested(field.type) for field in table.schema):
-        return way  # Parquet names the leaves of such columns, not the columns
+        return codec_name  # Parquet sets compression by leaf columns, which have other names
     return {
         field.name: "none"
-        if _encoding(table, codec, field, packed=False) == "DELTA_BINARY_PACKED" or _incompressible(table, field, way)
-        else way
+        if _choose_encoding(table, codec, field, packed=False) == "DELTA_BINARY_PACKED"
+        or _is_incompressible(table, field, codec_name)
+        else codec_name
         for field in table.schema
     }
 
 
-def _incompressible(table: pa.Table, field: pa.Field, way: str) -> bool:
-    """Return True if a sample of a column of numbers hardly shrinks under the compression `way`."""
+def _is_incompressible(table: pa.Table, field: pa.Field, codec_name: str) -> bool:
+    """Return True if a sample of a column of numbers hardly shrinks under the compression."""
     if not (_T.is_floating(field.type) or _T.is_integer(field.type)):
         return False
     values = contiguous(_sample(table, field).drop_null())
     raw = values.to_numpy(zero_copy_only=False).tobytes()
-    return len(pa.compress(raw, way, asbytes=True)) > _WORTH_COMPRESSING * len(raw)
+    return len(pa.compress(raw, codec_name, asbytes=True)) > _WORTH_COMPRESSING * len(raw)
 
 
 def _sample(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
@@ -217,9 +221,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _may_hold_nan(kind: pa.DataType) -> bool:
-    """Return True if a column may hold NaN. Statistics pass over NaN, so a reader would prune rows that pass `not (x >
-    5)`.
-    """
+    """Return True if a column may have NaN. Statistics ignore NaN, so a reader would wrongly prune `not (x > 5)`."""
     return _T.is_floating(kind) or _T.is_nested(kind)
 
 
@@ -241,10 +243,10 @@ def read_part(
 ) -> Rows:
     """Read the rows of a key range, by key: columns of the table, `_epoch` and `_until`, of one block or all.
 
-    The filter only prunes row groups: rows that fail it may be among the result; `passing` leaves out row groups that
-    hold no key of these ranges. at: only rows that are visible at this epoch; with `marked` the others stay, as
-    tombstones. Without `keyed`, for an open key range, keys are not read and nulls stand for them. Raises Corrupt when
-    the file is not as it was written.
+    options.filter: prunes row groups only, so the result may have rows that fail it. passing: leave out row groups
+    without a key of these ranges. block: read this row group only. at: return only the rows visible at this epoch; with
+    `marked` return the others as tombstones. keyed: False, for an open key range, does not read keys and returns nulls
+    for them. Raises Corrupt for a damaged file.
     """
     data = verified(files, part.path, part.bytes, part.crc32)
     names = list(schema.schema.names if options.columns is None else options.columns)
@@ -258,13 +260,13 @@ def read_part(
     keys = keys_of(codec, table) if keyed else pa.nulls(table.num_rows)
     first, end = row_span(codec, keys, options.key_range)
     keys, table = keys.slice(first, end - first), table.slice(first, end - first)
-    seen = None if at is None else _visible(table, at)
-    if seen is not None and not marked:
-        keys, table = keys.filter(pa.array(seen)), table.filter(pa.array(seen))
+    visible = None if at is None else _visible_at(table, at)
+    if visible is not None and not marked:
+        keys, table = keys.filter(pa.array(visible)), table.filter(pa.array(visible))
     deleted = marks(table.column(OP)) if OP in table.column_names else None
-    if seen is not None and marked and not seen.all():
-        deleted = ~seen if deleted is None else deleted | ~seen
-    return Rows(keys, _typed(table.select(names), schema), deleted)
+    if visible is not None and marked and not visible.all():
+        deleted = ~visible if deleted is None else deleted | ~visible
+    return Rows(keys, _cast_to_schema(table.select(names), schema), deleted)
 
 
 def _decode(
@@ -281,20 +283,20 @@ def _decode(
     in_file = file.schema_arrow.names
     missing = needed - set(in_file)
     if missing:
-        raise KeyError(f"column {min(missing)!r} is not in it")
+        raise KeyError(f"column {min(missing)!r} is missing")
     if file.num_row_groups != len(part.blocks):
         raise pa.ArrowInvalid(f"{file.num_row_groups} row groups, not {len(part.blocks)}")
     if filter is not None and groups:
-        passing = _passing(data, filter, schema)
+        passing = _passing_row_groups(data, filter, schema)
         groups = [group for group in groups if group in passing]
     names = [name for name in in_file if name in needed | if_present]
     tables = parallel_map(_group_reader(data, file, names), groups, sum(_rows_of(file, group) for group in groups))
     table = pa.concat_tables(tables) if tables else file.read_row_groups([], columns=names)
-    return _typed(table.select(names), schema)
+    return _cast_to_schema(table.select(names), schema)
 
 
 def _group_reader(data: pa.Buffer, file: pq.ParquetFile, names: list[str]) -> Callable[[int], pa.Table]:
-    """Return a function that reads one row group, with a reader of its own: a reader serves one thread only."""
+    """Return a function that reads one row group with its own reader: a reader is not thread-safe."""
 
     def read(group: int) -> pa.Table:
         reader = pq.ParquetFile(pa.BufferReader(data), metadata=file.metadata)
@@ -307,24 +309,24 @@ def _rows_of(file: pq.ParquetFile, group: int) -> int:
     return file.metadata.row_group(group).num_rows
 
 
-def _passing(data: pa.Buffer, filter: pc.Expression, schema: TableSchema) -> set[int]:
-    """Return the row groups that may pass the filter, by their statistics (Arrow heeds them where no null is)."""
+def _passing_row_groups(data: pa.Buffer, filter: pc.Expression, schema: TableSchema) -> set[int]:
+    """Return the row groups that may pass the filter, by their statistics. Arrow uses these if there is no null."""
     fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(data))
     try:
         pieces = fragment.split_by_row_group(filter, schema=schema.schema)
-    except pa.ArrowInvalid:  # a value of the filter has no place among the statistics
+    except pa.ArrowInvalid:  # a value of the filter is not comparable with the statistics
         pieces = [fragment]
     return {group.id for piece in pieces for group in piece.row_groups}
 
 
-def _visible(table: pa.Table, at: int) -> np.ndarray:
-    """Return bool[rows]: True where the epoch `at` sees the row: begun by then, and in history not yet replaced."""
-    seen = table.column(EPOCH).to_numpy() <= at
-    return seen & (table.column(UNTIL).to_numpy() > at) if UNTIL in table.column_names else seen
+def _visible_at(table: pa.Table, at: int) -> np.ndarray:
+    """Return bool[rows]: True for rows that are visible at the epoch `at`: written by then, and not yet replaced."""
+    visible = table.column(EPOCH).to_numpy() <= at
+    return visible & (table.column(UNTIL).to_numpy() > at) if UNTIL in table.column_names else visible
 
 
-def _typed(table: pa.Table, schema: TableSchema) -> pa.Table:
-    """Cast columns back to the table's types: Parquet keeps seconds as milliseconds and date64 as date32."""
+def _cast_to_schema(table: pa.Table, schema: TableSchema) -> pa.Table:
+    """Cast columns back to the table's types: Parquet stores seconds as milliseconds and date64 as date32."""
     for place, name in enumerate(table.column_names):
         if name in schema.schema.names and table.column(place).type != schema.schema.field(name).type:
             field = schema.schema.field(name)

@@ -68,9 +68,9 @@ OTHER = pa.schema([("v", pa.int64()), ("k", pa.int64()), ("g", pa.string()), ("m
 
 @pytest.mark.parametrize("schema, key, options, told", [
     (OTHER, ["k"], {}, r"no column 'more'; its column 'g' is int64, not string"),
-    (SCHEMA.remove(2), ["k"], {}, r"a column 'v' that was not asked for"),
+    (SCHEMA.remove(2), ["k"], {}, r"a column 'v' that was not requested"),
     (pa.schema(list(SCHEMA)[::-1]), ["k"], {}, r"in the order \['k', 'g', 'v'\], not \['v', 'g', 'k'\]"),
-    (SCHEMA, ["k", "g"], {}, r"column 'g' is nullable, and was asked for without nulls; .*key is \['k'\]"),
+    (SCHEMA, ["k", "g"], {}, r"column 'g' is nullable, and was requested without nulls; .*key is \['k'\]"),
     (SCHEMA, ["k"], {"changelog": "full"}, r"changelog is 'upsert', not 'full'"),
     (SCHEMA, ["k"], {"options": el.TableOptions(history_retention=timedelta(hours=2))},
      r"history_retention is 1 h, not 2 h"),

@@ -175,7 +175,7 @@ def test_requests_of_a_file(s3: S3Server) -> None:
     for expected in (["HEAD", "GET"], [], []):
         assert verified(files, name, len(data), zlib.crc32(data)).to_pybytes() == data
         assert [request.split()[0] for request in s3.requests()] == expected
-    verified(files, name, len(data), zlib.crc32(data), again=True)
+    verified(files, name, len(data), zlib.crc32(data), recheck=True)
     assert [request.split()[0] for request in s3.requests()] == ["HEAD", "GET"]
 
 

@@ -190,8 +190,8 @@ def test_a_report_that_comes_twice_is_no_lie(tmp_path: Path, monkeypatch: pytest
 
 def test_what_was_checked_once_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     summed: list[str] = []
-    whole = data_file._check_sum
-    monkeypatch.setattr(data_file, "_check_sum", lambda path, *rest: (summed.append(path), whole(path, *rest)))
+    whole = data_file._check_crc32
+    monkeypatch.setattr(data_file, "_check_crc32", lambda path, *rest: (summed.append(path), whole(path, *rest)))
     with served(tmp_path) as (store, server), worker(server, store) as one:
         part = attach(one)
         part.writer("clicks").upsert(rows(1, 2))

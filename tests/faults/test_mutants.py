@@ -213,7 +213,7 @@ def one_write_is_taken_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_checksum_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unverified(files: Files, path: str, size: int, crc32: int, *, again: bool = False) -> pa.Buffer:
+    def unverified(files: Files, path: str, size: int, crc32: int, *, recheck: bool = False) -> pa.Buffer:
         return files.read(path)
 
     monkeypatch.setattr(segment, "verified", unverified)
@@ -223,9 +223,9 @@ def a_damaged_file_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody else is blamed."""
     real = segment.verified
 
-    def lenient(files: Files, path: str, size: int, crc32: int, *, again: bool = False) -> pa.Buffer:
+    def lenient(files: Files, path: str, size: int, crc32: int, *, recheck: bool = False) -> pa.Buffer:
         try:
-            return real(files, path, size, crc32, again=again)
+            return real(files, path, size, crc32, recheck=recheck)
         except el.Corrupt:
             with files.open_input(path) as file:
                 data = file.read()

@@ -153,7 +153,7 @@ def test_sources_of_key_ranges_that_lie_apart_are_put_side_by_side(keyed: Keyed)
 
 def test_appended_sources_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     keyed = KEYED["int64"]
-    monkeypatch.setattr(kernels, "_woven", None)
+    monkeypatch.setattr(kernels, "_merge_pieces", None)
     monkeypatch.setattr(kernels, "_MIN_CHUNK_ROWS", 3)
     parts = [keyed.rows([(n, n) for n in range(at, at + 3)]) for at in (10, 0, 20, 3)]
     got = fold_data(parts)
