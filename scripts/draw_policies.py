@@ -120,13 +120,13 @@ def pictures(story: Story) -> Iterator[tuple[str, Picture]]:
     """Yield the picture of each policy, in an order that continues the story."""
     two, three = ("orders", "revenue"), ("orders", "revenue", "balance")
     yield "global", picture_of(
-        story, "global: orders and revenue", "one epoch for the whole store; report is creating and not counted",
+        story, "global: orders and revenue", "one epoch for all tables that take part; report is creating and outside",
         two, el.Global(), 11,
     )  # fmt: skip
     aligned = picture_of(
         story,
         "aligned: orders and revenue",
-        "one epoch for these two; balance holds nobody back",
+        "one epoch for these two tables; the lag of balance does not matter",
         two,
         el.Aligned(),
         11,
@@ -135,12 +135,12 @@ def pictures(story: Story) -> Iterator[tuple[str, Picture]]:
     yield (
         "latest",
         picture_of(
-            story, "latest: orders, revenue and balance", "each table its own newest commit", three, el.Latest(), 11
+            story, "latest: orders, revenue and balance", "each table at its newest commit", three, el.Latest(), 11
         ),
     )
     yield "as_of", picture_of(
-        story, "as_of 5.6 s: orders and balance", "the largest valid epoch at or below the time asked for",
-        ("orders", "balance"), el.AsOf(timestamp=START_MS + 5_600), 11, marks={5.6: "asked for"},
+        story, "as_of 5.6 s: orders and balance", "the largest valid epoch at or below the given time",
+        ("orders", "balance"), el.AsOf(timestamp=START_MS + 5_600), 11, marks={5.6: "given"},
     )  # fmt: skip
     yield "bounded", picture_of(
         story, "bounded by 5 s: orders, revenue and balance", "aligned, and no table may lag more than the bound",
@@ -153,15 +153,15 @@ def pictures(story: Story) -> Iterator[tuple[str, Picture]]:
         except el.NoConsistentEpoch:
             story.step(12.1, "revenue")
         yield "at_least", picture_of(
-            story, "at_least the order of 10.5 s: orders and revenue", "asked at 11 s, it waits until revenue has it",
-            two, el.AtLeast(written, timeout=0), 12.1, marks={second_of(written): "written", 11: "asked"},
+            story, "at_least the order of 10.5 s: orders and revenue", "called at 11 s, waits until revenue has it",
+            two, el.AtLeast(written, timeout=0), 12.1, marks={second_of(written): "written", 11: "called"},
         )  # fmt: skip
         story.put(12.7, "orders")
         story.step(13.1, "revenue")
         story.store.compact(full=True)
         story.clock(13.5)
         yield "exact", picture_of(
-            story, "exact, with the token of the snapshot of 11 s", "the same rows, whatever came after it",
+            story, "exact, with the token of the snapshot of 11 s", "the rows of 11 s, despite commits and compaction",
             two, el.Exact(pinned.token), 13.5, marks={11: "token made"},
         )  # fmt: skip
 
