@@ -1,1 +1,1 @@
-"""Staged exchange: batches pushed durably to channels, and given to each consumer incarnation in stage order."""
+"""Staged exchange: durable channels of batches, which each consumer incarnation receives in stage order."""

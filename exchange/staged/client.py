@@ -22,7 +22,7 @@ from .state import Cursor, check_name
 
 TIMEOUT_S = 60.0
 ATTEMPT_S = 10.0
-"""How long one call may take before it is made again on a new connection."""
+"""Timeout of one call, after which it is repeated over a new connection."""
 
 
 class ExchangeClient:
@@ -36,9 +36,9 @@ class ExchangeClient:
             for channel, seq, batch in ex.consume("join-0", incarnation=0):
                 ...
 
-    A server that was killed and has come back, and an answer that was lost, are none of the caller's business: what was
-    asked is asked again, until the timeout. Query, channels and consumers are named by 1 to 63 letters, digits,
-    _ . : or -. Sequences of a channel rise from 0 without a gap; attempts and incarnations are ints from 0.
+    The client repeats a call after a restart of the server or a lost answer, until the timeout. Query, channels and
+    consumers are named by 1 to 63 letters, digits, _ . : or -. Sequences of a channel rise from 0 without a gap;
+    attempts and incarnations are ints from 0.
     """
 
     def __init__(
@@ -51,9 +51,11 @@ class ExchangeClient:
         timeout: float | timedelta = TIMEOUT_S,
         insecure: bool = False,
     ) -> None:
-        """tls_roots: PEM, or where it lies. timeout: of every call that names none, and how long a consumer waits for a
-        server that is away. insecure: send the token to another host without TLS. Raises InvalidInput, InsecureServer;
-        whether the server answers is told by the first call.
+        """Create a client of one query; the first call connects.
+
+        tls_roots: PEM, or the path of a PEM file. timeout: the default of every call, and the time that a consumer
+        waits for an unreachable server. insecure: send the token to another host without TLS. Raises InvalidInput,
+        InsecureServer.
         """
         check_destination(location, token, insecure=insecure)
         self.location = location
@@ -64,7 +66,7 @@ class ExchangeClient:
         self._lock = threading.Lock()
         self._client: Any = None
         self._pushers: dict[str, Pusher] = {}
-        self._mails: list[StageReader] = []
+        self._readers: list[StageReader] = []
         self._closed = threading.Event()
 
     # ---- declaring -----------------------------------------------------------------------------------------------
@@ -78,29 +80,30 @@ class ExchangeClient:
         budget: int | None = None,
         timeout: float | timedelta | None = None,
     ) -> None:
-        """Declare the channels that a consumer needs: {stage: channels}. Declare all consumers of a query before
-        anything is pushed to them; a repeat changes nothing but the lease.
+        """Declare the channels that a consumer needs: {stage: channels}. Declare all consumers of a query before the
+        first push; a repeat extends the lease and changes nothing else.
 
-        lease: how long the query stays when nobody uses it, a day by default; budget: bytes of its batches on disk,
-        64 GiB by default. Both count in the query's first declaration. Raises InvalidInput when the consumer has other
-        channels already, or a channel another stage; SequenceReleased when batches of a channel are gone already.
+        lease: time until an unused query ends, a day by default; budget: bytes of its batches on disk, 64 GiB by
+        default. Both count in the query's first declaration. Raises InvalidInput when the consumer was declared with
+        other channels, or a channel with another stage; SequenceReleased when batches of a channel were deleted
+        already.
         """
-        given = messages.stages_to_field(stages)
+        stages_field = messages.stages_to_field(stages)
         lease_ms = None if lease is None else max(1, round(seconds(lease, "lease") * 1000))
         if budget is not None and (type(budget) is not int or budget < 1):
             raise InvalidInput(f"budget is bytes, an int from 1, not {budget!r}")
         body = messages.pack(
             query=self.query,
             consumer=check_name("a consumer", consumer),
-            stages=given,
+            stages=stages_field,
             lease_ms=lease_ms,
             budget=budget,
         )
-        self._ask("staged.declare", body, timeout)
+        self._run_action("staged.declare", body, timeout)
 
     def drop(self, *, timeout: float | timedelta | None = None) -> None:
-        """End the query, for all its clients; its batches are deleted. The other clients get QueryNotFound."""
-        self._ask("staged.drop", messages.pack(query=self.query), timeout)
+        """Drop the query and delete its batches. Later calls of all its clients raise QueryNotFound."""
+        self._run_action("staged.drop", messages.pack(query=self.query), timeout)
 
     # ---- producers -----------------------------------------------------------------------------------------------
 
@@ -115,22 +118,23 @@ class ExchangeClient:
         wait: bool = True,
         timeout: float | timedelta | None = None,
     ) -> None:
-        """Push a batch (a RecordBatch, or what Arrow can read as one) as a sequence of a channel.
+        """Push a batch (a RecordBatch, or any input of `pyarrow.table`) as a sequence of a channel.
 
-        Durable on return; with wait=False it is on its way on return, and `flush` waits until it is durable: so many
-        small ones share a sync. The same content again changes nothing. Raises ChannelUnknown, Fenced (a higher attempt
-        has pushed), ContentMismatch, EndMarkMismatch, InvalidInput, LimitExceeded (more than 64 MiB), BudgetExceeded,
-        ServerUnavailable. A refusal of a push that nobody waits for is raised by the next push or flush of the channel.
+        Durable on return. With wait=False the call returns before that, and `flush` waits until the batch is durable:
+        many small batches then share a sync. A repeat with equal content changes nothing. Raises ChannelUnknown, Fenced
+        (a higher attempt has pushed), ContentMismatch, EndMarkMismatch, InvalidInput, LimitExceeded (more than 64 MiB),
+        BudgetExceeded, ServerUnavailable. The next push or flush of the channel raises the refusal of a push with
+        wait=False.
         """
         data = encode_batch(as_batch(batch))
         timeout_s = self._seconds(timeout)
         fields = {
             "channel": check_name("a channel", channel),
-            "stage": _checked("stage", stage, -messages.MAX_STAGE),
-            "seq": _checked("seq", seq, 0),
-            "attempt": _checked("attempt", attempt, 0),
+            "stage": _checked_int("stage", stage, -messages.MAX_STAGE),
+            "seq": _checked_int("seq", seq, 0),
+            "attempt": _checked_int("attempt", attempt, 0),
             "crc32": zlib.crc32(data),
-            "wait_ms": round(timeout_s * 800),  # its refusal is to arrive before the timeout
+            "wait_ms": round(timeout_s * 800),  # the refusal arrives before the timeout
         }
         pusher = self._pusher(channel)
         pusher.push(
@@ -141,7 +145,7 @@ class ExchangeClient:
         )
 
     def flush(self, channel: str | None = None, *, timeout: float | timedelta | None = None) -> None:
-        """Wait until all batches pushed here, to one channel or all, are durable. Raises the errors of `push`."""
+        """Wait until this client's batches of one channel, or of all, are durable. Raises the errors of `push`."""
         deadline = Deadline.after(self._seconds(timeout))
         with self._lock:
             pushers = [pusher for name, pusher in self._pushers.items() if channel in (None, name)]
@@ -157,88 +161,86 @@ class ExchangeClient:
         *,
         timeout: float | timedelta | None = None,
     ) -> None:
-        """Set the end mark of a channel: its last sequence, -1 for none, and how many rows it has in all.
+        """Set the end mark of a channel: its last sequence, -1 for none, and its number of rows.
 
-        Durable on return. What was pushed here without waiting is waited for first; others may still push what is
-        missing. Raises as `push`, and EndMarkMismatch when another end mark was set, a later sequence was pushed or the
-        rows are not as many.
+        Durable on return. Flushes this client's pushes of the channel first; other clients may push missing sequences
+        later. Raises the errors of `push`, and EndMarkMismatch for a different end mark, a later pushed sequence or
+        another number of rows.
         """
         self.flush(channel, timeout=timeout)
         body = messages.pack(
             query=self.query,
             channel=check_name("a channel", channel),
-            last=_checked("last_seq", last_seq, -1),
-            attempt=_checked("attempt", attempt, 0),
-            rows=None if rows is None else _checked("rows", rows, 0),
+            last=_checked_int("last_seq", last_seq, -1),
+            attempt=_checked_int("attempt", attempt, 0),
+            rows=None if rows is None else _checked_int("rows", rows, 0),
         )
-        self._ask("staged.end", body, timeout)
+        self._run_action("staged.end", body, timeout)
 
     @property
     def stage(self) -> int:
-        """Return the lowest stage with a channel that has not passed (all up to its end mark was pushed); one past the
-        highest when all have. Use it to decide which producers may start.
+        """Return the stage counter: the lowest stage with a channel that was not pushed to its end mark; the highest
+        stage plus one when all channels were. Use it to decide which producers may start.
         """
-        return messages.unpack(self._ask("staged.stage", messages.pack(query=self.query), None), messages.STAGE)[
-            "stage"
-        ]
+        answer = self._run_action("staged.stage", messages.pack(query=self.query), None)
+        return messages.unpack(answer, messages.STAGE)["stage"]
 
     # ---- consumers -----------------------------------------------------------------------------------------------
 
     def consume(
         self, consumer: str, incarnation: int, cursor: Cursor | None = None, *, timeout: float | timedelta | None = None
     ) -> StageReader:
-        """Begin, or go on, as an incarnation of a consumer; a higher incarnation fences the lower ones.
+        """Begin, or continue, as an incarnation of a consumer; a higher incarnation fences the lower ones.
 
-        cursor: {channel: next sequence}, what its durable state covers; None begins at the acknowledged one. Raises
-        Fenced for a lower incarnation, InvalidInput for a consumer that was not declared, QueryNotFound,
-        ChannelUnknown, SequenceReleased when what it needs was acknowledged by all and let go of, ServerUnavailable.
+        cursor: {channel: next sequence} of the consumer's durable state; None begins at the acknowledged cursor. Raises
+        Fenced for a lower incarnation, InvalidInput for an undeclared consumer, QueryNotFound, ChannelUnknown,
+        SequenceReleased when a needed batch was acknowledged by all consumers and deleted, ServerUnavailable.
         """
-        name, number = check_name("a consumer", consumer), _checked("incarnation", incarnation, 0)
+        name, number = check_name("a consumer", consumer), _checked_int("incarnation", incarnation, 0)
         if cursor is not None:
-            cursor = {check_name("a channel", key): _checked("cursor", seq, 0) for key, seq in cursor.items()}
+            cursor = {check_name("a channel", key): _checked_int("cursor", seq, 0) for key, seq in cursor.items()}
 
         hello = {"query": self.query, "consumer": name, "incarnation": number, "cursor": cursor, "window": WINDOW}
-        mail = StageReader(
-            lambda: self._line(messages.PULL),
-            lambda covered: self.acknowledge(name, number, covered),
+        reader = StageReader(
+            lambda: self._open_stream(messages.PULL),
+            lambda durable: self.acknowledge(name, number, durable),
             hello,
             self._seconds(timeout),
         )
         try:
-            mail.begin()
+            reader.begin()
         except BaseException:
-            mail.close()
+            reader.close()
             raise
         with self._lock:
-            self._mails.append(mail)
-        return mail
+            self._readers.append(reader)
+        return reader
 
     def acknowledge(
         self, consumer: str, incarnation: int, cursor: Cursor, *, timeout: float | timedelta | None = None
     ) -> None:
-        """Acknowledge a cursor, as `StageReader.ack` does, for a consumer that has made its state durable elsewhere, or
-        later.
+        """Acknowledge a cursor, as `StageReader.ack` does, from another process or after the reader was closed.
 
-        cursor: {channel: next sequence}. Raises Fenced unless this incarnation is the one that asked last.
+        cursor: {channel: next sequence}. Raises Fenced unless this incarnation is the newest.
         """
         body = messages.pack(
             query=self.query,
             consumer=check_name("a consumer", consumer),
-            incarnation=_checked("incarnation", incarnation, 0),
-            cursor={check_name("a channel", key): _checked("cursor", seq, 0) for key, seq in cursor.items()},
+            incarnation=_checked_int("incarnation", incarnation, 0),
+            cursor={check_name("a channel", key): _checked_int("cursor", seq, 0) for key, seq in cursor.items()},
         )
-        self._ask("staged.ack", body, timeout)
+        self._run_action("staged.ack", body, timeout)
 
     # ---- this object ---------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End its lines, and the iterations of its consumers; a second call does nothing."""
+        """Close its streams, and end the iterations of its readers; a second call does nothing."""
         self._closed.set()
         with self._lock:
-            pushers, mails = list(self._pushers.values()), list(self._mails)
+            pushers, readers = list(self._pushers.values()), list(self._readers)
             client, self._client = self._client, None
-        for part in (*mails, *pushers):
-            part.close()
+        for endpoint in (*readers, *pushers):
+            endpoint.close()
         if client is not None:
             client.close()
 
@@ -256,7 +258,7 @@ class ExchangeClient:
     def _seconds(self, timeout: float | timedelta | None) -> float:
         return self._timeout_s if timeout is None else seconds(timeout, "timeout")
 
-    def _line(self, name: bytes) -> ClientLine:
+    def _open_stream(self, name: bytes) -> ClientLine:
         return ClientLine(
             self.location, name, token=self._token, tls_roots=self._roots, limit=messages.MAX_MESSAGE_BYTES
         )
@@ -264,18 +266,19 @@ class ExchangeClient:
     def _pusher(self, channel: str) -> Pusher:
         with self._lock:
             if self._closed.is_set():
-                raise InvalidInput("this client was closed; make another")
-            found = self._pushers.get(channel)
-            if found is None:
-                found = self._pushers[channel] = Pusher(lambda: self._line(messages.PUSH), self.query, self.location)
-            return found
+                raise InvalidInput("this client is closed; open another one")
+            pusher = self._pushers.get(channel)
+            if pusher is None:
+                pusher = Pusher(lambda: self._open_stream(messages.PUSH), self.query, self.location)
+                self._pushers[channel] = pusher
+            return pusher
 
-    def _ask(self, action: str, body: bytes, timeout: float | timedelta | None) -> bytes:
-        """Run one action, and repeat it while the server is away. Every action may be run twice."""
+    def _run_action(self, action: str, body: bytes, timeout: float | timedelta | None) -> bytes:
+        """Run one action, and repeat it while the server is unreachable. Every action is idempotent."""
         deadline, failures = Deadline.after(self._seconds(timeout)), 0
         while True:
             if self._closed.is_set():
-                raise InvalidInput("this client was closed; make another")
+                raise InvalidInput("this client is closed; open another one")
             with self._lock:
                 if self._client is None:
                     self._client = connect(self.location, self._roots)
@@ -295,7 +298,7 @@ class ExchangeClient:
             self._closed.wait(min(BACKOFF.delay_s(failures), deadline.left_s))
 
 
-def _checked(what: str, value: object, least: int) -> int:
+def _checked_int(name: str, value: object, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= messages.MAX_NUMBER:
-        raise InvalidInput(f"{what} is an int from {least}, not {value!r}")
+        raise InvalidInput(f"{name} is an int from {least}, not {value!r}")
     return value

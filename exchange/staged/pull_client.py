@@ -1,8 +1,8 @@
-"""Consumer's side of the staged exchange: the items of its incarnation, in stage order, over as many lines as it takes.
+"""Consumer's side of the staged exchange: the batches of its incarnation, in stage order, over successive streams.
 
-A thread reads the line, compares checksums and puts what comes through a gate of its own: repeats are dropped, and
-nothing comes out before its turn, whatever the server says. The line is opened again where the gate stands. At most a
-window of bytes waits here to be taken.
+A thread reads the stream, compares checksums and passes each batch through a stage gate of its own: the gate drops
+repeats and keeps the stage order independently of the server. After a stream has ended, the next one begins at the
+gate's cursor. At most a window of bytes waits here for the consumer.
 """
 
 from __future__ import annotations
@@ -32,49 +32,49 @@ if TYPE_CHECKING:
     from .state import Cursor
 
 WINDOW = 64 << 20
-"""Bytes that wait at a consumer to be taken."""
+"""Bytes that wait in a reader for its consumer."""
 Delivery = tuple[str, int, pa.RecordBatch]
 
 
 class StageReader:
-    """Iterator of (channel, sequence, RecordBatch): all of a lower stage before anything of a higher one, each once. It
-    waits while no batch has come, and ends after the last channel's end.
+    """Iterator of (channel, sequence, RecordBatch). It returns each batch once, and all batches of a lower stage before
+    any of a higher one. It waits for the next batch, and ends after the last channel's end.
 
-    Call `ack` once all that was given out is covered by the consumer's durable state. Close it, or use it in a `with`
-    block; `close` may come from another thread, and ends the iteration. One thread iterates.
+    Call `ack` when the consumer's durable state covers all returned batches. Close it, or use it in a `with` block;
+    another thread may call `close`, which ends the iteration. One thread iterates.
     """
 
     def __init__(
         self,
-        open_line: Callable[[], ClientLine],
+        open_stream: Callable[[], ClientLine],
         acknowledge: Callable[[Cursor], None],
         hello: Mapping[str, Any],
         patience_s: float,
     ) -> None:
-        self._open_line = open_line
+        self._open_stream = open_stream
         self._acknowledge = acknowledge
         self._hello = {**hello, "mail": uuid.uuid4().hex}
-        self._lines = 0
+        self._stream_count = 0
         self._patience_s = patience_s
         self._changed = threading.Condition()
         self._gate: StageGate | None = None
         self._ready: deque[tuple[str, int, pa.RecordBatch, int]] = deque()
-        self._here = 0  # bytes that wait to be taken
-        self._owed = 0  # bytes that were taken, and the server does not know
-        self._given: dict[str, int] = {}
-        self._line: ClientLine | None = None
-        self._heard_s = monotonic_s()
-        self._down = Deadline.after(patience_s)
+        self._ready_bytes = 0
+        self._unsent_credit = 0  # bytes that the consumer has taken and the server does not know of
+        self._delivered: dict[str, int] = {}  # channel -> the next sequence
+        self._stream: ClientLine | None = None
+        self._received_s = monotonic_s()  # time of the last message of the server
+        self._retry_until = Deadline.after(patience_s)
         self._error: EpochlogError | None = None
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="epochlog-mail", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="epochlog-stage-reader", daemon=True)
         self._thread.start()
 
     def begin(self) -> None:
         """Wait until the server has accepted this incarnation. Raises the server's refusal, or ServerUnavailable."""
         with self._changed:
             while self._gate is None:
-                self._look()
+                self._check()
                 self._changed.wait(0.2)
 
     # ---- for users -----------------------------------------------------------------------------------------------
@@ -83,77 +83,77 @@ class StageReader:
         return self
 
     def __next__(self) -> Delivery:
-        found = self.poll(None)
-        if found is None:
+        delivery = self.poll(None)
+        if delivery is None:
             raise StopIteration
-        return found
+        return delivery
 
     def poll(self, timeout: float | timedelta | None = 0) -> Delivery | None:
-        """Return the next delivery; None when none has come in time, or there will be none.
+        """Return the next delivery; None after the timeout, or after the end of all channels.
 
-        timeout: seconds or a timedelta; None waits for as long as producers take. Raises Fenced once another
-        incarnation has come, Corrupt for a damaged or missing file, QueryNotFound once the query was dropped,
-        ServerUnavailable when the server is away for longer than the client's timeout.
+        timeout: seconds or a timedelta; None waits without a limit. Raises Fenced after another incarnation has claimed
+        the consumer, Corrupt for a damaged or missing file, QueryNotFound after the query was dropped,
+        ServerUnavailable when the server is unreachable for longer than the client's timeout.
         """
         deadline = None if timeout is None else Deadline.after(timeout)
         with self._changed:
             while not self._ready:
                 if self._closed or self.done:
                     return None
-                self._look()
+                self._check()
                 if deadline is not None and deadline.passed:
                     return None
                 self._changed.wait(1.0 if deadline is None else min(1.0, deadline.left_s))
             name, seq, batch, size = self._ready.popleft()
-            self._here -= size
-            self._owed += size
-            self._given[name] = seq + 1
-            line, owed = self._line, self._owed
-            if line is None or (self._ready and owed < WINDOW // 8):
+            self._ready_bytes -= size
+            self._unsent_credit += size
+            self._delivered[name] = seq + 1
+            stream, credit = self._stream, self._unsent_credit
+            if stream is None or (self._ready and credit < WINDOW // 8):
                 return name, seq, batch
-            self._owed = 0
-        line.send(messages.pack(bytes=owed))
+            self._unsent_credit = 0
+        stream.send(messages.pack(bytes=credit))
         return name, seq, batch
 
     @property
     def done(self) -> bool:
-        """Return True if all channels have ended and all of their batches were given out."""
+        """Return True if all channels have ended and all of their batches were delivered."""
         return self._gate is not None and self._gate.done and not self._ready
 
     @property
     def cursor(self) -> dict[str, int]:
-        """Return the next sequence that will be given out of each channel."""
+        """Return the next sequence of each channel: {channel: sequence}."""
         with self._changed:
-            return dict(self._given)
+            return dict(self._delivered)
 
     def ack(self, cursor: Cursor | None = None) -> None:
-        """Acknowledge that the consumer's durable state covers all batches given out so far, or all below `cursor`
+        """Acknowledge that the consumer's durable state covers all delivered batches, or all below `cursor`
         ({channel: next sequence}).
 
         Durable on return; batches that every consumer has acknowledged are deleted. The acknowledged cursor never goes
-        back. Raises Fenced once another incarnation has come, InvalidInput beyond the batches given out,
-        ServerUnavailable.
+        back. Raises Fenced after another incarnation has claimed the consumer, InvalidInput beyond the delivered
+        batches, ServerUnavailable.
         """
         with self._changed:
             if isinstance(self._error, Fenced):
                 raise self._error
-            given = dict(self._given)
+            delivered = dict(self._delivered)
         for name, seq in (cursor or {}).items():
-            if seq > given.get(name, seq):
+            if seq > delivered.get(name, seq):
                 raise InvalidInput(
-                    f"channel {name!r}: sequences below {given[name]} were given out here, so {seq} cannot be covered; "
-                    "acknowledge what was given out, no more"
+                    f"channel {name!r}: cursor {seq} is beyond the delivered sequences, which are below "
+                    f"{delivered[name]}; acknowledge only batches that were delivered"
                 )
-        self._acknowledge(given if cursor is None else cursor)
+        self._acknowledge(delivered if cursor is None else cursor)
 
     def close(self) -> None:
         """End the iteration; a second call does nothing."""
         with self._changed:
             self._closed = True
-            line = self._line
+            stream = self._stream
             self._changed.notify_all()
-        if line is not None:
-            line.abort()
+        if stream is not None:
+            stream.abort()
         if self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -166,31 +166,32 @@ class StageReader:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<epochlog mail of {self._hello['consumer']!r}, incarnation {self._hello['incarnation']}: {self._gate}>"
+        consumer, incarnation = self._hello["consumer"], self._hello["incarnation"]
+        return f"<epochlog StageReader of {consumer!r}, incarnation {incarnation}: {self._gate}>"
 
-    # ---- the line ------------------------------------------------------------------------------------------------
+    # ---- the stream ----------------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
-        """Raise the error that has ended the reader, and cut a silent line; the caller holds the lock."""
+    def _check(self) -> None:
+        """Raise the error that has ended the reader, and abort a silent stream; the caller holds the lock."""
         if self._error is not None:
             raise self._error
-        if self._line is not None and monotonic_s() - self._heard_s > SILENT_S:
-            self._line.abort()
+        if self._stream is not None and monotonic_s() - self._received_s > SILENT_S:
+            self._stream.abort()
 
     def _run(self) -> None:
         failures = 0
         while not self._closed and not (self._gate is not None and self._gate.done):
             reason: Exception | None = None
             try:
-                line = self._open_line()
-                if self._keep(line):
+                stream = self._open_stream()
+                if self._read_stream(stream):
                     failures = 0
-                reason = line.reason
+                reason = stream.reason
             except EpochlogError as error:
                 reason = error
             failures += 1
             with self._changed:
-                self._line = None
+                self._stream = None
                 if isinstance(reason, EpochlogError) and self._is_final(reason):
                     self._error = reason
                 self._changed.notify_all()
@@ -199,70 +200,71 @@ class StageReader:
                 self._changed.wait_for(lambda: self._closed, BACKOFF.delay_s(failures))
 
     def _is_final(self, reason: EpochlogError) -> bool:
-        again = type(reason) is EpochlogError or type(reason).__name__ in RETRIED
-        return not again or self._down.passed
+        retried = type(reason) is EpochlogError or type(reason).__name__ in RETRIED
+        return not retried or self._retry_until.passed
 
-    def _keep(self, line: ClientLine) -> bool:
-        """Read a line until it ends; return True if the server had accepted this incarnation on it."""
+    def _read_stream(self, stream: ClientLine) -> bool:
+        """Read a stream until it ends; return True if the server has accepted this incarnation on it."""
         with self._changed:
             cursor = self._hello["cursor"] if self._gate is None else self._gate.cursor
-            self._owed, self._line, self._heard_s = 0, line, monotonic_s()
-            self._lines += 1
-            now = {"cursor": cursor, "window": max(0, WINDOW - self._here), "line": self._lines}
-            line.send(messages.pack(**{**self._hello, **now}))
+            self._unsent_credit, self._stream, self._received_s = 0, stream, monotonic_s()
+            self._stream_count += 1
+            state = {"cursor": cursor, "window": max(0, WINDOW - self._ready_bytes), "line": self._stream_count}
+            stream.send(messages.pack(**{**self._hello, **state}))
             if self._closed:
-                line.abort()
-        taken = False
+                stream.abort()
+        accepted = False
         try:
-            while (parcel := line.read_frame()) is not None:
-                taken = self._take(parcel) or taken
+            while (frame := stream.read_frame()) is not None:
+                accepted = self._handle_frame(frame) or accepted
                 if self._gate is not None and self._gate.done:
                     break
-        except EpochlogError as error:  # a message that is none, or damage
-            line.reason = error
+        except EpochlogError as error:  # an invalid message, or damage
+            stream.reason = error
         finally:
-            if line.reason is None:
-                line.reason = ServerUnavailable(f"{line.peer} has ended the line; is `epochlog serve` running?")
-            line.close()
-        return taken
+            if stream.reason is None:
+                stream.reason = ServerUnavailable(f"{stream.peer} has ended the stream; is `epochlog serve` running?")
+            stream.close()
+        return accepted
 
-    def _take(self, parcel: Frame) -> bool:
-        """Take in one message; return True if it says that the server has accepted this incarnation."""
-        letter = messages.decode_reader_message(parcel.message or b"")
-        kind, batch, size = letter["kind"], None, 0
+    def _handle_frame(self, frame: Frame) -> bool:
+        """Handle one message; return True for the message by which the server accepts this incarnation."""
+        message = messages.decode_reader_message(frame.message or b"")
+        kind, batch, size = message["kind"], None, 0
         if kind == "damaged":
-            raise Corrupt(letter["path"], letter["what"])
+            raise Corrupt(message["path"], message["what"])
         if kind == "refused":
-            raise messages.error_from_fields(letter["error"], letter["text"])
+            raise messages.error_from_fields(message["error"], message["text"])
         if kind == "item":
-            data = messages.file_from_rows(parcel.rows)
-            batch, size = _checked(data, letter), data.size
+            data = messages.file_from_rows(frame.rows)
+            batch, size = _decode_checked(data, message), data.size
         with self._changed:
-            self._heard_s = monotonic_s()
+            self._received_s = monotonic_s()
             if kind != "started":
-                self._down = Deadline.after(self._patience_s)
+                self._retry_until = Deadline.after(self._patience_s)
             if kind == "started" and self._gate is None:
-                self._gate = StageGate(letter["stages"], letter["cursor"])
-                self._given = dict(letter["cursor"])
+                self._gate = StageGate(message["stages"], message["cursor"])
+                self._delivered = dict(message["cursor"])
             gate = self._gate
             if gate is None:
-                raise BadMessage("the server sends before it has begun")
+                raise BadMessage("the server sends a message before the first one, `started`")
             if kind == "ended":
-                gate.end(letter["channel"], letter["last"])
+                gate.end(message["channel"], message["last"])
             elif batch is not None:
-                gate.offer(letter["channel"], letter["seq"], (batch, size), digest=letter["crc32"])
-            for name, seq, (found, length) in gate.take():
-                self._ready.append((name, seq, found, length))
-                self._here += length
+                gate.offer(message["channel"], message["seq"], (batch, size), digest=message["crc32"])
+            for name, seq, (released, length) in gate.take():
+                self._ready.append((name, seq, released, length))
+                self._ready_bytes += length
             self._changed.notify_all()
         return kind == "started"
 
 
-def _checked(data: pa.Buffer, letter: messages.Fields) -> pa.RecordBatch:
-    found = zlib.crc32(data)
-    if found != letter["crc32"]:
-        raise Corrupt(letter["path"], f"its checksum is {found:08x}, not {letter['crc32']:08x}")
+def _decode_checked(data: pa.Buffer, message: messages.Fields) -> pa.RecordBatch:
+    """Compare the file's checksum with its message, and decode its batch. Raises Corrupt."""
+    checksum = zlib.crc32(data)
+    if checksum != message["crc32"]:
+        raise Corrupt(message["path"], f"its checksum is {checksum:08x}, not {message['crc32']:08x}")
     try:
         return decode_batch(data, aligned=True)
     except (pa.ArrowException, OSError, MemoryError, ValueError) as error:
-        raise undecodable(letter["path"], error) from None
+        raise undecodable(message["path"], error) from None

@@ -1,8 +1,7 @@
-"""Producer's side of one channel: batches on their way to the server, sent again until each has its answer.
+"""Producer's side of one channel: sends batches to the server, and sends them again until each has its answer.
 
-Two threads keep the line: one sends, one reads answers and opens the line again when it was cut. Batches without an
-answer are sent again then, in order; the server recognizes those that it has. So an answer that is lost doubles
-nothing.
+One thread sends; another reads answers and reopens the stream after it was aborted. Unanswered batches are then sent
+again, in order. The server recognizes a repeated batch, so a lost answer does not duplicate it.
 """
 
 from __future__ import annotations
@@ -22,19 +21,20 @@ from epochlog.store.env.clock import Deadline, monotonic_s
 from . import messages
 
 WINDOW = 48 << 20
-"""Bytes on their way: then a push waits for answers."""
+"""Unanswered bytes above which a push waits for answers."""
 SILENT_S = 10.0
-"""After so long without a word of the server, while it owes one, its line is given up."""
+"""Seconds without a message of the server after which its stream is aborted, while answers are due."""
 BACKOFF = Backoff(first_s=0.02, limit_s=1.0)
-"""Delays before a line is opened, or a call is made, again."""
-AGAIN_S = 0.1
+"""Delays before a stream is reopened, or a call is repeated."""
+RESEND_S = 0.1
+"""Delay before a push is sent again after a temporary error."""
 RETRIED = ("CatalogUnavailable", "OutcomeUnknown", "StoreClosed", "ServerUnavailable", "SegmentUnknown", "ReadFailed")
-"""Answers after which the same may be asked again."""
+"""Errors after which a call is repeated."""
 
 
 @dataclass(slots=True)
 class Sent:
-    """Batch on its way. awaited: the caller of its push waits for it. error: the server's refusal."""
+    """Batch without an answer. awaited: the caller of its push waits for the answer. error: the server's refusal."""
 
     message: bytes
     rows: pa.RecordBatch
@@ -45,24 +45,22 @@ class Sent:
 
 
 class Pusher:
-    """Sender of the pushes of one channel. Any number of threads may push; batches are sent in the order of the
-    calls.
-    """
+    """Sender of the pushes of one channel. Any number of threads may push; batches are sent in order of the calls."""
 
-    def __init__(self, open_line: Callable[[], ClientLine], query: str, location: str) -> None:
-        self._open_line = open_line
+    def __init__(self, open_stream: Callable[[], ClientLine], query: str, location: str) -> None:
+        self._open_stream = open_stream
         self._query = query
         self._location = location
         self._changed = threading.Condition()
-        self._waiting: dict[int, Sent] = {}  # by number, in order
-        self._bytes = 0
-        self._numbers = 0
-        self._line: ClientLine | None = None
-        self._queue: deque[int] = deque()  # numbers, in the order in which they are sent on this line
-        self._later: deque[tuple[float, int]] = deque()  # when they are to be sent again
-        self._heard_s = 0.0
-        self._trouble: EpochlogError | None = None
-        self._failed: EpochlogError | None = None  # of a push that nobody waits for
+        self._unanswered: dict[int, Sent] = {}  # by number, in order
+        self._unanswered_bytes = 0
+        self._last_number = 0
+        self._stream: ClientLine | None = None
+        self._to_send: deque[int] = deque()  # numbers, in the order of sending on this stream
+        self._to_resend: deque[tuple[float, int]] = deque()  # (time, number)
+        self._received_s = 0.0  # time of the last message of the server
+        self._last_error: EpochlogError | None = None
+        self._unreported: EpochlogError | None = None  # refusal of a push whose caller did not wait
         self._closed = False
         self._threads = [
             threading.Thread(target=self._read_all, name="epochlog-push-reads", daemon=True),
@@ -72,42 +70,42 @@ class Pusher:
             thread.start()
 
     def push(self, message: Callable[[int], bytes], rows: pa.RecordBatch, deadline: Deadline, *, wait: bool) -> None:
-        """Send a batch's file, with the message that `message` makes for its number. Raises the server's refusal, or
+        """Send a batch's file with its message, which `message` builds for a number. Raises the server's refusal, or
         ServerUnavailable.
         """
         with self._changed:
-            self._raise_failed()
-            self._wait(lambda: not self._waiting or self._bytes + rows.num_rows <= WINDOW, deadline)
-            self._numbers += 1
-            number = self._numbers
+            self._raise_unreported()
+            self._wait(lambda: not self._unanswered or self._unanswered_bytes + rows.num_rows <= WINDOW, deadline)
+            self._last_number += 1
+            number = self._last_number
             sent = Sent(message(number), rows, deadline, wait)
-            self._waiting[number] = sent
-            self._queue.append(number)
-            self._bytes += rows.num_rows
+            self._unanswered[number] = sent
+            self._to_send.append(number)
+            self._unanswered_bytes += rows.num_rows
             self._changed.notify_all()
             if not wait:
                 return
             try:
                 self._wait(lambda: sent.done, deadline)
             finally:
-                self._forget(number)
+                self._remove(number)
             if sent.error is not None:
                 raise sent.error
 
     def flush(self, deadline: Deadline) -> None:
         """Wait until every batch has its answer. Raises the first refusal."""
         with self._changed:
-            self._wait(lambda: not self._waiting, deadline)
-            self._raise_failed()
+            self._wait(lambda: not self._unanswered, deadline)
+            self._raise_unreported()
 
     def close(self) -> None:
-        """Close the line and give up the batches that have no answer."""
+        """Close the stream and give up the unanswered batches."""
         with self._changed:
             self._closed = True
-            line = self._line
+            stream = self._stream
             self._changed.notify_all()
-        if line is not None:
-            line.abort()
+        if stream is not None:
+            stream.abort()
         for thread in self._threads:
             thread.join()
 
@@ -116,44 +114,42 @@ class Pusher:
     def _wait(self, until: Callable[[], bool], deadline: Deadline) -> None:
         while not until():
             if self._closed:
-                raise ServerUnavailable("this client was closed; make another")
+                raise ServerUnavailable("this client is closed; open another one")
             if deadline.passed:
-                raise self._trouble or ServerUnavailable(
-                    f"{self._location} did not answer in time; the batch may have been kept, and may be pushed again"
+                raise self._last_error or ServerUnavailable(
+                    f"{self._location} did not answer in time; the batch may have been stored, and may be pushed again"
                 )
-            if self._line is not None and monotonic_s() - self._heard_s > SILENT_S:
-                self._line.abort()
+            if self._stream is not None and monotonic_s() - self._received_s > SILENT_S:
+                self._stream.abort()
             self._changed.wait(min(deadline.left_s, 1.0))
 
-    def _raise_failed(self) -> None:
-        error, self._failed = self._failed, None
+    def _raise_unreported(self) -> None:
+        error, self._unreported = self._unreported, None
         if error is not None:
             raise error
 
     def _refuse(self, sent: Sent, error: EpochlogError) -> None:
-        """Record a refusal. The caller that waits for the push raises it; if none waits, the next push or flush
-        does.
-        """
+        """Record a refusal. The push raises it if its caller waits; otherwise the next push or flush raises it."""
         sent.error = error
         if not sent.awaited:
-            self._failed = self._failed or error
+            self._unreported = self._unreported or error
 
-    def _forget(self, number: int) -> Sent | None:
-        sent = self._waiting.pop(number, None)
+    def _remove(self, number: int) -> Sent | None:
+        sent = self._unanswered.pop(number, None)
         if sent is not None:
-            self._bytes -= sent.rows.num_rows
+            self._unanswered_bytes -= sent.rows.num_rows
             self._changed.notify_all()
         return sent
 
-    def _unsent(self) -> Sent | None:
-        """Return the next batch for the line, still in its queue."""
-        while self._later and self._later[0][0] <= monotonic_s():
-            self._queue.append(self._later.popleft()[1])
-        while self._line is not None and self._queue:
-            sent = self._waiting.get(self._queue[0])
+    def _next_to_send(self) -> Sent | None:
+        """Return the next batch to send, and leave it in the queue; None if there is none."""
+        while self._to_resend and self._to_resend[0][0] <= monotonic_s():
+            self._to_send.append(self._to_resend.popleft()[1])
+        while self._stream is not None and self._to_send:
+            sent = self._unanswered.get(self._to_send[0])
             if sent is not None:
                 return sent
-            self._queue.popleft()  # nobody waits for it any more
+            self._to_send.popleft()  # answered or given up
         return None
 
     # ---- threads -------------------------------------------------------------------------------------------------
@@ -161,90 +157,90 @@ class Pusher:
     def _send_all(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._unsent() is not None, 0.2)
-                sent, line = self._unsent(), self._line
+                self._changed.wait_for(lambda: self._closed or self._next_to_send() is not None, 0.2)
+                sent, stream = self._next_to_send(), self._stream
                 if self._closed:
                     return
-                if sent is None or line is None:
+                if sent is None or stream is None:
                     continue
-                self._queue.popleft()
-            line.send_rows(sent.rows, sent.message)
+                self._to_send.popleft()
+            stream.send_rows(sent.rows, sent.message)
 
     def _read_all(self) -> None:
         failures = 0
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._waiting)
+                self._changed.wait_for(lambda: self._closed or self._unanswered)
                 if self._closed:
                     return
             try:
-                line = self._open_line()
+                stream = self._open_stream()
             except EpochlogError as error:
-                self._in_trouble(error)
+                self._handle_error(error)
             else:
-                if self._keep(line):
+                if self._read_answers(stream):
                     failures = 0
             failures += 1
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, BACKOFF.delay_s(failures))
 
-    def _keep(self, line: ClientLine) -> bool:
-        """Read answers until the line ends; return True if there was any."""
-        heard = False
-        line.begin(messages.FILE_SCHEMA)
-        line.send(messages.pack(query=self._query))
+    def _read_answers(self, stream: ClientLine) -> bool:
+        """Read answers until the stream ends; return True if there was an answer."""
+        answered = False
+        stream.begin(messages.FILE_SCHEMA)
+        stream.send(messages.pack(query=self._query))
         with self._changed:
-            self._line, self._heard_s = line, monotonic_s()
-            self._queue, self._later = deque(self._waiting), deque()
+            self._stream, self._received_s = stream, monotonic_s()
+            self._to_send, self._to_resend = deque(self._unanswered), deque()
             if self._closed:
-                line.abort()
+                stream.abort()
             self._changed.notify_all()
         try:
-            while (message := line.read()) is not None:
-                self._take(messages.unpack(message, messages.ANSWER))
-                heard = True
+            while (message := stream.read()) is not None:
+                self._handle_answer(messages.unpack(message, messages.ANSWER))
+                answered = True
         except BadMessage as error:
-            line.reason = error
+            stream.reason = error
         with self._changed:
-            self._line = None
-        if isinstance(line.reason, EpochlogError):
-            self._in_trouble(line.reason)
-        line.close()
-        return heard
+            self._stream = None
+        if isinstance(stream.reason, EpochlogError):
+            self._handle_error(stream.reason)
+        stream.close()
+        return answered
 
-    def _take(self, answer: messages.Fields) -> None:
+    def _handle_answer(self, answer: messages.Fields) -> None:
         with self._changed:
-            self._heard_s = monotonic_s()
-            self._trouble = None
-            sent = self._waiting.get(answer["id"])
+            self._received_s = monotonic_s()
+            self._last_error = None
+            sent = self._unanswered.get(answer["id"])
             if sent is None:
                 return
             if not answer["final"]:
-                self._trouble = messages.error_from_fields(answer["error"] or "", answer["text"] or "")
+                self._last_error = messages.error_from_fields(answer["error"] or "", answer["text"] or "")
                 return
             if answer["error"] in RETRIED and not sent.deadline.passed:
-                self._later.append((monotonic_s() + AGAIN_S, answer["id"]))
-                self._trouble = messages.error_from_fields(answer["error"], answer["text"] or "")
+                self._to_resend.append((monotonic_s() + RESEND_S, answer["id"]))
+                self._last_error = messages.error_from_fields(answer["error"], answer["text"] or "")
                 return
-            self._forget(answer["id"])
+            self._remove(answer["id"])
             sent.done = True
             if answer["error"] is not None:
                 self._refuse(sent, messages.error_from_fields(answer["error"], answer["text"] or ""))
             self._changed.notify_all()
 
-    def _in_trouble(self, error: EpochlogError) -> None:
-        """Record a line's error. A final one ends every waiting batch; after another one the line is opened again, and
-        only batches past their deadlines are refused.
+    def _handle_error(self, error: EpochlogError) -> None:
+        """Record a stream's error. A final error refuses every unanswered batch. After a temporary error the stream is
+        reopened, and only batches past their deadlines are refused.
         """
         with self._changed:
-            self._trouble = error
-            for number, sent in list(self._waiting.items()):
+            self._last_error = error
+            for number, sent in list(self._unanswered.items()):
                 if type(error).__name__ not in RETRIED and type(error) is not EpochlogError:
                     self._refuse(sent, error)
                 elif sent.deadline.passed:
                     self._refuse(sent, ServerUnavailable(f"{self._location} did not answer in time"))
                 else:
                     continue
-                self._forget(number)
+                self._remove(number)
                 sent.done = True
             self._changed.notify_all()

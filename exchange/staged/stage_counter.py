@@ -1,4 +1,4 @@
-"""Interface of a stage counter that is kept outside the catalog, beside a copy of the end marks."""
+"""Interface of a copy of the end marks outside the catalog, which computes the stage counter."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from .state import Stages
 
 
 class Marks(Protocol):
-    """Copy of queries' end marks outside the catalog, with a stage counter computed there. The catalog has each mark
-    first.
-    """
+    """Copy of the end marks of queries outside the catalog, with a stage counter. The catalog records marks first."""
 
     def declare(self, query: str, stages: Stages) -> None: ...
 
     def end(self, query: str) -> None:
-        """Copy the marks of a query of which a channel may have passed."""
+        """Copy the marks of a query after one of its channels may have passed."""
         ...
 
     def stage(self, query: str) -> int:
-        """Return the lowest stage with a channel that has not passed, one past the highest when all have."""
+        """Return the lowest stage with a channel that has not passed; the highest plus one when all have."""
         ...
 
     def drop(self, query: str) -> None: ...

@@ -1,10 +1,9 @@
-"""Redis copy of a store's end marks and stage counters: the marks come from the catalog, a script on Redis counts them.
+"""Redis copy of a store's end marks and stage counters, written from the catalog and counted by a script on Redis.
 
-The mark of a channel is copied once the channel has passed: all up to its end was pushed.
-The catalog's end marks are the truth, and every producer's end is there before anything here hears of it. The counter
-is a function of them: it says who may start, and is advice, so it may lag and must never be ahead. What Redis holds is
-a copy for those who ask it: each answer of it is compared with what was written last, and a copy that is gone, went
-back, or was changed is made again from the catalog, never from nothing. While Redis is away the catalog answers.
+The mark of a channel is copied after the channel has passed: all sequences up to its end mark were pushed. The catalog
+has every end mark before Redis does, and is authoritative. The counter is a function of the marks. It is advice for
+starting producers, so it may lag and is never ahead. Each answer of Redis is compared with the last write; a copy that
+is lost, older, or changed is rewritten from the catalog. While Redis is unreachable, the catalog answers.
 """
 
 from __future__ import annotations
@@ -25,32 +24,33 @@ from epochlog.store.env.backoff import Backoff
 from epochlog.store.env.clock import Deadline
 from epochlog.store.session.handle import Handle
 
-from .stage_counter_scripts import CHANGED, EARLIER, KEPT, LATE, LOST, MISCOUNTED, NEWER, Writing, keep
+from .stage_counter_scripts import CHANGED, EARLIER, KEPT, LATE, LOST, MISCOUNTED, NEWER, Writing, write_marks
 from .transactions import find_channel, find_query
 
 _log = logging.getLogger("epochlog")
 
 SERVER_KEY = b"meta/exchange"
-"""The catalog's record of the newest server that keeps marks in a coordinator."""
+"""Catalog record of the newest server that writes marks to a coordinator, the Redis server."""
 ANSWER_S = 2.0
-"""How long one call waits for Redis, unless the URL says otherwise."""
+"""Default timeout of one call of Redis; the URL can set another."""
 BACKOFF = Backoff(first_s=0.5, limit_s=10.0)
-"""Delays after which a Redis server that failed is called again."""
-_MOST_CUTS = 8
-_NOTICED = {
-    LOST: "it holds nothing",
-    EARLIER: "it went back to what was written before",
-    CHANGED: "it holds other marks than were written last",
-    MISCOUNTED: "its counter is not what its marks give",
-    LATE: "it holds what was never written",
-    NEWER: "it names a newer server, and there is none",
+"""Delays after failures of Redis before the next call."""
+_MAX_CANDIDATES = 8
+"""Digests of marks that Redis may hold after lost answers."""
+_DEVIATIONS = {
+    LOST: "it has lost the marks",
+    EARLIER: "it holds an earlier state",
+    CHANGED: "it holds marks that differ from the last write",
+    MISCOUNTED: "its counter differs from its marks",
+    LATE: "it holds a write that this server did not make",
+    NEWER: "it names a newer server, which the catalog does not know",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class EndMark:
-    """End of a channel that has passed: the attempt, the last sequence (-1: the channel is empty), and the number of
-    rows.
+    """End mark of a channel that has passed: its attempt, its last sequence (-1: the channel is empty), and its number
+    of rows.
     """
 
     attempt: int
@@ -66,8 +66,8 @@ _OPEN = [0, -1, -1, -1]
 
 @dataclass(frozen=True, slots=True)
 class EndMarks:
-    """End marks of one query from one state of the catalog: the channels of each stage, and those of them that have
-    passed.
+    """End marks of one query from one state of the catalog. stages: the channels of each stage; passed: the end marks
+    of the channels that have passed.
     """
 
     stages: Mapping[int, tuple[str, ...]]
@@ -79,7 +79,7 @@ class EndMarks:
         return stage_counter(self.stages, self.passed)
 
     def packed(self) -> bytes:
-        """Encode the marks; equal marks give equal bytes, and no declared channel gives b""."""
+        """Encode the marks; equal marks give equal bytes, and a query without channels gives b""."""
         marks = [
             [stage, *(self.passed[channel].packed() if channel in self.passed else _OPEN), channel]
             for stage in sorted(self.stages)
@@ -90,15 +90,19 @@ class EndMarks:
         return packed
 
 
-Truth = Callable[[str], EndMarks]
-"""Reads a query's end marks from the catalog, or raises QueryNotFound."""
+ReadMarks = Callable[[str], EndMarks]
+"""Function that reads a query's end marks from the catalog, or raises QueryNotFound."""
 
 
 def end_marks(view: View, name: str) -> EndMarks:
-    """Read the end marks of a query's channels that have passed from the catalog. Raises QueryNotFound."""
+    """Read from the catalog the end marks of a query's channels that have passed. Raises QueryNotFound."""
     query = find_query(view, name)
-    passed = [find_channel(view, query, channel) for channel in query.passed]
-    marks = {one.name: EndMark(one.attempt, one.last, one.rows_told) for one in passed if one.last is not None}
+    channels = [find_channel(view, query, passed) for passed in query.passed]
+    marks = {
+        channel.name: EndMark(channel.attempt, channel.last, channel.rows_told)
+        for channel in channels
+        if channel.last is not None
+    }
     return EndMarks(query.stages, marks)
 
 
@@ -111,48 +115,50 @@ def coordinated(url: str, handle: Handle) -> RedisMarks:
 class RedisMarks:
     """Copy of the end marks on a Redis server, which computes the stage counter.
 
-    Only a call of `stage` waits for Redis, for `ANSWER_S` at the most: the other writes are the work of one thread,
-    which retries those that failed.
+    Only `stage` waits for Redis, for at most `ANSWER_S`. One thread does all other writes, and repeats failed ones.
     """
 
-    def __init__(self, url: str, store_id: str, catalog: Catalog, truth: Truth) -> None:
-        """Begin a copy under a new incarnation. Raises InvalidInput for an invalid URL; Redis is first called later."""
+    def __init__(self, url: str, store_id: str, catalog: Catalog, read_marks: ReadMarks) -> None:
+        """Begin a copy under a new incarnation; call Redis later. Raises InvalidInput for an invalid URL."""
         self._server = RedisServer(url, role="coordinator", timeout_s=ANSWER_S)
         self._store_id = store_id
         self._catalog = catalog
-        self._truth = truth
+        self._read_marks = read_marks
         self._incarnation = catalog.transact(_next_incarnation)
-        self._generation, self._turn, self._anew, self._fenced = 0, 0, True, False
-        self._held: dict[str, tuple[str, ...]] = {}  # query -> SHA-1 of each of the marks that Redis may hold of it
-        self._rest, self._failures = Deadline.after(0), 0
-        self._turns = threading.Lock()
+        self._generation, self._turn, self._clear_first, self._fenced = 0, 0, True, False
+        self._candidates: dict[str, tuple[str, ...]] = {}  # query -> SHA-1 of each of the marks that Redis may hold
+        self._retry_after, self._failures = Deadline.after(0), 0
+        self._write_lock = threading.Lock()
         self._changed = threading.Condition()
-        self._owed: dict[str, None] = {}
+        self._pending: dict[str, None] = {}  # queries to write, in order
         self._closing = False
         self.losses = 0
-        """How often something was noticed to be lost or changed, and made again."""
-        self._thread = threading.Thread(target=self._keep_up, name="epochlog-marks", daemon=True)
+        """Times that Redis had lost or changed the marks, and they were rewritten."""
+        self._thread = threading.Thread(target=self._write_pending, name="epochlog-marks", daemon=True)
         self._thread.start()
 
     def __repr__(self) -> str:
         return f"<RedisMarks {self._server.name} incarnation {self._incarnation}, {self.losses} losses>"
 
     def declare(self, query: str, stages: Mapping[int, tuple[str, ...]]) -> None:
-        self._owe([query])
+        self._enqueue([query])
 
     def end(self, query: str) -> None:
-        self._owe([query])
+        self._enqueue([query])
 
     def drop(self, query: str) -> None:
-        self._owe([query])
+        self._enqueue([query])
 
     def stage(self, query: str) -> int:
-        with self._turns:
-            known = self._truth(query)
-            counted = self._settle(query, known) if self._rest.passed else None
-        if counted is not None and counted != known.stage:
-            _log.error("coordinator %s counted %d where the marks give %d", self._server.name, counted, known.stage)
-        return known.stage
+        with self._write_lock:
+            marks = self._read_marks(query)
+            counted = self._write_checked(query, marks) if self._retry_after.passed else None
+        if counted is not None and counted != marks.stage:
+            _log.error(
+                "coordinator %s computed stage %d of query %s, and its marks give stage %d",
+                self._server.name, counted, query, marks.stage,
+            )  # fmt: skip
+        return marks.stage
 
     def close(self) -> None:
         with self._changed:
@@ -163,114 +169,112 @@ class RedisMarks:
 
     # ---- the thread --------------------------------------------------------------------------------------------------
 
-    def _owe(self, queries: list[str]) -> None:
-        if self._fenced:  # a newer server keeps them
+    def _enqueue(self, queries: list[str]) -> None:
+        if self._fenced:  # a newer server writes the marks
             return
         with self._changed:
-            self._owed.update(dict.fromkeys(queries))
+            self._pending.update(dict.fromkeys(queries))
             self._changed.notify()
 
-    def _keep_up(self) -> None:
+    def _write_pending(self) -> None:
         while True:
             with self._changed:
-                while not self._closing and (not self._owed or not self._rest.passed):
-                    self._changed.wait(self._rest.left_s if self._owed else None)
+                while not self._closing and (not self._pending or not self._retry_after.passed):
+                    self._changed.wait(self._retry_after.left_s if self._pending else None)
                 if self._closing:
                     return
-                owed, self._owed = list(self._owed), {}
-            for query in owed:
-                self._pay(query)
+                pending, self._pending = list(self._pending), {}
+            for query in pending:
+                self._write_or_requeue(query)
 
-    def _pay(self, query: str) -> None:
+    def _write_or_requeue(self, query: str) -> None:
         """Write the catalog's marks of a query to Redis; on failure queue the query again."""
         try:
-            with self._turns:
-                paid = self._settle(query, self._known(query)) if self._rest.passed else None
-        except EpochlogError as error:  # of the catalog: it may be better later
+            with self._write_lock:
+                counted = self._write_checked(query, self._marks_or_none(query)) if self._retry_after.passed else None
+        except EpochlogError as error:  # of the catalog, and perhaps temporary
             if not self._closing:
-                _log.warning("the marks of query %s were not read: %s", query, error)
-            self._put_off()
-            paid = None
-        if paid is None:
-            self._owe([query])
+                _log.warning("the end marks of query %s could not be read, and are read again: %s", query, error)
+            self._back_off()
+            counted = None
+        if counted is None:
+            self._enqueue([query])
 
-    def _known(self, query: str) -> EndMarks | None:
-        """Read a query's end marks; None once it was dropped, or its lease has ended."""
+    def _marks_or_none(self, query: str) -> EndMarks | None:
+        """Read a query's end marks; None after it was dropped, or its lease has ended."""
         try:
-            return self._truth(query)
+            return self._read_marks(query)
         except QueryNotFound:
             return None
 
-    # ---- one writing, under `_turns` ---------------------------------------------------------------------------------
+    # ---- one write, under `_write_lock` ------------------------------------------------------------------------------
 
-    def _settle(self, query: str, known: EndMarks | None) -> int | None:
-        """Write these marks to Redis and return the counter computed there; None if Redis could not be asked, or a
-        newer server keeps the marks.
+    def _write_checked(self, query: str, marks: EndMarks | None) -> int | None:
+        """Write these marks to Redis and return the counter computed there; None if Redis failed, or a newer server
+        writes the marks.
         """
-        marks = b"" if known is None else known.packed()
+        packed = b"" if marks is None else marks.packed()
         try:
-            found, counted = self._write(query, marks)
-            newest = self._incarnation if found == KEPT else self._catalog.read(_newest_incarnation)
-            if found != KEPT and newest == self._incarnation:
-                self._notice(found)
-                found, counted = self._write(query, marks, force=found in (NEWER, LATE))
+            outcome, counted = self._write(query, packed)
+            newest = self._incarnation if outcome == KEPT else self._catalog.read(_newest_incarnation)
+            if outcome != KEPT and newest == self._incarnation:
+                self._begin_generation(outcome)
+                outcome, counted = self._write(query, packed, force=outcome in (NEWER, LATE))
         except (NotSent, Cut, EpochlogError) as error:
-            self._away(error)
+            self._handle_failure(error)
             return None
-        if found != KEPT:
+        if outcome != KEPT:
             self._fenced = newest != self._incarnation
-            self._put_off()
+            self._back_off()
             return None
         self._failures = 0
         return counted
 
     def _write(self, query: str, marks: bytes, *, force: bool = False) -> tuple[int, int]:
-        """Run the script once. After a cut it may have run or not: Redis then holds these marks, or those from
-        before.
+        """Run the script once. If the answer is lost, Redis holds either these marks or one of the earlier
+        candidates.
         """
         self._turn += 1
-        before = self._held.get(query, ("",))
-        wanted = hashlib.sha1(marks, usedforsecurity=False).hexdigest() if marks else ""
-        writing = Writing(self._incarnation, self._generation, self._turn, query, marks, before, self._anew, force)
-        self._held[query] = tuple(dict.fromkeys((*before[-_MOST_CUTS:], wanted)))
-        found, counted = keep(self._server, self._store_id, writing)
-        if found == KEPT:
-            self._held[query], self._anew = (wanted,), False
+        before = self._candidates.get(query, ("",))
+        digest = hashlib.sha1(marks, usedforsecurity=False).hexdigest() if marks else ""
+        write = Writing(self._incarnation, self._generation, self._turn, query, marks, before, self._clear_first, force)
+        self._candidates[query] = tuple(dict.fromkeys((*before[-_MAX_CANDIDATES:], digest)))
+        outcome, counted = write_marks(self._server, self._store_id, write)
+        if outcome == KEPT:
+            self._candidates[query], self._clear_first = (digest,), False
             if not marks:
-                del self._held[query]
-        return found, counted
+                del self._candidates[query]
+        return outcome, counted
 
-    def _notice(self, found: int) -> None:
-        """Begin a new generation and queue every query to be written again, because Redis does not hold the marks
-        written last.
-        """
+    def _begin_generation(self, outcome: int) -> None:
+        """Begin a new generation and queue every query for a rewrite, because Redis lacks the last written marks."""
         self.losses += 1
         _log.warning(
-            "coordinator %s: %s; its marks are made again from the catalog", self._server.name, _NOTICED[found]
+            "coordinator %s: %s; its marks are rewritten from the catalog", self._server.name, _DEVIATIONS[outcome]
         )
-        self._owe(list(self._held))
-        self._held.clear()
-        self._generation, self._anew = self._generation + 1, True
+        self._enqueue(list(self._candidates))
+        self._candidates.clear()
+        self._generation, self._clear_first = self._generation + 1, True
 
-    def _away(self, error: Exception) -> None:
+    def _handle_failure(self, error: Exception) -> None:
         if not self._failures and not self._closing:
-            _log.warning("coordinator %s is away, the catalog answers: %s", self._server.name, error)
-        self._put_off()
+            _log.warning("coordinator %s is unreachable, and the catalog answers: %s", self._server.name, error)
+        self._back_off()
 
-    def _put_off(self) -> None:
+    def _back_off(self) -> None:
         self._failures += 1
-        self._rest = Deadline.after(BACKOFF.delay_s(self._failures))
+        self._retry_after = Deadline.after(BACKOFF.delay_s(self._failures))
 
 
 def _newest_incarnation(view: View) -> int:
     record = view.get(SERVER_KEY)
-    found = 0 if record is None else record.get("incarnation")
-    if type(found) is not int or not 0 <= found < 1 << 52:
-        raise Corrupt(f"catalog record {SERVER_KEY!r}", f"its incarnation is {found!r:.100}")
-    return found
+    incarnation = 0 if record is None else record.get("incarnation")
+    if type(incarnation) is not int or not 0 <= incarnation < 1 << 52:
+        raise Corrupt(f"catalog record {SERVER_KEY!r}", f"its incarnation is {incarnation!r:.100}")
+    return incarnation
 
 
 def _next_incarnation(tx: Txn) -> int:
-    found = _newest_incarnation(tx) + 1
-    tx.put(SERVER_KEY, {"incarnation": found})
-    return found
+    incarnation = _newest_incarnation(tx) + 1
+    tx.put(SERVER_KEY, {"incarnation": incarnation})
+    return incarnation

@@ -1,15 +1,16 @@
-"""Redis scripts of the end marks of staged queries: one script keeps a query's marks and computes its stage counter.
+"""Redis script that stores the end marks of a staged query and computes its stage counter.
 
 One hash per store, `epochlog:{<store id>}:marks`:
 
-    incarnation    the epochlog server whose marks these are: of two, the later one
-    generation     counts the times that server had to begin again, because what it had written was lost
-    m:<query>      its marks: msgpack of [stage, ended 0 | 1, attempt, last sequence, rows or -1, channel] per channel
-    t:<query>      which of that server's writings these are; a late, earlier one is refused
-    s:<query>      the stage counter: the lowest stage that lacks an end; one past the highest when none does
+    incarnation    number of the epochlog server that writes the marks; the newest server replaces earlier ones
+    generation     number of times that this server has rewritten all marks after a loss
+    m:<query>      the query's marks: msgpack of [stage, ended 0 | 1, attempt, last sequence, rows or -1, channel] per
+                   channel
+    t:<query>      number of the server's write; the script refuses an earlier write that arrives late
+    s:<query>      the stage counter: the lowest stage that lacks an end mark; the highest plus one when none does
 
-It is a copy: the marks that count are in the catalog. So every answer says whether the hash still held what was written
-last, and a hash that has lost something is thrown away whole.
+The hash is a copy; the catalog's marks are authoritative. So every answer reports a hash that differs from the last
+write, and a hash that has lost marks is deleted as a whole.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from epochlog.store.catalog.redis.client import RedisServer
 from epochlog.store.catalog.redis.scripts import Script
 
 KEPT, LOST, EARLIER, NEWER, CHANGED, MISCOUNTED, LATE = range(7)
-"""Held as it was written last; nothing is there; what is there was written before, or by a newer server; marks are
-other ones, or missing; the counter is not what the marks give; this writing is older than what is there."""
+"""Outcomes, by the state of the hash before the write: KEPT: as of the last write. LOST: empty. EARLIER: of an earlier
+server or generation. NEWER: of a newer server. CHANGED: marks are missing or differ. MISCOUNTED: the counter differs
+from the marks. LATE: of a later write than this one."""
 
 _KEEP = """
 local KEPT, LOST, EARLIER, NEWER, CHANGED, MISCOUNTED, LATE = 0, 1, 2, 3, 4, 5, 6
@@ -69,8 +71,9 @@ KEEP = Script("keep marks", _KEEP.encode())
 class Writing:
     """Write of one query's marks by one server.
 
-    before: SHA-1 of each of the marks that may be there now ("" for none): more than one after a cut.
-    anew: throw away all that an earlier server or generation wrote. force: what a newer server wrote, too.
+    turn: number of the write. before: SHA-1 of each of the marks that the hash may hold ("" for none): several after a
+    lost answer. clear_first: delete the marks of earlier servers and generations first. force: also those of newer
+    servers.
     """
 
     incarnation: int
@@ -79,7 +82,7 @@ class Writing:
     query: str
     marks: bytes
     before: tuple[str, ...] = ("",)
-    anew: bool = False
+    clear_first: bool = False
     force: bool = False
 
 
@@ -87,16 +90,16 @@ def marks_key(store_id: str) -> bytes:
     return f"epochlog:{{{store_id}}}:marks".encode()
 
 
-def keep(server: RedisServer, store_id: str, writing: Writing) -> tuple[int, int]:
-    """Run the script once and return (KEPT or how the hash deviates, the counter computed there, if KEPT). Raises
-    NotSent or Cut when the call fails.
+def write_marks(server: RedisServer, store_id: str, write: Writing) -> tuple[int, int]:
+    """Run the script once and return its outcome, and the stage counter if the outcome is KEPT. Raises NotSent or Cut
+    when the call fails.
     """
-    anew = "force" if writing.force else "anew" if writing.anew else ""
-    arguments: list[Any] = [writing.incarnation, writing.generation, writing.turn, anew, writing.query.encode(),
-                            ",".join(writing.before), writing.marks]  # fmt: skip
+    mode = "force" if write.force else "anew" if write.clear_first else ""
+    arguments: list[Any] = [write.incarnation, write.generation, write.turn, mode, write.query.encode(),
+                            ",".join(write.before), write.marks]  # fmt: skip
     reply = server.run_once(KEEP, [marks_key(store_id)], arguments)
     if not all(isinstance(part, int) for part in reply) or not KEPT <= reply[0] <= LATE:
-        raise server.damaged("marks were answered with something else")
+        raise server.damaged("the answer to a write of end marks has an unknown form")
     if reply[0] == KEPT and len(reply) != 2:
-        raise server.damaged("marks were answered with no counter")
+        raise server.damaged("the answer to a write of end marks lacks the stage counter")
     return reply[0], reply[1] if len(reply) > 1 else 0

@@ -367,7 +367,7 @@ def test_what_was_let_go_of_is_said_to_be(tmp_path: Path) -> None:
             ex.consume("join", incarnation=2, cursor={"a": 1})
         with pytest.raises(el.SequenceReleased):
             ex.declare("late", {0: ["a"]})
-        with pytest.raises(el.InvalidInput, match="given out"):
+        with pytest.raises(el.InvalidInput, match="delivered"):
             mail.ack({"a": 9})
         mail.ack({"a": 1})  # never backwards
         assert ex.consume("join", incarnation=3).cursor == {"a": 2}
@@ -457,11 +457,11 @@ def test_a_consumer_that_takes_nothing_is_sent_no_more_than_its_window(
             ex.push("a", 0, seq, big("a", seq), wait=False)
         ex.end("a", 29)
         mail = ex.consume("join", incarnation=1)
-        wait_until(lambda: mail._here > size - BIG)
-        most, found = mail._here, []
+        wait_until(lambda: mail._ready_bytes > size - BIG)
+        most, found = mail._ready_bytes, []
         for _ in range(30):
             found += taken(mail, 1)
-            most = max(most, mail._here)
+            most = max(most, mail._ready_bytes)
         assert found == run_of("a", range(30)) and mail.poll() is None
         assert most <= size + BIG, most
 
@@ -618,11 +618,11 @@ def test_what_was_not_given_out_cannot_be_acknowledged(tmp_path: Path) -> None:
         ex.push("build", -1, 0, batch("build", 0))
         with ex.consume("join", incarnation=1) as mail:
             assert taken(mail, 1) == [("build", 0)]
-            with pytest.raises(el.InvalidInput, match="given out"):
+            with pytest.raises(el.InvalidInput, match="delivered"):
                 mail.ack({"probe": 1})
             ex.end("build", 0)
             assert taken(mail) == run_of("probe", range(3))
-            with pytest.raises(el.InvalidInput, match="given out"):
+            with pytest.raises(el.InvalidInput, match="delivered"):
                 mail.ack({"probe": 4})
             mail.ack()
 

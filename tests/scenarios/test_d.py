@@ -290,7 +290,7 @@ def test_d10_the_server_is_killed_and_comes_back_on_the_same_port(tmp_path: Path
         server.kill()
         server.start()
         assert producer.consume("join", incarnation=3).cursor == {"build": 30, "probe": 3}
-        with pytest.raises(el.Fenced, match="unknown"):
+        with pytest.raises(el.Fenced, match="has not claimed"):
             producer.acknowledge("join", 9, {"build": 1})
 
 
