@@ -181,7 +181,7 @@ class Table(OneProcess):
 
         Raises EpochExpired, and EpochNotCommitted above the complete epoch or before the table's first epoch.
         """
-        return self._at(epoch).to_arrow(columns=columns, filter=filter)
+        return self._snapshot_at(epoch).to_arrow(columns=columns, filter=filter)
 
     def scan(
         self, *, epoch: int | None = None, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
@@ -189,13 +189,13 @@ class Table(OneProcess):
         """Return the rows at an epoch (None: the newest commit) as a reader of batches, a bounded number of rows at a
         time.
         """
-        return self._at(epoch).scan(columns=columns, filter=filter)
+        return self._snapshot_at(epoch).scan(columns=columns, filter=filter)
 
     def to_pandas(self, *, epoch: int | None = None, **options: Any) -> pd.DataFrame:
-        return self._at(epoch).to_pandas(**options)
+        return self._snapshot_at(epoch).to_pandas(**options)
 
     def to_polars(self, *, epoch: int | None = None, **options: Any) -> pl.DataFrame:
-        return self._at(epoch).to_polars(**options)
+        return self._snapshot_at(epoch).to_polars(**options)
 
     def lazy(self, *, epoch: int | None = None) -> pl.LazyFrame:
         """Return a polars LazyFrame of the epoch, which is fixed now and read when the frame is collected.
@@ -203,14 +203,14 @@ class Table(OneProcess):
         Columns and filters of the query prune the read. No hold keeps the epoch: SnapshotExpired when its files have
         been vacuumed. The `lazy()` of a snapshot is held.
         """
-        return self._at(epoch).lazy()
+        return self._snapshot_at(epoch).lazy()
 
     def dataset(self, *, epoch: int | None = None) -> TableDataset:
         """Return a `pyarrow.dataset.Dataset` of the epoch, which is fixed now; no hold keeps it."""
-        return self._at(epoch).dataset()
+        return self._snapshot_at(epoch).dataset()
 
     def count(self, epoch: int | None = None) -> int:
-        return self._at(epoch).count()
+        return self._snapshot_at(epoch).count()
 
     def get(self, keys: object, *, epoch: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """Return one row for each key found, in the order of the keys.
@@ -218,14 +218,14 @@ class Table(OneProcess):
         keys: anything Arrow-shaped with exactly the primary-key columns, or a list of dicts; of one column also a
         scalar, an array or a list of scalars, of several columns a tuple or a list of tuples.
         """
-        return self._at(epoch).get(keys, columns=columns)
+        return self._snapshot_at(epoch).get(keys, columns=columns)
 
     def __arrow_c_schema__(self) -> object:
         return self.schema.__arrow_c_schema__()
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Export the rows as of the newest commit as an Arrow stream."""
-        return self._at(None).__arrow_c_stream__(requested_schema)
+        return self._snapshot_at(None).__arrow_c_stream__(requested_schema)
 
     def changes(
         self,
@@ -278,9 +278,9 @@ class Table(OneProcess):
         ]
         return pa.Table.from_pylist(rows, schema=HISTORY_SCHEMA)
 
-    def _at(self, epoch: int | None) -> TableSnapshot:
+    def _snapshot_at(self, epoch: int | None) -> TableSnapshot:
         if epoch is None:
-            self._newest = versioned_plan = self._handle.catalog.read(self._at_newest)
+            self._newest = versioned_plan = self._handle.catalog.read(self._newest_plan)
             return TableSnapshot(self._handle, versioned_plan[1])
         at_epoch = as_epoch("epoch", epoch)
 
@@ -293,7 +293,7 @@ class Table(OneProcess):
 
         return TableSnapshot(self._handle, self._handle.catalog.read(body))
 
-    def _at_newest(self, view: View) -> tuple[int, ScanPlan]:
+    def _newest_plan(self, view: View) -> tuple[int, ScanPlan]:
         """Return the catalog's version and the scan plan of the newest commit, cached until the catalog changes."""
         cached = self._newest
         if cached is not None and cached[0] == view.version:

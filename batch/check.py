@@ -48,7 +48,7 @@ def check_job(
         raise InvalidInput(f"job {name!r}: sample must be a number of rows >= 1, not {sample!r}")
     epoch, upstreams, outputs = _pin_newest_commit(handle, job_id, name)
     with upstreams, outputs:
-        answers = _answers(name, query, upstreams, epoch, list(outputs))
+        answers = _run_query(name, query, upstreams, epoch, list(outputs))
         checks = {}
         for output, answer in answers.items():
             schema = outputs[output].plan.table
@@ -84,7 +84,7 @@ def _pin_newest_commit(handle: Handle, job_id: int, name: str) -> tuple[int, Pin
     raise AssertionError
 
 
-def _answers(name: str, query: Query, upstreams: PinnedSnapshot, epoch: int, outputs: list[str]) -> Mapping[str, Any]:
+def _run_query(name: str, query: Query, upstreams: PinnedSnapshot, epoch: int, outputs: list[str]) -> Mapping[str, Any]:
     """Run the query and return its answers by output."""
     if isinstance(query, Mapping):
         answers: Any = {

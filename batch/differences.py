@@ -88,7 +88,7 @@ def compare(schema: TableSchema, actual: pa.Table, answer: pa.Table, tolerance: 
     cannot hold.
     """
     codec, key = KeyCodec(schema.schema, schema.primary_key), list(schema.primary_key)
-    actual, expected = _by_key(codec, actual), _by_key(codec, fitted(schema, answer))
+    actual, expected = _sort_by_key(codec, actual), _sort_by_key(codec, fitted(schema, answer))
     actual_keys, expected_keys = codec.encode(actual), codec.encode(expected)
     _refuse_repeated(schema, expected, expected_keys)
     at = lookup(actual_keys, expected_keys)
@@ -96,7 +96,7 @@ def compare(schema: TableSchema, actual: pa.Table, answer: pa.Table, tolerance: 
     extra = actual.filter(pa.array(lookup(expected_keys, actual_keys) < 0))
     ours, theirs = actual.take(pa.array(at[at >= 0])), expected.filter(pa.array(at >= 0))
     value_columns = [name for name in schema.schema.names if name not in key]
-    differ = {name: ~_same(ours.column(name), theirs.column(name), tolerance) for name in value_columns}
+    differ = {name: ~_equal_rows(ours.column(name), theirs.column(name), tolerance) for name in value_columns}
     rows = np.flatnonzero(np.any([*differ.values(), np.zeros(ours.num_rows, np.bool_)], axis=0))
     different_columns = [name for name in value_columns if differ[name].any()]
     first = pa.array(rows[:sample])
@@ -123,11 +123,11 @@ def fitted(schema: TableSchema, answer: pa.Table) -> pa.Table:
             f"the query of {schema.name!r} has the columns {names}, but the output has {schema.schema.names}; select "
             "and name the output's columns (SELECT sum(x) AS total)"
         )
-    columns = {field.name: _cast(schema.name, answer.column(field.name), field) for field in schema.schema}
+    columns = {field.name: _cast_column(schema.name, answer.column(field.name), field) for field in schema.schema}
     return schema.conform(pa.table(columns))
 
 
-def _cast(table: str, column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+def _cast_column(table: str, column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
     kind = field.type
     if column.type.equals(kind):
         return column
@@ -148,7 +148,7 @@ def _cast(table: str, column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArr
     return cast
 
 
-def _by_key(codec: KeyCodec, rows: pa.Table) -> pa.Table:
+def _sort_by_key(codec: KeyCodec, rows: pa.Table) -> pa.Table:
     return rows.take(pa.array(sort_indices(codec.encode(rows)))).combine_chunks()
 
 
@@ -162,7 +162,7 @@ def _refuse_repeated(schema: TableSchema, rows: pa.Table, keys: pa.Array) -> Non
         )
 
 
-def _same(actual: pa.ChunkedArray, expected: pa.ChunkedArray, tolerance: float) -> np.ndarray:
+def _equal_rows(actual: pa.ChunkedArray, expected: pa.ChunkedArray, tolerance: float) -> np.ndarray:
     """Return bool[rows], True for equal values: null equals null, NaN equals NaN, -0.0 equals 0.0; floats may differ by
     `tolerance`.
     """

@@ -45,8 +45,8 @@ def ship(handle: Handle) -> Shipped | None:
     if marker is None or (marker.store_id, marker.generation) != (handle.store_id, catalog.generation):
         raise CatalogLost(f"the store at {handle.files.place} has a new catalog since it was opened; open it again")
     present = shipped_files(handle.files, handle.store_id)
-    chain = _intact(handle, chain_of([file for file in present if file.generation == catalog.generation]))
-    since = 0 if not chain or _outgrown(chain) else chain[-1].version
+    chain = _intact_chain(handle, chain_of([file for file in present if file.generation == catalog.generation]))
+    since = 0 if not chain or _needs_new_base(chain) else chain[-1].version
     if chain and chain[-1].version == catalog.version():
         return None
     before = catalog.read(lambda view: Counters.read(view).last_epoch)
@@ -78,7 +78,7 @@ def chain_of(files: list[Shipped]) -> list[Shipped]:
         chain.append(max(deltas, key=lambda file: file.version))
 
 
-def _intact(handle: Handle, chain: list[Shipped]) -> list[Shipped]:
+def _intact_chain(handle: Handle, chain: list[Shipped]) -> list[Shipped]:
     """Return the chain if all its files are complete, else []. A crash during a write leaves half a file. Each file is
     read once.
     """
@@ -95,7 +95,7 @@ def _intact(handle: Handle, chain: list[Shipped]) -> list[Shipped]:
     return chain
 
 
-def _outgrown(chain: list[Shipped]) -> bool:
+def _needs_new_base(chain: list[Shipped]) -> bool:
     deltas = chain[1:]
     return len(deltas) >= MOST_DELTAS or sum(file.bytes for file in deltas) > max(chain[0].bytes, SMALL_BYTES)
 
@@ -128,7 +128,7 @@ def export_catalog(handle: Handle, uri: str | Path) -> Header:
     """Write all of the catalog, as of one version, to a new file; return the header of the file."""
     catalog = handle.catalog
     if not isinstance(catalog, ChangeTracking):
-        version, records = catalog.read(_all_records)
+        version, records = catalog.read(_read_all_records)
         generation = ""
     else:
         changes = catalog.changes_since(0, without_deletions=True)
@@ -147,7 +147,7 @@ def export_catalog(handle: Handle, uri: str | Path) -> Header:
     return header
 
 
-def _all_records(view: View) -> tuple[int, dict[bytes, bytes | None]]:
+def _read_all_records(view: View) -> tuple[int, dict[bytes, bytes | None]]:
     records: dict[bytes, bytes | None] = {key: pack(key, record) for key, record in view.scan(b"", b"\xff")}
     return Counters.read(view).version, records
 

@@ -87,7 +87,7 @@ def restore_catalog(
             "leave_redis=True"
         )
     _refuse_other_root(files, state)
-    report = _report(state)
+    report = _make_report(state)
     site = Site(place.root, place.folder, files, catalog, None, durability, volatile)
     _refuse_live_embedded(site, state.header.store_id)
     new_marker = _refill(kind, site, marker, state)
@@ -102,7 +102,7 @@ def restore_catalog(
 
 def _refuse_other_root(files: Files, state: _CatalogState) -> None:
     """Raise InvalidInput if the root has no file of the store: most likely the root was mistyped."""
-    path = next((path for path in _paths(state)), None)
+    path = next((path for path in _file_paths(state)), None)
     if path is not None and not files.list(state.header.store_id):
         raise InvalidInput(
             f"{files.place} has no file of store {state.header.store_id}, whose catalog this is; pass the root that "
@@ -110,7 +110,7 @@ def _refuse_other_root(files: Files, state: _CatalogState) -> None:
         )
 
 
-def _paths(state: _CatalogState) -> Iterator[str]:
+def _file_paths(state: _CatalogState) -> Iterator[str]:
     """Yield the paths of all log segments and run files that the records refer to."""
     for key, value in state.records.items():
         if key.startswith(b"log/"):
@@ -131,7 +131,7 @@ def _read_export(uri: str | Path) -> _CatalogState:
         raise InvalidInput(f"file {path} does not exist") from error
     if header.since:
         raise InvalidInput(f"{path} has only the changes since version {header.since}; pass an export, or no uri")
-    return _checked(path, header, _merged({}, records))
+    return _validate(path, header, _merge({}, records))
 
 
 def _read_backups(files: Files, marker: Marker | None) -> _CatalogState:
@@ -144,9 +144,9 @@ def _read_backups(files: Files, marker: Marker | None) -> _CatalogState:
     records, header = dict[bytes, bytes](), None
     for file in chain:
         header, changes = _read_backup(files, file)
-        records = _merged(records, changes)
+        records = _merge(records, changes)
     assert header is not None
-    return _checked(chain[-1].path, header, records)
+    return _validate(chain[-1].path, header, records)
 
 
 def _last_generation(files: Files, backups: list[Shipped]) -> str:
@@ -180,7 +180,7 @@ def _only_store_id(files: Files) -> str:
     return store_ids[0]
 
 
-def _merged(records: dict[bytes, bytes], changes: Iterable[tuple[bytes, bytes | None]]) -> dict[bytes, bytes]:
+def _merge(records: dict[bytes, bytes], changes: Iterable[tuple[bytes, bytes | None]]) -> dict[bytes, bytes]:
     for key, value in changes:
         if value is None:
             records.pop(key, None)
@@ -189,23 +189,23 @@ def _merged(records: dict[bytes, bytes], changes: Iterable[tuple[bytes, bytes | 
     return records
 
 
-def _checked(path: str, header: Header, records: dict[bytes, bytes]) -> _CatalogState:
+def _validate(path: str, header: Header, records: dict[bytes, bytes]) -> _CatalogState:
     """Return the state. Raise Corrupt unless every record can be decoded and the record of the store is among them."""
     for key, value in records.items():
-        _decoded(path, key, value)
-    if STORE not in records or _decoded(path, STORE, records[STORE]).get("id") != header.store_id:
+        _decode(path, key, value)
+    if STORE not in records or _decode(path, STORE, records[STORE]).get("id") != header.store_id:
         raise Corrupt(path, "it lacks the record of its store")
     return _CatalogState(header, records)
 
 
-def _decoded(path: str, key: bytes, value: bytes) -> Record:
+def _decode(path: str, key: bytes, value: bytes) -> Record:
     try:
         return unpack(key, value)
     except (EpochlogError, ValueError, RecursionError) as error:
         raise Corrupt(path, f"its record {key!r} cannot be decoded") from error
 
 
-def _report(state: _CatalogState) -> RestoreReport:
+def _make_report(state: _CatalogState) -> RestoreReport:
     header, records = state.header, state.records
     tables = dict[str, int]()
     for key, value in records.items():
@@ -229,7 +229,7 @@ def _refuse_live_embedded(site: Site, store_id: str) -> None:
         catalog = source.open(store_id, None)
         if stored_record(catalog) is not None:
             raise CatalogInUse(
-                f"{site.files.place} still has a catalog {EMBEDDED.where}; move that folder away, then restore"
+                f"{site.files.place} still has a catalog {EMBEDDED.location}; move that folder away, then restore"
             )
     except CatalogLost:
         return  # its file is missing or empty

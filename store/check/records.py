@@ -52,21 +52,21 @@ class Contents:
 def check_records(view: View) -> Contents:
     """Check that every record decodes, can be looked up by its key, and refers to existing records."""
     tables, jobs, counters = tuple(all_tables(view)), tuple(all_jobs(view)), Counters.read(view)
-    problems = [*_each_record(view, {table.id for table in tables}, counters)]
-    problems += _names(view, tables, jobs, counters)
+    problems = [*_check_each_record(view, {table.id for table in tables}, counters)]
+    problems += _check_names(view, tables, jobs, counters)
     for job in jobs:
-        problems += _job(view, job, {table.id: table for table in tables})
-    problems += _job_upstreams(view, jobs)
-    problems += _loads(view, {table.id: table for table in tables})
+        problems += _check_job(view, job, {table.id: table for table in tables})
+    problems += _check_upstreams(view, jobs)
+    problems += _check_loads(view, {table.id: table for table in tables})
     problems += broken_consumers(view, {table.id: table for table in tables})
-    problems += _outcomes(view, {table.id for table in tables})
+    problems += _check_outcomes(view, {table.id for table in tables})
     unreachable = frozenset(record["path"] for _, record in view.scan(b"gone/", after_prefix(b"gone/")))
     works = [work for table in tables if (work := read_work(view, table.id)) is not None]
     under_way = frozenset(part.path for work in works for part in work.parts)
     return Contents(tables, tuple(problems), unreachable, under_way)
 
 
-def _each_record(view: View, tables: set[int], counters: Counters) -> Iterator[Finding]:
+def _check_each_record(view: View, tables: set[int], counters: Counters) -> Iterator[Finding]:
     orphans: Counter[tuple[str, int]] = Counter()
     for key, record in view.scan(b"", b"\xff"):  # the scan decodes each record; `get` checks the index
         location = f"catalog record {key!r}"
@@ -104,7 +104,7 @@ def _key_mismatch(kind: str, suffix: str, record: Record) -> str:
     return "" if named == suffix else f"is a record of {named!r}"
 
 
-def _names(
+def _check_names(
     view: View, tables: tuple[TableDef, ...], jobs: tuple[JobRecord, ...], counters: Counters
 ) -> Iterator[Finding]:
     """Check that the names of tables and jobs lead to their ids, each once, and that no id is issued twice."""
@@ -121,7 +121,7 @@ def _names(
             yield "catalog record meta/head", f"would issue id {free} a second time"
 
 
-def _job(view: View, job: JobRecord, tables: dict[int, TableDef]) -> Iterator[Finding]:
+def _check_job(view: View, job: JobRecord, tables: dict[int, TableDef]) -> Iterator[Finding]:
     """Check that a job's tables exist, that it owns its outputs, and that their committed epochs equal its position."""
     subject = f"job {job.name}"
     missing = [table for table in (*job.upstreams, *job.outputs) if table not in tables]
@@ -141,7 +141,7 @@ def _job(view: View, job: JobRecord, tables: dict[int, TableDef]) -> Iterator[Fi
         yield subject, f"lacks the outputs {foreign}, whose records name it"
 
 
-def _job_upstreams(view: View, jobs: tuple[JobRecord, ...]) -> Iterator[Finding]:
+def _check_upstreams(view: View, jobs: tuple[JobRecord, ...]) -> Iterator[Finding]:
     """Yield the inconsistencies of jobs with their upstreams. Stop at missing records, which other checks report."""
     try:
         epochs = read_epoch_view(view, EpochMemory(), 0)
@@ -151,7 +151,7 @@ def _job_upstreams(view: View, jobs: tuple[JobRecord, ...]) -> Iterator[Finding]
         return
 
 
-def _loads(view: View, tables: dict[int, TableDef]) -> Iterator[Finding]:
+def _check_loads(view: View, tables: dict[int, TableDef]) -> Iterator[Finding]:
     """Check that the tables of each load and the load of each part exist."""
     known = {load.name: load for load in all_loads(view)}
     for load in known.values():
@@ -162,7 +162,7 @@ def _loads(view: View, tables: dict[int, TableDef]) -> Iterator[Finding]:
             yield f"catalog record {key!r}", "belongs to a missing load"
 
 
-def _outcomes(view: View, tables: set[int]) -> Iterator[Finding]:
+def _check_outcomes(view: View, tables: set[int]) -> Iterator[Finding]:
     """Check that each application's count equals its recorded outcomes, and that these match the remembered commits."""
     counted: Counter[str] = Counter()
     for key, record in view.scan(b"txn/", after_prefix(b"txn/")):
@@ -218,10 +218,10 @@ def check_table(view: View, table: TableDef, folder: str) -> TableFiles:
         )
     if entries and entries[-1].epoch > version.max_committed_epoch:
         problems.append(f"has a log entry at {show_epoch(entries[-1].epoch)}, above its newest commit")
-    problems += _counts(version, entries)
-    problems += _labels(entries)
-    problems += _pre_images(table, entries)
-    problems += _commits(view, table, version, entries)
+    problems += _check_counts(version, entries)
+    problems += _check_labels(entries)
+    problems += _check_pre_images(table, entries)
+    problems += _check_commits(view, table, version, entries)
     staged = list_staged(view, table.id)
     files = TableFiles((*(file for entry in entries for file in entry.files), *staged), runs)
     problems += [f"reaches {path} of another folder" for path in files.sizes if not path.startswith(folder + "/")]
@@ -229,7 +229,7 @@ def check_table(view: View, table: TableDef, folder: str) -> TableFiles:
     return TableFiles(files.segments, runs, tuple((f"table {table.name}", problem) for problem in problems))
 
 
-def _counts(version: TableVersion, entries: list[LogEntry]) -> Iterator[str]:
+def _check_counts(version: TableVersion, entries: list[LogEntry]) -> Iterator[str]:
     """Check the sums that every commit maintains against the log entries."""
     log = [entry for entry in entries if entry.epoch >= version.log_start]
     l0 = [entry for entry in entries if entry.epoch > version.compacted_epoch]
@@ -244,7 +244,7 @@ def _counts(version: TableVersion, entries: list[LogEntry]) -> Iterator[str]:
             yield f"counts {getattr(version, name)} {name}, but there are {count}"
 
 
-def _labels(entries: list[LogEntry]) -> Iterator[str]:
+def _check_labels(entries: list[LogEntry]) -> Iterator[str]:
     """Check that log epochs rise within each commit and between commits, and that segments carry their log epoch as
     label.
     """
@@ -258,7 +258,7 @@ def _labels(entries: list[LogEntry]) -> Iterator[str]:
         before = entry.epoch
 
 
-def _pre_images(table: TableDef, entries: list[LogEntry]) -> Iterator[str]:
+def _check_pre_images(table: TableDef, entries: list[LogEntry]) -> Iterator[str]:
     """Check that only entries marked with pre-images have them, and that all entries that need them are marked."""
     for entry in entries:
         flags = {group.stores_images for group in entry.groups}
@@ -269,7 +269,7 @@ def _pre_images(table: TableDef, entries: list[LogEntry]) -> Iterator[str]:
             yield f"lacks pre-images of the commit at {show_epoch(entry.epoch)}, but stores them since {since}"
 
 
-def _commits(view: View, table: TableDef, version: TableVersion, entries: list[LogEntry]) -> Iterator[str]:
+def _check_commits(view: View, table: TableDef, version: TableVersion, entries: list[LogEntry]) -> Iterator[str]:
     """Check that every remembered commit within the log has its entry, and that every entry has its
     remembered commit.
     """

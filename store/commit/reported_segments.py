@@ -23,14 +23,14 @@ def check_reported(handle: Handle, reported: Mapping[str, Sequence[Segment]]) ->
     committed nor discarded, and its file has the reported size and checksum. A process reads each file once. Raises
     ReadFailed when a file cannot be read now.
     """
-    edits = handle.catalog.read(lambda view: [_checked(view, *entry) for entry in reported.items()])
+    edits = handle.catalog.read(lambda view: [_check_records(view, *entry) for entry in reported.items()])
     for edit in edits:
         check_segments(handle, edit)
     segments = [(edit.name, segment) for edit in edits for segment in edit.segments]
     parallel_map(lambda entry: _check_file(handle, *entry), segments, sum(segment.rows for _, segment in segments))
 
 
-def _checked(view: View, name: str, segments: Sequence[Segment]) -> TableEdit:
+def _check_records(view: View, name: str, segments: Sequence[Segment]) -> TableEdit:
     sealed = tuple(segment.labelled(1) for segment in segments)
     edit = TableEdit(find_table(view, name).id, name, sealed)
     require_intents(view, name, (segment.path for segment in segments))

@@ -92,7 +92,7 @@ class Maintenance:
     def run_once(self) -> bool:
         """Run one round over all tables; return True if work remains."""
         more = False
-        for table, version in self._attempt("looking", lambda: self._handle.catalog.read(self._due)) or ():
+        for table, version in self._attempt("looking", lambda: self._handle.catalog.read(self._due_tables)) or ():
             if self._closing.is_set():
                 return False
             self._seen[table.id] = (version, table.options, self._handle.catalog.now_ms())
@@ -106,7 +106,7 @@ class Maintenance:
 
     # ---- the parts of a round ------------------------------------------------------------------------------------
 
-    def _due(self, view: View) -> list[tuple[TableDef, TableVersion]]:
+    def _due_tables(self, view: View) -> list[tuple[TableDef, TableVersion]]:
         """Return the tables with new commits or options since their last visit, and those last visited LOOK_AGAIN_MS
         ago or earlier.
         """

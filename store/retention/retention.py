@@ -49,12 +49,12 @@ BATCH = 256
 class RetentionLimits:
     """Lowest epochs that a table's options and holds keep; everything below may be released.
 
-    states: its rows; log: its changes; memory: its remembered commits, which are needed as long as rows or log.
+    states: its rows; log: its changes; commits: its remembered commits, which are needed as long as rows or log.
     """
 
     states: int
     log: int
-    memory: int
+    commits: int
 
 
 def limits(options: TableOptions, holds: Sequence[Hold], now_ms: int) -> RetentionLimits:
@@ -67,7 +67,7 @@ def limits(options: TableOptions, holds: Sequence[Hold], now_ms: int) -> Retenti
     return RetentionLimits(
         states=min([epoch_before(history_ms), *(hold.read_epoch for hold in holds if hold.read_epoch is not None)]),
         log=min([epoch_before(log_ms), *(hold.log_epoch for hold in holds if hold.log_epoch is not None)]),
-        memory=epoch_before(max(history_ms, log_ms)),
+        commits=epoch_before(max(history_ms, log_ms)),
     )
 
 
@@ -160,15 +160,15 @@ def raise_safe_epoch(handle: Handle, table: TableDef) -> None:
 def plan_release(handle: Handle, view: View, table: TableDef) -> Released | None:
     """Decide, by the table's current options, what one transaction can release; None if there is nothing."""
     table = get_table(view, table.id, table.name)
-    (allowed, parked), before = _limits(handle, view, table), get_version(view, table.id, table.name)
+    (allowed, parked), before = _current_limits(handle, view, table), get_version(view, table.id, table.name)
     mark = _truncation_epoch(view, table.id, before, allowed.log)
     released = truncated(view, table.id, apply_safe_epoch(before, allowed.states), mark)
     released = _release_history(view, table.id, replace(released, parked=parked), handle.catalog.now_ms())
-    released = _forget_commits(view, table, released, allowed.memory)
+    released = _forget_commits(view, table, released, allowed.commits)
     return released if released != Released(before) else None
 
 
-def _limits(handle: Handle, view: View, table: TableDef) -> tuple[RetentionLimits, tuple[StalledJob, ...]]:
+def _current_limits(handle: Handle, view: View, table: TableDef) -> tuple[RetentionLimits, tuple[StalledJob, ...]]:
     """Return the table's limits, and the stalled jobs that they park. A stalled job that would lose nothing keeps its
     holds.
     """
@@ -219,10 +219,10 @@ def truncated(view: View, table_id: int, version: TableVersion, before: int) -> 
     compaction.
     """
     start = version.log_start
-    passed = list(islice(_entries(view, table_id, start, max(before, start)), BATCH + 1))
+    passed = list(islice(_read_entries(view, table_id, start, max(before, start)), BATCH + 1))
     mark = passed[BATCH].epoch if len(passed) > BATCH else max(before, start)
     after = apply_truncation(version, mark, passed[:BATCH])
-    deleted = list(islice(_entries(view, table_id, 0, min(mark, version.compacted_epoch + 1)), BATCH + 1))
+    deleted = list(islice(_read_entries(view, table_id, 0, min(mark, version.compacted_epoch + 1)), BATCH + 1))
     return Released(after, entries=tuple(deleted[:BATCH]), more=len(passed) > BATCH or len(deleted) > BATCH)
 
 
@@ -235,7 +235,7 @@ def _truncation_epoch(view: View, table_id: int, version: TableVersion, limit: i
     return start if newest is None else key_epoch(newest[0])
 
 
-def _entries(view: View, table_id: int, low: int, high: int) -> Iterable[LogEntry]:
+def _read_entries(view: View, table_id: int, low: int, high: int) -> Iterable[LogEntry]:
     """Return the log entries with low <= epoch < high."""
     return (LogEntry.from_record(record) for _, record in view.scan(log_key(table_id, low), log_key(table_id, high)))
 

@@ -223,7 +223,7 @@ def test_every_shipped_file_leads_to_the_state_of_its_moment(
             for file in chain:
                 header, changes = decode_dump(file.path, bytes(handle.files.read(file.path)))
                 assert (header.since, header.version) == (file.since, file.version)
-                found = restore._merged(found, changes)
+                found = restore._merge(found, changes)
             assert found == records_of(store)
         assert 1 < bases < 20
         assert len(dumps(root)) < 40

@@ -160,7 +160,7 @@ def test_history_goes_with_its_retention_and_the_rows_stay(tmp_path: Path) -> No
 
 def plan_run(table: el.Table) -> SortedRun:
     """The table's one run."""
-    (run,) = table._at(None).plan.runs
+    (run,) = table._snapshot_at(None).plan.runs
     return run
 
 

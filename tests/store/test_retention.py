@@ -81,7 +81,7 @@ def test_limits_are_the_retentions_held_back_by_holders() -> None:
     assert held == retention.RetentionLimits(5, 7, log)
     far = limits(table, [hold(log=log + 1, read=history + 1)], now_ms)
     assert far == retention.RetentionLimits(history, log, log)
-    assert limits(options(60, 10), [], now_ms).memory == log
+    assert limits(options(60, 10), [], now_ms).commits == log
 
 
 # ---- the log -----------------------------------------------------------------------------------------------------
