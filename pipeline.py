@@ -43,7 +43,7 @@ class Pipeline(PipelineRunner):
     def _step_runner(self, runner: JobRunner, refresh: Callable[[Any], Any], tenure: Tenure) -> int | None:
         if self._spark is None:
             return super()._step_runner(runner, refresh, tenure)
-        from epochlog.spark.job import own_pool, step
+        from epochlog.spark.job import step, use_scheduler_pool
 
-        own_pool(self._spark, runner.name)
+        use_scheduler_pool(self._spark, runner.name)
         return step(runner, self._spark, refresh, tenure=tenure)

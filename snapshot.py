@@ -32,6 +32,6 @@ class Snapshot(PinnedSnapshot):
         self._check(table)
         if not (filter is None or isinstance(filter, str)):
             raise InvalidInput(f"for Spark, filter must be the text of a WHERE clause such as 'id < 5', not {filter!r}")
-        from epochlog.spark.snapshot_frame import frame_of
+        from epochlog.spark.snapshot_frame import load_frame
 
-        return frame_of(self._handle, self._plans[table], self.token, spark, columns, filter)
+        return load_frame(self._handle, self._plans[table], self.token, spark, columns, filter)

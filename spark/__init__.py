@@ -1,1 +1,1 @@
-"""Everything that speaks Spark: data source, sinks, streams, and the refreshes of jobs."""
+"""Spark integration: data source, sinks, streams, and the refreshes of jobs."""

@@ -40,33 +40,33 @@ from .options import (
     Options,
     StoreLocation,
     Tasks,
-    given,
-    names,
-    place_of,
-    text,
-    truth,
-    whole,
+    bool_option,
+    int_option,
+    names_option,
+    parse_store_location,
+    present_options,
+    text_option,
 )
 from .partitions import ReadPartition, cut
 from .stream_offsets import parse_start
 from .stream_source import PiecePartition
 from .types import accepts, arrow_schema, spark_schema
-from .worker_gc import settle
+from .worker_gc import freeze_loaded_objects
 
 LEASE_MS = 3_600_000
-"""How long the files of a planned read are kept; a read that is still running then may raise SnapshotExpired."""
+"""Time for which the files of a planned read are held; a read that takes longer may raise SnapshotExpired."""
 _CHANGE_NAMES = tuple(field.name for field in CHANGE_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Resolved options of one `load()`: the table by id, and the epoch; or for a feed the range (start, epoch] of its
-    log.
+    """Resolved options of one `load()`: the table by id, and the epoch; for a change feed the range (start, epoch] of
+    its log.
 
-    `start` is as in startingVersion (an epoch is the first to read), None when it was not given.
+    `start` is the value of startingVersion, whose epoch is the first to read; None if it is not set.
     """
 
-    place: StoreLocation
+    location: StoreLocation
     table_id: int
     table: TableSchema
     columns: tuple[str, ...]
@@ -75,106 +75,107 @@ class Load:
     start: str | int | None
     mode: str
     pre_images: bool
-    where: str | None
+    filter_text: str | None
     tasks: Tasks
 
     def spark_schema(self) -> StructType:
-        """Return Spark's schema of the columns; in a feed, of a table or of a stream, the change columns come after
-        them.
-        """
+        """Return Spark's schema of the columns, which the change columns follow in a feed."""
         fields = [self.table.schema.field(name) for name in self.columns]
-        return spark_schema(self.table.name, pa.schema([*fields, *self.extra]), self.table.primary_key)
+        return spark_schema(self.table.name, pa.schema([*fields, *self.change_fields]), self.table.primary_key)
 
     @property
-    def extra(self) -> tuple[pa.Field, ...]:
+    def change_fields(self) -> tuple[pa.Field, ...]:
         return CHANGE_FIELDS if self.feed else ()
 
     def as_feed(self) -> Load:
-        """Return this load with the change columns, for a stream whose user gave a schema."""
+        """Return this load as a change feed, for a stream whose user gave a schema."""
         return replace(self, feed=True)
 
-    def wanted(self, schema: StructType) -> pa.Schema:
-        """Return the Arrow schema for a schema that Spark asks for, the user's own perhaps. Raises SchemaMismatch when
-        the table cannot be read with it.
+    def read_schema(self, schema: StructType) -> pa.Schema:
+        """Return the Arrow schema for Spark's schema, which may be the user's. Raises SchemaMismatch if the table
+        cannot be read with it.
         """
-        known = pa.schema([*self.table.schema, *self.extra])
-        wanted = arrow_schema(schema)
-        for field in wanted:
-            if field.name not in known.names:
+        available = pa.schema([*self.table.schema, *self.change_fields])
+        requested = arrow_schema(schema)
+        for field in requested:
+            if field.name not in available.names:
                 raise SchemaMismatch(
-                    f"table {self.table.name}: there is no column {field.name!r}; there are {', '.join(known.names)}"
+                    f"table {self.table.name}: there is no column {field.name!r}; the columns are "
+                    f"{', '.join(available.names)}"
                 )
-            if not accepts(known.field(field.name).type, field.type) and not accepts(
-                field.type, known.field(field.name).type
+            if not accepts(available.field(field.name).type, field.type) and not accepts(
+                field.type, available.field(field.name).type
             ):
                 raise SchemaMismatch(
-                    f"table {self.table.name}, column {field.name!r}: {known.field(field.name).type} cannot be read "
-                    f"as {field.type}"
+                    f"table {self.table.name}, column {field.name!r}: {available.field(field.name).type} cannot be "
+                    f"read as {field.type}"
                 )
-            if _may_hold_nulls(known.field(field.name), field):
+            if _may_hold_nulls(available.field(field.name), field):
                 raise SchemaMismatch(
-                    f"table {self.table.name}, column {field.name!r}: it may hold nulls, and Spark drops filters and "
-                    "rows where it is told otherwise; declare it nullable"
+                    f"table {self.table.name}, column {field.name!r}: it may hold nulls, so a schema without nulls "
+                    "makes Spark drop filters and rows; declare it nullable"
                 )
-        return wanted
+        return requested
 
     def predicate(self) -> pc.Expression | None:
-        columns = self.table.key_schema if self.feed else self.table.schema  # all images of a row must be judged alike
-        return parse_predicate(self.where, columns) if self.where else None
+        columns = (
+            self.table.key_schema if self.feed else self.table.schema
+        )  # A filter must treat all images of a row alike.
+        return parse_predicate(self.filter_text, columns) if self.filter_text else None
 
 
-def _may_hold_nulls(known: pa.Field, asked: pa.Field) -> bool:
-    """Return True if there may be nulls where the schema asked for says that there are none, at any depth."""
-    if known.nullable and not asked.nullable:
+def _may_hold_nulls(available: pa.Field, requested: pa.Field) -> bool:
+    """Return True if a field declared NOT NULL by the requested schema may hold nulls, at any depth."""
+    if available.nullable and not requested.nullable:
         return True
-    inner = min(known.type.num_fields, asked.type.num_fields)
-    return any(_may_hold_nulls(known.type.field(at), asked.type.field(at)) for at in range(inner))
+    children = min(available.type.num_fields, requested.type.num_fields)
+    return any(_may_hold_nulls(available.type.field(index), requested.type.field(index)) for index in range(children))
 
 
 def resolve_load(options: Options) -> Load:
-    """Read the catalog once and fix the table and the epochs to read. Raises typed errors for a bad option, an unknown
+    """Read the catalog once to fix the table and the epochs to read. Raises typed errors for a bad option, an unknown
     table or column.
     """
-    settle()
+    freeze_loaded_objects()
     if "provider" in options:
         raise InvalidInput(
-            f"CREATE TABLE … USING epochlog gives the reader no options, so it cannot work. {NO_CATALOG}"
+            f"CREATE TABLE … USING epochlog passes no options to the reader, so it cannot work. {NO_CATALOG}"
         )
-    writing = given(options, WRITE)
-    if writing:
+    write_options = present_options(options, WRITE)
+    if write_options:
         raise InvalidInput(
-            f"option {writing[0]} is for writing; every INSERT INTO a view made with it would be the same transaction, "
-            "and land once. Give it to df.write"
+            f"option {write_options[0]} is for writing; with it, every INSERT INTO a view would be one transaction, "
+            "which lands once. Set it on df.write"
         )
-    place, policy = place_of(options), _policy(options)
-    with closing(place.open()) as handle:
+    location, policy = parse_store_location(options), _policy(options)
+    with closing(location.open()) as handle:
 
-        def look() -> Load:
-            return handle.catalog.read(lambda view: _resolve(view, handle, place, options, policy))
+        def resolve() -> Load:
+            return handle.catalog.read(lambda view: _resolve(view, handle, location, options, policy))
 
         if isinstance(policy, Global):
             mark_late(handle, handle.catalog.read(lambda view: _epochs(view, handle)))
-        return look() if policy is None else until_chosen(handle, policy, look)
+        return resolve() if policy is None else until_chosen(handle, policy, resolve)
 
 
-def _resolve(view: View, handle: Handle, place: StoreLocation, options: Options, policy: Policy | None) -> Load:
-    table = find_table(view, place.table)
-    feed = truth(options, "readChangeFeed", False) or bool(given(options, (*FEED, *STREAM)))
-    mode = text(options, "changeMode") or "epochs"
+def _resolve(view: View, handle: Handle, location: StoreLocation, options: Options, policy: Policy | None) -> Load:
+    table = find_table(view, location.table)
+    feed = bool_option(options, "readChangeFeed", False) or bool(present_options(options, (*FEED, *STREAM)))
+    mode = text_option(options, "changeMode") or "epochs"
     if mode not in ("epochs", "net"):
         raise InvalidInput(f"option changeMode must be epochs or net, not {mode!r}")
-    columns = names(options, "columns")
+    columns = names_option(options, "columns")
     load = Load(
-        place=place,
+        location=location,
         table_id=table.id,
         table=table.schema,
         columns=tuple(ScanPlan(table.schema, 0).schema(columns).names),
         epoch=_feed_end(view, table, options) if feed else _chosen_epoch(view, handle, table, options, policy),
         feed=feed,
-        start=parse_start(text(options, "startingVersion")),
+        start=parse_start(text_option(options, "startingVersion")),
         mode=mode,
-        pre_images=truth(options, "preImages", False),
-        where=text(options, "filter"),
+        pre_images=bool_option(options, "preImages", False),
+        filter_text=text_option(options, "filter"),
         tasks=Tasks.from_options(options),
     )
     load.predicate()
@@ -182,17 +183,17 @@ def _resolve(view: View, handle: Handle, place: StoreLocation, options: Options,
 
 
 def _feed_end(view: View, table: TableDef, options: Options) -> int:
-    mixed = given(options, ("versionAsOf", "timestampAsOf", "consistency", "snapshot"))
-    if mixed:
+    epoch_options = present_options(options, ("versionAsOf", "timestampAsOf", "consistency", "snapshot"))
+    if epoch_options:
         raise InvalidInput(
-            f"option {mixed[0]} chooses one epoch and has no meaning for a range of changes; leave it out"
+            f"option {epoch_options[0]} chooses one epoch, and a change feed reads a range of epochs; leave it out"
         )
-    end = whole(options, "endingVersion")
+    end = int_option(options, "endingVersion")
     return get_version(view, table.id, table.name).max_committed_epoch if end is None else end
 
 
 def _chosen_epoch(view: View, handle: Handle, table: TableDef, options: Options, policy: Policy | None) -> int:
-    version = whole(options, "versionAsOf")
+    version = int_option(options, "versionAsOf")
     if version is None and policy is None:
         return get_version(view, table.id, table.name).max_committed_epoch
     epochs = _epochs(view, handle)
@@ -209,25 +210,25 @@ def _epochs(view: View, handle: Handle) -> EpochView:
 
 
 def _policy(options: Options) -> Policy | None:
-    """Return the policy that chooses the epoch; None when the epoch is given, or the newest is read. Raises
-    InvalidInput for several options that choose it.
+    """Return the policy that chooses the epoch; None for a given epoch or the newest one. Raises InvalidInput if
+    several options choose the epoch.
     """
-    chosen = given(options, ("versionAsOf", "timestampAsOf", "consistency", "snapshot"))
-    if len(chosen) > 1:
-        raise InvalidInput(f"options {' and '.join(chosen)} each choose the epoch; give one of them")
-    token, timestamp = text(options, "snapshot"), text(options, "timestampAsOf")
+    chosen_options = present_options(options, ("versionAsOf", "timestampAsOf", "consistency", "snapshot"))
+    if len(chosen_options) > 1:
+        raise InvalidInput(f"options {' and '.join(chosen_options)} each choose the epoch; set one of them")
+    token, timestamp = text_option(options, "snapshot"), text_option(options, "timestampAsOf")
     if token is not None:
         return Exact(token)
     if timestamp is not None:
         return _as_of(timestamp)
-    named = text(options, "consistency")
-    return None if named is None else resolve_policy(named)
+    policy_name = text_option(options, "consistency")
+    return None if policy_name is None else resolve_policy(policy_name)
 
 
-def _as_of(given: str) -> AsOf:
-    """Parse an ISO 8601 time, UTC unless it says otherwise, or Unix milliseconds; 20260131 is a day."""
+def _as_of(text: str) -> AsOf:
+    """Parse an ISO 8601 time (UTC without an offset) or Unix milliseconds; eight digits, as 20260131, are a day."""
     try:
-        return AsOf(timestamp=int(given) if given.isdecimal() and len(given) > len("20260131") else given)
+        return AsOf(timestamp=int(text) if text.isdecimal() and len(text) > len("20260131") else text)
     except InvalidInput as error:
         raise InvalidInput(f"option timestampAsOf: {error}") from None
 
@@ -236,78 +237,78 @@ def _as_of(given: str) -> AsOf:
 
 
 class TableReader(DataSourceReader):
-    """Reader of a batch load: it plans on the driver, with a lease on the files; tasks read pieces.
+    """Reader of a batch load. It plans on the driver, with a lease on the files; tasks read partitions.
 
-    It has no pushFilters: Spark 4.3 plans a relation once and keeps what it pushed into it, so a frame that is used
-    twice, under two filters or none, gets the rows of one of them for both. A filter that is an option of the load
-    belongs to that load alone.
+    It has no pushFilters: Spark 4.3 plans a relation once and keeps the filters pushed into it, so a frame that is used
+    twice, with two filters or without, would return the rows of one filter for both. The load's own option `filter`
+    applies to that load only.
     """
 
     def __init__(self, load: Load, schema: StructType) -> None:
-        settle()
+        freeze_loaded_objects()
         self._load = load
-        self._wanted = load.wanted(schema)
+        self._schema = load.read_schema(schema)
 
     def partitions(self) -> Sequence[InputPartition]:
-        handle = self._load.place.open()
+        handle = self._load.location.open()
         try:
             plan = plan_with_lease(handle, self._load)
             files = handle.files
         finally:
             handle.close()
-        # no rows: one empty piece, since Spark would make one task of nothing by itself
-        columns = tuple(name for name in self._wanted.names if name not in _CHANGE_NAMES)
+        # Return one empty partition for a plan without rows: Spark starts one task in any case.
+        columns = tuple(name for name in self._schema.names if name not in _CHANGE_NAMES)
         load = self._load
-        piece = ReadPartition(
-            files, plan, self._wanted, ReadOptions(columns, load.predicate()), load.mode, load.pre_images
+        partition = ReadPartition(
+            files, plan, self._schema, ReadOptions(columns, load.predicate()), load.mode, load.pre_images
         )
-        return [PiecePartition(part) for part in cut(piece, load.tasks) or [piece]]
+        return [PiecePartition(split) for split in cut(partition, load.tasks) or [partition]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, PiecePartition)
-        return partition.piece.read()
+        return partition.read_partition.read()
 
 
 def make_reader(load: Load, schema: StructType) -> TableReader:
-    """Make the reader for a batch load. Raises InvalidInput for a startingVersion that is for streams."""
+    """Make the reader of a batch load. Raises InvalidInput for a startingVersion that only streams take."""
     if load.feed and load.start in ("latest", "snapshot"):
         raise InvalidInput(
-            f"startingVersion={load.start} is for streams; a batch of changes starts at an epoch or at earliest"
+            f"startingVersion={load.start} is for streams; a batch read of changes starts at an epoch or at earliest"
         )
     return TableReader(load, schema)
 
 
 def plan_with_lease(handle: Handle, load: Load) -> ScanPlan | LogPlan:
-    """Plan the files to read, and hold them for LEASE_MS from now; all reads of a table at an epoch share one lease."""
+    """Plan the files to read and hold them for LEASE_MS; all reads of a table at one epoch share one lease."""
     holder = f"spark:{load.start}-{load.epoch}" if load.feed else f"spark:{load.epoch}"
 
-    def kept(view: View) -> ScanPlan | LogPlan | None:
+    def read_leased(view: View) -> ScanPlan | LogPlan | None:
         record = view.get(hold_key(load.table_id, holder))
         fresh = record is not None and record["expires_ms"] > handle.catalog.now_ms() + LEASE_MS // 2
         return _plan(view, load) if fresh else None
 
-    def body(tx: Txn) -> ScanPlan | LogPlan:
+    def plan_and_hold(tx: Txn) -> ScanPlan | LogPlan:
         plan, now_ms = _plan(tx, load), handle.catalog.now_ms()
-        first = _after(tx, load) if load.feed else None
+        feed_start = _feed_start(tx, load) if load.feed else None
         looks_up = load.pre_images and isinstance(plan, LogPlan) and not plan.stored
-        read_epoch = load.epoch if first is None else first if looks_up else None
-        put_holds(tx, [Hold(holder, load.table_id, first, read_epoch, now_ms, now_ms + LEASE_MS)])
+        read_epoch = load.epoch if feed_start is None else feed_start if looks_up else None
+        put_holds(tx, [Hold(holder, load.table_id, feed_start, read_epoch, now_ms, now_ms + LEASE_MS)])
         return plan
 
-    plan = None if load.feed else handle.catalog.read(kept)
-    return handle.catalog.transact(body) if plan is None else plan
+    plan = None if load.feed else handle.catalog.read(read_leased)
+    return handle.catalog.transact(plan_and_hold) if plan is None else plan
 
 
 def _plan(view: View, load: Load) -> ScanPlan | LogPlan:
     table = get_table(view, load.table_id, load.table.name)
     if not load.feed:
         return plan_scan(view, table, load.epoch)
-    return plan_changes(view, table, _after(view, load), load.epoch)
+    return plan_changes(view, table, _feed_start(view, load), load.epoch)
 
 
-def _after(view: View, load: Load) -> int:
-    """Return the epoch after which a feed begins: startingVersion is included, as in Delta. Raises InvalidInput without
-    one.
+def _feed_start(view: View, load: Load) -> int:
+    """Return the epoch after which a feed begins; startingVersion is included, as in Delta. Raises InvalidInput without
+    startingVersion.
     """
     if isinstance(load.start, int):
         return max(load.start - 1, 0)

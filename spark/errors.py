@@ -1,4 +1,4 @@
-"""Typed errors out of Spark's: an epochlog error in a worker process comes back to the driver as text alone."""
+"""Typed errors of Spark tasks: the driver gets an epochlog error of a worker process as text only."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from epochlog.errors import EpochlogError
 _RAISED = re.compile(r"^(?:[\w.]*\bepochlog\.errors\.)(\w+): (.*?)(?=\n\s*\n|\n SQLSTATE|\Z)", re.MULTILINE | re.DOTALL)
 
 
-def typed(error: BaseException) -> EpochlogError | None:
-    """Return the epochlog error that this error is or names in its text, None when it is about something else."""
+def find_epochlog_error(error: BaseException) -> EpochlogError | None:
+    """Return the error itself if it is an epochlog error, else the epochlog error named in its text; None without
+    one.
+    """
     if isinstance(error, EpochlogError):
         return error
-    told = _RAISED.findall(str(error))
-    for name, message in reversed(told):
-        found = getattr(errors, name, None)
-        if isinstance(found, type) and issubclass(found, EpochlogError):
-            made = found.__new__(found)
-            Exception.__init__(made, message.strip())
-            return made
+    messages = _RAISED.findall(str(error))
+    for name, message in reversed(messages):
+        error_class = getattr(errors, name, None)
+        if isinstance(error_class, type) and issubclass(error_class, EpochlogError):
+            typed_error = error_class.__new__(error_class)
+            Exception.__init__(typed_error, message.strip())
+            return typed_error
     return None

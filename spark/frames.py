@@ -1,8 +1,8 @@
-"""DataFrames out of plans and segments out of DataFrames, without a data source and without a catalog in any task.
+"""DataFrames read from plans, and segments written from DataFrames, without a data source or a catalog in any task.
 
-The driver has the plan already, so a frame is a range of piece numbers mapped by a function that reads the pieces. The
-range is as long as the plan has rows (all but one number per piece are filtered away): that is what Spark estimates
-sizes from, so small frames are broadcast and large ones are not, which it cannot know of a Python data source.
+The driver has the plan already, so a frame is a range of partition numbers, mapped by a function that reads the
+partitions. The range is as long as the plan has rows, and a filter keeps one number per partition. Spark estimates
+sizes from the length of the range, and so broadcasts small frames only. It has no estimate for a Python data source.
 """
 
 from __future__ import annotations
@@ -22,55 +22,53 @@ from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import SegmentWriter, WriteTarget, remove_segments
 from epochlog.store.types.schema import TableSchema
 
-from .errors import typed
+from .errors import find_epochlog_error
 from .options import Tasks
 from .partitions import ReadPartition, cut
-from .task_writer import gathered
+from .task_writer import gather_batches
 from .types import accepts, arrow_schema, from_spark
-from .worker_gc import settle
+from .worker_gc import freeze_loaded_objects
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 SMALL_BYTES = 1 << 20
-"""A task whose rows are fewer bytes than this hands them to the driver, which writes those of all tasks into one
-segment; of many tasks the later ones hand over less.
+"""Size below which a task sends its rows to the driver, which writes the rows of all tasks into one segment. The limit
+is lower for later tasks of many.
 """
-_WHOLE_TASKS = 64
+_FULL_SIZE_TASKS = 64
 _RECORD = b"segment"
 _RESULT = "segment binary, rows binary"
 _RESULT_ARROW = pa.schema([("segment", pa.binary()), ("rows", pa.binary())])
 
 
-def read_frame(session: SparkSession, piece: ReadPartition, schema: StructType) -> DataFrame:
-    """Return the piece's rows as a DataFrame of this schema (the one `piece.wanted` was made of), read when Spark asks
-    for them.
+def read_frame(session: SparkSession, partition: ReadPartition, schema: StructType) -> DataFrame:
+    """Return the partition's rows as a lazy DataFrame. schema: the Spark schema from which `partition.schema` was
+    made.
     """
-    pieces = cut(piece, Tasks(session.sparkContext.defaultParallelism))
-    if not pieces:
-        return session.createDataFrame(piece.wanted.empty_table(), schema)
-    rows = source_of(piece.plan).rows_at_most
-    stride = max(1, -(-rows // len(pieces)))
-    numbers = session.range(0, stride * len(pieces), 1, len(pieces)).where(f"id % {stride} = 0")
-    return numbers.mapInArrow(partial(_read_pieces, pieces, stride), schema)
+    partitions = cut(partition, Tasks(session.sparkContext.defaultParallelism))
+    if not partitions:
+        return session.createDataFrame(partition.schema.empty_table(), schema)
+    rows = source_of(partition.plan).rows_at_most
+    stride = max(1, -(-rows // len(partitions)))
+    numbers = session.range(0, stride * len(partitions), 1, len(partitions)).where(f"id % {stride} = 0")
+    return numbers.mapInArrow(partial(_read_partitions, partitions, stride), schema)
 
 
-def _read_pieces(
-    pieces: Sequence[ReadPartition], stride: int, numbers: Iterator[pa.RecordBatch]
+def _read_partitions(
+    partitions: Sequence[ReadPartition], stride: int, numbers: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     for batch in numbers:
         for number in batch.column(0).to_pylist():
-            yield from pieces[number // stride].read()
+            yield from partitions[number // stride].read()
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------
 
 
 class FrameWriter:
-    """Writer that collects the segments of one table out of DataFrames; of rows with one key the later call, partition
-    and row wins.
-    """
+    """Writer of DataFrames into segments of one table. Of rows with one key the later call, partition and row wins."""
 
     def __init__(self, target: WriteTarget) -> None:
         self._target = target
@@ -78,9 +76,9 @@ class FrameWriter:
         self._segments: list[Segment] = []
 
     def write(self, frame: DataFrame | object, *, deletes: bool = False) -> None:
-        """Run the frame and keep its rows, or with `deletes` its keys. A task's error is raised with its own type.
+        """Run the frame and write its rows, or with `deletes` its keys. Raises the error of a task with its own type.
 
-        Other values (an Arrow table, a list of dicts, keys) are written by this process.
+        This process writes other values: an Arrow table, a list of dicts, keys.
         """
         from pyspark.sql import DataFrame
 
@@ -89,13 +87,13 @@ class FrameWriter:
             return
         check_frame(self._target.schema, frame.schema, deletes=deletes)
         try:
-            found = frame.mapInArrow(partial(_write_task, self._target, deletes), _RESULT).collect()
+            results = frame.mapInArrow(partial(_write_task, self._target, deletes), _RESULT).collect()
         except Exception as error:
-            known = typed(error)
-            if known is None:
+            typed_error = find_epochlog_error(error)
+            if typed_error is None:
                 raise
-            raise known from error
-        for segment, rows in found:
+            raise typed_error from error
+        for segment, rows in results:
             if rows is not None:
                 take_rows(
                     self._writer,
@@ -108,36 +106,35 @@ class FrameWriter:
                 self._segments += [*self._writer.finish(), Segment.from_record(unpack(_RECORD, bytes(segment)))]
 
     def finish(self) -> list[Segment]:
-        """Finish and return all segments, in the order in which later wins."""
+        """Finish and return all segments, oldest first: of two rows with one key the later wins."""
         segments, self._segments = [*self._segments, *self._writer.finish()], []
         return segments
 
     def discard(self) -> None:
-        """Drop all rows, and remove the segments that hold them already."""
+        """Drop all rows, and remove the segments written so far."""
         self._writer.discard()
         remove_segments(self._target.files, self._segments)
         self._segments = []
 
 
-def small_bytes(place: int) -> int:
-    """Return the most bytes that the task of partition `place` may hand over to the driver. All of 100,000 tasks
-    together stay below 512 MiB: Spark fails a job whose results are larger than spark.driver.maxResultSize, 1 GiB
-    unless set.
+def small_bytes(partition_id: int) -> int:
+    """Return the largest number of bytes that the task of a partition may send to the driver. The sum over 100,000
+    tasks stays below 512 MiB: Spark fails a job with results larger than spark.driver.maxResultSize, by default 1 GiB.
     """
-    return SMALL_BYTES // (1 + place // _WHOLE_TASKS)
+    return SMALL_BYTES // (1 + partition_id // _FULL_SIZE_TASKS)
 
 
 def _write_task(target: WriteTarget, deletes: bool, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     from pyspark import TaskContext
 
-    settle()
+    freeze_loaded_objects()
     writer = SegmentWriter(target)
-    tables = gathered(batches)
+    tables = gather_batches(batches)
     first, second = next(tables, None), next(tables, None)
     context = TaskContext.get()
-    place = 0 if context is None else context.partitionId()
-    if first is not None and second is None and first.nbytes < small_bytes(place):
-        yield _result([None], [_ipc(first)])
+    partition_id = 0 if context is None else context.partitionId()
+    if first is not None and second is None and first.nbytes < small_bytes(partition_id):
+        yield _result([None], [_encode_table(first)])
         return
     for table in (first, second, *tables):
         if table is not None:
@@ -146,43 +143,48 @@ def _write_task(target: WriteTarget, deletes: bool, batches: Iterable[pa.RecordB
     yield _result(records, [None] * len(records))
 
 
-def _result(segments: Sequence[bytes | None], rows: Sequence[bytes | None]) -> pa.RecordBatch:
-    return pa.record_batch([pa.array(segments, pa.binary()), pa.array(rows, pa.binary())], schema=_RESULT_ARROW)
+def _result(segments: Sequence[bytes | None], encoded_rows: Sequence[bytes | None]) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(segments, pa.binary()), pa.array(encoded_rows, pa.binary())], schema=_RESULT_ARROW)
 
 
-def _ipc(table: pa.Table) -> bytes:
+def _encode_table(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
     return sink.getvalue().to_pybytes()
 
 
-def check_frame(table: TableSchema, given: StructType, *, deletes: bool = False) -> None:
-    """Raise SchemaMismatch, before any task runs, if a frame of this schema cannot be written to the table (or be its
-    keys).
+def check_frame(table: TableSchema, frame_schema: StructType, *, deletes: bool = False) -> None:
+    """Raise SchemaMismatch, before any task runs, if a frame of this schema cannot be written to the table; with
+    `deletes`, if it does not have the table's keys.
     """
-    wanted = table.key_schema if deletes else table.schema
+    target_schema = table.key_schema if deletes else table.schema
     change_columns = () if deletes else (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP)
-    changes = not deletes and CHANGE_TYPE in given.names
-    if changes and given[CHANGE_TYPE].dataType.typeName() != "string":
+    changes = not deletes and CHANGE_TYPE in frame_schema.names
+    if changes and frame_schema[CHANGE_TYPE].dataType.typeName() != "string":
         raise SchemaMismatch(
             f"table {table.name}: column {CHANGE_TYPE!r} must be a string, not "
-            f"{given[CHANGE_TYPE].dataType.simpleString()}"
+            f"{frame_schema[CHANGE_TYPE].dataType.simpleString()}"
         )
-    unknown = [name for name in given.names if name not in wanted.names and not (changes and name in change_columns)]
+    unknown = [
+        name
+        for name in frame_schema.names
+        if name not in target_schema.names and not (changes and name in change_columns)
+    ]
     if unknown:
-        raise SchemaMismatch(f"table {table.name}: unknown column {unknown[0]!r}; it takes {', '.join(wanted.names)}")
-    missing = [name for name in wanted.names if name not in given.names]
+        raise SchemaMismatch(
+            f"table {table.name}: unknown column {unknown[0]!r}; it takes {', '.join(target_schema.names)}"
+        )
+    missing = [name for name in target_schema.names if name not in frame_schema.names]
     if missing:
         raise SchemaMismatch(
-            f"table {table.name}: column {missing[0]!r} is missing; it takes {', '.join(wanted.names)}"
+            f"table {table.name}: column {missing[0]!r} is missing; it takes {', '.join(target_schema.names)}"
         )
-    if len(set(given.names)) < len(given.names):
-        raise SchemaMismatch(f"table {table.name}: a column name is there twice: {', '.join(given.names)}")
-    for field in arrow_schema(given):
-        if field.name in wanted.names and not accepts(field.type, wanted.field(field.name).type):
+    if len(set(frame_schema.names)) < len(frame_schema.names):
+        raise SchemaMismatch(f"table {table.name}: a column name occurs twice: {', '.join(frame_schema.names)}")
+    for field in arrow_schema(frame_schema):
+        if field.name in target_schema.names and not accepts(field.type, target_schema.field(field.name).type):
             raise SchemaMismatch(
-                f"table {table.name}, column {field.name!r}: type {given[field.name].dataType.simpleString()} "
-                "does not fit "
-                f"{wanted.field(field.name).type}; cast it first"
+                f"table {table.name}, column {field.name!r}: type {frame_schema[field.name].dataType.simpleString()} "
+                f"does not fit {target_schema.field(field.name).type}; cast it first"
             )

@@ -1,8 +1,7 @@
-"""Jobs on Spark: a refresh takes and writes DataFrames; its outputs are committed at the barrier when it returns.
+"""Jobs on Spark: a refresh reads and writes DataFrames; its outputs are committed at the barrier when it returns.
 
-Frames are planned from the barrier's own plans and built on the session that the caller gave (a foreachBatch frame
-belongs to a cloned session). Outputs are run and written at `upsert`, as segments that nothing points to until the
-commit.
+Frames are made from the plans of the barrier, on the caller's session (a foreachBatch frame belongs to a cloned
+session). `upsert` runs an output's frame and writes its segments, which stay invisible until the commit.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.errors import EpochlogError, InvalidInput, SparkLost
 from epochlog.store.session.handle import Handle
 
-from .errors import typed
+from .errors import find_epochlog_error
 from .refresh_context import SparkRefreshContext
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ Refresh = Callable[[SparkRefreshContext], Any]
 
 @dataclass(frozen=True, slots=True)
 class SparkDoor:
-    """Executor of refreshes with DataFrames, on the session that the caller gave."""
+    """Executor of refreshes with DataFrames, on the caller's session."""
 
     handle: Handle
     session: SparkSession
@@ -37,20 +36,20 @@ class SparkDoor:
         return SparkRefreshContext(self.session, self.handle, plan)
 
     def check(self, job: str) -> None:
-        """Raise SparkLost if the session has gone: it is unknown what its tasks wrote."""
-        if gone(self.session):
-            raise lost(job, self.session)
+        """Raise SparkLost if the session is lost: the state of its tasks' files is unknown."""
+        if is_session_lost(self.session):
+            raise session_lost_error(job, self.session)
 
     def known(self, error: BaseException, job: str) -> BaseException:
-        """Return the typed error that a Spark task met, or SparkLost if the session has gone and the error has no type
-        of its own.
+        """Return the typed error of a Spark task; SparkLost if the session is lost and the error is not an epochlog
+        error; else the error itself.
         """
         if not isinstance(error, Exception):
             return error
-        found = typed(error)
-        if found is None and not isinstance(error, EpochlogError) and gone(self.session):
-            return lost(job, self.session)
-        return found or error
+        typed_error = find_epochlog_error(error)
+        if typed_error is None and not isinstance(error, EpochlogError) and is_session_lost(self.session):
+            return session_lost_error(job, self.session)
+        return typed_error or error
 
 
 def step(
@@ -61,37 +60,37 @@ def step(
     tenure: Tenure | None = None,
     take_over: bool = False,
 ) -> int | None:
-    """Run one barrier in the foreground; return the committed epoch, or None when there is nothing to do or the job is
+    """Run one barrier in the foreground; return the committed epoch, or None if there is nothing to do or the job is
     finished.
 
-    Raises JobRunning, Fenced, JobParked, SparkLost, the errors of the refresh, and epochlog's own errors with their
-    types even if a Spark task met them.
+    Raises JobRunning, Fenced, JobParked, SparkLost, the errors of the refresh, and typed epochlog errors, including
+    those raised in Spark tasks.
     """
-    check_given(runner, session, refresh)
+    check_arguments(runner, session, refresh)
     return runner.step(refresh, SparkDoor(runner.handle, session), tenure=tenure, take_over=take_over)
 
 
-def check_given(runner: JobRunner, session: object, refresh: object) -> None:
+def check_arguments(runner: JobRunner, session: object, refresh: object) -> None:
     """Raise InvalidInput unless the session is a SparkSession and the refresh is a function."""
     from pyspark.sql import SparkSession
 
     runner.check_refresh(refresh)
     if not isinstance(session, SparkSession):
-        raise InvalidInput(f"job {runner.name!r}: spark is a SparkSession, not of Spark Connect, and not {session!r}")
+        raise InvalidInput(f"job {runner.name!r}: spark must be a classic SparkSession, not {session!r}")
 
 
-def own_pool(session: SparkSession, name: str) -> None:
-    """Put this thread's Spark jobs into a scheduler pool of their own, so that they share the cores with other threads
-    where the session's scheduler is fair.
+def use_scheduler_pool(session: SparkSession, name: str) -> None:
+    """Put this thread's Spark jobs into their own scheduler pool, so that they share the cores with other threads if
+    the session's scheduler is fair.
     """
     try:
         session.sparkContext.setLocalProperty("spark.scheduler.pool", name)
-    except Exception:  # noqa: BLE001  # a session that has gone: the step will say so
+    except Exception:  # noqa: BLE001  # The session is lost; the step raises SparkLost.
         return
 
 
-def gone(session: SparkSession) -> bool:
-    """Return True if the session's JVM died or its context was stopped: such a driver commits nothing more."""
+def is_session_lost(session: SparkSession) -> bool:
+    """Return True if the session's JVM died or its context was stopped, so that the driver can commit nothing more."""
     try:
         context: Any = session.sparkContext
         return bool(context._jsc.sc().isStopped())
@@ -99,22 +98,22 @@ def gone(session: SparkSession) -> bool:
         return True
 
 
-def lost(job: str, session: SparkSession) -> SparkLost:
-    """Build the SparkLost error for a session that has gone."""
+def session_lost_error(job: str, session: SparkSession) -> SparkLost:
+    """Build the SparkLost error of a lost session."""
     if _jvm_died(session):
-        why = "its JVM has died"
-        todo = "PySpark starts no other one in this Python process: start the program again, and the job there"
+        cause = "its JVM has died"
+        advice = "PySpark cannot start another JVM in this Python process: start the program again, and the job in it"
     else:
-        why = "it was stopped"
-        todo = "Make a new one, in this process too (epochlog.spark()), and step or start the job with that"
+        cause = "it was stopped"
+        advice = "Make a new one, also in this process (epochlog.spark()), and step or start the job with it"
     return SparkLost(
-        f"the Spark session of job {job!r} has gone: {why}, and nothing of this barrier was committed. {todo}: it goes "
-        "on from the catalog"
+        f"the Spark session of job {job!r} is lost: {cause}, and this barrier was not committed. {advice}: it resumes "
+        "from the catalog"
     )
 
 
 def _jvm_died(session: SparkSession) -> bool:
-    """Return True if the session's JVM does not answer any more."""
+    """Return True if the session's JVM does not answer."""
     try:
         jvm: Any = session.sparkContext._jvm
         jvm.java.lang.System.nanoTime()

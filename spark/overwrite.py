@@ -1,6 +1,4 @@
-"""Overwrite of a table's whole content in one epoch: the new rows, and a delete for every key that is not among
-them.
-"""
+"""Overwrite of a table in one epoch: the new rows, and a delete for every existing key without a new row."""
 
 from __future__ import annotations
 
@@ -35,10 +33,10 @@ from epochlog.store.types.read_options import ReadOptions
 def commit_overwrite(
     handle: Handle, table: TableDef, edit: TableEdit, *, txn: TxnPair | None = None, ending: Collection[str] = ()
 ) -> int:
-    """Commit `edit` as the whole content of the table; return the epoch. `txn`, `ending`: as in commit_root.
+    """Replace all rows of the table by `edit`; return the epoch. `txn` and `ending` are those of `commit_root`.
 
-    The keys to delete are found at the newest commit. When other commits land meanwhile, deletes of their keys are
-    added, so an overwrite comes to an end however busy the table is.
+    The keys to delete are read at the newest commit. If other commits land meanwhile, the next attempt adds deletes for
+    their keys only, so the overwrite ends however busy the table is.
     """
     if find_committed_epoch(handle, txn, [table.id]) is not None:
         return commit_root(handle, [edit], txn=txn, ending=ending)
@@ -47,78 +45,79 @@ def commit_overwrite(
     base: int | None = None
     try:
         while True:
-            base, more = retry_stale_plan(
-                handle, lambda base=base: _deletes(handle, target, table, edit.segments, base)
+            base, new_deletes = retry_stale_plan(
+                handle, lambda base=base: _write_deletes(handle, target, table, edit.segments, base)
             )
-            deletes += more
-            whole = replace(edit, segments=(*deletes, *edit.segments), operation="overwrite", base=base)
+            deletes += new_deletes
+            overwrite = replace(edit, segments=(*deletes, *edit.segments), operation="overwrite", base=base)
             with suppress(CommitConflict):
-                return commit_root(handle, [whole], txn=txn, ending=ending)
+                return commit_root(handle, [overwrite], txn=txn, ending=ending)
     except DEFINITE_FAILURES:
         remove_segments(handle.files, deletes)
         raise
 
 
-def _deletes(
-    handle: Handle, target: WriteTarget, table: TableDef, new: Sequence[Segment], since: int | None
+def _write_deletes(
+    handle: Handle, target: WriteTarget, table: TableDef, new_segments: Sequence[Segment], since: int | None
 ) -> tuple[int, list[Segment]]:
-    """Write tombstones for the keys that the table holds, or has got after `since`, and `new` does not name; return the
-    table's newest commit and their segments.
+    """Write tombstones for the table's keys without a row in `new_segments`; return the table's newest commit and the
+    tombstones' segments. since: only keys committed after it; None for all keys.
 
     A bounded number of keys is in memory at a time.
     """
 
     def plan(view: View) -> ScanPlan:
-        require_intents(view, table.name, (segment.path for segment in new))  # else their files may be gone as well
-        return _held(view, table, since)
+        # Without their intent, vacuum may have deleted the new files too.
+        require_intents(view, table.name, (segment.path for segment in new_segments))
+        return _plan_existing(view, table, since)
 
-    old = handle.catalog.read(plan)
+    rows_plan = handle.catalog.read(plan)
     writer = SegmentWriter(target)
     try:
-        for part in old.splits(max(1, old.rows_at_most // BATCH_ROWS)):
-            before = old.rows(target.files, ReadOptions(table.schema.primary_key, None, part))
-            writer.delete(before.data.filter(pa.array(~_named(target, new, before.keys, part))))
-        return old.epoch, writer.finish()
+        for key_range in rows_plan.splits(max(1, rows_plan.rows_at_most // BATCH_ROWS)):
+            before = rows_plan.rows(target.files, ReadOptions(table.schema.primary_key, None, key_range))
+            writer.delete(before.data.filter(pa.array(~_mask_of_keys_in(target, new_segments, before.keys, key_range))))
+        return rows_plan.epoch, writer.finish()
     except BaseException:
         writer.discard()
         raise
 
 
-def _held(view: View, table: TableDef, since: int | None) -> ScanPlan:
-    """Plan a scan of the table's newest rows; only of those committed after `since`, if the log still reaches back to
-    it.
-    """
+def _plan_existing(view: View, table: TableDef, since: int | None) -> ScanPlan:
+    """Plan a scan of the table's newest rows; only of those committed after `since` if the log reaches back to it."""
     if since is not None:
         with suppress(LogTruncated):
-            found = get_table(view, table.id, table.name)
-            groups = plan_changes(view, found, since, by_commit=True).groups
-            newest = plan_scan(view, found, None).epoch
+            current = get_table(view, table.id, table.name)
+            groups = plan_changes(view, current, since, by_commit=True).groups
+            newest = plan_scan(view, current, None).epoch
             return ScanPlan(table.schema, newest, (), tuple(segment for group in groups for segment in group.segments))
     return plan_scan(view, get_table(view, table.id, table.name), None)
 
 
-def _named(target: WriteTarget, new: Sequence[Segment], keys: pa.Array, part: KeyRange) -> np.ndarray:
-    """Return a mask of the keys that any of the segments names, to upsert or to delete them."""
-    found = np.zeros(len(keys), np.bool_)
+def _mask_of_keys_in(
+    target: WriteTarget, new_segments: Sequence[Segment], keys: pa.Array, key_range: KeyRange
+) -> np.ndarray:
+    """Return a mask of the keys that any of the segments upserts or deletes."""
+    mask = np.zeros(len(keys), np.bool_)
     if not len(keys):
-        return found
-    for named in _keys_of(target, new, (keys[0].as_py(), keys[len(keys) - 1].as_py()), part):
-        found |= pc.is_in(keys, value_set=named).to_numpy(zero_copy_only=False)
-    return found
+        return mask
+    for segment_keys in _keys_of(target, new_segments, (keys[0].as_py(), keys[len(keys) - 1].as_py()), key_range):
+        mask |= pc.is_in(keys, value_set=segment_keys).to_numpy(zero_copy_only=False)
+    return mask
 
 
 def _keys_of(
-    target: WriteTarget, segments: Sequence[Segment], within: tuple[Key, Key], part: KeyRange
+    target: WriteTarget, segments: Sequence[Segment], bounds: tuple[Key, Key], key_range: KeyRange
 ) -> Iterator[pa.Array]:
     """Yield the keys of the segments in the key range, about BATCH_ROWS at a time."""
     codec = ScanPlan(target.schema, 0).codec
-    held: list[pa.Array] = []
+    pending: list[pa.Array] = []
     for segment in segments:
-        if segment.key_max < within[0] or segment.key_min > within[1]:
+        if segment.key_max < bounds[0] or segment.key_min > bounds[1]:
             continue
-        held.append(SegmentReader(target.files, segment, target.schema, codec).read((), part).keys)
-        if sum(map(len, held)) >= BATCH_ROWS:
-            yield pa.concat_arrays(held)
-            held = []
-    if held:
-        yield pa.concat_arrays(held)
+        pending.append(SegmentReader(target.files, segment, target.schema, codec).read((), key_range).keys)
+        if sum(map(len, pending)) >= BATCH_ROWS:
+            yield pa.concat_arrays(pending)
+            pending = []
+    if pending:
+        yield pa.concat_arrays(pending)

@@ -1,5 +1,5 @@
-"""Partitions of a read, one for each Spark task. The driver cuts, tasks read; no task opens the catalog, nothing
-imports pyspark.
+"""Partitions of a read, one for each Spark task. The driver cuts and tasks read; no task opens the catalog, and this
+module does not import pyspark.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from epochlog.store.types.read_options import ReadOptions
 
 from .options import Tasks
 from .types import to_spark
-from .worker_gc import settle
+from .worker_gc import freeze_loaded_objects
 
 SMALLEST_PIECE_BYTES, LARGEST_PIECE_BYTES = 4 << 20, 128 << 20
-"""In memory, of all that is read for a piece; so much as Spark's own readers take of files."""
+"""Bytes in memory of the data read for a partition. The upper limit is that of Spark's own file readers."""
 BATCH_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPartition:
-    """Read of one Spark task: a plan, what to read of it, and the exact schema that Spark expects. Picklable."""
+    """Read of one task: a plan, its read options, and the exact schema that Spark expects. Picklable."""
 
     files: Files
     plan: ScanPlan | LogPlan
-    wanted: pa.Schema
-    options: ReadOptions  # its columns are the table's; the change columns come by themselves
+    schema: pa.Schema
+    options: ReadOptions  # the columns are the table's; the change columns are not among them
     mode: str = "epochs"
     pre_images: bool = False
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in Spark's types. Raises SnapshotExpired when a file has gone since the plan was made."""
-        settle()
-        name = self.plan.table.name
+        """Yield the rows in Spark's types. Raises SnapshotExpired if vacuum has deleted a file of the plan."""
+        freeze_loaded_objects()
+        table_name = self.plan.table.name
         try:
             for batch in self._batches():
-                yield from to_spark(name, batch, self.wanted).to_batches(max_chunksize=BATCH_ROWS)
+                yield from to_spark(table_name, batch, self.schema).to_batches(max_chunksize=BATCH_ROWS)
         except Corrupt as error:
             if "gone" not in error.what:
                 raise
             raise SnapshotExpired(
-                f"table {name!r}: {error.path} has gone since this read was planned, longer ago than its lease; "
-                "load it again"
+                f"table {table_name!r}: vacuum has deleted {error.path} after the lease of this read expired; load the "
+                "table again"
             ) from error
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
@@ -59,20 +59,20 @@ class ReadPartition:
         return self.plan.batches(self.files, self.mode, pre_images=self.pre_images, options=self.options)
 
 
-def cut(piece: ReadPartition, tasks: Tasks) -> list[ReadPartition]:
-    """Cut a read in key order into pieces that read like numbers of bytes: one for each task that the session runs at a
-    time, fewer when they would be small, more when they would be large, or when more are wanted; none for an empty
-    plan. Raises Corrupt.
+def cut(partition: ReadPartition, tasks: Tasks) -> list[ReadPartition]:
+    """Cut a read by key range into partitions of similar numbers of bytes: one for each task that the session runs at a
+    time, fewer if they would be small, more if they would be large or the user wants more. An empty plan gives none.
+    Raises Corrupt.
     """
-    table, spans = piece.plan.table, spans_of(piece.plan, piece.options)
+    table, spans = partition.plan.table, spans_of(partition.plan, partition.options)
     size = sum(span.bytes for span in spans)
     if not spans:
         return []
-    worth_while = min(tasks.parallelism, int(size // SMALLEST_PIECE_BYTES))
-    count = max(tasks.at_least, worth_while, ceil(size / LARGEST_PIECE_BYTES))
-    columns = table.schema.names if piece.options.columns is None else piece.options.columns
-    ranges = split_evenly(piece.files, table, spans, columns, count, piece.options.key_range)
+    worthwhile = min(tasks.parallelism, int(size // SMALLEST_PIECE_BYTES))
+    count = max(tasks.at_least, worthwhile, ceil(size / LARGEST_PIECE_BYTES))
+    columns = table.schema.names if partition.options.columns is None else partition.options.columns
+    ranges = split_evenly(partition.files, table, spans, columns, count, partition.options.key_range)
     return [
-        replace(piece, plan=narrowed(piece.plan, keys), options=replace(piece.options, key_range=keys))
+        replace(partition, plan=narrowed(partition.plan, keys), options=replace(partition.options, key_range=keys))
         for keys in ranges
     ]

@@ -1,4 +1,4 @@
-"""Context of a refresh on Spark: DataFrames in, DataFrames out, fixed at its barrier."""
+"""Context of a refresh on Spark: reads and writes DataFrames, fixed at its barrier."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 BROADCAST_BYTES = 8 << 20
-TOUCHED_HERE = 10_000
-"""Rows of a log whose groups are read without a Spark job."""
+LOCAL_TOUCHED_ROWS = 10_000
+"""Largest number of changes whose groups the driver reads without a Spark job."""
 _GROUP = "__group_"
 
 
 class SparkRefreshContext(RefreshContext[FrameWriter]):
-    """Context that `job.step` and `job.start` give to a refresh: the DataFrames that it reads and writes at one
+    """Context that `job.step` and `job.start` pass to a refresh: the DataFrames that it reads and writes at one
     barrier.
 
-    Everything read and written is a DataFrame of `.spark`, fixed at the barrier (.prev, .curr], epochs of the store; a
-    frame is run and written when it is given, and committed with all others when the refresh returns. A name that is no
-    upstream or output of the job is InvalidInput.
+    Reads return and writes take DataFrames of the session `.spark`, fixed at the barrier (.prev, .curr], two epochs of
+    the store. A write runs its frame at once; all writes are committed together when the refresh returns. A name that
+    is no upstream or output of the job raises InvalidInput.
     """
 
     def __init__(self, session: SparkSession, handle: Handle, plan: RefreshPlan) -> None:
@@ -62,27 +62,25 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
         self._handle = handle
         self._intent: str | None = None
         self._touched: dict[tuple[str, ...], DataFrame] = {}  # by upstream and columns
-        self._small: list[tuple[DataFrame, pa.Table]] = []  # groups that this process has read
+        self._local_groups: list[tuple[DataFrame, pa.Table]] = []  # groups that the driver has read
 
     def _frame_writer(self, target: WriteTarget) -> FrameWriter:
-        """Make a writer under an intent of this refresh: task attempts that lost have left files, which the open
-        store's own intent would keep for as long as this process lives.
+        """Make a writer under this refresh's own write intent. Failed task attempts leave files, which the open store's
+        intent would protect from vacuum until this process ends.
         """
         if self._intent is None:
             self._intent = self._handle.intents.register("spark")
         return FrameWriter(replace(target, intent=self._intent))
 
     def _end(self) -> None:
-        """Release the intent once the refresh is committed or has failed. An intent that cannot be released now runs
-        out.
-        """
+        """Release the intent after the commit or failure of the refresh. If it cannot be released now, it expires."""
         if self._intent is not None:
             with suppress(EpochlogError):
                 self._handle.intents.release(self._intent)
 
     @property
     def spark(self) -> SparkSession:
-        """Return the session that the frames belong to."""
+        """Return the session of the frames."""
         return self._session
 
     def changes(
@@ -97,8 +95,8 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
         """Return the upstream's changes in (prev, curr], with the change columns; in a backfill its rows at curr, as
         inserts.
 
-        mode: "net" is one change a key, "epochs" each of them. Without pre_images a delete has its key alone, and of an
-        update only the new row is there. `filter` (a pyarrow expression) may name key columns only.
+        mode: "net" returns one change for each key, "epochs" every change. Without pre_images a delete has its key
+        only, and an update its new row only. `filter` (a pyarrow expression) may name key columns only.
         """
         if mode not in ("epochs", "net"):
             raise InvalidInput(f"mode must be 'epochs' or 'net', not {mode!r}")
@@ -107,34 +105,33 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
         return self._frame(planned_upstream.changes, options, mode=mode, pre_images=pre_images)
 
     def touched(self, upstream: str, columns: str | Sequence[str]) -> DataFrame:
-        """Return the distinct values of these columns in the rows that changed in (prev, curr], before and after the
-        change.
+        """Return the distinct values of these columns in the old and new rows of the changes in (prev, curr].
 
-        They are the groups that a refresh must compute anew; nulls are among them. In a backfill they are the values of
-        all rows at curr, or of those in the piece at hand. Few changes are read at once, by this process and without a
-        Spark job; a frame of more is read whenever it is used: `.toArrow()` makes a table of it that `among` and
-        `recompute` take in its place.
+        They are the groups that a refresh must recompute; nulls are among them. In a backfill they are the values of
+        all rows at curr, or of the rows in the current chunk. The driver reads few changes at once, without a Spark
+        job. A frame of more changes is read at each use: `.toArrow()` turns it into a table, which `among` and
+        `recompute` take too.
         """
-        found = self._plan.upstream(upstream)
-        names = group_columns(upstream, found.table.schema.schema, columns, least=1)
-        asked = (upstream, *names)
-        if asked not in self._touched:
-            self._touched[asked] = self._find_touched(found, names)
-        return self._touched[asked]
+        source = self._plan.upstream(upstream)
+        names = group_columns(upstream, source.table.schema.schema, columns, least=1)
+        cache_key = (upstream, *names)
+        if cache_key not in self._touched:
+            self._touched[cache_key] = self._find_touched(source, names)
+        return self._touched[cache_key]
 
     def _find_touched(self, upstream: Upstream, names: list[str]) -> DataFrame:
         plan, table = upstream.changes, upstream.table.name
         images = not is_key(upstream.table.schema, names)
-        if plan.backfill or plan.rows > TOUCHED_HERE:
+        if plan.backfill or plan.rows > LOCAL_TOUCHED_ROWS:
             return self.changes(table, pre_images=images, columns=names).select(*names).distinct()
         options = ReadOptions(names, None, upstream.keys)
         batches = plan.batches(self._files, "net", pre_images=images, options=options)
         groups = distinct(pa.Table.from_batches(batches, schema=plan.schema(names)), names)
-        frame = self._frame_of(groups)
-        self._small.append((frame, groups))
+        frame = self._make_frame(groups)
+        self._local_groups.append((frame, groups))
         return frame
 
-    def _frame_of(self, groups: pa.Table) -> DataFrame:
+    def _make_frame(self, groups: pa.Table) -> DataFrame:
         schema = spark_schema("groups", groups.schema)
         return self._session.createDataFrame(to_spark("groups", groups, arrow_schema(schema)), schema)
 
@@ -148,9 +145,9 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
     ) -> DataFrame:
         """Return the upstream at curr.
 
-        among: groups, as `touched` gives them: a frame, or an Arrow table, of columns of the upstream. Then only rows
-        that have one of these combinations of values are given; of a table, or of what `touched` has read at once,
-        little else is looked at where the columns begin the primary key.
+        among: groups as `touched` returns them, a frame or an Arrow table of columns of the upstream. Only rows with
+        one of these combinations of values are returned. If the columns are a prefix of the primary key, and the groups
+        are a table or few changes of `touched`, few other rows are scanned.
         """
         return self._rows(self._plan.upstream(upstream).current, ReadOptions(columns, filter), among)
 
@@ -162,7 +159,7 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
         filter: pc.Expression | None = None,
         among: DataFrame | pa.Table | None = None,
     ) -> DataFrame:
-        """Return the upstream at prev; empty when prev is 0. `among` is that of `table`."""
+        """Return the upstream at prev; empty if prev is 0. `among` is that of `table`."""
         return self._rows(self._plan.upstream(upstream).previous, ReadOptions(columns, filter), among)
 
     def output(
@@ -173,23 +170,22 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
         filter: pc.Expression | None = None,
         among: DataFrame | pa.Table | None = None,
     ) -> DataFrame:
-        """Return the job's own output at prev; when prev is 0 it is empty, or holds the rows from earlier pieces of the
-        snapshot.
+        """Return the job's output at prev; if prev is 0, the rows that earlier backfill chunks made.
 
         `among` is that of `table`.
         """
         return self._rows(self._plan.output(output).previous, ReadOptions(columns, filter), among)
 
     def upsert(self, output: str, frame: DataFrame) -> None:
-        """Write rows of an output; committed with all others when the refresh returns, or not at all.
+        """Write rows of an output; they are committed with all other writes when the refresh returns.
 
-        A column `_change_type` may tell of each row whether it is an "upsert" or a "delete".
+        An optional column `_change_type` marks each row as an "upsert" or a "delete".
         """
         with self._writing(output) as writer:
             writer.write(frame)
 
     def delete(self, output: str, keys: DataFrame) -> None:
-        """Delete rows of an output by primary key (exactly its columns); unknown keys are fine."""
+        """Delete rows of an output by primary key (exactly its columns); unknown keys are ignored."""
         with self._writing(output) as writer:
             writer.write(keys, deletes=True)
 
@@ -201,60 +197,60 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
         from_: DataFrame,
         touched: DataFrame | pa.Table | None = None,
     ) -> None:
-        """Make `from_` all the rows that the output has of the touched groups: upsert these, delete the others.
+        """Replace the output's rows of the touched groups with `from_`: upsert its rows, delete the others.
 
-        by: the output's columns that tell its groups apart; [] makes `from_` the whole output. touched: the groups that
-        were computed anew, with the columns `by`, as a frame or an Arrow table; those without a row in `from_` lose all
-        they have. Without it, of a job with one upstream that has the columns `by`, it is `ctx.touched(upstream, by)`.
-        The columns `by` need not be of the primary key, and null is a group like others. It is one write.
+        by: the output's columns that identify a group; [] replaces the whole output. touched: the recomputed groups, a
+        frame or an Arrow table with the columns `by`; a group without a row in `from_` loses all its rows. The default,
+        for a job with one upstream that has the columns `by`, is `ctx.touched(upstream, by)`. The columns `by` need not
+        be of the primary key, and null is a group like others. The call makes one write.
 
-        Raises InvalidInput for a row of a group that was not touched, for two rows with one primary key, where
-        `touched` must be given, and when this refresh has written rows of the output before: call it once for an
-        output, with all its groups.
+        Raises InvalidInput for a row of a group that was not touched, for two rows with one primary key, if the job
+        needs `touched`, and if this refresh has written rows of the output before: call it once for an output, with
+        all its groups.
         """
         from pyspark.sql import functions as F  # noqa: N812 (Spark's own convention)
 
-        found = self._plan.output(output)
+        target = self._plan.output(output)
         self._require_unwritten(output)
-        names = group_columns(output, found.table.schema.schema, by)
+        names = group_columns(output, target.table.schema.schema, by)
         with self._name_job_in_errors():
-            check_frame(found.table.schema, from_.schema)
+            check_frame(target.table.schema, from_.schema)
         if CHANGE_TYPE in from_.columns:
-            raise SchemaMismatch(f"recompute({output!r}) takes rows as they are now, without {CHANGE_TYPE!r}; drop it")
-        key, rows = list(found.table.schema.primary_key), from_.withColumn(CHANGE_TYPE, F.lit("upsert"))
+            raise SchemaMismatch(f"recompute({output!r}) takes rows without the column {CHANGE_TYPE!r}; drop it")
+        key, rows = list(target.table.schema.primary_key), from_.withColumn(CHANGE_TYPE, F.lit("upsert"))
         if names:
             groups = self._touched_by(output, names) if touched is None else touched
             _require_groups(output, groups)
-            rows = _only_touched(output, rows, self._groups(groups, names))
+            rows = _require_touched(output, rows, self._as_group_frame(groups, names))
         elif touched is not None:
             raise InvalidInput(f"recompute({output!r}, by=[]) replaces the whole output; leave out `touched`")
         else:
             groups = None
-        rows = _each_once(output, rows, key)
-        if found.previous.files:
-            before = self.output(output, columns=key, among=groups)
-            rows = before.join(rows, key, "full").fillna("delete", [CHANGE_TYPE])
+        rows = _require_unique_keys(output, rows, key)
+        if target.previous.files:
+            previous_rows = self.output(output, columns=key, among=groups)
+            rows = previous_rows.join(rows, key, "full").fillna("delete", [CHANGE_TYPE])
         with self._writing(output) as writer:
             writer.write(rows)
 
     def _touched_by(self, output: str, names: list[str]) -> DataFrame:
         return self.touched(self._only_upstream(output, names), names)
 
-    def _groups(self, given: DataFrame | pa.Table, names: Sequence[str]) -> DataFrame:
-        """Return the groups as a frame of these columns, which are under other names, so that it joins with any."""
-        missing = [name for name in names if name not in _names(given)]
+    def _as_group_frame(self, groups: DataFrame | pa.Table, names: Sequence[str]) -> DataFrame:
+        """Return the groups as a frame of these columns, renamed so that the frame joins with any other."""
+        missing = [name for name in names if name not in _names(groups)]
         if missing:
-            raise InvalidInput(f"the touched groups have no column {missing[0]!r}: they have {_names(given)}")
-        small = self._known(given)
-        frame = self._frame_of(given) if isinstance(given, pa.Table) else given
+            raise InvalidInput(f"the touched groups have no column {missing[0]!r}; their columns are {_names(groups)}")
+        local_groups = self._local_table(groups)
+        frame = self._make_frame(groups) if isinstance(groups, pa.Table) else groups
         frame = frame.select(*names).distinct().toDF(*(_GROUP + name for name in names))
-        return frame if small is None or small.nbytes >= BROADCAST_BYTES else frame.hint("broadcast")
+        return frame if local_groups is None or local_groups.nbytes >= BROADCAST_BYTES else frame.hint("broadcast")
 
-    def _known(self, groups: DataFrame | pa.Table) -> pa.Table | None:
-        """Return the groups as a table if this process has them, else None."""
+    def _local_table(self, groups: DataFrame | pa.Table) -> pa.Table | None:
+        """Return the groups as a table if the driver has them, else None."""
         if isinstance(groups, pa.Table):
             return groups
-        return next((table for frame, table in self._small if frame is groups), None)
+        return next((table for frame, table in self._local_groups if frame is groups), None)
 
     def _rows(self, plan: ScanPlan, options: ReadOptions, among: DataFrame | pa.Table | None) -> DataFrame:
         if among is None:
@@ -262,13 +258,15 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
         _require_groups(plan.table.name, among)
         names = plan.schema(options.columns).names
         by = group_columns(plan.table.name, plan.table.schema, _names(among), least=1)
-        known = self._known(among)
-        narrower = None if known is None else pruning(as_groups(plan.table, from_spark(plan.table, known)))
+        groups_table = self._local_table(among)
+        group_filter = None
+        if groups_table is not None:
+            group_filter = pruning(as_groups(plan.table, from_spark(plan.table, groups_table)))
         columns = [*names, *(name for name in by if name not in names)]
-        frame = self._frame(plan, ReadOptions(columns, conjunction(options.filter, narrower)))
-        if narrower is not None and len(by) == 1:
-            return frame.select(*names)  # the filter says it all
-        groups = self._groups(among, by)
+        frame = self._frame(plan, ReadOptions(columns, conjunction(options.filter, group_filter)))
+        if group_filter is not None and len(by) == 1:
+            return frame.select(*names)  # The filter selects exactly the groups.
+        groups = self._as_group_frame(among, by)
         return frame.join(groups, _same_group(frame, groups, by), "left_semi").select(*names)
 
     def _frame(
@@ -276,9 +274,9 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
     ) -> DataFrame:
         plan, table = narrowed(plan, options.key_range), plan.table
         options = replace(options, columns=tuple(table.schema.names if options.columns is None else options.columns))
-        rows: pa.Schema = plan.schema(options.columns)
-        # a delete leaves all but the key empty; the key itself is never null
-        schema = spark_schema(table.name, rows, table.primary_key)
+        arrow: pa.Schema = plan.schema(options.columns)
+        # A delete has nulls in all columns but the key, which is never null.
+        schema = spark_schema(table.name, arrow, table.primary_key)
         partition = ReadPartition(self._files, plan, arrow_schema(schema), options, mode, pre_images)
         frame = read_frame(self._session, partition, schema)
         return frame.hint("broadcast") if bytes_to_read(plan, options) < BROADCAST_BYTES else frame
@@ -297,36 +295,38 @@ def _names(groups: DataFrame | pa.Table) -> list[str]:
 
 
 def _same_group(rows: DataFrame, groups: DataFrame, names: Sequence[str]) -> Column:
-    """Build the join condition that a row belongs to a group; null is a value."""
+    """Build the join condition of a row and its group; null equals null."""
     return reduce(and_, (rows[name].eqNullSafe(groups[_GROUP + name]) for name in names))
 
 
-def _only_touched(output: str, rows: DataFrame, groups: DataFrame) -> DataFrame:
-    """Return the rows; a task that meets a row outside of the groups raises."""
+def _require_touched(output: str, rows: DataFrame, groups: DataFrame) -> DataFrame:
+    """Return the rows; a task raises an error for a row outside the groups."""
     from pyspark.sql import functions as F  # noqa: N812 (Spark's own convention)
 
     names = [name.removeprefix(_GROUP) for name in groups.columns]
     marked = rows.join(groups.withColumn(_GROUP, F.lit(True)), _same_group(rows, groups, names), "left")
-    kind = F.when(F.col(_GROUP), F.col(CHANGE_TYPE)).otherwise(_raised(not_touched(output, _GROUP), names))
+    kind = F.when(F.col(_GROUP), F.col(CHANGE_TYPE)).otherwise(_raise_column(not_touched(output, _GROUP), names))
     return marked.withColumn(CHANGE_TYPE, kind).select(*rows.columns)
 
 
-def _each_once(output: str, rows: DataFrame, key: Sequence[str]) -> DataFrame:
-    """Return the rows; a task that meets two with one key raises. They are spread by the key, as a join by it needs."""
+def _require_unique_keys(output: str, rows: DataFrame, key: Sequence[str]) -> DataFrame:
+    """Return the rows, partitioned by key as a join on it requires; a task raises an error for a repeated key."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812 (Spark's own convention)
 
     counted = rows.withColumn(_GROUP, F.count("*").over(Window.partitionBy(*key)))
-    once = reduce(or_, (F.col(name).isNull() for name in key), F.col(_GROUP) == 1)  # a null is told by the writer
-    kind = F.when(once, F.col(CHANGE_TYPE)).otherwise(_raised(several_rows(output, _GROUP), key))
+    is_unique = reduce(
+        or_, (F.col(name).isNull() for name in key), F.col(_GROUP) == 1
+    )  # The writer refuses a null key.
+    kind = F.when(is_unique, F.col(CHANGE_TYPE)).otherwise(_raise_column(several_rows(output, _GROUP), key))
     return counted.withColumn(CHANGE_TYPE, kind).drop(_GROUP)
 
 
-def _raised(error: InvalidInput, columns: Sequence[str]) -> Column:
-    """Make a column that raises the error, with the row's values of these columns in place of _GROUP in its text."""
+def _raise_column(error: InvalidInput, columns: Sequence[str]) -> Column:
+    """Make a column that raises the error, with the row's values of these columns in place of _GROUP in its message."""
     from pyspark.sql import functions as F  # noqa: N812 (Spark's own convention)
 
     values = F.to_json(F.struct(*columns), {"ignoreNullFields": "false"})
     before, after = str(error).split(_GROUP)
-    told = F.concat(F.lit(f"\n{InvalidInput.__module__}.{InvalidInput.__name__}: {before}"), values, F.lit(after))
-    return F.raise_error(told).cast("string")
+    message = F.concat(F.lit(f"\n{InvalidInput.__module__}.{InvalidInput.__name__}: {before}"), values, F.lit(after))
+    return F.raise_error(message).cast("string")

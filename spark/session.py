@@ -1,4 +1,4 @@
-"""Spark data source "epochlog", and sessions that have it. The other modules of this package do the work."""
+"""Spark data source "epochlog", and sessions in which it is registered."""
 
 # ruff: noqa: N802  # Spark calls these methods by its own names
 
@@ -43,36 +43,36 @@ SETTINGS = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
-    "spark.scheduler.mode": "FAIR",  # the jobs of a pipeline share the cores, each in a pool of its own
+    "spark.scheduler.mode": "FAIR",  # The jobs of a pipeline share the cores, each in its own pool.
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
-"""For local sessions and local file systems: together they bring a micro-batch from 250-350 ms down to 50."""
+"""Settings of local sessions on local file systems: a micro-batch takes 50 ms with them, 250-350 ms without."""
 
 
 def spark(app_name: str = "epochlog", **conf: Any) -> SparkSession:
-    """Return a local Spark session whose workers run this interpreter, with the data source registered and settings
-    that suit it.
+    """Return a local Spark session with the data source registered and suitable settings, whose workers run this
+    interpreter.
 
-    conf: Spark settings, with dots written as they are (`**{"spark.sql.shuffle.partitions": 4}`) or as double
-    underscores (`spark__sql__shuffle__partitions=4`); `master` is local[*]. They win over this library's own settings.
-    Raises JavaMissing, which names the Java that was found, where Spark cannot run on it.
+    conf: Spark settings, with dots (`**{"spark.sql.shuffle.partitions": 4}`) or double underscores
+    (`spark__sql__shuffle__partitions=4`) in their names; `master` is local[*] by default. They override the settings of
+    this library. Raises JavaMissing, which names the Java found, if Spark cannot run on it.
     """
     from pyspark.sql import SparkSession
 
-    # the interpreter of Spark's workers is read from the environment, by whoever makes the session's context
+    # Spark reads the workers' interpreter from the environment when it creates the session's context.
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    given = {name.replace("__", "."): value for name, value in conf.items()}
-    settings = {**SETTINGS, "spark.sql.shuffle.partitions": str(os.cpu_count() or 2), **given}
+    user_settings = {name.replace("__", "."): value for name, value in conf.items()}
+    settings = {**SETTINGS, "spark.sql.shuffle.partitions": str(os.cpu_count() or 2), **user_settings}
     builder = SparkSession.builder.appName(app_name).master(str(settings.pop("master", "local[*]")))
     for name, value in settings.items():
         builder = builder.config(name, str(value).lower() if isinstance(value, bool) else str(value))
     try:
         session = builder.getOrCreate()
     except Exception as error:
-        wrong = java_trouble(os.environ)
+        wrong = find_java_problem(os.environ)
         if wrong is not None:
             raise JavaMissing(wrong) from error
         raise
@@ -80,48 +80,50 @@ def spark(app_name: str = "epochlog", **conf: Any) -> SparkSession:
     return session
 
 
-def java_trouble(environ: Mapping[str, str]) -> str | None:
-    """Return the reason why Spark cannot run on the Java that this environment names, with advice; None when it can."""
+def find_java_problem(environ: Mapping[str, str]) -> str | None:
+    """Return an error message with advice if Spark cannot run on the Java of this environment, else None."""
     home = environ.get("JAVA_HOME")
     folders = [os.path.join(home, "bin")] if home else environ.get("PATH", "").split(os.pathsep)
-    places = [os.path.join(folder, "java") for folder in folders]
-    path = places[0] if home else next((place for place in places if os.access(place, os.X_OK)), None)
-    todo = (
+    candidates = [os.path.join(folder, "java") for folder in folders]
+    path = (
+        candidates[0] if home else next((candidate for candidate in candidates if os.access(candidate, os.X_OK)), None)
+    )
+    advice = (
         f"Spark needs Java {OLDEST_JAVA} or newer. On Debian or Ubuntu: sudo apt-get install openjdk-17-jre-headless; "
-        "elsewhere https://adoptium.net. JAVA_HOME may name the folder of one that is there"
+        "elsewhere https://adoptium.net. Set JAVA_HOME to the folder of an installed one"
     )
     if path is None:
-        return f"no Java was found: JAVA_HOME is not set, and there is no java on PATH. {todo}"
-    where = f"JAVA_HOME is {home!r}" if home else "it is the first on PATH"
+        return f"no Java was found: JAVA_HOME is not set, and there is no java on PATH. {advice}"
+    origin = f"JAVA_HOME is {home!r}" if home else "it is the first on PATH"
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [path, "-version"], check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60
         )
     except (OSError, subprocess.SubprocessError) as error:
-        return f"the Java at {path} does not run ({where}): {error}. {todo}"
-    said = f"{done.stderr}{done.stdout}".strip()
-    found = re.search(r'version "(?:1\.)?(\d+)', said)
-    if found is None:
-        return f"{path} does not say which version of Java it is ({where}), but {said[:200]!r}. {todo}"
-    if int(found[1]) < OLDEST_JAVA:
-        return f"the Java at {path} is version {found[1]}, which is too old ({where}). {todo}"
+        return f"the Java at {path} does not run ({origin}): {error}. {advice}"
+    output = f"{process.stderr}{process.stdout}".strip()
+    version = re.search(r'version "(?:1\.)?(\d+)', output)
+    if version is None:
+        return f"{path} does not print a version ({origin}), but {output[:200]!r}. {advice}"
+    if int(version[1]) < OLDEST_JAVA:
+        return f"the Java at {path} is version {version[1]}, which is too old ({origin}). {advice}"
     return None
 
 
 def register(session: SparkSession) -> None:
-    """Make `format("epochlog")` known to a session. A second call does no harm."""
+    """Register `format("epochlog")` in a session. A second call has no effect."""
     context = session.sparkContext
     if str(context.master).startswith("local") and "PYSPARK_PYTHON" not in os.environ:
-        context.pythonExec = sys.executable  # Spark's default is the first python3 on the path, whatever that may lack
+        context.pythonExec = sys.executable  # Spark's default, the first python3 on PATH, may lack packages.
     with _active(session):
         session.dataSource.register(EpochlogSource)
-    _tell_more()
+    _patch_readers_and_writers()
 
 
 @contextlib.contextmanager
 def _active(session: SparkSession) -> Iterator[None]:
-    """Make a session this thread's active one inside of the block: Spark looks there for a taken name, no matter with
-    which session a source is registered, and only lets the session itself register again.
+    """Enter a context in which the session is this thread's active one. Spark checks in the active session if a
+    source's name is taken, and lets only that session register it again.
     """
     inner: Any = session
     sessions = inner._get_j_spark_session_class(inner._jvm)
@@ -136,14 +138,13 @@ def _active(session: SparkSession) -> Iterator[None]:
             sessions.clearActiveSession()
 
 
-def _tell_more() -> None:
-    """Wrap `read` and `readStream` of "epochlog" so that the source learns two facts that Spark does not tell it: the
-    number of tasks that the session runs at a time, and that a stream is one. Wrap writers so that they refuse to put a
-    table into Spark's own catalog, which keeps no options.
+def _patch_readers_and_writers() -> None:
+    """Patch the `format` of readers and writers. Readers get two options for "epochlog": the session's parallelism, and
+    `readChangeFeed` for a stream. Writers refuse to save a table in Spark's own catalog, which keeps no options.
 
-    A Python source is planned in a process of its own, which knows no session. And Spark asks for the schema without
-    telling a batch from a stream, and a stream has the change columns where a batch has not. `readChangeFeed` says it,
-    so a user's own option works just as well.
+    Spark plans a Python source in a separate process without a session, and asks for its schema in one way for batches
+    and streams. A stream has change columns, a batch has none, so the source needs `readChangeFeed`. Users can set it
+    too.
     """
     from pyspark.sql.readwriter import DataFrameReader, DataFrameWriter
     from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
@@ -151,70 +152,68 @@ def _tell_more() -> None:
     kinds: list[tuple[Any, dict[str, str]]] = [(DataFrameReader, {}), (DataStreamReader, {"readChangeFeed": "true"})]
     for kind, options in kinds:
         if not getattr(kind.format, "knows_epochlog", False):
-            kind.format = _telling(kind.format, options)
+            kind.format = _add_reader_options(kind.format, options)
     writers: list[tuple[Any, str]] = [(DataFrameWriter, "saveAsTable"), (DataStreamWriter, "toTable")]
     for kind, saving in writers:
         if not getattr(kind.format, "knows_epochlog", False):
-            kind.format = _noting(kind.format)
-            setattr(kind, saving, _refusing(getattr(kind, saving), saving))
+            kind.format = _note_format(kind.format)
+            setattr(kind, saving, _refuse_save(getattr(kind, saving), saving))
 
 
-def _telling(plain: Callable[[Any, str], Any], options: Mapping[str, str]) -> Callable[[Any, str], Any]:
-    @wraps(plain)
-    def told(self: Any, source: str) -> Any:
-        reader = plain(self, source)
+def _add_reader_options(original: Callable[[Any, str], Any], options: Mapping[str, str]) -> Callable[[Any, str], Any]:
+    @wraps(original)
+    def patched(self: Any, source: str) -> Any:
+        reader = original(self, source)
         if source.lower() != FORMAT:
             return reader
-        tasks = self._spark.sparkContext.defaultParallelism  # asked for now: executors come and go
+        tasks = self._spark.sparkContext.defaultParallelism  # Read at each call, since executors come and go.
         return reader.options(sessionParallelism=tasks, **options)
 
-    told.knows_epochlog = True  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
-    return told
+    patched.knows_epochlog = True  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+    return patched
 
 
-def _noting(plain: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-    """Wrap a writer's `format` so that the writer notes if it writes to this source."""
+def _note_format(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """Wrap a writer's `format` so that the writer records if it writes to "epochlog"."""
 
-    @wraps(plain)
-    def noted(self: Any, source: str) -> Any:
+    @wraps(original)
+    def patched(self: Any, source: str) -> Any:
         self._writes_epochlog = source.lower() == FORMAT
-        return plain(self, source)
+        return original(self, source)
 
-    noted.knows_epochlog = True  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
-    return noted
+    patched.knows_epochlog = True  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+    return patched
 
 
-def _refusing(plain: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Wrap `saveAsTable` or `toTable` so that it raises InvalidInput for this source."""
+def _refuse_save(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Wrap `saveAsTable` or `toTable` so that it raises InvalidInput for "epochlog"."""
 
-    @wraps(plain)
-    def refused(self: Any, *args: Any, **named: Any) -> Any:
-        source = args[1] if len(args) > 1 else named.get("format")
+    @wraps(original)
+    def patched(self: Any, *args: Any, **keywords: Any) -> Any:
+        source = args[1] if len(args) > 1 else keywords.get("format")
         if (source or "").lower() == FORMAT or (source is None and getattr(self, "_writes_epochlog", False)):
-            table = args[0] if args else named.get("name", named.get("tableName"))
-            raise InvalidInput(f"{name}({table!r}) is not for format('epochlog'). {NO_CATALOG}")
-        return plain(self, *args, **named)
+            table = args[0] if args else keywords.get("name", keywords.get("tableName"))
+            raise InvalidInput(f"{name}({table!r}) does not support format('epochlog'). {NO_CATALOG}")
+        return original(self, *args, **keywords)
 
-    return refused
+    return patched
 
 
 class EpochlogSource(DataSource):
-    """Data source of `format("epochlog")`. A load is resolved once and travels with this object: its epoch is fixed at
-    load().
-    """
+    """Data source of `format("epochlog")`. It resolves a load once and is pickled with it: load() fixes the epoch."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         self._load: Load | None = None
-        self._own_schema = False
+        self._schema_requested = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Spark pickles the source at the end of load(). With a schema of the user's own, nothing has asked for ours by
-        then.
+        """Resolve the load before pickling. Spark pickles the source at the end of load(), and has not called `schema`
+        by then if the user gave a schema.
         """
         if self._load is None:
-            with contextlib.suppress(EpochlogError):  # a sink is pickled too; a reader will raise what is wrong
-                self._resolved()
+            with contextlib.suppress(EpochlogError):  # A sink is pickled too. A reader raises the error later.
+                self._resolve_load()
         return dict(self.__dict__)
 
     @classmethod
@@ -222,13 +221,13 @@ class EpochlogSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        self._own_schema = True
-        return self._resolved().spark_schema()
+        self._schema_requested = True
+        return self._resolve_load().spark_schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from .batch_source import make_reader
 
-        return make_reader(self._resolved(), schema)
+        return make_reader(self._resolve_load(), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from .sink import BatchSink, resolve_save
@@ -238,23 +237,22 @@ class EpochlogSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from .stream_source import LogStreamReader, StreamRead
 
-        load = self._resolved()
-        if not load.feed and self._own_schema:
+        load = self._resolve_load()
+        if not load.feed and self._schema_requested:
             raise InvalidInput(
-                "this stream was not told apart from a batch, so its schema lacks the change columns; call "
-                "epochlog.register(spark) in "
-                "this process, or set .option('readChangeFeed', 'true')"
+                "the schema of this stream lacks the change columns, because Spark asked for the schema of a batch; "
+                "call epochlog.register(spark) in this process, or set .option('readChangeFeed', 'true')"
             )
-        read = StreamRead.from_options(self.options, load.place, load.table_id)
+        read = StreamRead.from_options(self.options, load.location, load.table_id)
         feed = load.as_feed()
-        return LogStreamReader(read, feed.wanted(schema), feed.predicate())
+        return LogStreamReader(read, feed.read_schema(schema), feed.predicate())
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from .sink import StreamSink, resolve_save
 
         return StreamSink(resolve_save(self.options, schema, overwrite))
 
-    def _resolved(self) -> Load:
+    def _resolve_load(self) -> Load:
         if self._load is None:
             from .batch_source import resolve_load
 

@@ -1,6 +1,4 @@
-"""Spark sinks: batch and stream writes, each micro-batch exactly once, and `sink` for update mode and several
-tables.
-"""
+"""Spark sinks: batch writes, exactly-once stream writes, and `sink` for update mode and several tables."""
 
 # ruff: noqa: N803  # Spark calls these methods by its own names
 
@@ -30,10 +28,19 @@ from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import WriteTarget
 
 from .frames import FrameWriter, check_frame
-from .options import READ, Options, StoreLocation, given, place_of, text, truth, whole
+from .options import (
+    READ,
+    Options,
+    StoreLocation,
+    bool_option,
+    int_option,
+    parse_store_location,
+    present_options,
+    text_option,
+)
 from .overwrite import commit_overwrite
 from .task_writer import write_batches
-from .worker_gc import settle
+from .worker_gc import freeze_loaded_objects
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -43,11 +50,11 @@ _log = logging.getLogger("epochlog")
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Resolved options of one write, on the driver: the table, and the transaction. is_committed: that transaction has
-    been committed before, so there is nothing left to write.
+    """Resolved options of one write, on the driver: the table and the transaction. is_committed: the transaction was
+    committed before, so nothing is written.
     """
 
-    place: StoreLocation
+    location: StoreLocation
     table: TableDef
     overwrite: bool
     app_id: str | None
@@ -55,63 +62,63 @@ class Save:
     is_committed: bool = False
 
     def target(self) -> WriteTarget:
-        """Return the target of the tasks, under an intent of their own: no store stays open that could keep the intent
-        alive.
+        """Return the target of the tasks, under a new write intent. The intent has a long lease, since no store stays
+        open to renew it.
         """
-        with closing(self.place.open()) as handle:
+        with closing(self.location.open()) as handle:
             return handle.write_target(self.table, handle.intents.register("spark", SEALED_MS))
 
 
 def resolve_save(options: Options, schema: StructType, overwrite: bool) -> Save:
-    """Resolve the options of a write. Raises typed errors, before any task runs, when the options or the frame's
-    columns cannot be written, or the transaction can land no more.
+    """Resolve the options of a write. Raises typed errors, before any task runs, if the options or the frame's columns
+    are invalid, or the transaction can no longer be committed.
     """
-    settle()
+    freeze_loaded_objects()
     _refuse_options(options)
-    app_id, version = text(options, "txnAppId"), whole(options, "txnVersion")
+    app_id, version = text_option(options, "txnAppId"), int_option(options, "txnVersion")
     check_pair(None if app_id is None else (app_id, version or 0))
     txn = None if app_id is None or version is None else (app_id, version)
-    place = place_of(options)
+    location = parse_store_location(options)
 
-    def look(view: View) -> tuple[TableDef, bool]:
-        table = find_table(view, place.table)
+    def resolve(view: View) -> tuple[TableDef, bool]:
+        table = find_table(view, location.table)
         is_committed = resolve_outcome(view, txn, [table.id]) is not None
         if not is_committed:
             refuse_unwritable(view, table)
         return table, is_committed
 
-    with closing(place.open()) as handle:
-        table, is_committed = handle.catalog.read(look)
+    with closing(location.open()) as handle:
+        table, is_committed = handle.catalog.read(resolve)
     check_frame(table.schema, schema)
-    return Save(place, table, overwrite, app_id, version, is_committed)
+    return Save(location, table, overwrite, app_id, version, is_committed)
 
 
 def _refuse_options(options: Options) -> None:
-    """Raise InvalidInput for options that this sink would not honour."""
-    reading = given(options, READ)
-    if reading:
+    """Raise InvalidInput for options that this sink does not implement."""
+    read_options = present_options(options, READ)
+    if read_options:
         raise InvalidInput(
-            f"option {reading[0]} is for reading; a write through a view made with it would not do what it says. Write "
-            "to a path and table without read options"
+            f"option {read_options[0]} is for reading and has no effect on writes; write to a path and table without "
+            "read options"
         )
-    if truth(options, "asyncProgressTrackingEnabled", False):
+    if bool_option(options, "asyncProgressTrackingEnabled", False):
         raise InvalidInput(
-            "asyncProgressTrackingEnabled skips commits of micro-batches, so nothing would be exactly once; "
-            "leave it out"
+            "asyncProgressTrackingEnabled skips commits of micro-batches, so no write would be exactly once; leave it "
+            "out"
         )
-    if text(options, "replaceWhere") or (text(options, "partitionOverwriteMode") or "").lower() == "dynamic":
+    if (
+        text_option(options, "replaceWhere")
+        or (text_option(options, "partitionOverwriteMode") or "").lower() == "dynamic"
+    ):
         raise InvalidInput(
-            "overwrite replaces all that the table holds, never a part of it, so replaceWhere and dynamic "
-            "partitionOverwriteMode are refused; append the new rows, with a column _change_type that is 'delete' for "
-            "those to go"
+            "overwrite replaces all rows of the table, so it takes neither replaceWhere nor dynamic "
+            "partitionOverwriteMode; append the new rows, and the rows to delete with _change_type 'delete'"
         )
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """Result of one task: its segments in the order in which later wins, their intent, and the id of its stream's
-    query.
-    """
+    """Result of one task: its segments, oldest first, their write intent, and the id of the stream's query."""
 
     segments: tuple[Segment, ...]
     intent: str | None = None
@@ -122,8 +129,8 @@ Messages = list[WriterCommitMessage | None]
 
 
 class _Sink:
-    """Base of both sinks. Spark pickles the one that plans, for its tasks, and pickling registers the intent under
-    which they write. The committing process unpickles it for a batch, and makes one of its own for a micro-batch.
+    """Base of both sinks. Spark pickles the planning sink for its tasks, and pickling registers their write intent. The
+    committing process unpickles that sink for a batch, and creates a new one for a micro-batch.
     """
 
     def __init__(self, save: Save) -> None:
@@ -136,19 +143,19 @@ class _Sink:
         return dict(self.__dict__)
 
     def _write(self, batches: Iterator[pa.RecordBatch], query_id: str | None = None) -> Written:
-        if self._target is None:  # landed before
-            for _ in batches:  # Spark gives up a worker that has not taken all
+        if self._target is None:  # The transaction was committed before.
+            for _ in batches:  # Spark kills a worker that does not read all rows.
                 pass
             return Written(())
         return Written(tuple(write_batches(self._target, batches)), self._target.intent, query_id)
 
     def _commit(self, messages: Sequence[Written], txn: TxnPair | None) -> None:
-        """Commit the segments of the tasks, if there are any; their intents have ended either way."""
+        """Commit the segments of the tasks, if there are any, and end their intents."""
         if self._save.is_committed:
-            return  # that outcome stands, whether or not it is still known
+            return  # The earlier outcome stands, even if its record has expired.
         segments = tuple(segment for message in messages for segment in message.segments)
         edit, ending = TableEdit(self._save.table.id, self._save.table.name, segments), self._intents(messages)
-        with closing(self._save.place.open()) as handle:
+        with closing(self._save.location.open()) as handle:
             if self._save.overwrite:
                 commit_overwrite(handle, self._save.table, edit, txn=txn, ending=ending)
             elif segments or txn is not None:
@@ -157,59 +164,65 @@ class _Sink:
                 handle.intents.end(ending)
 
     def _abort(self, messages: Messages) -> None:
-        """End the intents: their files can be committed no more, and vacuum deletes them. No file is deleted here, for
-        an attempt of a task may write still. An intent that cannot be ended now runs out.
+        """End the intents, so that vacuum deletes their files and no commit takes them. Delete no file here, since an
+        attempt of a task may still write. An intent that cannot be ended now expires.
         """
-        settle()
+        freeze_loaded_objects()
         try:
-            with closing(self._save.place.open()) as handle:
-                handle.intents.end(self._intents(_known(messages)))
+            with closing(self._save.location.open()) as handle:
+                handle.intents.end(self._intents(_task_results(messages)))
         except EpochlogError as error:
-            _log.warning("what a given up write has left is kept until its intent runs out: %s", error)
+            _log.warning(
+                "table %s: the files of an aborted write are kept until its intent expires: %s",
+                self._save.table.name,
+                error,
+            )
 
     def _intents(self, messages: Sequence[Written]) -> set[str]:
-        own = () if self._target is None else (self._target.intent,)
-        return {*own, *(message.intent for message in messages if message.intent is not None)}
+        planned = () if self._target is None else (self._target.intent,)
+        return {*planned, *(message.intent for message in messages if message.intent is not None)}
 
 
-def _known(messages: Messages) -> list[Written]:
-    """Return the tasks' messages in the order of their partitions. A task without a message has failed, and Spark does
-    not commit then.
+def _task_results(messages: Messages) -> list[Written]:
+    """Return the results of the tasks in the order of their partitions. A failed task has none, and Spark does not
+    commit then.
     """
     return [message for message in messages if isinstance(message, Written)]
 
 
 class BatchSink(_Sink, DataSourceArrowWriter):
-    """Sink of `df.write`: append upserts, overwrite replaces the table's content, both in one commit."""
+    """Sink of `df.write`: append upserts, overwrite replaces all rows of the table, both in one commit."""
 
     def __init__(self, save: Save) -> None:
         if (save.app_id is None) != (save.version is None):
-            raise InvalidInput("txnAppId and txnVersion go together: the application, and its number for this write")
+            raise InvalidInput(
+                "txnAppId and txnVersion go together: set the application, and its number for this write"
+            )
         super().__init__(save)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         return self._write(iterator)
 
     def commit(self, messages: Messages) -> None:
-        settle()
+        freeze_loaded_objects()
         app_id, version = self._save.app_id, self._save.version
-        self._commit(_known(messages), None if app_id is None or version is None else (app_id, version))
+        self._commit(_task_results(messages), None if app_id is None or version is None else (app_id, version))
 
     def abort(self, messages: Messages) -> None:
         self._abort(messages)
 
 
 class StreamSink(_Sink, DataSourceStreamArrowWriter):
-    """Sink of `df.writeStream`: each micro-batch is one commit under (query id, batch id), so a replay finds it done.
+    """Sink of `df.writeStream`: each micro-batch is one commit with the txn (query id, batch id), so a replay repeats
+    no write.
 
-    The query id lives in the checkpoint's `metadata`. A checkpoint is deleted whole or not at all: with its offsets
-    gone and its metadata kept, Spark counts batches from 0 again under the same id, and new rows would pass for
-    replayed ones.
+    The query id is in the checkpoint's `metadata`. Delete a checkpoint completely or not at all: if only its offsets
+    are deleted, Spark counts batches from 0 again under the old id, and the sink takes new rows for replayed ones.
     """
 
     def __init__(self, save: Save) -> None:
         if save.version is not None:
-            raise InvalidInput("txnVersion is for batch writes; a stream numbers its own batches")
+            raise InvalidInput("txnVersion is for batch writes; leave it out, since a stream numbers its own batches")
         super().__init__(save)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
@@ -220,15 +233,15 @@ class StreamSink(_Sink, DataSourceStreamArrowWriter):
         return self._write(iterator, query_id)
 
     def commit(self, messages: Messages, batchId: int) -> None:
-        settle()
-        known = _known(messages)
-        if not self._save.overwrite and not any(message.segments for message in known):
-            self._commit(known, None)  # an empty micro-batch leaves no trace; replayed, it is empty again
+        freeze_loaded_objects()
+        results = _task_results(messages)
+        if not self._save.overwrite and not any(message.segments for message in results):
+            self._commit(results, None)  # An empty micro-batch needs no txn: its replay is empty too.
             return
-        app_id = self._save.app_id or next((message.query_id for message in known if message.query_id), None)
+        app_id = self._save.app_id or next((message.query_id for message in results if message.query_id), None)
         if app_id is None:
-            raise InvalidInput("Spark did not say which query this micro-batch belongs to; set .option('txnAppId', …)")
-        self._commit(known, (app_id, batchId))
+            raise InvalidInput("Spark passed no query id for this micro-batch; set .option('txnAppId', …)")
+        self._commit(results, (app_id, batchId))
 
     def abort(self, messages: Messages, batchId: int) -> None:
         self._abort(messages)
@@ -242,24 +255,27 @@ Shape = Callable[["DataFrame"], "DataFrame"]
 def sink(
     tables: Mapping[str, Shape | None], *, app_id: str, path: str, catalog: str | None = None, volatile: bool = False
 ) -> Callable[[DataFrame, int], None]:
-    """Make a function for `writeStream.foreachBatch`: each micro-batch goes to several tables in one transaction,
+    """Make a function for `writeStream.foreachBatch` that writes each micro-batch to several tables in one transaction,
     exactly once.
 
-    tables: {table: function from the micro-batch to the rows of that table, or None for the micro-batch as it is}; a
-    column `_change_type` tells deletes. app_id: a name of this stream that outlives restarts; with the batch id it
-    identifies the transaction. Works in every output mode, update mode too. A replayed batch is drained, so that
-    stateful operators keep their state, and written nowhere. Raises TableNotFound, NotWritable, InvalidInput at once.
+    tables: {table: function from the micro-batch to the rows of that table, or None for the micro-batch itself}; a
+    column `_change_type` marks deletes. app_id: a name of this stream that survives restarts; with the batch id it
+    identifies the transaction. The function works in every output mode, including update mode. It reads a replayed
+    batch to its end, so that stateful operators keep their state, and does not write it. Raises TableNotFound,
+    NotWritable, InvalidInput at once.
     """
     if not isinstance(tables, Mapping) or not tables:
         raise InvalidInput("sink takes a dict {table: function} with at least one table")
     check_pair((app_id, 0))
-    place = partial(open_handle, path, catalog, create=False, volatile=volatile)
-    with closing(place()) as handle:
-        found = {name: handle.catalog.read(lambda view, name=name: _writable(view, name)) for name in tables}
+    open_store = partial(open_handle, path, catalog, create=False, volatile=volatile)
+    with closing(open_store()) as handle:
+        definitions = {name: handle.catalog.read(lambda view, name=name: _writable(view, name)) for name in tables}
 
     def write(frame: DataFrame, batch_id: int) -> None:
-        with closing(place()) as handle:
-            _write_batch(handle, frame, (app_id, batch_id), [(found[name], shape) for name, shape in tables.items()])
+        with closing(open_store()) as handle:
+            _write_batch(
+                handle, frame, (app_id, batch_id), [(definitions[name], shape) for name, shape in tables.items()]
+            )
 
     return write
 

@@ -1,6 +1,4 @@
-"""Frame of a snapshot's table on Spark: a load by the snapshot's token, with a broadcast hint where the table
-is small.
-"""
+"""DataFrame of a snapshot's table: a load by the snapshot's token, with a broadcast hint for a small table."""
 
 from __future__ import annotations
 
@@ -14,29 +12,29 @@ from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.read_options import ReadOptions
 
-from .options import place_options
+from .options import location_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def frame_of(
+def load_frame(
     handle: Handle, plan: ScanPlan, token: str, session: SparkSession, columns: Sequence[str] | None, filter: str | None
 ) -> DataFrame:
-    """Load the table by this token, planned anew in the session's processes. Raises InvalidInput for a wrong column or
-    filter.
+    """Load the table by this token; the session's processes plan the read again. Raises InvalidInput for a wrong column
+    or filter.
 
-    Spark asks no Python source for its size and takes it for endless, so it would sort both sides of a join. So a table
-    that is small enough for the session's broadcast limit carries a hint; hints of the user come on top of it.
+    Spark takes a Python source for unbounded, since it never asks for its size, and would sort both sides of a join.
+    So a table below the session's broadcast limit gets a hint, which hints of the user override.
     """
     names = plan.schema(columns).names
     predicate = None if filter is None else parse_predicate(filter, plan.table.schema)
-    reader = session.read.format("epochlog").options(**place_options(handle)).option("table", plan.table.name)
+    reader = session.read.format("epochlog").options(**location_options(handle)).option("table", plan.table.name)
     if columns is not None:
         reader = reader.option("columns", json.dumps(names))
     if filter is not None:
         reader = reader.option("filter", filter)
     frame = reader.option("snapshot", token).load()
-    state: Any = session._jsparkSession
-    limit = state.sessionState().conf().autoBroadcastJoinThreshold()  # as the session says, -1 for never
+    spark_session: Any = session._jsparkSession
+    limit = spark_session.sessionState().conf().autoBroadcastJoinThreshold()  # -1: never
     return frame.hint("broadcast") if bytes_to_read(plan, ReadOptions(names, predicate)) <= limit else frame

@@ -1,8 +1,8 @@
 """Offsets of a stream in a table's log, and limits of its batches (pure).
 
-An offset is a small JSON map: the table's id with a log epoch, or with a symbolic start ("snapshot", "latest") that the
-first batch turns into an epoch. So the choice is written to the query's own offset log, and a replay of batch 0 repeats
-it.
+An offset is a small JSON map: the table's id with a log epoch, or with a symbolic start ("snapshot", "latest"). The
+first batch resolves the symbol to an epoch, which Spark records in the query's offset log, so a replay of batch 0 reads
+the recorded epoch.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ LATEST = "latest"
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """Position of a stream: all changes through `epoch` are behind it; or, with `start`, nothing is."""
+    """Position of a stream. epoch: the stream has read all changes through it. start: a symbolic start; the stream has
+    read nothing yet.
+    """
 
     table_id: int
     epoch: int = 0
     start: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        place: dict[str, Any] = {"epoch": self.epoch} if self.start is None else {"start": self.start}
-        return {"table": self.table_id, **place}
+        position: dict[str, Any] = {"epoch": self.epoch} if self.start is None else {"start": self.start}
+        return {"table": self.table_id, **position}
 
     @classmethod
     def from_json(cls, offset: dict[str, Any], table_id: int, name: str) -> Offset:
-        """Decode an offset. Raises TableDropped when it was made for another table of this name."""
+        """Decode an offset. Raises TableDropped if it belongs to another table of this name."""
         if offset.get("table") != table_id:
             raise TableDropped(
-                f"this query's checkpoint belongs to an earlier table {name!r}, dropped since; start it with a "
+                f"the query's checkpoint belongs to an earlier table {name!r} that was dropped; start the query with a "
                 "new checkpoint"
             )
         return cls(table_id, offset.get("epoch", 0), offset.get("start"))
@@ -42,7 +44,7 @@ class Offset:
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """Upper limits of one batch; None is no limit. An epoch is never split, so a batch holds at least one."""
+    """Upper limits of one batch; None is no limit. An epoch is never split, so a batch has at least one."""
 
     epochs: int | None = None
     rows: int | None = None
@@ -67,10 +69,10 @@ class LogEpoch:
 
 
 def plan_until(log: Iterable[LogEpoch], after: int, limits: BatchLimits, target: int | None = None) -> int:
-    """Return the last epoch of the next batch: as many epochs past `after` as the limits allow, none past `target`, at
-    least one.
+    """Return the last epoch of the next batch: as many epochs past `after` as the limits allow, at least one, and none
+    past `target`. Returns `after` if the log has no such epoch.
 
-    `log` is read no further than needed, oldest first. Returns `after` itself when there is no epoch to take.
+    `log` yields epochs oldest first and is read no further than needed.
     """
     until, epochs, rows, size = after, 0, 0, 0
     for entry in log:
@@ -85,12 +87,12 @@ def plan_until(log: Iterable[LogEpoch], after: int, limits: BatchLimits, target:
     return until
 
 
-def parse_start(given: str | None) -> str | int | None:
-    """Parse `startingVersion`: the first epoch to read, or one of earliest, latest, snapshot; None when it is not
-    given. Raises InvalidInput.
+def parse_start(option: str | None) -> str | int | None:
+    """Parse `startingVersion`: the first epoch to read, or one of earliest, latest, snapshot; None if it is not set.
+    Raises InvalidInput.
     """
-    if given is None or given.lower() in ("earliest", LATEST, SNAPSHOT):
-        return None if given is None else given.lower()
-    if not given.isdecimal():
-        raise InvalidInput(f"option startingVersion must be an epoch, earliest, latest or snapshot, not {given!r}")
-    return int(given)
+    if option is None or option.lower() in ("earliest", LATEST, SNAPSHOT):
+        return None if option is None else option.lower()
+    if not option.isdecimal():
+        raise InvalidInput(f"option startingVersion must be an epoch, earliest, latest or snapshot, not {option!r}")
+    return int(option)

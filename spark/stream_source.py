@@ -1,4 +1,4 @@
-"""Spark stream source: a table's log as micro-batches of whole epochs, in order, without a copy being made."""
+"""Spark stream source: a table's log as micro-batches of complete epochs, in order, without a copy of the log."""
 
 # ruff: noqa: N802  # Spark calls these methods by its own names
 
@@ -27,10 +27,10 @@ from epochlog.store.metadata.version import LogEntry
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.read_options import ReadOptions
 
-from .options import Options, StoreLocation, Tasks, text, truth, whole
+from .options import Options, StoreLocation, Tasks, bool_option, int_option, text_option
 from .partitions import ReadPartition, cut
 from .stream_offsets import LATEST, BatchLimits, LogEpoch, Offset, parse_start, plan_until
-from .worker_gc import settle
+from .worker_gc import freeze_loaded_objects
 
 _log = logging.getLogger("epochlog")
 _CHANGE_NAMES = tuple(field.name for field in CHANGE_FIELDS)
@@ -40,7 +40,7 @@ _CHANGE_NAMES = tuple(field.name for field in CHANGE_FIELDS)
 class StreamRead:
     """Resolved options of one stream."""
 
-    place: StoreLocation
+    location: StoreLocation
     table_id: int
     start: str | int | None
     limits: BatchLimits
@@ -50,88 +50,89 @@ class StreamRead:
     tasks: Tasks
 
     @classmethod
-    def from_options(cls, options: Options, place: StoreLocation, table_id: int) -> StreamRead:
-        consumer = text(options, "consumerId")
+    def from_options(cls, options: Options, location: StoreLocation, table_id: int) -> StreamRead:
+        consumer = text_option(options, "consumerId")
         if consumer is not None:
             check_consumer_name(consumer)
-        limits = BatchLimits(*(whole(options, f"max{what}PerTrigger", 1) for what in ("Epochs", "Rows", "Bytes")))
+        limits = BatchLimits(*(int_option(options, f"max{unit}PerTrigger", 1) for unit in ("Epochs", "Rows", "Bytes")))
         return cls(
-            place,
+            location,
             table_id,
-            parse_start(text(options, "startingVersion")),
+            parse_start(text_option(options, "startingVersion")),
             limits,
             consumer,
-            truth(options, "preImages", False),
-            truth(options, "failOnDataLoss", True),
+            bool_option(options, "preImages", False),
+            bool_option(options, "failOnDataLoss", True),
             Tasks.from_options(options),
         )
 
 
 class PiecePartition(InputPartition):
-    """Piece of a read as Spark hands it to a task."""
+    """Spark's partition object around a ReadPartition."""
 
-    def __init__(self, piece: ReadPartition) -> None:
+    def __init__(self, read_partition: ReadPartition) -> None:
         super().__init__(None)
-        self.piece = piece
+        self.read_partition = read_partition
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Stream reader that lives in one long process per query. Spark makes it twice and pickles it: the store is opened
-    at first use and never pickled.
+    """Stream reader in one long-lived process for each query. Spark creates it twice and pickles it, so it opens the
+    store at first use and never pickles it.
     """
 
-    def __init__(self, read: StreamRead, wanted: pa.Schema, keys: pc.Expression | None = None) -> None:
+    def __init__(self, read: StreamRead, schema: pa.Schema, keys: pc.Expression | None = None) -> None:
         self._read = read
-        self._keys = keys  # a filter of key columns
-        self._wanted = wanted
-        self._columns = tuple(name for name in wanted.names if name not in _CHANGE_NAMES)
+        self._keys = keys  # filter on key columns
+        self._schema = schema
+        self._columns = tuple(name for name in schema.names if name not in _CHANGE_NAMES)
         self._target: int | None = None
-        self._opened: Handle | None = None
-        self._claimed: Consumer | None = None
+        self._open_handle: Handle | None = None
+        self._claimed_consumer: Consumer | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None, "_claimed": None}
+        return {**self.__dict__, "_open_handle": None, "_claimed_consumer": None}
 
     # ---- offsets -------------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
-        settle()
-        return self._handle().catalog.read(self._initial).to_json()
+        freeze_loaded_objects()
+        return self._handle().catalog.read(self._initial_offset).to_json()
 
-    def _initial(self, view: View) -> Offset:
+    def _initial_offset(self, view: View) -> Offset:
         start = self._read.start
-        if isinstance(start, int):  # named as in Delta: the first version to read, itself included
+        if isinstance(start, int):  # As in Delta, startingVersion is included.
             return Offset(self._read.table_id, max(start - 1, 0))
         if start == "earliest":
             table = self._table(view)
             return Offset(table.id, get_version(view, table.id, table.name).log_start)
-        known = view.get(consumer_key(self._read.consumer)) if self._read.consumer and start is None else None
-        if known is not None and known["position"] is not None:  # a new query under an old name goes on
-            return Offset(self._read.table_id, known["position"])
+        consumer_record = view.get(consumer_key(self._read.consumer)) if self._read.consumer and start is None else None
+        # A new query of a known consumer resumes at the consumer's position.
+        if consumer_record is not None and consumer_record["position"] is not None:
+            return Offset(self._read.table_id, consumer_record["position"])
         return Offset(self._read.table_id, start=start or SNAPSHOT)
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
-        settle()
+        freeze_loaded_objects()
         begin = self._offset(start or self.initialOffset())
         limits = BatchLimits() if isinstance(limit, ReadAllAvailable) else self._read.limits
 
-        def body(view: View) -> Offset:
+        def find_end(view: View) -> Offset:
             table = self._table(view)
             if begin.start is not None:
                 newest = get_version(view, table.id, table.name).max_committed_epoch
                 return Offset(table.id, newest if self._target is None else min(newest, self._target))
-            after = self._reachable(view, table, begin.epoch)
+            after = self._require_log(view, table, begin.epoch)
             until = plan_until(_log_epochs(view, table, after), after, limits, self._target)
             return begin if until <= after else Offset(table.id, until)
 
-        end = self._handle().catalog.read(body)
+        end = self._handle().catalog.read(find_end)
         if start is not None and end == begin:
             return start
-        self._hold(begin, end)
+        self._hold_log(begin, end)
         return end.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Tell Spark only that there is a limit; latestOffset applies them all, and knows epochs and bytes too."""
+        """Return a limit on rows if any limit is set; `latestOffset` applies the limits on epochs and bytes too."""
         return ReadMaxRows(self._read.limits.rows or 1 << 62) if self._read.limits.any else ReadAllAvailable()
 
     def reportLatestOffset(self) -> dict[str, Any]:
@@ -147,74 +148,79 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- rows ----------------------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        settle()
+        freeze_loaded_objects()
         begin, until = self._offset(start), self._offset(end).epoch
         self._consumer()
         if start == end or begin.start == LATEST:
             return []
 
-        def body(view: View) -> LogPlan:
+        def make_plan(view: View) -> LogPlan:
             table = self._table(view)
             if begin.start == SNAPSHOT:
                 return plan_backfill(view, table, until)
-            after = self._reachable(view, table, begin.epoch)
+            after = self._require_log(view, table, begin.epoch)
             return plan_changes(view, table, after, max(after, until))
 
-        plan = self._handle().catalog.read(body)
+        plan = self._handle().catalog.read(make_plan)
         pre_images = self._read.pre_images
-        piece = ReadPartition(
-            self._handle().files, plan, self._wanted, ReadOptions(self._columns, self._keys), pre_images=pre_images
+        partition = ReadPartition(
+            self._handle().files, plan, self._schema, ReadOptions(self._columns, self._keys), pre_images=pre_images
         )
-        return [PiecePartition(piece) for piece in cut(piece, self._read.tasks)]
+        return [PiecePartition(partition) for partition in cut(partition, self._read.tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, PiecePartition)
-        return partition.piece.read()
+        return partition.read_partition.read()
 
     def commit(self, end: dict[str, Any]) -> None:
-        settle()
+        freeze_loaded_objects()
         offset, consumer = self._offset(end), self._consumer()
         if consumer is not None and offset.start is None:
             consumer.ack(offset.epoch)
 
     def stop(self) -> None:
-        if self._claimed is not None:
-            self._claimed.close()
-            self._claimed = None
-        if self._opened is not None:
-            self._opened.close()
-            self._opened = None
+        if self._claimed_consumer is not None:
+            self._claimed_consumer.close()
+            self._claimed_consumer = None
+        if self._open_handle is not None:
+            self._open_handle.close()
+            self._open_handle = None
 
     # ---- the store -----------------------------------------------------------------------------------------------
 
     def _handle(self) -> Handle:
-        if self._opened is None:
-            self._opened = self._read.place.open()
-        return self._opened
+        if self._open_handle is None:
+            self._open_handle = self._read.location.open()
+        return self._open_handle
 
     def _table(self, view: View) -> TableDef:
-        return get_table(view, self._read.table_id, self._read.place.table)
+        return get_table(view, self._read.table_id, self._read.location.table)
 
     def _offset(self, offset: dict[str, Any]) -> Offset:
-        return Offset.from_json(offset, self._read.table_id, self._read.place.table)
+        return Offset.from_json(offset, self._read.table_id, self._read.location.table)
 
-    def _reachable(self, view: View, table: TableDef, after: int) -> int:
-        """Return `after`, or the log's truncation mark above it if no change lies between (or failOnDataLoss is false).
+    def _require_log(self, view: View, table: TableDef, after: int) -> int:
+        """Return `after`, or the log's truncation mark above it if no change lies between or failOnDataLoss is false.
         Raises LogTruncated.
         """
-        found = reach(view, table, after)
-        if found.lost and self._read.fail_on_data_loss:
-            raise found.truncated(
-                "Start anew with startingVersion=snapshot and a new checkpoint, or set failOnDataLoss=false to go on "
-                "without them; a consumerId would have held them"
+        log_reach = reach(view, table, after)
+        if log_reach.lost and self._read.fail_on_data_loss:
+            raise log_reach.truncated(
+                "Start again with startingVersion=snapshot and a new checkpoint, or set failOnDataLoss=false to skip "
+                "them; set consumerId to hold the log in future"
             )
-        if found.lost:
-            _log.warning("table %s: %d commits or more after %d were truncated unread", table.name, found.lost, after)
-        return found.after
+        if log_reach.lost:
+            _log.warning(
+                "table %s: at least %d commits after epoch %d were truncated before the stream had read them",
+                table.name,
+                log_reach.lost,
+                after,
+            )
+        return log_reach.after
 
-    def _hold(self, begin: Offset, end: Offset) -> None:
-        """Hold for the named consumer the log that a query going on from `begin` has yet to read; a consumer whose
-        position is at or below that keeps it, for no log may be released before it is committed.
+    def _hold_log(self, begin: Offset, end: Offset) -> None:
+        """Move the consumer's hold back to `begin`, so that it covers the log that the query has yet to read. Never
+        move it forward here: `commit` releases the log.
         """
         consumer = self._consumer()
         if consumer is None:
@@ -223,25 +229,26 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if begin.start == SNAPSHOT:
             consumer.begin(end.epoch, snapshot=True)
             return
-        at = end.epoch if begin.start is not None else begin.epoch
-        if consumer.position is None or consumer.position > at:
-            consumer.begin(at)
+        hold_epoch = end.epoch if begin.start is not None else begin.epoch
+        if consumer.position is None or consumer.position > hold_epoch:
+            consumer.begin(hold_epoch)
 
     def _consumer(self) -> Consumer | None:
-        """Return the consumer that the query was given, claimed when this process first needs it: an earlier run of the
-        query that still goes on somewhere is fenced. The query's own checkpoint has its position; the record holds the
-        log.
+        """Return the query's consumer; claim it at first use, which fences an earlier run of the query. The position
+        comes from the query's checkpoint; the consumer's record only holds the log.
         """
         name, read = self._read.consumer, self._read
-        if self._claimed is None and name is not None:
+        if self._claimed_consumer is None and name is not None:
             too_old = "error" if read.fail_on_data_loss else "snapshot"
-            tables = [read.place.table]
-            self._claimed = open_consumer(self._handle(), name, tables, too_old=too_old, states=read.pre_images)
-        return self._claimed
+            tables = [read.location.table]
+            self._claimed_consumer = open_consumer(
+                self._handle(), name, tables, too_old=too_old, states=read.pre_images
+            )
+        return self._claimed_consumer
 
 
 def _log_epochs(view: View, table: TableDef, after: int) -> Iterator[LogEpoch]:
-    """Yield the log epochs with rows past `after`, oldest first, read one entry at a time."""
+    """Yield the log epochs with rows past `after`, oldest first; read one log entry at a time."""
     prefix = b"log/%08x/" % table.id
     for _, record in view.scan(log_key(table.id, after + 1), after_prefix(prefix)):
         for group in LogEntry.from_record(record).groups:

@@ -1,4 +1,4 @@
-"""Writes one Spark task's rows into segments: durable when it returns, visible only when the driver commits them."""
+"""Writer of one Spark task's rows into segments, which are durable at once and visible after the driver's commit."""
 
 from __future__ import annotations
 
@@ -11,35 +11,36 @@ from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import SegmentWriter, WriteTarget
 
 from .types import from_spark
-from .worker_gc import settle
+from .worker_gc import freeze_loaded_objects
 
 GATHER_ROWS = 1 << 18
 GATHER_BYTES = 64 << 20
 
 
 def write_batches(target: WriteTarget, batches: Iterable[pa.RecordBatch], *, deletes: bool = False) -> list[Segment]:
-    """Segments of these rows, in the order in which later wins. A column `_change_type`, if there, tells deletes.
+    """Write the rows into segments; return these, oldest first: of two rows with one key the later wins.
 
-    With `deletes` the rows are keys to delete. Raises SchemaMismatch naming table and column.
+    An optional column `_change_type` marks deletes. With `deletes` all rows are keys to delete. Raises SchemaMismatch,
+    which names table and column.
     """
-    settle()
+    freeze_loaded_objects()
     writer = SegmentWriter(target)
-    for table in gathered(batches):
+    for table in gather_batches(batches):
         take_rows(writer, target.schema, table, deletes=deletes, cast=from_spark)
     return writer.finish()
 
 
-def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Spark's batches joined into fewer of bounded size."""
-    held: list[pa.RecordBatch] = []
+def gather_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield tables of bounded size, each joined from several of Spark's batches."""
+    pending: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
         if not batch.num_rows:
             continue
-        held.append(batch)
+        pending.append(batch)
         rows, size = rows + batch.num_rows, size + batch.nbytes
         if rows >= GATHER_ROWS or size >= GATHER_BYTES:
-            yield pa.Table.from_batches(held)
-            held, rows, size = [], 0, 0
-    if held:
-        yield pa.Table.from_batches(held)
+            yield pa.Table.from_batches(pending)
+            pending, rows, size = [], 0, 0
+    if pending:
+        yield pa.Table.from_batches(pending)

@@ -1,8 +1,8 @@
-"""Arrow types of tables inside Spark, and lossless casts there and back.
+"""Arrow types of tables inside Spark, and lossless casts in both directions.
 
-Spark checks only the first batch of a Python source, and exactly; so every batch is cast to the one schema that Spark
-expects (`wire_schema`). All columns but the key are declared nullable: a null in a column declared without would give
-wrong answers.
+Spark compares only the first batch of a Python source with the schema, and exactly. So every batch is cast to the
+schema that Spark expects (`wire_schema`). All columns but the key are declared nullable, since Spark gives wrong
+answers for a null in a column declared NOT NULL.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_PRECISION = 38
 
 
 def wire_type(kind: pa.DataType) -> pa.DataType:
-    """Return the Arrow type that Spark exchanges for a column of type `kind`. Raises TypeError when Spark has none."""
+    """Return the Arrow type that Spark exchanges for a column of type `kind`. Raises TypeError if Spark has none."""
     if kind in _WIDER:
         return _WIDER[kind]
     if _T.is_timestamp(kind):
@@ -58,16 +58,14 @@ def wire_type(kind: pa.DataType) -> pa.DataType:
 
 def _wire_decimal(kind: Any) -> pa.DataType:
     if kind.precision > MAX_PRECISION:
-        raise TypeError(f"Spark has no decimal of {kind.precision} digits")
+        raise TypeError(f"Spark has no decimal type of {kind.precision} digits")
     return pa.decimal128(kind.precision, kind.scale)
 
 
 def wire_schema(table: str, schema: pa.Schema) -> pa.Schema:
-    """Return the schema of batches of these columns as Spark gets them. Raises SchemaMismatch when Spark lacks
-    a type.
-    """
+    """Return the schema in which Spark gets batches of these columns. Raises SchemaMismatch if Spark lacks a type."""
 
-    def wired(field: pa.Field) -> pa.Field:
+    def wire_field(field: pa.Field) -> pa.Field:
         try:
             return pa.field(field.name, wire_type(field.type), field.nullable)
         except TypeError as error:
@@ -75,38 +73,38 @@ def wire_schema(table: str, schema: pa.Schema) -> pa.Schema:
                 f"table {table}, column {field.name!r}: {error}; leave it out with `columns`"
             ) from error
 
-    return pa.schema([wired(field) for field in schema])
+    return pa.schema([wire_field(field) for field in schema])
 
 
 def spark_schema(table: str, schema: pa.Schema, key: tuple[str, ...] = ()) -> StructType:
-    """Return Spark's schema of these columns. Only the columns of `key` are declared to hold no null."""
+    """Return Spark's schema of these columns. Only the columns of `key` are declared NOT NULL."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    loose = pa.schema([field.with_nullable(field.name not in key) for field in schema])
-    return from_arrow_schema(wire_schema(table, loose))
+    nullable_schema = pa.schema([field.with_nullable(field.name not in key) for field in schema])
+    return from_arrow_schema(wire_schema(table, nullable_schema))
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the exact Arrow schema that Spark expects of batches declared with this schema."""
+    """Return the Arrow schema that Spark expects of batches declared with this schema."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def to_spark(table: str, data: pa.Table | pa.RecordBatch, wanted: pa.Schema) -> pa.Table:
-    """Cast `data` to the columns of `wanted` (see `arrow_schema`), in its order and types. Raises SchemaMismatch when a
-    value does not fit.
+def to_spark(table: str, data: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Table:
+    """Select and cast the columns of `data` to `schema` (see `arrow_schema`). Raises SchemaMismatch if a value does not
+    fit.
     """
-    if not wanted.names:  # a table that is made of no columns has no rows; one of which none is taken keeps them
+    if not schema.names:  # `select([])` keeps the number of rows; a table built from no arrays has none.
         return pa.table(data).select([]) if isinstance(data, pa.Table) else pa.Table.from_batches([data.select([])])
-    return pa.Table.from_arrays([_cast_out(table, data.column(field.name), field) for field in wanted], schema=wanted)
+    return pa.Table.from_arrays([_cast_out(table, data.column(field.name), field) for field in schema], schema=schema)
 
 
 def _cast_out(table: str, column: pa.Array | pa.ChunkedArray, field: pa.Field) -> pa.Array | pa.ChunkedArray:
     if column.type.equals(field.type):
         return column
     try:
-        if _T.is_time(column.type):  # Spark's times stop at microseconds
+        if _T.is_time(column.type):  # Spark's times have microseconds only.
             column = column.cast(pa.time64("us"), safe=True)
         return column.cast(field.type, safe=True)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -116,14 +114,15 @@ def _cast_out(table: str, column: pa.Array | pa.ChunkedArray, field: pa.Field) -
 
 
 def from_spark(schema: TableSchema, data: pa.Table) -> pa.Table:
-    """Cast the columns of `data`, which Spark gave, to the table's types; unknown columns are left for `conform` to
-    refuse.
+    """Cast the columns of Spark's `data` to the table's types; keep unknown columns, which `conform` refuses later.
 
-    Raises SchemaMismatch naming table and column when a type does not fit or a value is out of range.
+    Raises SchemaMismatch, which names table and column, if a type does not fit or a value is out of range.
     """
-    known = set(schema.schema.names)
+    column_names = set(schema.schema.names)
     columns = [
-        _cast_in(schema.name, data.column(name), schema.schema.field(name)) if name in known else data.column(name)
+        _cast_in(schema.name, data.column(name), schema.schema.field(name))
+        if name in column_names
+        else data.column(name)
         for name in data.column_names
     ]
     return pa.Table.from_arrays(columns, names=data.column_names)
@@ -132,22 +131,22 @@ def from_spark(schema: TableSchema, data: pa.Table) -> pa.Table:
 def _cast_in(table: str, column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
     if column.type.equals(field.type) or _T.is_null(column.type):
         return column
-    where = f"table {table}, column {field.name!r}"
+    column_label = f"table {table}, column {field.name!r}"
     if fits(column.type, field.type):
         return cast_column(table, column, field)
     if not accepts(column.type, field.type):
-        raise SchemaMismatch(f"{where}: type {column.type} does not fit {field.type}; cast it first")
+        raise SchemaMismatch(f"{column_label}: type {column.type} does not fit {field.type}; cast it first")
     try:
         return column.cast(field.type, safe=True)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise SchemaMismatch(f"{where}: type {column.type} does not fit {field.type}: {error}") from error
+        raise SchemaMismatch(f"{column_label}: type {column.type} does not fit {field.type}: {error}") from error
 
 
-def accepts(given: pa.DataType, stored: pa.DataType) -> bool:
-    """Return True if Spark's `given` may be written to a column of type `stored`; a type that was read from it always
-    may.
+def accepts(source: pa.DataType, target: pa.DataType) -> bool:
+    """Return True if a Spark column of type `source` can be written to a table's column of type `target`. The type that
+    Spark reads from the column always can.
     """
     try:
-        return fits(given, stored) or fits(given, wire_type(stored))
+        return fits(source, target) or fits(source, wire_type(target))
     except TypeError:
         return False

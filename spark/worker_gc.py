@@ -1,20 +1,20 @@
-"""Settles Spark's Python worker processes: keeps their garbage collections from costing more than their work."""
+"""Garbage collection of Spark's Python worker processes, which would otherwise cost more than their work."""
 
 from __future__ import annotations
 
 import gc
 
-FREEZE_AT_CALL = 2  # at the first, Spark and pyarrow may still be loading modules
+FREEZE_AT_CALL = 2  # At the first call, Spark and pyarrow may still be loading modules.
 
 _calls = 0
 
 
-def settle() -> None:
-    """Freeze all loaded objects, which the garbage collector then skips, once, at the second call in a process.
+def freeze_loaded_objects() -> None:
+    """Freeze all loaded objects at the second call in a process, so that the garbage collector skips them.
 
-    Spark's workers collect garbage after every request: 15-40 ms each while every loaded module is in sight.
+    Spark's workers collect garbage after every request, which takes 15-40 ms if the collector visits all modules.
     """
-    global _calls  # noqa: PLW0603  # a process settles once, whoever asks
+    global _calls  # noqa: PLW0603  # a process freezes once
     _calls += 1
     if _calls == FREEZE_AT_CALL:
         gc.collect()

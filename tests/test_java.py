@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from epochlog.spark.session import java_trouble
+from epochlog.spark.session import find_java_problem
 
 
 def fake(folder: Path, said: str) -> Path:
@@ -31,10 +31,10 @@ def fake(folder: Path, said: str) -> Path:
 )
 def test_an_old_java_is_named_with_its_version(tmp_path: Path, said: str, version: str) -> None:
     home = fake(tmp_path / "jdk", said)
-    told = java_trouble({"JAVA_HOME": str(home), "PATH": "/nowhere"}) or ""
+    told = find_java_problem({"JAVA_HOME": str(home), "PATH": "/nowhere"}) or ""
     assert f"{home}/bin/java is version {version}, which is too old (JAVA_HOME is" in told
     assert "Java 17 or newer" in told and "openjdk-17-jre-headless" in told
-    told = java_trouble({"PATH": str(home / "bin")}) or ""
+    told = find_java_problem({"PATH": str(home / "bin")}) or ""
     assert "which is too old (it is the first on PATH)" in told
 
 
@@ -42,13 +42,13 @@ def test_an_old_java_is_named_with_its_version(tmp_path: Path, said: str, versio
     "said", ['openjdk version "17.0.13" 2024-10-15', 'openjdk version "21-ea"', 'java version "25"']
 )
 def test_a_java_that_is_new_enough_is_fine(tmp_path: Path, said: str) -> None:
-    assert java_trouble({"JAVA_HOME": str(fake(tmp_path / "jdk", said))}) is None
+    assert find_java_problem({"JAVA_HOME": str(fake(tmp_path / "jdk", said))}) is None
 
 
 def test_a_java_that_is_missing_or_broken_is_told(tmp_path: Path) -> None:
-    assert "no Java was found" in (java_trouble({"PATH": str(tmp_path)}) or "")
-    assert f"the Java at {tmp_path}/bin/java does not run" in (java_trouble({"JAVA_HOME": str(tmp_path)}) or "")
-    assert "does not say which version" in (java_trouble({"JAVA_HOME": str(fake(tmp_path / "odd", "hello"))}) or "")
+    assert "no Java was found" in (find_java_problem({"PATH": str(tmp_path)}) or "")
+    assert f"the Java at {tmp_path}/bin/java does not run" in (find_java_problem({"JAVA_HOME": str(tmp_path)}) or "")
+    assert "does not print a version" in (find_java_problem({"JAVA_HOME": str(fake(tmp_path / "odd", "hello"))}) or "")
 
 
 @pytest.mark.slow

@@ -126,7 +126,7 @@ def test_an_abort_that_does_not_reach_the_catalog_is_logged(
     with monkeypatch.context() as patched:
         patched.setattr(Intents, "end", fails)
         write.abort(messages)
-    assert "until its intent runs out: gone" in caplog.text and spark_intents(store) == 1
+    assert "until its intent expires: gone" in caplog.text and spark_intents(store) == 1
 
 
 # ---- exactly once --------------------------------------------------------------------------------------------------
@@ -219,8 +219,8 @@ def test_a_transaction_that_is_aborted_while_its_tasks_run_does_not_land(store: 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"replaceWhere": "k = 1"}, "never a part of it"),
-        ({"partitionOverwriteMode": "Dynamic"}, "never a part of it"),
+        ({"replaceWhere": "k = 1"}, "replaces all rows of the table"),
+        ({"partitionOverwriteMode": "Dynamic"}, "replaces all rows of the table"),
         ({"versionAsOf": 3}, "versionAsOf is for reading"),
         ({"txnAppId": "a"}, "go together"),
         ({"txnVersion": 1}, "go together"),
@@ -244,7 +244,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, acts: Iterator[Callable[[], objec
     """Before each attempt of an overwrite to land, the next act; returns the rows that each attempt's search for keys
     to delete has looked at.
     """
-    real_commit, real_held, looked = overwriting.commit_root, overwriting._held, []
+    real_commit, real_held, looked = overwriting.commit_root, overwriting._plan_existing, []
 
     def commit(*args: object, **options: object) -> int:
         next(acts, lambda: None)()
@@ -256,7 +256,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, acts: Iterator[Callable[[], objec
         return found
 
     monkeypatch.setattr(overwriting, "commit_root", commit)
-    monkeypatch.setattr(overwriting, "_held", held)
+    monkeypatch.setattr(overwriting, "_plan_existing", held)
     return looked
 
 
@@ -305,7 +305,7 @@ def test_an_overwrite_whose_files_are_vacuumed_under_it_begins_again(
     table.upsert(rows(1))
     table.upsert(rows(2))
     table.truncate_log(store.last_epoch)
-    real, left = overwriting._held, iter([True])
+    real, left = overwriting._plan_existing, iter([True])
 
     def held_once(*args: object) -> object:
         found = real(*args)  # pyright: ignore[reportArgumentType]
@@ -315,7 +315,7 @@ def test_an_overwrite_whose_files_are_vacuumed_under_it_begins_again(
             assert store.vacuum(grace=0).deleted
         return found
 
-    monkeypatch.setattr(overwriting, "_held", held_once)
+    monkeypatch.setattr(overwriting, "_plan_existing", held_once)
     write = plan(store, "overwrite")
     write.commit(write.run(rows(2, v=1)))
     assert held(store) == {2: 1}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from epochlog.spark.job import gone, lost
+from epochlog.spark.job import is_session_lost, session_lost_error
 
 
 class Dead:
@@ -30,13 +30,13 @@ def stopped() -> Any:
 
 
 def test_a_stopped_session_is_made_anew() -> None:
-    assert gone(stopped())
-    told = str(lost("days", stopped()))
-    assert "job 'days' has gone: it was stopped" in told and "Make a new one, in this process too" in told
+    assert is_session_lost(stopped())
+    told = str(session_lost_error("days", stopped()))
+    assert "job 'days' is lost: it was stopped" in told and "Make a new one, also in this process" in told
 
 
 def test_a_dead_jvm_wants_another_process() -> None:
     session: Any = SimpleNamespace(sparkContext=Dead())
-    assert gone(session)
-    told = str(lost("days", session))
+    assert is_session_lost(session)
+    told = str(session_lost_error("days", session))
     assert "its JVM has died" in told and "start the program again" in told and "Make a new one" not in told

@@ -42,7 +42,7 @@ def test_a_page_on_spark_is_as_it_says(page: Path, tmp_path: Path) -> None:
 def test_the_options_side_by_side_are_those_that_there_are() -> None:
     """What the page says is the same, or refused, is so in the code."""
     rows = [line for line in (GUIDE / "from-delta-change-feeds.md").read_text("utf-8").splitlines() if line[:2] == "| "]
-    known = {name.lower() for name in (*options.PLACE, *options.READ, *options.WRITE)}
+    known = {name.lower() for name in (*options.LOCATION, *options.READ, *options.WRITE)}
     theirs, ours = set(), set()
     for row in rows:
         delta, here = row.split("|")[1:3]
@@ -51,4 +51,4 @@ def test_the_options_side_by_side_are_those_that_there_are() -> None:
         assert delta.strip() and here.strip()
     assert {name.lower() for name in ours} <= known
     theirs -= {"foreachBatch", "readStream"}  # calls, not options
-    assert len(theirs) > 10 and {name.lower() for name in theirs} <= known | set(options._ELSEWHERE)
+    assert len(theirs) > 10 and {name.lower() for name in theirs} <= known | set(options._FOREIGN_OPTIONS)

@@ -17,28 +17,28 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.parametrize("option, told", [
-    ("versionAsOff", "'versionAsOf' is near"),
-    ("startingTimestamp", "give startingVersion"),
-    ("endingTimestamp", "give endingVersion"),
+    ("versionAsOff", "did you mean 'versionAsOf'"),
+    ("startingTimestamp", "set startingVersion"),
+    ("endingTimestamp", "set endingVersion"),
     ("maxFilesPerTrigger", "maxEpochsPerTrigger"),
     ("ignoreDeletes", "filter"),
     ("ignoreChanges", "filter"),
     ("skipChangeCommits", "filter"),
-    ("replaceWhere", "replaces the whole content"),
-    ("PartitionOverwriteMode", "replaces the whole content"),
+    ("replaceWhere", "replaces all rows"),
+    ("PartitionOverwriteMode", "replaces all rows"),
     ("mergeSchema", "another table"),
     ("overwriteSchema", "another table"),
 ])  # fmt: skip
 def test_what_would_silently_mean_other_rows_is_refused(option: str, told: str) -> None:
     with pytest.raises(el.InvalidInput, match=told):
-        options.place_of({**PLACE, option: "x"})
+        options.parse_store_location({**PLACE, option: "x"})
 
 
 def test_options_of_spark_itself_are_let_pass() -> None:
-    assert options.place_of({**PLACE, "checkpointLocation": "c", "queryName": "q"}).table == "orders"
+    assert options.parse_store_location({**PLACE, "checkpointLocation": "c", "queryName": "q"}).table == "orders"
 
 
 def test_every_option_is_in_the_reference() -> None:
-    known = {*options.PLACE, *options.READ, *options.WRITE}
+    known = {*options.LOCATION, *options.READ, *options.WRITE}
     text = (DOCS / "SPARK.md").read_text("utf-8")
     assert not {name for name in known - {"volatile"} if not re.search(rf"\b{name}\b", text)}

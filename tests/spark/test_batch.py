@@ -188,7 +188,7 @@ def test_an_empty_table_reads_as_empty(lake) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"versionAsOff": 1}, "InvalidInput: there is no option 'versionasoff'"),
+        ({"versionAsOff": 1}, "InvalidInput: epochlog has no option 'versionasoff'"),
         ({"versionAsOf": 1 << 52}, "EpochNotCommitted: table 'orders'"),
         ({"versionAsOf": "x"}, "InvalidInput: option versionAsOf"),
         ({"versionAsOf": 1, "snapshot": "t"}, "InvalidInput: options versionAsOf and snapshot"),
@@ -333,6 +333,6 @@ def test_of_a_key_that_is_there_often_the_last_partition_and_row_win(lake) -> No
 
 def test_replace_where_is_refused(lake) -> None:
     lake.orders.upsert(rows(0, 5))
-    with pytest.raises(Exception, match="InvalidInput: overwrite replaces all that the table holds"):
+    with pytest.raises(Exception, match="InvalidInput: overwrite replaces all rows of the table"):
         lake.write(lake.spark.createDataFrame(rows(0, 1)), mode="overwrite", replaceWhere="id = 0")
     assert lake.orders.count() == 5

@@ -116,7 +116,7 @@ def test_a_query_waits_for_a_runner_elsewhere_and_goes_on(lake, caplog) -> None:
 
 def failing(times: int, monkeypatch: pytest.MonkeyPatch, noted: Callable[[], str | None]) -> list[str | None]:
     """Spark refuses to start a query so many times; the list has what was noted on the job before each try."""
-    started, seen = job_query._started, []
+    started, seen = job_query._start_query, []
 
     def refused(*given):
         seen.append(noted())
@@ -124,7 +124,7 @@ def failing(times: int, monkeypatch: pytest.MonkeyPatch, noted: Callable[[], str
             raise ConnectionError(f"no answer {len(seen)}")
         return started(*given)
 
-    monkeypatch.setattr(job_query, "_started", refused)
+    monkeypatch.setattr(job_query, "_start_query", refused)
     return seen
 
 
@@ -206,7 +206,7 @@ def test_what_is_no_function_or_session_is_refused_at_once(lake) -> None:
     for run in (job.start, job.step):
         with pytest.raises(el.InvalidInput, match="job 'copy': refresh is a function of one argument, not None"):
             run(lake.spark, None)
-        with pytest.raises(el.InvalidInput, match="job 'copy': spark is a SparkSession"):
+        with pytest.raises(el.InvalidInput, match="job 'copy': spark must be a classic SparkSession"):
             run(None, copy)
     assert job.info.incarnation == 0 and job.info.last_error is None
 

@@ -36,9 +36,9 @@ def step(lake: Any, job: el.Job, refresh: Any) -> list[dict[str, Any]]:
     return lake.store.table(job.name).to_arrow().to_pylist()
 
 
-@pytest.mark.parametrize("read_here", [refresh_context.TOUCHED_HERE, 0])
+@pytest.mark.parametrize("read_here", [refresh_context.LOCAL_TOUCHED_ROWS, 0])
 def test_groups_that_vanish_go(lake: Any, monkeypatch: pytest.MonkeyPatch, read_here: int) -> None:
-    monkeypatch.setattr(refresh_context, "TOUCHED_HERE", read_here)
+    monkeypatch.setattr(refresh_context, "LOCAL_TOUCHED_ROWS", read_here)
     sales = lake.store.create_table("sales", ORDERS, ["id"])
     job = lake.store.create_job("revenue", ["sales"], {"revenue": (BY_DAY, ["day"])})
     sales.upsert(orders_of((1, "mon", 1, 5.0), (2, "tue", None, 7.0)))
@@ -84,7 +84,7 @@ def test_what_a_refresh_reads_and_is_refused(lake: Any) -> None:
             ctx.recompute("dear", by="day", from_=tue, touched=pa.table({"who": [1]}))
         with pytest.raises(el.SchemaMismatch, match="'day' is missing"):
             ctx.recompute("dear", by="day", from_=tue.drop("day"))
-        with pytest.raises(el.SchemaMismatch, match="without '_change_type'"):
+        with pytest.raises(el.SchemaMismatch, match="without the column '_change_type'"):
             ctx.recompute("dear", by="day", from_=ctx.changes("sales"))
         with pytest.raises(el.InvalidInput, match="leave out `touched`"):
             ctx.recompute("dear", by=[], from_=tue, touched=tue)
