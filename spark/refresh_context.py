@@ -112,11 +112,11 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
         job. A frame of more changes is read at each use: `.toArrow()` turns it into a table, which `among` and
         `recompute` take too.
         """
-        source = self._plan.upstream(upstream)
-        names = group_columns(upstream, source.table.schema.schema, columns, least=1)
+        planned_upstream = self._plan.upstream(upstream)
+        names = group_columns(upstream, planned_upstream.table.schema.schema, columns, least=1)
         cache_key = (upstream, *names)
         if cache_key not in self._touched:
-            self._touched[cache_key] = self._find_touched(source, names)
+            self._touched[cache_key] = self._find_touched(planned_upstream, names)
         return self._touched[cache_key]
 
     def _find_touched(self, upstream: Upstream, names: list[str]) -> DataFrame:
