@@ -42,9 +42,10 @@ def _alter_job(session: CommandSession) -> None:
     if session.out.as_json:
         session.out.document(asdict(info))
     else:
+        interval = boundaries_text(info.interval, session.handle.interval_ms)
+        max_lag = boundaries_text(info.max_lag, info.interval_ms)
         session.out.show(
-            f"job {info.name}: every {boundaries_text(info.interval, session.handle.interval_ms)} of the store; may "
-            f"merge when more than {boundaries_text(info.max_lag, info.interval_ms)} of its own behind"
+            f"job {info.name}: commits every {interval} of the store; may merge its boundaries at a lag above {max_lag}"
         )
 
 
@@ -109,9 +110,9 @@ def rebuild(session: CommandSession) -> None:
     """Request a rebuild of a job's outputs."""
     name = session.options.job
     job = session.store.job(name)
-    table_facts = _describe_tables(session, lambda view: _outputs(view, name))
+    described = _describe_tables(session, lambda view: _outputs(view, name))
     losses = [
-        *_loss_lines(table_facts),
+        *_loss_lines(described),
         "the job's next step rebuilds its tables; the old rows stay readable until then",
     ]
     confirm(session, f"Rebuild job {name} and discard its uncommitted barrier?", losses)
@@ -119,7 +120,7 @@ def rebuild(session: CommandSession) -> None:
     if session.out.as_json:
         session.out.document(asdict(job.info))
     else:
-        outputs = listed([table["name"] for table in table_facts])
+        outputs = listed([table["name"] for table in described])
         session.out.show(f"job {name}: its next step rebuilds {outputs}")
 
 
@@ -137,15 +138,15 @@ def drop(session: CommandSession) -> None:
             refuse_job_in_use(view, find_job(view, name))
         return _outputs(view, name)
 
-    table_facts = _describe_tables(session, droppable)
-    losses = ["its tables stay as root tables"] if keep else [*_loss_lines(table_facts)]
+    described = _describe_tables(session, droppable)
+    losses = ["its tables stay as root tables"] if keep else [*_loss_lines(described)]
     confirm(session, f"Drop {kind} {name} permanently?", losses)
     if kind == "table":
         store.drop_table(name)
     else:
         store.drop_job(name, keep_outputs=keep)
     if session.out.as_json:
-        session.out.document({"kind": kind, "name": name, "tables": [] if keep else table_facts})
+        session.out.document({"kind": kind, "name": name, "tables": [] if keep else described})
     else:
         session.out.show(f"dropped {kind} {name}", "\n".join(losses))
 

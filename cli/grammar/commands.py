@@ -199,7 +199,7 @@ def _snapshot(commands: argparse._SubParsersAction) -> None:
     )
     action.add_argument("--drop", metavar="NAME", help="release this held snapshot")
     command.add_argument(
-        "--name", help="name of the held snapshot (default: a generated one); a name in use gets the later end"
+        "--name", help="name of the held snapshot (default: a generated one); repeat a held name to move its end"
     )
     command.add_argument(
         "--partial", action="store_true", help="without TABLE: accept that the policy leaves some tables out"

@@ -127,8 +127,8 @@ def test_rebuild_makes_anew(run, lake) -> None:
 def test_alter_tells_boundaries_and_time(run, lake) -> None:
     done = run("alter", lake.root, "job", "daily", "--interval", "10s", "--max-lag", "5m")
     assert done.out == (
-        "job daily: every 10 boundaries (10 s) of the store; may merge when more than 30 boundaries (300 s) of its own "
-        "behind\n"
+        "job daily: commits every 10 boundaries (10 s) of the store; may merge its boundaries at a lag above 30 "
+        "boundaries (300 s)\n"
     )
     facts = json.loads(run("alter", lake.root, "job", "daily", "--interval", "1m", "--json").out)
     assert (facts["interval"], facts["interval_ms"], facts["max_lag"], facts["max_lag_ms"]) == (60, 60_000, 5, 300_000)
