@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,6 +13,7 @@ from polars.io.plugins import register_io_source
 
 from epochlog.errors import InvalidInput
 from epochlog.store.scan.pruning import filter_columns
+from epochlog.store.types.column_types import has_fixed_size_lists
 
 from .arrow_compat import compatible_schema, in_polars
 from .dataset import ReadableTable
@@ -19,7 +21,11 @@ from .dataset import ReadableTable
 
 def frame_of(table: pa.Table) -> pl.DataFrame:
     """Return the rows as a polars DataFrame; decimals of more than 38 digits, which polars lacks, become text."""
-    frame = pl.from_arrow(table.cast(compatible_schema(table.schema, in_polars)))
+    table = table.cast(compatible_schema(table.schema, in_polars))
+    for place, field in enumerate(table.schema):
+        if has_fixed_size_lists(field.type):  # polars fails on slices of these that hold nulls
+            table = table.set_column(place, field, table.column(place).take(pa.array(np.arange(table.num_rows))))
+    frame = pl.from_arrow(table)
     assert isinstance(frame, pl.DataFrame)
     return frame
 

@@ -116,6 +116,11 @@ def has_required_children(kind: pa.DataType) -> bool:
     )
 
 
+def has_fixed_size_lists(kind: pa.DataType) -> bool:
+    """Return True if the type, or a type inside it, is a fixed-size list."""
+    return _T.is_fixed_size_list(kind) or any(has_fixed_size_lists(child.type) for child in children(kind))
+
+
 def parquet_is_narrower(kind: pa.DataType) -> bool:
     """Return True if Parquet has a smaller range for the type or a type inside it: timestamp[s] and date64."""
     seconds = _T.is_timestamp(kind) and kind.unit == "s"

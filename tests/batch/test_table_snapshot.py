@@ -21,6 +21,7 @@ import pytest
 
 import epochlog as el
 from epochlog.batch.dataset import TableDataset
+from epochlog.batch.polars_frames import frame_of
 from epochlog.store.scan import scan_plan
 from epochlog.store.sst import segment, sorted_run
 from epochlog.store.sst.segment import SegmentReader
@@ -377,3 +378,14 @@ def test_threads_share_a_door(store: el.Store) -> None:
         for thread in threads:
             thread.join()
         assert found == [wanted] * 24
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_polars_reads_slices_of_fixed_size_lists_with_nulls(nested: bool) -> None:
+    """polars 2.1 fails on such a slice, which a scan of several key ranges returns."""
+    pairs = pa.array([[1, 2], None, [3, 4], [5, None], None], pa.list_(pa.int32(), 2))
+    column = pa.StructArray.from_arrays([pairs], ["pair"]) if nested else pairs
+    table = pa.table({"f": pa.chunked_array([column.slice(0, 2), column.slice(3)])})
+    assert frame_of(table)["f"].to_list() == table["f"].to_pylist()
+    assert frame_of(table.slice(1, 2))["f"].to_list() == table["f"].to_pylist()[1:3]
+    assert frame_of(table.slice(0, 0))["f"].to_list() == []

@@ -189,7 +189,7 @@ def a_failed_write_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
             return
 
     monkeypatch.setattr(LocalFiles, "write", write)
-    monkeypatch.setattr(files_module, "_try_remove", lambda path: None)
+    monkeypatch.setattr(files_module, "_try_delete", lambda path: None)
 
 
 def a_failed_flush_keeps_its_writer(monkeypatch: pytest.MonkeyPatch) -> None:

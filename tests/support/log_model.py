@@ -93,9 +93,9 @@ class LogModel:
         return changes
 
 
-def _shown(state: State, changes: Sequence[tuple[int, int, Any]], images: bool, low: int, high: int) -> list[Change]:
+def _shown(state: State, touches: Sequence[tuple[int, int, Any]], images: bool, low: int, high: int) -> list[Change]:
     changes: list[Change] = []
-    for key, at, value in changes:
+    for key, at, value in touches:
         if not low <= key < high:
             continue
         deleted, exists = value is GONE, key in state
