@@ -204,7 +204,7 @@ def truncation_ignores_holds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pieces_that_are_done_are_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reachable_files, "_done", lambda record: iter(()))
+    monkeypatch.setattr(reachable_files, "_run_files_of_piece", lambda record: iter(()))
 
 
 def memory_ends_with_the_nearest_reader(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,12 +113,12 @@ def orders_that_moved_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def before_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was there before is read as it is now."""
-    sold = tpch_views.sold
+    lines_of_orders = tpch_views.lines_of_orders
 
     def of_now(read: Callable[..., DataFrame], *args: Any, **where: str) -> DataFrame:
-        return sold(getattr(read, "__self__").table, *args, **where)  # noqa: B009 (a method's own object)
+        return lines_of_orders(getattr(read, "__self__").table, *args, **where)  # noqa: B009 (a method's own object)
 
-    monkeypatch.setattr(tpch_views, "sold", of_now)
+    monkeypatch.setattr(tpch_views, "lines_of_orders", of_now)
 
 
 def nothing_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:

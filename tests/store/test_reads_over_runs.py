@@ -378,7 +378,7 @@ def test_a_table_that_is_read_in_pieces_decodes_each_block_once(
     monkeypatch.setattr(segment, "BATCH_ROWS", 100)
     monkeypatch.setattr(scan_plan, "READ_BYTES", 2000)
     monkeypatch.setattr(scan_plan, "BATCH_ROWS", 100)
-    chance, copied, apart = np.random.default_rng(4), [0], segment._apart
+    chance, copied, apart = np.random.default_rng(4), [0], segment._copy_if_mapped
     table = store.create_table("t", SCHEMA, ["id"])
     for ids in (np.arange(2000), *(np.unique(chance.integers(0, 2000, 80)) for _ in range(40))):
         table.upsert(pa.table({"id": ids, "n": ids}))
@@ -387,7 +387,7 @@ def test_a_table_that_is_read_in_pieces_decodes_each_block_once(
         copied[0] += 1
         return apart(batch, data)
 
-    monkeypatch.setattr(segment, "_apart", counted)  # once for each batch that is decoded
+    monkeypatch.setattr(segment, "_copy_if_mapped", counted)  # once for each batch that is decoded
     for read in (table.to_arrow, lambda: table.scan().read_all()):
         copied[0] = 0
         assert read().num_rows == 2000
