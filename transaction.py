@@ -27,7 +27,7 @@ class Transaction(OneProcess):
         check_pair(txn)
         self._handle = handle
         self._txn = txn
-        self._at = epoch
+        self._requested_epoch = epoch
         self._writers: dict[str, tuple[TableDef, SegmentWriter]] = {}
         self._epoch: int | None = None
         self._state = "new"
@@ -67,7 +67,7 @@ class Transaction(OneProcess):
             for _, writer in self._writers.values():
                 writer.discard()
         if kind is None:
-            self._epoch = commit_or_delete(self._handle, edits, epoch=self._at, txn=self._txn)
+            self._epoch = commit_or_delete(self._handle, edits, epoch=self._requested_epoch, txn=self._txn)
 
     def _writer(self, name: str) -> SegmentWriter:
         if self._state != "open":

@@ -91,10 +91,10 @@ def compare(schema: TableSchema, actual: pa.Table, answer: pa.Table, tolerance: 
     actual, expected = _sort_by_key(codec, actual), _sort_by_key(codec, fitted(schema, answer))
     actual_keys, expected_keys = codec.encode(actual), codec.encode(expected)
     _refuse_repeated(schema, expected, expected_keys)
-    at = lookup(actual_keys, expected_keys)
-    missing = expected.filter(pa.array(at < 0))
+    positions = lookup(actual_keys, expected_keys)
+    missing = expected.filter(pa.array(positions < 0))
     extra = actual.filter(pa.array(lookup(expected_keys, actual_keys) < 0))
-    ours, theirs = actual.take(pa.array(at[at >= 0])), expected.filter(pa.array(at >= 0))
+    ours, theirs = actual.take(pa.array(positions[positions >= 0])), expected.filter(pa.array(positions >= 0))
     value_columns = [name for name in schema.schema.names if name not in key]
     differ = {name: ~_equal_rows(ours.column(name), theirs.column(name), tolerance) for name in value_columns}
     rows = np.flatnonzero(np.any([*differ.values(), np.zeros(ours.num_rows, np.bool_)], axis=0))
@@ -180,14 +180,14 @@ def _equal_rows(actual: pa.ChunkedArray, expected: pa.ChunkedArray, tolerance: f
 
 def aligned(rows: pa.Table) -> list[str]:
     """Format a few rows as lines of text, under the names of their columns."""
-    columns = [[name, *map(_text, rows.column(name).to_pylist())] for name in rows.column_names]
+    columns = [[name, *map(_show_value, rows.column(name).to_pylist())] for name in rows.column_names]
     widths = [max(map(len, column)) for column in columns]
-    return ["  " + "  ".join(_padded(columns, widths, place)) for place in range(rows.num_rows + 1)]
+    return ["  " + "  ".join(_padded(columns, widths, line)) for line in range(rows.num_rows + 1)]
 
 
-def _padded(columns: Sequence[Sequence[str]], widths: Sequence[int], place: int) -> list[str]:
-    return [column[place].ljust(width) for column, width in zip(columns, widths, strict=True)]
+def _padded(columns: Sequence[Sequence[str]], widths: Sequence[int], line: int) -> list[str]:
+    return [column[line].ljust(width) for column, width in zip(columns, widths, strict=True)]
 
 
-def _text(value: Any) -> str:
+def _show_value(value: Any) -> str:
     return "null" if value is None else repr(value) if isinstance(value, str | bytes) else str(value)

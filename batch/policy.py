@@ -84,7 +84,7 @@ class Global:
         that epoch.
         """
         if self.include_creating:
-            members, at = list(view.ids), view.largest_valid_at_most(view.ids, read=tables)
+            members, epoch = list(view.ids), view.largest_valid_at_most(view.ids, read=tables)
         else:
             membership = view.membership
             refused = [
@@ -95,10 +95,10 @@ class Global:
                     f"under global, {listed(refused)}. Wait until it takes part again, read it with "
                     "consistency='aligned', or pass include_creating=True"
                 )
-            members, at = membership.members, membership.epoch if membership.epoch >= view.floor(tables) else None
-        if at is None:
+            members, epoch = membership.members, membership.epoch if membership.epoch >= view.floor(tables) else None
+        if epoch is None:
             raise _no_epoch(self.name, view, members, tables, view.last_epoch)
-        return dict.fromkeys(tables, at)
+        return dict.fromkeys(tables, epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +109,10 @@ class Aligned:
 
     def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
         """Return one epoch for all. Raises NoConsistentEpoch."""
-        at = view.largest_valid_at_most(tables)
-        if at is None:
+        epoch = view.largest_valid_at_most(tables)
+        if epoch is None:
             raise _no_epoch(self.name, view, tables, tables, view.last_epoch)
-        return dict.fromkeys(tables, at)
+        return dict.fromkeys(tables, epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +170,10 @@ class AsOf:
             raise (EpochNotCommitted if early else EpochExpired)(
                 f"as of {show_epoch(until)}: {listed(reasons)}. Ask for epoch {show_epoch(floor)} or later"
             )
-        at = view.largest_valid_at_most(tables, until)
-        if at is None:
+        epoch = view.largest_valid_at_most(tables, until)
+        if epoch is None:
             raise _no_epoch(self.name, view, tables, tables, min(until, view.last_epoch))
-        return dict.fromkeys(tables, at)
+        return dict.fromkeys(tables, epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,16 +198,15 @@ class AtLeast:
 
     def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
         """Return one epoch for all. Raises NoConsistentEpoch while the largest valid epoch lies below."""
-        at = view.largest_valid_at_most(tables)
-        if at is None:
+        epoch = view.largest_valid_at_most(tables)
+        if epoch is None:
             raise _no_epoch(self.name, view, tables, tables, min(self.epoch, view.last_epoch))
-        if at < self.epoch:
+        if epoch < self.epoch:
             reasons = view.why_not(tables, self.epoch)
-            short = (
-                f"the largest valid epoch {show_epoch(at)} is {distance(at, self.epoch)} below {show_epoch(self.epoch)}"
-            )
+            gap = f"{distance(epoch, self.epoch)} below {show_epoch(self.epoch)}"
+            short = f"the largest valid epoch {show_epoch(epoch)} is {gap}"
             raise NoConsistentEpoch(f"at_least: {short}: {listed(reasons)}. Wait longer or ask for less")
-        return dict.fromkeys(tables, at)
+        return dict.fromkeys(tables, epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,19 +236,19 @@ class Bounded:
 
     def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
         """Return one epoch for all. Raises StalenessExceeded while there is none, or a table lags more there."""
-        at = view.largest_valid_at_most(tables)
-        if at is None:
+        epoch = view.largest_valid_at_most(tables)
+        if epoch is None:
             raise StalenessExceeded(str(_no_epoch(self.name, view, tables, tables, view.last_epoch)))
         max_lag_ms = round(seconds(self.max_lag, "max_lag") * 1000, 3)  # 1.005 * 1000 lies below 1005
-        lagging = {name: lag_ms for name in tables if (lag_ms := view.lag_ms(name, at)) > max_lag_ms}
+        lagging = {name: lag_ms for name in tables if (lag_ms := view.lag_ms(name, epoch)) > max_lag_ms}
         if lagging:
             lags = listed([f"{name} lags {lag_ms:,} ms" for name, lag_ms in lagging.items()])
             reasons = listed(view.why_not(tables, view.last_epoch)) or "its newest changes lie past that epoch"
             raise StalenessExceeded(
-                f"bounded: at the largest valid epoch {show_epoch(at)} {lags}, more than {max_lag_ms:,.0f} ms: "
+                f"bounded: at the largest valid epoch {show_epoch(epoch)} {lags}, more than {max_lag_ms:,.0f} ms: "
                 f"{reasons}. Wait longer or allow more lag"
             )
-        return dict.fromkeys(tables, at)
+        return dict.fromkeys(tables, epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,12 +338,12 @@ def choose_epochs(policy: Policy, view: EpochView, tables: Sequence[str] | None 
     chosen = policy.choose(view, tables)
     if not isinstance(chosen, Mapping):
         raise InvalidInput(f"the policy {policy!r} must choose a dict {{table: epoch}}, not {chosen!r}")
-    out: dict[str, int] = {}
+    checked: dict[str, int] = {}
     for name in tables:
         if name not in chosen:
             raise InvalidInput(f"the policy {policy!r} chose no epoch for {name}")
-        out[name] = _readable(view, name, as_epoch(f"the epoch chosen for {name}", chosen[name]))
-    return out
+        checked[name] = _readable(view, name, as_epoch(f"the epoch chosen for {name}", chosen[name]))
+    return checked
 
 
 def advice_of(policy: Policy) -> str:
@@ -370,8 +369,9 @@ def left_out_of(policy: Policy, view: EpochView) -> dict[str, str]:
 
 def _under_aligned(view: EpochView, name: str, reason: str) -> str:
     """Return the reason, with the epoch at which the table can be read by itself."""
-    at = view.largest_valid_at_most([name])
-    return f"{reason}; aligned {'finds no epoch for it either' if at is None else f'would read it at {show_epoch(at)}'}"
+    epoch = view.largest_valid_at_most([name])
+    aligned = "finds no epoch for it either" if epoch is None else f"would read it at {show_epoch(epoch)}"
+    return f"{reason}; aligned {aligned}"
 
 
 def timeout_of(policy: Policy) -> float:
@@ -420,8 +420,8 @@ def _unix_ms(value: object) -> int:
         except ValueError:
             raise InvalidInput(f"{value!r} is not an ISO 8601 timestamp such as 2025-06-01T12:00:00Z") from None
     if isinstance(value, datetime):
-        at = value if value.tzinfo else value.replace(tzinfo=UTC)
-        return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
+        moment = value if value.tzinfo else value.replace(tzinfo=UTC)
+        return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidInput(f"a timestamp must be a datetime, an ISO 8601 string or Unix milliseconds, not {value!r}")
     return value
@@ -435,10 +435,10 @@ def _no_epoch(
     oldest = view.largest_valid_at_most(members, epoch, read=())
     if oldest is not None:
         reasons += [f"{reason}, and it is the newest valid one" for reason in view.why_not(read, oldest)]
-    at = view.largest_valid_at_most(read) if policy == Global.name else None
+    aligned_epoch = view.largest_valid_at_most(read) if policy == Global.name else None
     instead = "consistency='latest', which is not consistent"
-    if at is not None:
-        instead = f"consistency='aligned', which chooses {show_epoch(at)} now"
+    if aligned_epoch is not None:
+        instead = f"consistency='aligned', which chooses {show_epoch(aligned_epoch)} now"
     return NoConsistentEpoch(
         f"{policy}: no epoch is valid for {listed(list(read), ', ')}: {listed(reasons)}. "
         f"Wait for the jobs named, or read with {instead}"

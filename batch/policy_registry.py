@@ -96,20 +96,20 @@ def _named(name: str) -> object:
 def _misfit(factory: Callable[..., object], options: Mapping[str, object]) -> str:
     """Return the unknown and the missing options of the policy as part of a sentence; "" if there are none."""
     try:
-        takes = inspect.signature(factory).parameters
+        parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError):
         return ""
-    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
-    unknown = [] if open_ended else [name for name in options if name not in takes]
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    unknown = [] if open_ended else [name for name in options if name not in parameters]
     named = [
         parameter
-        for parameter in takes.values()
+        for parameter in parameters.values()
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
     missing = [
         parameter.name for parameter in named if parameter.default is parameter.empty and parameter.name not in options
     ]
-    problems = [f"takes no {', '.join(unknown)} (it takes: {', '.join(takes) or 'nothing'})"] if unknown else []
+    problems = [f"takes no {', '.join(unknown)} (it takes: {', '.join(parameters) or 'nothing'})"] if unknown else []
     return " and ".join(problems + ([f"needs {', '.join(missing)}"] if missing else []))
 
 

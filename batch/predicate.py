@@ -146,16 +146,18 @@ def _unix_ns(text: str) -> int:
     fraction = _FRACTION.search(text)
     if fraction and len(fraction[1]) > 9:
         raise ValueError("a second has at most nine decimals")
-    at = datetime.fromisoformat(_FRACTION.sub("", text, count=1))
-    seconds = ((at if at.tzinfo else at.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(seconds=1)
+    moment = datetime.fromisoformat(_FRACTION.sub("", text, count=1))
+    seconds = (
+        (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
+    ) // timedelta(seconds=1)
     return seconds * 10**9 + (int(fraction[1].ljust(9, "0")) if fraction else 0)
 
 
 def _bounds(kind: pa.DataType) -> tuple[int, int]:
     """Return the first and the last step of a column."""
     if pa.types.is_decimal(kind):
-        most = 10**kind.precision - 1
-        return -most, most
+        largest = 10**kind.precision - 1
+        return -largest, largest
     bits = 64 if pa.types.is_timestamp(kind) or not pa.types.is_primitive(kind) else kind.bit_width
     if pa.types.is_date64(kind):
         bits = 32

@@ -43,9 +43,9 @@ def encode_token(
     reasons.
     """
     rows = [[names[table_id], table_id, epoch] for table_id, epoch in epochs.items()]
-    more = [list(map(list, left_out.items()))] if left_out else []
-    body: bytes = msgpack.packb([FORMAT, store_id, rows, *more])  # pyright: ignore[reportAssignmentType]
-    return _text(zlib.crc32(body).to_bytes(4, "big") + body)
+    reasons = [list(map(list, left_out.items()))] if left_out else []
+    body: bytes = msgpack.packb([FORMAT, store_id, rows, *reasons])  # pyright: ignore[reportAssignmentType]
+    return _to_base64(zlib.crc32(body).to_bytes(4, "big") + body)
 
 
 def decode_token(token: str) -> Token:
@@ -59,7 +59,7 @@ def decode_token(token: str) -> Token:
     except (binascii.Error, ValueError):
         raise _invalid("it is not base64") from None
     body = raw[4:]
-    if _text(raw) != token:  # the last character can hold bits that decoding drops
+    if _to_base64(raw) != token:  # the last character can hold bits that decoding drops
         raise _invalid("its end was changed")
     if len(raw) < 5 or zlib.crc32(body).to_bytes(4, "big") != raw[:4]:
         raise _invalid("its checksum does not match")
@@ -91,7 +91,7 @@ def _reason(row: object) -> tuple[str, str]:
     raise _invalid("a table that it leaves out has no reason")
 
 
-def _text(raw: bytes) -> str:
+def _to_base64(raw: bytes) -> str:
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 

@@ -211,12 +211,12 @@ class PowerLossDisk:
 
     def _survive(self, folder: Folder, path: str, prefix: str, choice: _Choice, tree: Tree) -> None:
         for name, states in sorted(folder.names.items()):
-            node, below = choice.name(states), f"{prefix}{name}"
+            node, child_path = choice.name(states), f"{prefix}{name}"
             if isinstance(node, Folder):
-                tree[below] = None
-                self._survive(node, f"{path}/{name}", f"{below}/", choice, tree)
+                tree[child_path] = None
+                self._survive(node, f"{path}/{name}", f"{child_path}/", choice, tree)
             elif node is not None:
-                tree[below] = choice.content(node.synced, self._content(node, f"{path}/{name}"))
+                tree[child_path] = choice.content(node.synced, self._content(node, f"{path}/{name}"))
 
     def _content(self, node: File, path: str) -> bytes:
         if not node.foreign:
@@ -289,7 +289,7 @@ class _Nothing:
     def name(self, states: list[File | Folder | None]) -> File | Folder | None:
         return states[0]
 
-    def content(self, synced: bytes, now: bytes) -> bytes:
+    def content(self, synced: bytes, written: bytes) -> bytes:
         return synced
 
 
@@ -299,8 +299,8 @@ class _Everything(_Nothing):
     def name(self, states: list[File | Folder | None]) -> File | Folder | None:
         return states[-1]
 
-    def content(self, synced: bytes, now: bytes) -> bytes:
-        return now
+    def content(self, synced: bytes, written: bytes) -> bytes:
+        return written
 
 
 class _Chance(_Nothing):
@@ -312,15 +312,17 @@ class _Chance(_Nothing):
     def name(self, states: list[File | Folder | None]) -> File | Folder | None:
         return self._dice.choice(states)
 
-    def content(self, synced: bytes, now: bytes) -> bytes:
-        if synced == now:
-            return now
+    def content(self, synced: bytes, written: bytes) -> bytes:
+        if synced == written:
+            return written
         dice = self._dice
-        prefix = now[: dice.choice([0, len(now) // 2, dice.randrange(len(now) + 1), len(now), len(now)])]
+        prefix = written[
+            : dice.choice([0, len(written) // 2, dice.randrange(len(written) + 1), len(written), len(written)])
+        ]
         lost = [synced, bytes(len(prefix))]  # older content, or zeros
         blocks = [
-            dice.choice([prefix, prefix, *lost])[at : at + BLOCK].ljust(min(BLOCK, len(prefix) - at), b"\0")
-            for at in range(0, len(prefix), BLOCK)
+            dice.choice([prefix, prefix, *lost])[start : start + BLOCK].ljust(min(BLOCK, len(prefix) - start), b"\0")
+            for start in range(0, len(prefix), BLOCK)
         ]
         return b"".join(blocks) if dice.random() < 0.7 else prefix
 

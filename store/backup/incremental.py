@@ -160,8 +160,8 @@ def file_at(uri: str | Path, durability: str = "disk") -> tuple[Files, str]:
     if "://" not in text:
         path = Path(text).expanduser().absolute()
         return open_files(path.parent, durability), path.name
-    place, question, query = text.partition("?")
-    folder, _, name = place.rpartition("/")
+    path_part, question, query = text.partition("?")
+    folder, _, name = path_part.rpartition("/")
     if not name or folder.endswith("/"):
         raise InvalidInput(f"{redact_url(text)} has no file name; pass the path or URI of a file")
     return open_files(f"{folder}{question}{query}", durability), name

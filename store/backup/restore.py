@@ -153,10 +153,10 @@ def _last_generation(files: Files, backups: list[Shipped]) -> str:
     """Return the generation of the newest backup by its time, for a root whose marker names none; ""
     without backups.
     """
-    ends = {file.generation: file for file in backups}
-    if len(ends) < 2:
-        return next(iter(ends), "")
-    return max(ends, key=lambda generation: _read_backup(files, ends[generation])[0].at_ms)
+    newest = {file.generation: file for file in backups}
+    if len(newest) < 2:
+        return next(iter(newest), "")
+    return max(newest, key=lambda generation: _read_backup(files, newest[generation])[0].at_ms)
 
 
 def _read_backup(files: Files, file: Shipped) -> tuple[Header, Iterable[tuple[bytes, bytes | None]]]:

@@ -38,7 +38,7 @@ def check_segment(files: Files, schema: TableSchema, codec: KeyCodec, segment: S
 def check_part(files: Files, schema: TableSchema, codec: KeyCodec, run: SortedRun, part: RunFile) -> Iterator[str]:
     """Yield the problems of a run file: a wrong checksum, or a difference from its descriptor."""
     hidden = [EPOCH, UNTIL] if part.history else [EPOCH]
-    until = 0
+    last_until = 0
     try:
         data = verified(files, part.path, part.bytes, part.crc32, recheck=True)
         walk = Walk(codec, _row_group_starts(data))
@@ -47,14 +47,14 @@ def check_part(files: Files, schema: TableSchema, codec: KeyCodec, run: SortedRu
             yield from walk.take(rows)
             yield from _check_epochs(run, part, rows)
             if part.history and len(rows):
-                until = max(until, pc.max(rows.data.column(UNTIL)).as_py())
+                last_until = max(last_until, pc.max(rows.data.column(UNTIL)).as_py())
         yield from walk.end(part, repeats=part.history)
         yield from _check_parquet_statistics(data)
     except Corrupt as error:
         yield error.what
         return
-    if until != part.until:
-        yield f"its rows end at {until}, not {part.until}"
+    if last_until != part.until:
+        yield f"its rows end at {last_until}, not {part.until}"
 
 
 def check_ends(files: Files, schema: TableSchema, codec: KeyCodec, run: SortedRun, past: RunFile) -> Iterator[str]:
@@ -72,16 +72,18 @@ def _overlap(old: Rows, live: Rows) -> bool:
     if not len(old) or not len(live):
         return False
     last = last_of_each(old.keys)
-    at = lookup(live.keys, old.keys.filter(pa.array(last)))
-    hit = at >= 0
-    ended, begun = (contiguous(rows.data.column(name)).to_numpy() for rows, name in ((old, UNTIL), (live, EPOCH)))
-    return bool((begun[at[hit]] < ended[last][hit]).any())
+    positions = lookup(live.keys, old.keys.filter(pa.array(last)))
+    matched = positions >= 0
+    end_epochs, begin_epochs = (
+        contiguous(rows.data.column(name)).to_numpy() for rows, name in ((old, UNTIL), (live, EPOCH))
+    )
+    return bool((begin_epochs[positions[matched]] < end_epochs[last][matched]).any())
 
 
 def _ranges(blocks: Sequence[Key]) -> list[KeyRange]:
     """Return key ranges of about one block that tile a file; all versions of a key are in one range."""
     firsts: list[Key | None] = [None, *list(dict.fromkeys(blocks))[1:]]
-    return [KeyRange(*ends) for ends in zip(firsts, [*firsts[1:], None], strict=True)]
+    return [KeyRange(*bounds) for bounds in zip(firsts, [*firsts[1:], None], strict=True)]
 
 
 def _batch_starts(data: pa.Buffer) -> list[int]:
@@ -165,18 +167,18 @@ def _check_epochs(run: SortedRun, part: RunFile, rows: Rows) -> Iterator[str]:
     """
     if not len(rows):
         return
-    begun = contiguous(rows.data.column(EPOCH)).to_numpy()
-    if not run.lo < begun.min() <= begun.max() <= run.hi:
+    begin_epochs = contiguous(rows.data.column(EPOCH)).to_numpy()
+    if not run.lo < begin_epochs.min() <= begin_epochs.max() <= run.hi:
         yield f"holds rows from outside its run's epochs ({run.lo}, {run.hi}]"
     if not part.history:
         return
-    ended = contiguous(rows.data.column(UNTIL)).to_numpy()
-    if (begun >= ended).any():
+    end_epochs = contiguous(rows.data.column(UNTIL)).to_numpy()
+    if (begin_epochs >= end_epochs).any():
         yield "holds rows that end before they begin"
-    if ended.max() > run.hi:
-        yield f"holds rows that end after its run, at {ended.max()}"
+    if end_epochs.max() > run.hi:
+        yield f"holds rows that end after its run, at {end_epochs.max()}"
     same = pc.equal(rows.keys.slice(0, len(rows) - 1), rows.keys.slice(1)).to_numpy(zero_copy_only=False)
-    if (same & (ended[:-1] > begun[1:])).any():
+    if (same & (end_epochs[:-1] > begin_epochs[1:])).any():
         yield "holds two rows of one key for the same epoch"
 
 

@@ -107,6 +107,6 @@ def check_exchange_files(handle: Handle) -> tuple[dict[str, int], list[Finding],
         except ReadFailed as error:
             refused.append((path, str(error)))
     if damaged:
-        now = dict(handle.catalog.read(lambda view: list(exchange_files(view))))
-        damaged = [(path, problem) for path, problem in damaged if path in now]
+        current = dict(handle.catalog.read(lambda view: list(exchange_files(view))))
+        damaged = [(path, problem) for path, problem in damaged if path in current]
     return {batch["path"]: batch["bytes"] for batch in batches}, damaged, refused

@@ -121,8 +121,8 @@ def _check_table(
         if progress is not None:
             progress(min(checked + number, len(reached)), len(reached))
     if problems:
-        now = handle.catalog.read(lambda view: _read_files(view, table, folder))
-        yield from (problem for problem in problems if now is not None and problem.where in now.sizes)
+        current = handle.catalog.read(lambda view: _read_files(view, table, folder))
+        yield from (problem for problem in problems if current is not None and problem.where in current.sizes)
 
 
 def _read_files(view: View, table: TableDef, folder: str) -> TableFiles | None:

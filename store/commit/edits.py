@@ -87,10 +87,10 @@ def log_epochs(edits: Sequence[TableEdit], edit: TableEdit, epoch: int | None) -
     """
     sealed = sealed_labels(edits)
     if epoch is None:
-        at, labels = max(len(sealed) - 1, 0), {label: place for place, label in enumerate(sealed)}
+        last_label, labels = max(len(sealed) - 1, 0), {label: index for index, label in enumerate(sealed)}
     else:
-        at, labels = epoch, {label: label for label in sealed}
-    groups = grouped(edit, at, labels)
+        last_label, labels = epoch, {label: label for label in sealed}
+    groups = grouped(edit, last_label, labels)
     return [groups[label] for label in sorted(groups)]
 
 
@@ -100,13 +100,13 @@ def check_segments(handle: Handle, edit: TableEdit) -> None:
     Raises InvalidInput for an object that is not a segment, and SegmentUnknown for a segment of another store or table,
     a repeated one, or a sealed one whose file is missing.
     """
-    folder, seen = handle.table_folder(edit.table_id), set[str]()
+    folder, paths = handle.table_folder(edit.table_id), set[str]()
     for segment in edit.segments:
         if not isinstance(segment, Segment):
             raise InvalidInput(f"table {edit.name!r}: a commit takes segments returned by seal(), not {segment!r}")
-        if segment.path in seen:
+        if segment.path in paths:
             raise SegmentUnknown(f"segment {segment.path} of table {edit.name!r} occurs twice in one commit")
-        seen.add(segment.path)
+        paths.add(segment.path)
         if segment.table_id != edit.table_id or not segment.path.startswith(folder + "/"):
             raise SegmentUnknown(f"segment {segment.path} was not written for table {edit.name!r} of this store")
         if segment.label is not None and not handle.files.exists(segment.path):  # vacuum may have deleted it since

@@ -27,8 +27,8 @@ def check_pair(txn: TxnPair | None) -> None:
     """Raise InvalidInput unless `txn` is None or a valid pair (application, id)."""
     if txn is None:
         return
-    good = isinstance(txn, tuple | list) and len(txn) == 2 and isinstance(txn[0], str)
-    if not good or not isinstance(txn[1], int) or isinstance(txn[1], bool) or not 0 <= txn[1] < 1 << 63:
+    is_pair = isinstance(txn, tuple | list) and len(txn) == 2 and isinstance(txn[0], str)
+    if not is_pair or not isinstance(txn[1], int) or isinstance(txn[1], bool) or not 0 <= txn[1] < 1 << 63:
         raise InvalidInput(f"txn must be a pair (application: str, id: int >= 0), not {txn!r}")
     if not txn[0] or "\0" in txn[0] or len(txn[0].encode(errors="replace")) > MAX_APP_BYTES or not _is_text(txn[0]):
         raise InvalidInput(

@@ -126,14 +126,14 @@ def _transact_root(
         for table in targets:
             refuse_unwritable(tx, table)
         counters, now_ms = Counters.read(tx), handle.catalog.now_ms()
-        at, labels = _choose_epochs(edits, epoch, counters.last_epoch, now_ms)
+        chosen_epoch, labels = _choose_epochs(edits, epoch, counters.last_epoch, now_ms)
         for table, edit in zip(targets, edits, strict=True):
-            written.append((table, append_entry(tx, table, edit, at, labels, now_ms, txn=txn, job=None)))
-        move_counters(tx, counters, at)
+            written.append((table, append_entry(tx, table, edit, chosen_epoch, labels, now_ms, txn=txn, job=None)))
+        move_counters(tx, counters, chosen_epoch)
         if txn is not None:
-            record_outcome(tx, txn, tables, at, now_ms)
+            record_outcome(tx, txn, tables, chosen_epoch, now_ms)
         end_intents(tx, ending)
-        return at, True
+        return chosen_epoch, True
 
     hit("commit:segments-written")
     outcome = handle.intents.checked(lambda: handle.catalog.transact(body))
@@ -157,10 +157,10 @@ def _choose_epochs(
     sealed = sealed_labels(edits)
     if epoch is None:  # labels are reassigned in order; the last one is the commit's epoch
         first = max(from_unix_ms(now_ms), last_epoch + 1)
-        at = first + max(len(sealed) - 1, 0)
+        chosen_epoch = first + max(len(sealed) - 1, 0)
         labels = {label: first + index for index, label in enumerate(sealed)}
     else:
-        at, labels = epoch, {label: label for label in sealed}
+        chosen_epoch, labels = epoch, {label: label for label in sealed}
         low = min([epoch, *sealed])
         if low <= last_epoch:
             subject = f"epoch {show_epoch(epoch)}" if low == epoch else f"label {show_epoch(low)}"
@@ -173,5 +173,5 @@ def _choose_epochs(
                 f"label {show_epoch(sealed[-1])} exceeds the commit's epoch {show_epoch(epoch)}; seal at or below it, "
                 "or commit at a higher epoch"
             )
-    check_skew(at, now_ms)
-    return at, labels
+    check_skew(chosen_epoch, now_ms)
+    return chosen_epoch, labels

@@ -81,12 +81,12 @@ def _changed(files: Files, before: ScanPlan, net: Rows) -> np.ndarray:
     """Return, for each key, True if the commit adds, alters or deletes its row."""
     names = before.table.schema.names
     old = before.rows_of(files, net.keys, names)
-    at = lookup(old.keys, net.keys)
+    positions = lookup(old.keys, net.keys)
     deleted = np.zeros(len(net), np.bool_) if net.deleted is None else net.deleted
-    changed = (at >= 0) | ~deleted
-    (updated,) = ((at >= 0) & ~deleted).nonzero()
+    changed = (positions >= 0) | ~deleted
+    (updated,) = ((positions >= 0) & ~deleted).nonzero()
     pool = Pool([old.data.select(names), net.data.select(names)])
-    changed[updated] = pool.differing(at[updated], updated + len(old), before.table.primary_key)
+    changed[updated] = pool.differing(positions[updated], updated + len(old), before.table.primary_key)
     return changed
 
 

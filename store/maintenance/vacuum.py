@@ -111,17 +111,17 @@ def vacuum(
     if not dry_run:
         end_expired(handle.catalog, handle.leases.live)
     listed = handle.files.list(handle.store_id)
-    dead = handle.catalog.read(lambda view: _dead_intents(handle, view))
-    if dead and not dry_run:
-        dead = handle.catalog.transact(lambda tx: _revoke(handle, tx))
-    known = handle.catalog.read(lambda view: _read_known(handle, view, listed, dead))
+    expired = handle.catalog.read(lambda view: _dead_intents(handle, view))
+    if expired and not dry_run:
+        expired = handle.catalog.transact(lambda tx: _revoke(handle, tx))
+    known = handle.catalog.read(lambda view: _read_known(handle, view, listed, expired))
     decisions = list(classify_files(listed, known, grace_ms))
     for decision in decisions:
         if decision.reason == REACHED_AND_UNREACHABLE:
             _log.error("vacuum keeps %s: %s", decision.path, REACHED_AND_UNREACHABLE)
     deleted, failed = [decision for decision in decisions if decision.state is FileState.DUE], []
     if not dry_run:
-        _note_unreachable(handle, [decision for decision in decisions if decision.fresh])
+        _note_unreachable(handle, [decision for decision in decisions if decision.is_new])
         deleted, failed = _delete(handle, deleted, progress, stop)
         _delete_stale_records(handle, {info.path for info in listed}, grace_ms)
     kept = [decision for decision in decisions if decision.state is FileState.KEPT and decision.listed]
@@ -129,8 +129,8 @@ def vacuum(
         deleted=_report(decision for decision in deleted if decision.listed),
         kept=_report([*kept, *failed]),
         foreign=_report(decision for decision in decisions if decision.state is FileState.FOREIGN),
-        revoked=tuple(dead),
-        noted=sum(decision.fresh for decision in kept),
+        revoked=tuple(expired),
+        noted=sum(decision.is_new for decision in kept),
         data_files=sum(decision.path in known.reached for decision in decisions if decision.state is FileState.REACHED),
         dry_run=dry_run,
     )
@@ -157,15 +157,15 @@ def _dead_intents(handle: Handle, view: View) -> list[Intent]:
 
 
 def _revoke(handle: Handle, tx: Txn) -> list[Intent]:
-    dead = _dead_intents(handle, tx)
-    for intent in dead:
+    expired = _dead_intents(handle, tx)
+    for intent in expired:
         tx.delete(intent_key(intent.id))
-    return dead
+    return expired
 
 
-def _read_known(handle: Handle, view: View, listed: Sequence[FileInfo], dead: Sequence[Intent]) -> Known:
+def _read_known(handle: Handle, view: View, listed: Sequence[FileInfo], expired: Sequence[Intent]) -> Known:
     """Read all records that decide on the listed files from one view of the catalog."""
-    ended = {intent.id: intent.expires_ms for intent in dead}
+    ended = {intent.id: intent.expires_ms for intent in expired}
     unreachable = {note.path: note for note in list_unreachable(view)}
     tables = {table_of(handle.store_id, info.path) for info in listed} | {
         note.table_id for note in unreachable.values()
@@ -185,9 +185,9 @@ def _read_known(handle: Handle, view: View, listed: Sequence[FileInfo], dead: Se
 # ---- noting and deleting -----------------------------------------------------------------------------------------
 
 
-def _note_unreachable(handle: Handle, fresh: Sequence[FileDecision]) -> None:
+def _note_unreachable(handle: Handle, decisions: Sequence[FileDecision]) -> None:
     """Note files as unreachable, unless they have a write intent now or another process has noted them."""
-    for batch in _batches(fresh):
+    for batch in _batches(decisions):
 
         def body(tx: Txn, batch: Sequence[FileDecision] = batch) -> None:
             for decision in batch:

@@ -29,7 +29,7 @@ class FileDecision:
     """State of one file with its reason. since_ms: when it became unreachable; until_ms: when it may be deleted at the
     earliest.
 
-    fresh: not yet noted as unreachable. listed: the file exists; False if only its note does.
+    is_new: not yet noted as unreachable. listed: the file exists; False if only its note does.
     """
 
     path: str
@@ -39,7 +39,7 @@ class FileDecision:
     table_id: int = 0
     since_ms: int = 0
     until_ms: int | None = None
-    fresh: bool = False
+    is_new: bool = False
     listed: bool = True
 
 
@@ -62,12 +62,12 @@ class Known:
 
 def classify_files(listed: Iterable[FileInfo], known: Known, grace_ms: int) -> Iterator[FileDecision]:
     """Yield the decision for every listed file, and for every unlisted one that the catalog notes as unreachable."""
-    seen = set()
+    listed_paths = set()
     for info in listed:
-        seen.add(info.path)
+        listed_paths.add(info.path)
         yield _classify(info.path, info.size, known, grace_ms)
     for path, note in known.unreachable.items():
-        if path not in seen and path not in known.reached:
+        if path not in listed_paths and path not in known.reached:
             decision = _classify_unreachable(note.path, note.bytes, known, note, grace_ms)
             yield replace(decision, listed=False)
 
@@ -93,8 +93,8 @@ def _classify(path: str, size: int, known: Known, grace_ms: int) -> FileDecision
         reason = f"being written under {intent.kind} intent {intent.id}{by}"
         return FileDecision(path, size, FileState.KEPT, reason, table_id, until_ms=intent.expires_ms)
     since_ms = known.ended.get(name, known.now_ms)
-    fresh = UnreachableFile(path, table_id, size, since_ms, NO_PLAN)
-    return replace(_classify_unreachable(path, size, known, fresh, grace_ms), fresh=True)
+    note = UnreachableFile(path, table_id, size, since_ms, NO_PLAN)
+    return replace(_classify_unreachable(path, size, known, note, grace_ms), is_new=True)
 
 
 def _classify_unreachable(path: str, size: int, known: Known, note: UnreachableFile, grace_ms: int) -> FileDecision:

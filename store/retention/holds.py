@@ -60,10 +60,10 @@ def holds_of(view: View, table_id: int, now_ms: int, alive: Collection[str] = ()
     holds = [hold for _, hold in _read_holds(view, prefix)]
     live = [hold for hold in holds if hold.expires_ms is None or hold.expires_ms > now_ms or hold.holder in alive]
     for job in all_jobs(view):
-        at = held_from(job, table_id)
-        if at is not None:
+        epoch = held_from(job, table_id)
+        if epoch is not None:
             version = job.planned_version if job.barrier else NO_PLAN
-            live.append(Hold(job_holder(job), table_id, at, at, now_ms, None, version))
+            live.append(Hold(job_holder(job), table_id, epoch, epoch, now_ms, None, version))
     for consumer in all_consumers(view):
         if table_id in consumer.tables and consumer.holds(now_ms, alive):
             states, until_ms = _state_held(view, table_id, consumer), consumer.until_ms

@@ -79,8 +79,8 @@ def _progress_ms(job: JobRecord) -> int | None:
     """
     if job.progress_ms:
         return job.progress_ms
-    at = job.barrier[1] if job.barrier else job.position
-    return to_unix_ms(at) if at else None
+    epoch = job.barrier[1] if job.barrier else job.position
+    return to_unix_ms(epoch) if epoch else None
 
 
 def _first_change(handle: Handle, view: View, table: TableDef, after: int) -> int | None:
@@ -90,8 +90,8 @@ def _first_change(handle: Handle, view: View, table: TableDef, after: int) -> in
     if version.known_from > after:
         return after + 1
     changes = handle.memory.of(view, table.id, version.known_from, version.max_committed_epoch).changes
-    place = int(changes.searchsorted(after, "right"))
-    return int(changes[place]) if place < len(changes) else None
+    index = int(changes.searchsorted(after, "right"))
+    return int(changes[index]) if index < len(changes) else None
 
 
 def _committed_ms(view: View, table_id: int, epoch: int) -> int:
