@@ -108,7 +108,7 @@ class Calling(Coordinator):
         with self._executor.lock:
             for report in wire.decode(answer):
                 assert isinstance(report, wire.Reported)
-                self._from_part(mock.Mock(worker=""), report)
+                self._handle_part_message(mock.Mock(worker=""), report)
 
     def close(self, timeout_s: float = 5.0) -> None:
         super().close(timeout_s)

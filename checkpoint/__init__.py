@@ -1,6 +1,6 @@
-"""Deciding commits: boundaries become barriers, jobs commit their outputs at them, and a restart goes on from there.
+"""Jobs, barriers and checkpoints: decisions about commits, and recovery from the catalog.
 
-Its public names are loaded when they are first used, as those of the package itself.
+The public names are loaded at first use, like those of the package `epochlog`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from epochlog.lazy import lazily
 
-if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
+if TYPE_CHECKING:  # repeats the names of _HOMES for type checkers
     from .manager.checkpoint_plan import CheckpointPlan, Edge, TaskState, Vertex, check_restore, plan_checkpoint
     from .manager.commands import CheckpointStatus, JobSettings, Report
     from .manager.manager import CheckpointManager

@@ -40,7 +40,7 @@ class SparkDoor:
         if is_session_lost(self.session):
             raise session_lost_error(job, self.session)
 
-    def known(self, error: BaseException, job: str) -> BaseException:
+    def translate_error(self, error: BaseException, job: str) -> BaseException:
         """Return the typed error of a Spark task; SparkLost if the session is lost and the error is not an epochlog
         error; else the error itself.
         """

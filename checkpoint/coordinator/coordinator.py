@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.control_messages import PartName
-from epochlog.checkpoint.manager import commands as to
+from epochlog.checkpoint.manager import commands
 from epochlog.errors import BadMessage, EpochlogError, Fenced, JobNotFound, LoadNotFound, SegmentUnknown
 from epochlog.exchange.transport.duplex import DuplexStream
 from epochlog.exchange.transport.errors import encode_error
@@ -72,7 +72,7 @@ class Coordinator:
             self._executor.require_running(f"{kind}:{name}").has_changes = True
             self._executor.execute(self._executor.manager.stop(f"{kind}:{name}", drain=drain))
 
-    def status(self) -> list[to.CheckpointStatus]:
+    def status(self) -> list[commands.CheckpointStatus]:
         """List the loads and jobs that run here, by name."""
         with self._executor.lock:
             return [self._executor.manager.status(name) for name in self._executor.manager.jobs()]
@@ -117,7 +117,7 @@ class Coordinator:
                 connection.heard()
                 self._receive(connection, wire.decode(frame))
         finally:
-            self._disconnected(connection)
+            self._note_disconnection(connection)
             connection.join(self.settings.timeout_ms / 1000)
 
     def _receive(self, connection: WorkerConnection, messages: Iterable[wire.Message]) -> None:
@@ -130,9 +130,9 @@ class Coordinator:
                 elif isinstance(message, (*wire.DOWN, wire.Hello)):
                     raise BadMessage(f"a worker must not send {type(message).__name__}")
                 else:
-                    self._from_part(connection, message)
+                    self._handle_part_message(connection, message)
 
-    def _from_part(
+    def _handle_part_message(
         self,
         connection: WorkerConnection,
         message: wire.Reported | wire.Declined | wire.Ended | wire.Progress | wire.Detached,
@@ -150,7 +150,7 @@ class Coordinator:
             if unknown:
                 raise BadMessage(f"a report of {key} has segments of table {min(unknown)!r}, which it does not write")
             state = message.state or b""
-            report = to.Report(
+            report = commands.Report(
                 key, message.barrier_id, actor, message.incarnation, message.segments, state, message.ended
             )
             if any(message.segments.values()):
@@ -168,9 +168,9 @@ class Coordinator:
         elif isinstance(message, wire.Progress):
             running.has_changes = True
         else:
-            self._lose(part, owner, message.reason)
+            self._fail_part(part, owner, message.reason)
 
-    def _check_report(self, running: Running, part: PartName, report: to.Report) -> None:
+    def _check_report(self, running: Running, part: PartName, report: commands.Report) -> None:
         """Accept a report whose segments match their files.
 
         Reject one with a segment that does not: its part rolls back to the last commit. When the files cannot be read
@@ -195,7 +195,7 @@ class Coordinator:
                 reason = "the segments of its report cannot be read now"
                 self._executor.execute(manager.decline(report.job, report.barrier_id, *reporter, reason))
 
-    def _disconnected(self, connection: WorkerConnection) -> None:
+    def _note_disconnection(self, connection: WorkerConnection) -> None:
         """Note that a connection has ended; its worker may reconnect within the timeout."""
         with self._executor.lock:
             self._connections.discard(connection)
@@ -300,15 +300,15 @@ class Coordinator:
         for connection in list(self._connections):
             if connection.silent_s() > timeout_s:
                 _log.warning("worker %s is disconnected: silent for %.1f s", connection.worker, connection.silent_s())
-                self._disconnected(connection)
+                self._note_disconnection(connection)
                 self._executor.submit(connection.end)
                 for part, owner in list(self._executor.owners.items()):
                     if owner.worker == connection.worker and owner.connection is None:
-                        self._lose(part, owner, "its worker was silent")
+                        self._fail_part(part, owner, "its worker was silent")
         now_s = monotonic_s()
         for part, owner in list(self._executor.owners.items()):
             if owner.lost_s is not None and now_s - owner.lost_s > timeout_s:
-                self._lose(part, owner, "its worker was lost")
+                self._fail_part(part, owner, "its worker was lost")
         if now_s - self._checked_s > timeout_s:
             self._checked_s = now_s
             for key, running in self._executor.running.items():
@@ -323,7 +323,7 @@ class Coordinator:
                 if self._executor.running.get(key) is running:
                     self._executor.abandon(key, running, error)
 
-    def _lose(self, part: PartName, owner: Owner, reason: str) -> None:
+    def _fail_part(self, part: PartName, owner: Owner, reason: str) -> None:
         running = self._executor.running.get(key_of(part))
         self._executor.owners.pop(part, None)
         if running is not None:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.control_messages import PartName
-from epochlog.checkpoint.manager import commands as to
+from epochlog.checkpoint.manager import commands
 from epochlog.checkpoint.manager.manager import CheckpointManager
 from epochlog.errors import EpochlogError, Fenced, JobNotFound, JobParked, OutcomeUnknown, by_name
 from epochlog.exchange.transport.errors import encode_error
@@ -59,7 +59,7 @@ class DecisionExecutor:
         """Wait for the threads. The caller has set `closed`."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def execute(self, decisions: Iterable[to.Decision]) -> None:
+    def execute(self, decisions: Iterable[commands.Decision]) -> None:
         """Execute the manager's decisions in order. Call under the lock."""
         for decision in decisions:
             self.metrics.note(decision, self._clock())
@@ -71,11 +71,11 @@ class DecisionExecutor:
                 action(self, decision, running)
         self.wake.notify_all()
 
-    def _decide(self, decision: to.Decide, running: Running) -> None:
+    def _decide(self, decision: commands.Decide, running: Running) -> None:
         has_changes, running.has_changes = running.has_changes or bool(self.manager.status(decision.job).carried), False
         self.submit(self._decide_barrier, decision, running, has_changes)
 
-    def _decide_barrier(self, decision: to.Decide, running: Running, has_changes: bool) -> None:
+    def _decide_barrier(self, decision: commands.Decide, running: Running, has_changes: bool) -> None:
         key = decision.job
         try:
             barrier, last = running.managed_job.decide(has_changes=has_changes or decision.drain, drain=decision.drain)
@@ -93,24 +93,24 @@ class DecisionExecutor:
             settled = barrier is None and not running.has_changes
             self.execute(self.manager.decided(key, decision.barrier_id, barrier, settled=settled, last=last))
 
-    def _inject(self, inject: to.Inject, running: Running) -> None:
+    def _inject(self, inject: commands.Inject, running: Running) -> None:
         running.inject = inject
         for actor in inject.targets:
             self._inject_one(inject, actor, running)
 
-    def _inject_one(self, inject: to.Inject, actor: to.Actor, running: Running) -> None:
+    def _inject_one(self, inject: commands.Inject, actor: commands.Actor, running: Running) -> None:
         self.send(running.part(actor), inject.targets[actor], injected_message(inject, actor, running.part(actor)))
 
-    def inject_again(self, actor: to.Actor, running: Running) -> None:
+    def inject_again(self, actor: commands.Actor, running: Running) -> None:
         """Send the barrier of the attempt in flight to an actor that started or reconnected after the Inject."""
         owner, inject = self.owners.get(running.part(actor)), running.inject
         if owner is not None and inject is not None and inject.targets.get(actor) == owner.incarnation:
             self._inject_one(inject, actor, running)
 
-    def _commit(self, commit: to.CommitBarrier, running: Running) -> None:
+    def _commit(self, commit: commands.CommitBarrier, running: Running) -> None:
         self.submit(self._try_commit, commit, running)
 
-    def _try_commit(self, commit: to.CommitBarrier, running: Running) -> None:
+    def _try_commit(self, commit: commands.CommitBarrier, running: Running) -> None:
         key, barrier_id = commit.job, commit.barrier_id
         try:
             epoch, finished = running.managed_job.commit(commit)
@@ -136,10 +136,10 @@ class DecisionExecutor:
         with self.lock:
             self.execute(answer())
 
-    def _resolve(self, resolve: to.Resolve, running: Running) -> None:
+    def _resolve(self, resolve: commands.Resolve, running: Running) -> None:
         self.submit(self._try_resolve, resolve, running)
 
-    def _try_resolve(self, resolve: to.Resolve, running: Running) -> None:
+    def _try_resolve(self, resolve: commands.Resolve, running: Running) -> None:
         while not self.closed.is_set():
             try:
                 epoch = running.managed_job.resolve()
@@ -154,7 +154,7 @@ class DecisionExecutor:
                 self.execute(self.manager.resolved(resolve.job, resolve.barrier_id, epoch))
             return
 
-    def _announce(self, announce: to.Announce, running: Running) -> None:
+    def _announce(self, announce: commands.Announce, running: Running) -> None:
         running.inject = None
         for actor, incarnation in announce.actors.items():
             part, finished = running.part(actor), actor in announce.finished
@@ -163,7 +163,7 @@ class DecisionExecutor:
             if owner is not None:
                 owner.committed = message
 
-    def _abort(self, abort: to.Abort, running: Running) -> None:
+    def _abort(self, abort: commands.Abort, running: Running) -> None:
         running.inject, running.has_changes = None, True
         for actor, incarnation in abort.actors.items():
             part = running.part(actor)
@@ -172,11 +172,11 @@ class DecisionExecutor:
             if owner is not None:
                 owner.aborted = message
 
-    def _drop(self, drop: to.Drop, running: Running) -> None:
+    def _drop(self, drop: commands.Drop, running: Running) -> None:
         segments = [segment for table_segments in drop.segments.values() for segment in table_segments]
         self.submit(remove_segments, self._handle.files, segments)
 
-    def _restart(self, restart: to.Restart, running: Running) -> None:
+    def _restart(self, restart: commands.Restart, running: Running) -> None:
         running.has_changes = True
         for actor, incarnation in restart.actors.items():
             part = running.part(actor)
@@ -189,10 +189,10 @@ class DecisionExecutor:
                 reason = restart.reason[: wire.MAX_TEXT]
                 owner.connection.send(wire.Restarted(part, owner.incarnation, False, reason))
 
-    def _start(self, start: to.Start, running: Running) -> None:
+    def _start(self, start: commands.Start, running: Running) -> None:
         self.submit(self._read_state, start, running)
 
-    def _read_state(self, start: to.Start, running: Running) -> None:
+    def _read_state(self, start: commands.Start, running: Running) -> None:
         part = running.part(start.actor)
         try:
             record = running.managed_job.state(part.number)
@@ -208,10 +208,10 @@ class DecisionExecutor:
             self.send(part, start.incarnation, started)
             self.inject_again(start.actor, running)
 
-    def _failed(self, failed: to.Failed, running: Running) -> None:
+    def _failed(self, failed: commands.Failed, running: Running) -> None:
         self._stop_parts(running, failed.reason)
 
-    def _stopped(self, stopped: to.JobStopped, running: Running) -> None:
+    def _stopped(self, stopped: commands.JobStopped, running: Running) -> None:
         self._stop_parts(running, "it was stopped")
 
     def _stop_parts(self, running: Running, reason: str) -> None:
@@ -272,15 +272,15 @@ class DecisionExecutor:
                 self._pool.submit(run_logged, function, *args)
 
     _ACTIONS: ClassVar[dict[type, Callable[..., None]]] = {
-        to.Decide: _decide,
-        to.Inject: _inject,
-        to.CommitBarrier: _commit,
-        to.Resolve: _resolve,
-        to.Announce: _announce,
-        to.Abort: _abort,
-        to.Drop: _drop,
-        to.Restart: _restart,
-        to.Start: _start,
-        to.Failed: _failed,
-        to.JobStopped: _stopped,
+        commands.Decide: _decide,
+        commands.Inject: _inject,
+        commands.CommitBarrier: _commit,
+        commands.Resolve: _resolve,
+        commands.Announce: _announce,
+        commands.Abort: _abort,
+        commands.Drop: _drop,
+        commands.Restart: _restart,
+        commands.Start: _start,
+        commands.Failed: _failed,
+        commands.JobStopped: _stopped,
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.control_messages import PartName
-from epochlog.checkpoint.manager import commands as to
+from epochlog.checkpoint.manager import commands
 from epochlog.errors import InvalidInput
 
 from .managed_jobs import ManagedJob
@@ -28,7 +28,7 @@ class CoordinatorSettings:
 
     heartbeat_ms: int = 1_000
     timeout_ms: int = 10_000
-    checkpoints: to.JobSettings = field(default_factory=to.JobSettings)
+    checkpoints: commands.JobSettings = field(default_factory=commands.JobSettings)
 
     def __post_init__(self) -> None:
         times = (self.heartbeat_ms, self.timeout_ms)
@@ -68,10 +68,10 @@ class Running:
     kind: wire.Kind
     name: str
     has_changes: bool = False
-    inject: to.Inject | None = None
+    inject: commands.Inject | None = None
     unresolved: int = 0
 
-    def part(self, actor: to.Actor) -> PartName:
+    def part(self, actor: commands.Actor) -> PartName:
         return PartName(self.kind, self.name, actor[1])
 
 
@@ -80,12 +80,12 @@ def key_of(part: PartName) -> str:
     return f"{part.kind}:{part.name}"
 
 
-def actor_of(part: PartName) -> to.Actor:
+def actor_of(part: PartName) -> commands.Actor:
     """Return the manager's name of the part."""
     return (part.name, part.number)
 
 
-def injected_message(inject: to.Inject, actor: to.Actor, part: PartName) -> wire.Injected:
+def injected_message(inject: commands.Inject, actor: commands.Actor, part: PartName) -> wire.Injected:
     """Build the message that asks one target of an Inject to report for its barrier."""
     barrier, incarnation, taken = inject.barrier, inject.targets[actor], inject.taken.get(actor, 0)
     return wire.Injected(
@@ -94,8 +94,8 @@ def injected_message(inject: to.Inject, actor: to.Actor, part: PartName) -> wire
 
 
 def run_logged(function: Callable[..., Any], *args: Any) -> None:
-    """Call the function; log an exception, so that the thread can go on."""
+    """Call the function; log an exception, so that the thread continues."""
     try:
         function(*args)
-    except Exception:  # noqa: BLE001 (a defect; the thread goes on)
+    except Exception:  # noqa: BLE001 (a defect; the thread continues)
         _log.exception("the coordinator failed in %s", getattr(function, "__name__", function))

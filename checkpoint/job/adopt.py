@@ -42,7 +42,7 @@ def adopt_table(handle: Handle, name: str) -> TableDef:
             tx.put(job_key(job.id), replace(job, outputs=remaining).to_record())
         else:
             _delete_job(tx, job)
-        return _adopt(tx, table, job.position)
+        return _make_root_table(tx, table, job.position)
 
     return handle.catalog.transact(body)
 
@@ -56,7 +56,7 @@ def drop_job_alone(handle: Handle, name: str) -> None:
         epoch = job.position if job.state == "finished" else Counters.read(tx).last_epoch
         _delete_job(tx, job)
         for table_id in job.outputs:
-            _adopt(tx, get_table(tx, table_id, f"output of {name}"), epoch)
+            _make_root_table(tx, get_table(tx, table_id, f"output of {name}"), epoch)
         discard_staged(tx, job.outputs, handle.catalog.now_ms())
 
     handle.catalog.transact(body)
@@ -67,7 +67,7 @@ def _delete_job(tx: Txn, job: JobRecord) -> None:
     tx.delete(job_name_key(job.name))
 
 
-def _adopt(tx: Txn, table: TableDef, epoch: int) -> TableDef:
+def _make_root_table(tx: Txn, table: TableDef, epoch: int) -> TableDef:
     """Make the output a root table from epoch `at` on, open for writes. Part of a transaction."""
     version = get_version(tx, table.id, table.name)
     first = next((key_epoch(key) for key, _ in tx.scan(hist_key(table.id, 0), hist_key(table.id, MAX_EPOCH))), epoch)

@@ -34,7 +34,7 @@ class Tenure:
     """Time in which one runner runs a job: a single step, or a query, pipeline or coordinator from start to end.
 
     holder: its name on the job's record while it has entered. incarnation: the claim that it commits under; None before
-    the claim. alive: returns True while it goes on; the renewal of its lease calls it.
+    the claim. alive: returns True while the tenure lasts; the renewal of its lease calls it.
     """
 
     kind: Kind
@@ -93,7 +93,7 @@ class JobClaims:
             self.handle.runners.release(tenure.holder)
 
     def check(self, job: JobRecord, tenure: Tenure) -> None:
-        """Raise Fenced or JobParked if the tenure may not go on, JobRunning if another tenure of its handle runs the
+        """Raise Fenced or JobParked if the tenure may not continue, JobRunning if another tenure of its handle runs the
         job.
         """
         assert tenure.incarnation is not None
@@ -116,9 +116,9 @@ class JobClaims:
                 check_incarnation(job, tenure.incarnation)
             require_free(tx, self.handle, job, tenure.holder)
         other = live_runner(tx, self.handle, job)
-        mine = tenure.incarnation == job.incarnation and (other is None or other.holder == tenure.holder)
+        is_current = tenure.incarnation == job.incarnation and (other is None or other.holder == tenure.holder)
         runner = new_runner(tx, self.handle, tenure.holder, tenure.kind)
-        after = replace(job, incarnation=job.incarnation + (not mine), runner=runner)
+        after = replace(job, incarnation=job.incarnation + (not is_current), runner=runner)
         tx.put(job_key(job.id), after.to_record())
         return replace(job, runner=other), after
 

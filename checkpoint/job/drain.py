@@ -37,11 +37,11 @@ def drain(runner: JobRunner, timeout: float | timedelta | None) -> None:
     """
     deadline = None if timeout is None else Deadline.after(timeout)
     record_drain(runner)
-    pause, looked, ran_here = threading.Event(), False, False
+    pause, checked, ran_here = threading.Event(), False, False
     while not _finished(runner):
-        if looked and deadline is not None and deadline.passed:
+        if checked and deadline is not None and deadline.passed:
             raise _pending_error(runner)
-        looked = True
+        checked = True
         if (
             threading.get_ident() in runner.refreshing.values()
         ):  # called by the job's own refresh, which must return first

@@ -27,7 +27,7 @@ W = TypeVar("W", bound=OutputWriter)
 
 
 class RefreshContext(OneProcess, Generic[W]):
-    """Base of a context. Its runner sets `_over` after the refresh, and calls `_finish` or `_discard`."""
+    """Base of a context. Its runner sets `_ended` after the refresh, and calls `_finish` or `_discard`."""
 
     _instead = "read the rows before and pass them to the function, or join with the frames that ctx returns"
 
@@ -38,7 +38,7 @@ class RefreshContext(OneProcess, Generic[W]):
         self._writers: dict[str, W] = {}
         self._written: set[str] = set()  # outputs with a successful write
         self._finished: dict[str, list[Segment]] = {}
-        self._over = False
+        self._ended = False
 
     @property
     def barrier(self) -> Barrier:
@@ -49,7 +49,7 @@ class RefreshContext(OneProcess, Generic[W]):
         return self._plan.barrier
 
     def _writer(self, output: str) -> W:
-        if self._over:
+        if self._ended:
             raise self._plan.late_write()
         if output not in self._writers:
             self._writers[output] = self._make_writer(self._plan.output(output).target)
@@ -72,7 +72,7 @@ class RefreshContext(OneProcess, Generic[W]):
 
     def _require_unwritten(self, output: str) -> None:
         """Raise InvalidInput if this refresh has written the output: `recompute` would not replace those rows."""
-        if self._over:
+        if self._ended:
             raise self._plan.late_write()
         if output in self._written:
             raise InvalidInput(

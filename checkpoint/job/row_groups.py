@@ -139,10 +139,10 @@ def pruning(groups: pa.Table) -> pc.Expression | None:
     names = [name for name in groups.column_names if not _is_compared_otherwise(groups.schema.field(name).type)]
     if not names or groups.num_rows > PRUNED_BY:
         return None
-    return reduce(and_, (_one_of(name, groups.column(name)) for name in names))
+    return reduce(and_, (_in_filter(name, groups.column(name)) for name in names))
 
 
-def _one_of(name: str, column: pa.ChunkedArray) -> pc.Expression:
+def _in_filter(name: str, column: pa.ChunkedArray) -> pc.Expression:
     values = pc.unique(column.drop_null())
     among = pc.field(name).isin(values.take(pc.sort_indices(values)))
     return among | pc.field(name).is_null() if column.null_count else among

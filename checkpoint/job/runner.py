@@ -55,7 +55,7 @@ class Door(Protocol):
         """Raise an EpochlogError if the writes of the refresh must not be committed. Called after the refresh."""
         ...
 
-    def known(self, error: BaseException, job: str) -> BaseException:
+    def translate_error(self, error: BaseException, job: str) -> BaseException:
         """Return the typed error behind an error of a refresh; return `error` itself if there is none."""
         ...
 
@@ -72,7 +72,7 @@ class LocalDoor:
     def check(self, job: str) -> None:
         """Accept the writes, because this process made them."""
 
-    def known(self, error: BaseException, job: str) -> BaseException:
+    def translate_error(self, error: BaseException, job: str) -> BaseException:
         return error
 
 
@@ -240,8 +240,8 @@ class JobRunner(JobClaims):
             job = self.record()
             check_incarnation(job, plan.job.incarnation)
             require_unparked(job)
-        except (JobNotFound, JobParked, Fenced) as known:
-            return known
+        except (JobNotFound, JobParked, Fenced) as job_error:
+            return job_error
         return error
 
     # ---- a whole step --------------------------------------------------------------------------------------------
@@ -302,14 +302,14 @@ class JobRunner(JobClaims):
                 door.check(self.name)
             except BaseException as error:
                 context._discard()
-                known = door.known(error, self.name)
-                self.fail(known, plan)
-                known = self._find_cause(known, plan)
-                if known is error:
+                typed_error = door.translate_error(error, self.name)
+                self.fail(typed_error, plan)
+                typed_error = self._find_cause(typed_error, plan)
+                if typed_error is error:
                     raise
-                raise known from error
+                raise typed_error from error
             finally:
-                context._over = True
+                context._ended = True
             return self.commit(plan, segments)
         finally:
             context._end()

@@ -68,17 +68,19 @@ class Clockwork:
 
 def waits_of(view: EpochView, jobs: Collection[JobRecord], clockwork: Clockwork) -> dict[str, Wait]:
     """Return the reason for which each job waits, by the job's name."""
-    sealed, clockwork = _sealed(view, clockwork)
+    sealed_view, clockwork = _after_sealing(view, clockwork)
     forced = set(clockwork.forced)
     writer = {output: job for job in jobs for output in job.outputs}
     waits: dict[str, Wait] = {}
-    for table in sealed.closure(sealed.tables):  # in the order of the lineage, so that the upstreams' causes are known
+    for table in sealed_view.closure(
+        sealed_view.tables
+    ):  # in the order of the lineage, so that the upstreams' causes are known
         job = writer.get(table.table_id)
         if job is not None and job.name not in waits:
             settled = _is_stop(view.last_epoch, clockwork.interval_ms * job.interval, forced)
-            wait = _wait(view if settled else sealed, job, clockwork)
+            wait = _wait(view if settled else sealed_view, job, clockwork)
             if wait.kind == "upstream":
-                upstream_job = writer[sealed.ids[str(wait.upstream)]].name
+                upstream_job = writer[sealed_view.ids[str(wait.upstream)]].name
                 wait = replace(wait, writer=upstream_job, cause=waits[upstream_job].cause or upstream_job)
             waits[job.name] = wait
     return waits
@@ -96,7 +98,7 @@ def read_waits(view: View, handle: Handle, epochs: EpochView, jobs: Sequence[Job
     return waits_of(epochs, jobs, clockwork)
 
 
-def _sealed(view: EpochView, clockwork: Clockwork) -> tuple[EpochView, Clockwork]:
+def _after_sealing(view: EpochView, clockwork: Clockwork) -> tuple[EpochView, Clockwork]:
     """Return the view and boundaries after a runner has sealed through the newest boundary in the past."""
     now, interval_ms = from_unix_ms(view.clock_ms), clockwork.interval_ms
     passed = boundary(newest_index(now - 1, interval_ms), interval_ms)
@@ -138,7 +140,7 @@ def _wait(view: EpochView, job: JobRecord, clockwork: Clockwork) -> Wait:
     if due is not None:
         unmerged = barrier(max_lag=MOST_BOUNDARIES) or due
         return Wait("runner", due.curr, since_ms=_due_since(job, unmerged.curr))
-    return _nothing_due(view, job, clockwork.interval_ms * job.interval, forced)
+    return _explain_no_barrier(view, job, clockwork.interval_ms * job.interval, forced)
 
 
 def _due_since(job: JobRecord, stop: int) -> int:
@@ -154,9 +156,9 @@ def _due_since(job: JobRecord, stop: int) -> int:
     return to_unix_ms(stop)
 
 
-def _nothing_due(view: EpochView, job: JobRecord, interval_ms: int, forced: Sequence[int]) -> Wait:
+def _explain_no_barrier(view: EpochView, job: JobRecord, interval_ms: int, forced: Sequence[int]) -> Wait:
     """Explain the absence of a barrier: no change, a boundary to come, or the upstream that is least complete."""
-    wanted = _wanted(view, job)
+    wanted = _next_wanted_epoch(view, job)
     late = min(job.upstreams, key=lambda up: (view.complete_through(up), view.table(up).name))
     through = view.complete_through(late)
     if wanted is None:
@@ -175,7 +177,7 @@ def _nothing_due(view: EpochView, job: JobRecord, interval_ms: int, forced: Sequ
     return Wait("upstream", stop, view.table(late).name, None, through)
 
 
-def _wanted(view: EpochView, job: JobRecord) -> int | None:
+def _next_wanted_epoch(view: EpochView, job: JobRecord) -> int | None:
     """Return the lowest epoch at which the job has a reason to commit, or None."""
     if job.rebuild is not None:
         return max(job.rebuild, job.position + 1)

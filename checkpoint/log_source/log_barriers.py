@@ -45,34 +45,34 @@ class Stand:
         return read_epoch_view(view, self.handle.memory, self.handle.catalog.now_ms())
 
 
-def barrier_of_log(view: View, position_state: Stand) -> Barrier | EndOfData | None:
+def barrier_of_log(view: View, stand: Stand) -> Barrier | EndOfData | None:
     """Return a barrier at the first sealed boundary by which a table has changed, EndOfData, or None if none yet."""
-    epochs, after = position_state.epochs(view), position_state.after
+    epochs, after = stand.epochs(view), stand.after
     barrier = next_barrier(
         epochs,
-        [table_id for table_id, _ in position_state.tables],
+        [table_id for table_id, _ in stand.tables],
         after,
-        interval_ms=position_state.handle.interval_ms,
+        interval_ms=stand.handle.interval_ms,
         forced=forced_boundaries(view, after, epochs.last_epoch),
         max_lag=NEVER_MERGE,
-        first=position_state.snapshot,
-        snapshot=position_state.snapshot,
-        states=position_state.snapshot,
+        first=stand.snapshot,
+        snapshot=stand.snapshot,
+        states=stand.snapshot,
     )
-    return end_of_data(view, position_state) if barrier is None else Barrier(barrier.prev, barrier.curr, _kind(after))
+    return end_of_data(view, stand) if barrier is None else Barrier(barrier.prev, barrier.curr, _kind(after))
 
 
-def end_of_data(view: View, position_state: Stand) -> EndOfData | None:
+def end_of_data(view: View, stand: Stand) -> EndOfData | None:
     """Return EndOfData if all tables have ended at or below the position, else None."""
-    epochs = position_state.epochs(view)
-    tables = [epochs.table(table_id) for table_id, _ in position_state.tables]
-    all_ended = all(table.state == "finished" and table.position <= position_state.after for table in tables)
-    return EndOfData() if all_ended and not position_state.snapshot else None
+    epochs = stand.epochs(view)
+    tables = [epochs.table(table_id) for table_id, _ in stand.tables]
+    all_ended = all(table.state == "finished" and table.position <= stand.after for table in tables)
+    return EndOfData() if all_ended and not stand.snapshot else None
 
 
-def barrier_of_job(view: View, position_state: Stand, job_id: int, name: str) -> Barrier | EndOfData | None:
+def barrier_of_job(view: View, stand: Stand, job_id: int, name: str) -> Barrier | EndOfData | None:
     """Return a barrier at the job's first commit past the position, else the barrier that the job has recorded."""
-    job, epochs, after = get_job(view, job_id, name), position_state.epochs(view), position_state.after
+    job, epochs, after = get_job(view, job_id, name), stand.epochs(view), stand.after
     output, kind = epochs.table(job.outputs[0]), _kind(after)
     if job.position > after:
         if output.known_from > after:

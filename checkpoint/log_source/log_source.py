@@ -243,7 +243,7 @@ class UpstreamLog(OneProcess):
                 if next_round is not None:
                     self._stop()  # the consumer stays open for the acknowledgement of the last barrier
                 return next_round
-            self._items_left = self._items(next_round)
+            self._items_left = self._iterate(next_round)
         try:
             item = next(self._items_left)
         except BaseException:  # part of the round is returned: continuing would skip or repeat changes
@@ -259,7 +259,7 @@ class UpstreamLog(OneProcess):
         if self._consumer is not None:
             self._consumer.check()
         if self._job is None and not self._seal_if_changed():
-            next_round = self._handle.catalog.read(lambda view: end_of_data(view, self._position_state()))
+            next_round = self._handle.catalog.read(lambda view: end_of_data(view, self._current_stand()))
         elif self._snapshot:
             next_round = self._plan_and_hold()
         else:
@@ -269,7 +269,7 @@ class UpstreamLog(OneProcess):
             self._hold(self._position)
         return next_round
 
-    def _items(self, log_round: _Round) -> Iterator[Chunk | Barrier]:
+    def _iterate(self, log_round: _Round) -> Iterator[Chunk | Barrier]:
         chunks = [
             self._chunks(index, name, plan)
             for index, ((_, name), plan) in enumerate(zip(self._tables, log_round.plans, strict=True))
@@ -296,7 +296,7 @@ class UpstreamLog(OneProcess):
         """Seal the past boundaries if there are unread changes; return True if there are."""
 
         def has_unread_changes(view: View) -> bool:
-            epochs = self._position_state().epochs(view)
+            epochs = self._current_stand().epochs(view)
             first = min(epochs.table(table_id).first_change(self._position) for table_id, _ in self._tables)
             return self._snapshot or first < FAR
 
@@ -305,17 +305,13 @@ class UpstreamLog(OneProcess):
             seal(self._handle)
         return has_changes
 
-    def _position_state(self) -> Stand:
+    def _current_stand(self) -> Stand:
         return Stand(self._handle, self._tables, self._position, self._snapshot)
 
     def _plan(self, view: View) -> _Round | EndOfData | None:
         """Plan the next round from this state of the catalog."""
-        position_state = self._position_state()
-        barrier = (
-            barrier_of_log(view, position_state)
-            if self._job is None
-            else barrier_of_job(view, position_state, *self._job)
-        )
+        stand = self._current_stand()
+        barrier = barrier_of_log(view, stand) if self._job is None else barrier_of_job(view, stand, *self._job)
         if not isinstance(barrier, Barrier):
             return barrier
         plans: list[LogPlan] = []
@@ -393,13 +389,13 @@ def _readable_after(view: View, table: TableDef, after: int) -> int:
 def _checked_columns(
     tables: Sequence[TableDef], columns: Mapping[str, Sequence[str]] | None
 ) -> Mapping[str, Sequence[str]]:
-    known = {table.name: table for table in tables}
+    by_name = {table.name: table for table in tables}
     if not isinstance(columns or {}, Mapping):
         raise InvalidInput(f"columns is a dict {{table: columns}}, not {columns!r}")
     for name, names in (columns or {}).items():
-        if name not in known:
-            raise InvalidInput(f"columns names table {name!r}, which is not read here: {', '.join(known)}")
-        LogPlan(known[name].schema, None).schema(names)
+        if name not in by_name:
+            raise InvalidInput(f"columns names table {name!r}, which is not read here: {', '.join(by_name)}")
+        LogPlan(by_name[name].schema, None).schema(names)
     return dict(columns or {})
 
 

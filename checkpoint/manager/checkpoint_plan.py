@@ -211,8 +211,8 @@ def _check_states(vertices: Collection[Vertex], *, allow_finished: bool) -> None
             if task_state is state
         )
         named = ", ".join(f"{name}[{index}]" for name, index in tasks[:_MOST_NAMED])
-        more = f" and {len(tasks) - _MOST_NAMED:,} more" if len(tasks) > _MOST_NAMED else ""
-        raise CheckpointRejected(f"{named}{more} {reason}")
+        remainder = f" and {len(tasks) - _MOST_NAMED:,} more" if len(tasks) > _MOST_NAMED else ""
+        raise CheckpointRejected(f"{named}{remainder} {reason}")
 
     refuse(TaskState.FAILED, "failed: no checkpoint is taken until the job has recovered")
     refuse(TaskState.CANCELED, "was canceled: no checkpoint is taken until the job has recovered")

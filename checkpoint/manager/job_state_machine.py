@@ -68,10 +68,10 @@ class JobProtocol:
         """Begin or recover the job from the catalog; keep only the forced checkpoints."""
         reason = "the job recovers"
         fenced = self._registry.renew(incarnation, finished)
-        out = self._discard_uncommitted(reason)
+        decisions = self._discard_uncommitted(reason)
         self._state, self._attempts, self._failures, self._stopping, self._reason = "running", 0, 0, False, None
         self._not_before_ms = now
-        return [*out, *self._restart(fenced, reason), *self._finish_if_over()]
+        return [*decisions, *self._restart(fenced, reason), *self._finish_if_over()]
 
     def end(self) -> list[Decision]:
         """Drop the job's uncommitted work, because the job is unregistered."""
@@ -84,7 +84,7 @@ class JobProtocol:
         if drain or self._state == "stopped":  # a stopped job drains once it has recovered
             return self._advance(now)
         self._stopping = self._attempt is not None and self._attempt.at_catalog
-        return [] if self._stopping else self._stopped()
+        return [] if self._stopping else self._stop_job()
 
     def force(self, now: int) -> list[Decision]:
         self._forced_requests += 1
@@ -95,7 +95,7 @@ class JobProtocol:
         if attempt is not None and not attempt.at_catalog and now >= attempt.deadline_ms:
             missing = ", ".join(f"{vertex}[{index}]" for vertex, index in sorted(attempt.missing))
             problem = f"no report from {missing}" if missing else "the next barrier was not decided"
-            return self._attempt_failed(now, attempt, f"{problem} for {self.settings.timeout_ms} ms")
+            return self._fail_attempt(now, attempt, f"{problem} for {self.settings.timeout_ms} ms")
         return self._advance(now)
 
     def next_due(self) -> int | None:
@@ -112,9 +112,11 @@ class JobProtocol:
 
     def attach(self, now: int, actor: Actor) -> tuple[int, list[Decision]]:
         task = self._registry.require(actor)
-        out = self._roll_back(now, {actor}, "another attached in its place", except_actor=actor) if task.at_work else []
+        decisions = (
+            self._roll_back(now, {actor}, "another attached in its place", except_actor=actor) if task.at_work else []
+        )
         incarnation = self._registry.attach(actor)
-        return incarnation, [*out, *self._starts(), *self._advance(now)]
+        return incarnation, [*decisions, *self._list_starts(), *self._advance(now)]
 
     def collect(self, now: int, report: Report) -> list[Decision]:
         attempt = self._attempt
@@ -131,7 +133,7 @@ class JobProtocol:
         attempt = self._attempt
         if attempt is None or not attempt.owes(barrier_id, actor, incarnation):
             return self._ignore()
-        return self._attempt_failed(now, attempt, f"{actor[0]}[{actor[1]}] declined: {reason}")
+        return self._fail_attempt(now, attempt, f"{actor[0]}[{actor[1]}] declined: {reason}")
 
     def reject(self, now: int, barrier_id: int, actor: Actor, incarnation: int, reason: str) -> list[Decision]:
         attempt = self._attempt
@@ -151,11 +153,11 @@ class JobProtocol:
         if task is None or task.state not in (TaskState.RUNNING, TaskState.ENDING):
             return self._ignore()
         task.state = TaskState.FINISHED
-        attempt, out = self._attempt, []
+        attempt, decisions = self._attempt, []
         if attempt is not None and actor in attempt.missing:
-            out = self._abort(now, attempt, f"{actor[0]}[{actor[1]}] has finished", again=True)
+            decisions = self._abort(now, attempt, f"{actor[0]}[{actor[1]}] has finished", due_at_once=True)
         self._forced_requests += self.settings.interval_ms is None
-        return [*out, *self._advance(now)]
+        return [*decisions, *self._advance(now)]
 
     def fail(self, now: int, actor: Actor, incarnation: int, reason: str) -> list[Decision]:
         task = self._registry.current(actor, incarnation)
@@ -208,13 +210,13 @@ class JobProtocol:
             self._not_before_ms = max(self._not_before_ms, next_multiple(now, self._retry_ms))
         newly_finished = self._registry.mark_finished(attempt.finished)
         live_waits = self._registry.live_incarnations(attempt.waits)
-        out: list[Decision] = []
+        decisions: list[Decision] = []
         if live_waits:
-            out.append(Announce(self.job, barrier_id, epoch, live_waits, newly_finished & live_waits.keys()))
-        out += self._finish_if_over()
+            decisions.append(Announce(self.job, barrier_id, epoch, live_waits, newly_finished & live_waits.keys()))
+        decisions += self._finish_if_over()
         if self._stopping:
-            return [*out, *self._stopped()]
-        return [*out, *self._starts(), *self._advance(now)]
+            return [*decisions, *self._stop_job()]
+        return [*decisions, *self._list_starts(), *self._advance(now)]
 
     def refused(self, now: int, barrier_id: int, error: BaseException) -> list[Decision]:
         attempt = self._at_catalog(barrier_id)
@@ -222,13 +224,13 @@ class JobProtocol:
             return self._ignore()
         reason = f"the commit was refused: {type(error).__name__}: {error}"
         if isinstance(error, Fenced):
-            return self._failed(reason)
+            return self._fail_job(reason)
         if isinstance(error, SegmentUnknown):
-            out = self._abort(now, attempt, reason)
+            decisions = self._abort(now, attempt, reason)
             self._carried = []  # without a Drop: another commit may own some of these segments
-            out += self._roll_back(now, self._registry.tasks, reason)
-            return [*out, *self._count_failure(now, reason)]
-        return self._attempt_failed(now, attempt, reason)
+            decisions += self._roll_back(now, self._registry.tasks, reason)
+            return [*decisions, *self._count_failure(now, reason)]
+        return self._fail_attempt(now, attempt, reason)
 
     def unknown(self, barrier_id: int) -> list[Decision]:
         attempt = self._at_catalog(barrier_id)
@@ -243,7 +245,7 @@ class JobProtocol:
             return self._ignore()
         if epoch is not None:
             return self.committed(now, barrier_id, epoch)
-        return self._attempt_failed(now, attempt, "the commit did not land")
+        return self._fail_attempt(now, attempt, "the commit did not land")
 
     # ---- attempts ------------------------------------------------------------------------------------------------
 
@@ -282,12 +284,12 @@ class JobProtocol:
             final=len(attempt.finished) == len(self._registry.tasks),
         )
 
-    def _abort(self, now: int, attempt: Attempt, reason: str, *, again: bool = False) -> list[Decision]:
+    def _abort(self, now: int, attempt: Attempt, reason: str, *, due_at_once: bool = False) -> list[Decision]:
         """Abort the attempt and carry its reports over. again: the next attempt is due at once."""
         self._attempt = None
         self._aborts += 1
         self._not_before_ms = now + self.settings.min_pause_ms
-        if again:
+        if due_at_once:
             self._restore_trigger(now)
         self._carried += [report for report in attempt.reports.values() if any(report.segments.values())]
         finished = self._registry.in_state(TaskState.FINISHED)
@@ -298,7 +300,7 @@ class JobProtocol:
         }
         return [Abort(self.job, attempt.barrier_id, reason, actors)]
 
-    def _attempt_failed(self, now: int, attempt: Attempt, reason: str) -> list[Decision]:
+    def _fail_attempt(self, now: int, attempt: Attempt, reason: str) -> list[Decision]:
         """Abort the attempt and count a failure."""
         return [*self._abort(now, attempt, reason), *self._drop_stale(reason), *self._count_failure(now, reason)]
 
@@ -307,12 +309,12 @@ class JobProtocol:
         self._failures += 1
         self._reason = reason
         if self._stopping:
-            return self._stopped()
+            return self._stop_job()
         tolerable = self.settings.tolerable_failures
         if tolerable is not None and self._failures > tolerable:
-            return self._failed(f"{self._failures} checkpoints in a row failed; the last: {reason}")
+            return self._fail_job(f"{self._failures} checkpoints in a row failed; the last: {reason}")
         self._not_before_ms = max(self._not_before_ms, next_multiple(now, self._retry_ms))
-        return [*self._starts(), *self._advance(now)]
+        return [*self._list_starts(), *self._advance(now)]
 
     def _restore_trigger(self, now: int) -> None:
         """Make the attempt's trigger due again, because no checkpoint has used it."""
@@ -329,20 +331,20 @@ class JobProtocol:
         all its reports.
         """
         ended = self._registry.fence(lost)
-        out: list[Decision] = []
+        decisions: list[Decision] = []
         attempt = self._attempt
         if attempt is not None and attempt.phase == "collecting" and not attempt.waits.keys().isdisjoint(ended):
-            out += self._abort(now, attempt, reason, again=True)
-        out += self._drop_stale(reason)
+            decisions += self._abort(now, attempt, reason, due_at_once=True)
+        decisions += self._drop_stale(reason)
         return [
-            *out,
+            *decisions,
             *self._restart({actor: number for actor, number in ended.items() if actor != except_actor}, reason),
         ]
 
     def _restart(self, actors: Mapping[Actor, int], reason: str) -> list[Decision]:
         return [Restart(self.job, actors, reason)] if actors else []
 
-    def _starts(self) -> Sequence[Decision]:
+    def _list_starts(self) -> Sequence[Decision]:
         """List a Start for each attached actor that may start; none while a commit is in flight."""
         waiting = self._attempt is not None and self._attempt.at_catalog
         return [] if waiting or self._state in ("failed", "stopped") else self._registry.list_starts()
@@ -371,18 +373,18 @@ class JobProtocol:
         segments = merge_segments(reports)
         return [Drop(self.job, segments, reason)] if segments else []
 
-    def _failed(self, reason: str) -> list[Decision]:
-        out = self._discard_uncommitted(reason)
+    def _fail_job(self, reason: str) -> list[Decision]:
+        decisions = self._discard_uncommitted(reason)
         self._close("failed", TaskState.FAILED, reason)
-        return [*out, Failed(self.job, reason)]
+        return [*decisions, Failed(self.job, reason)]
 
-    def _stopped(self) -> list[Decision]:
+    def _stop_job(self) -> list[Decision]:
         if self._state == "finished":
             return []
         reason = "the job was stopped"
-        out = self._discard_uncommitted(reason)
+        decisions = self._discard_uncommitted(reason)
         self._close("stopped", TaskState.CANCELED, reason)
-        return [*out, JobStopped(self.job)]
+        return [*decisions, JobStopped(self.job)]
 
     def _close(self, state: JobState, tasks: TaskState, reason: str) -> None:
         self._state, self._reason, self._stopping = state, reason, False
@@ -392,7 +394,7 @@ class JobProtocol:
         if not self._registry.all_finished:
             return []
         self._state, self._draining = "finished", False
-        return [*self._starts(), Finished(self.job)]
+        return [*self._list_starts(), Finished(self.job)]
 
     # ---- predicates and status -----------------------------------------------------------------------------------
 

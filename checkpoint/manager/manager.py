@@ -57,17 +57,17 @@ class CheckpointManager:
         if not vertices or not all(isinstance(count, int) and count > 0 for count in vertices.values()):
             raise InvalidInput(f"job {job!r}: vertices is a dict {{name: number of subtasks >= 1}}, not {vertices!r}")
         now = self._now()
-        state_machine = JobProtocol(job, vertices, edges, settings or JobSettings(), now)
-        out = state_machine.begin(now, incarnation, finished)
-        self._jobs[job] = state_machine
-        return self._reschedule(job, [*out, *(state_machine.force(now) if forced else [])])
+        machine = JobProtocol(job, vertices, edges, settings or JobSettings(), now)
+        decisions = machine.begin(now, incarnation, finished)
+        self._jobs[job] = machine
+        return self._reschedule(job, [*decisions, *(machine.force(now) if forced else [])])
 
     def unregister(self, job: str) -> list[Decision]:
         """Unregister a job and drop its uncommitted segments. Raises JobNotFound."""
-        out = self._require_job(job).end()
+        decisions = self._require_job(job).end()
         del self._jobs[job]
         self._due.pop(job, None)
-        return out
+        return decisions
 
     def recover(self, job: str, *, incarnation: int, finished: Collection[Actor] = ()) -> list[Decision]:
         """Roll the job back to its last commit, from any state: all its actors are fenced and start again.
@@ -100,7 +100,7 @@ class CheckpointManager:
     # ---- time ----------------------------------------------------------------------------------------------------
 
     def tick(self) -> list[Decision]:
-        """Trigger what is due, abort what has timed out."""
+        """Trigger the checkpoints that are due, and abort the attempts that have timed out."""
         now = self._now()
         due = [job for job in self._jobs if self._due.get(job, now + 1) <= now]
         return [decision for job in due for decision in self._reschedule(job, self._jobs[job].tick(now))]
@@ -117,8 +117,8 @@ class CheckpointManager:
         When the one before was at work, it and all actors connected to it by edges roll back (`Restart` for those).
         Raises JobNotFound, InvalidInput for an actor that the job does not have.
         """
-        incarnation, out = self._require_job(job).attach(self._now(), actor)
-        return incarnation, self._reschedule(job, out)
+        incarnation, decisions = self._require_job(job).attach(self._now(), actor)
+        return incarnation, self._reschedule(job, decisions)
 
     def collect(self, report: Report) -> list[Decision]:
         """Accept an actor's report."""
@@ -126,23 +126,23 @@ class CheckpointManager:
 
     def decline(self, job: str, barrier_id: int, actor: Actor, incarnation: int, reason: str) -> list[Decision]:
         """Abort the attempt, because the actor cannot take part, and count a failure."""
-        return self._dispatch(job, lambda to, now: to.decline(now, barrier_id, actor, incarnation, reason))
+        return self._dispatch(job, lambda machine, now: machine.decline(now, barrier_id, actor, incarnation, reason))
 
     def reject(self, job: str, barrier_id: int, actor: Actor, incarnation: int, reason: str) -> list[Decision]:
         """Roll back an actor whose report names invalid segments, and all actors connected to it."""
-        return self._dispatch(job, lambda to, now: to.reject(now, barrier_id, actor, incarnation, reason))
+        return self._dispatch(job, lambda machine, now: machine.reject(now, barrier_id, actor, incarnation, reason))
 
     def ended(self, job: str, actor: Actor, incarnation: int) -> list[Decision]:
         """Note that the actor's data has ended; it still reports for the next commit (TaskState.ENDING)."""
-        return self._dispatch(job, lambda to, now: to.ended(now, actor, incarnation))
+        return self._dispatch(job, lambda machine, now: machine.ended(now, actor, incarnation))
 
     def finished(self, job: str, actor: Actor, incarnation: int) -> list[Decision]:
         """Note that the actor has exited with nothing left to report; abort an attempt that waits for it, uncounted."""
-        return self._dispatch(job, lambda to, now: to.finished(now, actor, incarnation))
+        return self._dispatch(job, lambda machine, now: machine.finished(now, actor, incarnation))
 
     def fail(self, job: str, actor: Actor, incarnation: int, reason: str) -> list[Decision]:
         """Roll back a lost actor, and all actors connected to it, to the last commit."""
-        return self._dispatch(job, lambda to, now: to.fail(now, actor, incarnation, reason))
+        return self._dispatch(job, lambda machine, now: machine.fail(now, actor, incarnation, reason))
 
     # ---- answers -------------------------------------------------------------------------------------------------
 
@@ -154,15 +154,15 @@ class CheckpointManager:
         settled, with None: nothing at or below the newest boundary is left to commit, so a forced checkpoint is served.
         last: a drain ends with this barrier; False if more barriers follow before the end.
         """
-        return self._dispatch(job, lambda to, now: to.decided(now, barrier_id, barrier, settled, last))
+        return self._dispatch(job, lambda machine, now: machine.decided(now, barrier_id, barrier, settled, last))
 
     def pace(self, job: str, interval_ms: int | None) -> None:
         """Set the interval of the job's triggers in ms; from now on they are multiples of it."""
-        self._dispatch(job, lambda to, now: to.pace(now, interval_ms))
+        self._dispatch(job, lambda machine, now: machine.pace(now, interval_ms))
 
     def committed(self, job: str, barrier_id: int, epoch: int) -> list[Decision]:
         """Answer CommitBarrier: the commit has landed at that epoch."""
-        return self._dispatch(job, lambda to, now: to.committed(now, barrier_id, epoch))
+        return self._dispatch(job, lambda machine, now: machine.committed(now, barrier_id, epoch))
 
     def refused(self, job: str, barrier_id: int, error: BaseException) -> list[Decision]:
         """Answer CommitBarrier: the commit has not landed and never will.
@@ -170,15 +170,15 @@ class CheckpointManager:
         Fenced fails the job. SegmentUnknown rolls it back, because a deleted segment can never be committed. Other
         errors count as a failure.
         """
-        return self._dispatch(job, lambda to, now: to.refused(now, barrier_id, error))
+        return self._dispatch(job, lambda machine, now: machine.refused(now, barrier_id, error))
 
     def unknown(self, job: str, barrier_id: int) -> list[Decision]:
         """Answer CommitBarrier: the outcome of the commit is unknown."""
-        return self._dispatch(job, lambda to, _: to.unknown(barrier_id))
+        return self._dispatch(job, lambda machine, _: machine.unknown(barrier_id))
 
     def resolved(self, job: str, barrier_id: int, epoch: int | None) -> list[Decision]:
         """Answer Resolve with the epoch of the commit; None: it has not landed and never will."""
-        return self._dispatch(job, lambda to, now: to.resolved(now, barrier_id, epoch))
+        return self._dispatch(job, lambda machine, now: machine.resolved(now, barrier_id, epoch))
 
     # ---- within ------------------------------------------------------------------------------------------------------
 
@@ -190,15 +190,15 @@ class CheckpointManager:
         return self._newest_ms
 
     def _require_job(self, job: str) -> JobProtocol:
-        state_machine = self._jobs.get(job)
-        if state_machine is None:
+        machine = self._jobs.get(job)
+        if machine is None:
             raise JobNotFound(f"job {job!r} is not registered; register it first. Registered jobs: {self.jobs()}")
-        return state_machine
+        return machine
 
     def _dispatch(self, job: str, event: Callable[[JobProtocol, int], list[Decision]]) -> list[Decision]:
         """Pass an event to its job; ignore it if the job is not registered."""
-        state_machine = self._jobs.get(job)
-        return [] if state_machine is None else self._reschedule(job, event(state_machine, self._now()))
+        machine = self._jobs.get(job)
+        return [] if machine is None else self._reschedule(job, event(machine, self._now()))
 
     def _reschedule(self, job: str, decisions: list[Decision]) -> list[Decision]:
         due = self._jobs[job].next_due()

@@ -315,7 +315,7 @@ class PipelineRunner(OneProcess):
             now_ms = self._handle.catalog.now_ms()
             epochs = read_epoch_view(view, self._handle.memory, now_ms, above=[*job.upstreams, *job.outputs])
             incomplete = [get_table(view, up, "an upstream") for up in job.upstreams if not epochs.complete(up, target)]
-            reached = all(epochs.complete(out, target) for out in job.outputs)
+            reached = all(epochs.complete(output, target) for output in job.outputs)
             settled = reached and (idle or job.state != "creating")  # an idle step ends the creation
             return settled, frozenset(table.job_id for table in incomplete if table.job_id is not None)
 

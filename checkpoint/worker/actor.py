@@ -127,7 +127,7 @@ class Part:
             )
             self._resend_notices()
 
-    def take(self, message: wire.Message) -> None:
+    def handle_message(self, message: wire.Message) -> None:
         """Handle a message for this part."""
         if isinstance(message, wire.Refused):
             self._final_error = decode_error(message.error, message.reason)
@@ -419,7 +419,7 @@ class JobPart(Part):
             refresh(context)
             return context._finish()
         finally:
-            context._over = True
+            context._ended = True
 
     def _decline(self, inject: wire.Injected, reason: str) -> None:
         with self._worker.changed:

@@ -54,18 +54,18 @@ def split(data: pa.Table, by: Sequence[str], part: int, parts: int) -> pa.Table:
         raise InvalidInput(f"a share is taken by one or more columns of the rows, not by {list(by)}")
     if parts == 1 or not data.num_rows:
         return data
-    return data.filter(pa.array(_hashed(data, by) % np.uint64(parts) == np.uint64(part)))
+    return data.filter(pa.array(_hash_rows(data, by) % np.uint64(parts) == np.uint64(part)))
 
 
-def _hashed(data: pa.Table, by: Sequence[str]) -> np.ndarray:
+def _hash_rows(data: pa.Table, by: Sequence[str]) -> np.ndarray:
     total = np.zeros(data.num_rows, np.uint64)
     for name in by:
-        total = total * np.uint64(0x9E3779B97F4A7C15) + _column(data.column(name))
+        total = total * np.uint64(0x9E3779B97F4A7C15) + _hash_column(data.column(name))
     total ^= total >> np.uint64(32)
     return total
 
 
-def _column(column: pa.ChunkedArray) -> np.ndarray:
+def _hash_column(column: pa.ChunkedArray) -> np.ndarray:
     """Hash each value; equal values have equal hashes in every process, chunk and nullability."""
     nulls = pc.is_null(column).to_numpy()
     kind = column.type

@@ -272,7 +272,7 @@ class Worker:
         if not isinstance(message, wire.Pong):
             part = self._parts.get(getattr(message, "part", None))  # pyright: ignore[reportArgumentType]
             if part is not None:
-                part.take(message)
+                part.handle_message(message)
         return False
 
     def _note_error(self, error: Exception) -> None:

@@ -109,7 +109,7 @@ def commit_with_a_missing_report(monkeypatch: pytest.MonkeyPatch) -> None:
 def unknown_is_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(job: Any, barrier_id: int) -> Any:
         attempt = job._at_catalog(barrier_id)
-        return [] if attempt is None else job._attempt_failed(attempt.since_ms, attempt, "unknown")
+        return [] if attempt is None else job._fail_attempt(attempt.since_ms, attempt, "unknown")
 
     monkeypatch.setattr(JobProtocol, "unknown", unknown)
 
@@ -126,7 +126,7 @@ def drops_what_is_at_the_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def starts_while_a_commit_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(JobProtocol, "_starts", with_nothing_at_the_catalog(JobProtocol._starts))
+    monkeypatch.setattr(JobProtocol, "_list_starts", with_nothing_at_the_catalog(JobProtocol._list_starts))
 
 
 def with_nothing_at_the_catalog(method: Any) -> Any:
