@@ -11,7 +11,7 @@ import pytest
 
 import epochlog as el
 from epochlog.checkpoint.worker.row_partitioning import PartRefreshContext
-from epochlog.store.scan import point_lookup, scan_plan
+from epochlog.store.scan import level_reader, point_lookup
 from epochlog.store.sst import sorted_run as runs
 from lab import START_MS
 
@@ -355,7 +355,7 @@ def test_the_cost_follows_the_touched_groups(shop: Shop, monkeypatch: pytest.Mon
     shop.step(job, lambda ctx: ctx.recompute("copies", by=[], from_=everything))
     shop.store.compact("copies", full=True)
     decoded: list[int] = []
-    for module in (scan_plan, point_lookup):
+    for module in (level_reader, point_lookup):
         read = module.read_part
 
         def counted(*arguments: Any, read: Callable[..., Any] = read, **options: Any) -> Any:
