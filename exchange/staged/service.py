@@ -81,10 +81,10 @@ class StagedExchange:
         about = "staged exchange: "
         return {
             "staged.declare": Action(self._declare, about=about + "declare a consumer"),
-            "staged.end": Action(self._end, about=about + "the end mark of a channel"),
+            "staged.end": Action(self._end, about=about + "set the end mark of a channel"),
             "staged.drop": Action(self._drop, about=about + "drop a query"),
-            "staged.stage": Action(self._stage, Role.READ, about=about + "the stage counter"),
-            "staged.ack": Action(self._ack, about=about + "acknowledge what is durable"),
+            "staged.stage": Action(self._stage, Role.READ, about=about + "return the stage counter"),
+            "staged.ack": Action(self._ack, about=about + "acknowledge a consumer's durable cursor"),
         }
 
     def stop(self) -> None:

@@ -323,7 +323,7 @@ class CallSlot:
             if batch is None:
                 return
             self.resize(max(footprint.making, batch.get_total_buffer_size()))
-            slices = messages(batch)
+            slices = split_batch(batch)
             del batch
             for message in slices:
                 with self.waiting_for_client():
@@ -334,8 +334,8 @@ class CallSlot:
             del slices  # keeps no reference to the piece while the next one is read
 
 
-def messages(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Slice a batch into messages of at most MESSAGE_ROWS rows and about MESSAGE_BYTES bytes."""
+def split_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Split a batch into messages of at most MESSAGE_ROWS rows and about MESSAGE_BYTES bytes."""
     message_rows = max(1, min(MESSAGE_ROWS, MESSAGE_BYTES * batch.num_rows // max(1, batch.nbytes)))
     if batch.num_rows <= message_rows:
         yield batch

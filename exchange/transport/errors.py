@@ -107,18 +107,19 @@ def as_epochlog_error(error: Exception, location: str) -> EpochlogError:
         return AccessDenied(f"{location} does not accept this token; pass the token that the server was started with")
     if isinstance(error, flight.FlightServerError):
         message = str(error).partition(". gRPC client debug context")[0].removesuffix(". Detail: Failed")
-        text = message.partition(f"{_name_of(error)}: ")[2]
-        typed = by_name(_name_of(error), text)
+        text = message.partition(f"{_error_name(error)}: ")[2]
+        typed = by_name(_error_name(error), text)
         if typed is not None:
             return typed
     if isinstance(error, (flight.FlightUnavailableError, flight.FlightTimedOutError, flight.FlightCancelledError)):
         return ServerUnavailable(
-            f"{location} cannot be reached, or the connection was cut; is `epochlog serve` running, {_tls(location)}?"
+            f"{location} cannot be reached, or the connection was lost; is `epochlog serve` running, "
+            f"{_tls_hint(location)}?"
         )
     return EpochlogError(f"the call to {location} failed: {_first_line(error)}")
 
 
-def _tls(location: str) -> str:
+def _tls_hint(location: str) -> str:
     """Return a hint on TLS for a location that cannot be reached, because gRPC gives none."""
     hint = "with a certificate that tls_roots trusts"
     return hint if location.startswith("grpc+tls") else "without TLS"
@@ -128,7 +129,7 @@ CALL_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 """Errors that the calls of a Flight client raise."""
 
 
-def _name_of(error: flight.FlightServerError) -> str:
+def _error_name(error: flight.FlightServerError) -> str:
     info = error.extra_info or b""
     return info.decode("ascii", "replace")[:100] if isinstance(info, bytes) else ""
 

@@ -25,7 +25,7 @@ from epochlog.exchange.transport.admission import (
     AdmissionLimits,
     CallSlot,
     Lane,
-    messages,
+    split_batch,
 )
 from epochlog.exchange.transport.services import Call
 from epochlog.store.changelog.footprint import Footprint
@@ -296,12 +296,12 @@ def test_who_waits_for_room_is_told_why_it_ends(why: str) -> None:
 
 def test_messages_are_of_bounded_size_and_hold_all_rows() -> None:
     wide = pa.record_batch({"a": pa.array([b"x" * (1 << 20)] * 30)})
-    parts = list(messages(wide))
+    parts = list(split_batch(wide))
     assert pa.Table.from_batches(parts).equals(pa.Table.from_batches([wide]))
     assert len(parts) > 3 and all(part.nbytes <= MESSAGE_BYTES + (1 << 20) for part in parts)
     long = pa.record_batch({"a": pa.nulls(200_000, pa.int8())})
-    assert [part.num_rows for part in messages(long)] == [MESSAGE_ROWS] * 3 + [200_000 - 3 * MESSAGE_ROWS]
-    assert [part.num_rows for part in messages(long.slice(0, 0))] == [0]
+    assert [part.num_rows for part in split_batch(long)] == [MESSAGE_ROWS] * 3 + [200_000 - 3 * MESSAGE_ROWS]
+    assert [part.num_rows for part in split_batch(long.slice(0, 0))] == [0]
 
 
 def test_readers_use_up_neither_room_nor_slots_of_others() -> None:
