@@ -200,7 +200,7 @@ def test_a_table_made_anew_under_the_old_name_is_told_apart(lake) -> None:
     lake.into(lake.stream(), "copy", "ck")
     lake.store.drop_table("orders")
     lake.store.create_table("orders", SCHEMA, ["id"]).upsert(rows(0, 3))
-    with pytest.raises(Exception, match=r"TableDropped: this query's checkpoint belongs to an earlier table 'orders'"):
+    with pytest.raises(Exception, match=r"TableDropped: the query's checkpoint belongs to an earlier table 'orders'"):
         lake.into(lake.stream(), "copy", "ck")
 
 
