@@ -10,12 +10,13 @@ from math import ceil
 
 import pyarrow as pa
 
-from epochlog.errors import Corrupt, SnapshotExpired
+from epochlog.errors import SnapshotExpired
 from epochlog.store.changelog.log_plan import LogPlan
 from epochlog.store.changelog.plan_ranges import narrowed, spans_of
 from epochlog.store.env.files import Files
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.scan.size_splits import split_evenly
+from epochlog.store.sst.data_file import FileGone
 from epochlog.store.types.read_options import ReadOptions
 
 from .options import Tasks
@@ -45,9 +46,7 @@ class ReadPartition:
         try:
             for batch in self._batches():
                 yield from to_spark(table_name, batch, self.schema).to_batches(max_chunksize=BATCH_ROWS)
-        except Corrupt as error:
-            if "gone" not in error.what:
-                raise
+        except FileGone as error:
             raise SnapshotExpired(
                 f"table {table_name!r}: vacuum has deleted {error.path} after the lease of this read expired; load the "
                 "table again"

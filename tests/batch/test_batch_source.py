@@ -13,8 +13,10 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 import epochlog as el
 from epochlog.batch import policy_registry
 from epochlog.spark.batch_source import make_reader, resolve_load
+from epochlog.spark.partitions import ReadPartition
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.sst import segment, sorted_run
+from epochlog.store.sst.data_file import FileGone
 
 pytestmark = pytest.mark.local_only
 
@@ -136,3 +138,23 @@ def test_a_policy_that_waits_is_waited_for(place: dict[str, str], monkeypatch: p
     monkeypatch.setattr(policy_registry, "_named", lambda name: Patient if name == "patient" else named(name))
     assert resolve_load({**place, "consistency": "patient"}).epoch == resolve_load(place).epoch
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (FileGone("p", "the file is missing"), el.SnapshotExpired),
+        (el.Corrupt("p", "column 'gone' is damaged"), el.Corrupt),
+    ],
+)
+def test_only_a_missing_file_means_that_the_lease_expired(
+    place: dict[str, str], monkeypatch: pytest.MonkeyPatch, error: el.Corrupt, expected: type[el.EpochlogError]
+) -> None:
+    """A read of a damaged file raises Corrupt even if the message contains the word "gone"."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ReadPartition, "_batches", fail)
+    with pytest.raises(expected):
+        read(place)
