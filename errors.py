@@ -1,4 +1,4 @@
-"""Every public error of epochlog. Each names the thing that is wrong and says what to do next."""
+"""Public errors of epochlog. Each message names the thing that is wrong and says what to do next."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class EpochlogError(Exception):
 
 
 class InvalidInput(EpochlogError, ValueError):
-    """An argument or its data cannot be used; nothing was written."""
+    """An argument, or its data, is invalid; nothing was written."""
 
 
 class InvalidName(InvalidInput):
@@ -23,33 +23,33 @@ class SchemaMismatch(InvalidInput):
 
 
 class InvalidSchema(InvalidInput):
-    """A schema or primary key that no table can have."""
+    """No table can have this schema or primary key."""
 
 
 class LimitExceeded(InvalidInput):
-    """A stated limit (name, key size, row size, columns, batch bytes) was passed."""
+    """A limit (name, key size, row size, columns, batch bytes) is exceeded; the message names it."""
 
 
 class DependencyMissing(EpochlogError, ImportError):
-    """A package that is no part of epochlog's own installation is needed for this; the message names it."""
+    """An optional package, which the message names, is required and not installed."""
 
 
 class TableExists(InvalidInput):
-    """A table of that name is already there."""
+    """A table of that name already exists."""
 
 
 class TableNotFound(EpochlogError, KeyError):
-    """No table of that name."""
+    """There is no table of that name."""
 
     __str__ = Exception.__str__
 
 
 class TableDropped(TableNotFound):
-    """The table was there when the handle was made and has been dropped since."""
+    """The table was dropped after its handle was created."""
 
 
 class TableFinished(EpochlogError):
-    """The table's data has ended (end-of-data); it takes no further writes."""
+    """The table's data has ended (end-of-data); it accepts no further writes."""
 
 
 class TableInUse(EpochlogError):
@@ -57,59 +57,59 @@ class TableInUse(EpochlogError):
 
 
 class NotWritable(InvalidInput):
-    """A derived table is written by its job alone."""
+    """The table is derived; only its job writes it."""
 
 
 class JobExists(InvalidInput):
-    """A job of that name is already there."""
+    """A job of that name already exists."""
 
 
 class JobNotFound(EpochlogError, KeyError):
-    """No job of that name."""
+    """There is no job of that name."""
 
     __str__ = Exception.__str__
 
 
 class ConsumerNotFound(EpochlogError, KeyError):
-    """No consumer of that name."""
+    """There is no consumer of that name."""
 
     __str__ = Exception.__str__
 
 
 class LoadNotFound(EpochlogError, KeyError):
-    """No load of that name."""
+    """There is no load of that name."""
 
     __str__ = Exception.__str__
 
 
 class SnapshotNotFound(EpochlogError, KeyError):
-    """No snapshot is held under that name."""
+    """There is no held snapshot of that name."""
 
     __str__ = Exception.__str__
 
 
 class JobCycle(InvalidInput):
-    """A job would read, directly or through others, what it writes."""
+    """A job would read its own outputs, directly or through other jobs."""
 
 
 class OutputOwned(InvalidInput):
-    """An output table already belongs to another job, or was made as a root table."""
+    """An output table belongs to another job, or was created as a root table."""
 
 
 class JobRunning(EpochlogError):
-    """The job already has a live runner in this process."""
+    """The job already has a live runner, which the message names."""
 
 
 class JobParked(EpochlogError):
-    """The job let go of its logs after its retention; its old state is readable, `rebuild` makes it new."""
+    """The job is parked: retention has removed changes that it needs. Its old state is readable; rebuild it."""
 
 
 class DrainPending(EpochlogError):
-    """A job was told to end its data and has not done so in time; the end stays recorded for whoever runs it."""
+    """A job did not end its data in time; the end stays recorded, and the next runner of the job completes it."""
 
 
 class JavaMissing(EpochlogError):
-    """There is no Java that Spark can use: none was found, or one that is too old."""
+    """Spark has no usable Java: none was found, or it is too old."""
 
 
 class SparkLost(EpochlogError):
@@ -120,11 +120,11 @@ class SparkLost(EpochlogError):
 
 
 class StoreNotFound(EpochlogError):
-    """No store at that root, and create=False."""
+    """There is no store at the root, and create=False."""
 
 
 class ForeignRoot(EpochlogError):
-    """The root folder holds files that are not an epochlog store's."""
+    """The root has files that are not of an epochlog store."""
 
 
 class StoreClosed(EpochlogError):
@@ -132,40 +132,40 @@ class StoreClosed(EpochlogError):
 
 
 class UnsupportedFormat(EpochlogError):
-    """The store was written in a newer format than this library knows."""
+    """The store has a newer format than this version of epochlog supports."""
 
 
 class CatalogLost(EpochlogError):
-    """The catalog that the root names is gone or is another store's."""
+    """The catalog of the root is missing, or is the catalog of another store."""
 
 
 class CatalogRolledBack(CatalogLost):
-    """The catalog is older than what this process has already seen of it."""
+    """The catalog is older than the version that this process, or its backup in the root, has seen."""
 
 
 class CatalogFull(EpochlogError):
-    """The catalog has no room left to write; nothing was committed."""
+    """The catalog is full; nothing was committed."""
 
 
 class CatalogUnavailable(EpochlogError):
-    """The catalog's server did not answer in time or does not let this user in, or the system refused to read the
-    catalog's file; this call wrote nothing.
+    """The catalog's server did not answer in time or refused this user, or the system refused a read of the catalog's
+    file; this call wrote nothing.
     """
 
 
 class CatalogInUse(EpochlogError):
-    """A catalog cannot be restored over one that is alive for the same store."""
+    """A restore would replace a live catalog of the store."""
 
 
 class OutcomeUnknown(EpochlogError):
-    """The catalog went away while it was told to commit (its server, or its disk): the commit has landed or it has not.
+    """The catalog's server, or its disk, failed during a commit, so its outcome is unknown.
 
-    Retry it with the same txn=(application, id), or ask `store.resolve` for its fate, once the server is back.
+    Once the catalog is back, retry with the same txn=(application, id), or get the outcome with `store.resolve`.
     """
 
 
 class Corrupt(EpochlogError):
-    """Bytes on disk are not what was written: `path` names the file or record, `what` the damage."""
+    """Stored bytes are damaged or missing: `path` names the file or record, `what` the damage."""
 
     def __init__(self, path: str, what: str) -> None:
         super().__init__(f"{path} is damaged: {what}. Run `epochlog verify` and restore the file from a copy")
@@ -177,12 +177,12 @@ class Corrupt(EpochlogError):
 
 
 class WriteFailed(EpochlogError):
-    """The file system refused a write or a sync; nothing of it is visible."""
+    """The file system refused a write or a sync; no reader sees any of the data."""
 
 
 class ReadFailed(EpochlogError):
-    """The system refused a read (no open files or memory left, no right to it), or its file system did not answer;
-    nothing is known to be damaged.
+    """The system refused a read (limit of open files, memory, permissions), or the file system did not answer; this is
+    no sign of damage.
     """
 
 
@@ -198,35 +198,35 @@ class ClockSkew(EpochlogError):
 
 
 class EpochExpired(EpochlogError):
-    """The epoch lies below the table's safe epoch: its history has been let go."""
+    """The epoch is below the table's safe epoch: retention has removed its history."""
 
 
 class EpochNotCommitted(EpochlogError):
-    """The epoch is not complete for the table yet: something may still land at or below it."""
+    """The epoch is not complete for the table yet: a commit may still land at or below it."""
 
 
 class TxnMismatch(EpochlogError):
-    """An earlier commit with this (application, id) wrote other tables."""
+    """An earlier commit with the same (application, id) wrote other tables."""
 
 
 class TxnAborted(EpochlogError):
-    """`resolve` decided earlier that this (application, id) must not land."""
+    """An earlier call of `resolve` has decided that this (application, id) never lands."""
 
 
 class TxnOutcomeForgotten(EpochlogError):
-    """The (application, id) is older than the outcomes that are kept."""
+    """The (application, id) is older than the remembered outcomes."""
 
 
 class SegmentUnknown(EpochlogError):
-    """A segment to commit is unknown, gone, already committed or of another store or table."""
+    """A segment to commit is unknown, deleted, already committed, or of another store or table."""
 
 
 class Fenced(EpochlogError):
-    """A newer incarnation has taken over; this writer, job or consumer has no effect any more."""
+    """A newer incarnation has taken over; calls of this writer, job or consumer have no effect."""
 
 
 class BarrierChanged(EpochlogError):
-    """The barrier to commit is not the one that was recorded for the job."""
+    """The barrier to commit differs from the one that is recorded for the job."""
 
 
 class UpstreamIncomplete(EpochlogError):
@@ -234,34 +234,34 @@ class UpstreamIncomplete(EpochlogError):
 
 
 class LogHeld(EpochlogError):
-    """The log cannot be truncated there: a snapshot, consumer or job still needs it."""
+    """The log cannot be truncated at that epoch: a snapshot, consumer or job still needs it."""
 
 
 class LogTruncated(EpochlogError):
-    """The log no longer reaches back to that epoch."""
+    """The log was truncated after that epoch."""
 
 
 # ---- staged exchange ---------------------------------------------------------------------------------------------
 
 
 class ChannelUnknown(InvalidInput):
-    """The query, or the consumer, has no channel of that name."""
+    """The query or the consumer has no channel of that name."""
 
 
 class ContentMismatch(InvalidInput):
-    """A sequence came again with other content than before."""
+    """A sequence was pushed again with different content."""
 
 
 class QueryNotFound(ChannelUnknown):
-    """No query of that name: none was declared, or it was dropped, or its lease has ended."""
+    """There is no query of that name: it was not declared, was dropped, or its lease has expired."""
 
 
 class EndMarkMismatch(InvalidInput):
-    """A second, different end mark of a channel, or a sequence past its end mark."""
+    """A channel got a second, different end mark, or a sequence after its end mark."""
 
 
 class SequenceReleased(EpochlogError):
-    """Every consumer has acknowledged that batch of the exchange, and it was let go of."""
+    """Every consumer has acknowledged the batch, and it was released."""
 
 
 class BudgetExceeded(EpochlogError):
@@ -272,52 +272,52 @@ class BudgetExceeded(EpochlogError):
 
 
 class InsecureServer(InvalidInput):
-    """A server that others can reach needs TLS and a token; a token must be hard to guess, in a file that nobody else
-    may read, and is sent in clear to no other host.
+    """The server's settings are insecure: a server on a public address needs TLS and a token. A token must be hard to
+    guess, lie in a private file, and is never sent unencrypted to another host.
     """
 
 
 class AccessDenied(EpochlogError):
-    """The server does not know this token, or the token may only read."""
+    """The server does not accept this token, or the token permits only reads."""
 
 
 class ServerUnavailable(EpochlogError):
-    """The server cannot be reached, or did not answer in time; what was asked of it may be asked again."""
+    """The server cannot be reached, or did not answer in time; the call can be repeated."""
 
 
 class ReaderTooSlow(EpochlogError):
-    """A reader took nothing for too long while something waited for it, and was cut off."""
+    """A reader took no data for too long while data was ready, and was disconnected."""
 
 
 class CallTimedOut(EpochlogError):
-    """A call of the server took longer than one may; nothing of a write is left."""
+    """A call of the server exceeded its time limit; a write has left no data."""
 
 
 class TicketRefused(EpochlogError):
-    """These bytes are no ticket of this server, or of a flight that it has ended; ask for the flight again."""
+    """The ticket is invalid: it is not of this server, or its flight has ended. Plan the flight again."""
 
 
 class TicketExpired(TicketRefused):
-    """The ticket's time is over; ask for the flight again."""
+    """The ticket has expired; plan the flight again."""
 
 
 class BadMessage(EpochlogError):
-    """A peer sent what is no message of the protocol, or too much of it; nothing of it was taken."""
+    """A peer sent an invalid or too large message; none of it was accepted."""
 
 
 class RolledBack(EpochlogError):
-    """A part of a load or job goes back to its last commit; what it wrote since is dropped. Go on from `part.state`."""
+    """A part of a load or job was rolled back to its last commit; later writes are dropped. Go on from `part.state`."""
 
 
 class Cancelled(EpochlogError):
-    """The load or job was stopped, or failed for good, at its coordinator; nothing uncommitted of it is left."""
+    """The load or job was stopped, or failed permanently, at its coordinator; its uncommitted writes are dropped."""
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------
 
 
 class NoConsistentEpoch(EpochlogError):
-    """No epoch satisfies the policy for these tables; the message names who holds it back, why, and by how much."""
+    """No epoch satisfies the policy for these tables; the message names the table to blame, the reason and the lag."""
 
 
 class StalenessExceeded(NoConsistentEpoch):
@@ -325,18 +325,18 @@ class StalenessExceeded(NoConsistentEpoch):
 
 
 class TableNotReadable(NoConsistentEpoch):
-    """`global` refuses a table that takes no part: it is creating, parked or too late, or descends from such a one."""
+    """`global` refuses a table that takes no part: it, or an ancestor of it, is creating, parked or too late."""
 
 
 class SnapshotExpired(EpochlogError):
-    """The snapshot's lease has ended and its files or epochs may be gone."""
+    """The snapshot's lease has expired, and its files or epochs may be deleted."""
 
 
 # ---- checkpoints -------------------------------------------------------------------------------------------------
 
 
 class CheckpointRejected(EpochlogError):
-    """No checkpoint can be planned for these tasks now; `reason` says why."""
+    """No checkpoint can be planned for these tasks now; `reason` has the cause."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -348,14 +348,14 @@ class RestoreRejected(EpochlogError):
 
 
 class RefreshFailed(EpochlogError):
-    """A job's refresh function raised inside Spark, where the original error survives only as text."""
+    """A job's refresh function raised an error inside Spark; only its text is available."""
 
 
 def by_name(name: str, text: str) -> EpochlogError | None:
-    """Return an error of this module by the name and text that another process sent; None when no text alone can make
-    it.
+    """Return the error of this module with the name and text that another process sent; None if its constructor needs
+    more than a text.
     """
-    found = globals().get(name)
-    if isinstance(found, type) and issubclass(found, EpochlogError) and "__init__" not in vars(found):
-        return found(text)
+    error_class = globals().get(name)
+    if isinstance(error_class, type) and issubclass(error_class, EpochlogError) and "__init__" not in vars(error_class):
+        return error_class(text)
     return None

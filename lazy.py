@@ -10,8 +10,8 @@ from typing import Any
 def lazily(
     package: dict[str, Any], homes: Mapping[str, tuple[str, ...]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of the package with these globals; homes: its modules, each with its public
-    names.
+    """Return `__getattr__` and `__dir__` for a package. package: its globals. homes: its modules, each with the public
+    names that it defines.
     """
     home_of = {name: home for home, names in homes.items() for name in names}
 

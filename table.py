@@ -352,7 +352,7 @@ def segment_writer(
             refuse_unwritable(view, table)
 
     handle.catalog.read(check_writable)
-    return SegmentWriter(handle.write_target(table, handle.intents.own(sealed=sealed)))
+    return SegmentWriter(handle.write_target(table, handle.intents.store_intent(sealed=sealed)))
 
 
 def table_info(handle: Handle, view: View, table: TableDef) -> TableInfo:

@@ -172,7 +172,7 @@ def take_snapshot(
         raise InvalidInput(f"tables must be a list of table names, not {tables!r}")
     if tables is not None and not tables:
         raise InvalidInput("a snapshot needs at least one table; leave tables out for all that the policy covers")
-    if handle.leases.kept("snapshot") >= MAX_OPEN_SNAPSHOTS:
+    if handle.leases.count("snapshot") >= MAX_OPEN_SNAPSHOTS:
         raise LimitExceeded(
             f"{MAX_OPEN_SNAPSHOTS} snapshots of this store are open; close some of them (or use `with`)"
         )
@@ -250,7 +250,7 @@ def _pin(handle: Handle, tx: Txn, choice: _Choice, holder: str) -> tuple[dict[st
     """Return the plans, made again for each table that has changed, and the keys of their holds. Call inside a
     transaction.
     """
-    now_ms, lease, plans = handle.catalog.now_ms(), handle.leases.own(tx), dict[str, ScanPlan]()
+    now_ms, lease, plans = handle.catalog.now_ms(), handle.leases.store_lease(tx), dict[str, ScanPlan]()
     holds = []
     for name, plan in choice.plans.items():
         table_id = choice.view.ids[name]

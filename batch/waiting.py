@@ -35,9 +35,9 @@ def until_chosen(handle: Handle, policy: Policy, choose: Callable[[], T]) -> T:
         if deadline.passed:
             raise
     pause = threading.Event()  # never set
-    with handle.watch.any_news() as news:
+    with handle.watcher.listen() as event:
         while True:
-            news.wait(min(deadline.left_s, ASK_ANYWAY_S))
+            event.wait(min(deadline.left_s, ASK_ANYWAY_S))
             began_s = monotonic_s()
             try:
                 return choose()

@@ -204,7 +204,7 @@ def test_a_clock_that_goes_wrong_later_is_a_typed_error(tmp_path: Path) -> None:
         table = store.create_table("t", KV, ["k"])
         for wrong in (1.5, None, 1 << 60):
             said.append(wrong)
-            with pytest.raises(el.InvalidInput, match="clock must give Unix milliseconds"):
+            with pytest.raises(el.InvalidInput, match="clock must return Unix milliseconds"):
                 table.upsert(pa.table({"k": [1], "v": ["a"]}))
             said.pop()
         table.upsert(pa.table({"k": [1], "v": ["a"]}))

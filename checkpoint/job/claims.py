@@ -71,7 +71,7 @@ class JobClaims:
         runners = self.handle.runners
         job = self.handle.catalog.read(self._read_consistent_job)
         if job.runner is not None:
-            runners.gone(job.runner.holder)
+            runners.has_died(job.runner.holder)
         runners.share(tenure.holder, [job_key(self.job_id)], at_end="vacate", alive=tenure.alive)
         try:
             before, after = self.handle.catalog.transact(lambda tx: self._claim(tx, tenure, take_over=take_over))
@@ -85,7 +85,7 @@ class JobClaims:
 
     def entered(self, tenure: Tenure) -> bool:
         """Return True if the tenure has entered and has not left."""
-        return self.handle.runners.keeps(tenure.holder)
+        return self.handle.runners.holds(tenure.holder)
 
     def leave(self, tenure: Tenure) -> None:
         """Release the tenure's lease. If the catalog is unavailable, the next renewal of leases releases it."""
@@ -100,7 +100,7 @@ class JobClaims:
         check_incarnation(job, tenure.incarnation)
         require_unparked(job)
         other = job.runner
-        if other is not None and other.holder != tenure.holder and not self.handle.runners.gone(other.holder):
+        if other is not None and other.holder != tenure.holder and not self.handle.runners.has_died(other.holder):
             self.handle.catalog.read(lambda view: require_free(view, self.handle, job, tenure.holder))
 
     def _read_consistent_job(self, view: View) -> JobRecord:

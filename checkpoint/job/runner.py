@@ -136,7 +136,7 @@ class JobRunner(JobClaims):
             job = self.enter(tenure)
         if unchunked and job.cursor is not None:
             job = forget_pieces(self.handle, job, job.incarnation)
-        self.handle.intents.own()  # the write intent must exist before the catalog read that plans the writers
+        self.handle.intents.store_intent()  # the write intent must exist before the catalog read that plans the writers
         plan = self.handle.catalog.read(lambda view: plan_barrier(view, self.handle, job))
         return plan if unchunked else plan_chunk(self.handle, plan)
 

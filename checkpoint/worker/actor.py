@@ -407,7 +407,7 @@ class JobPart(Part):
     def _refresh(self, inject: wire.Injected, refresh: PartRefresh) -> dict[str, list[Segment]] | None:
         """Return the segments of this part; None if the catalog has recorded another barrier."""
         handle = self._worker.handle
-        handle.intents.own()  # the write intent must exist before the catalog read that plans the writers
+        handle.intents.store_intent()  # the write intent must exist before the catalog read that plans the writers
         job = handle.catalog.read(lambda view: find_job(view, self.name.name))
         barrier = None if job.barrier is None else barrier_of(job)
         if barrier is None or (barrier.prev, barrier.curr) != (inject.prev, inject.curr):

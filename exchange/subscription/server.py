@@ -118,7 +118,7 @@ class _Subscription:
         self, handle: Handle, limits: SubscriptionLimits, stream: DuplexStream, request: Request, slot: CallSlot
     ) -> None:
         self._slot = slot
-        self._watch = handle.watch
+        self._watcher = handle.watcher
         self._limits = limits
         self._stream = stream
         resume = request.resume
@@ -129,7 +129,7 @@ class _Subscription:
             )
         table_id = None if resume is None else resume.table
         table = handle.catalog.read(lambda view: find_subscribed_table(view, request.table, table_id))
-        self.watched = head_key(table.id)
+        self.watched_key = head_key(table.id)
         self._name = table.name
         self._consumer = (
             None
@@ -165,7 +165,7 @@ class _Subscription:
 
     def run(self) -> None:
         sender = threading.Thread(target=self._send_feed, name="epochlog-subscription", daemon=True)
-        self._watch.add(self)
+        self._watcher.add(self)
         sender.start()
         try:
             while (message := self._stream.read()) is not None:
@@ -173,7 +173,7 @@ class _Subscription:
         finally:
             self._close()
             sender.join()
-            self._watch.remove(self)
+            self._watcher.remove(self)
             self._release_consumer()
             self._feed.close()
         if self._error is not None:
@@ -181,12 +181,12 @@ class _Subscription:
 
     # ---- the watcher's thread ------------------------------------------------------------------------------------
 
-    def news(self) -> None:
+    def on_change(self) -> None:
         with self._changed:
             self._has_news = True
             self._changed.notify_all()
 
-    def check(self, now_s: float) -> None:
+    def on_poll(self, now_s: float) -> None:
         """Abort the connection of a client that has stopped reading it, or has sent nothing for too long."""
         write_began_s = self._write_began_s
         stuck = write_began_s is not None and now_s - write_began_s > self._limits.slow_s

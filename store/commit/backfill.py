@@ -78,7 +78,7 @@ def record_piece(handle: Handle, piece: JobPiece, edits: Sequence[TableEdit]) ->
         tx.put(job_key(job.id), after.to_record())
         move_counters(tx, counters)
 
-    handle.intents.checked(lambda: handle.catalog.transact(body))
+    handle.intents.run_commit(lambda: handle.catalog.transact(body))
     hit("piece:recorded")
 
 

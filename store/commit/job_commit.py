@@ -72,7 +72,7 @@ def commit_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit]) ->
         return JobDone.of(commit.curr, edits)
     check_runner(job, commit.incarnation, commit.prev, commit.curr)
     while True:
-        attempt = handle.intents.checked(lambda: job_edits(handle, edits, replacing=job.replacing))
+        attempt = handle.intents.run_commit(lambda: job_edits(handle, edits, replacing=job.replacing))
         try:
             landed_now = _transact_job(handle, commit, attempt)
         except (CommitConflict, ImagesMissing):  # the changelog was altered, or the staged segments have changed
@@ -132,7 +132,7 @@ def _transact_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit])
         return True
 
     hit("job:before-commit")
-    landed_now = handle.intents.checked(lambda: handle.catalog.transact(body))
+    landed_now = handle.intents.run_commit(lambda: handle.catalog.transact(body))
     hit("job:after-commit")
     apply_backpressure(handle, written)
     return landed_now

@@ -161,7 +161,7 @@ def _write_intent(handle: Handle, edit: TableEdit, segment: Segment) -> str:
     staged.
     """
     is_staged = segment.path in {staged.path for staged in edit.staged}  # the writer's intent may have ended
-    return handle.intents.own() if is_staged else intent_of(segment.path)
+    return handle.intents.store_intent() if is_staged else intent_of(segment.path)
 
 
 def _newest_plan(view: View, edit: TableEdit) -> tuple[TableDef, ScanPlan]:

@@ -136,7 +136,7 @@ def _transact_root(
         return chosen_epoch, True
 
     hit("commit:segments-written")
-    outcome = handle.intents.checked(lambda: handle.catalog.transact(body))
+    outcome = handle.intents.run_commit(lambda: handle.catalog.transact(body))
     hit("commit:after-transaction")
     apply_backpressure(handle, written)
     return outcome

@@ -51,8 +51,8 @@ def apply_backpressure(handle: Handle, written: Sequence[tuple[TableDef, TableVe
         if version.l0_segments >= table.options.compact_segments:
             handle.wake_maintenance()
         if version.l0_segments >= table.options.max_segments:
-            if table.id not in handle.told_backlog:
-                handle.told_backlog.add(table.id)
+            if table.id not in handle.reported_backlog:
+                handle.reported_backlog.add(table.id)
                 _log.warning(
                     "table %r: %s. Open the store with maintenance=True in one process, or call store.compact() now "
                     "and then, and no commit has to; this is said once",

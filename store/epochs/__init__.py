@@ -1,1 +1,1 @@
-"""Epochs of tables: which are complete, valid and readable, and how far a table lags behind."""
+"""Epochs of tables: complete, valid and readable epochs, and the lag of a table."""

@@ -13,19 +13,19 @@ from .table_epochs import Epochs, TableEpochs, TableRef
 
 
 def hindrances(view: Epochs, refs: Sequence[TableRef], epoch: int) -> list[str]:
-    """List a sentence for each table that by itself keeps these tables from being read at `epoch`; [] if none does."""
+    """List a sentence for each table that by itself prevents a read of these tables at `epoch`; [] if none does."""
     return [sentence for _, sentence in blamed(view, refs, epoch)]
 
 
 def blamed(view: Epochs, refs: Sequence[TableRef], epoch: int) -> list[tuple[str | None, str]]:
-    """List hindrances as pairs (table to blame, sentence). The table is None if the epoch is not sealed yet."""
+    """List `hindrances` as pairs (table to blame, sentence). The table is None if the epoch is not sealed yet."""
     last = view.last_epoch
     if epoch > last:
         short = f"the newest is {show_epoch(last)}, {distance(last, epoch)} short"
         return [(None, f"epoch {show_epoch(epoch)} is not sealed yet; {short}")]
-    found = [(table, _hindrance(view, table, epoch)) for table, until in view.needed(refs) if epoch < until]
-    found += [(table, explain_expired(table, epoch)) for table in dict.fromkeys(view.table(ref) for ref in refs)]
-    return [(table.name, sentence) for table, sentence in found if sentence]
+    sentences = [(table, _hindrance(view, table, epoch)) for table, until in view.needed(refs) if epoch < until]
+    sentences += [(table, explain_expired(table, epoch)) for table in dict.fromkeys(view.table(ref) for ref in refs)]
+    return [(table.name, sentence) for table, sentence in sentences if sentence]
 
 
 def _hindrance(view: Epochs, table: TableEpochs, epoch: int) -> str:
@@ -34,7 +34,7 @@ def _hindrance(view: Epochs, table: TableEpochs, epoch: int) -> str:
         if epoch >= table.adopted:
             return ""
         before = distance(epoch, table.adopted)
-        return f"{table.name} is a root table from {table.adopted} on; {epoch} is {before} before, when a job made it"
+        return f"{table.name} is a root table from {table.adopted} on; {epoch} is {before} before, when a job wrote it"
     name = table.name if table.state == "created" else f"{table.name} ({table.state})"
     if not table.position:
         return f"{name} has no commit yet"

@@ -1,4 +1,4 @@
-"""Sentences and refusals for one table that cannot be read at an epoch; pure, and cheap to load."""
+"""Explanations and errors for one table that cannot be read at an epoch (pure). The module imports little."""
 
 from __future__ import annotations
 
@@ -18,28 +18,26 @@ def distance(low: int, high: int) -> str:
 
 
 def explain_expired(table: TableEpochs, epoch: int) -> str:
-    """Explain that the rows at the epoch are gone, or the table was not there yet; "" if neither is so."""
+    """Explain that retention has removed the rows at the epoch, or that the table did not exist yet; else return ""."""
     safe = table.safe_epoch
     if epoch < table.root_begin:
         return (
-            f"{table.name} was made at {show_epoch(table.created)}; {show_epoch(epoch)} is "
+            f"{table.name} was created at {show_epoch(table.created)}; {show_epoch(epoch)} is "
             f"{distance(epoch, table.created)} before that"
         )
     if epoch >= safe:
         return ""
     return (
-        f"the history of {table.name} below epoch {show_epoch(safe)} has been let go; {show_epoch(epoch)} is "
+        f"retention has removed the history of {table.name} below epoch {show_epoch(safe)}; {show_epoch(epoch)} is "
         f"{distance(epoch, safe)} below"
     )
 
 
 def require_begun(table: TableEpochs, epoch: int) -> None:
-    """Raise EpochNotCommitted for an epoch before the table was there; 0 is no epoch, and reads as a table without a
-    commit.
-    """
+    """Raise EpochNotCommitted for an epoch before the creation of the table. Epoch 0 reads a table without a commit."""
     if epoch and epoch < table.begin:
         raise EpochNotCommitted(
-            f"table {table.name!r} was made at {show_epoch(table.begin)}; {show_epoch(epoch)} is "
+            f"table {table.name!r} was created at {show_epoch(table.begin)}; {show_epoch(epoch)} is "
             f"{distance(epoch, table.begin)} before that. "
-            f"Ask for epoch {show_epoch(table.begin)} or later"
+            f"Read at epoch {show_epoch(table.begin)} or later"
         )

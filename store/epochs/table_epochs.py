@@ -1,4 +1,4 @@
-"""The epochs of one table, and the part of an EpochView that lag, membership and explanations ask (pure)."""
+"""Epochs of one table, and the protocol of an EpochView for lag, membership and explanations (pure)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ TableRef = int | str
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableEpochs:
-    """The epochs of one table. `commits` and `changes` are int64, strictly ascending; any sequence of ints is taken.
+    """Epochs of one table. `commits` and `changes` are int64, strictly ascending; any sequence of ints is converted.
 
-    commits: every commit, empty ones and the end-of-data entry too. changes: the epochs with rows, non-checkpoint
-    labels too, and the end of data; an entry without rows is no change. known_from: changes at or below it may have
-    been forgotten. due: of a table whose job is to end, to be made anew or parked, the epoch from which on
-    its newest commit may not be all, whatever its upstreams tell (which may have forgotten what they changed since);
-    without a commit, when its job was made. created: the epoch at which it was made. adopted: of a root table that was
-    an output once, the epoch from which on it is one; which epochs were valid for it before is not known any more.
-    history_ms: how long its states are kept (0: not told). job_id, interval_ms (0: not told), outside_ms: of the job
-    that writes it, see JobRecord.
+    commits: every commit, also empty ones and the end-of-data entry. changes: the epochs with rows, including
+    non-checkpoint labels, and the end of data; an entry without rows is no change. known_from: changes at or below it
+    may be forgotten. due: of a table whose job drains, rebuilds or is parked, the epoch from which on its newest commit
+    may be incomplete, whatever changes its upstreams remember; without a commit, the epoch of the job's creation.
+    created: the epoch of the table's creation. adopted: of a root table that was an output before, its first epoch as a
+    root table; the valid epochs before it are not known. history_ms: the time for which its older versions are kept
+    (0: not known). job_id, interval_ms (0: not known), outside_ms: of the job that writes it, see JobRecord.
     """
 
     table_id: int
@@ -54,8 +53,8 @@ class TableEpochs:
 
     @property
     def begin(self) -> int:
-        """Return the lowest epoch at which the table was there; 0: not known. An output's log backfill begins before it
-        was made.
+        """Return the lowest epoch at which the table exists; 0: not known. An output with a log backfill has commits
+        before its creation.
         """
         if not self.derived or not self.position:
             return self.created
@@ -63,12 +62,12 @@ class TableEpochs:
 
     @property
     def root_begin(self) -> int:
-        """Return `begin` of a root table, else 0: an output is valid from its first commit on, wherever that lies."""
+        """Return `created` of a root table, else 0: an output is valid from its first commit on."""
         return 0 if self.derived else self.created
 
     @property
     def tested(self) -> bool:
-        """Return True if the table has a test of its own for valid epochs: if it is derived, or adopted as a root."""
+        """Return True if the table itself restricts the valid epochs: if it is derived, or adopted as a root table."""
         return self.derived or self.adopted > 0
 
     @property
@@ -77,18 +76,18 @@ class TableEpochs:
         return self.derived and self.state == "finished"
 
     def due_past(self, commit: int) -> int | None:
-        """Return `due`, if `commit` is the newest commit and `due` lies past it."""
+        """Return `due` if `commit` is the newest commit and `due` is after it, else None."""
         return self.due if commit and commit == self.position and self.due is not None and self.due > commit else None
 
     def first_change(self, after: int) -> int:
-        """Return the first change past `after`; FAR if there is none, `after + 1` if the memory does not reach back so
-        far.
+        """Return the first change after `after`; FAR if there is none, `after + 1` if changes since then may be
+        forgotten.
         """
         return first_after(self.changes, after) if self.known_from <= after else after + 1
 
 
 class Epochs(Protocol):
-    """An EpochView, as far as this folder's functions over it ask."""
+    """Protocol of EpochView for the functions of this folder."""
 
     @property
     def last_epoch(self) -> int: ...

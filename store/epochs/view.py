@@ -1,15 +1,15 @@
 """Epochs of all tables at one instant of the catalog: complete, valid, lag. Pure functions of one immutable view.
 
-- complete(T, E): nothing can land in T at or below E any more.
-- valid(T, E): T at E is exactly its defining query over its upstreams at E. Complete is not enough: a job that merged
-  boundaries is complete between them and reflects none of what lies between.
+- complete(T, E): no commit can land in T at or below E any more.
+- valid(T, E): T at E equals its defining query over its upstreams at E. Complete is not enough: a job that merged
+  boundaries is complete between them, but reflects no change between them.
 
-Validity of T needs that of everything T descends from, so the epochs valid for a set of tables are those at which each
-table of its *closure* (the set with all ancestors) passes its own local test: it has a commit c <= E, and no upstream
-changed in (c, E]. All searches work on that, by binary search or on whole arrays; none walks over boundaries.
+T is valid only if all its ancestors are valid. So the epochs valid for a set of tables are those at which each table of
+its *closure* (the set with all ancestors) passes its local test: it has a commit c <= E, and no upstream changed in
+(c, E]. All searches use this test, by binary search or on whole arrays; none iterates over boundaries.
 
-The data of a finished table has ended with its last commit. Nothing lands in it any more, and what its upstreams do
-after that (a drained job may end before they do) is not its input: from then on it is complete and valid by itself.
+The data of a finished table has ended with its last commit. No commit lands in it any more, and later changes of its
+upstreams (a drained job may end before them) are not its input: from then on it is complete and valid by itself.
 """
 
 from __future__ import annotations
@@ -42,12 +42,14 @@ from .lag import oldest_unreflected
 from .table_epochs import TableEpochs, TableRef
 
 SWEEPS = 4
-"""Sweeps by binary search before `largest_valid_at_most` goes over to whole arrays."""
+"""Number of sweeps by binary search before `largest_valid_at_most` searches whole arrays."""
 
 
 @dataclass(frozen=True, eq=False)
 class EpochView:
-    """One atomic reading of the catalog. Tables are given by id or by name; an unknown one raises TableNotFound."""
+    """Epochs of tables from one atomic read of the catalog. Arguments name a table by id or by name; an unknown table
+    raises TableNotFound.
+    """
 
     last_epoch: int
     clock_ms: int
@@ -65,10 +67,12 @@ class EpochView:
 
     def table(self, ref: TableRef) -> TableEpochs:
         """Return the epochs of a table; raise TableNotFound if the view does not have it."""
-        found = self.tables.get(ref if isinstance(ref, int) else self.ids.get(ref, -1))
-        if found is None:
-            raise TableNotFound(f"there is no table {ref!r} here; there are: {', '.join(sorted(self.ids)) or 'none'}")
-        return found
+        table = self.tables.get(ref if isinstance(ref, int) else self.ids.get(ref, -1))
+        if table is None:
+            raise TableNotFound(
+                f"there is no table {ref!r} here; the tables are: {', '.join(sorted(self.ids)) or 'none'}"
+            )
+        return table
 
     @cached_property
     def membership(self) -> Membership:
@@ -78,23 +82,23 @@ class EpochView:
     # ---- ancestry ------------------------------------------------------------------------------------------------
 
     def closure(self, refs: Iterable[TableRef]) -> tuple[TableEpochs, ...]:
-        """Return these tables and their ancestors, each once, upstreams before those that read them."""
+        """Return these tables and their ancestors, each once, upstreams before their readers."""
         order: dict[int, TableEpochs] = {}
         stack = [(self.table(ref), False) for ref in refs][::-1]
-        seen: set[int] = set()
+        visited: set[int] = set()
         while stack:
             table, ready = stack.pop()
             if ready:
                 order[table.table_id] = table
-            elif table.table_id not in seen:
-                seen.add(table.table_id)
+            elif table.table_id not in visited:
+                visited.add(table.table_id)
                 stack.append((table, True))
-                stack.extend((self.table(up), False) for up in table.upstreams if up not in seen)
+                stack.extend((self.table(up), False) for up in table.upstreams if up not in visited)
         return tuple(order.values())
 
     def needed(self, refs: Iterable[TableRef]) -> tuple[tuple[TableEpochs, int], ...]:
-        """Return the closure, each table with the epoch from which on it does not matter for these tables: FAR, or the
-        last commit of the finished tables between.
+        """Return the closure, each table with the epoch from which on it has no effect on these tables: FAR, or the
+        last commit of the finished tables between them.
         """
         refs = list(refs)
         closure = self.closure(refs)
@@ -120,44 +124,44 @@ class EpochView:
             elif not position:
                 out[table.table_id] = 0
             else:
-                ups = [min(out[up], self._first_unread(table, self.tables[up]) - 1) for up in table.upstreams]
+                ups = [min(out[up], self._first_missing(table, self.tables[up]) - 1) for up in table.upstreams]
                 out[table.table_id] = max(position, min(ups, default=self.last_epoch))
         return out
 
-    def _first_unread(self, table: TableEpochs, up: TableEpochs) -> int:
-        """Return the first epoch past the table's newest commit at which the table may lack data, by one upstream."""
+    def _first_missing(self, table: TableEpochs, up: TableEpochs) -> int:
+        """Return the first epoch after the table's newest commit at which it may lack data of one upstream."""
         due = table.due_past(table.position)
         if due is None:
             return up.first_change(table.position)
         return due if up.known_from > table.position else min(due, up.first_change(table.position))
 
     def complete_through(self, ref: TableRef) -> int:
-        """Return the largest epoch that the table is complete through; 0 for a derived table without a commit."""
+        """Return the largest epoch through which the table is complete; 0 for a derived table without a commit."""
         return self._complete_through[self.table(ref).table_id]
 
     def complete(self, ref: TableRef, epoch: int) -> bool:
-        """Return True if nothing can land in the table at or below `epoch` any more."""
+        """Return True if no commit can land in the table at or below `epoch` any more."""
         return epoch <= self.complete_through(ref)
 
     # ---- valid ---------------------------------------------------------------------------------------------------
 
     def valid(self, ref: TableRef, epoch: int) -> bool:
-        """Return True if the table is valid at `epoch`. Its rows there may have been removed by retention."""
+        """Return True if the table is valid at `epoch`. Retention may have removed its rows there."""
         if not self.table(ref).root_begin <= epoch <= self.last_epoch:
             return False
         return all(epoch >= until or self._local_end(table, epoch) >= epoch for table, until in self.needed([ref]))
 
     def valid_intervals(self, ref: TableRef) -> Intervals:
-        """Return all valid epochs, whatever the safe epoch: (starts, ends), int64, both inclusive, sorted, disjoint."""
+        """Return all valid epochs, also below the safe epoch: (starts, ends), int64, inclusive, sorted, disjoint."""
         return self.common_valid([ref], self.table(ref).root_begin, self.last_epoch)
 
     def common_valid(self, refs: Iterable[TableRef], lo: int, hi: int) -> Intervals:
-        """Return the epochs of [lo, hi] valid for all these tables at once, as `valid_intervals` does."""
+        """Return the epochs of [lo, hi] that are valid for all these tables, in the form of `valid_intervals`."""
         out = single(max(lo, 0), min(hi, self.last_epoch))
         for table, until in self.needed(refs):
             if table.tested and len(out[0]) and out[0][0] < until:
-                own = self._local(table, int(out[0][0]), int(out[1][-1]))
-                out = intersect(out, own if until == FAR else or_from(own, until))
+                intervals = self._local_intervals(table, int(out[0][0]), int(out[1][-1]))
+                out = intersect(out, intervals if until == FAR else or_from(intervals, until))
         return coalesce(out)
 
     def largest_valid_at_most(
@@ -168,45 +172,43 @@ class EpochView:
         read: Iterable[TableRef] | None = None,
         floor: int = 0,
     ) -> int | None:
-        """Return the largest epoch <= `epoch` (None: any) that is valid for all these tables; None when there is none.
+        """Return the largest epoch <= `epoch` (None: any) that is valid for all these tables; None if there is none.
 
-        It is not below the safe epoch of the tables to be read: `read`, by default the same ones; nor below `floor`.
-        Their ancestors' rows are not needed, so only what is remembered of their changes counts.
+        It is at or above `floor` and the safe epochs of the tables `read` (default: `refs`). The rows of their
+        ancestors are not needed, so the safe epochs of these do not count.
         """
         refs = list(refs)
         floor = max(floor, self.floor(refs if read is None else read))
         needed = [(table, until) for table, until in self.needed(refs) if table.tested]
-        at = start = self.last_epoch if epoch is None else min(epoch, self.last_epoch)
+        candidate = start = self.last_epoch if epoch is None else min(epoch, self.last_epoch)
         for _ in range(SWEEPS):
-            before = at
+            previous = candidate
             for table, until in needed:
-                at = self._local_end(table, at) if at < until else at
-                if at < floor:
+                candidate = self._local_end(table, candidate) if candidate < until else candidate
+                if candidate < floor:
                     return None
-            if at == before:
-                return at if at >= floor else None
-        return self._largest_in_windows(refs, floor, at, max(start - at, 1))
+            if candidate == previous:
+                return candidate if candidate >= floor else None
+        return self._largest_in_windows(refs, floor, candidate, max(start - candidate, 1))
 
     def floor(self, refs: Iterable[TableRef]) -> int:
-        """Return the lowest epoch at which all these tables can still be read, and the root tables among them were
-        there.
-        """
+        """Return the lowest epoch at which all these tables can be read, and the root tables among them exist."""
         return max((max(self.table(ref).safe_epoch, self.table(ref).root_begin) for ref in refs), default=0)
 
-    def _largest_in_windows(self, refs: list[TableRef], floor: int, at: int, width: int) -> int | None:
-        """Return the largest valid epoch in [floor, at], searching ever wider windows of whole arrays; None if there is
-        none. It is for tables whose valid epochs interleave badly.
+    def _largest_in_windows(self, refs: list[TableRef], floor: int, high: int, width: int) -> int | None:
+        """Return the largest valid epoch in [floor, high], searching growing windows of whole arrays; None if there is
+        none. For tables whose valid epochs interleave badly.
         """
-        while at >= floor:
-            lo = max(floor, at - width)
-            ends = self.common_valid(refs, lo, at)[1]
+        while high >= floor:
+            lo = max(floor, high - width)
+            ends = self.common_valid(refs, lo, high)[1]
             if len(ends):
                 return int(ends[-1])
-            at, width = lo - 1, width * 16
+            high, width = lo - 1, width * 16
         return None
 
     def _local_end(self, table: TableEpochs, epoch: int) -> int:
-        """Return the largest epoch <= `epoch` through which the table's newest commit there is valid by its own test;
+        """Return the largest epoch <= `epoch` through which the table's newest commit at `epoch` passes the local test;
         -1: none.
         """
         if not table.derived:
@@ -222,8 +224,8 @@ class EpochView:
             return -1
         return min(epoch, epoch if due is None else due - 1, *[first_after(up.changes, commit) - 1 for up in ups])
 
-    def _local(self, table: TableEpochs, lo: int, hi: int) -> Intervals:
-        """Return the epochs around [lo, hi] at which a derived table passes its own test, apart from its upstreams."""
+    def _local_intervals(self, table: TableEpochs, lo: int, hi: int) -> Intervals:
+        """Return the epochs around [lo, hi] at which a derived table passes its local test."""
         if not table.derived:
             return single(table.adopted, self.last_epoch)
         begin = max(int(table.commits.searchsorted(lo, "right")) - 1, 0)
@@ -249,14 +251,14 @@ class EpochView:
     # ---- lag and reasons -----------------------------------------------------------------------------------------
 
     def lag_ms(self, ref: TableRef, epoch: int | None = None) -> int:
-        """Return the milliseconds by which the table read at `epoch` (None: its newest state) lags; 0: it has all.
+        """Return the lag of a read of the table at `epoch` (None: its newest state) in milliseconds; 0: no lag.
 
-        It is the age, by the view's clock, of the oldest change, its own or of anything it descends from, that the
-        content does not reflect. A change that came to an upstream in a commit counts from the change that caused it.
+        The lag is the age, by the view's clock, of the oldest change of the table or its ancestors that the rows do not
+        reflect. A change of an upstream counts from the root change that caused it.
         """
         oldest = oldest_unreflected(self, self.table(ref), epoch)
         return 0 if oldest is None else max(0, self.clock_ms - to_unix_ms(oldest))
 
     def why_not(self, refs: Iterable[TableRef], epoch: int) -> list[str]:
-        """Explain why these tables cannot be read together at `epoch`: one sentence per table; [] when they can."""
+        """Explain why these tables cannot be read together at `epoch`: one sentence per table; [] if they can."""
         return hindrances(self, list(refs), epoch)

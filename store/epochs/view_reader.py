@@ -1,7 +1,7 @@
-"""Reader of EpochViews: one atomic look at the catalog, which decodes only the commits since the last look.
+"""Reader of EpochViews: one atomic read of the catalog, which decodes only the commits since the last view.
 
-Commits only ever append to a table's history, retention takes away from its beginning, and table ids are never used
-again; so what was read once stays true, and a view costs the commits since the view before it.
+Commits only append to a table's history, retention removes from its beginning, and table ids are never reused. So
+cached commits stay valid, and the cost of a view is the number of commits since the view before it.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ from .view import EpochView
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """Epochs of a table's commits past `known_from`, and of those among them that changed it; sorted int64."""
+class _CommitEpochs:
+    """Epochs of a table's commits after `known_from`, and of the commits among them with a change; sorted int64."""
 
     commits: np.ndarray
     changes: np.ndarray
     known_from: int = 0
 
-    def between(self, known_from: int, newest: int) -> _Seen:
+    def between(self, known_from: int, newest: int) -> _CommitEpochs:
         """Return the part in (known_from, newest]."""
-        return _Seen(_part(self.commits, known_from, newest), _part(self.changes, known_from, newest), known_from)
+        return _CommitEpochs(
+            _between(self.commits, known_from, newest), _between(self.changes, known_from, newest), known_from
+        )
 
 
-def _part(epochs: np.ndarray, after: int, until: int) -> np.ndarray:
+def _between(epochs: np.ndarray, after: int, until: int) -> np.ndarray:
     return epochs[epochs.searchsorted(after, "right") : epochs.searchsorted(until, "right")]
 
 
-_NOTHING = _Seen(np.empty(0, np.int64), np.empty(0, np.int64))
+_NO_COMMITS = _CommitEpochs(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 class EpochMemory:
@@ -48,26 +50,26 @@ class EpochMemory:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._seen: dict[int, _Seen] = {}
+        self._known: dict[int, _CommitEpochs] = {}
 
-    def of(self, view: View, table_id: int, known_from: int, newest: int) -> _Seen:
-        """Return the table's commits after `known_from` and through `newest`, as its version in this view has them."""
+    def of(self, view: View, table_id: int, known_from: int, newest: int) -> _CommitEpochs:
+        """Return the table's commits in (known_from, newest], as of its version in this view."""
         with self._lock:
-            seen = self._seen.get(table_id, _NOTHING)
-        if seen.known_from > known_from:  # another thread has looked later, when more had been forgotten
-            seen = _Seen(_NOTHING.commits, _NOTHING.changes, known_from)
-        last = int(seen.commits[-1]) if len(seen.commits) else 0
+            known = self._known.get(table_id, _NO_COMMITS)
+        if known.known_from > known_from:  # another thread has cached a later view, in which more was forgotten
+            known = _CommitEpochs(_NO_COMMITS.commits, _NO_COMMITS.changes, known_from)
+        last = int(known.commits[-1]) if len(known.commits) else 0
         if last < newest:
-            seen = _extended(view, table_id, seen, max(last, known_from), newest)
-        seen = seen.between(known_from, newest)
+            known = _extend(view, table_id, known, max(last, known_from), newest)
+        known = known.between(known_from, newest)
         if last < newest:
             with self._lock:
-                self._seen[table_id] = max(self._seen.get(table_id, _NOTHING), seen, key=_reach)
-        return seen
+                self._known[table_id] = max(self._known.get(table_id, _NO_COMMITS), known, key=_recency)
+        return known
 
 
-def _extended(view: View, table_id: int, seen: _Seen, last: int, newest: int) -> _Seen:
-    """Add the commits in (last, newest] that the catalog has."""
+def _extend(view: View, table_id: int, known: _CommitEpochs, last: int, newest: int) -> _CommitEpochs:
+    """Append the catalog's commits in (last, newest]."""
     fresh = [
         (key_epoch(key), record["changed"])
         for key, record in view.scan(hist_key(table_id, last + 1), hist_key(table_id, newest + 1))
@@ -75,15 +77,15 @@ def _extended(view: View, table_id: int, seen: _Seen, last: int, newest: int) ->
     commits = np.fromiter((epoch for epoch, _ in fresh), np.int64, len(fresh))
     changed = np.fromiter((flag for _, flag in fresh), np.bool_, len(fresh))
     return replace(
-        seen,
-        commits=np.concatenate([seen.commits, commits]),
-        changes=np.concatenate([seen.changes, commits[changed]]),
+        known,
+        commits=np.concatenate([known.commits, commits]),
+        changes=np.concatenate([known.changes, commits[changed]]),
     )
 
 
-def _reach(seen: _Seen) -> tuple[int, int]:
-    """Return the newest commit and, negated, the epoch back to which the commits are known; a sort key."""
-    return (int(seen.commits[-1]) if len(seen.commits) else 0), -seen.known_from
+def _recency(known: _CommitEpochs) -> tuple[int, int]:
+    """Return a sort key: the newest commit and, negated, the epoch after which the commits are known."""
+    return (int(known.commits[-1]) if len(known.commits) else 0), -known.known_from
 
 
 def read_epoch_view(
@@ -91,8 +93,8 @@ def read_epoch_view(
 ) -> EpochView:
     """Read the epochs and lineage of all tables as of one state of the catalog.
 
-    above: only of these tables (by id) and all that they descend from, which is all that a question about them needs.
-    Jobs ask so, time and again: what a look costs must not grow with the number of others.
+    above: read only these tables (by id) and their ancestors, which is enough for questions about them. Jobs use it, so
+    that the cost of a view does not grow with the number of other tables.
     """
     jobs: dict[int, JobRecord] = {}
     tables: dict[int, TableEpochs] = {}
@@ -112,19 +114,17 @@ def read_epoch_view(
                 if table.job_id is not None and table.job_id not in jobs:
                     jobs[table.job_id] = get_job(view, table.job_id, f"of table {table.name}")
                 job = jobs.get(table.job_id or 0)
-                tables[table_id] = one = _table_epochs(view, memory, table, job, store, last_epoch)
-                stack += one.upstreams
+                tables[table_id] = epochs = _table_epochs(view, memory, table, job, store, last_epoch)
+                stack += epochs.upstreams
     return EpochView(last_epoch, now_ms, tables, store_id, store.max_lag_ms)
 
 
 def _table_epochs(
     view: View, memory: EpochMemory, table: TableDef, job: JobRecord | None, store: StoreRecord, last_epoch: int
 ) -> TableEpochs:
-    """Build the TableEpochs of a table. `job`: the one that writes it. While the store has no epoch, no table has begun
-    after one.
-    """
+    """Build the TableEpochs of a table. job: the job that writes it. `created` is 0 while the store has no epoch."""
     version = get_version(view, table.id, table.name)
-    seen = memory.of(view, table.id, version.known_from, version.max_committed_epoch)
+    known = memory.of(view, table.id, version.known_from, version.max_committed_epoch)
     return TableEpochs(
         table_id=table.id,
         name=table.name,
@@ -132,8 +132,8 @@ def _table_epochs(
         derived=job is not None,
         upstreams=job.upstreams if job else (),
         safe_epoch=version.safe_epoch,
-        commits=seen.commits,
-        changes=seen.changes,
+        commits=known.commits,
+        changes=known.changes,
         known_from=version.known_from,
         due=job.due if job else None,
         created=table.created if last_epoch else 0,
@@ -160,11 +160,11 @@ def forced_boundaries(view: View, after: int, until: int) -> list[int]:
 
 
 def read_commits(view: View, table: TableDef, limit: int | None = None) -> list[Commit]:
-    """Return a table's remembered commits, newest first; at most `limit` of them."""
+    """Return at most `limit` of a table's remembered commits, newest first."""
     prefix = b"hist/%08x/" % table.id
-    found: list[Commit] = []
+    commits: list[Commit] = []
     for _, record in view.scan(prefix, after_prefix(prefix), reverse=True):
-        if limit is not None and len(found) >= limit:
+        if limit is not None and len(commits) >= limit:
             break
-        found.append(Commit.from_record(record))
-    return found
+        commits.append(Commit.from_record(record))
+    return commits

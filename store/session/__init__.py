@@ -1,1 +1,1 @@
-"""An open store: its marker, catalog, leases and watcher, and how a store is made where there is none."""
+"""Open store: its marker, catalog, leases and watcher, and the creation of a new store."""

@@ -1,7 +1,7 @@
-"""Making a store where there is none: safe against two makers at once, and taken up again where it was cut off.
+"""Creation of a store: safe for concurrent creators, and completed by a later call after an interruption.
 
-The catalog decides which store a root is to be; the marker comes last. What is somebody else's is refused and left
-alone.
+The catalog decides the store id of a root; the marker is written last. A root with foreign files is refused and not
+changed.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ def stored_record(catalog: Catalog) -> StoreRecord | None:
 
 
 def known_record(catalog: Catalog, files: Files, marker: Marker) -> StoreRecord:
-    """Return the record of the store that the marker names; CatalogLost when the catalog is not this store's."""
+    """Return the record of the marker's store; raise CatalogLost if the catalog is of another store."""
     record = stored_record(catalog)
     if record is None or record.id != marker.store_id:
         raise CatalogLost(
-            f"the catalog of the store at {files.place} is not the one of store {marker.store_id}; bring that back, "
-            "or make it anew with epochlog.restore_catalog"
+            f"the catalog at {files.place} is not the catalog of its store {marker.store_id}; bring that one back, or "
+            "restore it with epochlog.restore_catalog"
         )
     return record
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Options of a store as the caller of `open` gave them; None: not given. They apply when the store is made."""
+    """Options of a store that the caller of `open` requests; None: not given. They apply at the creation."""
 
     interval_ms: int | None = None
     global_max_lag_ms: int | None = None
 
 
-def require_as_asked(record: StoreRecord, asked: Asked, files: Files) -> None:
-    """Raise InvalidInput when an option that was given is another one than the store's."""
-    if asked.interval_ms not in (None, record.interval_ms):
+def require_as_asked(record: StoreRecord, requested: Asked, files: Files) -> None:
+    """Raise InvalidInput if a given option differs from the store's."""
+    if requested.interval_ms not in (None, record.interval_ms):
         raise InvalidInput(
-            f"the store at {files.place} has boundaries every {record.interval_ms} ms for good, not every "
-            f"{asked.interval_ms} ms; open it without checkpoint_interval_ms, or with that one"
+            f"the store at {files.place} has checkpoint_interval_ms={record.interval_ms}, which cannot change to "
+            f"{requested.interval_ms}; open it without checkpoint_interval_ms"
         )
-    bound_ms = asked.global_max_lag_ms
+    bound_ms = requested.global_max_lag_ms
     if bound_ms is not None and bound_ms != record.max_lag_ms:
         raise InvalidInput(
             f"the store at {files.place}: its global_max_lag is {show_span(record.max_lag_ms)}, not "
@@ -66,8 +66,8 @@ def require_as_asked(record: StoreRecord, asked: Asked, files: Files) -> None:
         )
 
 
-def create_record(catalog: Catalog, asked: Asked, store_id: str | None = None) -> StoreRecord:
-    """Return the store's record, and write it if there is none: of several concurrent makers the first decides."""
+def create_record(catalog: Catalog, requested: Asked, store_id: str | None = None) -> StoreRecord:
+    """Return the store's record, and write it if there is none. The first of several concurrent creators decides."""
 
     def body(tx: Txn) -> StoreRecord:
         present = tx.get(STORE)
@@ -75,9 +75,9 @@ def create_record(catalog: Catalog, asked: Asked, store_id: str | None = None) -
             return StoreRecord(**present)
         record = StoreRecord(
             store_id or uuid.uuid4().hex,
-            asked.interval_ms or DEFAULT_INTERVAL_MS,
+            requested.interval_ms or DEFAULT_INTERVAL_MS,
             catalog.now_ms(),
-            global_max_lag_ms=asked.global_max_lag_ms,
+            global_max_lag_ms=requested.global_max_lag_ms,
         )
         tx.put(STORE, record.to_record())
         return record
@@ -90,72 +90,75 @@ def is_used(catalog: Catalog) -> bool:
 
 
 def write_marker(files: Files, catalog: Catalog, marker: Marker) -> None:
-    """Write the marker, the last step of a creation. A marker that was cut off is written again, unless the store has
-    been used since.
+    """Write the marker, the last step of a creation. Replace an incomplete marker, unless the store has been used since
+    then.
     """
     if files.exists(MARKER) and read_marker(files) is None:
         if is_used(catalog):
-            raise Corrupt(f"{files.place}/{MARKER}", "it was cut short")
+            raise Corrupt(f"{files.place}/{MARKER}", "it is incomplete")
         files.delete(MARKER)
     hit("create:before-marker")
     try:
         files.write(MARKER, marker.to_bytes())
         hit("create:after-marker")
-    except FileExistsError:  # another process that creates the same store was first, and may still be writing
+    except FileExistsError:  # another creator of this store was first, and may still be writing
         stored = read_marker(files)
         if stored is not None and stored.store_id != marker.store_id:
             raise
 
 
-# ---- opening and making ------------------------------------------------------------------------------------------
+# ---- opening and creating ----------------------------------------------------------------------------------------
 
 
-def open_catalog(kind: CatalogKind, site: Site, marker: Marker | None, asked: Asked) -> tuple[Catalog, StoreRecord]:
-    """Open the catalog of a site, with the store's record; made where there is no marker.
+def open_catalog(kind: CatalogKind, site: Site, marker: Marker | None, requested: Asked) -> tuple[Catalog, StoreRecord]:
+    """Open the catalog of a site and return it with the store's record. Create the store if there is no marker.
 
-    Raises what `open_handle` raises.
+    Raises the errors of `open_handle`.
     """
     source = kind.connect(site)
     try:
         if marker is None:
-            return _found(kind, source, site.files, asked)
-        return _opened(kind, source, site.files, marker)
+            return _create_store(kind, source, site.files, requested)
+        return _open_store(kind, source, site.files, marker)
     except BaseException:
         source.close()
         raise
 
 
-def _opened(kind: CatalogKind, source: CatalogSource, files: Files, marker: Marker) -> tuple[Catalog, StoreRecord]:
+def _open_store(kind: CatalogKind, source: CatalogSource, files: Files, marker: Marker) -> tuple[Catalog, StoreRecord]:
     require_kind(marker, kind, files)
     catalog = source.open(marker.store_id, marker.generation)
     return catalog, known_record(catalog, files, marker)
 
 
-def _found(kind: CatalogKind, source: CatalogSource, files: Files, asked: Asked) -> tuple[Catalog, StoreRecord]:
-    """Make the store of a root that has no marker, or go on where another has stopped."""
-    strangers = source.foreign_files()
-    if strangers:
-        written = read_marker(files)  # perhaps another process has made the store just now
-        if written is not None:
-            return _opened(kind, source, files, written)
-        _refuse_stranger(files.place, strangers[0])
-    replacing = ""
+def _create_store(
+    kind: CatalogKind, source: CatalogSource, files: Files, requested: Asked
+) -> tuple[Catalog, StoreRecord]:
+    """Create the store of a root without a marker, or complete an interrupted creation."""
+    foreign_files = source.foreign_files()
+    if foreign_files:
+        existing_marker = read_marker(files)  # another process may have created the store just now
+        if existing_marker is not None:
+            return _open_store(kind, source, files, existing_marker)
+        _refuse_foreign_file(files.place, foreign_files[0])
+    replaced_store = ""
     while True:
-        found = source.create(replacing)
-        record = create_record(found.catalog, asked, found.store_id)
-        marker = Marker(record.id, kind.name, found.generation)
-        written = read_marker(files) if found.store_id is not None else None
-        if written is not None:
-            return _opened(kind, source, files, written)
-        if found.store_id is None or not is_used(found.catalog) or files.list(record.id):
-            write_marker(files, found.catalog, marker)
-            return found.catalog, record
-        replacing = record.id  # that store has been used, and nothing of it is left here: the root was emptied since
+        created = source.create(replaced_store)
+        record = create_record(created.catalog, requested, created.store_id)
+        marker = Marker(record.id, kind.name, created.generation)
+        existing_marker = read_marker(files) if created.store_id is not None else None
+        if existing_marker is not None:
+            return _open_store(kind, source, files, existing_marker)
+        if created.store_id is None or not is_used(created.catalog) or files.list(record.id):
+            write_marker(files, created.catalog, marker)
+            return created.catalog, record
+        replaced_store = record.id  # that store has been used and its files are gone: the root was emptied since
 
 
-def _refuse_stranger(place: str, stranger: str) -> None:
-    lost = is_store_id(stranger.partition("/")[0])
-    hint = "; if its epochlog.json was lost, epochlog.restore_catalog makes it anew from an export" if lost else ""
+def _refuse_foreign_file(place: str, path: str) -> None:
+    marker_may_be_lost = is_store_id(path.partition("/")[0])
+    hint = "; if its epochlog.json was lost, restore it from an export with epochlog.restore_catalog"
     raise ForeignRoot(
-        f"{place} is no epochlog store and is not empty (it holds {stranger!r}); choose an empty folder as root{hint}"
+        f"{place} is no epochlog store and is not empty (it has {path!r}); choose an empty folder as root"
+        f"{hint if marker_may_be_lost else ''}"
     )

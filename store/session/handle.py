@@ -1,4 +1,4 @@
-"""An open store: its marker, catalog, files and clock, and the few facts about it that never change."""
+"""Open store: opening it, and its files, catalog, leases and fixed options."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from .write_intents import Intents
 
 
 class HasHandle(Protocol):
-    """An open store as users have it, as far as the packages above ask it."""
+    """Protocol of an object with an open store, such as epochlog.Store."""
 
     _handle: Handle
 
 
 class Handle(OneProcess):
-    """Open store, as the modules of this package use it: `files`, `catalog`, the fixed store record, and the epochs
-    read so far.
+    """Open store, for the modules of epochlog: `files`, `catalog`, the fixed fields of the store record, its leases and
+    the cache of epochs.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Handle(OneProcess):
         catalog_url: str | None = None,
         volatile: bool = False,
     ) -> None:
-        self.root = root  # may hold a password, as `catalog_url`; `files.place` does not
+        self.root = root  # may contain a password, as may `catalog_url`; `files.place` does not
         self.files = files
         self.catalog = catalog
         self.store_id = record.id
@@ -68,10 +68,10 @@ class Handle(OneProcess):
         self.leases = Leases(catalog)
         self.runners = Leases(catalog, RUNNER_MS)
         self.intents = Intents(catalog, self.leases)
-        self.watch = CatalogWatcher(catalog)
-        catalog.landed = self.watch.look
-        self.told_backlog: set[int] = set()
-        """Tables of whose backlog the log has told."""
+        self.watcher = CatalogWatcher(catalog)
+        catalog.landed = self.watcher.poll_soon
+        self.reported_backlog: set[int] = set()
+        """Ids of the tables for which a warning about their backlog was logged."""
         self.wake_maintenance: Callable[[], None] = lambda: None
 
     def table_folder(self, table_id: int) -> str:
@@ -79,17 +79,17 @@ class Handle(OneProcess):
         return table_folder(self.store_id, table_id)
 
     def new_path(self, table_id: int, ending: str) -> str:
-        """Return a path, relative to the root, for a new file of a table, under this open store's write intent."""
-        return f"{self.table_folder(table_id)}/{file_name(self.intents.own(), ending)}"
+        """Return the path, relative to the root, of a new file of a table, under this open store's write intent."""
+        return f"{self.table_folder(table_id)}/{file_name(self.intents.store_intent(), ending)}"
 
     def write_target(self, table: TableDef, intent: str | None = None) -> WriteTarget:
-        """Return the WriteTarget of a table under a write intent (None: the one that this open store shares)."""
+        """Return the WriteTarget of a table under a write intent (None: the intent of this open store)."""
         return WriteTarget(
-            self.files, self.table_folder(table.id), table.id, table.schema, intent or self.intents.own()
+            self.files, self.table_folder(table.id), table.id, table.schema, intent or self.intents.store_intent()
         )
 
     def new_holder(self, kind: str) -> str:
-        """Return a unique name for a holder of a lease."""
+        """Return a unique name for the holder of a lease."""
         return f"{kind}:{uuid.uuid4().hex}"
 
     def close(self) -> None:
@@ -109,19 +109,18 @@ def open_handle(
     volatile: bool = False,
     clock: Clock | None = None,
 ) -> Handle:
-    """Open the store at `root`, or make one where there is nothing yet.
+    """Open the store at `root`, or create one in an empty or missing root.
 
     Raises StoreNotFound, ForeignRoot, CatalogLost, CatalogRolledBack, CatalogUnavailable, UnsupportedFormat or
-    InvalidInput. A creation that was cut off by a crash is taken up where it stopped; opening an existing store writes
-    nothing.
+    InvalidInput. It completes a creation that was interrupted by a crash. Opening an existing store writes nothing.
     """
     interval_ms = DEFAULT_INTERVAL_MS if checkpoint_interval_ms is None else checkpoint_interval_ms
     _check_arguments(interval_ms, durability)
     bound_ms = None if global_max_lag is None else checked_global_max_lag_ms(global_max_lag, interval_ms)
-    asked = Asked(checkpoint_interval_ms, bound_ms)
+    requested = Asked(checkpoint_interval_ms, bound_ms)
     if clock is not None:
         clock = CheckedClock(clock)
-        clock()  # once, before anything is made
+        clock()  # raises InvalidInput before the creation of files
     place = as_place(root)
     kind = kind_of_url(catalog)
     if kind is EMBEDDED and place.folder is None:
@@ -132,27 +131,27 @@ def open_handle(
     marker = read_marker(files)
     require_kind(marker, kind, files)
     if marker is None and not create:
-        raise StoreNotFound(f"there is no store at {files.place}; epochlog.open(root) with create=True makes one")
+        raise StoreNotFound(f"there is no store at {files.place}; epochlog.open(root) with create=True creates one")
     site = Site(place.root, place.folder, files, catalog, clock, durability, volatile)
-    opened, record = open_catalog(kind, site, marker, asked)
+    opened_catalog, record = open_catalog(kind, site, marker, requested)
     try:
-        require_as_asked(record, asked, files)
+        require_as_asked(record, requested, files)
     except InvalidInput:
-        opened.close()
+        opened_catalog.close()
         raise
-    return Handle(place.root, files, opened, record, durability, catalog, volatile)
+    return Handle(place.root, files, opened_catalog, record, durability, catalog, volatile)
 
 
 def _check_arguments(interval_ms: int, durability: str) -> None:
     if not isinstance(interval_ms, int) or isinstance(interval_ms, bool) or not 1 <= interval_ms <= 86_400_000:
-        raise InvalidInput(f"checkpoint_interval_ms must be 1 to 86,400,000, not {interval_ms!r}")
+        raise InvalidInput(f"checkpoint_interval_ms must be an int from 1 to 86,400,000, not {interval_ms!r}")
     if durability not in ("disk", "os"):
         raise InvalidInput(f"durability must be 'disk' or 'os', not {durability!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedClock:
-    """Clock of a user, checked at each call: InvalidInput for a value that is no moment that an epoch can name."""
+    """Clock of a user, validated at each call: InvalidInput for a value outside of the range of epochs."""
 
     clock: Clock
 
@@ -161,16 +160,16 @@ class CheckedClock:
             now_ms = self.clock()
         except Exception as error:
             raise InvalidInput(
-                f"clock must be a function without arguments that gives Unix milliseconds: {error!r}"
+                f"clock must be a function without arguments that returns Unix milliseconds: {error!r}"
             ) from error
         if not isinstance(now_ms, int) or isinstance(now_ms, bool) or not 0 <= from_unix_ms(now_ms) <= MAX_EPOCH:
-            raise InvalidInput(f"clock must give Unix milliseconds as an int, from 2025 on, not {now_ms!r}")
+            raise InvalidInput(f"clock must return Unix milliseconds as an int, from 2025 on, not {now_ms!r}")
         return now_ms
 
 
 @dataclass(frozen=True, slots=True)
 class StorePlace:
-    """Location of a store: the root as it is opened, which may hold a password, and its folder if it is a local one."""
+    """Location of a store: the root, which may contain a password, and its folder if it is local."""
 
     root: str = field(repr=False)
     folder: Path | None

@@ -1,7 +1,7 @@
 """Runner leases: a job's record names its runner from claim to leave; the runner lives by a lease of its open store.
 
-All runners of an open store live by one lease of it (`Handle.runners`), which is renewed while any of them is at work.
-A process of this machine that has died is known to be dead at once. Rules: docs/SEMANTICS.md, 5.3.
+All runners of an open store share one lease (`Handle.runners`), which is renewed while any of them runs. The death of a
+process of this machine is detected at once. Rules: docs/SEMANTICS.md, 5.3.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def live_runner(view: View, handle: Handle, job: JobRecord) -> Runner | None:
-    """Return the job's runner if it is alive, as far as the catalog and this machine can tell; else None."""
+    """Return the job's runner if it is alive by its lease and, on this machine, by its process; else None."""
     runner = job.runner
     if runner is None or runner.holder in handle.runners.live:
         return runner
@@ -32,22 +32,22 @@ def live_runner(view: View, handle: Handle, job: JobRecord) -> Runner | None:
 
 
 def new_runner(tx: Txn, handle: Handle, holder: str, kind: str) -> Runner:
-    """Make a runner of this process, which lives by the open store's lease from now on. Part of a transaction."""
-    lease, now_ms = handle.runners.own(tx), handle.catalog.now_ms()
+    """Create a runner of this process, which lives by the open store's runner lease. Call inside a transaction."""
+    lease, now_ms = handle.runners.store_lease(tx), handle.catalog.now_ms()
     return Runner(holder, lease, identity(), os.uname().nodename, os.getpid(), now_ms, kind)
 
 
 def require_free(view: View, handle: Handle, job: JobRecord, holder: str) -> None:
     """Raise JobRunning if another holder runs the job now."""
-    found = live_runner(view, handle, job)
-    if found is not None and found.holder != holder:
+    runner = live_runner(view, handle, job)
+    if runner is not None and runner.holder != holder:
         raise JobRunning(
-            f"job {job.name!r} is run by {describe_runner(found, handle.catalog.now_ms())}, and nobody was fenced. "
-            "Stop that one first, or take the job over with take_over=True, which fences it"
+            f"job {job.name!r} is run by {describe_runner(runner, handle.catalog.now_ms())}, which was not fenced. "
+            "Stop it first, or take the job over with take_over=True, which fences it"
         )
 
 
 def describe_runner(runner: Runner, now_ms: int) -> str:
-    """Describe a runner in words: its kind, its place, and the time since when it runs."""
+    """Describe a runner in words: its kind, process, host and start time."""
     since, ago = show_time(runner.since_ms), show_span(max(0, now_ms - runner.since_ms))
     return f"a {runner.kind} of process {runner.pid} on {runner.host} since {since} ({ago})"

@@ -1,6 +1,7 @@
-"""Keeps the leases of this process alive: renewed while their holders live, so that they end only by a close or a
-crash. A lease is a catalog record with `expires_ms`: a hold, a writer's intent, or a consumer. Holds may share one
-lease of the open store instead, which is renewed once for them all; so do the runners of jobs, by a shorter one.
+"""Leases of one open store: catalog records with `expires_ms`, renewed by a thread until a close or a crash.
+
+A lease is a hold, a write intent, or a consumer. Holds may also share one lease of the open store, which is renewed
+once for all of them. The runners of jobs share a shorter one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from epochlog.store.catalog.records import Record
 
 LEASE_MS = 600_000
 RUNNER_MS = 10_000
-"""How long who runs a job counts as alive without being heard, unless its process is known to have died."""
+"""Time after its last renewal for which a runner counts as alive, unless its process is known to have died."""
 _log = logging.getLogger("epochlog")
 
 
@@ -28,28 +29,26 @@ def _always() -> bool:
     return True
 
 
-_alive: dict[str, Callable[[], bool]] = {}
-"""The holders that live in this process, whichever open store keeps their leases, and how to ask whether they still
-do.
-"""
-os.register_at_fork(after_in_child=_alive.clear)
+_alive_holders: dict[str, Callable[[], bool]] = {}
+"""Holders that live in this process, over all open stores, each with a function that returns False once it is dead."""
+os.register_at_fork(after_in_child=_alive_holders.clear)
 
 
 AtEnd = Literal["remove", "leave", "mark", "vacate"]
-"""What becomes of a lease when its holder goes: it is removed, left to run out, its end is set to that moment, or the
-job record that names the holder as its `runner` names nobody any more.
+"""Effect of a release on the holder's records: delete them, leave them to expire, set their expiry to now, or clear the
+`runner` of the job record that names the holder.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """Records of one holder. A record that names another `holder` was taken over, and is left alone."""
+class _HeldLease:
+    """Lease records of one holder. A record that names another `holder` was taken over, and is not touched."""
 
     holder: str
     keys: tuple[bytes, ...]
     length_ms: int
     at_end: AtEnd
-    shared: bool = False  # they live by the open store's own lease
+    shared: bool = False  # they live by the open store's lease
 
     def records(self, view: View) -> Iterator[tuple[bytes, Record]]:
         """Yield the records that are still the holder's."""
@@ -60,67 +59,67 @@ class _Kept:
 
 
 class Leases:
-    """The leases that one open store holds, renewed three times in the length of one.
+    """Leases of one open store, renewed three times within the length of a lease.
 
-    A jump of the clock ends none of them: `live` tells whom to count regardless, all over this process.
+    A jump of the clock ends none of them: all holders in `live` count as alive in this process.
     """
 
     def __init__(self, catalog: Catalog, length_ms: int = LEASE_MS) -> None:
         self._catalog = catalog
         self._length_ms = length_ms
         self._renew_ms = length_ms // 3
-        self._ended: dict[str, _Kept] = {}  # holders that have gone, and whose records could not be told so yet
-        self._written = False  # the own lease may be there
+        self._ended: dict[str, _HeldLease] = {}  # released holders whose records could not be changed yet
+        self._written = False  # True if the open store's lease may be in the catalog
         self._lock = threading.Lock()
-        self._held: dict[str, _Kept] = {}
-        self._own = uuid.uuid4().hex
+        self._held: dict[str, _HeldLease] = {}
+        self._store_lease = uuid.uuid4().hex
         self._pid = os.getpid()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
     def live(self) -> frozenset[str]:
-        """Return the holders that live in this process, those of its other open stores among them."""
-        return frozenset(_alive)
+        """Return the holders that live in this process, including those of its other open stores."""
+        return frozenset(_alive_holders)
 
-    def kept(self, kind: str) -> int:
-        """Count the holders of a kind whose leases this open store keeps."""
-        self._leave_to_parent()
+    def count(self, kind: str) -> int:
+        """Count the holders of a kind whose leases this open store renews."""
+        self._reset_after_fork()
         with self._lock:
             return sum(holder.startswith(f"{kind}:") for holder in self._held)
 
-    def gone(self, holder: str) -> bool:
-        """Return True if a holder of this process reports that it is dead; it is not counted as live from then on."""
-        asked = _alive.get(holder)
-        if asked is None or asked():
+    def has_died(self, holder: str) -> bool:
+        """Return True if a holder of this process reports that it is dead. From then on it is not in `live`."""
+        is_alive = _alive_holders.get(holder)
+        if is_alive is None or is_alive():
             return False
-        _alive.pop(holder, None)
+        _alive_holders.pop(holder, None)
         return True
 
-    def keeps(self, holder: str) -> bool:
-        """Return True if this open store still keeps the holder's leases, which have not been revoked then."""
-        self._leave_to_parent()
+    def holds(self, holder: str) -> bool:
+        """Return True if this open store renews the holder's leases, which are then not known to be revoked."""
+        self._reset_after_fork()
         with self._lock:
             return holder in self._held
 
     @property
     def closing(self) -> bool:
-        """Return True if the store is being closed, or is closed."""
+        """Return True once the close of the store has begun."""
         return self._closed.is_set()
 
-    def own(self, tx: Txn) -> str:
-        """Return the name of this open store's own lease, by which holds may live; write it if need be. Part of a
+    def store_lease(self, tx: Txn) -> str:
+        """Return the name of the open store's lease, by which holds may live; write it if necessary. Call inside a
         transaction.
 
-        Whoever takes such holds tells `share` of them then.
+        The caller passes the holds to `share` after the transaction.
         """
-        self._leave_to_parent()
-        key, now_ms = lease_key(self._own), self._catalog.now_ms()
+        self._reset_after_fork()
+        key, now_ms = lease_key(self._store_lease), self._catalog.now_ms()
         record = tx.get(key)
         self._written = True
         if record is None or record["expires_ms"] < now_ms + self._length_ms - self._renew_ms:
             tx.put(key, {"expires_ms": now_ms + self._length_ms})
-        return self._own
+        return self._store_lease
 
     def share(
         self,
@@ -130,89 +129,91 @@ class Leases:
         at_end: Literal["remove", "vacate"] = "remove",
         alive: Callable[[], bool] = _always,
     ) -> None:
-        """Renew the open store's own lease, by which these holds live, from now on, until `release`.
+        """Renew the open store's lease, by which these holds live, until `release`.
 
-        alive: asked at each turn; once it says no, the holder is released.
+        alive: called at each renewal; once it returns False, the holder is released.
         """
-        self._keep(_Kept(holder, tuple(keys), self._length_ms, at_end, shared=True), alive)
+        self._add(_HeldLease(holder, tuple(keys), self._length_ms, at_end, shared=True), alive)
 
     def keep(self, holder: str, keys: Sequence[bytes], length_ms: int = LEASE_MS, *, at_end: AtEnd = "remove") -> None:
-        """Renew these records (just written, with their `expires_ms`) from now on, until `release`."""
-        self._keep(_Kept(holder, tuple(keys), length_ms, at_end))
+        """Renew these records, which the caller has just written with their `expires_ms`, until `release`."""
+        self._add(_HeldLease(holder, tuple(keys), length_ms, at_end))
 
-    def _keep(self, kept: _Kept, alive: Callable[[], bool] = _always) -> None:
-        self._leave_to_parent()
+    def _add(self, lease: _HeldLease, alive: Callable[[], bool] = _always) -> None:
+        self._reset_after_fork()
         with self._lock:
-            self._held[kept.holder] = kept
-            _alive[kept.holder] = alive
+            self._held[lease.holder] = lease
+            _alive_holders[lease.holder] = alive
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="epochlog-leases", daemon=True)
                 self._thread.start()
 
     def release(self, holder: str) -> None:
-        """Give the holder's leases back; a second call does nothing."""
-        self._leave_to_parent()
+        """End the holder's leases; a second call does nothing."""
+        self._reset_after_fork()
         with self._lock:
-            kept = self._held.pop(holder, None)
-            _alive.pop(holder, None)
-            last = kept is not None and kept.shared and not self._sharing()
-        if kept is None or kept.at_end == "leave":
+            lease = self._held.pop(holder, None)
+            _alive_holders.pop(holder, None)
+            last = lease is not None and lease.shared and not self._has_shared()
+        if lease is None or lease.at_end == "leave":
             return
 
         def body(tx: Txn) -> None:
-            if last:  # a hold that is being taken just now lives by its own end until the next renewal
-                tx.delete(lease_key(self._own))
-            self._end(tx, kept)
+            if last:  # a hold that is just being taken is valid until its own expiry, and renewed before that
+                tx.delete(lease_key(self._store_lease))
+            self._end_lease(tx, lease)
 
         try:
             self._catalog.transact(body)
             self._written = self._written and not last
         except EpochlogError:
-            if kept.at_end != "vacate":
+            if lease.at_end != "vacate":
                 raise
-            self._ended[holder] = kept  # others would wait for it as long as this store runs anything
+            self._ended[holder] = (
+                lease  # retried at the renewals: other processes would wait while this store has other runners
+            )
 
-    def _end(self, tx: Txn, kept: _Kept) -> None:
-        """Remove or change a holder's records after its end. Part of a transaction."""
-        if kept.at_end == "remove":
-            for key in kept.keys:
+    def _end_lease(self, tx: Txn, lease: _HeldLease) -> None:
+        """Delete or change the records of a released holder. Call inside a transaction."""
+        if lease.at_end == "remove":
+            for key in lease.keys:
                 tx.delete(key)
-        elif kept.at_end == "mark":
-            for key, record in list(kept.records(tx)):
+        elif lease.at_end == "mark":
+            for key, record in list(lease.records(tx)):
                 tx.put(key, {**record, "expires_ms": self._catalog.now_ms()})
-        elif kept.at_end == "vacate":
-            for key in kept.keys:
+        elif lease.at_end == "vacate":
+            for key in lease.keys:
                 record = tx.get(key)
-                if record is not None and (record.get("runner") or {}).get("holder") == kept.holder:
+                if record is not None and (record.get("runner") or {}).get("holder") == lease.holder:
                     tx.put(key, {**record, "runner": None})
 
     def forget(self, holder: str) -> None:
-        """Stop renewing; the records are left as they are."""
+        """Stop the renewal of a holder's records, without changing them."""
         with self._lock:
             self._held.pop(holder, None)
-            _alive.pop(holder, None)
+            _alive_holders.pop(holder, None)
 
     def renew(self) -> None:
-        """Push back the end of every lease of this process. A holder whose records are gone was revoked: it ends."""
+        """Extend every lease of this open store. Forget a holder whose records are gone: vacuum has revoked it."""
         with self._lock:
-            kept_now = dict(self._held)
-        for holder in kept_now:
-            if not _alive.get(holder, _always)():
+            held_now = dict(self._held)
+        for holder in held_now:
+            if not _alive_holders.get(holder, _always)():
                 self.release(holder)
         with self._lock:
-            shared, ended = self._sharing(), dict(self._ended)
+            shared, ended = self._has_shared(), dict(self._ended)
             idle = self._written and not shared
-            held = {holder: kept for holder, kept in self._held.items() if not kept.shared}
+            held = {holder: lease for holder, lease in self._held.items() if not lease.shared}
 
         def body(tx: Txn) -> list[str]:
             end_ms = self._catalog.now_ms() + self._length_ms
             if shared:
-                tx.put(lease_key(self._own), {"expires_ms": end_ms})
+                tx.put(lease_key(self._store_lease), {"expires_ms": end_ms})
             elif idle:
-                tx.delete(lease_key(self._own))
-            for kept in ended.values():
-                self._end(tx, kept)
-            return [holder for holder, kept in held.items() if not self._renewed(tx, kept)]
+                tx.delete(lease_key(self._store_lease))
+            for lease in ended.values():
+                self._end_lease(tx, lease)
+            return [holder for holder, lease in held.items() if not self._extend(tx, lease)]
 
         if held or shared or idle or ended:
             for holder in self._catalog.transact(body):
@@ -222,45 +223,47 @@ class Leases:
                 for holder in ended:
                     self._ended.pop(holder, None)
 
-    def _renewed(self, tx: Txn, kept: _Kept) -> bool:
-        """Extend the records of the holder; return True if there are any. Part of a transaction."""
-        records = list(kept.records(tx))
+    def _extend(self, tx: Txn, lease: _HeldLease) -> bool:
+        """Extend the records of the holder; return True if there are any. Call inside a transaction."""
+        records = list(lease.records(tx))
         for key, record in records:
-            tx.put(key, {**record, "expires_ms": self._catalog.now_ms() + kept.length_ms})
+            tx.put(key, {**record, "expires_ms": self._catalog.now_ms() + lease.length_ms})
         return bool(records)
 
-    def _sharing(self) -> bool:
-        """Return True if any holder lives by the open store's own lease."""
-        return any(kept.shared for kept in self._held.values())
+    def _has_shared(self) -> bool:
+        """Return True if any holder lives by the open store's lease."""
+        return any(lease.shared for lease in self._held.values())
 
     def close(self) -> None:
-        """Give back all leases and end the renewing thread. Those that cannot be given back now run out."""
-        self._leave_to_parent()
+        """End all leases and the renewing thread. Leases that cannot be ended now expire."""
+        self._reset_after_fork()
         self._closed.set()
         try:
-            if any(kept.at_end == "leave" for kept in self._held.values()):
+            if any(lease.at_end == "leave" for lease in self._held.values()):
                 self.renew()
             for holder in list(self._held):
                 self.release(holder)
             if self._ended or self._written:
                 self.renew()
         except EpochlogError as error:
-            _log.warning("leases could not be given back, they run out by themselves: %s", error)
+            _log.warning("leases could not be ended at the close of the store; they will expire: %s", error)
         finally:
             for holder in list(self._held):
                 self.forget(holder)
         if self._thread is not None:
             self._thread.join()
 
-    def _leave_to_parent(self) -> None:
-        """Begin anew in a forked child: the leases so far are its parent's to renew and to give back."""
+    def _reset_after_fork(self) -> None:
+        """Reset the state in a forked child: the parent renews and ends the leases so far."""
         if self._pid != os.getpid():
             self._pid, self._lock, self._held, self._thread = os.getpid(), threading.Lock(), {}, None
-            self._own, self._ended, self._written = uuid.uuid4().hex, {}, False
+            self._store_lease, self._ended, self._written = uuid.uuid4().hex, {}, False
 
     def _run(self) -> None:
         while not self._closed.wait(self._renew_ms / 1000):
             try:
                 self.renew()
-            except EpochlogError as error:  # tried again at the next turn, long before a lease ends
-                _log.warning("leases could not be renewed: %s", error)
+            except EpochlogError as error:  # the next renewal comes long before a lease expires
+                _log.warning(
+                    "leases could not be renewed; the next attempt is in %.1f s: %s", self._renew_ms / 1000, error
+                )

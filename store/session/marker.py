@@ -1,4 +1,4 @@
-"""The marker: the small file in a root that says which store it is and what kind of catalog keeps it."""
+"""Marker: the small file in a root with the store's id and its kind of catalog."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _START = b'{\n "store_id": "'
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """`catalog`: the name of its kind. `generation`: which making of the catalog this is; no URL, no password."""
+    """Content of a marker. catalog: the name of its kind. generation: the id of the catalog's creation or restore. The
+    marker has no URL and no password.
+    """
 
     store_id: str
     catalog: str = EMBEDDED.name
@@ -35,37 +37,37 @@ class Marker:
 
 
 def read_marker(files: Files) -> Marker | None:
-    """Return the root's marker; None without one, or with just the beginning of one, left by a cut-off creation."""
+    """Return the root's marker; None if it is missing, or is the incomplete one of an interrupted creation."""
     if not files.exists(MARKER):
         return None
     path = f"{files.place}/{MARKER}"
     try:
         text = bytes(files.read(MARKER))
-    except FileNotFoundError:  # another maker took it for a cut-off one, and is writing it anew
+    except FileNotFoundError:  # a concurrent creator has deleted an incomplete marker to write it again
         return None
-    text = text.rstrip(b"\0")  # zeros are what a power cut may leave of a name without its bytes
+    text = text.rstrip(b"\0")  # a power cut may leave zeros in place of the bytes
     if _START.startswith(text[: len(_START)]) and not text.endswith(b"}"):
         return None
     try:
-        found = json.loads(text)
+        fields = json.loads(text)
     except ValueError as error:
         raise Corrupt(path, "it is no JSON") from error
-    if not isinstance(found, dict) or not isinstance(found.get("format"), int) or "store_id" not in found:
+    if not isinstance(fields, dict) or not isinstance(fields.get("format"), int) or "store_id" not in fields:
         raise ForeignRoot(f"{path} is not an epochlog marker; choose another folder as root")
-    if found["format"] > FORMAT_VERSION:
+    if fields["format"] > FORMAT_VERSION:
         raise UnsupportedFormat(
-            f"the store at {files.place} has format {found['format']}, newer than {FORMAT_VERSION}: upgrade epochlog"
+            f"the store at {files.place} has format {fields['format']}, newer than {FORMAT_VERSION}: upgrade epochlog"
         )
-    kind, generation = kind_named(found.get("catalog")), found.get("generation")
-    if not is_store_id(found["store_id"]) or kind is None:
-        raise Corrupt(path, "it names no store, or no catalog that there is")
+    kind, generation = kind_named(fields.get("catalog")), fields.get("generation")
+    if not is_store_id(fields["store_id"]) or kind is None:
+        raise Corrupt(path, "invalid store id, or unknown kind of catalog")
     if kind.generations and not is_store_id(generation):
-        raise Corrupt(path, "it names no generation of its catalog")
-    return Marker(found["store_id"], kind.name, generation, found["format"])
+        raise Corrupt(path, "invalid generation of its catalog")
+    return Marker(fields["store_id"], kind.name, generation, fields["format"])
 
 
 def require_kind(marker: Marker | None, kind: CatalogKind, files: Files) -> None:
-    """Raise InvalidInput when a store is opened with another kind of catalog than it has."""
+    """Raise InvalidInput if a store is opened with another kind of catalog than its own."""
     if marker is None or marker.catalog == kind.name:
         return
     stored = kind_named(marker.catalog)

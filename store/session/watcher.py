@@ -1,7 +1,7 @@
-"""Catalog watcher: one thread that polls the catalog for all listeners of an open store, as long as there are any.
+"""Catalog watcher: one thread that polls the catalog for all listeners of an open store, while there are any.
 
-The catalog has no way to call back. One record tells whether anything at all has changed, so that asking for fifty
-readers costs what asking for one does. What this process itself commits through the same open store is told at once.
+A catalog cannot call back. One record has the version of all data, so a poll for fifty listeners costs as much as for
+one. A commit through this open store wakes the thread at once.
 """
 
 from __future__ import annotations
@@ -23,137 +23,141 @@ from epochlog.store.metadata.definitions import Counters
 _log = logging.getLogger("epochlog")
 
 BACKOFF = Backoff(first_s=0.005, limit_s=0.1)
-"""Delays between two looks, counted from the last news."""
+"""Delays between two polls, counted from the last change."""
 
 
 class Listener(Protocol):
-    """Listener for changes of one catalog record. The watching thread makes all calls; none of them may block."""
+    """Listener for changes of one catalog record. The watcher's thread makes all calls; none of them may block."""
 
     @property
-    def watched(self) -> bytes:
+    def watched_key(self) -> bytes:
         """Return the key of the record to watch."""
         ...
 
-    def news(self) -> None:
-        """Handle a change of the record, or a possible one: the catalog may be unreachable."""
+    def on_change(self) -> None:
+        """Handle a change of the record, or a possible change: the catalog may be unreachable."""
         ...
 
-    def check(self, now_s: float) -> None:
-        """Handle a look, with news or without, at `now_s` (monotonic seconds)."""
+    def on_poll(self, now_s: float) -> None:
+        """Handle a poll, with or without a change, at `now_s` (monotonic seconds)."""
         ...
 
 
-class AnyNews:
-    """Listener for any change of the data that readers may reach; its own thread waits for it."""
+class ChangeEvent:
+    """Event of any change of the data visible to readers. Its owner's thread waits for it."""
 
-    watched = HEAD
+    watched_key = HEAD
 
     def __init__(self) -> None:
-        self._came = threading.Event()
+        self._woken = threading.Event()
 
-    def news(self) -> None:
-        self._came.set()
+    def on_change(self) -> None:
+        self._woken.set()
 
-    def check(self, now_s: float) -> None:
+    def on_poll(self, now_s: float) -> None:
         pass
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for news since the last call, at most `timeout_s`."""
-        self._came.wait(timeout_s)
-        self._came.clear()
+        """Wait for a change since the last call, at most `timeout_s`."""
+        self._woken.wait(timeout_s)
+        self._woken.clear()
 
 
 class CatalogWatcher:
-    """Watcher of the catalog for the listeners of one open store. Its thread lives while there are any."""
+    """Watcher of the catalog for the listeners of one open store. Its thread runs while there are any."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._begin()
+        self._reset_process_state()
 
-    def _begin(self) -> None:
+    def _reset_process_state(self) -> None:
         """Create the state that belongs to one process: lock, listeners and thread."""
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._seen: dict[Listener, Any] = {}
-        self._arrivals = 0
+        self._known_records: dict[Listener, Any] = {}
+        self._additions = 0
         self._version = -1
-        self._came = threading.Event()
+        self._woken = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def add(self, waiter: Listener) -> None:
-        """Add a listener; it gets `news` at least once from now on."""
-        if self._pid != os.getpid():  # a forked child has none of its parent's threads
-            self._begin()
+    def add(self, listener: Listener) -> None:
+        """Add a listener. Its `on_change` is called at least once after that."""
+        if self._pid != os.getpid():  # a forked child does not have its parent's threads
+            self._reset_process_state()
         with self._lock:
-            self._seen[waiter] = _NOTHING
-            self._arrivals, self._version = self._arrivals + 1, -1
+            self._known_records[listener] = _NOTHING
+            self._additions, self._version = self._additions + 1, -1
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="epochlog-watch", daemon=True)
                 self._thread.start()
-        self._came.set()
+        self._woken.set()
 
-    def remove(self, waiter: Listener) -> None:
+    def remove(self, listener: Listener) -> None:
         with self._lock:
-            self._seen.pop(waiter, None)
-        self._came.set()
+            self._known_records.pop(listener, None)
+        self._woken.set()
 
     @contextmanager
-    def any_news(self) -> Iterator[AnyNews]:
-        """Listen for any news within a `with` block; the first wait returns soon in any case."""
-        waiter = AnyNews()
-        self.add(waiter)
+    def listen(self) -> Iterator[ChangeEvent]:
+        """Listen for any change within a `with` block. The first wait always returns soon."""
+        listener = ChangeEvent()
+        self.add(listener)
         try:
-            yield waiter
+            yield listener
         finally:
-            self.remove(waiter)
+            self.remove(listener)
 
-    def look(self) -> None:
-        """Look at the catalog now: this process has just written to it."""
-        if self._seen:
-            self._came.set()
+    def poll_soon(self) -> None:
+        """Wake the thread for a poll, after a write of this process to the catalog."""
+        if self._known_records:
+            self._woken.set()
 
     def _run(self) -> None:
-        looks = 1
+        polls = 1
         while True:
-            wait_s = BACKOFF.delay_s(looks)
+            wait_s = BACKOFF.delay_s(polls)
             with self._lock:
-                waiters = list(self._seen)
-                if not waiters:
+                listeners = list(self._known_records)
+                if not listeners:
                     self._thread = None
                     return
-                arrivals, version = self._arrivals, self._version
+                additions, version = self._additions, self._version
             try:
-                found = self._look(waiters, arrivals, version)
-            except EpochlogError as error:  # each waiter asks by itself, and is told
-                _log.warning("the catalog cannot be asked for news: %s", error)
-                found, wait_s = waiters, BACKOFF.limit_s
-            for waiter in found:
-                waiter.news()
+                changed = self._poll(listeners, additions, version)
+            except EpochlogError as error:  # each listener reads the catalog itself, and gets the error
+                _log.warning("the catalog watcher cannot read the catalog and will try again: %s", error)
+                changed, wait_s = listeners, BACKOFF.limit_s
+            for listener in changed:
+                listener.on_change()
             now_s = monotonic_s()
-            for waiter in waiters:
-                waiter.check(now_s)
-            self._came.wait(wait_s)
-            self._came.clear()
-            looks = 1 if found else looks + 1
+            for listener in listeners:
+                listener.on_poll(now_s)
+            self._woken.wait(wait_s)
+            self._woken.clear()
+            polls = 1 if changed else polls + 1
 
-    def _look(self, waiters: list[Listener], arrivals: int, version: int) -> list[Listener]:
-        """Return the listeners whose records differ from those of the look before."""
-        keys = {waiter.watched for waiter in waiters}
+    def _poll(self, listeners: list[Listener], additions: int, version: int) -> list[Listener]:
+        """Poll the catalog once. Return the listeners whose records differ from those of the poll before."""
+        keys = {listener.watched_key for listener in listeners}
 
         def body(view: View) -> tuple[int, dict[bytes, Any]]:
-            now = Counters.read(view).version
-            return now, {} if now == version else {key: view.get(key) for key in keys}
+            newest = Counters.read(view).version
+            return newest, {} if newest == version else {key: view.get(key) for key in keys}
 
-        now, records = self._catalog.read(body)
+        newest, records = self._catalog.read(body)
         if not records:
             return []
         with self._lock:
-            told = [one for one in waiters if one in self._seen and self._seen[one] != records[one.watched]]
-            self._seen.update({one: records[one.watched] for one in told})
-            if self._arrivals == arrivals:  # else somebody came meanwhile, who is to be told at the next look
-                self._version = now
-        return told
+            changed = [
+                listener
+                for listener in listeners
+                if listener in self._known_records and self._known_records[listener] != records[listener.watched_key]
+            ]
+            self._known_records.update({listener: records[listener.watched_key] for listener in changed})
+            if self._additions == additions:  # else the next poll must report to a listener that was added meanwhile
+                self._version = newest
+        return changed
 
 
 _NOTHING = object()
-"""What a waiter has seen before its first look."""
+"""Known record of a listener before its first poll: it differs from every record."""

@@ -1,8 +1,8 @@
 """Write intents: leases under which writers make files. Vacuum spares the files of a live intent; a commit requires it.
 
-An intent is registered before its first file is made, and every file bears the name of its writer's intent:
-`<folder>/<intent>-<unique>.<ending>`. A commit requires, in its own transaction, that the intents of its segments are
-still there; vacuum revokes an intent that has run out by removing it, in a transaction too. So one of them is first.
+An intent is registered before its first file is written, and every file has the intent in its name:
+`<folder>/<intent>-<unique>.<ending>`. A commit requires, in its transaction, that the intents of its segments exist.
+Vacuum revokes an expired intent by deleting it, in a transaction too. So exactly one of the two succeeds.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from .leases import LEASE_MS, Leases
 T = TypeVar("T")
 
 SEALED_MS = 86_400_000
-"""How long sealed segments may still be committed after the store that wrote them was closed, or its process died."""
+"""Time for which sealed segments can be committed after their store was closed, or its process died."""
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """Write intent. kind: "store" for the writers of an open store, "spark" for a batch of Spark. Times are Unix
-    milliseconds. by: the process that registered it, as `1234 on host`.
+    """Record of a write intent. Times are Unix milliseconds.
+
+    kind: "store" for the writers of an open store, "spark" for a batch of Spark. by: the process that registered it, as
+    `1234 on host`.
     """
 
     id: str
@@ -50,11 +52,11 @@ def all_intents(view: View) -> list[Intent]:
 
 
 def revoked(view: View, paths: Iterable[str]) -> str | None:
-    """Find an intent, of those that these files were written under, that vacuum has revoked: its files may be deleted
-    at any moment.
+    """Return an intent of these files that vacuum has revoked, so that its files may be deleted at any time; None if
+    there is none.
     """
-    found = dict.fromkeys(intent_of(path) for path in paths)
-    return next((intent or "?" for intent in found if view.get(intent_key(intent)) is None), None)
+    intents = dict.fromkeys(intent_of(path) for path in paths)
+    return next((intent or "?" for intent in intents if view.get(intent_key(intent)) is None), None)
 
 
 def require_intents(view: View, table: str, paths: Iterable[str]) -> None:
@@ -62,43 +64,48 @@ def require_intents(view: View, table: str, paths: Iterable[str]) -> None:
     intent = revoked(view, paths)
     if intent is not None:
         raise SegmentUnknown(
-            f"table {table!r}: the intent {intent} under which its segments were written has ended or was revoked; "
-            "write the rows again, then commit them"
+            f"table {table!r}: the write intent {intent} of its segments has ended or was revoked; write the rows "
+            "again, then commit them"
         )
 
 
 def end_intents(tx: Txn, intents: Iterable[str]) -> None:
-    """Delete the intents: no commit takes their files any more, and vacuum deletes them."""
+    """Delete the intents. Commits then refuse their files, and vacuum deletes them. Call inside a transaction."""
     for intent in intents:
         tx.delete(intent_key(intent))
 
 
 class Intents:
-    """Write intents of one open store: one that all its own writers share, and one for each batch of Spark."""
+    """Write intents of one open store: one for all its own writers, and one for each batch of Spark."""
 
     def __init__(self, catalog: Catalog, leases: Leases) -> None:
         self._catalog = catalog
         self._leases = leases
         self._lock = threading.Lock()
-        self._own: str | None = None
+        self._store_intent: str | None = None
         self._sealed = False
         self._pid = os.getpid()
 
-    def own(self, *, sealed: bool = False) -> str:
-        """Return the intent of this open store, registered at the first call.
+    def store_intent(self, *, sealed: bool = False) -> str:
+        """Return the intent of this open store; register it at the first call.
 
-        sealed: for segments that the user commits later, perhaps elsewhere: it then outlives the store by SEALED_MS.
+        sealed: for segments that the user commits later, perhaps in another process: the intent outlives the open store
+        by SEALED_MS.
         """
-        if self._pid != os.getpid():  # a forked child: the intent so far is its parent's to end
-            self._pid, self._lock, self._own, self._sealed = os.getpid(), threading.Lock(), None, False
+        if self._pid != os.getpid():  # a forked child: its parent ends the intent so far
+            self._pid, self._lock, self._store_intent, self._sealed = os.getpid(), threading.Lock(), None, False
         with self._lock:
-            if self._own is None or not self._leases.keeps(self._own) or (sealed and not self._sealed):
+            if (
+                self._store_intent is None
+                or not self._leases.holds(self._store_intent)
+                or (sealed and not self._sealed)
+            ):
                 self._sealed = self._sealed or sealed
-                self._own = self.register("store", SEALED_MS if self._sealed else LEASE_MS)
-            return self._own
+                self._store_intent = self.register("store", SEALED_MS if self._sealed else LEASE_MS)
+            return self._store_intent
 
     def register(self, kind: str, length_ms: int = LEASE_MS) -> str:
-        """Register a new intent, kept alive until `release`, the close of the store or the end of the process."""
+        """Register a new intent. It is renewed until `release`, the close of the store or the end of the process."""
         intent, now_ms = uuid.uuid4().hex, self._catalog.now_ms()
         by = f"{os.getpid()} on {os.uname().nodename}"
         record = Intent(intent, kind, now_ms, now_ms + length_ms, by).to_record()
@@ -109,23 +116,24 @@ class Intents:
         return intent
 
     def release(self, intent: str) -> None:
-        """Release an intent whose writers have ended: their uncommitted files are left to vacuum."""
+        """Release an intent after the end of its writers. Vacuum deletes their uncommitted files."""
         self._leases.release(intent)
 
     def end(self, intents: Collection[str]) -> None:
-        """End the intents of writers that another process registered."""
+        """End intents that another process has registered."""
         if intents:
             self._catalog.transact(lambda tx: end_intents(tx, intents))
 
-    def checked(self, commit: Callable[[], T]) -> T:
-        """Run `commit` and return its result. SegmentUnknown, as for an intent revoked during a long suspension, is
-        raised again after a renewal: later writers register a new intent. Raise StoreClosed if the store is closed by
-        then.
+    def run_commit(self, commit: Callable[[], T]) -> T:
+        """Run `commit` and return its result.
+
+        After SegmentUnknown, which an intent revoked during a long suspension causes, it renews all leases, so that
+        later writers register a new intent, and raises the error again. It raises StoreClosed if the store was closed.
         """
         try:
             return commit()
         except SegmentUnknown as error:
-            if self._leases.closing:  # another thread has closed the store meanwhile, and its intents with it
+            if self._leases.closing:  # another thread has closed the store, which ended its intents
                 raise StoreClosed("this store was closed; open it again with epochlog.open") from error
             self._leases.renew()
             raise

@@ -119,7 +119,7 @@ def test_nothing_is_held_afterwards(shop: Shop) -> None:
     shop.job.check(SQL)
     with pytest.raises(el.InvalidInput):
         shop.job.check("SELECT nope FROM orders")
-    assert shop.store._handle.leases.kept("snapshot") == 0
+    assert shop.store._handle.leases.count("snapshot") == 0
 
 
 @pytest.mark.parametrize(("ours", "theirs", "tolerance", "equal"), [

@@ -66,7 +66,7 @@ def test_before_its_making_a_table_is_not_there_and_then_empty(lab: Lab, door: s
     assert before < made
     read = DOORS[door]
     for epoch in (1, before, made - 1):
-        with pytest.raises(Exception, match=r"late.* was made at") as told:
+        with pytest.raises(Exception, match=r"late.* was created at") as told:
             read(lab, "late", epoch)
         assert isinstance(told.value, el.EpochNotCommitted)
     assert read(lab, "late", made) == 0
@@ -82,7 +82,7 @@ def test_as_of_a_time_before_its_making_is_refused(lab: Lab) -> None:
     lab.tick()
     lab.root_table("late")
     lab.put({1: (0, 1)}, "late")
-    with pytest.raises(el.EpochNotCommitted, match="late was made at"):
+    with pytest.raises(el.EpochNotCommitted, match="late was created at"):
         lab.store.snapshot(["old", "late"], consistency="as_of", timestamp=at_ms)
     assert lab.store.snapshot(["old"], consistency="as_of", timestamp=at_ms)["old"].count() == 1
 
@@ -118,7 +118,7 @@ def test_a_name_that_is_taken_again_is_another_table(lab: Lab) -> None:
     first = lab.put({1: (0, 1)}, "t")
     lab.store.drop_table("t")
     lab.root_table("t")
-    with pytest.raises(el.EpochNotCommitted, match="'t' was made at"):
+    with pytest.raises(el.EpochNotCommitted, match="'t' was created at"):
         lab.store.table("t").count(first)
     assert lab.store.table("t").count() == 0
 
@@ -134,7 +134,7 @@ def test_an_output_was_not_there_before_its_job(lab: Lab) -> None:
     first = job.step_local(mirror("old", "j_out"))
     assert first is not None
     for epoch in (1, before):
-        with pytest.raises(el.EpochNotCommitted, match="'j_out' was made at"):
+        with pytest.raises(el.EpochNotCommitted, match="'j_out' was created at"):
             lab.store.table("j_out").count(epoch)
         with pytest.raises(el.EpochNotCommitted):
             lab.store.snapshot(consistency=el.Exact({"j_out": epoch}))
@@ -169,7 +169,7 @@ def test_a_log_backfill_makes_an_output_readable_before_its_job(lab: Lab) -> Non
     while job.step_local(mirror("old", "j_out")) is not None:
         pass
     assert lab.rows("j_out", first) == lab.rows("old", first)
-    with pytest.raises(el.EpochNotCommitted, match=f"'j_out' was made at {first}"):
+    with pytest.raises(el.EpochNotCommitted, match=f"'j_out' was created at {first}"):
         lab.store.table("j_out").count(first - 1)
 
 
@@ -218,7 +218,7 @@ def test_the_command_line_says_so(lab: Lab, capsys: Any) -> None:
     before = lab.store.last_epoch
     lab.root_table("late")
     assert main(["read", str(lab.root), "late", "--epoch", str(before)]) == 1
-    assert "was made at" in capsys.readouterr().err
+    assert "was created at" in capsys.readouterr().err
 
 
 def test_commits_with_epochs_of_their_own_go_on_above_the_making(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_label_below_the_clock_lowers_the_making_of_all_tables(tmp_path: Path)
     assert lab.store.table("a").upsert(table_of({1: (0, 1)}), epoch=100) == 100
     assert (lab.store.table("a").count(100), lab.store.table("b").count(100)) == (1, 0)
     for name in ("a", "b"):
-        with pytest.raises(el.EpochNotCommitted, match="was made at"):
+        with pytest.raises(el.EpochNotCommitted, match="was created at"):
             lab.store.table(name).count(99)
     epoch = job.step_local(mirror("a", "j_out"))
     assert lab.rows("j_out", epoch) == lab.rows("a", epoch)

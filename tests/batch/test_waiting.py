@@ -17,7 +17,7 @@ from epochlog.batch import waiting
 from epochlog.store.catalog.keys import HEAD
 from epochlog.store.env.backoff import Backoff
 from epochlog.store.session import watcher
-from epochlog.store.session.watcher import AnyNews, CatalogWatcher
+from epochlog.store.session.watcher import CatalogWatcher, ChangeEvent
 from lab import Lab, state_of, sums
 from wait_until import WAIT_LIMIT_S, wait_until
 
@@ -236,17 +236,17 @@ def test_who_comes_while_the_watch_looks_is_told_too() -> None:
     """Two arrivals, the second while the look for the first is under way: both are told once."""
     catalog: Any = Still()
     whole = CatalogWatcher(catalog)
-    first, second = AnyNews(), AnyNews()
+    first, second = ChangeEvent(), ChangeEvent()
     whole.add(first)
     assert catalog.looking.wait(WAIT_LIMIT_S)
     whole.add(second)
     catalog.go_on.set()
-    assert first._came.wait(WAIT_LIMIT_S)
-    assert second._came.wait(WAIT_LIMIT_S), "it came late, and was never told"
-    first._came.clear()
+    assert first._woken.wait(WAIT_LIMIT_S)
+    assert second._woken.wait(WAIT_LIMIT_S), "it came late, and was never told"
+    first._woken.clear()
     looks = catalog.looks
     wait_until(lambda: catalog.looks >= looks + 3)
-    assert not first._came.is_set(), "somebody else's arrival is no news"
+    assert not first._woken.is_set(), "somebody else's arrival is no news"
     whole.remove(first)
     whole.remove(second)
     wait_until(lambda: whole._thread is None)
@@ -261,8 +261,8 @@ def test_a_forked_child_waits_with_a_watch_of_its_own(lab: Lab) -> None:
     pid = os.fork()
     if not pid:
         try:
-            with lab.store._handle.watch.any_news() as news:
-                os._exit(0 if news._came.wait(WAIT_LIMIT_S) else 3)
+            with lab.store._handle.watcher.listen() as event:
+                os._exit(0 if event._woken.wait(WAIT_LIMIT_S) else 3)
         finally:
             os._exit(4)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -556,7 +556,9 @@ def test_a_part_whose_intent_was_revoked_goes_on_under_a_new_one(tmp_path: Path)
         part = attach(one)
         writer = part.writer("clicks")
         handle = mine._handle
-        handle.catalog.transact(lambda tx: tx.delete(intent_key(handle.intents.own())))  # as another's vacuum does
+        handle.catalog.transact(
+            lambda tx: tx.delete(intent_key(handle.intents.store_intent()))
+        )  # as another's vacuum does
         writer.upsert(rows(1))
         with pytest.raises(RolledBack):
             wait_until(lambda: part.epoch, part)

@@ -404,13 +404,13 @@ def test_fifty_idle_readers_ask_the_catalog_as_often_as_one(tmp_path: Path, monk
 
 class Waits:
     def __init__(self, key: bytes) -> None:
-        self.watched = key
+        self.watched_key = key
         self.told = threading.Event()
 
-    def news(self) -> None:
+    def on_change(self) -> None:
         self.told.set()
 
-    def check(self, now_s: float) -> None:
+    def on_poll(self, now_s: float) -> None:
         pass
 
 
@@ -418,19 +418,19 @@ def test_who_comes_late_to_the_watch_is_told_at_once(tmp_path: Path) -> None:
     """Whatever it has seen before: a commit may lie between its own look and the next of the watch."""
     with served(tmp_path) as (store, table, _):
         table.upsert(rows(1))
-        watch, key = store._handle.watch, head_key(table._table.id)
+        watcher, key = store._handle.watcher, head_key(table._table.id)
         early, late = Waits(key), Waits(key)
-        watch.add(early)
+        watcher.add(early)
         assert early.told.wait(WAIT_LIMIT_S)
         early.told.clear()
         assert not early.told.wait(0.05)
-        watch.add(late)
+        watcher.add(late)
         assert late.told.wait(WAIT_LIMIT_S)
         early.told.clear()
         table.upsert(rows(2))
         assert early.told.wait(WAIT_LIMIT_S)
-        watch.remove(early)
-        watch.remove(late)
+        watcher.remove(early)
+        watcher.remove(late)
 
 
 def test_what_is_taken_while_it_connects_makes_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

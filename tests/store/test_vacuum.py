@@ -209,7 +209,7 @@ def test_a_writer_whose_intent_was_revoked_can_write_again(lab: Lab) -> None:
     lab.root_table()
     lab.put({1: (1, 1)})
     handle = lab.store._handle
-    own = handle.intents.own()
+    own = handle.intents.store_intent()
     handle.catalog.transact(lambda tx: tx.delete(intent_key(own)))
     with pytest.raises(el.SegmentUnknown):
         lab.put({2: (2, 2)})

@@ -158,7 +158,7 @@ def test_the_safe_epoch_bounds_what_is_read_and_not_what_is_behind_it() -> None:
     assert v.largest_valid_at_most(["revenue"]) == 29
     assert v.largest_valid_at_most(["revenue", "orders"]) is None
     assert v.largest_valid_at_most(["revenue", "orders"], read=["revenue"]) == 29
-    assert f"history of orders below epoch {show_epoch(30)} has been let go" in v.why_not(["orders"], 29)[0]
+    assert f"retention has removed the history of orders below epoch {show_epoch(30)}" in v.why_not(["orders"], 29)[0]
 
 
 @pytest.mark.rule("2.1")
