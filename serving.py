@@ -139,7 +139,7 @@ class StoreServer:
         deadline = Deadline.after(timeout)
         self.coordinator.close(timeout)
         self._staged.stop()
-        self._server.shutdown(max(deadline.left_s, 0.1))
+        self._server.shutdown(max(deadline.remaining_s, 0.1))
         self._staged.close()
         self._flights.close()
         if self._metrics is not None:

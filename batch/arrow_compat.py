@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from epochlog.store.types.column_types import rebuilt
+from epochlog.store.types.column_types import map_inner_types
 
 MOST_DIGITS = 38
 """Most digits of a decimal in DuckDB and polars."""
@@ -18,12 +18,12 @@ def in_polars(kind: pa.DataType) -> pa.DataType:
     """
     if pa.types.is_decimal256(kind):
         return pa.decimal128(kind.precision, kind.scale) if kind.precision <= MOST_DIGITS else pa.string()
-    return rebuilt(kind, in_polars)
+    return map_inner_types(kind, in_polars)
 
 
 def in_duckdb(kind: pa.DataType) -> pa.DataType:
     """Return the type with decimals of more than 38 digits as text and half floats as float32, at any depth."""
-    return pa.float32() if pa.types.is_float16(kind) else in_polars(rebuilt(kind, in_duckdb))
+    return pa.float32() if pa.types.is_float16(kind) else in_polars(map_inner_types(kind, in_duckdb))
 
 
 def compatible_schema(schema: pa.Schema, change: Callable[[pa.DataType], pa.DataType]) -> pa.Schema:

@@ -37,11 +37,11 @@ def until_chosen(handle: Handle, policy: Policy, choose: Callable[[], T]) -> T:
     pause = threading.Event()  # never set
     with handle.watcher.listen() as event:
         while True:
-            event.wait(min(deadline.left_s, ASK_ANYWAY_S))
+            event.wait(min(deadline.remaining_s, ASK_ANYWAY_S))
             began_s = monotonic_s()
             try:
                 return choose()
             except NoConsistentEpoch:
                 if deadline.passed:
                     raise
-            pause.wait(min(deadline.left_s, REST * (monotonic_s() - began_s)))
+            pause.wait(min(deadline.remaining_s, REST * (monotonic_s() - began_s)))

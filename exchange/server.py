@@ -126,12 +126,12 @@ class Server:
         shutdown_thread.start()
         for stream in streams:
             stream.abort()
-        shutdown_thread.join(deadline.left_s / 2)
+        shutdown_thread.join(deadline.remaining_s / 2)
         if shutdown_thread.is_alive():  # Some calls still move rows, wait for silent clients, or began after the list.
             if self._flights is not None:
                 self._flights.end()
             abort_connections(self._flight_server.port)
-            shutdown_thread.join(deadline.left_s)
+            shutdown_thread.join(deadline.remaining_s)
 
     def add_stream(self, stream: DuplexStream) -> None:
         """Register an open stream, which `shutdown` aborts; abort it now if the shutdown has begun."""

@@ -87,7 +87,7 @@ class RefreshPlan:
 def barrier_of(job: JobRecord) -> Barrier:
     """Return the recorded barrier of a job for its refresh. In a backfill or rebuild its prev is 0."""
     assert job.barrier is not None
-    prev = 0 if job.anew else job.position
+    prev = 0 if job.reads_all_rows else job.position
     return Barrier(prev, job.barrier[1], "checkpoint" if prev else "initial")
 
 
@@ -99,7 +99,9 @@ def plan_barrier(view: View, handle: Handle, job: JobRecord) -> RefreshPlan:
     for table_id in job.upstreams:
         table = get_table(view, table_id, f"upstream of {job.name}")
         changes = (
-            plan_backfill(view, table, curr) if job.anew else plan_changes(view, table, prev, curr, by_commit=True)
+            plan_backfill(view, table, curr)
+            if job.reads_all_rows
+            else plan_changes(view, table, prev, curr, by_commit=True)
         )
         previous = plan_scan(view, table, prev) if prev else ScanPlan(table.schema, 0)
         upstreams[table.name] = Upstream(table, changes, plan_scan(view, table, curr), previous)
@@ -107,7 +109,7 @@ def plan_barrier(view: View, handle: Handle, job: JobRecord) -> RefreshPlan:
     for table_id in job.outputs:
         table = get_table(view, table_id, f"output of {job.name}")
         previous_rows, target = plan_scan(view, table, job.position), handle.write_target(table)
-        if job.anew:
+        if job.reads_all_rows:
             rebuilt = ScanPlan(table.schema, curr, (), list_staged(view, table_id))
             outputs[table.name] = PlannedOutput(table, rebuilt, target, previous_rows if job.replacing else None)
         else:
@@ -118,7 +120,7 @@ def plan_barrier(view: View, handle: Handle, job: JobRecord) -> RefreshPlan:
 def plan_chunk(handle: Handle, plan: RefreshPlan) -> RefreshPlan:
     """Narrow the plan to the next backfill chunk; return `plan` unchanged if no chunk is left."""
     job = plan.job
-    if job.snapshot_rows is None or not job.anew or plan.fully_loaded:
+    if job.snapshot_rows is None or not job.reads_all_rows or plan.fully_loaded:
         return plan
     upstreams = {name: replace(up, changes=empty_plan(up.changes)) for name, up in plan.upstreams.items()}
     name = list(upstreams)[(job.cursor or Cursor()).place]

@@ -347,8 +347,8 @@ class JobRunner(JobClaims):
             job_interval=job.interval,
             forced=forced_boundaries(view, job.position, epochs.last_epoch),
             max_lag=job.max_lag,
-            first=job.anew or job.position == 0,
-            snapshot=job.anew,
+            first=job.reads_all_rows or job.position == 0,
+            snapshot=job.reads_all_rows,
             logs_from=max(
                 job.rebuild or 0,
                 *(get_version(view, up, f"upstream of {job.name}").log_start for up in job.upstreams),

@@ -131,8 +131,8 @@ def _wait(view: EpochView, job: JobRecord, clockwork: Clockwork) -> Wait:
         interval_ms=clockwork.interval_ms,
         job_interval=job.interval,
         forced=forced,
-        first=job.anew or job.position == 0,
-        snapshot=job.anew,
+        first=job.reads_all_rows or job.position == 0,
+        snapshot=job.reads_all_rows,
         logs_from=max(job.rebuild or 0, *(starts.get(up, 0) for up in job.upstreams)),
         drain=job.drain,
     )

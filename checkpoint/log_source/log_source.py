@@ -184,7 +184,7 @@ class UpstreamLog(OneProcess):
             # The catalog has no notifications, so poll it with backoff.
             looks += 1
             wait_s = _BACKOFF.delay_s(looks)
-            self._closed.wait(wait_s if deadline is None else min(wait_s, deadline.left_s))
+            self._closed.wait(wait_s if deadline is None else min(wait_s, deadline.remaining_s))
         return None
 
     def ack(self, barrier: Barrier | int | None = None) -> None:

@@ -436,7 +436,7 @@ class JobPart(Part):
         while not (condition() or self.finished or self._restarted or self._final_error):
             if deadline is not None and deadline.passed:
                 return False
-            self._worker.changed.wait(None if deadline is None else deadline.left_s)
+            self._worker.changed.wait(None if deadline is None else deadline.remaining_s)
         if not self.finished:
             self._raise_pending()
         return True

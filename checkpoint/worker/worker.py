@@ -212,7 +212,7 @@ class Worker:
                 raise self._error
             if deadline is not None and deadline.passed:
                 raise ServerUnavailable(f"{self.location} did not answer in time: {awaited}") from self._error
-            self.changed.wait(None if deadline is None else deadline.left_s)
+            self.changed.wait(None if deadline is None else deadline.remaining_s)
 
     # ---- threads -------------------------------------------------------------------------------------------------
 

@@ -284,7 +284,7 @@ class ExchangeClient:
                     self._client = connect(self.location, self._roots)
                 client = self._client
             try:
-                timeout_s = max(0.001, min(ATTEMPT_S, deadline.left_s))
+                timeout_s = max(0.001, min(ATTEMPT_S, deadline.remaining_s))
                 return run_action(client, self.location, action, body, token=self._token, timeout_s=timeout_s)
             except EpochlogError as error:
                 if type(error).__name__ not in RETRIED or deadline.passed:
@@ -295,7 +295,7 @@ class ExchangeClient:
                 with suppress(Exception):
                     client.close()
             failures += 1
-            self._closed.wait(min(BACKOFF.delay_s(failures), deadline.left_s))
+            self._closed.wait(min(BACKOFF.delay_s(failures), deadline.remaining_s))
 
 
 def _checked_int(name: str, value: object, least: int) -> int:

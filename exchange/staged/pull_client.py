@@ -103,7 +103,7 @@ class StageReader:
                 self._check()
                 if deadline is not None and deadline.passed:
                     return None
-                self._changed.wait(1.0 if deadline is None else min(1.0, deadline.left_s))
+                self._changed.wait(1.0 if deadline is None else min(1.0, deadline.remaining_s))
             name, seq, batch, size = self._ready.popleft()
             self._ready_bytes -= size
             self._unsent_credit += size

@@ -121,7 +121,7 @@ class Pusher:
                 )
             if self._stream is not None and monotonic_s() - self._received_s > SILENT_S:
                 self._stream.abort()
-            self._changed.wait(min(deadline.left_s, 1.0))
+            self._changed.wait(min(deadline.remaining_s, 1.0))
 
     def _raise_unreported(self) -> None:
         error, self._unreported = self._unreported, None

@@ -261,8 +261,8 @@ class StagedExchange:
         next_check = Deadline.after(UPKEEP_S)
         while not self.closing.is_set():
             with self.changed:
-                deadlines = [held.deadline.left_s for held in self._held]
-                wait_s = min([next_check.left_s, self.uses.period_s, *deadlines])
+                deadlines = [held.deadline.remaining_s for held in self._held]
+                wait_s = min([next_check.remaining_s, self.uses.period_s, *deadlines])
                 self.changed.wait_for(lambda: self._upkeep_due or self.closing.is_set(), wait_s)
                 self._upkeep_due = False
                 paths, self._to_delete = self._to_delete, []

@@ -180,7 +180,7 @@ class RedisMarks:
         while True:
             with self._changed:
                 while not self._closing and (not self._pending or not self._retry_after.passed):
-                    self._changed.wait(self._retry_after.left_s if self._pending else None)
+                    self._changed.wait(self._retry_after.remaining_s if self._pending else None)
                 if self._closing:
                     return
                 pending, self._pending = list(self._pending), {}

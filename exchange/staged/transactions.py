@@ -23,7 +23,7 @@ from epochlog.store.metadata.exchange_records import (
     records_of,
     usage_key,
 )
-from epochlog.store.session.write_intents import revoked
+from epochlog.store.session.write_intents import find_revoked_intent
 
 from .state import (
     MAX_CHANNELS,
@@ -201,7 +201,7 @@ def push(tx: Txn, query_name: str, batch: Push) -> PushResult:
         if batch.attempt > channel.attempt:
             tx.put(channel_key(query.name, channel.name), replace(channel, attempt=batch.attempt).to_record())
         return PushResult(stored=False, full=True)
-    if batch.path is None or revoked(tx, [batch.path]):
+    if batch.path is None or find_revoked_intent(tx, [batch.path]):
         raise SegmentUnknown(
             f"channel {batch.channel!r}: vacuum has deleted the file of sequence {batch.seq}; push it again"
         )

@@ -249,7 +249,7 @@ class Subscription:
                 if self._stream is not None and wait_s <= 0:
                     self._last_message_s, wait_s = monotonic_s(), _POLL_S
                     self._stream.abort()
-                self._changed.wait(min(wait_s, wait_s if deadline is None else deadline.left_s))
+                self._changed.wait(min(wait_s, wait_s if deadline is None else deadline.remaining_s))
             return True
 
     def _silence_left_s(self) -> float:

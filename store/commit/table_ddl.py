@@ -18,7 +18,7 @@ from epochlog.store.catalog.keys import (
 )
 from epochlog.store.catalog.protocol import Txn, View
 from epochlog.store.env.failpoints import hit
-from epochlog.store.metadata.consumer_record import table_goes
+from epochlog.store.metadata.consumer_record import mark_table_dropped
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, TableDef, TableOptions
 from epochlog.store.metadata.lookups import all_jobs, find_table, get_job, get_table, get_version
@@ -172,7 +172,7 @@ def remove_table(tx: Txn, table_id: int, now_ms: int) -> None:
     record = tx.get(table_key(table_id))
     if record is None:
         return
-    table_goes(tx, table_id, now_ms)
+    mark_table_dropped(tx, table_id, now_ms)
     mark_unreachable(tx, table_id, files_of(tx, table_id).items(), now_ms)
     move_counters(tx, Counters.read(tx))
     for kind in (b"log", b"hist", b"hold", b"used", b"compact", b"trace", b"made"):

@@ -15,7 +15,7 @@ from epochlog.store.catalog.protocol import Txn, View
 from epochlog.store.env.process_id import has_died, identity
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_runs, get_table, get_version
-from epochlog.store.session.write_intents import revoked
+from epochlog.store.session.write_intents import find_revoked_intent
 from epochlog.store.types.key_codec import KeyCodec
 
 from .strategy import CompactionStrategy
@@ -96,7 +96,10 @@ def may_take(view: View, work: Work, numbers: Sequence[int]) -> bool:
     parts.
     """
     fresh = [number for number in numbers if work.pieces[number].reused is None]
-    return revoked(view, [part.path for number in fresh for parts in work.done[number] for part in parts]) is None
+    return (
+        find_revoked_intent(view, [part.path for number in fresh for parts in work.done[number] for part in parts])
+        is None
+    )
 
 
 def release_claim(handle: Handle, table: TableDef, work: Work) -> None:

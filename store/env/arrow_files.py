@@ -83,7 +83,7 @@ class ArrowFiles:
         except FileNotFoundError:
             return
         except OSError as error:
-            if self._is_gone(path):
+            if self._is_missing(path):
                 return  # some file systems report a missing file as another error
             raise WriteFailed(f"{full} was not deleted: {error}") from error
 
@@ -104,7 +104,7 @@ class ArrowFiles:
         except ReadFailed as error:
             raise WriteFailed(f"{self._full(path)} was not written: {error}") from error
 
-    def _is_gone(self, path: str) -> bool:
+    def _is_missing(self, path: str) -> bool:
         try:
             return not self.exists(path)
         except ReadFailed:

@@ -52,10 +52,10 @@ class Deadline:
         return cls(monotonic_s() + seconds(timeout, "timeout"))
 
     @property
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """Return the seconds until the deadline; 0.0 once it has passed."""
         return max(0.0, self.at_s - monotonic_s())
 
     @property
     def passed(self) -> bool:
-        return self.left_s == 0.0
+        return self.remaining_s == 0.0

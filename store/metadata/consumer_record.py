@@ -93,7 +93,7 @@ def get_consumer(view: View, name: str) -> ConsumerRecord:
     return ConsumerRecord.from_record(record)
 
 
-def table_goes(tx: Txn, table_id: int, now_ms: int) -> None:
+def mark_table_dropped(tx: Txn, table_id: int, now_ms: int) -> None:
     """Record in all consumers of a table that it is dropped: they cannot go on, and hold nothing. Call it inside the
     transaction that drops the table.
     """

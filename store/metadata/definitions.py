@@ -270,7 +270,7 @@ class JobRecord:
         return self.rebuild is not None
 
     @property
-    def anew(self) -> bool:
+    def reads_all_rows(self) -> bool:
         """Return True if the next barrier takes in all rows of the upstreams, not only their changes."""
         return self.rebuilding or (not self.position and self.backfill == "snapshot")
 

@@ -176,9 +176,9 @@ def broken_runs(version: TableVersion, runs: Runs) -> Iterator[str]:
         if run.lo != previous_end or run.lo >= run.hi:
             yield f"runs-adjoin: ({run.lo}, {run.hi}] after {show_epoch(previous_end)}"
         previous_end = run.hi
-        for left, right in zip(run.parts, run.parts[1:], strict=False):
-            if not left.key_max < right.key_min:
-                yield f"parts-disjoint: {left.path} and {right.path}"
+        for part, next_part in zip(run.parts, run.parts[1:], strict=False):
+            if not part.key_max < next_part.key_min:
+                yield f"parts-disjoint: {part.path} and {next_part.path}"
         if run.lo == 0 and any(part.deletes for part in run.parts):
             yield f"no-tombstones-at-the-bottom: ({run.lo}, {run.hi}]"
     if previous_end != version.compacted_epoch:

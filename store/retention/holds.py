@@ -94,7 +94,7 @@ def held_from(job: JobRecord, table_id: int) -> int | None:
     reads = table_id in job.upstreams
     if job.state in ("parked", "finished") or not (reads or table_id in job.outputs):
         return None
-    if job.anew and (reads or not job.position):
+    if job.reads_all_rows and (reads or not job.position):
         return job.barrier[1] if job.barrier else None
     return job.position
 

@@ -51,7 +51,7 @@ class Asked:
     global_max_lag_ms: int | None = None
 
 
-def require_as_asked(record: StoreRecord, requested: Asked, files: Files) -> None:
+def require_requested_options(record: StoreRecord, requested: Asked, files: Files) -> None:
     """Raise InvalidInput if a given option differs from the store's."""
     if requested.interval_ms not in (None, record.interval_ms):
         raise InvalidInput(

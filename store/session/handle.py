@@ -27,7 +27,7 @@ from epochlog.store.metadata.lag_bound import checked_global_max_lag_ms
 from epochlog.store.sst.segment_writer import WriteTarget
 from epochlog.store.types.epoch import MAX_EPOCH, from_unix_ms
 
-from .bootstrap import DEFAULT_INTERVAL_MS, Asked, open_catalog, require_as_asked
+from .bootstrap import DEFAULT_INTERVAL_MS, Asked, open_catalog, require_requested_options
 from .leases import RUNNER_MS, Leases
 from .marker import read_marker, require_kind
 from .watcher import CatalogWatcher
@@ -135,7 +135,7 @@ def open_handle(
     site = Site(place.root, place.folder, files, catalog, clock, durability, volatile)
     opened_catalog, record = open_catalog(kind, site, marker, requested)
     try:
-        require_as_asked(record, requested, files)
+        require_requested_options(record, requested, files)
     except InvalidInput:
         opened_catalog.close()
         raise

@@ -51,7 +51,7 @@ def all_intents(view: View) -> list[Intent]:
     return [Intent(**record) for _, record in view.scan(b"intent/", after_prefix(b"intent/"))]
 
 
-def revoked(view: View, paths: Iterable[str]) -> str | None:
+def find_revoked_intent(view: View, paths: Iterable[str]) -> str | None:
     """Return an intent of these files that vacuum has revoked, so that its files may be deleted at any time; None if
     there is none.
     """
@@ -61,7 +61,7 @@ def revoked(view: View, paths: Iterable[str]) -> str | None:
 
 def require_intents(view: View, table: str, paths: Iterable[str]) -> None:
     """Raise SegmentUnknown if vacuum has revoked the intent of one of these segments."""
-    intent = revoked(view, paths)
+    intent = find_revoked_intent(view, paths)
     if intent is not None:
         raise SegmentUnknown(
             f"table {table!r}: the write intent {intent} of its segments has ended or was revoked; write the rows "

@@ -95,14 +95,14 @@ def _first_failing(column: pa.ChunkedArray, target: pa.DataType) -> int:
 
 
 def _cast_checked(
-    column: pa.ChunkedArray, target: pa.DataType, find_lost: Any, reported: pa.DataType | None = None
+    column: pa.ChunkedArray, target: pa.DataType, find_misfits: Any, reported: pa.DataType | None = None
 ) -> pa.ChunkedArray:
     dtype, offset = np.dtype(target.to_pandas_dtype()), 0
     for chunk in column.chunks:
         values = chunk.fill_null(0).to_numpy(zero_copy_only=False)
-        lost = find_lost(values, dtype)
-        if lost.any():
-            row = int(np.flatnonzero(lost)[0])
+        misfits = find_misfits(values, dtype)
+        if misfits.any():
+            row = int(np.flatnonzero(misfits)[0])
             raise Unfit(offset + row, chunk[row], reported or target)
         offset += len(chunk)
     return column.cast(target, safe=False)
@@ -138,13 +138,13 @@ def _floats_to_decimals(column: pa.ChunkedArray, target: pa.DataType) -> pa.Chun
     """
     exact, least = 2.0 ** (np.finfo(column.type.to_pandas_dtype()).nmant + 1), 0.9 * 10.0**-target.scale
 
-    def find_lost(values: np.ndarray, _: np.dtype) -> np.ndarray:
+    def find_misfits(values: np.ndarray, _: np.dtype) -> np.ndarray:
         """Return a mask of the floats whose text Arrow casts wrongly: it fails, or makes a zero of a tiny number."""
         size = np.abs(values)
         return ~(size < exact) | ((size < least) & (size > 0))
 
     try:
-        texts = _cast_checked(column, column.type, find_lost, target).cast(pa.string())
+        texts = _cast_checked(column, column.type, find_misfits, target).cast(pa.string())
     except Unfit as unfit:
         _floats_to_decimals(column.slice(0, unfit.row), target)  # an earlier row may have too many digits
         raise

@@ -97,8 +97,8 @@ def _check_names(table: str, rows: pa.Table, target: pa.Schema, role: str) -> No
     duplicates = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if duplicates:
         raise SchemaMismatch(f"table {table}: column {duplicates[0]!r} occurs twice in the {role}")
-    known = set(target.names)
-    unknown = [name for name in names if name not in known]
+    target_names = set(target.names)
+    unknown = [name for name in names if name not in target_names]
     if unknown:
         raise SchemaMismatch(
             f"table {table}: unknown column {_quote_names(unknown)} in the {role}; "

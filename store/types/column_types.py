@@ -86,10 +86,10 @@ def stored_type(kind: pa.DataType) -> pa.DataType:
         return pa.string()
     if _T.is_binary_view(kind):
         return pa.binary()
-    return rebuilt(kind, stored_type)
+    return map_inner_types(kind, stored_type)
 
 
-def rebuilt(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+def map_inner_types(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
     """Return `kind` with `change` applied to the types directly inside it."""
 
     def inner(field: pa.Field) -> pa.Field:

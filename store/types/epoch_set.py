@@ -67,18 +67,18 @@ def next_after(events: Ints, epochs: Ints) -> Ints:
     """Return for each epoch the first event after it; FAR if there is none."""
     if not len(events):
         return np.full(len(epochs), FAR)
-    at = events.searchsorted(epochs, "right")
-    following = events[np.minimum(at, len(events) - 1)]
-    return np.where(at < len(events), following, FAR)
+    index = events.searchsorted(epochs, "right")
+    following = events[np.minimum(index, len(events) - 1)]
+    return np.where(index < len(events), following, FAR)
 
 
 def first_after(events: Ints, epoch: int) -> int:
     """Return the first event after `epoch`; FAR if there is none."""
-    at = int(events.searchsorted(epoch, "right"))
-    return int(events[at]) if at < len(events) else int(FAR)
+    index = int(events.searchsorted(epoch, "right"))
+    return int(events[index]) if index < len(events) else int(FAR)
 
 
 def newest_at(events: Ints, epoch: int) -> int:
     """Return the newest event at or below `epoch`; 0 if there is none."""
-    at = int(events.searchsorted(epoch, "right"))
-    return int(events[at - 1]) if at else 0
+    index = int(events.searchsorted(epoch, "right"))
+    return int(events[index - 1]) if index else 0

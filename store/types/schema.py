@@ -123,7 +123,7 @@ def _validate_key(table: str, schema: pa.Schema, primary_key: object) -> tuple[s
 def _check_columns(table: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
     if len(schema.names) > MAX_COLUMNS:
         raise LimitExceeded(f"table {table}: {len(schema.names)} columns are more than {MAX_COLUMNS}")
-    seen: set[str] = set()
+    names: set[str] = set()
     for field in schema:
         column_label = f"table {table}, column {field.name!r}"
         if not field.name:
@@ -132,9 +132,9 @@ def _check_columns(table: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
             raise InvalidSchema(f"{column_label}: names that begin with _ are reserved for hidden columns; rename it")
         if len(field.name.encode()) > MAX_COLUMN_NAME_BYTES:
             raise LimitExceeded(f"{column_label}: the name is longer than {MAX_COLUMN_NAME_BYTES} bytes")
-        if field.name in seen:
+        if field.name in names:
             raise InvalidSchema(f"{column_label}: the name occurs twice; rename one of the columns")
-        seen.add(field.name)
+        names.add(field.name)
         reason = refusal(field.type)
         if reason:
             raise InvalidSchema(f"{column_label}: type {field.type} cannot be stored: {reason}")

@@ -89,7 +89,7 @@ def test_the_clock_gives_unix_milliseconds() -> None:
 def test_a_deadline_passes() -> None:
     assert Deadline.after(0).passed
     assert not Deadline.after(timedelta(days=1)).passed
-    assert 86_000 < Deadline.after(86_400).left_s <= 86_400
+    assert 86_000 < Deadline.after(86_400).remaining_s <= 86_400
 
 
 @pytest.mark.parametrize("value", [-1, -0.5, math.nan, True, "5", None])

@@ -96,7 +96,7 @@ class RedisServer:
                         "this call wrote nothing. Bring the server back, then try again"
                     ) from error
                 failures += 1
-                self.pause(min(_BACKOFF.delay_s(failures), deadline.left_s))
+                self.pause(min(_BACKOFF.delay_s(failures), deadline.remaining_s))
 
     def pause(self, seconds: float) -> None:
         """Wait for some seconds; raise StoreClosed if `close` is called during the wait."""
@@ -141,8 +141,8 @@ class RedisServer:
                     f"{name} {required} to be durable; set it, or pass volatile=True if they may be lost"
                 )
 
-    def damaged(self, what: str) -> Corrupt:
-        return Corrupt(f"{self._role} server {self.name}", what)
+    def damaged(self, damage: str) -> Corrupt:
+        return Corrupt(f"{self._role} server {self.name}", damage)
 
     def close(self) -> None:
         """End the waits of all threads. Each thread closes the connection that it uses."""

@@ -143,8 +143,8 @@ class ReadSet:
             else:
                 page = span.keys[bisect_left(span.keys, position) : bisect_left(span.keys, last)]
                 scanned.hi = last
-            known = self._values
-            for key, value in [(key, known[key]) for key in page]:
+            values = self._values
+            for key, value in [(key, values[key]) for key in page]:
                 assert value is not None
                 yield key, value
 
