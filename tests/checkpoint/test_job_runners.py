@@ -181,12 +181,12 @@ def test_a_runner_of_this_machine_that_died_holds_nobody(lab: Lab) -> None:
     machine = identity().rsplit(" ", 2)[0]
     run_elsewhere(lab, f"{machine} {os.getpid()} 1")  # the same number, but another process had it then
     assert lab.store.job("j").step_local(COPY) is not None
-    run_elsewhere(lab, f"{machine} {os.getppid()} {_began(os.getppid())}")
+    run_elsewhere(lab, f"{machine} {os.getppid()} {_start_ticks(os.getppid())}")
     with pytest.raises(el.JobRunning):
         lab.store.job("j").step_local(refuse)
 
 
-def _began(pid: int) -> str:
+def _start_ticks(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
 
 

@@ -176,7 +176,7 @@ def nobody_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
         at = view.largest_valid_at_most([table.table_id for table in members], read=())
         return members, at or 0, []
 
-    monkeypatch.setattr(global_membership, "_agreeing", agreeing)
+    monkeypatch.setattr(global_membership, "_agree", agreeing)
 
 
 def the_least_lagging_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def short_histories_lower_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
         floor = max([min(oldest - 1, view.last_epoch), *(table.safe_epoch for table in members)])
         return view.largest_valid_at_most([table.table_id for table in members], read=(), floor=floor)
 
-    monkeypatch.setattr(global_membership, "_common", common)
+    monkeypatch.setattr(global_membership, "_common_epoch", common)
 
 
 def global_is_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +209,7 @@ def lag_of_the_newest_state(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lag_of_direct_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epochlog.store.epochs.lag._origin", lambda view, table, change: change)
+    monkeypatch.setattr("epochlog.store.epochs.lag._root_change", lambda view, table, change: change)
 
 
 def expired_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -392,7 +392,7 @@ def test_who_was_taken_over_has_no_effect(
         calls.append(1)
         if len(calls) == 2:
             clock.now_ms += LEASE_MS
-            monkeypatch.setattr("epochlog.store.session.leases._alive", {})  # as in another process
+            monkeypatch.setattr("epochlog.store.session.leases._alive_holders", {})  # as in another process
             assert some(other, full=True) is CompactionOutcome.DONE
         return made(*args, **options)
 
