@@ -201,7 +201,9 @@ def figures(scale: float, book: Book, tmp_path_factory: pytest.TempPathFactory) 
     cpu: Samples = {STREAM: [], PAIR: []}
     with ExitStack() as stack:
         store = stack.enter_context(el.open(tmp_path_factory.mktemp("control"), durability="os"))
-        stack.enter_context(mock.patch.object(coordinator, "make_task", lambda handle, asked, times: Watched(asked)))
+        stack.enter_context(
+            mock.patch.object(coordinator, "make_managed_job", lambda handle, asked, times: Watched(asked))
+        )
         # the segments that are reported are there as little as their table
         stack.enter_context(mock.patch.object(coordinator, "check_reported"))
         crowds = {

@@ -22,7 +22,7 @@ from epochlog.store.env.clock import Clock, SystemClock, monotonic_s
 from epochlog.store.session.handle import Handle
 
 from .decision_executor import DecisionExecutor
-from .managed_jobs import make_task
+from .managed_jobs import make_managed_job
 from .metrics import Metrics
 from .state import CoordinatorSettings, Owner, Running, actor_of, key_of, run_logged
 from .worker_connection import WorkerConnection, accept_worker
@@ -262,7 +262,7 @@ class Coordinator:
             reopen = ended or (running is not None and self._idle(key) and running.parts != request.parts)
             if running is not None and not reopen:
                 return
-        managed_job = make_task(self._handle, request, self.settings.checkpoints)
+        managed_job = make_managed_job(self._handle, request, self.settings.checkpoints)
         opened = managed_job.open()
         with self._executor.lock:
             if running is not None:

@@ -297,7 +297,7 @@ class JobTask:
         return PartRecord(None, self._runner.record().state == "finished")
 
 
-def make_task(handle: Handle, request: Attach, settings: JobSettings) -> ManagedJob:
+def make_managed_job(handle: Handle, request: Attach, settings: JobSettings) -> ManagedJob:
     """Return the load or job of an Attach. Raises JobNotFound, InvalidInput."""
     managed_job: ManagedJob = (LoadTask if request.part.kind == "load" else JobTask)(handle, request, settings)
     managed_job.require_match(request)

@@ -1,4 +1,4 @@
-"""The coordinator's connection to one worker: a queue of messages, and a thread that sends them.
+"""Connection of a coordinator to one worker: a queue of messages, and a thread that sends them.
 
 A worker that does not read blocks only that thread.
 """

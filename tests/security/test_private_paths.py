@@ -182,7 +182,7 @@ def test_whatever_the_error_no_path_is_told(error: el.EpochlogError) -> None:
 
 
 def attach_fails(patch: pytest.MonkeyPatch, fail: Callable[..., Any]) -> None:
-    patch.setattr(coordinator, "make_task", fail)
+    patch.setattr(coordinator, "make_managed_job", fail)
 
 
 def state_fails(patch: pytest.MonkeyPatch, fail: Callable[..., Any]) -> None:
