@@ -78,7 +78,7 @@ class GroupCommit:
             outcomes = self._catalog.transact(run_all)
         except Exception as error:  # noqa: BLE001 (raised by the futures; the thread goes on)
             if len(group) > 1 and (isinstance(error, Corrupt) or not isinstance(error, EpochlogError)):
-                for submission in group:  # only one body caused it, by a damaged record of its query
+                for submission in group:  # one body caused it, by a damaged record of its query
                     self._commit([submission])
                 return
             if not isinstance(error, EpochlogError):

@@ -106,7 +106,7 @@ def end_marks(view: View, name: str) -> EndMarks:
     return EndMarks(query.stages, marks)
 
 
-def coordinated(url: str, handle: Handle) -> RedisMarks:
+def open_marks(url: str, handle: Handle) -> RedisMarks:
     """Return a copy of the store's end marks on the Redis server at `url`. Raises InvalidInput."""
     catalog = handle.catalog
     return RedisMarks(url, handle.store_id, catalog, lambda query: catalog.read(lambda view: end_marks(view, query)))

@@ -171,7 +171,7 @@ def test_bytes_of_one_upsert() -> None:
     column = pa.chunked_array([pa.array(np.zeros(1 << 20, np.int64))] * 128)  # the same megabytes over and over
     whole = pa.table([column, column], schema=schema)
     assert whole.nbytes == MAX_BATCH_BYTES + 1
-    with pytest.raises(LimitExceeded, match="in parts"):
+    with pytest.raises(LimitExceeded, match="several smaller batches"):
         conform_table("t", whole, schema, ["id"])
 
 
