@@ -75,9 +75,8 @@ def compact_table(
 
 def _run_task(handle: Handle, table: TableDef, work: Work, budget: int | None, progress: Progress) -> CompactionOutcome:
     claimed = len(work.pieces) > 1
-    key = compact_key(table.id)
     if claimed:
-        handle.leases.keep(work.owner, [key], CLAIM_MS)
+        handle.leases.keep(work.owner, [compact_key(table.id)], CLAIM_MS)
     try:
         outcome = _run_pieces(handle, table, work, budget, progress, claimed=claimed)
     except TableDropped:
@@ -221,7 +220,7 @@ def _abandon(
     claimed: bool,
     only: Parts | None = None,
 ) -> CompactionOutcome:
-    """Remove files written for a compaction that cannot finish; vacuum deletes those that resist."""
+    """Delete the files of a compaction that cannot finish; vacuum retries failures."""
 
     def body(tx: Txn) -> bool:
         record = tx.get(compact_key(table.id))
@@ -238,7 +237,7 @@ def _abandon(
 
 
 def _remove(handle: Handle, work: Work, parts: Parts) -> None:
-    """Remove parts that no version has taken; vacuum deletes those that resist."""
+    """Delete parts that no version has taken; vacuum retries failures."""
     reused = {piece.reused for piece in work.pieces}
     for part in (*parts[0], *parts[1]):
         if part.path not in reused:

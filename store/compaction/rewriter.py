@@ -1,8 +1,7 @@
-"""Compaction rewrite: the merge of one key range of several sorted inputs into the newest version of each key, and the
-replaced versions that an epoch can still see.
+"""Compaction rewrite: merge one key range of sorted inputs into the newest version of each key, and the replaced
+versions that an epoch can still see.
 
-Sources are put on top of each other, oldest first. Only the rows that the upper one touches are searched for in the
-lower; what L0 holds is the only thing that is ever sorted.
+Sources are merged from the oldest up: each upper source looks up its keys in the merged lower ones. Only L0 is sorted.
 """
 
 from __future__ import annotations
@@ -29,9 +28,10 @@ PART_ROWS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Rows of one key range after some epochs. live: the newest of each key, with `_epoch`, tombstones too. history:
-    the replaced ones that are rewritten, with `_epoch` and `_until`, in no order. begun: keys and `_epoch` of all
-    replaced ones.
+    """Rows of one key range after some epochs.
+
+    live: the newest version of each key, with `_epoch`, tombstones too. history: the replaced versions to rewrite, with
+    `_epoch` and `_until`, unordered. begun: keys and `_epoch` of all replaced versions.
     """
 
     live: Rows
@@ -61,9 +61,7 @@ class Rewriter:
         safe_epoch: int,
         rewritten: Container[str] = (),
     ) -> tuple[list[RunFile], list[RunFile]]:
-        """Return the live and the new history parts of a key range. bottom: nothing lies below, so no tombstone is
-        kept. rewritten: the history parts of the runs to be written anew.
-        """
+        """Write and return the live and the new history parts of a key range; at the `bottom` drop tombstones."""
         sources = [self._of_run(run, key_range, rewritten, upper=place > 0) for place, run in enumerate(runs)]
         fresh = self._of_log(entries, key_range)
         source = merge_levels([*sources, fresh] if fresh is not None else sources, self._nothing())
@@ -134,12 +132,12 @@ def merge_levels(sources: Sequence[Source], nothing: Source) -> Source:
     """Merge sources that lie on top of each other, oldest first."""
     result = sources[0] if sources else nothing
     for upper in sources[1:]:
-        result = _put(result, upper)
+        result = _merge_over(result, upper)
     return result
 
 
-def _put(lower: Source, upper: Source) -> Source:
-    """Put `upper` on `lower`: a row of `lower` that it touches ends at the first epoch at which it is touched."""
+def _merge_over(lower: Source, upper: Source) -> Source:
+    """Merge `upper` over `lower`: a replaced row of `lower` ends at the first epoch at which `upper` has its key."""
     if not len(lower.live) and not lower.history:
         return upper
     at = lookup(lower.live.keys, upper.live.keys)

@@ -1,6 +1,6 @@
-"""Protocol of a compaction strategy: the choice of the runs of a table to merge next, from what the catalog tells.
+"""Protocol of a compaction strategy: the choice of the next runs of a table to merge, from its version in the catalog.
 
-`executor.STRATEGY` is the one that is asked. A further one is a module of its own and that line
+`executor.STRATEGY` is the strategy of all tables. Another one is a module of its own and a change of that line
 (docs/howto/add-a-compaction-strategy.md).
 """
 
@@ -19,11 +19,11 @@ HISTORY_PARTS = 16
 
 @dataclass(frozen=True, slots=True)
 class CompactionTask:
-    """Make one run of `runs` adjoining runs from `lo` on, and of L0 through `hi` if it is among the inputs.
+    """Task to merge `runs` adjoining runs from `lo` on, and L0 through `hi` if it is among the inputs, into one run.
 
-    l0_after: where L0 began when the task was picked, None if the task takes runs alone. Versions that no epoch >=
-    `safe_epoch` can see are not kept. `rewritten`: the history parts that are merged too; what was replaced once stays
-    as it was, so the others go into the new run as they are.
+    l0_after: the epoch at which L0 began when the task was picked; None if the task merges runs only. Versions that no
+    epoch >= `safe_epoch` can see are dropped. rewritten: the history parts to merge too; the new run takes the others
+    over unchanged.
     """
 
     reason: str
@@ -40,19 +40,19 @@ class CompactionTask:
         return self.lo == 0
 
     def inputs(self, runs: Runs) -> Runs | None:
-        """Return the task's runs among those of the table now; None when they have gone."""
+        """Return the task's runs among the current runs of the table; None if they are not there any more."""
         at = next((i for i, run in enumerate(runs) if run.lo == self.lo), len(runs))
-        found = runs[at : at + self.runs]
+        inputs = runs[at : at + self.runs]
         end = self.l0_after if self.l0_after is not None else self.hi
-        whole = len(found) == self.runs and (found[-1].hi == end if found else self.lo == end)
+        complete = len(inputs) == self.runs and (inputs[-1].hi == end if inputs else self.lo == end)
         newest = self.l0_after is None or at + self.runs == len(runs)
-        return found if whole and newest else None
+        return inputs if complete and newest else None
 
     def kept(self, runs: Runs) -> tuple[RunFile, ...]:
         """Return the history parts of its runs that the new run takes over unchanged."""
         rewritten = set(self.rewritten)
-        found = (part for run in runs for part in run.history if part.path not in rewritten)
-        return tuple(part for part in found if part.until > self.safe_epoch)
+        unchanged = (part for run in runs for part in run.history if part.path not in rewritten)
+        return tuple(part for part in unchanged if part.until > self.safe_epoch)
 
     def to_record(self) -> Record:
         return asdict(self)
@@ -64,15 +64,15 @@ class CompactionTask:
 
 
 class CompactionStrategy(Protocol):
-    """A pure function of a table's version and runs: it has no state, for any process may ask it at any time."""
+    """Compaction strategy: a pure function of a table's version and runs. Any process may call it at any time."""
 
     def pick(
         self, version: TableVersion, runs: Runs, *, compact_segments: int, full: bool = False, l0_only: bool = False
     ) -> CompactionTask | None:
-        """Pick the next compaction of a table; None while nothing is due. `task_from` makes it.
+        """Pick the next task of a table, made by `task_from`; None while nothing is due.
 
-        compact_segments: the segments of L0 that are enough for one. full: everything into one run. l0_only: L0 into a
-        run of its own, which takes the least time. A task takes adjoining runs; with L0, the newest ones.
+        compact_segments: the number of L0 segments that makes a task due. full: merge everything into one run. l0_only:
+        merge L0 into a run of its own, which takes the least time. A task has adjoining runs; with L0, the newest ones.
         """
         ...
 
@@ -88,13 +88,13 @@ def task_from(version: TableVersion, runs: Runs, first: int, reason: str, *, l0:
 
 
 def _rewritten(version: TableVersion, runs: Runs) -> tuple[str, ...]:
-    """Return the paths of the smallest history parts, to be written anew; none while there are few history parts."""
+    """Return the paths of the smallest history parts, to be merged; none while there are few history parts."""
     past = [part for run in runs for part in run.history if part.until > version.safe_epoch]
     if len(past) < HISTORY_PARTS + sum(len(run.parts) for run in runs):
         return ()
     chosen: list[RunFile] = []
     for part in sorted(past, key=lambda part: part.bytes):
-        if len(chosen) >= HISTORY_PARTS // 2 and part.bytes > sum(one.bytes for one in chosen):
+        if len(chosen) >= HISTORY_PARTS // 2 and part.bytes > sum(smaller.bytes for smaller in chosen):
             break
         chosen.append(part)
     return tuple(part.path for part in chosen)

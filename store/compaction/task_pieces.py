@@ -1,4 +1,4 @@
-"""Pieces of a compaction: key ranges of about so many rows that tile a task, and the parts that stay as they are."""
+"""Pieces of a compaction: key ranges of bounded size that tile a task, and the parts that the new run reuses."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from epochlog.store.types.key_range import KeyRange
 from .strategy import CompactionTask
 
 PIECE_ROWS = 1 << 19
-"""Rows of all inputs that one piece of a compaction reads, about: what is in memory at a time."""
+"""About the most rows of all inputs that one piece reads, and so has in memory."""
 PIECE_BYTES = 16 << 20
-"""The same in bytes of (compressed) files."""
+"""About the most bytes of (compressed) files that one piece reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """The keys of one input file, with the weight of its blocks."""
+    """Key interval of one input file, with the weight of its blocks."""
 
     low: Key
     high: Key
@@ -50,7 +50,7 @@ def pieces(
 ) -> list[Piece]:
     """Return key ranges that tile a task, in key order, each read and written by itself.
 
-    A part that no other input reaches into stays as it is: a table that only grows at its end is not written again.
+    A part that overlaps no other input is reused, so that a table that only grows at its end is not rewritten.
     """
     spans = list(_spans(task, runs, entries))
     kept = [span for span in spans if span.keepable and not _touched(span, spans)]

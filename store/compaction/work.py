@@ -63,19 +63,17 @@ def read_work(view: View, table_id: int) -> Work | None:
     if record is None:
         return None
     prefix = compact_key(table_id) + b"/"
-    done = {
-        int(key[-8:], 16): (
-            tuple(map(RunFile.from_record, piece["live"])),
-            tuple(map(RunFile.from_record, piece["history"])),
-        )
-        for key, piece in view.scan(prefix, after_prefix(prefix))
-    }
+    done = {int(key[-8:], 16): _parts_of(piece) for key, piece in view.scan(prefix, after_prefix(prefix))}
     fields = {
         **record,
         "task": CompactionTask.from_record(record["task"]),
         "pieces": tuple(Piece(*piece) for piece in record["pieces"]),
     }
     return Work(**fields, done=done)
+
+
+def _parts_of(record: Record) -> Parts:
+    return tuple(map(RunFile.from_record, record["live"])), tuple(map(RunFile.from_record, record["history"]))
 
 
 def read_inputs(view: View, table: TableDef, task: CompactionTask) -> tuple[Runs, list[LogEntry]] | None:

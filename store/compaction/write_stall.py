@@ -1,7 +1,7 @@
 """Write stall: a commit that finds L0 at its limit compacts it before it returns.
 
-So whoever writes faster than compaction works is slowed by just the work that is missing, and is told so: in the log,
-in `describe` and in the trace of compactions (by "commit").
+A writer that is faster than compaction is slowed by just the missing work. The log, `describe` and the trace of
+compactions (by "commit") show it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 LEAST_PIECES = 4
 REWRITES = 8
-"""A commit at the limit works off as many pieces as L0 fills, times this: about as often as a row is written again."""
+"""Write amplification to expect: a commit at the limit merges the pieces of L0 times this number."""
 WAIT_S = 5.0
 _POLL_S = 0.02
 _log = logging.getLogger("epochlog")
 
 
 def pressure(version: TableVersion, options: TableOptions) -> str | None:
-    """Return a sentence on why writers of a table stall, or will soon; None when they do not."""
+    """Return the reason why writers of a table stall, or will soon; None without one."""
     segments, most = version.l0_segments, options.max_segments
     if segments >= most:
         return f"{segments} segments of the log wait for compaction, {most} are the most: commits fold them first"
@@ -45,7 +45,7 @@ def pressure(version: TableVersion, options: TableOptions) -> str | None:
 def apply_backpressure(handle: Handle, written: Sequence[tuple[TableDef, TableVersion]]) -> None:
     """Wake maintenance after a commit for tables that are due, and compact those whose L0 is at its limit.
 
-    The commit has landed: what goes wrong here is logged, and tried again by the next one.
+    The commit has landed, so errors are logged, and the next commit tries again.
     """
     for table, version in written:
         if version.l0_segments >= table.options.compact_segments:
@@ -55,17 +55,17 @@ def apply_backpressure(handle: Handle, written: Sequence[tuple[TableDef, TableVe
                 handle.reported_backlog.add(table.id)
                 _log.warning(
                     "table %r: %s. Open the store with maintenance=True in one process, or call store.compact() now "
-                    "and then, and no commit has to; this is said once",
+                    "and then, and no commit has to; this is logged once",
                     table.name,
                     pressure(version, table.options),
                 )
             try:
-                _fold(handle, table, version)
+                _compact(handle, table, version)
             except EpochlogError as error:
                 _log.warning("table %r could not be compacted: %s", table.name, error)
 
 
-def _fold(handle: Handle, table: TableDef, version: TableVersion) -> None:
+def _compact(handle: Handle, table: TableDef, version: TableVersion) -> None:
     budget = max(LEAST_PIECES, REWRITES * version.l0_bytes // PIECE_BYTES)
     if compact_table(handle, table, l0_only=True, budget=budget, by="commit") is CompactionOutcome.BUSY:
         _log.warning("table %r is being compacted elsewhere; this commit waits for that up to %g s", table.name, WAIT_S)
@@ -74,7 +74,7 @@ def _fold(handle: Handle, table: TableDef, version: TableVersion) -> None:
 
 
 def _wait(handle: Handle, table: TableDef) -> None:
-    """Give the compaction that is under way a little time, so that it keeps up with the writers."""
+    """Wait a little for the compaction under way, so that it keeps up with the writers."""
     deadline, pause = Deadline.after(WAIT_S), threading.Event()
 
     def at_limit(view: View) -> bool:

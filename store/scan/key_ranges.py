@@ -1,4 +1,4 @@
-"""Key ranges that cut work into pieces of like size, so that memory stays bounded however long a log is."""
+"""Key ranges that cut work into pieces of similar size, so that memory stays bounded for a log of any length."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from epochlog.store.types.key_range import KeyRange
 from epochlog.store.types.schema import TableSchema
 
 ROW_BYTES = 64
-"""What a row of ordinary width takes in a file; wider ones count as several."""
-_TELLING_BLOCKS = 8
+"""Bytes of an ordinary row in a file; a wider row counts as several."""
+_ENOUGH_BLOCKS = 8
 _SAMPLED_KEYS = 64
 
 
@@ -39,12 +39,15 @@ def split_by_weight(marks: Iterable[tuple[Key, float]], count: int, within: KeyR
 def key_pieces(
     files: Files, table: TableSchema, segments: Sequence[Segment], count: int, within: KeyRange
 ) -> list[KeyRange]:
-    """Split segments as `split_by_weight` does; of many with one block each, the keys of a sample are read."""
+    """Return at most `count` key ranges that tile `within`, with similar numbers of the segments' rows.
+
+    The blocks of large segments weigh by their rows; of segments with few blocks, a sample of keys is read.
+    """
     if count < 2 or not segments:
         return [within]
     codec = KeyCodec(table.schema, table.primary_key)
-    large = [segment for segment in segments if len(segment.blocks) >= _TELLING_BLOCKS]
-    small = [segment for segment in segments if len(segment.blocks) < _TELLING_BLOCKS]
+    large = [segment for segment in segments if len(segment.blocks) >= _ENOUGH_BLOCKS]
+    small = [segment for segment in segments if len(segment.blocks) < _ENOUGH_BLOCKS]
     marks = [(key, segment.rows // len(segment.blocks)) for segment in large for key in segment.blocks]
     chosen = _spread(small, 4 * count + 8)
     share = max(1, sum(segment.rows for segment in small) // max(1, len(chosen) * _SAMPLED_KEYS))
@@ -60,6 +63,6 @@ def _spread(segments: Sequence[Segment], most: int) -> list[Segment]:
 
 
 def _evenly(length: int, most: int) -> list[int]:
-    """Return at most `most` places, evenly among `length`."""
+    """Return at most `most` indices, spread evenly over `length`."""
     count = min(length, most)
     return [place * length // count for place in range(count)]

@@ -1,4 +1,4 @@
-"""Pruning: the columns that a filter needs, and the files and key ranges that cannot pass it.
+"""Pruning: the columns that a filter needs, and the files and key ranges whose rows cannot pass it.
 
 Only statistics of key columns may rule out an L0 file: a row that fails a filter on other columns must still be read,
 for it may replace an older row that would pass.
@@ -50,7 +50,7 @@ def needed_columns(table: str, schema: pa.Schema, columns: Sequence[str], filter
 
 
 MOST_DEPTH = 2_000
-"""Calls of an expression inside of each other: Arrow goes down into each by recursion, and the stack ends some time."""
+"""Largest depth of nested calls in an expression: Arrow evaluates them by recursion, and a stack has an end."""
 MOST_CALLS = 40_000
 _STACK = 256 << 20
 _stack_size = threading.Lock()
@@ -58,8 +58,8 @@ _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 def check_filter(filter: object) -> None:
-    """Raise InvalidInput for a filter that is no expression, or so deep or large that evaluating it would end the
-    process, or take forever.
+    """Raise InvalidInput for a filter that is no expression, or so deep or large that its evaluation would end the
+    process or never end.
     """
     if not isinstance(filter, pc.Expression):
         raise InvalidInput(f"filter must be a pyarrow.compute.Expression, such as pc.field('x') > 1, not {filter!r}")
@@ -76,7 +76,7 @@ def check_filter(filter: object) -> None:
 
 
 def _described(filter: pc.Expression) -> str:
-    """Return the expression as text, made by a thread with a large stack: Arrow describes it by recursion too."""
+    """Return the expression as text. A thread with a large stack makes it, for Arrow prints it by recursion too."""
     texts: list[str] = []
     thread = threading.Thread(target=lambda: texts.append(str(filter)), name="epochlog-filter")
     with _stack_size:

@@ -56,7 +56,7 @@ class ScanPlan:
 
     @property
     def files(self) -> list[RunFile | Segment]:
-        """List the files that hold the rows, and those that hide some of them."""
+        """List the files to read: those with the rows, and those with newer versions or tombstones of some."""
         files: list[RunFile | Segment] = []
         for run in self.runs:
             past = run.history if self.epoch < run.hi else ()
@@ -65,7 +65,7 @@ class ScanPlan:
 
     @property
     def rows_at_most(self) -> int:
-        """Return an upper bound of the rows: all rows of the files, tombstones and replaced rows among them."""
+        """Return an upper bound of the rows: all rows of the files, with tombstones and replaced rows."""
         return sum(part.rows for run in self.runs for part in run.parts) + sum(s.rows for s in self.segments)
 
     @property
@@ -88,7 +88,7 @@ class ScanPlan:
             )
         twice = [name for place, name in enumerate(columns) if name in columns[:place]]
         if twice:
-            raise InvalidInput(f"table {self.table.name!r}: column {twice[0]!r} is asked for twice")
+            raise InvalidInput(f"table {self.table.name!r}: column {twice[0]!r} is listed twice; list it once")
         return pa.schema([self.table.schema.field(name) for name in columns])
 
     def read(self, files: Files, options: ReadOptions = ALL_ROWS) -> pa.Table:
@@ -171,7 +171,7 @@ class ScanPlan:
 
     @property
     def rows_known(self) -> int | None:
-        """Return the number of rows if one run alone tells it; None if rows must be read to be counted."""
+        """Return the number of rows if the catalog has it; None if rows must be read to be counted."""
         if self.is_lone_run:
             return sum(part.rows for part in self.runs[0].parts)
         return None if self.segments or self.runs else 0
@@ -228,18 +228,16 @@ class ScanPlan:
 
 
 def plan_scan(view: View, table: TableDef, epoch: int | None) -> ScanPlan:
-    """Plan the read of a table at an epoch; None is its newest commit. EpochExpired below its safe epoch.
+    """Plan the read of a table at an epoch; None is its newest commit. Raises EpochExpired below its safe epoch.
 
-    Whether the epoch is complete is the caller's to ask (EpochView): here, a root table's or a job's own state as of
-    the newest commit at or below the epoch.
+    The read returns the state as of the newest commit at or below the epoch. Callers check completeness (EpochView).
     """
     version = get_version(view, table.id, table.name)
     at = version.max_committed_epoch if epoch is None else as_epoch("epoch", epoch)
     if at < version.safe_epoch:
         raise EpochExpired(
             f"table {table.name!r} is readable from epoch {show_epoch(version.safe_epoch)} on; {show_epoch(at)} has "
-            "been let go. "
-            "Keep more with TableOptions(history_retention=...), or pin it with a snapshot while it is there"
+            "been let go. Keep more with TableOptions(history_retention=...), or hold epochs with a snapshot"
         )
     # every entry of a table lies above all runs or is folded into one; a run newer than `at` is read with its history
     start = version.compacted_epoch + 1
@@ -250,7 +248,7 @@ def plan_scan(view: View, table: TableDef, epoch: int | None) -> ScanPlan:
 
 
 def require_complete(name: str, epoch: int | None, complete_through: int) -> None:
-    """Raise EpochNotCommitted if something may still land in the table at or below the epoch."""
+    """Raise EpochNotCommitted if a commit may still land in the table at or below the epoch."""
     if epoch is not None and epoch > complete_through:
         short = f"complete only through {show_epoch(complete_through)}, {distance(complete_through, epoch)} short"
         raise EpochNotCommitted(
@@ -263,7 +261,7 @@ def require_complete(name: str, epoch: int | None, complete_through: int) -> Non
 def _batches_of(
     read: Callable[[list[KeyRange]], pa.Table], parts: Sequence[list[KeyRange]]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of one part after another; no batch is referred to here once it was yielded."""
+    """Yield the batches of one part after another; keep no reference to a yielded batch."""
     for part in parts:
         batches = read(part).to_batches(max_chunksize=BATCH_ROWS)[::-1]
         while batches:
@@ -271,8 +269,10 @@ def _batches_of(
 
 
 def _marks(plan: ScanPlan) -> Iterator[tuple[Key, float]]:
-    """Yield the keys at which blocks begin, with the rows up to the next one. A block that lies over several of the
-    level with the most blocks is spread over those: small commits all begin near the first key.
+    """Yield the first keys of blocks with the blocks' rows.
+
+    A block that overlaps several blocks of the level with the most blocks is spread over these, because small commits
+    all begin near the first key.
     """
     levels: list[Sequence[RunFile] | Sequence[Segment]] = [run.parts for run in plan.runs]
     levels += [(segment,) for segment in plan.segments]

@@ -1,9 +1,8 @@
-"""Key ranges that cut a read into pieces of like bytes: by what the catalog says of files' blocks and, where that is
-too coarse, by a look into the few blocks that a cut goes through.
+"""Key ranges that cut a read into pieces of similar bytes.
 
-A block counts with what its columns take in memory, spread over its keys. Where a cut may be wrong by more than
-TOLERANCE of a piece, the blocks that make it uncertain are read and become many small ones, and the cuts are made anew.
-Of many that lie over one cut, as a log's small segments do, some are read and stand for the others.
+The catalog has the sizes of the blocks of all files; a block's bytes are spread evenly over its keys. Where a cut may
+be off by more than TOLERANCE of a piece, the uncertain blocks are read and replaced by many small slices, and the cuts
+are computed again. If many blocks lie over one cut, as a log's small segments do, a sample of them is read.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from epochlog.store.types.row_size import row_bytes, split_widths, varying_bytes
 from epochlog.store.types.schema import TableSchema
 
 TOLERANCE = 0.05
-"""By how much of a piece either end of it may be off."""
+"""Largest error of either end of a piece, as a share of the piece."""
 LARGEST, LOOKS = 4, 8
-"""Blocks that are read for a cut at a time: the largest, and at most so many that stand for all others."""
+"""Blocks read for a cut at a time: the LARGEST largest, and at most LOOKS of the others as a sample."""
 _SLICES = 64
 _ROUNDS = 4
 
@@ -38,18 +37,18 @@ Source = Segment | RunFile
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """`bytes` of rows whose keys begin at `low` and end before `end` (the last of a file: with it)."""
+    """Rows of `bytes` bytes with keys in [low, end); the last span of a file includes `end`."""
 
     low: Key
     end: Key
     bytes: float
-    source: Source | None = None  # None: a slice of one that was read
+    source: Source | None = None  # None for a slice of a block that was read
     block: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SizeHistogram:
-    """Histogram of a read's bytes over its keys, as far as they are known."""
+    """Histogram of a read's bytes over its keys."""
 
     spans: tuple[Span, ...]
     lows: tuple[list[Key], list[float]] = field(init=False)
@@ -70,14 +69,14 @@ class SizeHistogram:
         return min(least, most), most
 
     def cut(self, share: float) -> Key:
-        """Return the key below which there are `share` bytes, as nearly as is known."""
+        """Return the key with about `share` bytes below it."""
         keys = self.lows[0]
         at = bisect_left(keys, share, key=lambda key: sum(self.below(key)) / 2)
         near = keys[max(0, at - 1) : at + 1] or keys[-1:]
         return min(near, key=lambda key: abs(sum(self.below(key)) / 2 - share))
 
     def vague(self, key: Key, share: float, most: float) -> list[Span]:
-        """List the blocks, largest first, without which the cut at this key would be within `most` bytes of `share`."""
+        """List the blocks, largest first, that keep the cut at this key from being within `most` bytes of `share`."""
         least, greatest = self.below(key)
         off = abs((least + greatest) / 2 - share) + (greatest - least) / 2
         through = [span for span in self.spans if span.source and span.low < key < span.end]
@@ -92,7 +91,7 @@ class SizeHistogram:
 
 
 def estimate_sizes(table: TableSchema, sources: Iterable[Source], columns: Sequence[str]) -> list[Span]:
-    """List the blocks of these files, with the bytes in memory of each in these columns (and the key)."""
+    """List the blocks of these files with their bytes in memory, of these columns and the key."""
     fixed, varying = split_widths(_fields(table, columns))
     return [span for source in sources for span in _blocks(source, fixed, varying)]
 
@@ -100,42 +99,44 @@ def estimate_sizes(table: TableSchema, sources: Iterable[Source], columns: Seque
 def split_evenly(
     files: Files, table: TableSchema, spans: Sequence[Span], columns: Sequence[str], count: int, within: KeyRange
 ) -> list[KeyRange]:
-    """Return at most `count` key ranges that tile `within`, with like numbers of the spans' bytes. Raises Corrupt."""
+    """Return at most `count` key ranges that tile `within`, with similar sums of the spans' bytes. Raises Corrupt."""
     low, high = within
     inside = [span for span in spans if within.overlaps(span.low, span.end)]
     if count < 2 or not inside:
         return [within]
-    shares = SizeHistogram(tuple(inside))
+    histogram = SizeHistogram(tuple(inside))
     for _ in range(_ROUNDS):
-        groups = list(_vague(shares, count))
+        groups = list(_vague(histogram, count))
         if not groups:
             break
-        shares = _looked_into(files, table, columns, shares, groups)
-    low = shares.lows[0][0] if low is None else max(low, shares.lows[0][0])
-    cuts = sorted({key for _, key in _cuts(shares, count) if key > low and (high is None or key < high)})
+        histogram = _read_slices(files, table, columns, histogram, groups)
+    low = histogram.lows[0][0] if low is None else max(low, histogram.lows[0][0])
+    cuts = sorted({key for _, key in _cuts(histogram, count) if key > low and (high is None or key < high)})
     return [KeyRange(*ends) for ends in pairwise([within.low, *cuts, high])]
 
 
-def _cuts(shares: SizeHistogram, count: int) -> Iterator[tuple[float, Key]]:
+def _cuts(histogram: SizeHistogram, count: int) -> Iterator[tuple[float, Key]]:
     for place in range(1, count):
-        share = shares.bytes * place / count
-        yield share, shares.cut(share)
+        share = histogram.bytes * place / count
+        yield share, histogram.cut(share)
 
 
-def _vague(shares: SizeHistogram, count: int) -> Iterator[list[Span]]:
-    """Yield for each cut the blocks that make it uncertain, without those of earlier cuts."""
+def _vague(histogram: SizeHistogram, count: int) -> Iterator[list[Span]]:
+    """Yield the blocks that make each cut uncertain, without those of earlier cuts."""
     named: set[int] = set()
-    for share, key in _cuts(shares, count):
-        vague = [span for span in shares.vague(key, share, shares.bytes / count * TOLERANCE) if id(span) not in named]
+    for share, key in _cuts(histogram, count):
+        vague = [
+            span for span in histogram.vague(key, share, histogram.bytes / count * TOLERANCE) if id(span) not in named
+        ]
         named |= {id(span) for span in vague}
         if vague:
             yield vague
 
 
-def _looked_into(
-    files: Files, table: TableSchema, columns: Sequence[str], shares: SizeHistogram, groups: Sequence[list[Span]]
+def _read_slices(
+    files: Files, table: TableSchema, columns: Sequence[str], histogram: SizeHistogram, groups: Sequence[list[Span]]
 ) -> SizeHistogram:
-    """Return the histogram with slices in place of the blocks of `groups`; the slices are read from the files."""
+    """Replace the blocks of `groups` by slices, read from the files."""
     gone = {id(span) for group in groups for span in group}
     chosen: list[tuple[Span, float]] = []
     for group in groups:
@@ -144,12 +145,12 @@ def _looked_into(
         worth = sum(span.bytes for span in small) / max(1.0, sum(span.bytes for span in some))
         chosen += [*((span, span.bytes) for span in large), *((span, span.bytes * worth) for span in some)]
     read = parallel_map(lambda block: list(_slices(files, table, columns, *block)), chosen, BATCH_ROWS * len(chosen))
-    left = [span for span in shares.spans if id(span) not in gone]
+    left = [span for span in histogram.spans if id(span) not in gone]
     return SizeHistogram(tuple(left + [piece for pieces in read for piece in pieces]))
 
 
 def _slices(files: Files, table: TableSchema, columns: Sequence[str], span: Span, worth: float) -> Iterator[Span]:
-    """Cut a block into slices of its rows with like bytes, `worth` bytes together."""
+    """Cut a block into slices of its rows with similar bytes, `worth` bytes together."""
     codec, source = KeyCodec(table.schema, table.primary_key), span.source
     fixed, names = split_widths(_fields(table, columns))
     if isinstance(source, RunFile):
@@ -173,7 +174,7 @@ def _blocks(source: Source, fixed: int, varying: Sequence[str]) -> Iterator[Span
     count = len(source.blocks)
     rows = _block_rows(source.rows, count)
     sizes = varying_bytes(source.sizes, varying, count)
-    if varying and not source.sizes:  # made by one of the first builds
+    if varying and not source.sizes:  # written by one of the first builds
         sizes = [source.bytes // count] * count
     ends = [*source.blocks[1:], source.key_max]
     for place, (low, end) in enumerate(zip(source.blocks, ends, strict=True)):

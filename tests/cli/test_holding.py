@@ -81,7 +81,7 @@ def test_history_of_compactions(run: Any, worn: str) -> None:
     assert len(run("history", worn, "orders", "--compactions", "--limit", "1", "--json").out.splitlines()) == 1
     page = run("history", worn, "orders", "--compactions").out
     assert "why" in page and first["reason"] in page
-    assert "asked for in full" in page
+    assert "full compaction" in page
 
 
 def test_a_table_that_was_never_compacted(run: Any, lake: Any) -> None:

@@ -100,17 +100,17 @@ def a_row_ends_when_it_was_replaced_last(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def the_lower_source_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = rewriter._put
-    monkeypatch.setattr(rewriter, "_put", lambda lower, upper: real(upper, lower))
+    real = rewriter._merge_over
+    monkeypatch.setattr(rewriter, "_merge_over", lambda lower, upper: real(upper, lower))
 
 
 def what_a_run_replaces_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = rewriter._put
+    real = rewriter._merge_over
 
     def forgetful(lower: Source, upper: Source) -> Source:
         return replace(real(lower, upper), history=(*lower.history, *upper.history))
 
-    monkeypatch.setattr(rewriter, "_put", forgetful)
+    monkeypatch.setattr(rewriter, "_merge_over", forgetful)
 
 
 def parts_are_kept_though_touched(monkeypatch: pytest.MonkeyPatch) -> None:

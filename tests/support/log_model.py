@@ -40,7 +40,7 @@ TINY = {
     "changelog.pre_images.PIECE_ROWS": 3,
     "scan.key_ranges.ROW_BYTES": 1 << 20,  # all rows count as ordinary ones, however small the files
     "scan.key_ranges._SAMPLED_KEYS": 2,
-    "scan.key_ranges._TELLING_BLOCKS": 3,
+    "scan.key_ranges._ENOUGH_BLOCKS": 3,
 }
 """Sizes at which a few rows cross every boundary there is."""
 
