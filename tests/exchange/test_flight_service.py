@@ -177,7 +177,7 @@ BAD = [
     (plain.command(write="orders"), "'read' or 'changes'"),
 ]
 OF_INFO_ONLY = [
-    (plain.command(read="orders", consistency="nope"), "no consistency policy"),
+    (plain.command(read="orders", consistency="nope"), "unknown consistency policy"),
     (plain.command(read="orders", options={"x": 1}), "latest"),
     (plain.command(read="orders", consistency="at_least", options={"epoch": 1, "timeout": 31}), "30 s"),
     (plain.command(changes="orders", after=5, until=4), "inverted"),
