@@ -50,11 +50,11 @@ if anew ~= '' then
 else
   if not theirs or not made then return {LOST} end
   if theirs ~= incarnation or made ~= generation then return {EARLIER} end
-  local found = redis.call('HMGET', KEYS[1], 'm:' .. query, 't:' .. query, 's:' .. query)
-  if found[2] and (tonumber(found[2]) or 0) > turn then return {LATE} end
-  local digest = found[1] and redis.sha1hex(found[1]) or ''
+  local stored = redis.call('HMGET', KEYS[1], 'm:' .. query, 't:' .. query, 's:' .. query)
+  if stored[2] and (tonumber(stored[2]) or 0) > turn then return {LATE} end
+  local digest = stored[1] and redis.sha1hex(stored[1]) or ''
   if not string.find(before, ',' .. digest .. ',', 1, true) then return {CHANGED} end
-  if found[1] and found[3] ~= string.format('%.0f', count(found[1])) then return {MISCOUNTED} end
+  if stored[1] and stored[3] ~= string.format('%.0f', count(stored[1])) then return {MISCOUNTED} end
 end
 if marks == '' then
   redis.call('HDEL', KEYS[1], 'm:' .. query, 't:' .. query, 's:' .. query)
