@@ -23,7 +23,7 @@ def _trusting_take(gate: Any) -> list[Delivery]:
     taken: list[Delivery] = []
     for channels in gate._stages.values():
         taken += [delivery for name in channels for delivery in gate._channels[name].take()]
-        if any(gate._channels[name].last is None for name in channels):
+        if any(gate._channels[name].last_seq is None for name in channels):
             break
     return taken
 
