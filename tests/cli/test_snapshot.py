@@ -245,7 +245,7 @@ def test_taken_in_one_process_and_read_in_another(spawn, tmp_path) -> None:
         store.table("t").upsert(pa.table({"k": [1], "v": [5]}))
         store.compact(full=True)
     gone = spawn("read", root, "--token", night["token"], "--json")
-    assert gone.code == 1 and "has been let go" in gone.err
+    assert gone.code == 1 and "has been released" in gone.err
 
 
 def test_a_token_may_begin_with_a_dash(run, lake) -> None:
