@@ -228,19 +228,23 @@ def counting_threads_of_two_handles_lose_and_double_nothing(open_catalog: OpenCa
 
 def a_body_sees_one_state_however_often_it_asks(open_catalog: OpenCatalog) -> None:
     """Move both ends of pairs together; every body sees equal ends, even one that runs again."""
-    writer, reader, over = open_catalog(), open_catalog(), threading.Event()
+    writer, reader, over, writes = open_catalog(), open_catalog(), threading.Event(), [0]
     put(writer, *[b"%s/%d" % (side, n) for side in (b"a", b"z") for n in range(8)])
 
     def write() -> None:
         numbers = random.Random(2)
-        while not over.is_set():
+        try:
+            while not over.is_set():
 
-            def move(tx: Txn, n: int = numbers.randrange(8)) -> None:
-                record = {"n": (tx.get(b"a/%d" % n) or {"n": 0})["n"] + 1}
-                tx.put(b"a/%d" % n, record)
-                tx.put(b"z/%d" % n, record)
+                def move(tx: Txn, n: int = numbers.randrange(8)) -> None:
+                    record = {"n": (tx.get(b"a/%d" % n) or {"n": 0})["n"] + 1}
+                    tx.put(b"a/%d" % n, record)
+                    tx.put(b"z/%d" % n, record)
 
-            writer.transact(move)
+                writer.transact(move)
+                writes[0] += 1
+        finally:
+            over.set()
 
     def check_pairs(view: View) -> tuple[int, int]:
         first = [view.get(b"a/%d" % n) for n in range(8)]
@@ -250,7 +254,9 @@ def a_body_sees_one_state_however_often_it_asks(open_catalog: OpenCatalog) -> No
 
     def read() -> None:
         try:
-            read = [reader.read(check_pairs) for _ in range(60)]
+            read: list[tuple[int, int]] = []
+            while len(read) < 60 or (writes[0] < 60 and not over.is_set()):  # writes land between the reads
+                read.append(reader.read(check_pairs))
             sums = [total for _, total in (*read, *(reader.transact(check_pairs) for _ in range(60)))]
             assert all(a <= b for a, b in pairwise(sums))
             assert len(dict(read)) == len(set(read))  # each version has one sum
