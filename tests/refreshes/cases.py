@@ -134,7 +134,7 @@ NO_VIEWS = {
     "docs/guide/operating.md:rates_are_down": "it shows what a failing refresh looks like",
     "demo/acts.py:Slowdown.__call__": "it calls the refresh of a view, and waits",
     "demo/session.py:start_job.run": "it calls the refresh of a view",
-    "demo/worker.py:held.run": "it calls the refresh of a view",
+    "demo/worker.py:holding.run": "it calls the refresh of a view",
 }
 
 
