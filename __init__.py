@@ -113,7 +113,7 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .spark.session import register, spark
     from .spark.sink import sink
     from .store.backup.restore import RestoreReport, restore_catalog
-    from .store.changelog.consumers import ConsumerInfo
+    from .store.changelog.consumer_info import ConsumerInfo
     from .store.maintenance.vacuum import VacuumedFile, VacuumReport
     from .store.metadata.definitions import TableOptions
     from .store.sst.segment import Segment
@@ -133,7 +133,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "TableWriter",
     ),
     "store.metadata.definitions": ("TableOptions",),
-    "store.changelog.consumers": ("ConsumerInfo",),
+    "store.changelog.consumer_info": ("ConsumerInfo",),
     "store.sst.segment": ("Segment",),
     "store.maintenance.vacuum": (
         "VacuumReport",

@@ -19,7 +19,8 @@ from epochlog.checkpoint.job.job_ddl import JobInfo, Output, create_job, drop_jo
 from epochlog.store.backup.incremental import export_catalog
 from epochlog.store.catalog.export_format import Header
 from epochlog.store.catalog.protocol import View
-from epochlog.store.changelog.consumers import ConsumerInfo, drop_consumer, list_consumers, reset_consumer
+from epochlog.store.changelog.consumer_info import ConsumerInfo, list_consumers
+from epochlog.store.changelog.consumers import drop_consumer, reset_consumer
 from epochlog.store.check.verify import VerifyReport, verify_store
 from epochlog.store.commit.boundaries import force_boundary
 from epochlog.store.commit.edits import TableEdit

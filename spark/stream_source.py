@@ -17,7 +17,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from epochlog.store.catalog.keys import after_prefix, consumer_key, log_key
 from epochlog.store.catalog.protocol import View
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS
-from epochlog.store.changelog.consumers import Consumer, open_consumer
+from epochlog.store.changelog.consumer import Consumer
+from epochlog.store.changelog.consumers import open_consumer
 from epochlog.store.changelog.log_plan import LogPlan, plan_backfill, plan_changes
 from epochlog.store.changelog.log_position import SNAPSHOT, reach
 from epochlog.store.metadata.consumer_record import check_consumer_name

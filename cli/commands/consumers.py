@@ -19,7 +19,9 @@ from epochlog.exchange.subscription.messages import FeedPosition
 from epochlog.exchange.subscription.table_feed import Passed, Slice, TableFeed
 from epochlog.store.catalog.protocol import View
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS, CHANGE_TYPE, COMMIT_VERSION
-from epochlog.store.changelog.consumers import Consumer, ConsumerInfo, open_consumer
+from epochlog.store.changelog.consumer import Consumer
+from epochlog.store.changelog.consumer_info import ConsumerInfo
+from epochlog.store.changelog.consumers import open_consumer
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table, get_version
 

@@ -22,7 +22,8 @@ from epochlog.exchange.transport.duplex import DuplexStream
 from epochlog.exchange.transport.services import Call
 from epochlog.store.catalog.keys import head_key
 from epochlog.store.catalog.protocol import View
-from epochlog.store.changelog.consumers import Consumer, open_consumer
+from epochlog.store.changelog.consumer import Consumer
+from epochlog.store.changelog.consumers import open_consumer
 from epochlog.store.changelog.footprint import Footprint
 from epochlog.store.env.clock import monotonic_s
 from epochlog.store.epochs.view_reader import read_epoch_view

@@ -15,7 +15,8 @@ from epochlog.exchange.subscription.messages import Answer, encode
 from epochlog.exchange.subscription.server import SubscriptionLimits
 from epochlog.exchange.transport.duplex import ClientLine
 from epochlog.store.changelog import consumers
-from epochlog.store.changelog.consumers import list_consumers, reset_consumer
+from epochlog.store.changelog.consumer_info import list_consumers
+from epochlog.store.changelog.consumers import reset_consumer
 from epochlog.store.env.backoff import Backoff
 from subscription_fixture import TOKEN, BreakingConnections, Replica, rows, served
 from wait_until import WAIT_LIMIT_S, wait_until

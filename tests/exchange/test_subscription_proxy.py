@@ -13,7 +13,7 @@ import epochlog as el
 from epochlog.exchange.subscription import client as subscriber
 from epochlog.exchange.subscription import table_feed
 from epochlog.exchange.subscription.server import SubscriptionLimits
-from epochlog.store.changelog.consumers import list_consumers
+from epochlog.store.changelog.consumer_info import list_consumers
 from epochlog.store.env.backoff import Backoff
 from epochlog.testing.tcp_proxy import TcpProxy
 from subscription_fixture import Replica, Serving, rows, served

@@ -115,7 +115,7 @@ def test_consumers_that_readers_make_leave_a_quarter(tmp_path: Path, monkeypatch
             for name in ("a", "b", "c"):
                 subscribed(server.location, READ_TOKEN, name)
             with pytest.raises(
-                LimitExceeded, match=r"3 consumers already, and the last 1 places are for who may write"
+                LimitExceeded, match=r"3 consumers already, and the last 1 places are for callers with write access"
             ):
                 subscribed(server.location, READ_TOKEN, "d")
             subscribed(server.location, READ_TOKEN, "a")  # what is there is read on

@@ -13,7 +13,8 @@ import pytest
 import epochlog as el
 from epochlog.store.catalog.keys import consumer_key
 from epochlog.store.changelog import consumers as consumers_module
-from epochlog.store.changelog.consumers import Consumer, open_consumer
+from epochlog.store.changelog.consumer import Consumer
+from epochlog.store.changelog.consumers import open_consumer
 from epochlog.store.metadata import consumer_record
 from epochlog.store.metadata.consumer_record import get_consumer
 from epochlog.store.metadata.lookups import find_table
