@@ -58,30 +58,25 @@ def open_consumer(
 
     too_old: the reaction when changes after its position were truncated while it was closed: "error" raises
     LogTruncated, "snapshot" begins again with the tables' rows. keep: the time (seconds or a timedelta) for which it
-    holds the log after it was closed; None: without end. states: the consumer reads pre-images, so for tables that do
-    not store them the rows at its position are held too. The newest call sets these three. incarnation: resume this
-    incarnation in place of claiming a new one; it must be the newest. may_write: False for a caller with read
-    access only, which cannot use the last quarter of MOST_CONSUMERS. Raises InvalidName, InvalidInput, LimitExceeded,
-    TableNotFound, TableDropped, LogTruncated, and with `incarnation` Fenced and ConsumerNotFound.
+    holds the log after it was closed; None: without end. states: it reads pre-images, so for tables that do not store
+    them the rows at its position are held too. The newest call sets these three. incarnation: resume this incarnation,
+    which must be the newest. may_write: False for a caller with read access only, which cannot use the last quarter of
+    MOST_CONSUMERS. Raises InvalidName, InvalidInput, LimitExceeded, TableNotFound, TableDropped, Fenced, LogTruncated.
     """
     check_consumer_name(name)
     if too_old not in TOO_OLD:
         raise InvalidInput(f"consumer {name!r}: too_old must be one of {TOO_OLD}, not {too_old!r}")
     if isinstance(tables, str) or not tables or len(set(tables)) != len(tables):
-        raise InvalidInput(
-            f"consumer {name!r}: tables must be a list of one or more different table names, not {tables!r}"
-        )
+        raise InvalidInput(f"consumer {name!r}: tables is a list of one or more different table names, not {tables!r}")
     keep_ms = None if keep is None else _keep_ms(keep)
+    limit = MOST_CONSUMERS if may_write else MOST_FOR_READERS
     holder = handle.new_holder("consumer")
 
     def claim(tx: Txn) -> ConsumerRecord:
         now_ms, stored_record = handle.catalog.now_ms(), tx.get(consumer_key(name))
         if incarnation is not None:
-            newest = get_consumer(tx, name)
-            if newest.incarnation != incarnation:
-                raise fenced_error(newest, incarnation)
+            _require_newest(get_consumer(tx, name), incarnation)
         if stored_record is None:
-            limit = MOST_CONSUMERS if may_write else MOST_FOR_READERS
             record, table_defs = _new_consumer(tx, name, tables, too_old, limit)
         else:
             record = ConsumerRecord.from_record(stored_record)
@@ -147,6 +142,12 @@ def drop_consumer(handle: Handle, name: str) -> None:
         tx.delete(consumer_key(get_consumer(tx, name).name))
 
     handle.catalog.transact(delete)
+
+
+def _require_newest(record: ConsumerRecord, incarnation: int) -> None:
+    """Raise Fenced unless this is the newest incarnation of the consumer."""
+    if record.incarnation != incarnation:
+        raise fenced_error(record, incarnation)
 
 
 def _new_consumer(
