@@ -1,4 +1,4 @@
-"""Applies rows, or rows of a change feed, to a table's segment writer."""
+"""Writing of rows, or rows of a change feed, into a table's segment writer."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ _CHANGE_COLUMNS = (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP)
 Cast = Callable[[TableSchema, pa.Table], pa.Table]
 
 
-def _as_they_are(_: TableSchema, table: pa.Table) -> pa.Table:
+def _without_cast(_: TableSchema, table: pa.Table) -> pa.Table:
     return table
 
 
 def take_rows(
-    writer: SegmentWriter, schema: TableSchema, table: pa.Table, *, deletes: bool = False, cast: Cast = _as_they_are
+    writer: SegmentWriter, schema: TableSchema, table: pa.Table, *, deletes: bool = False, cast: Cast = _without_cast
 ) -> None:
-    """Write rows, keys to delete, or rows of a change feed: a column `_change_type`, if there, tells which they are.
+    """Write rows, keys to delete (`deletes`), or rows of a change feed, which have a column `_change_type`.
 
-    cast: makes the columns of rows from elsewhere those of the table. Raises InvalidInput, SchemaMismatch.
+    cast: converts the columns of foreign rows to those of the table. Raises InvalidInput, SchemaMismatch.
     """
     if deletes:
         writer.delete(cast(schema, table))
     elif CHANGE_TYPE in table.column_names:
-        _take_changes(writer, schema, table, cast)
+        _write_changes(writer, schema, table, cast)
     else:
         writer.upsert(cast(schema, table))
 
 
-def _take_changes(writer: SegmentWriter, schema: TableSchema, table: pa.Table, cast: Cast) -> None:
-    """Write the last change of each key; old images are passed over."""
+def _write_changes(writer: SegmentWriter, schema: TableSchema, table: pa.Table, cast: Cast) -> None:
+    """Write the last change of each key; skip pre-images."""
     kinds = table.column(CHANGE_TYPE)
     known = pc.is_in(kinds, pa.array([INSERT, UPSERT, UPDATE_POST, DELETE, UPDATE_PRE]))
     if not pc.all(known, min_count=0).as_py():
         bad = kinds.filter(pc.invert(known))[0].as_py()
         raise InvalidInput(
-            f"table {schema.name}, column {CHANGE_TYPE!r}: {bad!r} is no change; it takes insert, upsert, "
-            "update_postimage, delete and update_preimage"
+            f"table {schema.name}, column {CHANGE_TYPE!r}: {bad!r} is not a type of change; use insert, upsert, "
+            "update_postimage, delete or update_preimage"
         )
     missing = [name for name in schema.primary_key if name not in table.column_names]
     if missing:
@@ -54,8 +54,8 @@ def _take_changes(writer: SegmentWriter, schema: TableSchema, table: pa.Table, c
     table = table.filter(pc.not_equal(kinds, UPDATE_PRE))
     rows = cast(schema, table.drop_columns([name for name in _CHANGE_COLUMNS if name in table.column_names]))
     keys = schema.conform_keys(rows.select(schema.primary_key))
-    marked = rows.append_column(CHANGE_TYPE, table.column(CHANGE_TYPE))
-    newest = sorted_unique(KeyCodec(schema.schema, schema.primary_key).encode(keys), marked).data
-    gone = pc.equal(newest.column(CHANGE_TYPE), DELETE)
-    writer.delete(newest.filter(gone).select(schema.primary_key))
-    writer.upsert(newest.filter(pc.invert(gone)).drop_columns([CHANGE_TYPE]))
+    typed_rows = rows.append_column(CHANGE_TYPE, table.column(CHANGE_TYPE))
+    newest = sorted_unique(KeyCodec(schema.schema, schema.primary_key).encode(keys), typed_rows).data
+    deleted = pc.equal(newest.column(CHANGE_TYPE), DELETE)
+    writer.delete(newest.filter(deleted).select(schema.primary_key))
+    writer.upsert(newest.filter(pc.invert(deleted)).drop_columns([CHANGE_TYPE]))

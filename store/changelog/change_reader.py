@@ -1,7 +1,7 @@
-"""Reads the changes of a range of log epochs, a bounded number of rows at a time, as tables of change rows.
+"""Reader of the changes in a range of log epochs: tables of change rows, from a bounded number of rows at a time.
 
-What is read together is a unit: some neighbouring epochs, or a key range of one large epoch (mode "epochs"); or a key
-range of all of them (mode "net").
+Rows that are read together form a unit: some neighbouring epochs, or a key range of one large epoch (mode "epochs"); or
+a key range of all epochs (mode "net").
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from .pre_images import read_epoch
 UNIT_ROWS = 1 << 16
 """Changes of neighbouring small epochs that one thread reads at a time."""
 PIECE_ROWS = 1 << 19
-"""Changes that are in memory at a time: what has more is read by key ranges."""
+"""Changes that are in memory at a time; a larger epoch or range is read by key ranges."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """groups[first:end] of a feed, within a key range. alone: no other unit is read meanwhile."""
+    """groups[first:end] of a feed, within a key range. alone: no other unit is read at the same time."""
 
     first: int
     end: int
@@ -59,7 +59,7 @@ class _Old:
 class ChangeReader:
     """Reader of the changes in a range of log epochs.
 
-    options: columns in the order of the result; a filter that only prunes; a range of keys. images: return old rows
+    options: columns in the order of the result; a filter that only prunes; a range of keys. images: return pre-images
     too. They are read from the log if `stored`, else looked up in `before`, the state before the range.
     """
 
@@ -73,25 +73,28 @@ class ChangeReader:
 
     def epochs(self) -> Iterator[pa.Table]:
         """Yield each epoch's changes in key order, oldest epoch first."""
-        lookups = self.images and not self.stored  # costly however few rows are looked up: large units, one by one
+        lookups = self.images and not self.stored  # lookups cost much even for few rows: read large units one by one
         wave: list[_Unit] = []
         for unit in self._units(PIECE_ROWS if lookups else UNIT_ROWS):
-            if wave and (lookups or sum(other.cost for other in wave) + unit.cost > PIECE_ROWS):
-                yield from self._of(wave)
+            if wave and (lookups or sum(wave_unit.cost for wave_unit in wave) + unit.cost > PIECE_ROWS):
+                yield from self._read_wave(wave)
                 wave = []
             wave.append(unit)
-        yield from self._of(wave)
+        yield from self._read_wave(wave)
 
     def net(self) -> Iterator[pa.Table]:
         """Yield one change for each key over the whole range, in key order."""
-        tables = (self._changes(_Unit(0, len(self.groups), keys, 0), net=True) for keys in self._pieces(self.groups))
-        yield from filter(_is_there, tables)
+        tables = (
+            self._read_changes(_Unit(0, len(self.groups), keys, 0), net=True) for keys in self._pieces(self.groups)
+        )
+        yield from filter(_is_table, tables)
 
-    def _units(self, most: int) -> Iterator[_Unit]:
+    def _units(self, limit: int) -> Iterator[_Unit]:
+        """Yield units of at most `limit` rows, of whole epochs; cut epochs above PIECE_ROWS by key ranges."""
         first, gathered = 0, 0
         for place, group in enumerate(self.groups):
             size = cost(group.segments)
-            if size > PIECE_ROWS or gathered + size > max(most, size):
+            if size > PIECE_ROWS or gathered + size > max(limit, size):
                 if gathered:
                     yield _Unit(first, place, self.options.key_range, gathered)
                 first, gathered = place, 0
@@ -108,13 +111,13 @@ class ChangeReader:
         count = -(-cost(segments) // PIECE_ROWS)
         return key_pieces(self.files, self.table, segments, count, self.options.key_range)
 
-    def _of(self, wave: Sequence[_Unit]) -> Iterator[pa.Table]:
+    def _read_wave(self, wave: Sequence[_Unit]) -> Iterator[pa.Table]:
         wave = [_Unit(unit.first, unit.end, unit.keys, unit.cost, len(wave) == 1) for unit in wave]
-        done = parallel_map(lambda unit: self._changes(unit, net=False), wave, sum(unit.cost for unit in wave))
+        done = parallel_map(lambda unit: self._read_changes(unit, net=False), wave, sum(unit.cost for unit in wave))
         done.reverse()
-        return filter(_is_there, (done.pop() for _ in range(len(done))))  # keeps no reference to a yielded table
+        return filter(_is_table, (done.pop() for _ in range(len(done))))  # keeps no reference to a yielded table
 
-    def _changes(self, unit: _Unit, *, net: bool) -> pa.Table | None:
+    def _read_changes(self, unit: _Unit, *, net: bool) -> pa.Table | None:
         """Return the change rows of a unit; None if there are none."""
         columns = self._columns
         names = self.table.schema.names if self.images else columns
@@ -124,7 +127,7 @@ class ChangeReader:
         touches = end_to_end([(self.groups[place].label, rows) for place, rows in epochs])
         if not self.images:
             return cheap_rows(touches, columns, by_key(touches).newest if net else None)
-        old = self._stored(unit, epochs, touches) if self.stored else self._looked_up(unit, touches)
+        old = self._stored_images(unit, epochs, touches) if self.stored else self._look_up_images(unit, touches)
         key, first, last = self.table.primary_key, old.places, np.arange(len(touches))
         if net:
             order = by_key(touches)
@@ -141,11 +144,11 @@ class ChangeReader:
             return read_epoch(self.files, self.table, segments, names, unit.keys)
 
         places = range(unit.first, unit.end)
-        cost_rows = self._rows(unit, [s for group in self._groups(unit) for s in group.segments])
+        cost_rows = self._parallel_rows(unit, [segment for group in self._groups(unit) for segment in group.segments])
         epochs = parallel_map(read, places, cost_rows)
         return [(place, rows) for place, rows in zip(places, epochs, strict=True) if rows is not None]
 
-    def _stored(self, unit: _Unit, epochs: Sequence[tuple[int, Rows]], touches: Touches) -> _Old:
+    def _stored_images(self, unit: _Unit, epochs: Sequence[tuple[int, Rows]], touches: Touches) -> _Old:
         codec, names = KeyCodec(self.table.schema, self.table.primary_key), self.table.schema.names
 
         def read(epoch: tuple[int, Rows]) -> tuple[np.ndarray, pa.Table | None]:
@@ -158,18 +161,18 @@ class ChangeReader:
             return lookup(old.keys, rows.keys), old.data
 
         done = parallel_map(
-            read, epochs, self._rows(unit, [file for group in self._groups(unit) for file in group.images])
+            read, epochs, self._parallel_rows(unit, [file for group in self._groups(unit) for file in group.images])
         )
         places, start = [], 0
-        for at, data in done:
-            places.append(np.where(at >= 0, at + start, -1))
+        for positions, data in done:
+            places.append(np.where(positions >= 0, positions + start, -1))
             start += 0 if data is None else data.num_rows
         pool = Pool([*(data for _, data in done if data is not None), touches.data])
         return _Old(np.concatenate(places), pool, start)
 
-    def _looked_up(self, unit: _Unit, touches: Touches) -> _Old:
+    def _look_up_images(self, unit: _Unit, touches: Touches) -> _Old:
         assert self.before is not None
-        before = self.before.extended([s for group in self.groups[: unit.first] for s in group.segments])
+        before = self.before.extended([segment for group in self.groups[: unit.first] for segment in group.segments])
         order = by_key(touches)
         keys = touches.keys.take(pa.array(order.oldest))
         state = before.rows_of(self.files, keys, self.table.schema.names)
@@ -183,10 +186,10 @@ class ChangeReader:
         return self.groups[unit.first : unit.end]
 
     @staticmethod
-    def _rows(unit: _Unit, files: Sequence[Segment]) -> int:
-        """Return the number of rows by which threads are worth it; 0 where the threads of other units are at work."""
+    def _parallel_rows(unit: _Unit, files: Sequence[Segment]) -> int:
+        """Return the rows of the files, by which `parallel_map` uses threads; 0 while threads read other units."""
         return sum(file.rows for file in files) if unit.alone else 0
 
 
-def _is_there(table: pa.Table | None) -> TypeGuard[pa.Table]:
+def _is_table(table: pa.Table | None) -> TypeGuard[pa.Table]:
     return table is not None

@@ -1,6 +1,6 @@
-"""Change rows, made from the rows of log epochs: which row each change replaces, and both sides of it by each other.
+"""Change rows made from the rows of log epochs: each change with the row that it replaces.
 
-Pure: no file is read here. Positions are int64 places in a Pool; -1 stands for no row.
+Pure: reads no files. Positions are int64 row numbers in a Pool; -1 stands for no row.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _SMALL_BATCH_ROWS = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class Touches:
-    """Changes of several log epochs end to end, oldest first, each in key order. labels: int64, the log epoch of each
-    row.
+    """Changes of several log epochs, concatenated: oldest epoch first, each in key order. labels: int64, the log epoch
+    of each row.
     """
 
     keys: pa.Array
@@ -47,7 +47,9 @@ class Touches:
 
 @dataclass(frozen=True, slots=True)
 class ByKey:
-    """Touches sorted by key, then epoch: `order` are their places; `first` and `last` tell those of each key."""
+    """Touches sorted by key, then epoch. order: their int64 positions. first, last: bool masks of each key's first and
+    last touch.
+    """
 
     order: np.ndarray
     first: np.ndarray
@@ -65,7 +67,7 @@ class ByKey:
 
 
 def each_epoch(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Cut a batch of changes at each new log epoch; yield (epoch, its rows) in their order."""
+    """Cut a batch of changes at each new log epoch; yield (epoch, rows) in order."""
     epochs = batch.column(COMMIT_VERSION).to_numpy()
     cuts = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist(), len(epochs)] if len(epochs) else []
     for start, stop in pairwise(cuts):
@@ -73,22 +75,23 @@ def each_epoch(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
 
 
 def end_to_end(epochs: Sequence[tuple[int, Rows]]) -> Touches:
-    """Join log epochs (at least one), each with the newest change of every key that it touches, end to end."""
-    found = [rows for _, rows in epochs]
-    counts = [len(rows) for rows in found]
-    marks = [np.zeros(len(rows), np.bool_) if rows.deleted is None else rows.deleted for rows in found]
-    keys = found[0].keys if len(found) == 1 else pa.concat_arrays([rows.keys for rows in found])
-    data = stacked([rows.data for rows in found])
+    """Concatenate log epochs (at least one), each given by the newest change of every key that it touches."""
+    parts = [rows for _, rows in epochs]
+    counts = [len(rows) for rows in parts]
+    marks = [np.zeros(len(rows), np.bool_) if rows.deleted is None else rows.deleted for rows in parts]
+    keys = parts[0].keys if len(parts) == 1 else pa.concat_arrays([rows.keys for rows in parts])
+    data = stacked([rows.data for rows in parts])
     return Touches(keys, data, np.concatenate(marks), np.repeat([label for label, _ in epochs], counts))
 
 
 def stacked(tables: Sequence[pa.Table]) -> pa.Table:
-    """Join tables of equal columns end to end; all columns become nullable."""
+    """Concatenate tables of equal columns; all columns become nullable."""
     schema = pa.schema([field.with_nullable(True) for field in tables[0].schema])
     return pa.concat_tables([pa.Table.from_arrays(table.columns, schema=schema) for table in tables])
 
 
 def by_key(touches: Touches) -> ByKey:
+    """Sort the touches by key, then epoch."""
     order = sort_indices(touches.keys)
     last = last_of_each(touches.keys.take(pa.array(order)))
     return ByKey(order, np.insert(last[:-1], 0, True) if len(last) else last, last)
@@ -99,48 +102,50 @@ def replaced(touches: Touches, sorted_: ByKey, state: Rows) -> np.ndarray:
     then `touches`; -1 for none.
     """
     order, first = sorted_.order, sorted_.first
-    places = np.empty(len(order), np.int64)
-    places[sorted_.oldest] = lookup(state.keys, touches.keys.take(pa.array(sorted_.oldest)))
+    positions = np.empty(len(order), np.int64)
+    positions[sorted_.oldest] = lookup(state.keys, touches.keys.take(pa.array(sorted_.oldest)))
     if not first.all():
-        again = np.flatnonzero(~first)
-        earlier = order[again - 1]
-        places[order[again]] = np.where(touches.deleted[earlier], -1, earlier + len(state))
-    return places
+        repeated = np.flatnonzero(~first)
+        earlier = order[repeated - 1]
+        positions[order[repeated]] = np.where(touches.deleted[earlier], -1, earlier + len(state))
+    return positions
 
 
 class Pool:
-    """Rows of several tables of the same columns, end to end; a column is laid out when it is first asked for."""
+    """Rows of several tables of equal columns, concatenated; each column is concatenated at its first use."""
 
     def __init__(self, tables: Sequence[pa.Table]) -> None:
         self._tables = [table for table in tables if table.num_rows] or list(tables[:1])
         self._columns: dict[str, pa.Array] = {}
 
-    def taken(self, name: str, places: np.ndarray) -> pa.Array:
+    def taken(self, name: str, positions: np.ndarray) -> pa.Array:
+        """Return a column's values at the positions."""
         if name not in self._columns:
             chunks = [chunk for table in self._tables for chunk in table.column(name).chunks]
             self._columns[name] = (
-                chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks) if chunks else self._nothing(name)
+                chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks) if chunks else self._empty_column(name)
             )
-        return pc.take(self._columns[name], pa.array(places), boundscheck=False)
+        return pc.take(self._columns[name], pa.array(positions), boundscheck=False)
 
     def schema(self, names: Sequence[str]) -> pa.Schema:
+        """Return the schema of change rows with these columns, all nullable."""
         fields = [self._tables[0].schema.field(name).with_nullable(True) for name in names]
         return pa.schema([*fields, *CHANGE_FIELDS])
 
     def differing(self, left: np.ndarray, right: np.ndarray, key: Sequence[str]) -> np.ndarray:
-        """Return bool[len]: True where two rows of one key differ in any column; narrow columns are compared first."""
+        """Return bool[len]: True where two rows of one key differ in any column. Narrow columns are compared first."""
         fields = [field for field in self._tables[0].schema if field.name not in key]
-        alike = np.arange(len(left))
+        undecided = np.arange(len(left))
         for field in sorted(fields, key=lambda field: _width(field.type)):
-            if not len(alike):
+            if not len(undecided):
                 break
-            same = same_values(self.taken(field.name, left[alike]), self.taken(field.name, right[alike]))
-            alike = alike[same]
+            same = same_values(self.taken(field.name, left[undecided]), self.taken(field.name, right[undecided]))
+            undecided = undecided[same]
         differ = np.ones(len(left), np.bool_)
-        differ[alike] = False
+        differ[undecided] = False
         return differ
 
-    def _nothing(self, name: str) -> pa.Array:
+    def _empty_column(self, name: str) -> pa.Array:
         return pa.array([], self._tables[0].schema.field(name).type)
 
 
@@ -151,13 +156,16 @@ def _width(kind: pa.DataType) -> int:
         return 1 << 16
 
 
-def cheap_rows(touches: Touches, names: Sequence[str], places: np.ndarray | None = None) -> pa.Table:
-    """Change rows without old images, of these touches (None: all): upsert, or delete with its key columns alone."""
+def cheap_rows(touches: Touches, names: Sequence[str], positions: np.ndarray | None = None) -> pa.Table:
+    """Return change rows without pre-images of the touches at `positions` (None: all): upserts, and deletes, of which
+    only the key columns are set.
+    """
     data, deleted, labels = touches.data.select(names), touches.deleted, touches.labels
-    if places is not None:
-        data, deleted, labels = data.combine_chunks().take(pa.array(places)), deleted[places], labels[places]
+    if positions is not None:
+        data = data.combine_chunks().take(pa.array(positions))
+        deleted, labels = deleted[positions], labels[positions]
     elif data.num_columns and data.num_rows < _SMALL_BATCH_ROWS * data.column(0).num_chunks:
-        data = data.combine_chunks()  # one batch rather than one for each small epoch
+        data = data.combine_chunks()  # one batch in place of one for each small epoch
     kinds = np.where(deleted, _DELETE, _UPSERT) if deleted.any() else UPSERT
     schema = pa.schema([*(field.with_nullable(True) for field in data.schema), *CHANGE_FIELDS])
     return pa.Table.from_arrays([*data.columns, *change_columns(kinds, labels)], schema=schema)
@@ -172,25 +180,25 @@ def image_rows(
     deleted: np.ndarray,
     labels: np.ndarray,
 ) -> pa.Table:
-    """Change rows with images: insert, both sides of an update, delete; nothing where nothing changed.
+    """Return change rows with pre-images: insert, both sides of an update, delete. Unchanged rows give none.
 
-    Change i replaces row old[i] of the pool by new[i], or deletes it (then new[i] is its tombstone). `key`: the columns
-    that both have alike.
+    Change i replaces row old[i] of the pool by new[i], or deletes it (then new[i] is its tombstone). key: the columns
+    in which the old and the new row are equal.
     """
-    known, kept = old >= 0, ~deleted
-    both = np.flatnonzero(known & kept)
-    same = both[~pool.differing(old[both], new[both], key)]
-    known[same] = kept[same] = False
-    # each change has room for its old row, then for its new one
-    rooms, kinds = np.empty((len(old), 2), np.int64), np.empty((len(old), 2), np.int8)
-    rooms[:, 0], rooms[:, 1] = old, new
-    kinds[:, 0] = np.where(kept, _UPDATE_PRE, _DELETE)
-    kinds[:, 1] = np.where(known, _UPDATE_POST, _INSERT)
-    taken = np.flatnonzero(np.stack((known, kept), axis=1).ravel())
-    # a key is the same on both sides; and the new row is there, or its tombstone, which has it too
-    places, keys = rooms.ravel().take(taken), new.take(taken >> 1)
-    columns = [pool.taken(name, keys if name in key else places) for name in names]
-    change = change_columns(kinds.ravel().take(taken), labels.take(taken >> 1))
+    has_old, has_new = old >= 0, ~deleted
+    updates = np.flatnonzero(has_old & has_new)
+    unchanged = updates[~pool.differing(old[updates], new[updates], key)]
+    has_old[unchanged] = has_new[unchanged] = False
+    # two slots for each change: its old row, then its new one
+    slots, kinds = np.empty((len(old), 2), np.int64), np.empty((len(old), 2), np.int8)
+    slots[:, 0], slots[:, 1] = old, new
+    kinds[:, 0] = np.where(has_new, _UPDATE_PRE, _DELETE)
+    kinds[:, 1] = np.where(has_old, _UPDATE_POST, _INSERT)
+    used = np.flatnonzero(np.stack((has_old, has_new), axis=1).ravel())
+    # Key columns come from the new row or its tombstone: every change has one of them.
+    positions, keys = slots.ravel().take(used), new.take(used >> 1)
+    columns = [pool.taken(name, keys if name in key else positions) for name in names]
+    change = change_columns(kinds.ravel().take(used), labels.take(used >> 1))
     return pa.Table.from_arrays([*columns, *change], schema=pool.schema(names))
 
 
@@ -207,7 +215,7 @@ def change_columns(kinds: np.ndarray | str, labels: np.ndarray) -> list[pa.Array
 
 
 def change_kinds(deleted: np.ndarray) -> pa.Array:
-    """Return the column CHANGE_TYPE of changes without old images: upsert, or delete where marked."""
+    """Return the column CHANGE_TYPE of changes without pre-images: delete where `deleted` is True, else upsert."""
     return _types(np.where(deleted, _DELETE, _UPSERT))
 
 

@@ -1,8 +1,7 @@
-"""Estimates of a read's memory, in bytes, from the catalog's sizes of the files' blocks, before anything is read
-(pure).
+"""Estimates of a read's memory in bytes, made before the read from the block sizes in the catalog (pure).
 
-A file is decoded in whole blocks, and a piece is kept whole while its rows are given out, in however small slices. So
-what counts is the piece, with the blocks that lie across its borders, not the rows that somebody holds in his hand.
+Files are decoded in whole blocks, and a piece stays in memory until its last row is returned, also in small slices. So
+the estimate is that of the piece and of the blocks across its borders, not of the rows that the caller holds.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from epochlog.store.types.schema import TableSchema
 
 from .change_reader import PIECE_ROWS
 from .log_plan import LogPlan
-from .raw_replay import lies_ready
+from .raw_replay import is_single_file
 from .tail_cache import is_near
 
 FED_BYTES = PIECE_ROWS * ROW_BYTES
-"""Bytes of files that a feed of changes reads at a time."""
+"""Bytes of files that `LogPlan.batches` reads at a time."""
 CHANGE_BYTES = 32
-"""What the change columns of a row take."""
+"""Bytes of a row's change columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Upper estimate of a read's memory in bytes. making: while a piece is read; kept: while its rows are given out."""
+    """Upper estimate of a read's memory in bytes. making: while a piece is read; kept: while its rows are returned."""
 
     making: int
     kept: int
@@ -37,7 +36,7 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class _Weight:
-    """Decoded bytes of some files: those of all of them, and those of each file's largest block."""
+    """Decoded bytes of files: the total, and the largest block of each file."""
 
     total: float
     blocks: tuple[float, ...]
@@ -46,12 +45,12 @@ class _Weight:
 def of_scan(plan: ScanPlan, columns: Sequence[str] | None, piece_bytes: int) -> Footprint:
     """Estimate a read of `plan.batches` in pieces of `piece_bytes` bytes."""
     names = plan.schema(columns).names
-    found = _weight(plan.table, plan.files, names)
+    weight = _weight(plan.table, plan.files, names)
     borders = sum(max(_weight(plan.table, level, names).blocks, default=0.0) for level in _levels(plan))
-    piece = min(found.total, 2 * piece_bytes + borders)  # no cut is made before two pieces are full
+    piece = min(weight.total, 2 * piece_bytes + borders)  # no cut is made before two pieces are full
     if plan.is_lone_run:
         return Footprint(round(1.5 * piece), round(piece))
-    beside = min(found.total - piece, borders)
+    beside = min(weight.total - piece, borders)
     return Footprint(round(2 * piece + beside), round(piece + beside))
 
 
@@ -62,43 +61,43 @@ def _levels(plan: ScanPlan) -> list[Sequence[Source]]:
 
 
 def of_replay(plan: LogPlan, columns: Sequence[str] | None) -> Footprint:
-    """Estimate a `replay`: single files are read block by block, the epochs of other files are fed."""
-    files = [group.segments[0] for group in plan.groups if lies_ready(group)]
-    block = max(_weight(plan.table, files, _own(plan, columns)).blocks, default=0.0)
+    """Estimate a `replay`: it reads epochs of one file block by block, and other epochs by `LogPlan.batches`."""
+    files = [group.segments[0] for group in plan.groups if is_single_file(group)]
+    block = max(_weight(plan.table, files, _column_names(plan, columns)).blocks, default=0.0)
     block += CHANGE_BYTES * min(BATCH_ROWS, max((file.rows for file in files), default=0))
-    small = LogPlan(plan.table, None, tuple(group for group in plan.groups if not lies_ready(group)))
+    small = LogPlan(plan.table, None, tuple(group for group in plan.groups if not is_single_file(group)))
     fed = of_feed(small, columns)
     return Footprint(max(round(1.5 * block), fed.making), max(round(block), fed.kept))
 
 
 def of_follow(plan: LogPlan, columns: Sequence[str] | None) -> Footprint:
-    """Estimate a `follow`: near the end of the log whole epochs are decoded into the tail cache."""
-    found = of_replay(plan, columns)
+    """Estimate a `follow`: near the end of the log it decodes whole epochs into the tail cache."""
+    replayed = of_replay(plan, columns)
     if not is_near(plan):
-        return found
-    epochs = [_weight(plan.table, group.segments, _own(plan, columns)).total for group in plan.groups]
+        return replayed
+    epochs = [_weight(plan.table, group.segments, _column_names(plan, columns)).total for group in plan.groups]
     epochs = [size + CHANGE_BYTES * sum(file.rows for file in group.segments)
               for size, group in zip(epochs, plan.groups, strict=True)]  # fmt: skip
     kept = round(max(epochs, default=0.0))
-    return Footprint(kept + found.making, max(kept, found.kept))
+    return Footprint(kept + replayed.making, max(kept, replayed.kept))
 
 
 def of_feed(plan: LogPlan, columns: Sequence[str] | None, *, images: bool = False) -> Footprint:
-    """Estimate a read of a log's `LogPlan.batches`: it merges rows of several files, and with images their old rows."""
+    """Estimate a read by `LogPlan.batches`: it merges rows of several files, with `images` also pre-images."""
     groups = plan.groups
     files = [file for group in groups for file in (*group.segments, *(group.images if images else ()))]
-    names = plan.table.schema.names if images else _own(plan, columns)
-    found = _weight(plan.table, files, names)
-    total = found.total + CHANGE_BYTES * sum(file.rows for file in files)
+    names = plan.table.schema.names if images else _column_names(plan, columns)
+    weight = _weight(plan.table, files, names)
+    total = weight.total + CHANGE_BYTES * sum(file.rows for file in files)
     decoded = total / max(1, sum(file.bytes for file in files))
-    piece = min(total, decoded * FED_BYTES + sum(found.blocks))
+    piece = min(total, decoded * FED_BYTES + sum(weight.blocks))
     if images and plan.before is not None and not plan.stored:
         before = _weight(plan.table, plan.before.files, names)
         piece += min(before.total, piece + sum(before.blocks))
     return Footprint(round((4 if images else 3) * piece), round((2 if images else 1) * piece))
 
 
-def _own(plan: LogPlan, columns: Sequence[str] | None) -> list[str]:
+def _column_names(plan: LogPlan, columns: Sequence[str] | None) -> list[str]:
     return plan.table.schema.names if columns is None else list(columns)
 
 

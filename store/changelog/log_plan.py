@@ -1,6 +1,6 @@
-"""Plan of a read of the log: the changes after one epoch up to another, per epoch or net, with or without old rows.
+"""Plan of a read of the log: the changes after one epoch up to another, per epoch or net, with or without pre-images.
 
-`plan_changes` reads the catalog once; its LogPlan is picklable and knows no catalog, so Spark tasks read by it.
+`plan_changes` reads the catalog once; its LogPlan is picklable and needs no catalog, so Spark tasks can read by it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LogPlan:
     stored: bool = False
 
     def schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
-        """Return the schema: the table's columns (or those asked for), all nullable, then the three change columns."""
+        """Return the schema: the table's columns (or `columns`), all nullable, then the three change columns."""
         fields = [field.with_nullable(True) for field in ScanPlan(self.table, 0).schema(columns)]
         return pa.schema([*fields, *CHANGE_FIELDS])
 
@@ -73,9 +73,9 @@ class LogPlan:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the changes in order: by epoch and key ("epochs"), or by key, one change for each ("net").
 
-        The filter may name key columns only, so that it judges all images of a row alike. piece_bytes: of a backfill,
-        about the most bytes to read at a time, as in ScanPlan.batches. Wrong arguments raise at once, damaged files
-        raise in the iterator.
+        The filter may name key columns only, so that both images of a row pass it or none does. piece_bytes: of a
+        backfill, about the largest number of bytes to read at a time, as in ScanPlan.batches. Wrong arguments raise at
+        once, damaged files raise in the iterator.
         """
         schema = self.schema(options.columns)
         self._check(mode, pre_images, options.filter)
@@ -103,8 +103,8 @@ class LogPlan:
             raise InvalidInput(f"mode must be 'epochs' or 'net', not {mode!r}")
         if pre_images and self.before is None and not self.stored:
             raise EpochExpired(
-                f"table {self.table.name!r}: the states before these changes have been let go, so there are no "
-                "pre-images; ask with pre_images=False"
+                f"table {self.table.name!r}: retention has removed the rows before these changes, so their "
+                "pre-images cannot be read; use pre_images=False"
             )
         if filter is not None:
             check_filter(filter)
@@ -113,7 +113,7 @@ class LogPlan:
                 keys.empty_table().filter(filter)
             except (pa.ArrowException, TypeError, KeyError) as error:
                 raise InvalidInput(
-                    f"a filter of changes may name key columns of {self.table.name!r} only "
+                    f"table {self.table.name!r}: a filter of changes can name key columns only "
                     f"({list(self.table.primary_key)}): {error}"
                 ) from error
 
@@ -142,7 +142,7 @@ class LogPlan:
         return [*columns, *(key for key in self.table.primary_key if key not in columns)]
 
     def splits(self, files: Files, count: int, within: KeyRange = ALL_KEYS) -> list[KeyRange]:
-        """Return at most `count` key ranges that tile `within`, with similar numbers of rows to give out."""
+        """Return at most `count` key ranges that tile `within`, with similar numbers of rows in the result."""
         if self.backfill and self.before is not None:
             return self.before.splits(count, within)
         segments = [segment for group in self.groups for segment in group.segments]
@@ -157,8 +157,8 @@ def plan_changes(
 ) -> LogPlan:
     """Plan a read of the log of (after, until]; until=None is the newest commit, or `after` when that is newer.
 
-    Bounds are log epochs: within one commit, non-checkpoint epochs on either side of a bound are told apart. With
-    `by_commit` they are moments of visibility: a commit is in the range with all its log epochs, or not at all.
+    Bounds are log epochs: a bound can separate the non-checkpoint epochs of one commit. With `by_commit` they are
+    epochs of visibility: a commit is in the range with all its log epochs, or not at all.
     Raises LogTruncated below the truncation mark and InvalidInput for an inverted range.
     """
     version = get_version(view, table.id, table.name)
@@ -167,13 +167,12 @@ def plan_changes(
     if end < after:
         raise InvalidInput(
             f"changes of {table.name!r}: the range ({show_epoch(after)}, {show_epoch(end)}] is inverted; until must "
-            "not lie below after"
+            "not be below after"
         )
     if after < version.log_start:
         raise LogTruncated(
-            f"the log of {table.name!r} begins after epoch {show_epoch(version.log_start)}; {show_epoch(after)} was "
-            "truncated. Read a "
-            "snapshot and go on from there"
+            f"the log of {table.name!r} begins after epoch {show_epoch(version.log_start)}; epoch {show_epoch(after)} "
+            "was truncated. Read a snapshot and continue from its epoch"
         )
     entries = _entries(view, table, after, end)
     groups = [
@@ -192,7 +191,7 @@ def plan_changes(
     stored = all(_stores_images(table, group) for group in groups) if groups else table.changelog == "full"
     if stored:
         before = None
-    elif after == 0:  # before its first entry a table is empty, however much of its history has been let go
+    elif after == 0:  # before its first entry a table is empty, also when retention has removed history
         before = ScanPlan(table.schema, 0)
     else:
         before = plan_scan(view, table, after).extended(earlier) if after >= version.safe_epoch else None
@@ -211,13 +210,13 @@ def plan_backfill(view: View, table: TableDef, epoch: int) -> LogPlan:
 
 
 def next_epoch(view: View, table: TableDef, after: int) -> int | None:
-    """Return the next log epoch past `after`, non-checkpoint ones and empty entries too; None while there is none."""
+    """Return the next log epoch past `after`, also of a non-checkpoint or empty entry; None if there is none yet."""
     version = get_version(view, table.id, table.name)
     after = as_epoch("after", after)
     if after < version.log_start:
         raise LogTruncated(
-            f"the log of {table.name!r} begins after epoch {show_epoch(version.log_start)}; {show_epoch(after)} was "
-            "truncated"
+            f"the log of {table.name!r} begins after epoch {show_epoch(version.log_start)}; epoch {show_epoch(after)} "
+            "was truncated. Read a snapshot and continue from its epoch"
         )
     for _, record in view.scan(log_key(table.id, after + 1), log_key(table.id, version.max_committed_epoch + 1)):
         entry = LogEntry.from_record(record)
@@ -226,7 +225,7 @@ def next_epoch(view: View, table: TableDef, after: int) -> int | None:
 
 
 def _entries(view: View, table: TableDef, after: int, until: int) -> list[LogEntry]:
-    """Yield the log entries visible in (after, until], and the one past `until` that may hold log epochs within."""
+    """Return the log entries visible in (after, until], and the entry past `until` if log epochs of it are within."""
     entries: list[LogEntry] = []
     prefix = b"log/%08x/" % table.id
     for _, record in view.scan(log_key(table.id, after + 1), after_prefix(prefix)):

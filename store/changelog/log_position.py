@@ -12,7 +12,7 @@ from epochlog.store.metadata.lookups import get_version
 from epochlog.store.types.epoch import show_epoch
 
 SNAPSHOT = "snapshot"
-"""Where a follower begins that takes the table's rows first."""
+"""Start of a log reader that reads the table's rows first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Reach:
     """Readable part of a log for a reader that has all changes through `wanted`: the log after `after`, at or above
     `wanted`.
 
-    lost: how many commits with changes between the two were truncated; a lower bound.
+    lost: lower bound of the number of commits with changes that were truncated between the two.
     """
 
     table: TableDef
@@ -32,8 +32,7 @@ class Reach:
         """Return the error that reports the commits truncated unread, with `advice` as its last sentence."""
         return LogTruncated(
             f"the log of {self.table.name!r} begins after epoch {show_epoch(self.after)}, and {self.lost} commits or "
-            "more after "
-            f"epoch {self.wanted} were truncated unread. {advice}"
+            f"more after epoch {self.wanted} were truncated unread. {advice}"
         )
 
 
@@ -44,8 +43,8 @@ def reach(view: View, table: TableDef, after: int) -> Reach:
     if after >= mark:
         return Reach(table, after, after)
     between = view.scan(hist_key(table.id, after + 1), hist_key(table.id, mark + 1))
-    forgotten = after < version.known_from  # the commits up to there are forgotten: there was one at least
-    return Reach(table, after, mark, sum(bool(record["changed"]) for _, record in between) + forgotten)
+    unrecorded = after < version.known_from  # their records are deleted too: there was at least one
+    return Reach(table, after, mark, sum(bool(record["changed"]) for _, record in between) + unrecorded)
 
 
 def require_states(view: View, table_id: int, name: str, after: int, instead: str) -> None:
@@ -55,7 +54,7 @@ def require_states(view: View, table_id: int, name: str, after: int, instead: st
     safe = get_version(view, table_id, name).safe_epoch
     if after < safe:
         raise EpochExpired(
-            f"table {name!r}: its states before epoch {show_epoch(safe)} have been let go, so there are no old rows "
-            f"for changes past {show_epoch(after)}. Read without them, or begin with {instead}; a table of "
+            f"table {name!r}: retention has removed its rows before epoch {show_epoch(safe)}, so changes past "
+            f"{show_epoch(after)} have no pre-images. Read without them, or begin with {instead}; a table of "
             'changelog="full" stores them'
         )

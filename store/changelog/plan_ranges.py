@@ -1,4 +1,4 @@
-"""Plans of reads, of a table or its log: the bytes that they read, and the part of them within a key range (pure)."""
+"""Bytes, files and key ranges of the plans that read a table or its log (pure)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def spans_of(plan: ScanPlan | LogPlan, options: ReadOptions) -> list[Span]:
 
 
 def sources_of(plan: ScanPlan | LogPlan) -> Sequence[Source]:
-    """Return the files that hold the rows to give out, and those that hide some of them."""
+    """Return the files with the rows of the result, and those whose newer rows hide some of them."""
     if isinstance(plan, LogPlan) and not plan.backfill:
         return [segment for group in plan.groups for segment in group.segments]
     scan = plan.before if isinstance(plan, LogPlan) else plan
@@ -40,7 +40,7 @@ def sources_of(plan: ScanPlan | LogPlan) -> Sequence[Source]:
 
 
 def source_of(plan: ScanPlan | LogPlan) -> ScanPlan:
-    """Return a plan of the files that hold the rows to give out; sizes and key ranges are computed from them."""
+    """Return a plan of the files with the rows of the result; sizes and key ranges are computed from them."""
     if isinstance(plan, ScanPlan):
         return plan
     if plan.backfill and plan.before is not None:

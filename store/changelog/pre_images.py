@@ -1,7 +1,7 @@
-"""Old rows of a table with changelog="full", stored at commit: the row before it of every key that is touched.
+"""Pre-images of a table with changelog="full", stored at commit: the earlier row of every key that the commit touches.
 
-They are computed against the newest commit and outside of any transaction. The commit that takes them requires that it
-still is the newest; else those of keys that were touched since are looked up again, and put on top.
+They are looked up at the newest commit, outside of any transaction. The transaction requires that this commit is still
+the newest. Otherwise the pre-images of keys touched since are looked up again, and written into newer files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
 
 PIECE_ROWS = 1 << 19
-"""Touched rows whose old rows are looked up, and held in memory, together."""
+"""Touched rows whose pre-images are looked up, and held in memory, together."""
 Images = tuple[tuple[Segment, ...], ...]
 
 
@@ -41,7 +41,7 @@ def write_images(
 ) -> Images:
     """Write, for each log epoch of a commit, oldest first, files with the pre-images of its changes; durable on return.
 
-    epochs: their segments. intent: what the files are written under. Whatever fails leaves no file behind.
+    epochs: the segments of each log epoch. intent: the write intent of the files. A failure leaves no files behind.
     """
     segments = [segment for epoch in epochs for segment in epoch]
     written: list[list[Segment]] = [[] for _ in epochs]
@@ -68,26 +68,26 @@ def patched_images(
     images: Images,
     intent: str,
 ) -> Images:
-    """Old rows that were written for these log epochs at an earlier commit, made those before `now`: with one file more
-    for what commits have touched since (`since`, their segments), where the epochs touch it too.
+    """Update pre-images that were written against an earlier commit to the state `now`: add files with the rows of keys
+    that both the log epochs and the commits since then touch. since: the segments of these commits.
 
-    Costs what `since` has of keys, however large the epochs are. Whatever fails leaves none of its files behind.
+    The cost depends on the number of keys in `since`, not on the size of the epochs. A failure leaves no new files.
     """
     written: list[list[Segment]] = [[] for _ in epochs]
     codec = KeyCodec(table.schema.schema, table.schema.primary_key)
     try:
         for key_range in key_pieces(handle.files, table.schema, since, cost(since) // PIECE_ROWS, ALL_KEYS):
-            for place, rows in _rows_again(handle.files, table.schema, now, since, epochs, key_range):
+            for place, rows in _patched_rows(handle.files, table.schema, now, since, epochs, key_range):
                 path = f"{handle.table_folder(table.id)}/{file_name(intent, SEGMENT_ENDING)}"
                 file = write_segment(handle.files, path, table.id, table.schema, codec, rows)
                 written[place].append(file)
     except BaseException:
         remove_segments(handle.files, (file for files in written for file in files))
         raise
-    return tuple((*before, *more) for before, more in zip(images, written, strict=True))
+    return tuple((*earlier, *added) for earlier, added in zip(images, written, strict=True))
 
 
-def _rows_again(
+def _patched_rows(
     files: Files,
     table: TableSchema,
     now: ScanPlan,
@@ -104,32 +104,35 @@ def _rows_again(
     for place, epoch in enumerate(epochs):
         if touched is None or not len(touched):
             return
-        here = pa.array(reader.known([[segment] for segment in epoch], touched.keys))
-        if here.true_count:
-            yield place, _state_of(files, now, touched.keys.filter(here), touched.data.filter(here))
-        rest = pc.invert(here)
-        touched = Rows(touched.keys.filter(rest), touched.data.filter(rest))
+        in_epoch = pa.array(reader.known([[segment] for segment in epoch], touched.keys))
+        if in_epoch.true_count:
+            yield place, _rows_or_tombstones(files, now, touched.keys.filter(in_epoch), touched.data.filter(in_epoch))
+        in_later_epochs = pc.invert(in_epoch)
+        touched = Rows(touched.keys.filter(in_later_epochs), touched.data.filter(in_later_epochs))
 
 
-def _state_of(files: Files, now: ScanPlan, keys: pa.Array, key_columns: pa.Table) -> Rows:
+def _rows_or_tombstones(files: Files, now: ScanPlan, keys: pa.Array, key_columns: pa.Table) -> Rows:
     """Return the rows of these keys in `now`, and tombstones for keys without a row."""
     state = now.rows_of(files, keys, now.table.schema.names)
-    at = lookup(state.keys, keys)
-    places, data = pa.array(at, mask=at < 0), state.data.combine_chunks()
+    positions = lookup(state.keys, keys)
+    missing = positions < 0
+    places, data = pa.array(positions, mask=missing), state.data.combine_chunks()
     columns = {
         name: key_columns.column(name) if name in now.table.primary_key else data.column(name).take(places)
         for name in now.table.schema.names
     }
-    return Rows(keys, pa.table(columns), at < 0 if (at < 0).any() else None)
+    return Rows(keys, pa.table(columns), missing if missing.any() else None)
 
 
 def _old_rows(
     files: Files, table: TableSchema, before: ScanPlan, epochs: Sequence[Sequence[Segment]], key_range: KeyRange
 ) -> list[tuple[int, Rows]]:
     """Return, for each epoch (by index) that replaces rows of the key range, the replaced rows."""
-    names = table.schema.names if len(epochs) > 1 else list(table.primary_key)  # what later epochs replace, or none
-    found = [read_epoch(files, table, epoch, names, key_range) for epoch in epochs]
-    touched = [(place, rows) for place, rows in enumerate(found) if rows is not None]
+    names = (
+        table.schema.names if len(epochs) > 1 else list(table.primary_key)
+    )  # one epoch alone needs no values: no later epoch replaces its rows
+    epoch_rows = [read_epoch(files, table, epoch, names, key_range) for epoch in epochs]
+    touched = [(place, rows) for place, rows in enumerate(epoch_rows) if rows is not None]
     if not touched:
         return []
     touches = end_to_end(touched)
@@ -141,10 +144,11 @@ def _old_rows(
     places, pool = replaced(touches, order, state), stacked([state.data, touches.data]).combine_chunks()
     old: list[tuple[int, Rows]] = []
     for place, rows in touched:
-        at = places[touches.labels == place]
-        known = pa.array(at >= 0)
+        positions = places[touches.labels == place]
+        known = pa.array(positions >= 0)
         if known.true_count:
-            old.append((place, Rows(rows.keys.filter(known), pool.take(pa.array(at[at >= 0])))))
+            data = pool.take(pa.array(positions[positions >= 0]))
+            old.append((place, Rows(rows.keys.filter(known), data)))
     return old
 
 
@@ -153,10 +157,10 @@ def read_epoch(
 ) -> Rows | None:
     """Read the newest change of each key of the range in one log epoch; None if there is none."""
     codec = KeyCodec(table.schema, table.primary_key)
-    found = parallel_map(
+    segment_rows = parallel_map(
         lambda segment: SegmentReader(files, segment, table, codec).read(columns, key_range),
         segments,
         sum(segment.rows for segment in segments),
     )
-    found = [rows for rows in found if len(rows)]
-    return newest_wins(found) if found else None
+    segment_rows = [rows for rows in segment_rows if len(rows)]
+    return newest_wins(segment_rows) if segment_rows else None

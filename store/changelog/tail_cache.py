@@ -1,7 +1,7 @@
 """Tail cache: the most recently decoded log batches of this process, shared by all readers of its logs.
 
-It is a cache of the log and nothing else: whoever follows a log plans from the catalog what to read, and what is not
-here is read from the files. So it may be dropped at any moment, and nobody notices but by the time it takes.
+A reader plans from the catalog, and reads from the files all batches that the cache lacks. So the cache can be cleared
+at any moment, and the only cost is the time to decode the files again.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from .raw_replay import replay
 
 LIMIT_BYTES = 32 << 20
 LOCK_STRIPES = 16
-"""Log epochs that are decoded side by side at most."""
+"""Largest number of log epochs that are decoded at the same time."""
 NEAR_EPOCHS, NEAR_ROWS = 16, 1 << 18
-"""A reader that lacks more than that replays: its changes are not what others read now."""
+"""Sizes above which a plan is replayed without the cache: readers at the end of the log do not share its changes."""
 
-_doors: list[threading.Lock] = []
-
-
-def _make_doors() -> None:
-    _doors[:] = [threading.Lock() for _ in range(LOCK_STRIPES)]
+_locks: list[threading.Lock] = []
 
 
-_make_doors()
-os.register_at_fork(after_in_child=_make_doors)  # another thread may have been behind one
+def _make_locks() -> None:
+    _locks[:] = [threading.Lock() for _ in range(LOCK_STRIPES)]
+
+
+_make_locks()
+os.register_at_fork(after_in_child=_make_locks)  # another thread may have held one at the fork
 tail: LRUCache[tuple[pa.RecordBatch, ...]] = LRUCache(
     LIMIT_BYTES, lambda batches: sum(batch.nbytes for batch in batches)
 )
 
 
 def follow(plan: LogPlan, files: Files, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the changes of the plan without old images, as its `batches` does, but in batches of another size."""
+    """Yield the changes of the plan without pre-images, in the order of `LogPlan.batches` but in other batch sizes."""
     if not is_near(plan):
         yield from replay(plan, files, columns)
         return
     for group in plan.groups:
-        yield from _decoded(replace(plan, groups=(group,)), files, columns)
+        yield from _decode_epoch(replace(plan, groups=(group,)), files, columns)
 
 
 def is_near(plan: LogPlan) -> bool:
@@ -54,10 +54,10 @@ def is_near(plan: LogPlan) -> bool:
     return len(plan.groups) <= NEAR_EPOCHS and plan.rows <= NEAR_ROWS
 
 
-def _decoded(plan: LogPlan, files: Files, columns: Sequence[str] | None) -> tuple[pa.RecordBatch, ...]:
-    """Return the changes of one log epoch; readers that wake up for it together wait for the one that decodes it."""
+def _decode_epoch(plan: LogPlan, files: Files, columns: Sequence[str] | None) -> tuple[pa.RecordBatch, ...]:
+    """Return the changes of one log epoch. One reader decodes it, and all readers that need it meanwhile wait."""
     name = _name(files, plan.groups[0], columns)
-    with _doors[hash(name) % len(_doors)]:
+    with _locks[hash(name) % len(_locks)]:
         batches = tail.get(name)
         if batches is None:
             batches = tuple(replay(plan, files, columns))

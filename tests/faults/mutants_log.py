@@ -170,7 +170,7 @@ def an_earlier_delete_is_overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def net_keeps_the_last_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = change_reader.ChangeReader._stored
+    real = change_reader.ChangeReader._stored_images
 
     def last(self: Any, unit: Any, epochs: Any, touches: Touches) -> Any:
         old, order = real(self, unit, epochs, touches), change_rows.by_key(touches)
@@ -178,7 +178,7 @@ def net_keeps_the_last_image(monkeypatch: pytest.MonkeyPatch) -> None:
         places[order.oldest] = old.places[order.newest]
         return replace(old, places=places)
 
-    monkeypatch.setattr(change_reader.ChangeReader, "_stored", last)
+    monkeypatch.setattr(change_reader.ChangeReader, "_stored_images", last)
 
 
 def net_keeps_the_first_change(monkeypatch: pytest.MonkeyPatch) -> None:
