@@ -80,9 +80,7 @@ class Global:
         }
 
     def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
-        """Return one epoch for all. Raises TableNotReadable, or NoConsistentEpoch where a table has lost its history at
-        that epoch.
-        """
+        """Return one epoch for all. Raises TableNotReadable; NoConsistentEpoch where history at the epoch is gone."""
         if self.include_creating:
             members, epoch = list(view.ids), view.largest_valid_at_most(view.ids, read=tables)
         else:

@@ -298,9 +298,7 @@ def _bytes(value: str | bytes) -> bytes:
 def check_address(
     location: str, token: str | None, certificate: Certificate | None, read_token: str | None = None
 ) -> tuple[str, int]:
-    """Check that a server may be bound to grpc://host:port (port 0: any free port); return host and port. Raises
-    InvalidInput, InsecureServer.
-    """
+    """Return host and port of grpc://host:port (port 0: any free one). Raises InvalidInput, InsecureServer."""
     scheme, host, port = parse_location(location)
     if scheme == "grpc+tls" and certificate is None:
         raise InvalidInput(f"{location} needs tls=(certificate, key)")

@@ -269,9 +269,7 @@ def _start_query(loop: Loop, session: SparkSession, pace: TriggerPace) -> Stream
 def _start_with_retries(
     runner: JobRunner, session: SparkSession, start_query: Callable[[], StreamingQuery]
 ) -> StreamingQuery:
-    """Start the query in at most START_TRIES attempts; record each failure on the job. Raises SparkLost for a lost
-    session, or the last failure.
-    """
+    """Start the query in at most START_TRIES attempts. Raises SparkLost for a lost session, or the last failure."""
     pause = threading.Event()
     for failures in range(1, START_TRIES + 1):
         try:

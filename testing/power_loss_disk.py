@@ -62,7 +62,7 @@ class Folder:
 
 
 @dataclass
-class Opened:
+class OpenedFile:
     node: File | Folder
     path: str
     offset: int = 0
@@ -88,7 +88,7 @@ class PowerLossDisk:
         self.fail: Callable[[str, str], OSError | None] = lambda operation, path: None
         self.most_bytes: int | None = None
         self._lock = threading.RLock()
-        self._opened: dict[int, Opened] = {}
+        self._opened: dict[int, OpenedFile] = {}
         self._root = self._adopt(self.base)
 
     def __getattr__(self, name: str) -> Any:
@@ -129,7 +129,7 @@ class PowerLossDisk:
             handle = os.open(path, flags, mode)
             if created:
                 self._folder_of(path).put(os.path.basename(path), File())
-            self._opened[handle] = Opened(self._node(path), path)
+            self._opened[handle] = OpenedFile(self._node(path), path)
             return handle
 
     def write(self, handle: int, data: bytes | memoryview) -> int:

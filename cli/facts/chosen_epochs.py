@@ -15,9 +15,7 @@ from epochlog.store.types.schema import is_name
 
 
 def policy_of(handle: Handle, options: Any) -> dict[str, Any]:
-    """Return the keyword arguments of `store.snapshot`. Without --consistency the options imply the policy. Raises
-    InvalidInput.
-    """
+    """Return the keyword arguments of `store.snapshot`; options imply a missing --consistency. Raises InvalidInput."""
     declared = declared_options()
     set_options = {name: value for name in declared if (value := getattr(options, name)) is not None}
     policy = options.consistency or implied_policy(set_options) or ("aligned" if options.tables else "global")

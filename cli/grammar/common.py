@@ -11,11 +11,7 @@ def add_command(
     commands: argparse._SubParsersAction, name: str, help: str, details: str = ""
 ) -> argparse.ArgumentParser:
     """Add a command. `help` is its line in the list of commands; `details` follows in the command's own help."""
-    parser = commands.add_parser(
-        name,
-        help=help,
-        description=f"{help[0].upper()}{help[1:]}. {details}",
-    )
+    parser = commands.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}. {details}")
     parser.add_argument("root", metavar="ROOT", help="the store's folder, or its URI (s3://…)")
     parser.add_argument(
         "--catalog",

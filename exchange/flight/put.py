@@ -80,9 +80,7 @@ class _Incoming:
         return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
     def next(self) -> pa.RecordBatch | None:
-        """Return the next batch; None when the client has ended its stream. Raises ServerUnavailable when the client
-        has disconnected.
-        """
+        """Return the next batch; None at the end. Raises ServerUnavailable when the client has disconnected."""
         while True:
             self._slot.check()
             try:

@@ -210,9 +210,7 @@ class RedisMarks:
     # ---- one write, under `_write_lock` ------------------------------------------------------------------------------
 
     def _write_checked(self, query: str, marks: EndMarks | None) -> int | None:
-        """Write these marks to Redis and return the counter computed there; None if Redis failed, or a newer server
-        writes the marks.
-        """
+        """Write marks to Redis and return its counter; None if Redis failed or a newer server writes them."""
         packed = b"" if marks is None else marks.packed()
         try:
             outcome, counted = self._write(query, packed)

@@ -19,10 +19,10 @@ def compact_tables(handle: Handle, table: str | None, *, full: bool) -> None:
         return list(all_tables(view)) if table is None else [find_table(view, table)]
 
     failed: list[EpochlogError] = []
-    for found in handle.catalog.read(due):
+    for table_def in handle.catalog.read(due):
         try:
-            apply_retention(handle, found)
-            compact_table(handle, found, full=full or table is not None)
+            apply_retention(handle, table_def)
+            compact_table(handle, table_def, full=full or table is not None)
         except TableDropped:  # since: nothing to fold
             if table is not None:
                 raise

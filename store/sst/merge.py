@@ -190,9 +190,7 @@ def _merge_pieces(
 
 
 def _newest(piece: _Piece) -> tuple[np.ndarray | None, bool]:
-    """Return the indices of the newest row of each key of the piece, in key order, and True if the resulting keys equal
-    those of `large`. Indices None stand for all rows of `large`.
-    """
+    """Return each key's newest row as an index (None: all of `large`), and True if the keys equal `large`'s."""
     if not piece.small:
         return None, True
     keys, count = piece.large.keys, len(piece.large)

@@ -36,9 +36,7 @@ def _format_value(value: pa.Scalar) -> str:
 
 
 def cast_values(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
-    """Cast a column exactly to `target`, a type that it fits (`column_types.fits`). Raise Unfit for a value that the
-    cast would change.
-    """
+    """Cast a column exactly to `target`, which it fits (`column_types.fits`). Raise Unfit if a value would change."""
     if _T.is_dictionary(column.type):
         column = _decode_dictionary(column)
     if column.type.equals(target):

@@ -9,14 +9,14 @@ from typing import Any, Protocol
 from epochlog.checkpoint import CheckpointManager, Outbox, Report
 from epochlog.checkpoint.manager.commands import Actor, Decision, Inject, Start
 
-from .catalog import Catalog, Piece
+from .catalog import DataPiece, SimulatedCatalog
 from .shapes import QUIET_MS, START_MS, JobShape
 
 REPEAT_MS = 1_000
 
 
 @dataclass(frozen=True)
-class Passed:
+class ChannelBatch:
     """Message of one actor to another for a barrier: the rows before it. inject None: the sender has left."""
 
     barrier_id: int
@@ -30,16 +30,18 @@ class Surroundings(Protocol):
 
     now: int
     until: int
-    catalog: Catalog
+    catalog: SimulatedCatalog
 
     def at(self, when: int, action: Callable[[], object]) -> None: ...
     def to_core(self, shape: JobShape, call: Callable[[CheckpointManager], list[Decision]]) -> None: ...
     def send_report(self, shape: JobShape, report: Report) -> None: ...
     def work_ms(self, shape: JobShape) -> int: ...
     def declines(self, shape: JobShape) -> bool: ...
-    def along_channel(self, sender: Process, consumer: Actor, passed: Passed) -> None: ...
+    def along_channel(self, sender: Process, consumer: Actor, passed: ChannelBatch) -> None: ...
     def leaves(self, process: Process) -> None: ...
-    def piece(self, shape: JobShape, actor: Actor, incarnation: int, changes: Mapping[Any, int | None]) -> Piece: ...
+    def piece(
+        self, shape: JobShape, actor: Actor, incarnation: int, changes: Mapping[Any, int | None]
+    ) -> DataPiece: ...
 
 
 class Process:
@@ -59,8 +61,8 @@ class Process:
         self.seen = self.reported = 0
         self.last: Report | None = None
         self.injects: dict[int, Inject] = {}
-        self.passed: dict[Actor, list[Passed]] = {}
-        self.undelivered: list[tuple[Actor, Passed]] = []
+        self.passed: dict[Actor, list[ChannelBatch]] = {}
+        self.undelivered: list[tuple[Actor, ChannelBatch]] = []
 
     @property
     def lives(self) -> bool:
@@ -136,7 +138,7 @@ class Process:
         consumers = [consumer for consumer in self.shape.consumers(self.actor) if consumer in self.peers]
         for number, consumer in enumerate(consumers):
             part = {key: value for key, value in rows.items() if key[1] % len(consumers) == number}
-            passed = Passed(inject.barrier_id, part, ended, None if self.has_left else inject)
+            passed = ChannelBatch(inject.barrier_id, part, ended, None if self.has_left else inject)
             self.world.along_channel(self, consumer, passed)
         if self.has_left:
             self.world.leaves(self)
@@ -147,7 +149,7 @@ class Process:
             self.world.to_core(self.shape, lambda core: core.finished(self.shape.name, self.actor, self.incarnation))
             self.world.at(self.world.now + REPEAT_MS, self.report_leaving)
 
-    def receive(self, producer: Actor, passed: Passed) -> None:
+    def receive(self, producer: Actor, passed: ChannelBatch) -> None:
         """Take a message of a channel. Messages come in order and once; before the start they are kept."""
         if not self.lives:
             return
@@ -182,7 +184,9 @@ class Process:
         )  # fmt: skip
         for producer, queue in self.passed.items():  # drop sealed rows, but keep the end of each channel
             self.passed[producer] = [
-                Passed(passed.barrier_id, {} if passed.barrier_id <= self.seen else passed.rows, passed.ended, None)
+                ChannelBatch(
+                    passed.barrier_id, {} if passed.barrier_id <= self.seen else passed.rows, passed.ended, None
+                )
                 for passed in queue
                 if passed.ended or passed.barrier_id > self.seen
             ]

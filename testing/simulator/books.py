@@ -23,7 +23,7 @@ from epochlog.checkpoint.manager.commands import (
     Start,
 )
 
-from .catalog import Catalog, Piece
+from .catalog import DataPiece, SimulatedCatalog
 from .shapes import JobShape, Violation
 
 
@@ -55,16 +55,16 @@ class Books:
         return float("inf") if most is None else most
 
 
-def pieces_of(segments: Segments) -> Iterator[Piece]:
+def pieces_of(segments: Segments) -> Iterator[DataPiece]:
     return (piece for pieces in segments.values() for piece in pieces)
 
 
-def one_barrier_at_a_time(books: Books, catalog: Catalog, decision: Decide) -> None:
+def one_barrier_at_a_time(books: Books, catalog: SimulatedCatalog, decision: Decide) -> None:
     if books.at_catalog is not None or books.in_flight is not None:
         raise Violation(f"{decision.job}: a barrier is decided while another is in flight")
 
 
-def inject_is_planned(books: Books, catalog: Catalog, decision: Inject) -> None:
+def inject_is_planned(books: Books, catalog: SimulatedCatalog, decision: Inject) -> None:
     """Check that a barrier waits for all actors that have not finished, and triggers only started ones."""
     name = decision.job
     if books.at_catalog is not None or books.in_flight is not None:
@@ -81,7 +81,7 @@ def inject_is_planned(books: Books, catalog: Catalog, decision: Inject) -> None:
             raise Violation(f"{name}: {actor} is triggered as {incarnation}, but it is {books.started.get(actor)}")
 
 
-def commit_is_due(books: Books, catalog: Catalog, decision: CommitBarrier) -> None:
+def commit_is_due(books: Books, catalog: SimulatedCatalog, decision: CommitBarrier) -> None:
     """Check that a commit has all reports of its attempt, and each piece of a live incarnation once."""
     name, number = decision.job, decision.barrier_id
     inject, finished = books.in_flight, books.finished
@@ -109,12 +109,12 @@ def commit_is_due(books: Books, catalog: Catalog, decision: CommitBarrier) -> No
         numbers.add(piece.number)
 
 
-def announced_is_committed(books: Books, catalog: Catalog, decision: Announce) -> None:
+def announced_is_committed(books: Books, catalog: SimulatedCatalog, decision: Announce) -> None:
     if catalog.records[decision.job].outcomes.get(decision.barrier_id) != decision.epoch:
         raise Violation(f"{decision.job}: {decision.barrier_id} is announced, but was not committed")
 
 
-def dropped_is_never_committed(books: Books, catalog: Catalog, decision: Drop) -> None:
+def dropped_is_never_committed(books: Books, catalog: SimulatedCatalog, decision: Drop) -> None:
     committed = catalog.landed | {
         piece.number for piece in pieces_of(books.at_catalog.segments if books.at_catalog else {})
     }
@@ -123,13 +123,13 @@ def dropped_is_never_committed(books: Books, catalog: Catalog, decision: Drop) -
             raise Violation(f"{decision.job}: piece {piece.number} is dropped, but is or may be committed")
 
 
-def restart_has_a_reason(books: Books, catalog: Catalog, decision: Restart) -> None:
+def restart_has_a_reason(books: Books, catalog: SimulatedCatalog, decision: Restart) -> None:
     for actor, ended in decision.actors.items():
         if ended and books.current.get(actor) == ended:
             raise Violation(f"{decision.job}: {actor} is restarted, but {ended} is alive")
 
 
-def start_has_a_settled_state(books: Books, catalog: Catalog, decision: Start) -> None:
+def start_has_a_settled_state(books: Books, catalog: SimulatedCatalog, decision: Start) -> None:
     if books.at_catalog is not None:
         raise Violation(f"{decision.job}: {decision.actor} starts while a commit is on its way")
     if decision.finished != (decision.actor in catalog.records[decision.job].finished):
@@ -138,22 +138,22 @@ def start_has_a_settled_state(books: Books, catalog: Catalog, decision: Start) -
         raise Violation(f"{decision.job}: {decision.actor} starts as {decision.incarnation}")
 
 
-def finished_is_recorded(books: Books, catalog: Catalog, decision: Finished) -> None:
+def finished_is_recorded(books: Books, catalog: SimulatedCatalog, decision: Finished) -> None:
     if set(books.shape.actors) != catalog.records[decision.job].finished:
         raise Violation(f"{decision.job}: finished, but not in the catalog")
 
 
-def failed_after_too_many(books: Books, catalog: Catalog, decision: Failed) -> None:
+def failed_after_too_many(books: Books, catalog: SimulatedCatalog, decision: Failed) -> None:
     if books.failures <= books.tolerates and not books.fenced:
         raise Violation(f"{decision.job}: failed after {books.failures} failures in a row")
 
 
-def stopped_with_nothing_on_its_way(books: Books, catalog: Catalog, decision: JobStopped) -> None:
+def stopped_with_nothing_on_its_way(books: Books, catalog: SimulatedCatalog, decision: JobStopped) -> None:
     if books.at_catalog is not None:
         raise Violation(f"{decision.job}: stopped while a commit is on its way")
 
 
-INVARIANTS: dict[type, Callable[[Books, Catalog, Any], None]] = {
+INVARIANTS: dict[type, Callable[[Books, SimulatedCatalog, Any], None]] = {
     Decide: one_barrier_at_a_time,
     Inject: inject_is_planned,
     CommitBarrier: commit_is_due,
@@ -167,7 +167,7 @@ INVARIANTS: dict[type, Callable[[Books, Catalog, Any], None]] = {
 }
 
 
-def check_decision(books: Books, catalog: Catalog, decision: Decision) -> None:
+def check_decision(books: Books, catalog: SimulatedCatalog, decision: Decision) -> None:
     """Check a decision before it is executed; raise Violation with the broken invariant."""
     invariant = INVARIANTS.get(type(decision))
     if invariant is not None:

@@ -22,7 +22,7 @@ BUCKETS = 7
 
 
 @dataclass(frozen=True)
-class Piece:
+class DataPiece:
     """Segment: the changes of one incarnation of an actor; the value None deletes the key."""
 
     number: int
@@ -32,7 +32,7 @@ class Piece:
 
 
 @dataclass
-class Table:
+class SimulatedTable:
     name: str
     number: int
     job: JobShape
@@ -75,7 +75,7 @@ def query(upstreams: Iterable[State]) -> State:
     return rows
 
 
-class Catalog:
+class SimulatedCatalog:
     """Durable state. Its transactions are atomic; the world decides when they answer."""
 
     def __init__(self, jobs: Iterable[JobShape]) -> None:
@@ -83,7 +83,7 @@ class Catalog:
         self.forced: list[int] = []
         self.records = {shape.name: Record(shape) for shape in jobs}
         self.tables = {
-            shape.table: Table(shape.table, number, shape)
+            shape.table: SimulatedTable(shape.table, number, shape)
             for number, shape in enumerate((record.shape for record in self.records.values()), start=1)
         }
         self.landed: set[int] = set()  # numbers of committed pieces
@@ -94,7 +94,7 @@ class Catalog:
     def view(self, now: int) -> EpochView:
         return EpochView(self.last_epoch, now, {table.number: self._epochs(table) for table in self.tables.values()})
 
-    def _epochs(self, table: Table) -> TableEpochs:
+    def _epochs(self, table: SimulatedTable) -> TableEpochs:
         if table.epochs is None:
             ups = tuple(self.tables[name].number for name in table.job.upstreams)
             table.epochs = TableEpochs(
@@ -174,7 +174,7 @@ class Catalog:
         if record.over:
             raise Violation(f"{order.job} commits after its end")
         table = self.tables[record.shape.table]
-        pieces: list[Piece] = list(order.segments.get(table.name, ()))
+        pieces: list[DataPiece] = list(order.segments.get(table.name, ()))
         for piece in pieces:
             if piece.number in self.landed:
                 raise Violation(f"{order.job}: piece {piece.number} is committed twice")
@@ -193,7 +193,7 @@ class Catalog:
         self._check(record, table, pieces)
         return epoch
 
-    def _epoch(self, record: Record, order: CommitBarrier, table: Table, now: int) -> int:
+    def _epoch(self, record: Record, order: CommitBarrier, table: SimulatedTable, now: int) -> int:
         if not record.shape.derived:
             self.last_epoch = max(self.last_epoch + 1, from_unix_ms(now))
             return self.last_epoch
@@ -210,7 +210,7 @@ class Catalog:
             )
         return order.barrier.curr
 
-    def _append(self, table: Table, epoch: int, pieces: list[Piece], *, end: bool) -> None:
+    def _append(self, table: SimulatedTable, epoch: int, pieces: list[DataPiece], *, end: bool) -> None:
         if table.commits and epoch <= table.commits[-1]:
             raise Violation(f"{table.name}: epoch {show_epoch(epoch)} after {show_epoch(table.commits[-1])}")
         state = dict(table.states[-1]) if table.states else {}
@@ -233,7 +233,7 @@ class Catalog:
             table.changes.append(epoch)
         table.epochs = None
 
-    def _check(self, record: Record, table: Table, pieces: list[Piece]) -> None:
+    def _check(self, record: Record, table: SimulatedTable, pieces: list[DataPiece]) -> None:
         """Check a job's commit against its query, and a load's against the offsets committed with its rows."""
         shape = record.shape
         if shape.derived:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .books import Books
-from .catalog import Catalog
+from .catalog import SimulatedCatalog
 from .shapes import QUIET_MS, START_MS
 
 
 def unfinished_work(
-    books_of: Mapping[str, Books], limits_of: Mapping[str, list[int | None]], catalog: Catalog, now: int
+    books_of: Mapping[str, Books], limits_of: Mapping[str, list[int | None]], catalog: SimulatedCatalog, now: int
 ) -> list[str]:
     """Return a sentence for each load or job that has not caught up."""
     findings = []

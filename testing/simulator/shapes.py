@@ -114,7 +114,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SimulationPlan:
     """Graph, faults and requests of a run, drawn before it begins."""
 
     jobs: tuple[JobShape, ...]
@@ -132,7 +132,7 @@ class Plan:
         return names
 
 
-def draw_plan(seed: int) -> Plan:
+def draw_plan(seed: int) -> SimulationPlan:
     rng = random.Random(f"plan {seed}")
     jobs = [_load(rng, f"load{number}") for number in range(rng.randint(1, 2))]
     for number in range(rng.randint(1, 3)):
@@ -154,7 +154,9 @@ def draw_plan(seed: int) -> Plan:
     crashes = [
         (START_MS + rng.randrange(500, 9_000), rng.randrange(100, 1_500)) for _ in range(rng.choice([0, 0, 1, 2]))
     ]
-    return Plan(tuple(jobs), tuple(sorted(events, key=lambda event: event.at_ms)), tuple(sorted(crashes)), troubled)
+    return SimulationPlan(
+        tuple(jobs), tuple(sorted(events, key=lambda event: event.at_ms)), tuple(sorted(crashes)), troubled
+    )
 
 
 def _settings(rng: random.Random, interval: int | None) -> JobSettings:

@@ -31,9 +31,9 @@ from epochlog.checkpoint.manager.commands import (
 )
 from epochlog.errors import EpochlogError, Fenced, SegmentUnknown
 
-from .actors import Passed, Process
+from .actors import ChannelBatch, Process
 from .books import Books, check_decision
-from .catalog import Catalog, Piece
+from .catalog import DataPiece, SimulatedCatalog
 from .ends import unfinished_work
 from .shapes import (
     FAULTS_END_MS,
@@ -71,7 +71,7 @@ class World:
         self.now = START_MS
         self.until = GIVE_UP_MS
         self.trace: list[tuple[Any, ...]] = []
-        self.catalog = Catalog(self.plan.jobs)
+        self.catalog = SimulatedCatalog(self.plan.jobs)
         self.books = {shape.name: Books(shape, seed) for shape in self.plan.jobs}
         self.processes: dict[tuple[str, Actor], Process] = {}
         self.zombies: dict[tuple[str, Actor], Process] = {}
@@ -176,7 +176,7 @@ class World:
         if process.incarnation == incarnation:
             self.over_the_net(shape, lambda: call(process))
 
-    def along_channel(self, sender: Process, consumer: Actor, passed: Passed) -> None:
+    def along_channel(self, sender: Process, consumer: Actor, passed: ChannelBatch) -> None:
         """Deliver in order, and only to the incarnation that started together with the sender."""
         shape, target = sender.shape, self.processes[sender.shape.name, consumer]
         if target.incarnation != sender.peers[consumer]:
@@ -186,9 +186,9 @@ class World:
         self.channels[key] = when
         self.at(when, lambda: target.receive(sender.actor, passed))
 
-    def piece(self, shape: JobShape, actor: Actor, incarnation: int, changes: Mapping[Any, int | None]) -> Piece:
+    def piece(self, shape: JobShape, actor: Actor, incarnation: int, changes: Mapping[Any, int | None]) -> DataPiece:
         self._pieces += 1
-        return Piece(self._pieces, actor, incarnation, changes)
+        return DataPiece(self._pieces, actor, incarnation, changes)
 
     # ---- the coordinator -----------------------------------------------------------------------------------------
 

@@ -109,7 +109,7 @@ def test_a_kind_that_is_not_known_is_named_so(tmp_path: Path, shelf: str, monkey
         ):
             el.open(tmp_path / "other", url)
     monkeypatch.setattr(registry, "KINDS", registry.KINDS[:-1])
-    with pytest.raises(el.Corrupt, match="no catalog that there is"):
+    with pytest.raises(el.Corrupt, match="unknown kind of catalog"):
         el.open(tmp_path / "s")
 
 

@@ -169,6 +169,7 @@ CHANCE_HOMES = (
     "store/sst/segment_writer.py",
     "testing/*.py",
 )
+VAGUE_NAMES = frozenset({"found", "one", "told"})
 BUILTINS = {"open": "open", "eval": "eval", "exec": "exec"}
 
 
@@ -336,6 +337,30 @@ def import_cycles(trees: dict[str, ast.Module]) -> Iterator[str]:
         yield f"these import each other: {' <- '.join(error.args[1])}"
 
 
+def repeated_class_names(trees: dict[str, ast.Module]) -> Iterator[str]:
+    """Refuse two public classes of the library with one name, wherever they are."""
+    homes: dict[str, str] = {}
+    for path, tree in sorted(trees.items()):
+        if layer(path) is None and not path.startswith("testing/"):
+            continue
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                if node.name in homes:
+                    yield f"{path}:{node.lineno}: {homes[node.name]} has a class {node.name} too; rename one of them"
+                homes.setdefault(node.name, path)
+
+
+def vague_names(path: str, tree: ast.Module) -> Iterator[str]:
+    """Refuse names of variables and parameters of the library that say nothing."""
+    if layer(path) is None and not path.startswith("testing/"):
+        return
+    for node in nodes(tree):
+        if isinstance(node, ast.Name | ast.arg):
+            name = node.id if isinstance(node, ast.Name) else node.arg
+            if name in VAGUE_NAMES:
+                yield f"{path}:{node.lineno}: {name!r} says nothing; name the thing that it holds"
+
+
 def import_homes(path: str, tree: ast.Module) -> Iterator[str]:
     """Some packages are known to some modules only: the store knows nothing of Spark or Flight."""
     if layer(path) is None:
@@ -488,6 +513,7 @@ TREE_RULES: tuple[Callable[[str, ast.Module], Iterator[str]], ...] = (
     import_direction,
     import_homes,
     banned_names,
+    vague_names,
     docstring,
     bare_epochs,
 )

@@ -54,6 +54,20 @@ def test_no_modules_import_each_other() -> None:
     assert not list(rules.import_cycles(trees))
 
 
+def test_no_two_classes_of_the_library_share_a_name() -> None:
+    trees = {name: ast.parse((ROOT / name).read_text("utf-8")) for name in project_files() if name.endswith(".py")}
+    assert not list(rules.repeated_class_names(trees))
+    lines = {"store/a.py": "class Handle: ...", "batch/b.py": "class Handle: ...\nclass _Own: ..."}
+    (problem,) = rules.repeated_class_names({path: ast.parse(line) for path, line in lines.items()})
+    assert "Handle" in problem and "batch/b.py" in problem
+
+
+def test_a_name_that_says_nothing_is_refused() -> None:
+    text = '"""Sums."""\n\n\ndef total(told: list[int]) -> int:\n    return sum(one for one in told)\n'
+    assert {"told", "one"} <= set(problems("store/a.py", text).split("'"))
+    assert "says nothing" not in problems("tests/a.py", text)
+
+
 def test_a_circle_of_imports_is_found() -> None:
     """Also one through a base folder, and one that only type checkers see."""
     first = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from epochlog.store.b import B"
