@@ -243,7 +243,7 @@ def test_changes_with_images_begin_at_the_oldest_state_kept(run, lake) -> None:
     "options, sentence",
     [
         (["--after", "9", "--until", "8"], "is inverted"),
-        (["--filter", "cents > 5"], "may name key columns"),
+        (["--filter", "cents > 5"], "can name key columns only"),
         (["--columns", "price"], "no column 'price'"),
     ],
 )
