@@ -128,9 +128,8 @@ def _old_rows(
     files: Files, table: TableSchema, before: ScanPlan, epochs: Sequence[Sequence[Segment]], key_range: KeyRange
 ) -> list[tuple[int, Rows]]:
     """Return, for each epoch (by index) that replaces rows of the key range, the replaced rows."""
-    names = (
-        table.schema.names if len(epochs) > 1 else list(table.primary_key)
-    )  # one epoch alone needs no values: no later epoch replaces its rows
+    # one epoch alone needs no values: no later epoch replaces its rows
+    names = table.schema.names if len(epochs) > 1 else list(table.primary_key)
     epoch_rows = [read_epoch(files, table, epoch, names, key_range) for epoch in epochs]
     touched = [(place, rows) for place, rows in enumerate(epoch_rows) if rows is not None]
     if not touched:

@@ -69,8 +69,9 @@ class LevelReader:
         """
         if not len(keys):
             return self.no_rows(columns)
-        reader = PointReader(self.files, self.table, self.codec, tuple(columns))
-        within = KeyRange(keys[0].as_py(), self.codec.above(keys[len(keys) - 1].as_py()))
+        codec = self.codec
+        reader = PointReader(self.files, self.table, codec, tuple(columns))
+        within = KeyRange(keys[0].as_py(), codec.above(keys[len(keys) - 1].as_py()))
         levels: list[Level] = []
         for place, run in enumerate(self.runs):
             if self.epoch >= run.hi:
