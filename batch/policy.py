@@ -58,6 +58,7 @@ class Global:
     """
 
     name: ClassVar[str] = "global"
+    summary: ClassVar[str] = "the largest epoch valid for all tables that take part; default without TABLE"
     options: ClassVar[tuple[PolicyOption, ...]] = (
         PolicyOption("include_creating", OptionKind.FLAG, "count creating and parked tables too", implies=True),
     )
@@ -104,6 +105,7 @@ class Aligned:
     """Policy that chooses the largest epoch valid for the tables of the query."""
 
     name: ClassVar[str] = "aligned"
+    summary: ClassVar[str] = "the largest epoch valid for the named tables; default with TABLE"
 
     def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
         """Return one epoch for all. Raises NoConsistentEpoch."""
@@ -118,6 +120,7 @@ class Latest:
     """Policy that reads each table at its own newest commit: the freshest rows, not consistent."""
 
     name: ClassVar[str] = "latest"
+    summary: ClassVar[str] = "each table at its newest commit"
 
     def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
         """Return each table's newest commit; without one 0, or a root table's first epoch, at which it is empty."""
@@ -132,6 +135,7 @@ class AsOf:
     """
 
     name: ClassVar[str] = "as_of"
+    summary: ClassVar[str] = "the newest agreed epoch at or before an epoch or time"
     options: ClassVar[tuple[PolicyOption, ...]] = (
         PolicyOption("epoch", OptionKind.EPOCH, "at or before this epoch"),
         PolicyOption("timestamp", OptionKind.TIMESTAMP, "the newest agreed epoch at or before this time", implies=True),
@@ -179,6 +183,7 @@ class AtLeast:
     """Policy that waits up to `timeout` (seconds, timedelta) for an aligned epoch not below `epoch`."""
 
     name: ClassVar[str] = "at_least"
+    summary: ClassVar[str] = "wait for an agreed epoch at or after this one"
     options: ClassVar[tuple[PolicyOption, ...]] = (
         PolicyOption("epoch", OptionKind.EPOCH, "at this epoch or later", implies=True),
         PolicyOption("timeout", OptionKind.SECONDS, "how long to wait"),
@@ -214,6 +219,7 @@ class Bounded:
     """
 
     name: ClassVar[str] = "bounded"
+    summary: ClassVar[str] = "wait until no table lags by more than this"
     options: ClassVar[tuple[PolicyOption, ...]] = (
         PolicyOption("max_lag", OptionKind.SECONDS, "refuse to read anything further behind", implies=True),
         PolicyOption("timeout", OptionKind.SECONDS, "how long to wait"),
@@ -254,6 +260,7 @@ class Exact:
     """Policy that reads the given epochs, by table name, or those of the token of an earlier snapshot."""
 
     name: ClassVar[str] = "exact"
+    summary: ClassVar[str] = "the given epochs, or those of a snapshot"
     options: ClassVar[tuple[PolicyOption, ...]] = (
         PolicyOption("epoch", OptionKind.EPOCH, "at this epoch", "epochs_or_token", each_table=True, implies=True),
         PolicyOption(

@@ -52,6 +52,11 @@ def policy_names() -> list[str]:
     return [*BUILT_IN, *sorted(entry_points(group=GROUP).names - BUILT_IN.keys())]
 
 
+def describe_built_in() -> str:
+    """Return the names of the built-in policies, each with its summary."""
+    return ", ".join(f"{name} ({policy.summary})" for name, policy in BUILT_IN.items())
+
+
 def options_of(name: str) -> dict[str, PolicyOption]:
     """Return the options that a built-in policy declares, by name; none for a registered policy."""
     return {option.name: option for option in getattr(BUILT_IN.get(name), "options", ())}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from epochlog.batch.policy_options import OptionKind, PolicyOption
-from epochlog.batch.policy_registry import declared_options
+from epochlog.batch.policy_registry import declared_options, describe_built_in
 from epochlog.store.env.redact import redact_url
 
 from .changing import CHANGE_COMMANDS
@@ -398,9 +398,7 @@ def _policy_options(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--consistency",
         metavar="POLICY",
-        help="aligned (default: the largest epoch valid for the named tables), global (the largest epoch valid for all "
-        "tables that take part; default without TABLE), latest (each table at its newest commit), as_of, at_least, "
-        "bounded, exact, or the name of a custom policy",
+        help=f"{describe_built_in()}, or the name of a custom policy",
     )
     for name, by_policy in declared_options().items():
         _policy_option(group, name, by_policy)

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from .runs import Found, check
+from .runs import SeedFailed, check
 from .shapes import KINDS, Violation
 from .world import World
 
-__all__ = ["KINDS", "Found", "Violation", "World", "check"]
+__all__ = ["KINDS", "SeedFailed", "Violation", "World", "check"]

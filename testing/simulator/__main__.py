@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 
-from .runs import Found, check
+from .runs import SeedFailed, check
 
 
 def main(count: int, first: int) -> int:
@@ -13,7 +14,7 @@ def main(count: int, first: int) -> int:
     for seed in range(first, first + count):
         try:
             check(seed)
-        except Found as failure:
+        except SeedFailed as failure:
             failed += 1
             print(failure, flush=True)
     print(f"{count} seeds from {first} on: {failed} failed")
@@ -21,4 +22,8 @@ def main(count: int, first: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(min(main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0), 1))
+    parser = argparse.ArgumentParser(description="Run the simulation of the checkpoint manager for some seeds.")
+    parser.add_argument("count", type=int, help="number of seeds")
+    parser.add_argument("first", type=int, nargs="?", default=0, help="first seed (default: 0)")
+    options = parser.parse_args()
+    sys.exit(min(main(options.count, options.first), 1))

@@ -12,19 +12,19 @@ APART_EVERY = 4
 """One seed in this many is run again without the faults of one job."""
 
 
-class Found(AssertionError):
+class SeedFailed(AssertionError):
     """A seed that fails: the message has the error, the fewest kinds of faults that cause it, and the last steps."""
 
 
 def check(seed: int, **options: Any) -> World:
-    """Run one seed with all invariants. The options are those of World. Raises Found when an invariant is broken."""
+    """Run one seed with all invariants. The options are those of World. Raises SeedFailed for a broken invariant."""
     world = World(seed, **options)
     try:
         world.run()
         if seed % APART_EVERY == 0:
             check_apart(seed, world, **options)
     except Exception as error:
-        raise Found(failure_report(seed, error, world, **options)) from error
+        raise SeedFailed(failure_report(seed, error, world, **options)) from error
     return world
 
 

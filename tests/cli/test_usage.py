@@ -15,9 +15,16 @@ import pytest
 import epochlog
 from epochlog import demo
 from epochlog.__main__ import main
+from epochlog.batch.policy_registry import BUILT_IN
 from epochlog.cli import main as commands_by_name
 from epochlog.cli.grammar import commands as arguments
 from epochlog.cli.render import output
+
+
+def test_the_help_of_a_read_describes_every_policy(run) -> None:
+    text = " ".join(run("read", "--help").out.split())
+    for name, policy in BUILT_IN.items():
+        assert f"{name} ({policy.summary})" in text
 
 
 def test_version_and_help(run) -> None:

@@ -17,7 +17,7 @@ from epochlog.checkpoint.manager.manager import CheckpointManager
 from epochlog.checkpoint.manager.task_registry import TaskRegistry
 from epochlog.checkpoint.manager.unacked_reports import Outbox
 from epochlog.errors import Fenced, SegmentUnknown
-from epochlog.testing.simulator.runs import Found, check, check_apart
+from epochlog.testing.simulator.runs import SeedFailed, check, check_apart
 from epochlog.testing.simulator.shapes import KINDS, Violation
 from epochlog.testing.simulator.world import World
 
@@ -372,7 +372,7 @@ def test_mutants_are_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_failure_is_told_with_its_seed_and_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     duplicate_report_counted_twice(monkeypatch)
-    with pytest.raises(Found) as found:
+    with pytest.raises(SeedFailed) as found:
         check(0)
     said = str(found.value)
     assert re.match(r"seed 0: Violation: \w+: piece \d+ is committed twice", said)
