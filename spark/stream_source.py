@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from epochlog.store.catalog.keys import after_prefix, consumer_key, log_key
+from epochlog.store.catalog.keys import LOG_PREFIX, after_prefix, consumer_key, log_key, table_prefix
 from epochlog.store.catalog.protocol import View
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS
 from epochlog.store.changelog.consumer import Consumer
@@ -250,7 +250,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def _log_epochs(view: View, table: TableDef, after: int) -> Iterator[LogEpoch]:
     """Yield the log epochs with rows past `after`, oldest first; read one log entry at a time."""
-    prefix = b"log/%08x/" % table.id
+    prefix = table_prefix(LOG_PREFIX, table.id)
     for _, record in view.scan(log_key(table.id, after + 1), after_prefix(prefix)):
         for group in LogEntry.from_record(record).groups:
             rows = sum(segment.rows for segment in group.segments)

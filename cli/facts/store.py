@@ -10,7 +10,7 @@ from epochlog.checkpoint.job.job_ddl import RunnerInfo, job_info, runner_of
 from epochlog.checkpoint.job.wait_reasons import read_waits
 from epochlog.cli.text import epoch_iso, iso
 from epochlog.errors import Corrupt
-from epochlog.store.catalog.keys import after_prefix, log_key
+from epochlog.store.catalog.keys import LOG_PREFIX, after_prefix, log_key, table_prefix
 from epochlog.store.catalog.protocol import View
 from epochlog.store.commit.loads import LoadRecord, all_loads, load_parts
 from epochlog.store.commit.table_ddl import table_bytes
@@ -291,7 +291,7 @@ def log_facts(view: View, table: TableDef, version: TableVersion) -> Facts:
     """Describe a table's log: the part that `changes` can read, and the L0 segments that reads merge
     (`unfolded_segments`).
     """
-    prefix = b"log/%08x/" % table.id
+    prefix = table_prefix(LOG_PREFIX, table.id)
     first = last = entries = segments = rows = deletes = unfolded = 0
     for _, record in view.scan(log_key(table.id, 0), after_prefix(prefix)):
         entry = LogEntry.from_record(record)

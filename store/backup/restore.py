@@ -12,7 +12,7 @@ from pathlib import Path
 
 from epochlog.errors import CatalogInUse, CatalogLost, Corrupt, EpochlogError, InvalidInput, StoreNotFound
 from epochlog.store.catalog.export_format import Header, Shipped, decode_dump, encode_dump, shipped_files
-from epochlog.store.catalog.keys import HEAD, STORE, head_key
+from epochlog.store.catalog.keys import HEAD, LOG_PREFIX, RUNS_PREFIX, STORE, TABLE_PREFIX, head_key
 from epochlog.store.catalog.kind import CatalogKind, Site
 from epochlog.store.catalog.records import Record, unpack
 from epochlog.store.catalog.registry import EMBEDDED, kind_named, kind_of_url
@@ -113,9 +113,9 @@ def _refuse_other_root(files: Files, state: _CatalogState) -> None:
 def _file_paths(state: _CatalogState) -> Iterator[str]:
     """Yield the paths of all log segments and run files that the records refer to."""
     for key, value in state.records.items():
-        if key.startswith(b"log/"):
+        if key.startswith(LOG_PREFIX):
             yield from (file.path for file in LogEntry.from_record(unpack(key, value)).files)
-        elif key.startswith(b"runs/"):
+        elif key.startswith(RUNS_PREFIX):
             yield from (part.path for run in runs_from_record(unpack(key, value)) for part in run.parts)
 
 
@@ -209,7 +209,7 @@ def _make_report(state: _CatalogState) -> RestoreReport:
     header, records = state.header, state.records
     tables = dict[str, int]()
     for key, value in records.items():
-        if key.startswith(b"table/"):
+        if key.startswith(TABLE_PREFIX):
             table = TableDef.from_record(unpack(key, value))
             head = head_key(table.id)
             tables[table.name] = TableVersion.from_record(unpack(head, records[head])).max_committed_epoch

@@ -29,6 +29,29 @@ from epochlog.store.env.paths import name_of
 
 STORE = b"meta/store"
 HEAD = b"meta/head"
+COMPACT_PREFIX = b"compact/"
+CONSUMER_PREFIX = b"consumer/"
+GONE_PREFIX = b"gone/"
+HIST_PREFIX = b"hist/"
+HOLD_PREFIX = b"hold/"
+INTENT_PREFIX = b"intent/"
+JOB_PREFIX = b"job/"
+LEASE_PREFIX = b"lease/"
+LOAD_PREFIX = b"load/"
+LOG_PREFIX = b"log/"
+MADE_PREFIX = b"made/"
+RUNS_PREFIX = b"runs/"
+TABLE_PREFIX = b"table/"
+TRACE_PREFIX = b"trace/"
+TROUBLE_PREFIX = b"trouble/"
+TXN_PREFIX = b"txn/"
+TXN_APP_PREFIX = b"txnapp/"
+USED_PREFIX = b"used/"
+
+
+def table_prefix(prefix: bytes, table_id: int) -> bytes:
+    """Return the prefix of one table's keys under a prefix such as LOG_PREFIX."""
+    return prefix + b"%08x/" % table_id
 
 
 def name_key(table: str) -> bytes:

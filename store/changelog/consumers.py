@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from epochlog.errors import InvalidInput, LimitExceeded, LogTruncated
-from epochlog.store.catalog.keys import after_prefix, consumer_key, hold_key
+from epochlog.store.catalog.keys import CONSUMER_PREFIX, after_prefix, consumer_key, hold_key
 from epochlog.store.catalog.protocol import Txn, View
 from epochlog.store.env.clock import FOR_EVER, seconds
 from epochlog.store.env.failpoints import hit
@@ -154,7 +154,7 @@ def _new_consumer(
     tx: Txn, name: str, tables: Sequence[str], too_old: str, limit: int
 ) -> tuple[ConsumerRecord, list[TableDef]]:
     """Return the record of a new consumer, and its tables. Raises LimitExceeded at `limit` consumers."""
-    count = sum(1 for _ in tx.scan(b"consumer/", after_prefix(b"consumer/")))
+    count = sum(1 for _ in tx.scan(CONSUMER_PREFIX, after_prefix(CONSUMER_PREFIX)))
     if count >= limit:
         reserved = MOST_CONSUMERS - limit
         writers_only = f", and the last {reserved} places are for callers with write access" if reserved else ""

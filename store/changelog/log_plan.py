@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochlog.errors import EpochExpired, InvalidInput, LogTruncated
-from epochlog.store.catalog.keys import after_prefix, log_key
+from epochlog.store.catalog.keys import LOG_PREFIX, after_prefix, log_key, table_prefix
 from epochlog.store.catalog.protocol import View
 from epochlog.store.env.files import Files
 from epochlog.store.metadata.definitions import TableDef
@@ -227,7 +227,7 @@ def next_epoch(view: View, table: TableDef, after: int) -> int | None:
 def _entries(view: View, table: TableDef, after: int, until: int) -> list[LogEntry]:
     """Return the log entries visible in (after, until], and the entry past `until` if log epochs of it are within."""
     entries: list[LogEntry] = []
-    prefix = b"log/%08x/" % table.id
+    prefix = table_prefix(LOG_PREFIX, table.id)
     for _, record in view.scan(log_key(table.id, after + 1), after_prefix(prefix)):
         entry = LogEntry.from_record(record)
         if entry.epoch > until and (not entry.groups or entry.groups[0].label > until):

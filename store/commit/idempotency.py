@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from epochlog.errors import InvalidInput, TxnAborted, TxnMismatch, TxnOutcomeForgotten
-from epochlog.store.catalog.keys import after_prefix, key_epoch, txn_app_key, txn_key
+from epochlog.store.catalog.keys import TXN_APP_PREFIX, TXN_PREFIX, after_prefix, key_epoch, txn_app_key, txn_key
 from epochlog.store.catalog.protocol import Txn, View
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def record_outcome(tx: Txn, txn: TxnPair, tables: Sequence[int], epoch: int | No
     tx.put(txn_key(app, txn_id), {"tables": list(tables), "epoch": epoch, "at_ms": now_ms})
     count, forgotten = record["count"] + 1, record["forgotten"]
     if count > KEPT_OUTCOMES:
-        prefix = b"txn/" + app.encode() + b"\0"
+        prefix = TXN_PREFIX + app.encode() + b"\0"
         oldest = next(key for key, _ in tx.scan(prefix, after_prefix(prefix)))
         tx.delete(oldest)
         count, forgotten = count - 1, key_epoch(oldest)
@@ -121,12 +121,12 @@ def forget_unused(handle: Handle) -> int:
 
     def unused(view: View) -> list[str]:
         before_ms = handle.catalog.now_ms() - UNUSED_MS
-        prefix = b"txnapp/"
+        prefix = TXN_APP_PREFIX
         records = view.scan(prefix, after_prefix(prefix))
         return [key[len(prefix) :].decode() for key, app in records if app["count"] and app["used_ms"] < before_ms]
 
     def forget(tx: Txn, app: str) -> None:
-        record, prefix = tx.get(txn_app_key(app)), b"txn/" + app.encode() + b"\0"
+        record, prefix = tx.get(txn_app_key(app)), TXN_PREFIX + app.encode() + b"\0"
         if record is None or record["used_ms"] >= handle.catalog.now_ms() - UNUSED_MS:
             return
         keys = [key for key, _ in tx.scan(prefix, after_prefix(prefix))]

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from epochlog.errors import BarrierChanged, Fenced, InvalidInput, LoadNotFound
-from epochlog.store.catalog.keys import after_prefix, load_key, load_part_key
+from epochlog.store.catalog.keys import LOAD_PREFIX, after_prefix, load_key, load_part_key
 from epochlog.store.catalog.protocol import Txn, View
 from epochlog.store.catalog.records import Record, checked
 from epochlog.store.metadata.definitions import TableDef
@@ -156,7 +156,7 @@ def require_incarnation(load: LoadRecord, incarnation: int) -> None:
 
 
 def all_loads(view: View) -> Iterator[LoadRecord]:
-    for key, record in view.scan(b"load/", after_prefix(b"load/")):
+    for key, record in view.scan(LOAD_PREFIX, after_prefix(LOAD_PREFIX)):
         if key.count(b"/") == 1:
             yield LoadRecord.from_record(record)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from epochlog.store.catalog.keys import after_prefix, trace_key
+from epochlog.store.catalog.keys import TRACE_PREFIX, after_prefix, table_prefix, trace_key
 from epochlog.store.catalog.protocol import Txn, View
 from epochlog.store.catalog.records import Record
 from epochlog.store.metadata.version import LogEntry
@@ -44,7 +44,7 @@ class Trace:
 
 def read_traces(view: View, table_id: int) -> list[Trace]:
     """Return a table's finished compactions, newest first; the last KEPT_TRACES."""
-    prefix = b"trace/%08x/" % table_id
+    prefix = table_prefix(TRACE_PREFIX, table_id)
     return [Trace(**record) for _, record in view.scan(prefix, after_prefix(prefix), reverse=True)]
 
 
@@ -78,6 +78,6 @@ def trace_of(
 def put_trace(tx: Txn, table_id: int, number: int, trace: Trace) -> None:
     """Record a trace, and delete those beyond the newest KEPT_TRACES. Call inside a transaction."""
     tx.put(trace_key(table_id, number), trace.to_record())
-    prefix = b"trace/%08x/" % table_id
+    prefix = table_prefix(TRACE_PREFIX, table_id)
     for key in [key for key, _ in tx.scan(prefix, after_prefix(prefix), reverse=True)][KEPT_TRACES:]:
         tx.delete(key)

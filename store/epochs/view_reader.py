@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import numpy as np
 
-from epochlog.store.catalog.keys import after_prefix, bound_key, hist_key, key_epoch
+from epochlog.store.catalog.keys import HIST_PREFIX, after_prefix, bound_key, hist_key, key_epoch, table_prefix
 from epochlog.store.catalog.protocol import View
 from epochlog.store.metadata.definitions import Counters, JobRecord, StoreRecord, TableDef
 from epochlog.store.metadata.lookups import all_jobs, all_tables, get_job, get_store, get_table, get_version
@@ -161,7 +161,7 @@ def forced_boundaries(view: View, after: int, until: int) -> list[int]:
 
 def read_commits(view: View, table: TableDef, limit: int | None = None) -> list[Commit]:
     """Return at most `limit` of a table's remembered commits, newest first."""
-    prefix = b"hist/%08x/" % table.id
+    prefix = table_prefix(HIST_PREFIX, table.id)
     commits: list[Commit] = []
     for _, record in view.scan(prefix, after_prefix(prefix), reverse=True):
         if limit is not None and len(commits) >= limit:

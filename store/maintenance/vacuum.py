@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from epochlog.errors import ReadFailed, WriteFailed
 from epochlog.store.backup.incremental import ship
-from epochlog.store.catalog.keys import after_prefix, gone_key, intent_key
+from epochlog.store.catalog.keys import USED_PREFIX, after_prefix, gone_key, intent_key
 from epochlog.store.catalog.protocol import Txn, View
 from epochlog.store.catalog.registry import EMBEDDED, kind_of_url
 from epochlog.store.commit.idempotency import forget_unused
@@ -302,6 +302,6 @@ def _delete_stale_records(handle: Handle, listed: set[str], grace_ms: int) -> No
 
 def _committed_segments(handle: Handle, view: View) -> Iterator[tuple[bytes, str]]:
     """Yield the key of each record of a committed sealed segment, and the segment's path."""
-    for key, _ in view.scan(b"used/", after_prefix(b"used/")):
+    for key, _ in view.scan(USED_PREFIX, after_prefix(USED_PREFIX)):
         _, table_id, name = key.decode().split("/", 2)
         yield key, f"{handle.table_folder(int(table_id, 16))}/{name}"

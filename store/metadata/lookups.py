@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from epochlog.errors import Corrupt, EpochlogError, JobNotFound, TableDropped, TableNotFound
 from epochlog.store.catalog.keys import (
+    JOB_PREFIX,
     STORE,
+    TABLE_PREFIX,
     after_prefix,
     head_key,
     job_key,
@@ -80,7 +82,7 @@ def _missing_table_error(view: View, table_id: int, name: str) -> EpochlogError:
 
 
 def all_tables(view: View) -> Iterator[TableDef]:
-    for _, record in view.scan(b"table/", after_prefix(b"table/")):
+    for _, record in view.scan(TABLE_PREFIX, after_prefix(TABLE_PREFIX)):
         yield TableDef.from_record(record)
 
 
@@ -104,5 +106,5 @@ def get_job(view: View, job_id: int, name: str) -> JobRecord:
 
 
 def all_jobs(view: View) -> Iterator[JobRecord]:
-    for _, record in view.scan(b"job/", after_prefix(b"job/")):
+    for _, record in view.scan(JOB_PREFIX, after_prefix(JOB_PREFIX)):
         yield JobRecord.from_record(record)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from epochlog.store.catalog.keys import after_prefix, compact_key, runs_key
+from epochlog.store.catalog.keys import (
+    COMPACT_PREFIX,
+    LOG_PREFIX,
+    MADE_PREFIX,
+    RUNS_PREFIX,
+    after_prefix,
+    compact_key,
+    runs_key,
+)
 from epochlog.store.catalog.protocol import View
 from epochlog.store.sst.sorted_run import RunFile
 
@@ -19,7 +27,7 @@ def files_of(view: View, table_id: int) -> dict[str, int]:
     """
     suffix = b"%08x/" % table_id
     return dict(
-        _scan_files(view, b"log/" + suffix, runs_key(table_id), compact_key(table_id) + b"/", b"made/" + suffix)
+        _scan_files(view, LOG_PREFIX + suffix, runs_key(table_id), compact_key(table_id) + b"/", MADE_PREFIX + suffix)
     )
 
 
@@ -27,7 +35,7 @@ def all_files(view: View) -> dict[str, int]:
     """Return the paths and bytes of all files of the store, including those of staged exchanges. It reads the records
     that name files, so a table whose definition was lost keeps its files.
     """
-    files = dict(_scan_files(view, b"log/", b"runs/", b"compact/", b"made/"))
+    files = dict(_scan_files(view, LOG_PREFIX, RUNS_PREFIX, COMPACT_PREFIX, MADE_PREFIX))
     files.update(exchange_files(view))
     return files
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from epochlog.store.catalog.keys import after_prefix, made_key
+from epochlog.store.catalog.keys import MADE_PREFIX, after_prefix, made_key, table_prefix
 from epochlog.store.catalog.protocol import Txn, View
 from epochlog.store.sst.segment import Segment
 
@@ -16,7 +16,7 @@ from .unreachable_files import mark_unreachable
 
 def list_staged(view: View, table_id: int) -> tuple[Segment, ...]:
     """List the staged segments of an output, oldest first: later segments win."""
-    prefix = b"made/%08x/" % table_id
+    prefix = table_prefix(MADE_PREFIX, table_id)
     records = view.scan(prefix, after_prefix(prefix))
     return tuple(Segment.from_record(segment) for _, record in records for segment in record["segments"])
 
@@ -28,7 +28,7 @@ def stage_segments(tx: Txn, table_id: int, number: int, segments: Iterable[Segme
 
 def forget_staged(tx: Txn, table_id: int) -> None:
     """Delete the records of an output's committed or discarded staged segments. Call inside a transaction."""
-    prefix = b"made/%08x/" % table_id
+    prefix = table_prefix(MADE_PREFIX, table_id)
     for key, _ in list(tx.scan(prefix, after_prefix(prefix))):
         tx.delete(key)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from epochlog.store.catalog.keys import after_prefix, gone_key
+from epochlog.store.catalog.keys import GONE_PREFIX, after_prefix, gone_key
 from epochlog.store.catalog.protocol import Txn, View
 from epochlog.store.catalog.records import Record
 
@@ -40,4 +40,4 @@ def mark_unreachable(txn: Txn, table_id: int, files: Iterable[tuple[str, int]], 
 
 
 def list_unreachable(view: View) -> list[UnreachableFile]:
-    return [UnreachableFile(**record) for _, record in view.scan(b"gone/", after_prefix(b"gone/"))]
+    return [UnreachableFile(**record) for _, record in view.scan(GONE_PREFIX, after_prefix(GONE_PREFIX))]

@@ -11,7 +11,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from epochlog.store.catalog.keys import after_prefix, hold_key, lease_key, table_key
+from epochlog.store.catalog.keys import (
+    HOLD_PREFIX,
+    LEASE_PREFIX,
+    after_prefix,
+    hold_key,
+    lease_key,
+    table_key,
+    table_prefix,
+)
 from epochlog.store.catalog.protocol import Txn, View
 from epochlog.store.catalog.records import Record
 from epochlog.store.metadata.consumer_record import ConsumerRecord, all_consumers
@@ -56,7 +64,7 @@ def holds_of(view: View, table_id: int, now_ms: int, alive: Collection[str] = ()
 
     Expired holds are left out, but for those of holders in `alive`.
     """
-    prefix = b"hold/%08x/" % table_id
+    prefix = table_prefix(HOLD_PREFIX, table_id)
     holds = [hold for _, hold in _read_holds(view, prefix)]
     live = [hold for hold in holds if hold.expires_ms is None or hold.expires_ms > now_ms or hold.holder in alive]
     for job in all_jobs(view):
@@ -103,12 +111,12 @@ def all_holds(view: View) -> Iterator[tuple[bytes, Hold]]:
     """Yield every recorded hold with its key, expired ones too. The implied holds of jobs and consumers are not
     records.
     """
-    return _read_holds(view, b"hold/")
+    return _read_holds(view, HOLD_PREFIX)
 
 
 def all_leases(view: View) -> Iterator[tuple[bytes, int]]:
     """Yield the key and the end (Unix milliseconds) of each lease that holds share."""
-    for key, record in view.scan(b"lease/", after_prefix(b"lease/")):
+    for key, record in view.scan(LEASE_PREFIX, after_prefix(LEASE_PREFIX)):
         yield key, record["expires_ms"]
 
 

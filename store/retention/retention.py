@@ -13,7 +13,18 @@ from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from epochlog.store.catalog.keys import after_prefix, compact_key, head_key, hist_key, key_epoch, log_key, runs_key
+from epochlog.store.catalog.keys import (
+    HIST_PREFIX,
+    LOG_PREFIX,
+    after_prefix,
+    compact_key,
+    head_key,
+    hist_key,
+    key_epoch,
+    log_key,
+    runs_key,
+    table_prefix,
+)
 from epochlog.store.catalog.protocol import Txn, View
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, TableDef, TableOptions
@@ -290,7 +301,7 @@ def _needed_epochs(view: View, table: TableDef, released: Released) -> Iterable[
     yield released.version.safe_epoch
     yield released.version.log_start
     deleted = {entry.epoch for entry in released.entries}
-    yield from islice((epoch for epoch in _epochs(view, b"log/%08x/" % table.id) if epoch not in deleted), 1)
+    yield from islice((epoch for epoch in _epochs(view, table_prefix(LOG_PREFIX, table.id)) if epoch not in deleted), 1)
     parked = {stalled.job.id for stalled in released.parked}
     for job in all_jobs(view):
         if job.state == "parked" or job.id in parked:  # no reader asks for its validity, and it may stay parked
@@ -299,7 +310,7 @@ def _needed_epochs(view: View, table: TableDef, released: Released) -> Iterable[
             yield job.position or (job.barrier[1] if job.barrier else released.version.max_committed_epoch)
         if table.id in job.upstreams:  # the validity of an output depends on changes since its oldest commit
             for output in job.outputs:
-                yield from islice(_epochs(view, b"hist/%08x/" % output), 1)
+                yield from islice(_epochs(view, table_prefix(HIST_PREFIX, output)), 1)
 
 
 def _epochs(view: View, prefix: bytes) -> Iterable[int]:

@@ -236,7 +236,7 @@ WRONG = [
     ({"write": "orders"}, pa.table({"id": [1]}), "'name' is missing"),
     ({"write": "orders"}, pa.table({"id": pa.array([None], pa.int64()), "name": ["y"]}), "null"),
     ({"write": "orders"}, rows(0, 1).append_column("more", pa.array([1])), "unknown column 'more'"),
-    ({"write": "orders"}, rows(0, 1).append_column("_change_type", pa.array(["x"])), "is no change"),
+    ({"write": "orders"}, rows(0, 1).append_column("_change_type", pa.array(["x"])), "is not a type of change"),
     ({"write": "orders", "operation": "delete"}, rows(0, 1), "unknown column 'name'"),
     ({"write": "orders"}, rows(0, 0).select([]), "missing"),
 ]

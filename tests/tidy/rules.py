@@ -169,6 +169,7 @@ CHANCE_HOMES = (
     "store/sst/segment_writer.py",
     "testing/*.py",
 )
+KEY_PREFIX = re.compile(rb"(consumer|gone|hist|hold|intent|job|lease|load|log|made|runs|table|trace|txn|txnapp|used)/")
 VAGUE_NAMES = frozenset({"found", "one", "told"})
 BUILTINS = {"open": "open", "eval": "eval", "exec": "exec"}
 
@@ -361,6 +362,15 @@ def vague_names(path: str, tree: ast.Module) -> Iterator[str]:
                 yield f"{path}:{node.lineno}: {name!r} says nothing; name the thing that it holds"
 
 
+def catalog_prefixes(path: str, tree: ast.Module) -> Iterator[str]:
+    """Refuse prefixes of catalog keys that are written out of `store/catalog/keys.py`."""
+    if layer(path) is None or path == "store/catalog/keys.py":
+        return
+    for node in nodes(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, bytes) and KEY_PREFIX.match(node.value):
+            yield f"{path}:{node.lineno}: take the prefix {node.value!r} from store/catalog/keys.py"
+
+
 def import_homes(path: str, tree: ast.Module) -> Iterator[str]:
     """Some packages are known to some modules only: the store knows nothing of Spark or Flight."""
     if layer(path) is None:
@@ -514,6 +524,7 @@ TREE_RULES: tuple[Callable[[str, ast.Module], Iterator[str]], ...] = (
     import_homes,
     banned_names,
     vague_names,
+    catalog_prefixes,
     docstring,
     bare_epochs,
 )

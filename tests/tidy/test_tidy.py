@@ -62,6 +62,12 @@ def test_no_two_classes_of_the_library_share_a_name() -> None:
     assert "Handle" in problem and "batch/b.py" in problem
 
 
+def test_a_prefix_of_catalog_keys_is_refused_outside_of_their_module() -> None:
+    text = '"""Scans."""\n\nPREFIX = b"log/%08x/"\n'
+    assert "store/catalog/keys.py" in problems("store/a.py", text)
+    assert not problems("store/catalog/keys.py", text)
+
+
 def test_a_name_that_says_nothing_is_refused() -> None:
     text = '"""Sums."""\n\n\ndef total(told: list[int]) -> int:\n    return sum(one for one in told)\n'
     assert {"told", "one"} <= set(problems("store/a.py", text).split("'"))
