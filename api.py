@@ -160,9 +160,8 @@ class Store(OneProcess):
         """Create a root table. Raises InvalidName, InvalidSchema, TableExists.
 
         exist_ok: return an existing root table of that name; TableExists names its differences from columns, key, and
-        (if passed) changelog and options. changelog: "full" stores with every commit the rows that it replaces, so that
-        `changes(pre_images=True)` works as long as the log is kept; a commit then looks up its keys. "upsert" (and
-        None) stores none.
+        (if passed) changelog and options. changelog: "full" stores the replaced rows with every commit, which looks up
+        its keys, so that `changes(pre_images=True)` works while the log is kept; "upsert" (and None) stores none.
         """
         checked = TableSchema(name, schema, primary_key)  # pyright: ignore[reportArgumentType]: it checks, and makes a tuple
         return Table(self._handle, create_table(self._handle, checked, changelog, options, exist_ok=exist_ok))

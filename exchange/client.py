@@ -120,8 +120,7 @@ class Client:
         pre_images: bool = False,
         columns: Sequence[str] | None = None,
     ) -> pa.RecordBatchReader:
-        """Return a reader of a table's changes in (after, until] (None: up to the newest commit), in the form of
-        `Table.changes`. The reader returns batches as they arrive.
+        """Return a reader, as `Table.changes` does, of the changes in (after, until] (None: the newest commit).
 
         Raises LogTruncated, EpochExpired, TableNotFound, InvalidInput, AccessDenied, ServerUnavailable.
         """

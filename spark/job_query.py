@@ -79,8 +79,7 @@ def span_ms(name: str, duration: object, alternatives: str = "") -> int:
     """Convert a timedelta, or text as '5 minutes' or '1 minute 30 seconds', into whole milliseconds, at least 1. Raises
     InvalidInput. name: the argument's name in the message; alternatives: other values that the message lists.
     """
-    text = duration.strip() if isinstance(duration, str) else ""
-    ms = 0
+    text, ms = duration.strip() if isinstance(duration, str) else "", 0
     if isinstance(duration, timedelta):
         ms = duration // timedelta(milliseconds=1)
     elif _DURATION.fullmatch(text):

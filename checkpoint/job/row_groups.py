@@ -127,10 +127,8 @@ def belonging(rows: pa.Table, groups: pa.Table) -> np.ndarray:
         group_numbers = group_numbers * len(distinct_values) + _places(values, distinct_values)
         # Renumbered densely after each column, so that the next product fits into int64.
         numbers = pa.array(np.unique(group_numbers))
-        row_numbers, group_numbers = (
-            _places(pa.array(row_numbers), numbers, matches),
-            _places(pa.array(group_numbers), numbers),
-        )
+        row_numbers = _places(pa.array(row_numbers), numbers, matches)
+        group_numbers = _places(pa.array(group_numbers), numbers)
     return matches
 
 

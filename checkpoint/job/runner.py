@@ -104,8 +104,7 @@ class JobRunner(JobClaims):
         tenure = tenure or self._stepping
         plan = None
         try:
-            job = self._prepare_job(tenure, take_over=take_over)
-            plan = self._plan_next(job, tenure, unchunked=unchunked)
+            plan = self._plan_next(self._prepare_job(tenure, take_over=take_over), tenure, unchunked=unchunked)
         finally:
             if plan is None and tenure.kind == "step":
                 self.leave(tenure)

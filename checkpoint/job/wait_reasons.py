@@ -168,10 +168,8 @@ def _explain_no_barrier(view: EpochView, job: JobRecord, interval_ms: int, force
         late = min(behind, key=lambda up: (view.complete_through(up), view.table(up).name))
         through = view.complete_through(late)
         return Wait("upstream", None, view.table(late).name, None, through)
-    stop = _stop_from(max(wanted, through + 1), interval_ms, forced)
     first = _stop_from(wanted, interval_ms, forced)
-    if first > through:
-        stop = first
+    stop = first if first > through else _stop_from(max(wanted, through + 1), interval_ms, forced)
     if stop > view.last_epoch:
         return Wait("boundary", stop)
     return Wait("upstream", stop, view.table(late).name, None, through)

@@ -53,9 +53,8 @@ class TaskRegistry:
             )
         for actor in finished:
             self.require(actor)
-        fenced = {actor: task.newest_incarnation for actor, task in self.tasks.items() if actor not in finished}
-        if not self.incarnation:
-            fenced = {}
+        attached = self.tasks.items() if self.incarnation else ()
+        fenced = {actor: task.newest_incarnation for actor, task in attached if actor not in finished}
         self.incarnation, self._attaches = incarnation, 0
         for actor in self.tasks:
             has_finished = actor in finished

@@ -362,8 +362,7 @@ class JobPart(Part):
     _reported: tuple[int, int] | None = None
 
     def step(self, refresh: PartRefresh, timeout: float | None = None) -> int | None:
-        """Run the next barrier; return the committed epoch, or None if no barrier came within `timeout` seconds or the
-        job has finished.
+        """Run the next barrier; return its epoch, or None after `timeout` seconds or when the job has finished.
 
         refresh(ctx) is that of `job.step_local`; ctx also has `part`, `parts` and `share`, see PartRefreshContext. An
         error of the refresh aborts the attempt and is raised; the next call tries the barrier again.

@@ -54,8 +54,7 @@ def read(session: CommandSession) -> None:
 
 def changes(session: CommandSession) -> None:
     """Print the changes of a table in a range of epochs."""
-    options = session.options
-    table = session.store.table(options.table)
+    options, table = session.options, session.store.table(session.options.table)
     after, until = (epoch_of(session.handle, text, table.name) for text in (options.after, options.until))
     reader = table.changes(
         _default_start(session, table.name, pre_images=options.pre_images) if after is None else after,

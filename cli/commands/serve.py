@@ -54,9 +54,8 @@ def serve(session: CommandSession) -> None:
 def _stop_signals() -> Iterator[socket.socket]:
     """Yield a socket that becomes readable on SIGINT or SIGTERM.
 
-    The system may deliver a signal to any thread, gRPC's too. Python's handler runs in the main thread, and a signal
-    does not wake the main thread from a lock. The thread that gets the signal writes to the descriptor of
-    `set_wakeup_fd`.
+    The system may deliver a signal to any thread, gRPC's too, and then it does not wake the main thread, in which
+    Python's handler runs, from a lock. The thread that gets it writes to the descriptor of `set_wakeup_fd`.
     """
     reading, writing = socket.socketpair()
     writing.setblocking(False)

@@ -334,10 +334,9 @@ def _consumer_row(consumer: Facts) -> tuple[Text | str, ...]:
     held = consumer["until"] or (NONE if consumer["state"] in ("expired", "lost", "dropped") else "it is dropped")
     if consumer["state"] == "open" or consumer["position"] is None:
         held = NONE if consumer["position"] is None else "closed"
-    tables = ", ".join(consumer["tables"])
     return (
         consumer["name"],
-        tables,
+        ", ".join(consumer["tables"]),
         state(consumer["state"]),
         at,
         lag,

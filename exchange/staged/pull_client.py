@@ -127,8 +127,7 @@ class StageReader:
             return dict(self._delivered)
 
     def ack(self, cursor: Cursor | None = None) -> None:
-        """Acknowledge that the consumer's durable state covers all delivered batches, or all below `cursor`
-        ({channel: next sequence}).
+        """Acknowledge as processed all delivered batches, or all below `cursor` ({channel: next sequence}).
 
         Durable on return; batches that every consumer has acknowledged are deleted. The acknowledged cursor never goes
         back. Raises Fenced after another incarnation has claimed the consumer, InvalidInput beyond the delivered

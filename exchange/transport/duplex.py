@@ -56,8 +56,7 @@ class DuplexStream:
     ) -> None:
         """Take over the two ends of an exchange. may_write: at a server, True if the client's token may write."""
         self.may_write = may_write
-        self._reader = reader
-        self._writer = writer
+        self._reader, self._writer = reader, writer
         self._abort_connection = abort_connection
         self._limit = limit
         self._send_lock = threading.Lock()

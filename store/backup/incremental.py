@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,11 +114,9 @@ def _write(handle: Handle, catalog: ChangeTracking, since: int, changes: RecordC
     )
     path = ship_path(header.store_id, header.generation, header.since, header.version)
     data = encode_dump(header, sorted(changes.records.items()))
-    try:
+    with suppress(FileExistsError):  # another process has written it; the next call checks that it is complete
         handle.files.write(path, data)
         handle.intact_backups.add(path)
-    except FileExistsError:
-        pass  # another process has written it; the next call checks that it is complete
     return Shipped(path, len(data), header.generation, since, header.version)
 
 

@@ -162,9 +162,7 @@ def _combined(pieces: Sequence[Stats]) -> Stats:
 
 
 def _check_epochs(run: SortedRun, part: RunFile, rows: Rows) -> Iterator[str]:
-    """Check that each row begins within its run's epochs; in a history file also that it ends after it begins, within
-    the run, and before the key's next version begins.
-    """
+    """Check the epochs of rows: within the run's; in history ending after they begin, before the next version."""
     if not len(rows):
         return
     begin_epochs = contiguous(rows.data.column(EPOCH)).to_numpy()

@@ -236,8 +236,8 @@ def plan_scan(view: View, table: TableDef, epoch: int | None) -> ScanPlan:
     at = version.max_committed_epoch if epoch is None else as_epoch("epoch", epoch)
     if at < version.safe_epoch:
         raise EpochExpired(
-            f"table {table.name!r} is readable from epoch {show_epoch(version.safe_epoch)} on; {show_epoch(at)} has "
-            "been let go. Keep more with TableOptions(history_retention=...), or hold epochs with a snapshot"
+            f"table {table.name!r} is readable from epoch {show_epoch(version.safe_epoch)} on; {show_epoch(at)} lies "
+            "below. Keep more with TableOptions(history_retention=...), or hold epochs with a snapshot"
         )
     # every entry of a table lies above all runs or is folded into one; a run newer than `at` is read with its history
     start = version.compacted_epoch + 1

@@ -52,8 +52,7 @@ def _equal(left: pa.Array, right: pa.Array) -> np.ndarray:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _equal_lists(left, right)
     if pa.types.is_fixed_size_list(kind):
-        as_list = pa.list_(kind.value_field)
-        return _equal(left.cast(as_list), right.cast(as_list))
+        return _equal(*(values.cast(pa.list_(kind.value_field)) for values in (left, right)))
     if pa.types.is_floating(kind):
         return same_values(pc.fill_null(left, 0), pc.fill_null(right, 0))
     return _mask(pc.equal(left, right))

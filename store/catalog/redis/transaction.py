@@ -226,11 +226,10 @@ class ReadSet:
             keys.reverse()
         if any(a >= b for a, b in pairwise(keys)):
             raise _damaged("its answer to a range is out of order")
-        lo, hi = request.lo, request.hi
         if rows[0] and not keys:
             raise _damaged("its answer to a range is an empty page, and not the last one")
-        if rows[0]:
-            lo, hi = (keys[0], hi) if request.backward else (lo, keys[-1] + b"\0")
+        lo = keys[0] if rows[0] and request.backward else request.lo
+        hi = keys[-1] + b"\0" if rows[0] and not request.backward else request.hi
         for key, value in zip(rows[1::2], rows[2::2], strict=True):
             self._values[key] = _checked_value(key, value)
         if lo < hi:
