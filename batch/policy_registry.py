@@ -53,8 +53,9 @@ def policy_names() -> list[str]:
 
 
 def describe_built_in() -> str:
-    """Return the names of the built-in policies, each with its summary."""
-    return ", ".join(f"{name} ({policy.summary})" for name, policy in BUILT_IN.items())
+    """Return the names of the built-in policies, each with its `summary` if it has one."""
+    summaries = {name: getattr(policy, "summary", None) for name, policy in BUILT_IN.items()}
+    return ", ".join(f"{name} ({text})" if text else name for name, text in summaries.items())
 
 
 def options_of(name: str) -> dict[str, PolicyOption]:

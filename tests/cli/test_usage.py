@@ -24,7 +24,7 @@ from epochlog.cli.render import output
 def test_the_help_of_a_read_describes_every_policy(run) -> None:
     text = " ".join(run("read", "--help").out.split())
     for name, policy in BUILT_IN.items():
-        assert f"{name} ({policy.summary})" in text
+        assert f"{name} ({policy.summary})" in text  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_version_and_help(run) -> None:
