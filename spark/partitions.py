@@ -69,7 +69,7 @@ def cut(partition: ReadPartition, tasks: Tasks) -> list[ReadPartition]:
         return []
     worthwhile = min(tasks.parallelism, int(size // SMALLEST_PIECE_BYTES))
     count = max(tasks.at_least, worthwhile, ceil(size / LARGEST_PIECE_BYTES))
-    columns = table.schema.names if partition.options.columns is None else partition.options.columns
+    columns = partition.options.column_names(table)
     ranges = split_evenly(partition.files, table, spans, columns, count, partition.options.key_range)
     return [
         replace(partition, plan=narrowed(partition.plan, keys), options=replace(partition.options, key_range=keys))

@@ -119,7 +119,7 @@ class ChangeReader:
 
     def _read_changes(self, unit: _Unit, *, net: bool) -> pa.Table | None:
         """Return the change rows of a unit; None if there are none."""
-        columns = self._columns
+        columns = self.options.column_names(self.table)
         names = self.table.schema.names if self.images else columns
         epochs = self._read(unit, names)
         if not epochs:
@@ -177,10 +177,6 @@ class ChangeReader:
         keys = touches.keys.take(pa.array(order.oldest))
         state = before.rows_of(self.files, keys, self.table.schema.names)
         return _Old(replaced(touches, order, state), Pool([state.data, touches.data]), len(state))
-
-    @property
-    def _columns(self) -> Sequence[str]:
-        return self.table.schema.names if self.options.columns is None else self.options.columns
 
     def _groups(self, unit: _Unit) -> Sequence[LabelGroup]:
         return self.groups[unit.first : unit.end]

@@ -26,8 +26,9 @@ def bytes_to_read(plan: ScanPlan | LogPlan, options: ReadOptions) -> float:
 def spans_of(plan: ScanPlan | LogPlan, options: ReadOptions) -> list[Span]:
     """List the blocks of the files that the filter does not exclude by their keys, with the bytes of the columns."""
     excluded = key_prunes(plan.table, options.filter)
-    columns = plan.table.schema.names if options.columns is None else options.columns
-    return estimate_sizes(plan.table, [file for file in sources_of(plan) if not excluded(file.stats)], columns)
+    return estimate_sizes(
+        plan.table, [file for file in sources_of(plan) if not excluded(file.stats)], options.column_names(plan.table)
+    )
 
 
 def sources_of(plan: ScanPlan | LogPlan) -> Sequence[Source]:

@@ -29,13 +29,10 @@ class LevelReader:
 
     files: Files
     table: TableSchema
+    codec: KeyCodec
     epoch: int
     runs: Sequence[SortedRun]
     segments: Sequence[Segment]
-
-    @property
-    def codec(self) -> KeyCodec:
-        return KeyCodec(self.table.schema, self.table.primary_key)
 
     def levels(
         self,
@@ -69,9 +66,8 @@ class LevelReader:
         """
         if not len(keys):
             return self.no_rows(columns)
-        codec = self.codec
-        reader = PointReader(self.files, self.table, codec, tuple(columns))
-        within = KeyRange(keys[0].as_py(), codec.above(keys[len(keys) - 1].as_py()))
+        reader = PointReader(self.files, self.table, self.codec, tuple(columns))
+        within = KeyRange(keys[0].as_py(), self.codec.above(keys[len(keys) - 1].as_py()))
         levels: list[Level] = []
         for place, run in enumerate(self.runs):
             if self.epoch >= run.hi:

@@ -162,7 +162,7 @@ class ScanPlan:
         return data.cast(schema) if schema.names else data  # a cast of no columns would forget the number of rows
 
     def _reader(self, files: Files) -> LevelReader:
-        return LevelReader(files, self.table, self.epoch, self.runs, self.segments)
+        return LevelReader(files, self.table, self.codec, self.epoch, self.runs, self.segments)
 
     @property
     def is_lone_run(self) -> bool:

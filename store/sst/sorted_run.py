@@ -249,7 +249,7 @@ def read_part(
     for them. Raises Corrupt for a damaged file.
     """
     data = verified(files, part.path, part.bytes, part.crc32)
-    names = list(schema.schema.names if options.columns is None else options.columns)
+    names = options.column_names(schema)
     groups = [block] if block is not None else blocks_of(part.blocks, options.key_range, passing, repeated=part.history)
     needed = {*names, *(key_columns(codec) if keyed else ())}
     if_present = {OP} if at is None else {OP, EPOCH, UNTIL}

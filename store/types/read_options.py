@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow.compute as pc
 
 from .key_range import ALL_KEYS, KeyRange
+from .schema import TableSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,10 @@ class ReadOptions:
     columns: Sequence[str] | None = None
     filter: pc.Expression | None = None
     key_range: KeyRange = ALL_KEYS
+
+    def column_names(self, table: TableSchema) -> list[str]:
+        """Return the columns to read of this table."""
+        return list(table.schema.names if self.columns is None else self.columns)
 
 
 ALL_ROWS = ReadOptions()
