@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 
@@ -31,6 +30,7 @@ from epochlog.store.commit.root_commit import commit_root
 from epochlog.store.commit.table_ddl import create_table, drop_table
 from epochlog.store.compaction.request import compact_tables
 from epochlog.store.env.clock import Clock
+from epochlog.store.env.closeable import Closeable
 from epochlog.store.env.process_local import OneProcess, warn_unclosed
 from epochlog.store.maintenance.scheduler import Maintenance
 from epochlog.store.maintenance.vacuum import GRACE, VacuumReport, vacuum
@@ -95,8 +95,8 @@ def open(
     return Store(handle, worker)
 
 
-class Store(OneProcess):
-    """An open store. Safe to use from several threads; close it, or use it in a `with` block."""
+class Store(OneProcess, Closeable):
+    """Open store. Safe to use from several threads; close it, or use it in a `with` block."""
 
     def __init__(self, handle: Handle, maintenance: Maintenance | None = None) -> None:
         self._handle = handle
@@ -123,14 +123,6 @@ class Store(OneProcess):
     def last_epoch(self) -> int:
         """Return the newest epoch issued or sealed, over all tables."""
         return self._handle.catalog.read(lambda view: Counters.read(view).last_epoch)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if not self._handle.leases.closing:

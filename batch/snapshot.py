@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from epochlog.errors import EpochExpired, InvalidInput, LimitExceeded, SnapshotExpired, TableDropped, TableNotReadable
 from epochlog.store.catalog.keys import head_key, runs_key
 from epochlog.store.catalog.protocol import Txn, View
 from epochlog.store.catalog.records import Record
 from epochlog.store.commit.lag_marks import mark_late
+from epochlog.store.env.closeable import Closeable
 from epochlog.store.env.process_local import OneProcess, warn_unclosed
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view
@@ -41,7 +41,7 @@ it.
 """
 
 
-class PinnedSnapshot(OneProcess):
+class PinnedSnapshot(OneProcess, Closeable):
     """Tables at chosen epochs, pinned until the snapshot is closed. `Snapshot` adds Spark's way to read them.
 
     `left_out` has, for a snapshot of all tables, the reason for each table that is missing; reading one raises
@@ -80,14 +80,6 @@ class PinnedSnapshot(OneProcess):
 
     def __len__(self) -> int:
         return len(self._plans)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if self._open and not self._handle.leases.closing:
@@ -181,7 +173,7 @@ def take_snapshot(
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A table that a snapshot of all tables leaves out, and the reason."""
+    """Table that a snapshot of all tables leaves out, and the reason."""
 
     schema: TableSchema
     reason: str

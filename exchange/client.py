@@ -8,14 +8,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 
 from epochlog.errors import InvalidInput, StoreClosed
 from epochlog.store.changelog.consumers import KEEP
 from epochlog.store.env.clock import seconds
+from epochlog.store.env.closeable import Closeable
 from epochlog.store.types.epoch import as_epoch
 
 from .flight.reader import FlightReader
@@ -58,7 +58,7 @@ class ServedTable:
     epoch: int
 
 
-class Client:
+class Client(Closeable):
     """Client that reads a served store. Safe to use from several threads; close it, or use it in a `with` block."""
 
     def __init__(self, location: str, token: str | None, roots: bytes | None, timeout_s: float) -> None:
@@ -169,14 +169,6 @@ class Client:
         connections.
         """
         self._closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<epochlog client of {self._location}>"

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from heapq import merge
-from types import TracebackType
 from typing import Protocol, Self
 
 import pyarrow as pa
@@ -29,6 +28,7 @@ from epochlog.store.changelog.tail_cache import follow
 from epochlog.store.commit.boundaries import seal
 from epochlog.store.env.backoff import Backoff
 from epochlog.store.env.clock import Deadline
+from epochlog.store.env.closeable import Closeable
 from epochlog.store.env.process_local import OneProcess
 from epochlog.store.metadata.definitions import JobRecord, TableDef
 from epochlog.store.metadata.lookups import find_job, find_table, get_table
@@ -77,7 +77,7 @@ class _Round:
     plans: tuple[LogPlan, ...]
 
 
-class UpstreamLog(OneProcess):
+class UpstreamLog(OneProcess, Closeable):
     """Iterator of the `Chunk`s and `Barrier`s of these tables, with one `EndOfData` at the end. It waits for changes.
 
     Barrier(prev, curr, kind) follows exactly the changes of all these tables in (prev, curr]. A reader that has made
@@ -216,14 +216,6 @@ class UpstreamLog(OneProcess):
             first, _ = not self._closed.is_set(), self._closed.set()
         if first:
             self._handle.leases.release(self._holder)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed.is_set() else "open"

@@ -7,12 +7,12 @@ import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from epochlog.errors import EpochlogError, InvalidInput
 from epochlog.exchange.transport.duplex import ClientLine, Pem, check_destination, connect, read_pem, run_action
 from epochlog.store.env.clock import Deadline, seconds
+from epochlog.store.env.closeable import Closeable
 
 from . import messages
 from .batch_file import as_batch, encode_batch
@@ -25,7 +25,7 @@ ATTEMPT_S = 10.0
 """Timeout of one call, after which it is repeated over a new connection."""
 
 
-class ExchangeClient:
+class ExchangeClient(Closeable):
     """Client that pushes batches to the channels of a query, and consumes them in stage order. Several clients may
     attach to one query; threads may share one. Close it, or use it in a `with` block.
 
@@ -243,14 +243,6 @@ class ExchangeClient:
             endpoint.close()
         if client is not None:
             client.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<epochlog.ExchangeClient of query {self.query!r} at {self.location}>"

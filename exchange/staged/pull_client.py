@@ -13,7 +13,6 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
@@ -22,6 +21,7 @@ from epochlog.errors import BadMessage, Corrupt, EpochlogError, Fenced, InvalidI
 from epochlog.exchange.stage_gate import StageGate
 from epochlog.exchange.transport.duplex import ClientLine, Frame
 from epochlog.store.env.clock import Deadline, monotonic_s
+from epochlog.store.env.closeable import Closeable
 from epochlog.store.env.os_refusals import undecodable
 
 from . import messages
@@ -36,7 +36,7 @@ WINDOW = 64 << 20
 Delivery = tuple[str, int, pa.RecordBatch]
 
 
-class StageReader:
+class StageReader(Closeable):
     """Iterator of (channel, sequence, RecordBatch). It returns each batch once, and all batches of a lower stage before
     any of a higher one. It waits for the next batch, and ends after the last channel's end.
 
@@ -155,14 +155,6 @@ class StageReader:
             stream.abort()
         if self._thread is not threading.current_thread():
             self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         consumer, incarnation = self._hello["consumer"], self._hello["incarnation"]

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
@@ -22,6 +21,7 @@ from epochlog.exchange.stage_gate import StageGate
 from epochlog.exchange.transport.duplex import ClientLine
 from epochlog.store.env.backoff import Backoff
 from epochlog.store.env.clock import Deadline, monotonic_s
+from epochlog.store.env.closeable import Closeable
 from epochlog.store.types.epoch import as_epoch, show_epoch
 
 from .messages import (
@@ -66,7 +66,7 @@ class _Item:
     size: int
 
 
-class Subscription:
+class Subscription(Closeable):
     """Iterator of a table's record batches: its columns, then `_change_type`, `_commit_version` and
     `_commit_timestamp`.
 
@@ -198,14 +198,6 @@ class Subscription:
             stream.abort()
         if threading.current_thread() is not self._thread:
             self._thread.join(self._timeout_s)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"

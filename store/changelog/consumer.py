@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from epochlog.errors import Fenced, InvalidInput
 from epochlog.store.catalog.keys import consumer_key
 from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.env.closeable import Closeable
 from epochlog.store.env.failpoints import hit
 from epochlog.store.metadata.consumer_record import ConsumerRecord, get_consumer, require_tables
 from epochlog.store.metadata.definitions import Counters
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
 
 
-class Consumer:
+class Consumer(Closeable):
     """Handle of a consumer that this process has open, under one incarnation. Thread-safe.
 
     Close it, or use it in a `with` block. If its process dies, the consumer stays open until its lease ends.
@@ -107,14 +107,6 @@ class Consumer:
         """Release the consumer's lease; a second call does nothing."""
         self._closed = True
         self._handle.leases.release(self._record.holder)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<epochlog consumer {self.name} incarnation {self.incarnation} at {self.position}>"
