@@ -47,7 +47,7 @@ LOCAL_TOUCHED_ROWS = 10_000
 _GROUP = "__group_"
 
 
-class SparkRefreshContext(RefreshContext[FrameWriter]):
+class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | pa.Table"]):
     """Context that `job.step` and `job.start` pass to a refresh: the DataFrames that it reads and writes at one
     barrier.
 
@@ -134,47 +134,6 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
     def _make_frame(self, groups: pa.Table) -> DataFrame:
         schema = spark_schema("groups", groups.schema)
         return self._session.createDataFrame(to_spark("groups", groups, arrow_schema(schema)), schema)
-
-    def table(
-        self,
-        upstream: str,
-        *,
-        columns: Sequence[str] | None = None,
-        filter: pc.Expression | None = None,
-        among: DataFrame | pa.Table | None = None,
-    ) -> DataFrame:
-        """Return the upstream at curr.
-
-        among: groups as `touched` returns them, a frame or an Arrow table of columns of the upstream. Only rows with
-        one of these combinations of values are returned. If the columns are a prefix of the primary key, and the groups
-        are a table or few changes of `touched`, few other rows are scanned.
-        """
-        return self._rows(self._plan.upstream(upstream).current, ReadOptions(columns, filter), among)
-
-    def previous(
-        self,
-        upstream: str,
-        *,
-        columns: Sequence[str] | None = None,
-        filter: pc.Expression | None = None,
-        among: DataFrame | pa.Table | None = None,
-    ) -> DataFrame:
-        """Return the upstream at prev; empty if prev is 0. `among` is that of `table`."""
-        return self._rows(self._plan.upstream(upstream).previous, ReadOptions(columns, filter), among)
-
-    def output(
-        self,
-        output: str,
-        *,
-        columns: Sequence[str] | None = None,
-        filter: pc.Expression | None = None,
-        among: DataFrame | pa.Table | None = None,
-    ) -> DataFrame:
-        """Return the job's output at prev; if prev is 0, the rows that earlier backfill chunks made.
-
-        `among` is that of `table`.
-        """
-        return self._rows(self._plan.output(output).previous, ReadOptions(columns, filter), among)
 
     def upsert(self, output: str, frame: DataFrame) -> None:
         """Write rows of an output; they are committed with all other writes when the refresh returns.
@@ -273,7 +232,7 @@ class SparkRefreshContext(RefreshContext[FrameWriter]):
         self, plan: ScanPlan | LogPlan, options: ReadOptions, *, mode: str = "net", pre_images: bool = False
     ) -> DataFrame:
         plan, table = narrowed(plan, options.key_range), plan.table
-        options = replace(options, columns=tuple(table.schema.names if options.columns is None else options.columns))
+        options = replace(options, columns=options.column_names(table))
         arrow: pa.Schema = plan.schema(options.columns)
         # A delete has nulls in all columns but the key, which is never null.
         schema = spark_schema(table.name, arrow, table.primary_key)

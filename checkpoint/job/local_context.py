@@ -29,7 +29,7 @@ from .row_groups import (
 )
 
 
-class LocalRefreshContext(RefreshContext[SegmentWriter]):
+class LocalRefreshContext(RefreshContext[SegmentWriter, pa.Table, object]):
     """Context that `job.step_local` passes to a refresh, to read and write at one barrier.
 
     Reads return pyarrow Tables, fixed at the barrier (.prev, .curr], epochs of the store. Writes take Arrow-shaped data
@@ -74,46 +74,6 @@ class LocalRefreshContext(RefreshContext[SegmentWriter]):
             groups = distinct(self.changes(upstream, pre_images=images, columns=names), names)
             self._touched[key] = groups.cast(pa.schema([schema.schema.field(name) for name in names]))
         return self._touched[key]
-
-    def table(
-        self,
-        upstream: str,
-        *,
-        columns: Sequence[str] | None = None,
-        filter: pc.Expression | None = None,
-        among: object | None = None,
-    ) -> pa.Table:
-        """Return the upstream at curr.
-
-        among: groups as `touched` returns them, a table of columns of the upstream. Only rows with one of these
-        combinations of values are read. If the columns are a prefix of the primary key, few other rows are scanned.
-        """
-        return self._rows(self._plan.upstream(upstream).current, ReadOptions(columns, filter), among)
-
-    def previous(
-        self,
-        upstream: str,
-        *,
-        columns: Sequence[str] | None = None,
-        filter: pc.Expression | None = None,
-        among: object | None = None,
-    ) -> pa.Table:
-        """Return the upstream at prev; empty if prev is 0. `among` is that of `table`."""
-        return self._rows(self._plan.upstream(upstream).previous, ReadOptions(columns, filter), among)
-
-    def output(
-        self,
-        output: str,
-        *,
-        columns: Sequence[str] | None = None,
-        filter: pc.Expression | None = None,
-        among: object | None = None,
-    ) -> pa.Table:
-        """Return the job's output at prev; if prev is 0, the rows that earlier backfill chunks made.
-
-        `among` is that of `table`.
-        """
-        return self._rows(self._plan.output(output).previous, ReadOptions(columns, filter), among)
 
     def upsert(self, output: str, data: object) -> None:
         """Write rows of an output; they are committed with all other writes when the refresh returns."""

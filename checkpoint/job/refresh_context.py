@@ -6,11 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
+import pyarrow.compute as pc
+
 from epochlog.errors import InvalidInput, SchemaMismatch
 from epochlog.store.env.files import Files
 from epochlog.store.env.process_local import OneProcess
+from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import WriteTarget, remove_segments
+from epochlog.store.types.read_options import ReadOptions
 
 from .barrier import Barrier
 from .refresh_plan import RefreshPlan
@@ -24,9 +28,11 @@ class OutputWriter(Protocol):
 
 
 W = TypeVar("W", bound=OutputWriter)
+Rows = TypeVar("Rows")
+Groups = TypeVar("Groups")
 
 
-class RefreshContext(OneProcess, Generic[W]):
+class RefreshContext(OneProcess, Generic[W, Rows, Groups]):
     """Base of a context. Its runner sets `_ended` after the refresh, and calls `_finish` or `_discard`."""
 
     _instead = "read the rows before and pass them to the function, or join with the frames that ctx returns"
@@ -47,6 +53,51 @@ class RefreshContext(OneProcess, Generic[W]):
         Its kind is "initial" in a backfill or rebuild (prev is 0), else "checkpoint".
         """
         return self._plan.barrier
+
+    def table(
+        self,
+        upstream: str,
+        *,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+        among: Groups | None = None,
+    ) -> Rows:
+        """Return the upstream at curr.
+
+        among: groups as `touched` returns them, or an Arrow table of columns of the upstream. Only rows with one of
+        these combinations of values are returned. If the columns are a prefix of the primary key, few other rows are
+        scanned; with Spark if the groups are a table, or few changes of `touched`.
+        """
+        return self._rows(self._plan.upstream(upstream).current, ReadOptions(columns, filter), among)
+
+    def previous(
+        self,
+        upstream: str,
+        *,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+        among: Groups | None = None,
+    ) -> Rows:
+        """Return the upstream at prev; empty if prev is 0. `among` is that of `table`."""
+        return self._rows(self._plan.upstream(upstream).previous, ReadOptions(columns, filter), among)
+
+    def output(
+        self,
+        output: str,
+        *,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+        among: Groups | None = None,
+    ) -> Rows:
+        """Return the job's output at prev; if prev is 0, the rows that earlier backfill chunks made.
+
+        `among` is that of `table`.
+        """
+        return self._rows(self._plan.output(output).previous, ReadOptions(columns, filter), among)
+
+    def _rows(self, plan: ScanPlan, options: ReadOptions, among: Groups | None) -> Rows:
+        """Read the rows of a plan, of all groups or `among` these."""
+        raise NotImplementedError
 
     def _writer(self, output: str) -> W:
         if self._ended:

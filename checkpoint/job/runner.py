@@ -47,7 +47,7 @@ _log = logging.getLogger("epochlog")
 class Door(Protocol):
     """Adapter for one kind of refresh: makes contexts, checks writes and translates errors."""
 
-    def context(self, plan: RefreshPlan) -> RefreshContext[Any]:
+    def context(self, plan: RefreshPlan) -> RefreshContext[Any, Any, Any]:
         """Build the context for the refresh of a barrier."""
         ...
 
