@@ -49,13 +49,16 @@ def test_the_project_is_tidy() -> None:
     assert not problems, "\n" + "\n".join(problems)
 
 
-def test_no_modules_import_each_other() -> None:
-    trees = {name: ast.parse((ROOT / name).read_text("utf-8")) for name in project_files() if name.endswith(".py")}
+@pytest.fixture(scope="module")
+def trees() -> dict[str, ast.Module]:
+    return {name: ast.parse((ROOT / name).read_text("utf-8")) for name in project_files() if name.endswith(".py")}
+
+
+def test_no_modules_import_each_other(trees: dict[str, ast.Module]) -> None:
     assert not list(rules.import_cycles(trees))
 
 
-def test_no_two_classes_of_the_library_share_a_name() -> None:
-    trees = {name: ast.parse((ROOT / name).read_text("utf-8")) for name in project_files() if name.endswith(".py")}
+def test_no_two_classes_of_the_library_share_a_name(trees: dict[str, ast.Module]) -> None:
     assert not list(rules.repeated_class_names(trees))
     lines = {"store/a.py": "class Handle: ...", "batch/b.py": "class Handle: ...\nclass _Own: ..."}
     (problem,) = rules.repeated_class_names({path: ast.parse(line) for path, line in lines.items()})
