@@ -10,8 +10,8 @@ from epochlog.checkpoint.job.job_ddl import RunnerInfo, job_info, runner_of
 from epochlog.checkpoint.job.wait_reasons import read_waits
 from epochlog.cli.text import epoch_iso, iso
 from epochlog.errors import Corrupt
-from epochlog.store.catalog.keys import LOG_PREFIX, after_prefix, log_key, table_prefix
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.keys import LOG_PREFIX, table_prefix
+from epochlog.store.catalog.protocol import View, scan_prefix
 from epochlog.store.commit.loads import LoadRecord, all_loads, load_parts
 from epochlog.store.commit.table_ddl import table_bytes
 from epochlog.store.compaction.work import Work, read_work
@@ -291,9 +291,8 @@ def log_facts(view: View, table: TableDef, version: TableVersion) -> Facts:
     """Describe a table's log: the part that `changes` can read, and the L0 segments that reads merge
     (`unfolded_segments`).
     """
-    prefix = table_prefix(LOG_PREFIX, table.id)
     first = last = entries = segments = rows = deletes = unfolded = 0
-    for _, record in view.scan(log_key(table.id, 0), after_prefix(prefix)):
+    for _, record in scan_prefix(view, table_prefix(LOG_PREFIX, table.id)):
         entry = LogEntry.from_record(record)
         entries, last = entries + 1, entry.epoch
         first = first or entry.epoch

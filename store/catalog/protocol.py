@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
+from .keys import after_prefix
 from .records import Record
 
 T = TypeVar("T")
@@ -28,6 +29,11 @@ class View(Protocol):
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, Record]]:
         """Yield the records with start <= key < stop, in key order (or in reverse)."""
         ...
+
+
+def scan_prefix(view: View, prefix: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, Record]]:
+    """Yield the records with keys that begin with the prefix, in key order (or in reverse)."""
+    return view.scan(prefix, after_prefix(prefix), reverse=reverse)
 
 
 class Txn(View, Protocol):

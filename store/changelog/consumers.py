@@ -11,8 +11,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from epochlog.errors import InvalidInput, LimitExceeded, LogTruncated
-from epochlog.store.catalog.keys import CONSUMER_PREFIX, after_prefix, consumer_key, hold_key
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.keys import CONSUMER_PREFIX, consumer_key, hold_key
+from epochlog.store.catalog.protocol import Txn, View, scan_prefix
 from epochlog.store.env.clock import FOR_EVER, seconds
 from epochlog.store.env.failpoints import hit
 from epochlog.store.epochs.view_reader import read_epoch_view
@@ -154,7 +154,7 @@ def _new_consumer(
     tx: Txn, name: str, tables: Sequence[str], too_old: str, limit: int
 ) -> tuple[ConsumerRecord, list[TableDef]]:
     """Return the record of a new consumer, and its tables. Raises LimitExceeded at `limit` consumers."""
-    count = sum(1 for _ in tx.scan(CONSUMER_PREFIX, after_prefix(CONSUMER_PREFIX)))
+    count = sum(1 for _ in scan_prefix(tx, CONSUMER_PREFIX))
     if count >= limit:
         reserved = MOST_CONSUMERS - limit
         writers_only = f", and the last {reserved} places are for callers with write access" if reserved else ""

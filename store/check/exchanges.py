@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from epochlog.errors import Corrupt, ReadFailed
-from epochlog.store.catalog.keys import after_prefix
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import View, scan_prefix
 from epochlog.store.catalog.records import Record
 from epochlog.store.metadata.exchange_records import (
     DIGEST_BYTES,
@@ -32,7 +31,7 @@ def check_exchanges(view: View) -> list[Finding]:
     findings: list[Finding] = []
     known = dict(all_queries(view))
     for kind in (b"xc", b"xp", b"xd", b"xk", b"xu"):
-        names = {key.split(b"/")[1].decode() for key, _ in view.scan(kind + b"/", after_prefix(kind + b"/"))}
+        names = {key.split(b"/")[1].decode() for key, _ in scan_prefix(view, kind + b"/")}
         findings += [
             (f"exchange {name}", f"has {kind.decode()} records and no query") for name in sorted(names - set(known))
         ]
@@ -93,7 +92,7 @@ def check_exchange_files(handle: Handle) -> tuple[dict[str, int], list[Finding],
     Damage to a batch that was released meanwhile is not reported.
     """
     folder = handle.table_folder(FILES)
-    batches = handle.catalog.read(lambda view: [r for _, r in view.scan(b"xp/", after_prefix(b"xp/"))])
+    batches = handle.catalog.read(lambda view: [r for _, r in scan_prefix(view, b"xp/")])
     damaged: list[Finding] = []
     refused: list[Finding] = []
     for batch in batches:

@@ -14,14 +14,13 @@ from epochlog.store.catalog.keys import (
     LOG_PREFIX,
     TXN_APP_PREFIX,
     TXN_PREFIX,
-    after_prefix,
     hist_key,
     key_epoch,
     table_prefix,
     txn_app_key,
     txn_key,
 )
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import View, scan_prefix
 from epochlog.store.catalog.records import Record
 from epochlog.store.commit.loads import all_loads, broken_load
 from epochlog.store.compaction.work import read_work
@@ -73,7 +72,7 @@ def check_records(view: View) -> Contents:
     problems += _check_loads(view, {table.id: table for table in tables})
     problems += broken_consumers(view, {table.id: table for table in tables})
     problems += _check_outcomes(view, {table.id for table in tables})
-    unreachable = frozenset(record["path"] for _, record in view.scan(GONE_PREFIX, after_prefix(GONE_PREFIX)))
+    unreachable = frozenset(record["path"] for _, record in scan_prefix(view, GONE_PREFIX))
     works = [work for table in tables if (work := read_work(view, table.id)) is not None]
     under_way = frozenset(part.path for work in works for part in work.parts)
     return Contents(tables, tuple(problems), unreachable, under_way)
@@ -123,7 +122,7 @@ def _check_names(
     """Check that the names of tables and jobs lead to their ids, each once, and that no id is issued twice."""
     for kind, owners, free in (("name", tables, counters.next_table), ("jobname", jobs, counters.next_job)):
         prefix = f"{kind}/".encode()
-        named = {key[len(prefix) :].decode(): record["id"] for key, record in view.scan(prefix, after_prefix(prefix))}
+        named = {key[len(prefix) :].decode(): record["id"] for key, record in scan_prefix(view, prefix)}
         known = {owner.name: owner.id for owner in owners}
         for name in sorted(named.keys() | known.keys()):
             if named.get(name) != known.get(name):
@@ -169,7 +168,7 @@ def _check_loads(view: View, tables: dict[int, TableDef]) -> Iterator[Finding]:
     known = {load.name: load for load in all_loads(view)}
     for load in known.values():
         yield from ((f"load {load.name}", problem) for problem in broken_load(view, load, tables))
-    for key, _ in view.scan(LOAD_PREFIX, after_prefix(LOAD_PREFIX)):
+    for key, _ in scan_prefix(view, LOAD_PREFIX):
         name = key.decode(errors="replace").split("/")[1]
         if name not in known:
             yield f"catalog record {key!r}", "belongs to a missing load"
@@ -178,7 +177,7 @@ def _check_loads(view: View, tables: dict[int, TableDef]) -> Iterator[Finding]:
 def _check_outcomes(view: View, tables: set[int]) -> Iterator[Finding]:
     """Check that each application's count equals its recorded outcomes, and that these match the remembered commits."""
     counted: Counter[str] = Counter()
-    for key, record in view.scan(TXN_PREFIX, after_prefix(TXN_PREFIX)):
+    for key, record in scan_prefix(view, TXN_PREFIX):
         app, txn_id = key[len(TXN_PREFIX) : -17].decode(), key_epoch(key)
         counted[app] += 1
         marks = view.get(txn_app_key(app))
@@ -191,7 +190,7 @@ def _check_outcomes(view: View, tables: set[int]) -> Iterator[Finding]:
             commit = view.get(hist_key(table_id, epoch))
             if commit is not None and commit["txn"] != [app, txn_id]:
                 yield f"transaction {(app, txn_id)}", f"is recorded at {show_epoch(epoch)}, where another one landed"
-    for key, record in view.scan(TXN_APP_PREFIX, after_prefix(TXN_APP_PREFIX)):
+    for key, record in scan_prefix(view, TXN_APP_PREFIX):
         app = key[len(TXN_APP_PREFIX) :].decode()
         if counted.pop(app, 0) != record["count"]:
             yield f"application {app!r}", f"counts {record['count']} outcomes, but has another number"
@@ -204,7 +203,7 @@ def _check_outcomes(view: View, tables: set[int]) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class TableFiles:
-    """All files that a table reaches: log segments, pre-images, run files and staged segments."""
+    """Files that a table reaches: log segments, pre-images, run files and staged segments."""
 
     segments: tuple[Segment, ...]
     runs: Runs
@@ -221,7 +220,7 @@ def check_table(view: View, table: TableDef, folder: str) -> TableFiles:
     """Check that a table's log, commits and counters agree, and that all its files lie in its folder."""
     version, runs = get_version(view, table.id, table.name), get_runs(view, table.id)
     prefix = table_prefix(LOG_PREFIX, table.id)
-    entries = [LogEntry.from_record(record) for _, record in view.scan(prefix, after_prefix(prefix))]
+    entries = [LogEntry.from_record(record) for _, record in scan_prefix(view, prefix)]
     problems = [f"breaks the invariant {name}" for name in broken_invariants(version)]
     problems += [f"breaks the invariant {name}" for name in broken_runs(version, runs)]
     last_epoch = Counters.read(view).last_epoch
@@ -288,7 +287,7 @@ def _check_commits(view: View, table: TableDef, version: TableVersion, entries: 
     """
     prefix, logged = table_prefix(HIST_PREFIX, table.id), {entry.epoch: entry for entry in entries}
     lost, differing, unknown_txns, known = [], [], [], set[int]()
-    for key, record in view.scan(prefix, after_prefix(prefix)):
+    for key, record in scan_prefix(view, prefix):
         epoch, commit = key_epoch(key), Commit.from_record(record)
         known.add(epoch)
         entry = logged.get(epoch)

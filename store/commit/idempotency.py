@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from epochlog.errors import InvalidInput, TxnAborted, TxnMismatch, TxnOutcomeForgotten
-from epochlog.store.catalog.keys import TXN_APP_PREFIX, TXN_PREFIX, after_prefix, key_epoch, txn_app_key, txn_key
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.keys import TXN_APP_PREFIX, TXN_PREFIX, key_epoch, txn_app_key, txn_key
+from epochlog.store.catalog.protocol import Txn, View, scan_prefix
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
@@ -107,7 +107,7 @@ def record_outcome(tx: Txn, txn: TxnPair, tables: Sequence[int], epoch: int | No
     count, forgotten = record["count"] + 1, record["forgotten"]
     if count > KEPT_OUTCOMES:
         prefix = TXN_PREFIX + app.encode() + b"\0"
-        oldest = next(key for key, _ in tx.scan(prefix, after_prefix(prefix)))
+        oldest = next(key for key, _ in scan_prefix(tx, prefix))
         tx.delete(oldest)
         count, forgotten = count - 1, key_epoch(oldest)
     tx.put(txn_app_key(app), {"forgotten": forgotten, "count": count, "used_ms": now_ms})
@@ -122,14 +122,14 @@ def forget_unused(handle: Handle) -> int:
     def unused(view: View) -> list[str]:
         before_ms = handle.catalog.now_ms() - UNUSED_MS
         prefix = TXN_APP_PREFIX
-        records = view.scan(prefix, after_prefix(prefix))
+        records = scan_prefix(view, prefix)
         return [key[len(prefix) :].decode() for key, app in records if app["count"] and app["used_ms"] < before_ms]
 
     def forget(tx: Txn, app: str) -> None:
         record, prefix = tx.get(txn_app_key(app)), TXN_PREFIX + app.encode() + b"\0"
         if record is None or record["used_ms"] >= handle.catalog.now_ms() - UNUSED_MS:
             return
-        keys = [key for key, _ in tx.scan(prefix, after_prefix(prefix))]
+        keys = [key for key, _ in scan_prefix(tx, prefix)]
         for key in keys:
             tx.delete(key)
         newest = max([record["forgotten"], *map(key_epoch, keys)])

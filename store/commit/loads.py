@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from epochlog.errors import BarrierChanged, Fenced, InvalidInput, LoadNotFound
-from epochlog.store.catalog.keys import LOAD_PREFIX, after_prefix, load_key, load_part_key
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.keys import LOAD_PREFIX, load_key, load_part_key
+from epochlog.store.catalog.protocol import Txn, View, scan_prefix
 from epochlog.store.catalog.records import Record, checked
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table
@@ -156,7 +156,7 @@ def require_incarnation(load: LoadRecord, incarnation: int) -> None:
 
 
 def all_loads(view: View) -> Iterator[LoadRecord]:
-    for key, record in view.scan(LOAD_PREFIX, after_prefix(LOAD_PREFIX)):
+    for key, record in scan_prefix(view, LOAD_PREFIX):
         if key.count(b"/") == 1:
             yield LoadRecord.from_record(record)
 
@@ -164,9 +164,7 @@ def all_loads(view: View) -> Iterator[LoadRecord]:
 def load_parts(view: View, name: str) -> list[tuple[int, PartRecord]]:
     """Return the parts that have committed a state or finished, by index."""
     prefix = load_key(name) + b"/"
-    return [
-        (int(key[len(prefix) :], 16), PartRecord(**record)) for key, record in view.scan(prefix, after_prefix(prefix))
-    ]
+    return [(int(key[len(prefix) :], 16), PartRecord(**record)) for key, record in scan_prefix(view, prefix)]
 
 
 def advance_load(tx: Txn, commit: LoadCommit) -> None:

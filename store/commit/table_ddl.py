@@ -8,7 +8,6 @@ from dataclasses import replace
 from epochlog.errors import InvalidInput, LogHeld, TableExists, TableInUse
 from epochlog.store.catalog.keys import (
     HEAD,
-    after_prefix,
     compact_key,
     head_key,
     name_key,
@@ -16,7 +15,7 @@ from epochlog.store.catalog.keys import (
     table_key,
     trouble_key,
 )
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.protocol import Txn, View, scan_prefix
 from epochlog.store.env.failpoints import hit
 from epochlog.store.metadata.consumer_record import mark_table_dropped
 from epochlog.store.metadata.counters import move_counters
@@ -177,7 +176,7 @@ def remove_table(tx: Txn, table_id: int, now_ms: int) -> None:
     move_counters(tx, Counters.read(tx))
     for kind in (b"log", b"hist", b"hold", b"used", b"compact", b"trace", b"made"):
         prefix = kind + b"/%08x/" % table_id
-        for key, child in list(tx.scan(prefix, after_prefix(prefix))):
+        for key, child in list(scan_prefix(tx, prefix)):
             if kind != b"hold" or child["expires_ms"] is None:
                 tx.delete(key)
     tx.delete(head_key(table_id))

@@ -95,11 +95,9 @@ def may_take(view: View, work: Work, numbers: Sequence[int]) -> bool:
     """Return True if vacuum has revoked no write intent of the parts newly written for these pieces; it deletes such
     parts.
     """
-    fresh = [number for number in numbers if work.pieces[number].reused is None]
-    return (
-        find_revoked_intent(view, [part.path for number in fresh for parts in work.done[number] for part in parts])
-        is None
-    )
+    fresh = [work.done[number] for number in numbers if work.pieces[number].reused is None]
+    paths = [part.path for live, history in fresh for part in (*live, *history)]
+    return find_revoked_intent(view, paths) is None
 
 
 def release_claim(handle: Handle, table: TableDef, work: Work) -> None:

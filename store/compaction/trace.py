@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from epochlog.store.catalog.keys import TRACE_PREFIX, after_prefix, table_prefix, trace_key
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.keys import TRACE_PREFIX, table_prefix, trace_key
+from epochlog.store.catalog.protocol import Txn, View, scan_prefix
 from epochlog.store.catalog.records import Record
 from epochlog.store.metadata.version import LogEntry
 from epochlog.store.sst.sorted_run import RunFile, SortedRun
@@ -19,7 +19,7 @@ KEPT_TRACES = 256
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One finished compaction of a table, and why it was picked. Rows and bytes are those of all inputs and outputs;
+    """Finished compaction of a table, and why it was picked. Rows and bytes are those of all inputs and outputs;
     `reused` bytes were neither read nor written.
     """
 
@@ -45,7 +45,7 @@ class Trace:
 def read_traces(view: View, table_id: int) -> list[Trace]:
     """Return a table's finished compactions, newest first; the last KEPT_TRACES."""
     prefix = table_prefix(TRACE_PREFIX, table_id)
-    return [Trace(**record) for _, record in view.scan(prefix, after_prefix(prefix), reverse=True)]
+    return [Trace(**record) for _, record in scan_prefix(view, prefix, reverse=True)]
 
 
 def trace_of(
@@ -79,5 +79,5 @@ def put_trace(tx: Txn, table_id: int, number: int, trace: Trace) -> None:
     """Record a trace, and delete those beyond the newest KEPT_TRACES. Call inside a transaction."""
     tx.put(trace_key(table_id, number), trace.to_record())
     prefix = table_prefix(TRACE_PREFIX, table_id)
-    for key in [key for key, _ in tx.scan(prefix, after_prefix(prefix), reverse=True)][KEPT_TRACES:]:
+    for key in [key for key, _ in scan_prefix(tx, prefix, reverse=True)][KEPT_TRACES:]:
         tx.delete(key)

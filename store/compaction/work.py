@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from epochlog.store.catalog.keys import after_prefix, compact_key
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.keys import COMPACT_PREFIX, compact_key, table_prefix
+from epochlog.store.catalog.protocol import Txn, View, scan_prefix
 from epochlog.store.catalog.records import Record
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_entries, get_runs, get_table, get_version
@@ -62,8 +62,8 @@ def read_work(view: View, table_id: int) -> Work | None:
     record = view.get(compact_key(table_id))
     if record is None:
         return None
-    prefix = compact_key(table_id) + b"/"
-    done = {int(key[-8:], 16): _parts_of(piece) for key, piece in view.scan(prefix, after_prefix(prefix))}
+    prefix = table_prefix(COMPACT_PREFIX, table_id)
+    done = {int(key[-8:], 16): _parts_of(piece) for key, piece in scan_prefix(view, prefix)}
     fields = {
         **record,
         "task": CompactionTask.from_record(record["task"]),
@@ -93,7 +93,7 @@ def read_entries(view: View, table_id: int, task: CompactionTask) -> list[LogEnt
 
 def delete_work(tx: Txn, table_id: int) -> None:
     """Delete the records of a compaction under way. Call inside a transaction."""
-    prefix = compact_key(table_id) + b"/"
-    for key in [key for key, _ in tx.scan(prefix, after_prefix(prefix))]:
+    prefix = table_prefix(COMPACT_PREFIX, table_id)
+    for key in [key for key, _ in scan_prefix(tx, prefix)]:
         tx.delete(key)
     tx.delete(compact_key(table_id))

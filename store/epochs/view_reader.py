@@ -13,8 +13,8 @@ from datetime import timedelta
 
 import numpy as np
 
-from epochlog.store.catalog.keys import HIST_PREFIX, after_prefix, bound_key, hist_key, key_epoch, table_prefix
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.keys import HIST_PREFIX, bound_key, hist_key, key_epoch, table_prefix
+from epochlog.store.catalog.protocol import View, scan_prefix
 from epochlog.store.metadata.definitions import Counters, JobRecord, StoreRecord, TableDef
 from epochlog.store.metadata.lookups import all_jobs, all_tables, get_job, get_store, get_table, get_version
 from epochlog.store.metadata.version import Commit, TableVersion
@@ -163,7 +163,7 @@ def read_commits(view: View, table: TableDef, limit: int | None = None) -> list[
     """Return at most `limit` of a table's remembered commits, newest first."""
     prefix = table_prefix(HIST_PREFIX, table.id)
     commits: list[Commit] = []
-    for _, record in view.scan(prefix, after_prefix(prefix), reverse=True):
+    for _, record in scan_prefix(view, prefix, reverse=True):
         if limit is not None and len(commits) >= limit:
             break
         commits.append(Commit.from_record(record))

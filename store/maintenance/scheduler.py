@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from epochlog.errors import EpochlogError, StoreClosed, TableDropped
 from epochlog.store.backup.incremental import ship
-from epochlog.store.catalog.keys import TROUBLE_PREFIX, after_prefix, table_key, trouble_key
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.keys import TROUBLE_PREFIX, table_key, trouble_key
+from epochlog.store.catalog.protocol import Txn, View, scan_prefix
 from epochlog.store.compaction.executor import compact_table
 from epochlog.store.compaction.work import CompactionOutcome
 from epochlog.store.metadata.definitions import TableDef, TableOptions
@@ -52,7 +52,7 @@ class Trouble:
 
 def all_troubles(view: View) -> dict[int, Trouble]:
     """Return the current maintenance failures by table id."""
-    records = view.scan(TROUBLE_PREFIX, after_prefix(TROUBLE_PREFIX))
+    records = scan_prefix(view, TROUBLE_PREFIX)
     return {int(key[-8:], 16): Trouble(**record) for key, record in records}
 
 

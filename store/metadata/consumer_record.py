@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from epochlog.errors import ConsumerNotFound, InvalidName, TableDropped
-from epochlog.store.catalog.keys import CONSUMER_PREFIX, after_prefix, consumer_key, table_key
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.keys import CONSUMER_PREFIX, consumer_key, table_key
+from epochlog.store.catalog.protocol import Txn, View, scan_prefix
 from epochlog.store.catalog.records import Record
 from epochlog.store.types.epoch import show_epoch
 
@@ -79,7 +79,7 @@ class ConsumerRecord:
 
 
 def all_consumers(view: View) -> Iterator[ConsumerRecord]:
-    for _, record in view.scan(CONSUMER_PREFIX, after_prefix(CONSUMER_PREFIX)):
+    for _, record in scan_prefix(view, CONSUMER_PREFIX):
         yield ConsumerRecord.from_record(record)
 
 
@@ -107,7 +107,7 @@ def mark_table_dropped(tx: Txn, table_id: int, now_ms: int) -> None:
 def broken_consumers(view: View, tables: Mapping[int, TableDef]) -> Iterator[tuple[str, str]]:
     """List (where, problem) for broken consumer records, for verify."""
     last = Counters.read(view).last_epoch
-    for key, fields in view.scan(CONSUMER_PREFIX, after_prefix(CONSUMER_PREFIX)):
+    for key, fields in scan_prefix(view, CONSUMER_PREFIX):
         record = ConsumerRecord.from_record(fields)
         label = f"consumer {record.name}"
         if key != consumer_key(record.name):

@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from itertools import islice
 
-from epochlog.store.catalog.keys import after_prefix
-from epochlog.store.catalog.protocol import Catalog, Txn, View
+from epochlog.store.catalog.protocol import Catalog, Txn, View, scan_prefix
 from epochlog.store.catalog.records import Record
 
 from .counters import move_counters
@@ -59,19 +58,19 @@ def consumer_key(query: str, consumer: str) -> bytes:
 def records_of(view: View, kind: bytes, query: str) -> Iterator[tuple[str, Record]]:
     """Yield (key after the prefix, record) of every channel, batch or consumer of a query, by key."""
     prefix = kind + b"/" + query.encode() + b"/"
-    for key, record in view.scan(prefix, after_prefix(prefix)):
+    for key, record in scan_prefix(view, prefix):
         yield key[len(prefix) :].decode(), record
 
 
 def all_queries(view: View) -> Iterator[tuple[str, Record]]:
     """Yield (name, record) of every query, also of queries that are being dropped."""
-    for key, record in view.scan(b"xq/", after_prefix(b"xq/")):
+    for key, record in scan_prefix(view, b"xq/"):
         yield key[len(b"xq/") :].decode(), record
 
 
 def exchange_files(view: View) -> Iterator[tuple[str, int]]:
     """Yield path and bytes of every file that the records of an exchange refer to."""
-    for _, record in view.scan(b"xp/", after_prefix(b"xp/")):
+    for _, record in scan_prefix(view, b"xp/"):
         yield record["path"], record["bytes"]
 
 

@@ -9,7 +9,6 @@ from epochlog.store.catalog.keys import (
     JOB_PREFIX,
     STORE,
     TABLE_PREFIX,
-    after_prefix,
     head_key,
     job_key,
     job_name_key,
@@ -18,7 +17,7 @@ from epochlog.store.catalog.keys import (
     runs_key,
     table_key,
 )
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import View, scan_prefix
 from epochlog.store.types.schema import is_name
 
 from .definitions import JobRecord, StoreRecord, TableDef
@@ -82,7 +81,7 @@ def _missing_table_error(view: View, table_id: int, name: str) -> EpochlogError:
 
 
 def all_tables(view: View) -> Iterator[TableDef]:
-    for _, record in view.scan(TABLE_PREFIX, after_prefix(TABLE_PREFIX)):
+    for _, record in scan_prefix(view, TABLE_PREFIX):
         yield TableDef.from_record(record)
 
 
@@ -106,5 +105,5 @@ def get_job(view: View, job_id: int, name: str) -> JobRecord:
 
 
 def all_jobs(view: View) -> Iterator[JobRecord]:
-    for _, record in view.scan(JOB_PREFIX, after_prefix(JOB_PREFIX)):
+    for _, record in scan_prefix(view, JOB_PREFIX):
         yield JobRecord.from_record(record)

@@ -10,11 +10,10 @@ from epochlog.store.catalog.keys import (
     LOG_PREFIX,
     MADE_PREFIX,
     RUNS_PREFIX,
-    after_prefix,
-    compact_key,
     runs_key,
+    table_prefix,
 )
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import View, scan_prefix
 from epochlog.store.sst.sorted_run import RunFile
 
 from .exchange_records import exchange_files
@@ -25,10 +24,8 @@ def files_of(view: View, table_id: int) -> dict[str, int]:
     """Return the paths and bytes of all files of a table: its log, its runs, the finished pieces of a running
     compaction, and staged segments.
     """
-    suffix = b"%08x/" % table_id
-    return dict(
-        _scan_files(view, LOG_PREFIX + suffix, runs_key(table_id), compact_key(table_id) + b"/", MADE_PREFIX + suffix)
-    )
+    log, compact, staged = (table_prefix(prefix, table_id) for prefix in (LOG_PREFIX, COMPACT_PREFIX, MADE_PREFIX))
+    return dict(_scan_files(view, log, runs_key(table_id), compact, staged))
 
 
 def all_files(view: View) -> dict[str, int]:
@@ -41,14 +38,14 @@ def all_files(view: View) -> dict[str, int]:
 
 
 def _scan_files(view: View, log: bytes, runs: bytes, compact: bytes, staged: bytes) -> Iterator[tuple[str, int]]:
-    for _, record in view.scan(log, after_prefix(log)):
+    for _, record in scan_prefix(view, log):
         yield from ((file.path, file.bytes) for file in LogEntry.from_record(record).files)
-    for _, record in view.scan(runs, after_prefix(runs)):
+    for _, record in scan_prefix(view, runs):
         for run in runs_from_record(record):
             yield from ((part.path, part.bytes) for part in (*run.parts, *run.history))
-    for _, record in view.scan(compact, after_prefix(compact)):
+    for _, record in scan_prefix(view, compact):
         yield from ((part.path, part.bytes) for part in _run_files_of_piece(record))
-    for _, record in view.scan(staged, after_prefix(staged)):
+    for _, record in scan_prefix(view, staged):
         yield from ((segment["path"], segment["bytes"]) for segment in record["segments"])
 
 

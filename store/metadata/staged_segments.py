@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from epochlog.store.catalog.keys import MADE_PREFIX, after_prefix, made_key, table_prefix
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.keys import MADE_PREFIX, made_key, table_prefix
+from epochlog.store.catalog.protocol import Txn, View, scan_prefix
 from epochlog.store.sst.segment import Segment
 
 from .unreachable_files import mark_unreachable
@@ -17,7 +17,7 @@ from .unreachable_files import mark_unreachable
 def list_staged(view: View, table_id: int) -> tuple[Segment, ...]:
     """List the staged segments of an output, oldest first: later segments win."""
     prefix = table_prefix(MADE_PREFIX, table_id)
-    records = view.scan(prefix, after_prefix(prefix))
+    records = scan_prefix(view, prefix)
     return tuple(Segment.from_record(segment) for _, record in records for segment in record["segments"])
 
 
@@ -29,7 +29,7 @@ def stage_segments(tx: Txn, table_id: int, number: int, segments: Iterable[Segme
 def forget_staged(tx: Txn, table_id: int) -> None:
     """Delete the records of an output's committed or discarded staged segments. Call inside a transaction."""
     prefix = table_prefix(MADE_PREFIX, table_id)
-    for key, _ in list(tx.scan(prefix, after_prefix(prefix))):
+    for key, _ in list(scan_prefix(tx, prefix)):
         tx.delete(key)
 
 

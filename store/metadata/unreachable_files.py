@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from epochlog.store.catalog.keys import GONE_PREFIX, after_prefix, gone_key
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.keys import GONE_PREFIX, gone_key
+from epochlog.store.catalog.protocol import Txn, View, scan_prefix
 from epochlog.store.catalog.records import Record
 
 from .definitions import Counters
@@ -40,4 +40,4 @@ def mark_unreachable(txn: Txn, table_id: int, files: Iterable[tuple[str, int]], 
 
 
 def list_unreachable(view: View) -> list[UnreachableFile]:
-    return [UnreachableFile(**record) for _, record in view.scan(GONE_PREFIX, after_prefix(GONE_PREFIX))]
+    return [UnreachableFile(**record) for _, record in scan_prefix(view, GONE_PREFIX)]

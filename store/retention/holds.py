@@ -14,13 +14,12 @@ from dataclasses import dataclass, replace
 from epochlog.store.catalog.keys import (
     HOLD_PREFIX,
     LEASE_PREFIX,
-    after_prefix,
     hold_key,
     lease_key,
     table_key,
     table_prefix,
 )
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.protocol import Txn, View, scan_prefix
 from epochlog.store.catalog.records import Record
 from epochlog.store.metadata.consumer_record import ConsumerRecord, all_consumers
 from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef
@@ -116,14 +115,14 @@ def all_holds(view: View) -> Iterator[tuple[bytes, Hold]]:
 
 def all_leases(view: View) -> Iterator[tuple[bytes, int]]:
     """Yield the key and the end (Unix milliseconds) of each lease that holds share."""
-    for key, record in view.scan(LEASE_PREFIX, after_prefix(LEASE_PREFIX)):
+    for key, record in scan_prefix(view, LEASE_PREFIX):
         yield key, record["expires_ms"]
 
 
 def _read_holds(view: View, prefix: bytes) -> Iterator[tuple[bytes, Hold]]:
     """Yield recorded holds, each extended to the end of its lease if that is later."""
     ends: dict[str, int] = {}
-    for key, record in view.scan(prefix, after_prefix(prefix)):
+    for key, record in scan_prefix(view, prefix):
         hold = Hold(**record)
         if hold.lease is not None and hold.expires_ms is not None:
             if hold.lease not in ends:

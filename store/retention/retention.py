@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from epochlog.store.catalog.keys import (
     HIST_PREFIX,
     LOG_PREFIX,
-    after_prefix,
     compact_key,
     head_key,
     hist_key,
@@ -25,7 +24,7 @@ from epochlog.store.catalog.keys import (
     runs_key,
     table_prefix,
 )
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.protocol import Txn, View, scan_prefix
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, TableDef, TableOptions
 from epochlog.store.metadata.lookups import all_jobs, get_runs, get_table, get_version
@@ -315,7 +314,7 @@ def _needed_epochs(view: View, table: TableDef, released: Released) -> Iterable[
 
 def _epochs(view: View, prefix: bytes) -> Iterable[int]:
     """Return the epochs of a table's log or remembered commits, oldest first."""
-    return (key_epoch(key) for key, _ in view.scan(prefix, after_prefix(prefix)))
+    return (key_epoch(key) for key, _ in scan_prefix(view, prefix))
 
 
 def _ms(span: timedelta) -> int:

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 from epochlog.errors import SegmentUnknown, StoreClosed
-from epochlog.store.catalog.keys import INTENT_PREFIX, after_prefix, intent_key
-from epochlog.store.catalog.protocol import Catalog, Txn, View
+from epochlog.store.catalog.keys import INTENT_PREFIX, intent_key
+from epochlog.store.catalog.protocol import Catalog, Txn, View, scan_prefix
 from epochlog.store.catalog.records import Record
 from epochlog.store.env.failpoints import hit
 from epochlog.store.env.paths import intent_of
@@ -48,7 +48,7 @@ class Intent:
 
 
 def all_intents(view: View) -> list[Intent]:
-    return [Intent(**record) for _, record in view.scan(INTENT_PREFIX, after_prefix(INTENT_PREFIX))]
+    return [Intent(**record) for _, record in scan_prefix(view, INTENT_PREFIX)]
 
 
 def find_revoked_intent(view: View, paths: Iterable[str]) -> str | None:
