@@ -319,7 +319,7 @@ if not TYPE_CHECKING:  # else a type checker takes any name for one of them
 
 
 class _Package(ModuleType):
-    """The package itself: a public name stays what it is when a submodule of that name (`epochlog.spark`) is imported.
+    """Package module: a public name stays what it is when a submodule of that name (`epochlog.spark`) is imported.
 
     The import system binds a submodule as an attribute of its package once it is loaded, over whatever was there.
     `from epochlog.spark import sink` finds the submodule all the same.

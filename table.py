@@ -56,7 +56,7 @@ HISTORY_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class TableInfo:
-    """A table as of now. `rows` is exact; it is counted from the keys at its first use.
+    """Table as of now. `rows` is exact; it is counted from the keys at its first use.
 
     The other fields cost nothing. drop_unchanged has a meaning for outputs of jobs only.
     """
@@ -83,7 +83,7 @@ class TableInfo:
 
 
 class Table(OneProcess):
-    """A table, by its id: if it is dropped and created again under its name, this handle raises TableDropped."""
+    """Table, by its id: if it is dropped and created again under its name, this handle raises TableDropped."""
 
     _instead = "send store.root and the table's name: epochlog.open(root).table(name)"
 

@@ -31,7 +31,7 @@ MOST_HELD = 1_000
 
 @dataclass(frozen=True, slots=True)
 class HeldSnapshot:
-    """A named snapshot as of now; times are Unix milliseconds.
+    """Named snapshot as of now; times are Unix milliseconds.
 
     epochs: by table, without tables that were dropped since. token: `consistency=epochlog.Exact(token)` repeats the
     snapshot, in any process, until `until_ms`. The token that `snapshot.hold` returns also has the reasons for tables

@@ -18,7 +18,7 @@ class OptionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PolicyOption:
-    """One option: `max_lag` is `--max-lag` on the command line. Policies that share an option name share the kind too.
+    """Option of a policy: `max_lag` is `--max-lag` on the command line. Policies that share its name share its kind.
 
     keyword: the argument of the policy's class, if its name differs. each_table: the argument is a dict with the value
     for each named table. implies: the option selects the policy when none is named.

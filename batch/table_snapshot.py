@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TableSnapshot(OneProcess):
-    """A table at `epoch`, with constant rows while it can be read; in key order in all formats except SQL.
+    """Table at `epoch`, with constant rows while it can be read; in key order in all formats except SQL.
 
     A table of a `Snapshot` can be read until the snapshot is closed; a read of a `Table` until vacuum deletes its
     files. Then every method raises SnapshotExpired, also in the middle of a scan; DuckDB, and consumers of an earlier C

@@ -19,7 +19,7 @@ MAX_TOKEN_CHARS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One table of a token: its id, since a table created again under an old name is another table, and its epoch."""
+    """Table of a token: its id, since a table created again under an old name is another table, and its epoch."""
 
     table_id: int
     epoch: int
@@ -27,7 +27,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A decoded token: the store's id ("" when unknown), the entries by table name, and the reasons for tables left
+    """Decoded token: the store's id ("" when unknown), the entries by table name, and the reasons for tables left
     out, by name.
     """
 
@@ -44,7 +44,7 @@ def encode_token(
     """
     rows = [[names[table_id], table_id, epoch] for table_id, epoch in epochs.items()]
     reasons = [list(map(list, left_out.items()))] if left_out else []
-    body: bytes = msgpack.packb([FORMAT, store_id, rows, *reasons])  # pyright: ignore[reportAssignmentType]
+    body: bytes = msgpack.packb([FORMAT, store_id, rows, *reasons])  # pyright: ignore[reportAssignmentType]: its stub adds None
     return _to_base64(zlib.crc32(body).to_bytes(4, "big") + body)
 
 

@@ -83,7 +83,7 @@ class Calling(Coordinator):
         self._clients = [connect(location) for location in locations]
         self._callers = ThreadPoolExecutor(CALLS_AT_ONCE)
         super().__init__(handle, SETTINGS)
-        self._executor._inject_one = self._call_each  # pyright: ignore[reportAttributeAccessIssue]
+        self._executor._inject_one = self._call_each  # pyright: ignore[reportAttributeAccessIssue]: replaces a method
 
     def attach(self, part: wire.PartName) -> None:
         self._open(key_of(part), wire.Attach(part, ACTORS, (), False, 0))

@@ -169,7 +169,7 @@ def _add_reader_options(original: Callable[[Any, str], Any], options: Mapping[st
         tasks = self._spark.sparkContext.defaultParallelism  # Read at each call, since executors come and go.
         return reader.options(sessionParallelism=tasks, **options)
 
-    patched.knows_epochlog = True  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+    patched.knows_epochlog = True  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]: a mark
     return patched
 
 
@@ -181,7 +181,7 @@ def _note_format(original: Callable[[Any, str], Any]) -> Callable[[Any, str], An
         self._writes_epochlog = source.lower() == FORMAT
         return original(self, source)
 
-    patched.knows_epochlog = True  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+    patched.knows_epochlog = True  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]: a mark
     return patched
 
 

@@ -91,5 +91,5 @@ def _hash_column(column: pa.ChunkedArray) -> np.ndarray:
         raise InvalidInput(f"a share cannot be taken by a column of type {kind}")
     if values.dtype != object and values.dtype != np.float64:
         values = values.astype(np.int64)
-    hashed: Any = hash_array(values, categorize=True)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    hashed: Any = hash_array(values, categorize=True)  # pyright: ignore[reportArgumentType, reportCallIssue]: its stub lacks arrays
     return np.where(nulls, np.uint64(0x5BD1E995), hashed)

@@ -270,7 +270,7 @@ class Worker:
                 part.reconnected(same_coordinator=same_coordinator)
             return True
         if not isinstance(message, wire.Pong):
-            part = self._parts.get(getattr(message, "part", None))  # pyright: ignore[reportArgumentType]
+            part = self._parts.get(getattr(message, "part", None))  # pyright: ignore[reportArgumentType]: None is no key
             if part is not None:
                 part.handle_message(message)
         return False

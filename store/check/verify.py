@@ -34,7 +34,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One finding: `where` names the file or record, `what` is the problem."""
+    """Finding: `where` names the file or record, `what` is the problem."""
 
     where: str
     what: str

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JobPiece:
-    """One backfill chunk of a job, and the records that it requires in the catalog: the runner's incarnation, the
+    """Backfill chunk of a job, and the records that it requires in the catalog: the runner's incarnation, the
     barrier, and the cursor at which the chunk began (None: the first chunk).
     """
 

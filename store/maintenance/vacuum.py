@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from epochlog.errors import ReadFailed, WriteFailed
 from epochlog.store.backup.incremental import ship
-from epochlog.store.catalog.keys import USED_PREFIX, after_prefix, gone_key, intent_key
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.keys import USED_PREFIX, gone_key, intent_key
+from epochlog.store.catalog.protocol import Txn, View, scan_prefix
 from epochlog.store.catalog.registry import EMBEDDED, kind_of_url
 from epochlog.store.commit.idempotency import forget_unused
 from epochlog.store.env.clock import seconds
@@ -54,7 +54,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class VacuumedFile:
-    """A file that vacuum came across.
+    """File that vacuum came across.
 
     reason: why it is (or would be) deleted, or why it stays. since_ms: when it became unreachable. until_ms: when it
     may be deleted at the earliest. Both are Unix ms, None if unknown.
@@ -302,6 +302,6 @@ def _delete_stale_records(handle: Handle, listed: set[str], grace_ms: int) -> No
 
 def _committed_segments(handle: Handle, view: View) -> Iterator[tuple[bytes, str]]:
     """Yield the key of each record of a committed sealed segment, and the segment's path."""
-    for key, _ in view.scan(USED_PREFIX, after_prefix(USED_PREFIX)):
+    for key, _ in scan_prefix(view, USED_PREFIX):
         _, table_id, name = key.decode().split("/", 2)
         yield key, f"{handle.table_folder(int(table_id, 16))}/{name}"

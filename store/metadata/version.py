@@ -37,7 +37,7 @@ class LabelGroup:
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One commit of one table. epoch: the commit's epoch, at which it becomes visible. groups: its log epochs (labels
+    """Commit of one table. epoch: the commit's epoch, at which it becomes visible. groups: its log epochs (labels
     <= epoch).
     """
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StalledJob:
-    """A job without progress for longer than the log is kept, and the first change of the table that it lacks."""
+    """Job without progress for longer than the log is kept, and the first change of the table that it lacks."""
 
     job: JobRecord
     change: int

@@ -140,7 +140,7 @@ def joined(parts: Sequence[Rows]) -> Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """One key range of all sources: rows of the largest source, then rows of the others, oldest first.
+    """Key range of all sources: rows of the largest source, then rows of the others, oldest first.
 
     older: the number of small rows that come from sources older than the largest.
     """

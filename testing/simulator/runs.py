@@ -13,7 +13,7 @@ APART_EVERY = 4
 
 
 class SeedFailed(AssertionError):
-    """A seed that fails: the message has the error, the fewest kinds of faults that cause it, and the last steps."""
+    """Failure of a seed: the message has the error, the fewest kinds of faults that cause it, and the last steps."""
 
 
 def check(seed: int, **options: Any) -> World:
