@@ -18,7 +18,7 @@ from epochlog.exchange.staged.stage_counter_scripts import marks_key
 from epochlog.store.env.backoff import Backoff
 from epochlog.testing.tcp_proxy import TcpProxy
 from redis_server import RedisServer
-from wait_until import wait_until
+from wait_until import WAIT_LIMIT_S, wait_until
 
 pytestmark = [pytest.mark.local_only, pytest.mark.redis]
 
@@ -41,9 +41,9 @@ def store(tmp_path: Path) -> Iterator[el.Store]:
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Redis is given up sooner, and asked again sooner."""
-    monkeypatch.setattr(stage_counter_redis, "ANSWER_S", 0.3)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait long for an answer of Redis, which may be slow, and retry soon after a failure."""
+    monkeypatch.setattr(stage_counter_redis, "ANSWER_S", WAIT_LIMIT_S)
     monkeypatch.setattr(stage_counter_redis, "BACKOFF", Backoff(first_s=0.01, limit_s=0.05))
 
 
@@ -224,8 +224,11 @@ def test_d8_without_a_coordinator_the_catalog_counts(store: el.Store) -> None:
 
 
 @pytest.mark.medium
-def test_d8_a_bad_connection_between_server_and_redis(store: el.Store, server: RedisServer) -> None:
+def test_d8_a_bad_connection_between_server_and_redis(
+    store: el.Store, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Cut after delivery, cut before, a black hole, a delay: every answer is that of the end marks."""
+    monkeypatch.setattr(stage_counter_redis, "ANSWER_S", 1.0)
     proxy = TcpProxy(server.port)
     try:
         with el.serve(store, coordinator=f"redis://127.0.0.1:{proxy.port}/0") as served, client_of(served) as ex:
@@ -234,7 +237,7 @@ def test_d8_a_bad_connection_between_server_and_redis(store: el.Store, server: R
             proxy.cut_answer(b"EVALSHA")
             produce(ex, "seed")
             assert ex.stage == -1
-            assert proxy.fired.wait(10)
+            assert proxy.fired.wait(WAIT_LIMIT_S)
             wait_until(lambda: held(server, store) == -1)
             proxy.refuse(True)
             produce(ex, "left")
@@ -243,7 +246,7 @@ def test_d8_a_bad_connection_between_server_and_redis(store: el.Store, server: R
             proxy.swallow(b"EVALSHA")
             produce(ex, "right")
             assert ex.stage == 0
-            assert proxy.fired.wait(10)
+            assert proxy.fired.wait(WAIT_LIMIT_S)
             proxy.slow(0.03)
             wait_until(lambda: held(server, store) == 0)
             produce(ex, "probe")
