@@ -222,7 +222,9 @@ def metrics(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetricsPort]:
 
 
 @pytest.mark.medium
-def test_requests_for_metrics_end_however_slowly_they_come(metrics: MetricsPort) -> None:
+def test_requests_for_metrics_end_however_slowly_they_come(
+    metrics: MetricsPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A byte now and then is no progress: a request has its time, and no more."""
     port = int(metrics.location.split(":")[2].partition("/")[0])
     with ExitStack() as stack:
@@ -236,6 +238,7 @@ def test_requests_for_metrics_end_however_slowly_they_come(metrics: MetricsPort)
                     if not slow.recv(1):
                         break
         assert ended(silent) and ended(half)
+        monkeypatch.setattr(metrics_http, "REQUEST_S", 60.0)
         assert urllib.request.urlopen(metrics.location).read() == b"x 1\n"
 
 

@@ -226,11 +226,11 @@ def test_a_query_in_use_outlasts_its_lease(tmp_path: Path, monkeypatch: pytest.M
     """A consumer that waits is a use; another process's vacuum sees the lease renewed."""
     monkeypatch.setattr(service, "UPKEEP_S", 0.1)
     with served(tmp_path) as (store, server), client(server) as ex:
-        ex.declare("join", JOIN, lease=0.4)
+        ex.declare("join", JOIN, lease=1.5)
         mail = ex.consume("join", incarnation=1)
         first = expires_ms(store)
         assert first
-        wait_until(lambda: (expires_ms(store) or 0) > first + 400)
+        wait_until(lambda: (expires_ms(store) or 0) > first + 1_500)
         mail.close()
         wait_until(lambda: expires_ms(store) is None)
 
