@@ -1,4 +1,4 @@
-"""What reviewers broke by ordinary misuse: each call gets a typed error, and nothing is lost without a word."""
+"""Ordinary misuse that reviewers found: each call raises a typed error, and no data is lost silently."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_pickling_says_what_to_send_instead(store: el.Store, what: str) -> None:
 
 
 def warned(act: Callable[[], object]) -> list[str]:
-    """What is said of what `act` leaves open."""
+    """Return the ResourceWarnings about objects that `act` leaves open."""
     gc.collect()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")

@@ -1,4 +1,4 @@
-"""What a fresh machine needs: the demo's lock is part of the whole one, and bare runs see nothing added by hand."""
+"""Requirements of a fresh machine: the demo's lock is part of the full one, and bare runs see no manual additions."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_a_shutdown_lets_calls_end_that_do_so_in_time(store: el.Store) -> None:
 
 @pytest.mark.medium
 def test_many_gets_at_once_stay_within_the_bound(store: el.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What all of them have in memory, whole pieces, is what is counted, and never more than the bound."""
+    """Concurrent gets keep their counted memory, in whole buffers, within the bound."""
     bound, base = 48 << 20, pa.total_allocated_bytes()
     plainly = CallSlot.stream_batches
 
@@ -369,7 +369,7 @@ def test_a_client_must_move_enough_over_a_window(pace_s: float, size: int, cut_s
 
 
 def test_waiting_alone_is_counted() -> None:
-    """What a server takes to read the next piece is not its client's fault."""
+    """The stall limit counts time spent waiting for the client, not the server's time to read the next batch."""
     hand = Hand(stall_s=60.0, least_bytes=1_000)
     with hand.enter() as slot:
         for _ in range(100):

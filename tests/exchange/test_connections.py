@@ -41,7 +41,7 @@ def dialled(stack: ExitStack, port: int, count: int) -> list[socket.socket]:
 
 
 def ended(connection: socket.socket) -> bool:
-    """Whether the other side has ended it; what it said before is passed over."""
+    """Return True once the peer has closed the connection; discard all bytes it sent before."""
     connection.settimeout(30)
     with suppress(ConnectionResetError):
         while connection.recv(4_096):
@@ -111,7 +111,7 @@ def test_who_looks_at_connections_goes_on_after_a_failure(
 
 @pytest.mark.medium
 def test_half_a_handshake_is_ended(tmp_path: Path) -> None:
-    """Nothing at all, and a hello of TLS that nothing follows."""
+    """Send no bytes, half a TLS hello, or a hello without the rest of the handshake."""
     make_certificate(tmp_path)
     chain, key = ((tmp_path / f"{name}.pem").read_bytes() for name in ("cert", "key"))
     server = Server(

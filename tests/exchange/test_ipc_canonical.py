@@ -1,4 +1,4 @@
-"""The same values have the same bytes, whatever lay beneath nulls or round a slice, and come back as they were."""
+"""Equal values encode to equal bytes, regardless of bytes beneath nulls or around a slice, and decode unchanged."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def value(kind: pa.DataType, chance: random.Random, *, nullable: bool = True) ->
 
 
 def littered(values: list[Any], kind: pa.DataType, chance: random.Random) -> pa.Array:
-    """The same values, with others beneath the nulls."""
+    """Build an array of these values with random bytes beneath the nulls."""
     nulls = np.array([one is None for one in values], bool)
     full = pa.array([value(kind, chance, nullable=False) if one is None else one for one in values], kind)
     inside, own = [], len(full.buffers())

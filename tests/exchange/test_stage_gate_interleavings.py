@@ -202,7 +202,7 @@ def absence_is_completion(patch: pytest.MonkeyPatch) -> None:
 
 
 def cursor_is_completion(patch: pytest.MonkeyPatch) -> None:
-    """What an earlier incarnation was given counts as all there is."""
+    """A channel counts as complete at the cursor of an earlier incarnation."""
     whole = _Channel.passed
 
     def passed(channel: _Channel) -> bool:
@@ -264,7 +264,7 @@ def end_marks_do_not_fence(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_new_attempt_forgets(patch: pytest.MonkeyPatch) -> None:
-    """What the earlier attempt sent is thrown away, though it was accepted."""
+    """A new attempt discards batches of the earlier attempt that were accepted."""
     whole = _Channel.check_attempt
 
     def check_attempt(channel: _Channel, attempt: int) -> None:

@@ -40,7 +40,7 @@ def all_orders(events: Mapping[Event, int]) -> int:
 
 
 def walk(plan: Plan, consumers: Mapping[str, Plan], *events: Any) -> tuple[int, int]:
-    """How many orders there were, and in how many worlds they met."""
+    """Try every order of the events. Return the number of orders and of distinct worlds they end in."""
     counted: dict[Event, int] = {}
     for part in events:
         counted.update(part if isinstance(part, dict) else dict.fromkeys(part, 1))
@@ -182,7 +182,7 @@ class RandomRun:
         return Event(action, self.rng.choice(self.world.consumers)[0])
 
     def rest(self) -> list[Event]:
-        """What every producer and consumer would do next."""
+        """List the events that every producer and consumer would do next."""
         events = []
         for name, count in self.plan.counts.items():
             attempt = max(self.attempts[name], self.world.truth.attempt(name))
@@ -282,7 +282,7 @@ def who_has_not_begun_needs_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def received_is_acknowledged(patch: pytest.MonkeyPatch) -> None:
-    """What lies ahead of an acknowledged cursor is let go of with it."""
+    """An acknowledgement also releases the batch that follows its cursor."""
     whole = transactions.releasable
     patch.setattr(transactions, "releasable", lambda channel, found: (below := whole(channel, found)) and below + 1)
 

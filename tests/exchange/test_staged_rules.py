@@ -1,4 +1,4 @@
-"""What a staged exchange keeps, against a model of dicts: any calls in any order, each transaction looked at after it.
+"""Staged exchange against a model of dicts: any calls in any order, with the catalog checked after each transaction.
 
 The rules run on a catalog in memory; verify's own checks hold after every step.
 """

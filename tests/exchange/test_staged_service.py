@@ -236,7 +236,7 @@ def test_a_query_in_use_outlasts_its_lease(tmp_path: Path, monkeypatch: pytest.M
 
 
 def expires_ms(store: el.Store) -> int | None:
-    """When the lease of the query ends; None when it is gone."""
+    """Return the expiry of the query's lease; None when the query is gone."""
     record = store._handle.catalog.read(lambda view: view.get(b"xq/q1"))
     return None if record is None else record["expires_ms"]
 
@@ -629,7 +629,7 @@ def test_what_was_not_given_out_cannot_be_acknowledged(tmp_path: Path) -> None:
 
 @local
 def test_who_was_replaced_by_his_like_acknowledges_nothing(tmp_path: Path) -> None:
-    """The same incarnation came again on another line."""
+    """A second connection with an equal incarnation fences the first."""
     with served(tmp_path) as (store, server), client(server) as ex:
         ex.declare("join", {0: ["probe"]})
         for seq in range(2):

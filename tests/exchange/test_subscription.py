@@ -415,7 +415,7 @@ class Waits:
 
 
 def test_who_comes_late_to_the_watch_is_told_at_once(tmp_path: Path) -> None:
-    """Whatever it has seen before: a commit may lie between its own look and the next of the watch."""
+    """A new listener is notified at once: a commit may lie between its own read and the watcher's next poll."""
     with served(tmp_path) as (store, table, _):
         table.upsert(rows(1))
         watcher, key = store._handle.watcher, head_key(table._table.id)

@@ -100,7 +100,7 @@ def serve(tmp_path: Path, location: str) -> Process:
 def test_a_subscriber_killed_at_any_moment_ends_with_the_table(
     tmp_path: Path, lake: tuple[el.Table, str], seed: int
 ) -> None:
-    """What it acknowledged never comes again, nothing is missing, and rows that were not taken whole come whole."""
+    """Acknowledged rows never come again, no row is missing, and batches that were taken in part come again whole."""
     print("seed", seed)
     chance = random.Random(seed)
     table, location = lake

@@ -1,4 +1,4 @@
-"""What strangers send: sound data passes whole, anything else is a typed error, and takes no memory."""
+"""Validation of untrusted input: sound data passes, other data raises a typed error and takes no memory."""
 
 from __future__ import annotations
 
@@ -316,7 +316,7 @@ def test_random_bytes(data: bytes, head: bytes, tail: bytes) -> None:
 
 
 def test_claims_and_decoder_agree() -> None:
-    """What the claims say of a spoilt file is what decoding it takes, if it decodes."""
+    """The claims of a spoilt file that decodes bound the batches, rows and memory of its decoding."""
     rng, decoded = random.Random(5), 0
     for _ in range(300):
         data = spoilt(FILES["zstd"], rng)

@@ -114,7 +114,9 @@ def put(path: Path, data: bytes, times: int) -> None:
 
 
 def read_or_reported(read: Callable[[], Any], right: Any, path: Path, location: str) -> bool:
-    """Whether the read told of damage; AssertionError if it told it of another file, or gave other rows."""
+    """Return True if the read reports damage of `path`. Raises AssertionError if it blames another file or returns
+    wrong rows.
+    """
     try:
         result = read()
     except el.Corrupt as error:

@@ -40,7 +40,7 @@ def make_room(folder: Path) -> None:
 
 
 def refused(action: Callable[[], object]) -> str | None:
-    """What the library says of a full disk; None when it has done the work."""
+    """Return the message of the error that the full disk causes; None when the action succeeds."""
     try:
         action()
     except FULL as error:

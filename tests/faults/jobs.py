@@ -75,7 +75,7 @@ def step_all(store: el.Store, name: str, attempt: Attempt = lambda call: call())
 
 
 def resume_jobs(store: el.Store) -> None:
-    """What comes after a crash: whoever was parked is made anew, and all catch up."""
+    """Recover the jobs after a crash: rebuild the parked ones and step all to the newest epoch."""
     for info in store.jobs():
         if info.state == "parked":
             store.job(info.name).rebuild()

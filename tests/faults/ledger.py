@@ -1,4 +1,4 @@
-"""What a store must show after any fault: every commit that was acknowledged, whole, and at most the one under way.
+"""Expected contents of a store after any fault: every acknowledged commit, whole, and at most the one under way.
 
 A story tells the ledger what it is about to do, does it, and tells that it was done. `Ledger.check` compares a store
 that was opened afterwards, table by table, at every epoch that can be read, and change by change.

@@ -97,7 +97,7 @@ def an_alter(base: Path) -> None:
 
 
 def a_job_that_repeats_itself(base: Path) -> None:
-    """What it writes is there already, but for one row; in between it writes something else."""
+    """Run a job that rewrites its rows with one change, and writes other rows in between."""
     world = World(base / "s")
     try:
         world.table("upsert").upsert(rows_of([(1, 1.0)]))
@@ -241,7 +241,7 @@ def the_state_before_a_unit_is_that_before_all(monkeypatch: pytest.MonkeyPatch) 
 
 
 def old_rows_are_as_the_table_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether entries store old rows is taken from the table, not from each of them."""
+    """The table's current setting, not each log entry, decides if old rows count as stored."""
     monkeypatch.setattr(log_plan, "_stores_images", lambda table, group: table.changelog == "full")
 
 

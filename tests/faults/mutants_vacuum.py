@@ -40,7 +40,7 @@ def lab_at(base: Path) -> Iterator[Lab]:
 
 
 def readable(read: Callable[[], Any]) -> Any:
-    """What `read` gives; an AssertionError when it has been taken away."""
+    """Return the result of `read`. Raises AssertionError when its files or epochs have been removed."""
     try:
         return read()
     except (el.SnapshotExpired, el.SegmentUnknown, el.EpochExpired, el.LogTruncated, el.NoConsistentEpoch) as error:
@@ -208,7 +208,7 @@ def pieces_that_are_done_are_not_reached(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def memory_ends_with_the_nearest_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What those further down need is not asked."""
+    """Retention ignores the needs of jobs further downstream."""
     real = retention._epochs
     monkeypatch.setattr(
         retention, "_epochs", lambda view, prefix: iter(()) if prefix.startswith(b"hist/") else real(view, prefix)

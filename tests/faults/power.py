@@ -129,7 +129,7 @@ class Again:
 
 
 def calls(base: Path) -> int:
-    """How many calls of the story can fail."""
+    """Count the system calls of the story that can fail."""
     steps = told_on(base, Again(), lambda operation, path: None).steps
     return sum(step.split()[0] in FAILING for step in steps)
 

@@ -35,7 +35,7 @@ def test_short_writes(tmp_path: Path, most_bytes: int) -> None:
 
 
 def test_a_writer_whose_write_failed_gives_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it was to write is in no file: it must not hand out the rest as if it were the whole."""
+    """A writer with a failed write must not seal the rows left over as if they were all rows."""
     with el.open(tmp_path / "s") as store:
         table = store.create_table("t", SCHEMA, ["id"])
         writer = table.writer()

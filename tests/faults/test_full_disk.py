@@ -16,7 +16,7 @@ pytestmark = pytest.mark.local_only
 
 
 def can_mount() -> bool:
-    """Whether this user may mount something for a process of its own."""
+    """Return True if this user may mount a file system in a process of its own."""
     try:
         command = [*APART, "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/tmp"]
         return subprocess.run(command, capture_output=True, check=False).returncode == 0

@@ -52,7 +52,7 @@ def test_killed_there_the_first_time(children: ForkRunner, tmp_path: Path, name:
 @pytest.mark.campaign
 @pytest.mark.parametrize("name", FAILPOINTS)
 def test_killed_there_every_time(children: ForkRunner, tmp_path: Path, name: str) -> None:
-    """What no process has synced survives the end of each of them."""
+    """Each kill loses everything that no process has synced."""
     turn = 1
     while kill_at(children, tmp_path / str(turn), f"{name}:{turn}", "os"):
         turn += 1

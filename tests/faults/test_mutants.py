@@ -135,7 +135,7 @@ def commit_before_its_segments(monkeypatch: pytest.MonkeyPatch) -> None:
             write(files, path, data)
 
     def stamp_of_a_file(files: LocalFiles, path: str) -> Any:
-        """What is read before the commit is written for it, or the bug would show before any power is cut."""
+        """Write the late file before the commit reads it; otherwise the bug would show without a power cut."""
         if path in late:
             write(files, path, late.pop(path)[1])
         return stamp(files, path)
@@ -179,7 +179,7 @@ def a_failed_sync_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_failed_write_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is there of the file stays, and goes into the commit."""
+    """A partly written file stays and becomes part of the commit."""
     real = LocalFiles.write
 
     def write(files: LocalFiles, path: str, data: pa.Buffer) -> None:
@@ -193,7 +193,7 @@ def a_failed_write_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_failed_flush_keeps_its_writer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What could not be written is forgotten, and the commit goes on without it."""
+    """A failed flush drops its rows, and the commit goes on without them."""
     real = SegmentWriter.finish
 
     def finish(writer: SegmentWriter, label: int | None = None) -> list[segment.Segment]:

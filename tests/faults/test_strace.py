@@ -102,5 +102,5 @@ def test_the_last_write_of_a_catalog_commit_fails(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_catalogs_first_write_fails(tmp_path: Path) -> None:
-    """Nothing was lost, for nothing was there: it is a failed write, and the next try makes the store."""
+    """A failed first write loses no data, because none exists; the next try creates the store."""
     fail_and_go_on(tmp_path / "1", "pwrite64", "error=EIO", 1)

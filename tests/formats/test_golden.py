@@ -1,4 +1,4 @@
-"""What earlier format versions wrote stays readable to the last row; later ones are refused before any write."""
+"""Stores of earlier format versions stay readable to the last row; later versions are refused before any write."""
 
 from __future__ import annotations
 

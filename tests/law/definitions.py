@@ -40,7 +40,7 @@ class Lineage:
         return any(entry.changed and after < entry.epoch <= until for entry in self.log[table])
 
     def at(self, last_epoch: int) -> Moment:
-        """The same with what follows from it while last_epoch stays what it is."""
+        """Return the lineage at this last epoch, with derived facts cached."""
         return Moment(self, last_epoch)
 
 
@@ -54,7 +54,7 @@ class Moment:
     _valid: dict[tuple[str, int], bool] = field(default_factory=dict)
 
     def complete(self, table: str, epoch: int) -> bool:
-        """Nothing can land in the table at or below the epoch any more."""
+        """Return True if no later commit can land in the table at or below the epoch."""
         if (table, epoch) not in self._complete:
             self._complete[table, epoch] = self._is_complete(table, epoch)
         return self._complete[table, epoch]

@@ -28,7 +28,7 @@ NOT_NOW = (el.NoConsistentEpoch, el.TableNotReadable, el.EpochExpired, el.EpochN
 
 
 class Trouble(Exception):
-    """What a refresh dies of when it is told to."""
+    """Error that a refresh raises on request."""
 
 
 class Mixed:
@@ -309,7 +309,7 @@ class Mixed:
     # ---- the play --------------------------------------------------------------------------------------------------
 
     def between(self) -> list[Callable[[], None]]:
-        """What may be done at any moment."""
+        """List the actions that are allowed at any time."""
         jobs = [self.alter_job, self.rebuild, self.drain, self.adopt, self.drop]
         return [*jobs, self.alter, self.compact, self.vacuum, self.put, self.tick, self.default_snapshot]
 

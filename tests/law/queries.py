@@ -31,7 +31,7 @@ STYLES = ("images", "epochs", "lookup", "cheap")
 
 @dataclass(frozen=True)
 class Query:
-    """What a job computes. `style`: how it learns what changed; `careful`: it writes only what differs."""
+    """Query of a job. `style`: its way of learning the changes; `careful`: it writes only rows that differ."""
 
     kind: str
     upstreams: tuple[str, ...]
@@ -164,7 +164,7 @@ def join(left: State, right: State, keys: Iterable[int]) -> State:
 
 
 def union(inputs: list[State], keys: set[int]) -> State:
-    """How many inputs have the key, and the sum of their values."""
+    """Map each key to the number of inputs that have it and the sum of their values."""
     found = {k: [state[k][1] for state in inputs if k in state] for k in keys}
     return {k: (len(values), sum(values)) for k, values in found.items() if values}
 
@@ -188,7 +188,7 @@ def keys_of(keys: Iterable[int]) -> pa.Table:
 
 
 def delta(ctx: Any, upstream: str, style: str) -> Delta:
-    """What changed in the upstream in (prev, curr], by one of several ways that must all tell the same."""
+    """Return the changes of the upstream in (prev, curr], by one of several ways that must agree."""
     images, mode = style in ("images", "epochs"), "epochs" if style in ("epochs", "cheap") else "net"
     changes = ctx.changes(upstream, mode=mode, pre_images=images)
     names = ("k", "g", "v", "_change_type")

@@ -112,7 +112,7 @@ def outputs_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows_of_a_failed_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a refresh wrote before it raised is committed."""
+    """Rows written before the refresh raised are committed."""
 
     def step_local(runner: Any, refresh: Any, **options: Any) -> int | None:
         barrier = runner.begin(**options)

@@ -1,4 +1,4 @@
-"""What the law found, as literal lists of operations."""
+"""Regressions that random tests of the law found, as literal lists of operations."""
 
 from __future__ import annotations
 

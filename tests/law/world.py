@@ -25,7 +25,7 @@ HOUR_MS = 3_600_000
 
 
 class Trouble(Exception):
-    """What a refresh dies of when it is told to."""
+    """Error that a refresh raises on request."""
 
 
 @dataclass
@@ -518,7 +518,7 @@ class World:
         return rows
 
     def _wanted(self, policy: str, tables: Sequence[str], until: int | None) -> int | None:
-        """What the policy must choose: one epoch, or None."""
+        """Return the epoch that the policy must choose, or None."""
         last_epoch = self.store.last_epoch
         infos = {info.name: info for info in self.store.tables()}
         floor = max(infos[table].safe_epoch for table in tables)
@@ -534,7 +534,7 @@ class World:
         return self.lineage.at(last_epoch).largest_valid(members, last_epoch if until is None else until, floor)
 
     def half_known(self, policy: str, tables: Sequence[str]) -> bool:
-        """Whether one of them comes from a job that was once parked: then less may be found valid, never more."""
+        """Return True if a table descends from a once parked job: then fewer epochs may be valid, never more."""
         found = list(self.tables if policy == "global" else tables)
         for table in found:
             found += [up for up in self.lineage.upstreams[table] if up not in found]

@@ -69,7 +69,7 @@ class History:
         return self.known_from.get(table, 0) <= after
 
     def changed(self, table: str, after: int, until: int) -> bool:
-        """Whether it changed, or may have: what is forgotten may have been anything."""
+        """Return True if the table changed, or may have: forgotten commits count as changes."""
         forgotten = not self.remembers(table, after) and until > after
         return forgotten or any(entry.changed and after < entry.epoch <= until for entry in self.log[table])
 

@@ -1,4 +1,4 @@
-"""What each policy chooses, by its definition: every epoch that could be chosen is tried, newest first.
+"""Reference model of the consistency policies: it tries every candidate epoch, newest first.
 
 Answers are the epochs by table, or the class of the error. Nothing here is shared with the library but its errors and
 the arithmetic of epochs.
@@ -90,7 +90,7 @@ def age(history: History, job: str) -> int:
 
 
 def stands_outside(question: Question, job: str) -> bool:
-    """Whether a job is marked or over the bound, its upstreams apart."""
+    """Return True if the job is marked or its lag exceeds the bound, apart from its upstreams."""
     lag_ms = question.clock_ms - to_unix_ms(first_lack(question.history, job))
     return job in question.marked or lag_ms > question.bound_ms
 
@@ -202,7 +202,7 @@ def _lacking(history: History, table: str, epoch: int) -> set[int]:
 
 
 def _on_the_way(history: History, table: str) -> set[int]:
-    """What the newest state of the table lacks, and the newest states of all that it is made of."""
+    """Return the changes that the newest states of the table and of all its ancestors lack."""
     if table in history.roots or history.ended(table):
         return set()
     ups = (_on_the_way(history, up) for up in history.upstreams(table))

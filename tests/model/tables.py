@@ -41,7 +41,7 @@ class Shape:
         return tuple(plain(row[self.names.index(name)]) for name in self.key)
 
     def bare(self, row: Row) -> Row:
-        """What a delete without images shows: key columns, null elsewhere."""
+        """Return the row of a delete without pre-images: key columns, null elsewhere."""
         return tuple(value if name in self.key else None for name, value in zip(self.names, row, strict=True))
 
     def table(self, rows: Sequence[Row]) -> pa.Table:
@@ -240,7 +240,7 @@ class ModelTable:
         return state
 
     def stores(self, after: int, until: int | None) -> bool:
-        """Whether old rows of that range are told, whatever became of the states."""
+        """Return True if the log stores the old rows of that range, even when its states are no longer readable."""
         end = max(self.newest, after) if until is None else until
         groups = [group for group in self.groups if after < group.label <= end]
         return all(group.stored for group in groups) if groups else self.full
@@ -248,7 +248,7 @@ class ModelTable:
     def changes(
         self, after: int, until: int | None, mode: str, images: bool, keep: Callable[[Key], bool]
     ) -> list[Change]:
-        """What `changes` must yield for the keys that are wanted."""
+        """Return the rows that `changes` must yield for the keys that `keep` accepts."""
         end = max(self.newest, after) if until is None else until
         groups = [group for group in self.groups if after < group.label <= end]
         if mode == "net":

@@ -109,7 +109,7 @@ def check_against_definitions(
 
 
 def lacks_something(history: History, table: str) -> bool:
-    """Whether the newest state of the table, or of one it descends from, misses a change of an upstream."""
+    """Return True if the newest state of the table, or of one it descends from, misses a change of an upstream."""
     position, last = history.position(table), history.last_epoch
     return not history.ended(table) and any(
         lacks_something(history, up)
@@ -130,7 +130,7 @@ def test_the_library_agrees_with_the_definitions(seeds: range) -> None:
 
 
 def check_law(seed: int, history: History) -> None:
-    """Where the library says valid, a table equals its query over its upstreams, and over the roots, at that epoch."""
+    """Check that a table at each valid epoch equals its query over its upstreams, and over the roots, at that epoch."""
     view = history.view()
     for table in history.jobs:
         for epoch in history.marks():
@@ -328,7 +328,7 @@ def test_the_histories_have_everything_in_them() -> None:
 
 
 def replaced(history: History, job: str, max_lag: int) -> History:
-    """The same history with a job that does not merge."""
+    """Return the history with a job that does not merge."""
     return replace(history, jobs={**history.jobs, job: replace(history.jobs[job], max_lag=max_lag)})
 
 

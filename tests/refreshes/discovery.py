@@ -32,7 +32,7 @@ def sources() -> Iterator[tuple[str, str]]:
 
 
 def is_sketch(block: str) -> bool:
-    """Whether a block has lines that are no Python, and no refresh."""
+    """Return True if a block has lines that are no Python, and no refresh."""
     return "…" in block and "ctx" not in block
 
 

@@ -40,7 +40,7 @@ def test_how_refreshes_are_found(text: str, names: set[str]) -> None:
 
 
 def forgets_vanished_days(ctx: Any) -> None:
-    """What the README showed once."""
+    """Old refresh of the README, which keeps the sums of days without orders."""
     days = ctx.changes("orders", mode="net", pre_images=True)["day"].unique()
     now = ctx.table("orders")
     sums = now.filter(pc.is_in(now["day"], days)).group_by("day").aggregate([("cents", "sum")])

@@ -26,7 +26,7 @@ def lab(tmp_path: Path) -> Lab:
 
 
 def index(epoch: int | None) -> int | None:
-    """Which boundary of the store this is, counted from the one at which the lab's clock began."""
+    """Return the number of the store's boundary, counted from the one at which the lab's clock began."""
     if epoch is None:
         return None
     found = boundary_index(epoch, INTERVAL_MS)
@@ -261,7 +261,7 @@ def test_b9_killed_in_mid_snapshot(lab: Lab) -> None:
 
 
 def test_b10_a_downstream_never_commits_before_its_upstreams_snapshot(lab: Lab) -> None:
-    """Whatever crashes: the upstream's first barrier is decided and fails, the downstream asks again and again."""
+    """After each crash the upstream's first barrier is decided and fails again, while the downstream keeps asking."""
     lab.put({1: (0, 1)})
     lab.tick()
     upstream, downstream = lab.job("up", ["r"]), lab.job("down", ["up_out"])

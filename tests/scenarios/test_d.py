@@ -43,8 +43,8 @@ def test_d1_a_consumer_that_starts_again_elsewhere_gets_every_build_before_the_p
 
 
 def test_d1_with_the_replay_of_the_build_slower_than_that_of_the_probe(tmp_path: Path) -> None:
-    """The same where the builds come after the probe, batch by batch: the consumer gets each at once, and nothing of
-    the probe before the last end mark.
+    """D1 with builds that come after the probe, batch by batch: the consumer gets each build batch at once, and no
+    probe batch before the last end mark.
     """
     with served(tmp_path) as (_, server), client(server) as ex:
         ex.declare("join-top", JOIN)
@@ -194,7 +194,7 @@ def test_d7_the_reply_to_an_acknowledgement_or_an_end_mark_is_lost(tmp_path: Pat
 
 @pytest.mark.rule("6.6")
 def test_d7_a_consumer_whose_line_is_cut_goes_on_where_it_was(tmp_path: Path) -> None:
-    """What it has been sent comes once, though its line breaks again and again."""
+    """Each sent batch comes once, though the consumer's connection breaks again and again."""
     with served(tmp_path) as (_, server), client(server) as ex:
         ex.declare("join", JOIN)
         fill(ex, "build", -1, range(3))

@@ -57,7 +57,7 @@ def a_plan(store: el.Store, location: str, query: str, chance: random.Random) ->
 
 
 def wanted(store: el.Store, plan: Plan) -> pa.Table:
-    """What DuckDB makes of the same tables."""
+    """Compute the join in DuckDB over the plan's tables."""
     with duckdb.connect() as db:
         db.register(plan.probe, store.table(plan.probe).to_arrow())
         values, joins = "", ""
@@ -70,7 +70,7 @@ def wanted(store: el.Store, plan: Plan) -> pa.Table:
 
 
 def alone(plan: Plan) -> pa.Table:
-    """The same functions in one process, without any exchange between them."""
+    """Run the join's functions in one process, without an exchange between them."""
     batches = list(staged_join.changes(plan))
     for build in plan.builds:
         table = pa.Table.from_batches(list(staged_join.snapshot(plan, build)))
@@ -79,7 +79,7 @@ def alone(plan: Plan) -> pa.Table:
 
 
 def wrong(store: el.Store, plan: Plan) -> str:
-    """How the result differs; nothing when it does not."""
+    """Describe the difference of the result from the expected rows; empty if they are equal."""
     found, should = store.table(plan.result).to_arrow(), wanted(store, plan)
     if found.to_pylist() != should.to_pylist():
         return f"{plan}: {found.num_rows} rows that are not DuckDB's {should.num_rows}"

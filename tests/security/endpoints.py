@@ -24,7 +24,7 @@ def bearer(token: str) -> list[Header]:
 
 
 def methods() -> set[str]:
-    """What a Flight server answers: whatever of its base class can be overridden."""
+    """List the methods of a Flight server: all of its base class that can be overridden."""
     own = {name for name in vars(flight.FlightServerBase) if not name.startswith("_")}
     return own - {"port", "run", "serve", "shutdown", "wait"}
 
@@ -132,7 +132,7 @@ def every_service(stranger: Stranger, server: el.StoreServer) -> dict[str, Calla
 
 
 def error_of(call: Callable[..., Any], *given: Any) -> Exception | None:
-    """What the client is told; None when it is served."""
+    """Return the error that the client gets; None when it is served."""
     try:
         call(*given)
     except ERRORS as error:
@@ -141,7 +141,7 @@ def error_of(call: Callable[..., Any], *given: Any) -> Exception | None:
 
 
 def check_told(error: Exception | None, what: str = "") -> str:
-    """Nothing of the inside, and no secret; the text without what gRPC adds at the client."""
+    """Check that an error shows no internals and no secret. Return its text without gRPC's client-side addition."""
     text = str(error)
     for inside in ("Traceback", 'File "', "site-packages", ".py", TOKEN, READ_TOKEN):
         assert inside not in text, f"{what}: {text}"

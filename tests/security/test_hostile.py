@@ -1,6 +1,5 @@
-"""What a client with a token can say to every service: a typed refusal or an answer, no traceback, and the next honest
-call is served. Services are found by looking at the server, so a new one is talked to as well.
-"""
+"""Hostile calls with a valid token to every service: each gets a typed refusal or an answer, no traceback, and the next
+honest call is served. The tests list the server's services themselves, so they cover new ones too."""
 
 from __future__ import annotations
 

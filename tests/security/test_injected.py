@@ -1,4 +1,4 @@
-"""What peers and rows contain stays text: in the log, on a terminal, in JSON, and in what strangers are told."""
+"""Input from peers and rows stays text: in the log, on a terminal, in JSON, and in messages to strangers."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def answered(port: int, method: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
-    """What the server says over HTTP/2 to a call whose headers nobody has looked at."""
+    """Return the server's HTTP/2 answer to a call with unchecked headers."""
     whole = [
         (b":method", b"POST"),
         (b":scheme", b"http"),

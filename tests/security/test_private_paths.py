@@ -86,7 +86,7 @@ def store(tmp_path: Path) -> Iterator[el.Store]:
 
 
 def words(store: el.Store) -> list[str]:
-    """What no reader may see: the root, the store's id, and the names of its files."""
+    """List the words that no reader may see: the root, the store's id, and the names of its files."""
     files = [path.name for path in Path(store.root).rglob("*.arrow")]
     return ["a_secret_place", store._handle.store_id, "/t0000", *files]
 
@@ -212,7 +212,7 @@ def decision_fails(patch: pytest.MonkeyPatch, fail: Callable[..., Any]) -> None:
 def test_no_worker_is_told_a_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Callable[..., None], error: el.EpochlogError
 ) -> None:
-    """What a coordinator tells over the control line passes what errors of calls pass."""
+    """A coordinator's messages on the control connection are redacted like errors of calls."""
     shown: list[str] = []
     send = WorkerConnection.send
 

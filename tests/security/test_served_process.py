@@ -66,7 +66,7 @@ class Served:
         assert self.process.poll() is None
 
     def stop(self) -> str:
-        """What it has said on standard error."""
+        """Stop the process and return its standard error."""
         self.process.terminate()
         self.process.communicate(timeout=300)
         return self.log.read_text()

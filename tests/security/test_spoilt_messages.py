@@ -127,7 +127,7 @@ COMMANDS: list[tuple[dict[str, Any], Callable[[list[bytes], bytes], Any], Any]] 
 
 
 def sound_command(found: Any) -> bool:
-    """Nothing but plain values of the declared types, and names of few characters more than a table has."""
+    """Check that a command has only plain values of the declared types. Return True if its column names are strings."""
     hints = get_type_hints(type(found))
     values = {field.name: getattr(found, field.name) for field in fields(found)}
     numbers = [value for name, value in values.items() if name in ("epoch", "after", "until", "rows")]
@@ -214,7 +214,7 @@ def test_every_message_of_a_staged_exchange_is_spoilt_here() -> None:
 
 
 def sound(field: str, value: Any) -> bool:
-    """Whether a checked field is of the kind that it must have."""
+    """Return True if a checked field has its declared type."""
     if field == "final":
         return type(value) is bool
     kinds: dict[str, Any] = {"stages": dict, "cursor": dict | None, "pad": bytes}

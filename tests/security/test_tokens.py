@@ -1,4 +1,4 @@
-"""Who may call what: every method and every service with no token, a wrong one, the other one, and none too many."""
+"""Authorization of every method and service: without a token, with a wrong one, and with each role's token."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def is_unauthenticated(error: Exception | None) -> bool:
 
 
 def test_every_method_and_service_is_known_here(server: el.StoreServer) -> None:
-    """Who adds one says here what it needs."""
+    """ROLES lists every method and service; a new one must be added there."""
     with Stranger(server.location) as stranger:
         assert set(every_method(stranger)) == methods()
         known = {name for name in ROLES if " " in name}

@@ -35,7 +35,7 @@ def parent_of(pid: int) -> int:
 
 
 def behave(notes: str, mood: str, paths: list[str]) -> None:
-    """What happens to an attempt of a task that has written its files."""
+    """Fail the first attempt of task SICK after it has written its files, as the mood says."""
     import threading
 
     from pyspark import TaskContext
@@ -98,7 +98,7 @@ class MoodySource(EpochlogSource):
 
 
 def moody_task(real: Any, notes: str, mood: str, target: Any, deletes: bool, batches: Any) -> Iterator[Any]:
-    """What a job's output and el.sink are written by, in a mood."""
+    """Wrap the task that writes a job's output or el.sink; it fails as the mood says."""
     from epochlog.store.catalog.records import unpack
     from epochlog.store.sst.segment import Segment
 

@@ -290,7 +290,7 @@ def test_the_ways_of_sql_to_write_a_view(lake) -> None:
 
 
 def test_an_overwrite_reaches_views_as_what_it_changes(lake) -> None:
-    """What it deletes too, in a Spark job that goes by changes, and in one that reads the table whole."""
+    """An overwrite's deletes also reach a Spark job that reads changes, and one that reads the whole table."""
     lake.orders.upsert(rows(0, 40))
     day_count = pa.schema([pa.field("day", pa.string(), nullable=False), ("n", pa.int64())])
     copy = lake.store.create_job("copy", ["orders"], {"copied": (SCHEMA, ["id"])})

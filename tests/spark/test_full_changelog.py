@@ -17,7 +17,7 @@ FORGETFUL = el.TableOptions(history_retention=timedelta(0))
 
 
 def told(lake: Any, after: int) -> list[tuple[str, int, float]]:
-    """What the feed of `full` says past an epoch, by Spark, when no state before the newest is left."""
+    """Read the change feed of `full` past an epoch by Spark, when only the table's newest state is left."""
     lake.store.compact("full", full=True)
     table = lake.store.table("full")
     assert table.info.safe_epoch > after

@@ -1,4 +1,4 @@
-"""How Spark plans reads: tasks of like bytes in key order, joins that broadcast the small side, filters that skip."""
+"""Spark's read plans: tasks of similar bytes in key order, joins that broadcast the small side, filters that skip."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def plan_of(frame: DataFrame) -> str:
 
 
 class Task(NamedTuple):
-    """What a task has read: its least and greatest key, whether they came in order, and its bytes in memory."""
+    """Input of a task: its least and greatest key, if the keys came in order, and its bytes in memory."""
 
     low: int
     high: int

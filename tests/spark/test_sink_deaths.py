@@ -34,9 +34,7 @@ MANY = 300_000
 
 @dataclass(frozen=True)
 class Attempts:
-    """What each attempt of a task that came so far has written, by "partition-attempt"; and the one that something
-    happened to.
-    """
+    """Paths that each attempt of a task has written, by "partition-attempt", and the attempt that failed."""
 
     paths: dict[str, list[str]]
     sick: str
@@ -86,7 +84,7 @@ class Driver:
         return Attempts({name: json.loads(paths) for name, paths in found.items()}, sick)
 
     def _answer(self) -> dict[str, Any]:
-        """Nothing when the driver has died."""
+        """Return the driver's next answer; empty when the driver has died."""
         assert self._process.stdout is not None
         return json.loads(self._process.stdout.readline() or "{}")
 
@@ -110,7 +108,7 @@ def rows(count: int) -> pa.Table:
 
 
 def vacuumed(store: el.Store, later_ms: int) -> int:
-    """How many files vacuum deletes so much later."""
+    """Return the number of files that vacuum deletes `later_ms` later."""
     clock = Later()
     with el.open(store.root, store._handle.catalog_url, create=False, clock=clock) as opened:
         opened.vacuum()

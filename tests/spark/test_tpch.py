@@ -64,7 +64,7 @@ def store(tmp_path: Path, files: Path) -> Iterator[el.Store]:
 
 
 def test_the_queries_are_tpchs(tmp_path: Path) -> None:
-    """What the views are held against has the answers that others have published."""
+    """The reference queries of the views give TPC-H's published answers."""
     tpch_data.generate(tmp_path, 0.1)
     with duckdb.connect() as connection:
         for table in tpch_data.KEYS:
@@ -112,7 +112,7 @@ def orders_that_moved_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def before_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was there before is read as it is now."""
+    """Earlier rows are read as of the current epoch."""
     lines_of_orders = tpch_views.lines_of_orders
 
     def of_now(read: Callable[..., DataFrame], *args: Any, **where: str) -> DataFrame:

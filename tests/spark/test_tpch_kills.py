@@ -105,7 +105,7 @@ class Driver:
 
 
 def reads_lines(view: str) -> bool:
-    """Whether every refresh gives the view something to do."""
+    """Return True if every refresh gives the view changes."""
     return "lineitem" in VIEWS[view].upstreams
 
 
@@ -145,7 +145,7 @@ class Story:
         self.newest = tpch_data.refresh(self.store, self.seed, self.number)
 
     def look(self, views: Sequence[str] = ()) -> None:
-        """Whatever the jobs are at: some views, or all, as of the newest epoch that is valid for them."""
+        """Check some views, or all, at the newest epoch valid for them, in any state of the jobs."""
         views = views or self.looks.sample(list(VIEWS), self.looks.randint(1, len(VIEWS)))
         with self.store.snapshot([*tpch_data.KEYS, *views], consistency="aligned") as moment:
             wrong = {name: count for name, count in tpch.differing(moment, views).items() if count}
@@ -153,7 +153,7 @@ class Story:
             self.epochs.append(moment.epochs["orders"])
 
     def caught_up(self, views: Sequence[str] = tuple(VIEWS)) -> bool:
-        """Whether these views are there as of the newest refresh; now and then what there is meanwhile is looked at."""
+        """Return True if these views include the newest refresh. Now and then check the views meanwhile."""
         try:
             if self.looks.random() < 0.03:
                 self.look()

@@ -19,7 +19,7 @@ import epochlog as el
 
 
 class Told(Exception):
-    """What a refresh dies of when it is told to."""
+    """Error that a refresh raises on request."""
 
 
 def say(*words: object) -> None:

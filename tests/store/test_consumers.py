@@ -395,7 +395,7 @@ def test_reset_to_what_is_truncated_is_refused(lab: Lab) -> None:
 
 
 def test_latest_of_a_derived_table_waits_for_its_job(lab: Lab) -> None:
-    """What its job has yet to commit is still to come, at epochs that are sealed already."""
+    """Commits that a job has yet to make count as later, though their epochs are sealed already."""
     job = lab.job("j", ["r"], ["out"])
     (first,) = puts(lab, 1)
     lab.tick()

@@ -1,4 +1,4 @@
-"""Who takes part in `global`, rule by rule, on views small enough to check by eye; wrong answers that were proposed."""
+"""Membership in `global`, rule by rule, on views small enough to check by eye, and rejected wrong answers."""
 
 from __future__ import annotations
 

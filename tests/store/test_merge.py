@@ -136,7 +136,7 @@ def test_untouched_pieces_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.medium
 @kinds
 def test_sources_of_key_ranges_that_lie_apart_are_put_side_by_side(keyed: Keyed) -> None:
-    """What is only ever appended, in whatever order, needs no merge; what meets it does, newest wins."""
+    """Sources with disjoint key ranges, in any order, need no merge; overlapping ones are merged, newest wins."""
 
     @settings(max_examples=40)
     @given(st.lists(st.tuples(st.integers(0, 8), CHANGES), min_size=1, max_size=8))

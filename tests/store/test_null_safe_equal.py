@@ -1,4 +1,4 @@
-"""When two values of a column are the same: what a commit leaves out, and what changes leave out, goes by it."""
+"""Equality of two values of a column, by which commits and changes leave out unchanged rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the system refuses (open files, memory, rights) is told as that, and never as damage of a file or a catalog."""
+"""Refusals of the system (open files, memory, rights) are reported as such, never as damage of a file or a catalog."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ with el.open(sys.argv[1]) as store:
 
 @pytest.mark.medium
 def test_a_process_without_memory_is_told_so(tmp_path: Path) -> None:
-    """Where address space is bounded: neither a file can be mapped then, nor decoded, nor a catalog."""
+    """With a bounded address space no file can be mapped or decoded, and no catalog opened."""
     with el.open(tmp_path / "s", durability="os") as store, el.open(tmp_path / "other", durability="os"):
         table = store.create_table("t", SCHEMA, ["id"])
         table.upsert(pa.table({"id": pa.array(range(1 << 17), pa.int64()), "v": ["x" * 1_000] * (1 << 17)}))

@@ -224,7 +224,7 @@ def raced(monkeypatch: pytest.MonkeyPatch, acts: Sequence[Callable[[], object]])
 def test_a_large_commit_does_not_starve_behind_small_ones(
     store: el.Store, table: el.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it looked up it keeps: each small commit that lands before it costs it the keys that both touch."""
+    """A large commit keeps its lookups: each small commit that lands first repeats only the keys that both touch."""
     start = table.upsert(rows(**{f"k{key}": 1.0 for key in range(100)}))
     acts: list[Callable[[], object]] = [
         lambda: table.upsert(rows(k7=7.0)),
@@ -247,7 +247,7 @@ def test_a_large_commit_does_not_starve_behind_small_ones(
 def test_labels_raced_by_others_see_each_other(
     store: el.Store, table: el.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What others touched is before the first label that touches it too, and before no other."""
+    """Rows of concurrent commits are the pre-image of the first label that touches them, and of no other."""
     table.upsert(rows(k1=1.0, k2=1.0, k3=1.0))
     writer, label, sealed = table.writer(), store.last_epoch, list[el.Segment]()
     for step, change in enumerate((rows(k1=2.0), rows(k1=3.0, k2=3.0), rows(k2=4.0, k3=4.0)), start=1):

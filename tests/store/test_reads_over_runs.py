@@ -317,7 +317,7 @@ def test_a_run_that_has_nothing_above_it_is_read_without_keys_that_nobody_asked_
 
 
 def test_a_table_that_was_read_sees_what_others_have_done_since(store: el.Store, tmp_path: Path) -> None:
-    """What is to be read is worked out once for as long as nothing happens: in no process, to no table."""
+    """A read plan is reused until any process changes any table."""
     table = store.create_table("t", SCHEMA, ["id"])
     changes: list[tuple[Callable[[el.Store], object], dict[int, int]]] = [
         (lambda two: two.table("t").upsert(put(_1=10, _2=20)), {1: 10, 2: 20}),

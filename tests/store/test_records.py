@@ -83,7 +83,7 @@ def test_none_is_forgotten() -> None:
 
 
 def made_or_told(kind: Any, record: Any) -> None:
-    """What is made has plain fields of the declared types."""
+    """Check that a decoded record has plain fields of the declared types; typed errors pass."""
     try:
         found = kind.from_record(record)
     except (Corrupt, InvalidInput):

@@ -1,4 +1,4 @@
-"""What a table keeps of its past: as its options say, as its holders need, and its newest version for ever."""
+"""Retention of a table's past: by its options, by its holders' needs, and its newest version forever."""
 
 from __future__ import annotations
 
@@ -353,8 +353,8 @@ SinkWrite = Callable[[Lab, random.Random], None]
 @pytest.mark.local_only
 @pytest.mark.parametrize("chains", [2, pytest.param(8, marks=pytest.mark.long)])
 def test_random_chains_keep_the_newest_version_of_each(tmp_path: Path, chains: int) -> None:
-    """Whatever is written, stepped and let go of: each view by itself is found by `aligned` at a valid epoch, with the
-    rows that it had there.
+    """After random writes, steps and truncations, `aligned` reads each view by itself at a valid epoch, with its rows
+    of that epoch.
     """
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")

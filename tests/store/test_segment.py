@@ -99,7 +99,7 @@ def test_key_ranges_and_columns(
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
-    """Which record batches are decoded, with their columns."""
+    """Record the record batches that are decoded, with their columns."""
     found: list[tuple[int, list[str]]] = []
     real = pa.ipc.open_file
 

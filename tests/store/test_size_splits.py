@@ -60,7 +60,7 @@ WIDTHS: dict[str, Callable[[np.random.Generator, np.ndarray], np.ndarray]] = {
 
 
 def bytes_read(store: el.Store, plan: ScanPlan, columns: list[str], keys: KeyRange) -> float:
-    """What all files hold of these keys, in memory."""
+    """Sum the bytes in memory of these keys over all files."""
     codec, files = plan.codec, store._handle.files
     wanted = list(dict.fromkeys([*columns, *plan.table.primary_key]))
     total = 0
@@ -136,7 +136,7 @@ def test_columns_that_are_not_read_count_for_nothing(tmp_path: Path) -> None:
 
 
 class Looks:
-    """How many blocks were read to cut."""
+    """Counter of the blocks that the splitter reads."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
@@ -233,7 +233,7 @@ def test_what_a_block_takes_is_told_by_its_descriptor(tmp_path: Path) -> None:
 
 
 def is_nearly(found: Sizes, said: Sizes) -> bool:
-    """Whether they differ by no more than how bits of nulls fill bytes."""
+    """Return True if the sizes differ by at most the padding of null bits to bytes."""
     return found.keys() == said.keys() and all(
         abs(one - other) <= 2 for name in said for one, other in zip(found[name], said[name], strict=True)
     )

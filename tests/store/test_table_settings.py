@@ -137,7 +137,7 @@ def test_entries_of_0_1_are_read_as_they_were_written(lab: Lab, changelog: str) 
 
 @pytest.mark.rule("5.18")
 def test_followers_hold_the_states_that_they_will_look_up(lab: Lab) -> None:
-    """Where the changelog was altered after their position, or is while they are away."""
+    """The changelog is altered after the consumer's position, or while it is away."""
     table = lab.root_table(options=SHORT)
     start = lab.put({1: (0, 1)})
     lab.put({1: (0, 2)})

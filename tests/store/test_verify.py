@@ -262,7 +262,7 @@ def test_progress_counts_files(handle: Handle) -> None:
 
 
 def test_a_table_that_is_compacted_and_dropped_meanwhile_is_no_damage(handle: Handle) -> None:
-    """What another process lets go of between two looks at the catalog is not reached any more."""
+    """Files that another process makes unreachable between two reads of the catalog are no damage."""
     files = handle.files
     gone: list[str] = []
 

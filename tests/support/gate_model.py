@@ -52,7 +52,7 @@ class Plan:
         return {name: stage for stage, channels in self.stages for name, _ in channels}
 
     def events(self, cursor: Mapping[str, int], attempt: int = 0) -> list[Event]:
-        """What producers send to a consumer at this cursor."""
+        """List the events that producers send to a consumer at this cursor."""
         counts = self.counts
         items = [Event(name, seq, attempt) for name in counts for seq in range(cursor.get(name, 0), counts[name])]
         return items + [Event(name, None, attempt) for name in counts]
@@ -71,7 +71,7 @@ def send(gate: StageGate, plan: Plan, event: Event) -> None:
 
 @dataclass
 class Rules:
-    """What may have been given out, worked out anew each time from the set of all that has come."""
+    """Reference model of the stage gate: it recomputes the released events from the set of all that came."""
 
     plan: Plan
     cursor: Mapping[str, int]
@@ -79,7 +79,7 @@ class Rules:
     attempts: dict[str, int] = field(default_factory=dict)
 
     def take_in(self, event: Event) -> bool:
-        """Whether it is to be accepted; a lower attempt than the highest of its channel is not."""
+        """Accept an event, unless its channel has seen a higher attempt. Return True if it is accepted."""
         if event.attempt < self.attempts.get(event.channel, 0):
             return False
         self.attempts[event.channel] = event.attempt

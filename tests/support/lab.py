@@ -64,7 +64,7 @@ class Lab:
         return [(row["epoch"], row["rows_upserted"] + row["rows_deleted"]) for row in history[::-1]]
 
     def txn_id(self) -> int:
-        """Which transaction wrote the catalog last: it stands in one of LMDB's two meta pages; Redis counts changes."""
+        """Return the catalog's last transaction: LMDB keeps it in one of its two meta pages; Redis counts changes."""
         if STORE != "lmdb":
             with servers.redis.client() as client:
                 return client.info("persistence")["rdb_changes_since_last_save"]

@@ -65,7 +65,7 @@ class LogModel:
     mark: int = 0
 
     def state(self, after: int) -> State:
-        """What all log epochs at or below `after` make."""
+        """Compute the state that all log epochs at or below `after` make."""
         state: State = {}
         for label, ops in self.groups:
             if label <= after:

@@ -135,7 +135,7 @@ class ManagerDriver:
         return [decision for _, decision in self.log if isinstance(decision, kind) and decision.job == job]  # type: ignore[union-attr]
 
     def ticks(self, job: str) -> list[tuple[int, str]]:
-        """When each decision about the job was made, in ms since the start, and which kind it was."""
+        """List the decisions about the job with their times in ms since the start."""
         return [(at - START_MS, type(decision).__name__) for at, decision in self.log if decision.job == job]
 
     def rows(self, job: str) -> list[object]:

@@ -135,7 +135,7 @@ def script(text: str, replace: Mapping[str, str]) -> str:
 
 
 def plain(text: str) -> str:
-    """What is compared: without what is another thing each time."""
+    """Return the comparable text: volatile parts are replaced."""
     text = "\n".join(line.rstrip() for line in NAMED.sub("NAMED", text).splitlines())
     for pattern, word in VOLATILE:
         text = pattern.sub(word, text)
@@ -143,7 +143,7 @@ def plain(text: str) -> str:
 
 
 class Names:
-    """Which epoch, token or id of this run each one of the page stands for: always the same."""
+    """Map from each epoch, token or id on a page to its value in this run; it must stay constant."""
 
     def __init__(self) -> None:
         self.real: dict[str, str] = {}

@@ -20,7 +20,7 @@ PASSWORD = "not/so+secret"
 
 
 class Touched:
-    """Whether the running test had to do with a Redis server. `complaint` is for the end of each test."""
+    """Flag that the running test used a Redis server. The end of each test calls `complaint`."""
 
     def __init__(self) -> None:
         self._now = False
@@ -29,7 +29,7 @@ class Touched:
         self._now = True
 
     def complaint(self, *, marked: bool) -> str:
-        """What is wrong with the test's markers, and forget the test."""
+        """Return the error in the test's markers, or an empty string, and reset the flag."""
         touched, self._now = self._now, False
         return "this test uses Redis: mark it with @pytest.mark.redis" if touched and not marked else ""
 

@@ -54,7 +54,7 @@ class S3Server:
         self._ask(FAIL, json.dumps([count, method]))
 
     def ask_for_keys(self, wanted: bool) -> None:
-        """Whether only users that the server knows may do anything; it knows none."""
+        """Refuse calls without known credentials if `wanted`; the server knows no user."""
         self._ask(AUTH, "0" if wanted else "inf")
 
     def stop(self) -> None:

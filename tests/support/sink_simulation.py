@@ -78,7 +78,7 @@ class Later:
 
 
 def spark_intents(store: el.Store) -> int:
-    """How many writes of Spark may still come to be committed, as the catalog has it."""
+    """Count the catalog's write intents of Spark, whose commits may still come."""
     intents = store._handle.catalog.read(all_intents)
     return sum(intent.kind == "spark" for intent in intents)
 

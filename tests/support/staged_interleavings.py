@@ -78,7 +78,7 @@ class Life:
 
 @dataclass(frozen=True)
 class Truth:
-    """What was accepted, by the rules alone."""
+    """Accepted events, by the rules alone."""
 
     pushed: frozenset[tuple[str, int]] = frozenset()
     ended: frozenset[str] = frozenset()
@@ -136,7 +136,7 @@ class World:
 
     @property
     def done(self) -> bool:
-        """Whether every consumer has acknowledged all of it."""
+        """Return True if every consumer has acknowledged all of it."""
         return all(dict(self.truth.acked).get(name) == sum(part.counts.values()) for name, part in self.consumers)
 
 
@@ -268,7 +268,9 @@ def counter_never_ahead(world: World, catalog: Catalog) -> None:
 
 
 def nothing_freed_too_early(world: World, catalog: Catalog) -> None:
-    """What was pushed is there until each of its consumers has acknowledged it; then its file is nobody's."""
+    """Check that each pushed batch exists until all its consumers have acknowledged it, and that its file is then
+    freed.
+    """
     acked = dict(world.truth.acked)
     covered = {name: world.life(name).cursor(acked.get(name, 0)) for name, _ in world.consumers}
     readers = {
@@ -295,7 +297,7 @@ def effects_once(world: World) -> None:
 
 @dataclass
 class Walked:
-    """How many orders there were, and in how many worlds all of them met."""
+    """Numbers of the orders and of the distinct worlds they end in."""
 
     orders: int
     worlds: int

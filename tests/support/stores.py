@@ -74,7 +74,7 @@ servers = Servers()
 
 @dataclass(frozen=True)
 class Noted:
-    """How a store was opened last."""
+    """Arguments of the last `el.open` of a store."""
 
     root: str
     catalog: str | None
@@ -109,13 +109,13 @@ class Watch:
                     handle.close()
 
     def damage(self) -> dict[str, str]:
-        """What is wrong with each store that is still there, by its root; nothing where all is well."""
+        """Map each existing store's root to its problems; empty when all are whole."""
         problems = {root: wrong_with(noted) for root, noted in self._noted.items()}
         return {root: wrong for root, wrong in problems.items() if wrong}
 
 
 def moved(root: Any, catalog: Any) -> tuple[Any, Any]:
-    """Where this run wants a store that a test opens at a plain path; all others stay where they are."""
+    """Return the root and catalog of this run for a store that a test opens at a plain path; others stay unchanged."""
     if STORE == "lmdb" or catalog is not None or not isinstance(root, str | os.PathLike) or not os.fspath(root):
         return root, catalog
     if "://" in os.fspath(root):  # a store's own root, perhaps
@@ -124,7 +124,7 @@ def moved(root: Any, catalog: Any) -> tuple[Any, Any]:
 
 
 def wrong_with(noted: Noted) -> str:
-    """What verify says of a store, a line for each problem; nothing when it is whole, or gone."""
+    """List verify's problems of a store, a line each; empty when the store is whole or gone."""
     if "://" not in noted.root and not Path(noted.root).exists():
         return ""
     try:
