@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,10 @@ pytest.register_assert_rewrite("epochlog.testing")
 # Processes that tests start find the helpers of tests/support, as this one does by `pythonpath` in pyproject.toml.
 SUPPORT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "support")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (SUPPORT, os.environ.get("PYTHONPATH"))))
+
+# A shell ignores SIGINT in what it starts in the background, and so would the processes that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadlines: a slow machine is no failure. `thorough` is for long campaigns: HYPOTHESIS_PROFILE=thorough make test
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
