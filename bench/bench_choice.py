@@ -39,7 +39,7 @@ def lineage(commits: int) -> EpochView:
 
 
 def sharing_one(view: EpochView) -> EpochView:
-    """The same, with every table committed at the first epoch too: there is at least one that is valid for all."""
+    """Add a commit of every table at the first epoch, so that at least one epoch is valid for all tables."""
     shared = from_unix_ms(EPOCH_ORIGIN_MS) + 1
     tables = {}
     for table in view.tables.values():

@@ -76,7 +76,7 @@ class Watched:
 
 
 class Calling(Coordinator):
-    """The same coordinator, which calls each actor twice instead: to inject, and to collect."""
+    """Coordinator that makes two calls to each actor, to inject and to collect, in place of the streamed messages."""
 
     def __init__(self, handle: Any, locations: list[str]) -> None:
         self._locations = locations

@@ -79,7 +79,7 @@ class Sessions:
         return self._drivers[kind]
 
     def done(self) -> None:
-        """Whoever asks next gets new ones, unless they are shared."""
+        """Stop the sessions unless they are shared; the next caller gets new ones."""
         if not self._shared:
             self.stop()
 

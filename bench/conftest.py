@@ -104,14 +104,14 @@ class Course:
 
 
 def pytest_collection_finish() -> None:
-    """What came with the libraries stays: else each collection of garbage between samples would look at all of it."""
+    """Freeze the libraries' objects, so that garbage collections between samples do not traverse them."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session")
 def book(pytestconfig: pytest.Config) -> Book:
-    """Where benchmarks put their figures."""
+    """Book in which benchmarks record their figures."""
     return pytestconfig.stash[BOOK]
 
 
@@ -134,7 +134,7 @@ def sessions(tmp_path_factory: pytest.TempPathFactory, scale: float) -> Iterator
 
 @pytest.fixture(scope="module", autouse=True)
 def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What a bench file wrote goes when it ends: all of them together are tens of gigabytes."""
+    """Delete the output of each bench file at its end: all files together write tens of gigabytes."""
     yield
     for folder in tmp_path_factory.getbasetemp().iterdir():
         if not folder.name.startswith("sessions"):

@@ -29,7 +29,7 @@ class Contender(Protocol):
         """All rows of the newest commit, in memory, as the library gives them."""
 
     def as_arrow(self, result: Any) -> pa.Table:
-        """What `read` returned, as an Arrow table in key order."""
+        """Convert the result of `read` to an Arrow table in key order."""
 
     def compact(self) -> None: ...
     def close(self) -> None: ...
@@ -176,7 +176,7 @@ def _literal(key: Any) -> str:
 
 
 def same_rows(found: pa.Table, wanted: pa.Table) -> bool:
-    """Whether both hold the same rows in the same order; nullability and chunks do not matter."""
+    """Return True if both tables have equal rows in equal order. Ignore nullability and chunks."""
     if found.column_names != wanted.column_names or found.num_rows != wanted.num_rows:
         return False
     return all(found.column(field.name).cast(field.type) == wanted.column(field.name) for field in wanted.schema)

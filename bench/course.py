@@ -163,7 +163,7 @@ def _each(work: Callable[[Any], Any], items: list[Any]) -> None:
 
 
 def legs(shape: Shape) -> list[tuple[str, str]]:
-    """What a course of this shape measures, and who takes part in each."""
+    """List the measurements of a course of this shape, each paired with one contender."""
     plain = shape is PLAIN
     stores = [OURS, DELTA, LANCE, ROCKS]
     files = [PARQUET, PARQUET_DEFAULTS, IPC, IPC_PLAIN]

@@ -92,7 +92,7 @@ class Crowd:
         self.store.close()
 
     def all_past(self, end: float, names: Sequence[str]) -> bool:
-        """Whether each of these jobs has committed at the last boundary before that time (Unix seconds), or later."""
+        """Return True if each job has committed at the last boundary before `end` (Unix seconds), or later."""
         last = from_unix_ms(int(end * 1000) - self.interval_ms)
         return {one.job for one in self.took if one.boundary >= last} >= set(names)
 

@@ -81,7 +81,7 @@ def _payload(count: int, chance: np.random.Generator) -> tuple[pa.Array, pa.Arra
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the rows of a table are like, and how many there are at the full size.
+    """Schema, keys, random rows and full size of a benchmark table.
 
     make: rows with keys for these integers, different ones for different integers.
     few: columns of strings that repeat. random: columns that do not shrink.

@@ -13,7 +13,7 @@ Samples = dict[str, list[float]]
 
 
 class Took(float):
-    """What a contender in another process returns that measured itself: the milliseconds of its own work."""
+    """Milliseconds of work that a contender in another process has measured itself."""
 
 
 def measure(work: Mapping[str, Callable[[], Any]], rounds: int, *, warm_up: int = 1) -> Samples:

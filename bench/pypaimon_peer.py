@@ -18,8 +18,8 @@ DRIVER = Path(__file__).with_name("pypaimon_driver.py")
 
 
 def why_absent() -> str | None:
-    """Why it cannot take part, None where it can. Where scripts/setup_pypaimon.sh could not make the environment, it
-    says why in a file there.
+    """Explain the absence of pypaimon; None if it can run. If scripts/setup_pypaimon.sh could not make the environment,
+    the reason is in a file there.
     """
     named = os.environ.get(VARIABLE)
     failed = Path(named).parents[1] / "failed" if named else None
@@ -78,7 +78,7 @@ class Paimon:
         return self.last_read()
 
     def last_read(self) -> pa.Table:
-        """What was read last, in key order."""
+        """Return the rows of the last read, in key order."""
         path = str(self._folder / "read.arrow")
         self._ask("keep", path)
         with pa.OSFile(path) as file:

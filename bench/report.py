@@ -49,7 +49,7 @@ CONDITIONS = (
 
 
 def whole(scale: float) -> dict[tuple[str, str], int]:
-    """How many figures of each kind (shape and number) a whole run has; below the full size there is no TPC-H."""
+    """Count the figures of each kind (shape and number) in a complete run; below the full size there is no TPC-H."""
     rows = {(shape, each): count for shape, counts in _WHOLE.items() for each, count in counts.items()}
     return rows | {(BASE, "P18"): 1} if scale >= 1 else rows
 
@@ -83,7 +83,7 @@ class Figure:
         assert self.shape in SHAPES, f"no such shape: {self.shape}"
 
     def judged(self, target: Target) -> float:
-        """What the target is about."""
+        """Return the figure that the target bounds: a median time, or a ratio to the peer's."""
         if target.peer is None:
             return statistics.median(self.samples[target.ours])
         return ratio(self.samples, target.ours, target.peer)
@@ -154,7 +154,7 @@ class Book:
         ]
 
     def complaints(self) -> list[str]:
-        """What a run that was to be whole lacks, and what stopped it."""
+        """List the missing figures of a complete run, and the failures that stopped it."""
         missing = self.missing()
         lines = [f"missing: {'; '.join(missing)}"] if missing else []
         return [*lines, *(f"failed: {file}: {why}" for file, why in self.failures.items())]
@@ -274,7 +274,7 @@ def environment() -> tuple[str, ...]:
 
 
 def load(at_start: float) -> str:
-    """How busy the machine was, with a word of warning when others used it too."""
+    """Describe the load of the machine, with a warning if other programs used it too."""
     line = f"Load average (1 minute): {at_start:.1f} at the start, {os.getloadavg()[0]:.1f} at the end"
     if at_start > 1:
         line += (
@@ -361,7 +361,7 @@ def _revision() -> str | None:
 
 
 def text_of(path: str | Path) -> str:
-    """What is in a file; nothing when it is not there, or no longer."""
+    """Return the text of a file, or "" if the file is missing."""
     try:
         return Path(path).read_text("utf-8")
     except OSError:
@@ -369,6 +369,6 @@ def text_of(path: str | Path) -> str:
 
 
 def command_line(scale: float) -> str:
-    """What to type to have these figures again."""
+    """Return the command that repeats these figures."""
     named = {1: ["make", "bench"], 0.1: ["make", "bench-quick"]}
     return shlex.join(named.get(scale, [f"EPOCHLOG_BENCH_SCALE={scale:g}", "make", "bench"]))

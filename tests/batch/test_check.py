@@ -78,7 +78,7 @@ def test_differences_are_told_by_kind(shop: Shop) -> None:
 
 
 def test_both_are_read_at_the_jobs_epoch(shop: Shop) -> None:
-    """What has come since is not held against the view, also where it has been folded."""
+    """Changes after the job's epoch do not count as a difference, even after compaction."""
     shop.put((1, "mon", 500, 0.5))
     shop.show(("mon", 500, 0.5))
     shop.put((2, "mon", 1, 0.5), (3, "tue", 1, 0.5))

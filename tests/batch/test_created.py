@@ -28,7 +28,7 @@ def lab(tmp_path: Path) -> Lab:
 
 
 def spark_count(lab: Lab, table: str, epoch: int) -> int:
-    """What the Spark reader fixes at `load()`, read by the table."""
+    """Count the table's rows at the epoch that the Spark reader resolves at `load()`."""
     load = resolve_load({"path": str(lab.root), "table": table, "versionAsOf": str(epoch)})
     return lab.store.table(table).count(load.epoch)
 

@@ -43,7 +43,7 @@ PAYLOAD = [name for name in KINDS if name not in ("s", "f16", "dec256")]  # the 
 
 @dataclass(frozen=True)
 class Column:
-    """What a filter can say of one column, in the words of each tool. All are true of no null."""
+    """Builder of filters on one column in the syntax of each tool. All but IS NULL are true of no null."""
 
     name: str
     kind: pa.DataType
@@ -275,7 +275,7 @@ def check(case: Case) -> None:
 
 
 def agree(case: Case, model: dict[Any, dict[str, Any]], snapshot: el.Snapshot, connection: Any) -> None:
-    """The same aggregates by every door: how many rows, how many values of each column, sums, bounds."""
+    """Compare aggregates in every format: number of rows, number of values of each column, sums."""
     table, names = snapshot["t"], case.schema.names
     rows = list(model.values())
     wanted = [len(rows), sum(row["n"] for row in rows), *(sum(row[name] is not None for row in rows) for name in names)]

@@ -143,7 +143,7 @@ def test_a_name_is_taken_once(lab: Lab) -> None:
 
 
 def test_of_two_at_once_one_has_the_name(lab: Lab) -> None:
-    """Whatever their order, what is held under it is one of the two, whole."""
+    """Holds of two snapshots under one name are atomic in any order: the name holds one complete snapshot."""
     with lab.store.snapshot(["r"], consistency="aligned") as older:
         lab.put({9: (0, 1)})
         with lab.store.snapshot(["r", "j_out"], consistency="latest") as newer:

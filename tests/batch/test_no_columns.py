@@ -56,7 +56,7 @@ def served(store: el.Store) -> int:
 
 
 def in_a_spark_task(store: el.Store, *, feed: bool) -> int:
-    """What a task reads for a schema without columns, before it goes to the JVM."""
+    """Count the rows that a Spark task reads for a schema without columns, before they go to the JVM."""
     table = store.table("t")._table
     handle = store._handle
     plan = handle.catalog.read(

@@ -38,7 +38,7 @@ def read(snapshot: el.Snapshot) -> dict[str, Any]:
 
 
 def expiries(lab: Lab) -> list[int]:
-    """When the leases on the table r end."""
+    """List the milliseconds until the leases on table r expire."""
     handle: Any = lab.store._handle
     table = handle.catalog.read(lambda view: holds_of(view, 1, lab.now_ms, handle.leases.live))
     return [hold.expires_ms - lab.now_ms for hold in table if hold.expires_ms is not None]

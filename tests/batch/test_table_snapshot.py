@@ -61,7 +61,7 @@ NO_LOG = el.TableOptions(history_retention=timedelta(0), log_retention=timedelta
 
 
 class Count:
-    """What is decoded: (columns, blocks of segments and row groups of runs)."""
+    """Counter of decoded columns, and of decoded blocks of segments and row groups of runs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.columns: set[str] = set()

@@ -25,7 +25,7 @@ NEVER_S = 3600.0
 
 
 class Calls:
-    """What an open store asks of its catalog, counted by the function that asks."""
+    """Counts of an open store's catalog reads and transactions, by calling function."""
 
     def __init__(self, handle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reads: Counter[str] = Counter()
@@ -128,7 +128,7 @@ def test_whoever_waits_writes_nothing_and_looks_at_one_record(lab: Lab, monkeypa
 
 
 def settled(calls: Calls) -> int:
-    """How many choices there have been, once there are no more."""
+    """Wait until no more choices are made, and return their number."""
     before, looks = -1, 0
     while calls.reads["_choose_and_pin"] != before:
         before, looks = calls.reads["_choose_and_pin"], calls.reads["CatalogWatcher"]

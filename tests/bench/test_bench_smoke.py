@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def command() -> list[str]:
-    """What the Makefile runs, with this interpreter."""
+    """Return the Makefile's command for `bench-quick`, run by this interpreter."""
     told = subprocess.run(["make", "-n", "bench-quick"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     (line,) = (line for line in told.splitlines() if "--quick" in line)
     return [sys.executable, *shlex.split(line)[1:]]

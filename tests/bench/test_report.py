@@ -1,4 +1,4 @@
-"""What the report of a bench run says: verdicts for each kind of rows, what is missing and why, and the plots."""
+"""Tests of a bench run's report: verdicts for each kind of rows, missing figures with their reasons, and plots."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def filled(lab: Lab, rows: int, table: str = "r") -> State:
 
 
 def until_committed(step: Callable[[], int | None], limit: int = 1000) -> int:
-    """How many steps returned 0 before the commit."""
+    """Count the steps that return 0 before the commit."""
     for pieces in range(limit):
         done = step()
         assert done is not None

@@ -437,7 +437,7 @@ def test_c14_restored_as_finished(lab: Lab, how: str) -> None:
 
 @pytest.mark.parametrize("restored", [False, True], ids=["in one go", "stopped and restored"])
 def test_c15_two_chains_of_different_length(lab: Lab, restored: bool) -> None:
-    """Nothing but the ends of the data and one forced boundary: they end with exactly 20 and 100 rows."""
+    """Chains finish with exactly 20 and 100 rows after the ends of the data and one forced boundary alone."""
     lab.root_table("long")
     for chain in ("r", "long"):
         lab.job(f"{chain}_a", [chain])

@@ -114,7 +114,7 @@ def test_a_job_of_another_definition_says_what_differs(lab: Lab, change: dict[st
 
 
 def test_many_that_make_the_same_at_once_all_get_it(lab: Lab) -> None:
-    """Whether it is there is decided in the transaction that makes it."""
+    """Creation with `exist_ok` checks for the table or job in the transaction that creates it."""
     found: list[tuple[int, int]] = []
     start = threading.Barrier(8)
 

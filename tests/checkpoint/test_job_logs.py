@@ -1,4 +1,4 @@
-"""What a job tells the log of its life: a line each for who runs it, its commits, a takeover, its parking."""
+"""Log lines of a job: its runner, its commits, a takeover, its parking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may run a job: a live runner is fenced by nobody who was not told to, a dead one holds nobody up."""
+"""Runner leases: only an explicit takeover fences a live runner; a dead runner does not block the next one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def runner_of(lab: Lab) -> Runner | None:
 
 
 def run_elsewhere(lab: Lab, process: str = OTHER_MACHINE, kind: str = "pipeline") -> None:
-    """What the catalog says while a process that is not this one runs the job, and was heard just now."""
+    """Record another process as the job's runner in the catalog, with a lease renewed just now."""
     catalog = lab.store._handle.catalog
 
     def body(tx: Any) -> None:

@@ -349,7 +349,7 @@ print(rows, early, late)
 
 
 def kept_bytes(root: Path, images: str) -> int:
-    """How much more Arrow has allocated in the second half of a replay of millions of changes before one barrier."""
+    """Return the growth (bytes) of Arrow's memory in the second half of a replay of many changes in one barrier."""
     turns, size = 12, 250_000
     with el.open(root, durability="os", checkpoint_interval_ms=86_400_000) as store:
         schema = pa.schema([("k", pa.int64()), ("v", pa.float64()), ("text", pa.string())])

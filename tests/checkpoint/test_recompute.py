@@ -52,7 +52,7 @@ class Shop:
         return self.store.table(job.name).to_arrow().to_pylist()
 
     def seen(self, job: el.Job, look: Callable[[Any], Any]) -> Any:
-        """What a look at the context of the next barrier returns; the barrier commits nothing."""
+        """Call `look` with the context of the next barrier and return its result; the barrier commits no rows."""
         found: list[Any] = []
         self.step(job, lambda ctx: found.append(look(ctx)))
         return found[0]

@@ -1,4 +1,4 @@
-"""What SparkLost says is what helps: after `spark.stop()` a new session, after the death of the JVM a new process.
+"""SparkLost names the remedy: after `spark.stop()` a new session, after the death of the JVM a new process.
 
 Tried with PySpark 4.3: `getOrCreate` works after `stop()`, and is refused by the dead gateway after the JVM was killed,
 also when the session is stopped or the gateway is taken out of SparkContext before.

@@ -1,4 +1,4 @@
-"""What becomes of a supervised job: back-off, giving up, ends, and when all are at rest; values in, values out."""
+"""Step scheduling of a pipeline's jobs: backoff, giving up, ends, and rest of all jobs. Pure functions of values."""
 
 from __future__ import annotations
 

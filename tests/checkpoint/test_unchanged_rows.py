@@ -1,4 +1,4 @@
-"""What a job writes and changes nothing is not in its commit: judged on the net of all that it wrote, per key."""
+"""Unchanged rows of a job stay out of its commit. The net of all its writes decides, per key."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def test_a_segment_that_is_gone_is_named(lab: Lab) -> None:
 
 @pytest.mark.rule("5.14")
 def test_pieces_of_a_snapshot_are_judged_together(lab: Lab) -> None:
-    """What one piece has made and a later one has deleted was never there."""
+    """A row that one chunk inserts and a later chunk deletes does not appear in the commit."""
     lab.put({1: (0, 1), 2: (0, 2), 3: (0, 3)})
     job = lab.store.create_job("j", ["r"], {"out": el.Output(SCHEMA, KEY, changelog="full")}, snapshot_rows=1)
 
@@ -287,7 +287,7 @@ def test_pieces_of_a_snapshot_are_judged_together(lab: Lab) -> None:
 def test_random_refreshes_commit_what_differs(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, seed: int, changelog: str
 ) -> None:
-    """Whatever the order, the segments, the pieces and the compactions: the entry is the difference of two states."""
+    """The log entry is the difference of two states for all orders, segments, chunks and compactions."""
     tiny(monkeypatch)
     monkeypatch.setattr(unchanged_rows, "PIECE_ROWS", 3)
     rng, rows = random.Random(seed), dict[int, Row]()

@@ -1,4 +1,4 @@
-"""What each job waits for: by hand, and against what its runner does next under random load."""
+"""Wait reasons of jobs: single cases, and a comparison with the runner's next action under random load."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def waits(store: Any) -> dict[str, Wait]:
 
 
 def due_since(lab: Lab, name: str) -> int | None:
-    """How long the job has been due, in milliseconds."""
+    """Return the milliseconds since the job became due, None if it is not due."""
     handle = lab.store._handle
 
     def body(view: Any) -> Wait:
@@ -187,7 +187,7 @@ def test_a_runner_finds_a_barrier_exactly_when_the_job_waits_for_one(tmp_path: P
 def test_the_lag_of_a_job_that_never_ran_grows_and_so_does_how_long_it_is_due(
     lab: Lab, backfill: str, hours: int, rows: bool
 ) -> None:
-    """Whatever happens to its upstream: nothing, new commits, and old ones that are forgotten."""
+    """Both grow with an idle upstream, with new commits and with a log that retention has truncated."""
     lab.root_table("other")
     if rows:
         lab.put({1: (1, 1)})

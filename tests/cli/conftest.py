@@ -81,7 +81,7 @@ def lake(filled: Lake, tmp_path: Path) -> Lake:
 
 @dataclass(frozen=True)
 class Done:
-    """What a run of the command came to."""
+    """Exit code and output of a run of the command."""
 
     code: int
     out: str

@@ -19,7 +19,7 @@ from epochlog.cli.commands import changing
 
 
 class Terminal(io.StringIO):
-    """What a person types."""
+    """Standard input of a person at a terminal."""
 
     def isatty(self) -> bool:
         return True

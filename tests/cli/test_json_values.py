@@ -1,4 +1,4 @@
-"""What JSON says of each Arrow type, whole columns and slices of them."""
+"""JSON values of each Arrow type, from complete columns and from slices."""
 
 from __future__ import annotations
 

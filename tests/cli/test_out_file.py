@@ -169,7 +169,7 @@ def test_a_file_that_came_meanwhile_is_not_overwritten(run, lake, tmp_path, monk
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int | None, str]]:
-    """What is told to whoever waits: (done, of how many, at what)."""
+    """Record the reported progress: (done, total, unit)."""
     told: list[tuple[int, int | None, str]] = []
     step = output.Waiting.step
 

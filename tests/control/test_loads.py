@@ -202,7 +202,7 @@ def proxied(server: el.StoreServer) -> TcpProxy:
 @pytest.mark.rule("5.32")
 @pytest.mark.medium
 def test_a_cut_line_costs_nothing(tmp_path: Path) -> None:
-    """The same incarnation goes on over another line: what it sealed and reported is committed once."""
+    """An incarnation continues over a new connection: its sealed and reported rows are committed once."""
     with served(tmp_path) as (store, server):
         proxy = proxied(server)
         with worker(f"grpc://127.0.0.1:{proxy.port}", store) as one:
@@ -226,7 +226,7 @@ def test_a_cut_line_costs_nothing(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("trouble", ["cut after delivery", "cut before", "black hole", "slow"])
 def test_a_report_in_a_bad_network(tmp_path: Path, trouble: str) -> None:
-    """Whatever becomes of the bytes of a report, its rows are committed once."""
+    """Rows of a report are committed once, even if the network loses, repeats or delays its bytes."""
     with served(tmp_path, settings(timeout_ms=400)) as (store, server):
         proxy = proxied(server)
         arm = {"cut after delivery": proxy.cut_answer, "cut before": proxy.hold, "black hole": proxy.swallow}

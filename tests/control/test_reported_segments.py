@@ -1,5 +1,5 @@
-"""What a worker reports is looked at before it is committed: segments that are gone, short, spoilt, another table's or
-another's are refused with their names, their part goes back, and the other parts go on.
+"""A coordinator verifies reported segments before it commits them. It refuses by name each segment that is missing,
+short, corrupt, or of another table or worker. The segment's part starts again, and the other parts continue.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Spoil = Callable[[el.Store, Segment], Segment]
 
 @pytest.fixture(autouse=True)
 def nothing_read_yet() -> Iterator[None]:
-    """What another process has written this one has not read."""
+    """Clear the list of verified files: a coordinator has not read the files of other processes."""
     data_file._verified.clear()
     yield
     data_file._verified.clear()

@@ -1,4 +1,4 @@
-"""What tests of the control stream share: a served store with short times, workers, and rows to write."""
+"""Fixtures for tests of the control stream: a served store with short times, workers, and rows to write."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def rows_of(number: int) -> pa.Table:
 
 
 def tables_of(number: int) -> list[str]:
-    """Which tables a commit writes: every third one both."""
+    """List the tables that a commit writes: every third commit writes both."""
     return [["a"], ["b"], ["a", "b"]][number % 3]
 
 

@@ -33,7 +33,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def look(root: Path) -> str:
-    """What a user meets who opens, verifies, reads and writes the store: "ok", "problems", or the error's class."""
+    """Open, verify, read and write the store; return "ok", "problems", or the error's class."""
     try:
         with el.open(root, durability="os") as store:
             table, report = store.table("t"), store.verify()
@@ -47,7 +47,7 @@ def look(root: Path) -> str:
 
 
 def look_apart(root: Path) -> str:
-    """The same in a forked child, which may die."""
+    """Run `look` in a forked child, which may die."""
     out, into = os.pipe()
     pid = os.fork()
     if pid == 0:

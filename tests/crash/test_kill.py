@@ -77,7 +77,7 @@ def check(root: Path, acknowledged: dict[int, int], intents: set[int]) -> None:
 
 
 def repeat(store: el.Store, number: int, outcome: int | None) -> None:
-    """The same transaction again has the first outcome."""
+    """Repeat a transaction and assert that it has its first outcome."""
     try:
         with store.transaction(("child", number)) as tx:
             for table in tables_of(number):

@@ -63,7 +63,7 @@ def test_a_forked_child_reads_and_commits_with_the_store_of_its_parent(tmp_path:
 
 @pytest.mark.medium
 def test_a_child_forked_while_threads_commit_is_not_stuck(tmp_path: Path) -> None:
-    """Whatever lock another thread held at the moment of the fork is held for ever in the child."""
+    """A lock that another thread holds at the moment of the fork is never released in the child."""
     with el.open(tmp_path / "s", durability="os") as store:
         table = store.create_table("t", SCHEMA, ["id"])
         over = threading.Event()

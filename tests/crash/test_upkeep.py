@@ -34,7 +34,7 @@ def started(root: Path, roles: dict[str, str]) -> Iterator[dict[str, Popen[str]]
 
 
 def rounds(process: Popen[str]) -> int:
-    """How many it did; an AssertionError when it died."""
+    """Return the process's number of rounds; raise AssertionError if it died."""
     said = lines(process, 1)
     assert said and said[0].startswith("done "), said
     return int(said[0].split()[1])

@@ -40,7 +40,7 @@ def test_a_page_on_spark_is_as_it_says(page: Path, tmp_path: Path) -> None:
 
 
 def test_the_options_side_by_side_are_those_that_there_are() -> None:
-    """What the page says is the same, or refused, is so in the code."""
+    """Options that the page lists as equal to Delta's, or as refused, are so in the code."""
     rows = [line for line in (GUIDE / "from-delta-change-feeds.md").read_text("utf-8").splitlines() if line[:2] == "| "]
     known = {name.lower() for name in (*options.LOCATION, *options.READ, *options.WRITE)}
     theirs, ours = set(), set()

@@ -181,7 +181,7 @@ SPOKEN = sorted(PAGES | set((ROOT / "docs" / "guide").glob("*.md")))
 
 
 def in_backticks(page: Path) -> list[str]:
-    """What a page says in the middle of its text, as code."""
+    """List the inline code of a page."""
     text = re.sub(rf"^{FENCE}.*?^{FENCE}$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
     return re.findall(r"`([^`\n]+)`", text)
 

@@ -72,7 +72,7 @@ def test_what_the_pictures_show_is_what_is_read(script: ModuleType, tmp_path: Pa
 
 
 def read_by(script: ModuleType, snapshot: el.Snapshot) -> dict[str, tuple[int, int, float, str]]:
-    """What a picture of the snapshot must show of each table: epoch, lag, place of the epoch, and the words for it."""
+    """Return the expected picture of each table: epoch, lag, x coordinate of the epoch, and its label."""
     found = {}
     for table, epoch in snapshot.epochs.items():
         at = script.second_of(epoch)
@@ -81,7 +81,7 @@ def read_by(script: ModuleType, snapshot: el.Snapshot) -> dict[str, tuple[int, i
 
 
 def reads(name: str) -> dict[str, tuple[int, int, float, str]]:
-    """The same from the picture."""
+    """Read epoch, lag, x coordinate and label of each table from the picture."""
     root = ET.fromstring((FOLDER / f"{name}.svg").read_text("utf-8"))
     labels = {float(one.attrib["x"]): one.text or "" for one in root.iter(f"{SVG}text") if one.get("class") == "epoch"}
     whole = [float(one.attrib["x1"]) for one in root.iter(f"{SVG}line") if one.get("class") == "chosen"]

@@ -17,7 +17,7 @@ NOT_TEXT = {".arrow", ".parquet", ".png", ".zip", ".mdb", ".bin", ".zst", ".dump
 
 
 def project_files() -> list[str]:
-    """What git tracks or would track; without git (an unpacked archive), what does not look generated."""
+    """List the files that git tracks or would track; without git (an unpacked archive), all but generated ones."""
     try:
         listing = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
