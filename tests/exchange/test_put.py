@@ -170,13 +170,12 @@ def test_a_client_killed_half_way_leaves_nothing(
 
 
 def test_a_put_past_its_deadline_leaves_nothing(store: el.Store, server: el.StoreServer) -> None:
-    with plain.connected(server.location) as (client, _):
-        with pytest.raises(CLIENT_ERRORS):
-            writer, _ = client.do_put(plain.path("orders"), SCHEMA, flight.FlightCallOptions(timeout=1.0))
-            writer.write_table(rows(0, 5))
-            wait_until(lambda: server._flights.admission.calls == 1)
-            wait_until(lambda: idle(server))
-            writer.close()
+    with plain.connected(server.location) as (client, _), pytest.raises(CLIENT_ERRORS):  # noqa: PT012  at any call
+        writer, _ = client.do_put(plain.path("orders"), SCHEMA, flight.FlightCallOptions(timeout=1.0))
+        writer.write_table(rows(0, 5))
+        wait_until(lambda: server._flights.admission.calls == 1)
+        wait_until(lambda: idle(server))
+        writer.close()
     assert content(store) == [] and not files(store)
 
 
