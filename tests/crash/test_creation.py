@@ -82,6 +82,7 @@ def test_a_creation_goes_on_where_it_was_cut_off(tmp_path: Path, step: Callable[
     works(tmp_path / "s")
 
 
+@pytest.mark.medium
 def test_a_marker_cut_off_at_any_byte_is_written_again(tmp_path: Path) -> None:
     el.open(tmp_path / "s").close()
     marker = tmp_path / "s" / "epochlog.json"

@@ -100,6 +100,7 @@ def test_a_served_store_shows_no_token_and_its_files_to_nobody_else(served: Serv
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
+@pytest.mark.medium
 def test_a_signal_that_another_thread_gets_ends_it_too(served: Served) -> None:
     """The system prefers the thread whose id it is given, and may choose any."""
     main = served.process.pid

@@ -58,6 +58,7 @@ def play(root: Path, steps: list[tuple[str, Any]], retention_ms: int, low: int, 
 
 
 @pytest.mark.rule("4.1", "4.2")
+@pytest.mark.medium
 @pytest.mark.local_only
 @given(st.lists(STEPS, min_size=1, max_size=7), st.sampled_from([0, 20, 3_600_000]), st.integers(0, 8))
 @settings(max_examples=8)

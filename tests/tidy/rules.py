@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
-from functools import lru_cache
+from functools import cache, lru_cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import PurePosixPath
 
@@ -182,9 +182,8 @@ class Ban:
         self.names = names
         self.homes = homes
 
-    def hits(self, path: str, name: str) -> bool:
-        at_home = any(fnmatch(path, home) for home in self.homes)
-        return not at_home and any(fnmatch(name, banned) for banned in self.names)
+    def is_home(self, path: str) -> bool:
+        return any(fnmatch(path, home) for home in self.homes)
 
 
 BANS = (
@@ -260,6 +259,11 @@ def layer(path: str) -> str | None:
     if top in OUTSIDE or top.startswith("."):
         return None
     return top if subfolders else PurePosixPath(path).stem
+
+
+@lru_cache(maxsize=1)
+def parse(path: str, text: str) -> ast.Module:
+    return ast.parse(text, filename=path)
 
 
 @lru_cache(maxsize=1)
@@ -387,9 +391,15 @@ def banned_names(path: str, tree: ast.Module) -> Iterator[str]:
     """Names used outside their one module, whether called, passed on or renamed by an import."""
     bans = BANS_OUTSIDE if layer(path) is None else BANS
     for line, name in used_names(tree):
-        for ban in bans:
-            if ban.hits(path, name):
+        for ban in bans_of(name, bans):
+            if not ban.is_home(path):
                 yield f"{path}:{line}: {name}: {ban.why}"
+
+
+@cache
+def bans_of(name: str, bans: tuple[Ban, ...]) -> tuple[Ban, ...]:
+    """List the bans of a name. Few names are used many times, and matching them is slow."""
+    return tuple(ban for ban in bans if any(fnmatch(name, banned) for banned in ban.names))
 
 
 def used_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -537,7 +547,7 @@ def check(path: str, text: str) -> list[str]:
     if path.endswith(".lock"):
         problems += lock_lines(path, text)
     if path.endswith(".py"):
-        tree = ast.parse(text, filename=path)
+        tree = parse(path, text)
         problems += [problem for rule in TREE_RULES for problem in rule(path, tree)]
         problems += lengths(path, text, tree)
     return problems
