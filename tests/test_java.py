@@ -31,11 +31,11 @@ def fake(folder: Path, said: str) -> Path:
 )
 def test_an_old_java_is_named_with_its_version(tmp_path: Path, said: str, version: str) -> None:
     home = fake(tmp_path / "jdk", said)
-    told = find_java_problem({"JAVA_HOME": str(home), "PATH": "/nowhere"}) or ""
-    assert f"{home}/bin/java is version {version}, which is too old (JAVA_HOME is" in told
-    assert "Java 17 or newer" in told and "openjdk-17-jre-headless" in told
-    told = find_java_problem({"PATH": str(home / "bin")}) or ""
-    assert "which is too old (it is the first on PATH)" in told
+    problem = find_java_problem({"JAVA_HOME": str(home), "PATH": "/nowhere"}) or ""
+    assert f"{home}/bin/java is version {version}, which is too old (JAVA_HOME is" in problem
+    assert "Java 17 or newer" in problem and "openjdk-17-jre-headless" in problem
+    problem = find_java_problem({"PATH": str(home / "bin")}) or ""
+    assert "which is too old (it is the first on PATH)" in problem
 
 
 @pytest.mark.parametrize(

@@ -70,12 +70,12 @@ def test_a_decimal_that_no_run_could_hold_is_refused_when_the_table_is_made(tmp_
 def test_decimals_of_every_width_are_keys_alone_and_among_others(tmp_path: Path, width: pa.DataType) -> None:
     values = pa.array([5, -3, 0, 12], pa.int8()).cast(pa.decimal128(10, 2)).cast(width)
     with el.open(tmp_path / "s", durability="os") as store:
-        one = store.create_table("one", pa.schema([("d", width)]), ["d"])
+        single = store.create_table("one", pa.schema([("d", width)]), ["d"])
         two = store.create_table("two", pa.schema([("d", width), ("n", pa.int8())]), ["n", "d"])
-        one.upsert(pa.table({"d": values}))
+        single.upsert(pa.table({"d": values}))
         two.upsert(pa.table({"d": values, "n": pa.array([1, 1, 1, 0], pa.int8())}))
         for _ in range(2):
-            assert [int(x) for x in one.to_arrow()["d"].to_pylist()] == [-3, 0, 5, 12]
+            assert [int(x) for x in single.to_arrow()["d"].to_pylist()] == [-3, 0, 5, 12]
             assert [int(x) for x in two.to_arrow()["d"].to_pylist()] == [12, -3, 0, 5]
             store.compact(full=True)
         assert store.verify().ok

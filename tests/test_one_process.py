@@ -56,9 +56,9 @@ THINGS: dict[str, tuple[Callable[[el.Store], Any], str]] = {
 
 @pytest.mark.parametrize("what", THINGS)
 def test_pickling_says_what_to_send_instead(store: el.Store, what: str) -> None:
-    make, told = THINGS[what]
+    make, message = THINGS[what]
     made = make(store)
-    with pytest.raises(el.InvalidInput, match=told):
+    with pytest.raises(el.InvalidInput, match=message):
         pickle.dumps(made)
     if what not in ("store", "dataset"):  # as it lies in what a Spark function captures
         with pytest.raises(el.InvalidInput):
@@ -68,15 +68,15 @@ def test_pickling_says_what_to_send_instead(store: el.Store, what: str) -> None:
 def warned(act: Callable[[], object]) -> list[str]:
     """Return the ResourceWarnings about objects that `act` leaves open."""
     gc.collect()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned_of:
         warnings.simplefilter("always")
         act()
         gc.collect()
-    return [str(one.message) for one in told if one.category is ResourceWarning]
+    return [str(warning.message) for warning in warned_of if warning.category is ResourceWarning]
 
 
-def left_open(told: list[str], what: str) -> bool:
-    return any(message.startswith("unclosed <") and what in message for message in told)
+def left_open(messages: list[str], what: str) -> bool:
+    return any(message.startswith("unclosed <") and what in message for message in messages)
 
 
 def test_a_store_left_open_is_warned_of(tmp_path: Path) -> None:

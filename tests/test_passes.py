@@ -129,20 +129,22 @@ def test_where_there_is_nothing_to_run_nothing_has_passed(capfd: pytest.CaptureF
     assert (code, said[-1]) == (1, "0 passed, 0 failed")
 
 
-def chosen_by(one: Pass, marks: set[str]) -> bool:
-    given = list(one.command)
+def chosen_by(test_pass: Pass, marks: set[str]) -> bool:
+    given = list(test_pass.command)
     return Expression.compile(given[given.index("-m", 3) + 1]).evaluate(lambda name, **_: name in marks)
 
 
 def test_every_test_but_the_campaigns_is_in_one_pass_of_make_test_or_make_long() -> None:
-    whole = [one for one in (*passes.test(()), *passes.long(())) if one.counts_tests]
-    first = [one for one in whole if not set(passes.AGAIN) & set(one.command)]
+    whole = [test_pass for test_pass in (*passes.test(()), *passes.long(())) if test_pass.counts_tests]
+    first = [test_pass for test_pass in whole if not set(passes.AGAIN) & set(test_pass.command)]
     again = {
-        one.environment["EPOCHLOG_TEST_STORE"]: one for one in passes.long(()) if one not in first and one.counts_tests
+        test_pass.environment["EPOCHLOG_TEST_STORE"]: test_pass
+        for test_pass in passes.long(())
+        if test_pass not in first and test_pass.counts_tests
     }
     assert set(again) == {"redis", "s3"}
     for count in range(6):
         for marks in map(set, combinations(("spark", "slow", "medium", "long", "redis"), count)):
-            assert sum(chosen_by(one, marks) for one in first) == 1, marks
-            assert all(chosen_by(one, marks) == ("spark" not in marks) for one in again.values()), marks
-            assert not any(chosen_by(one, marks | {"campaign"}) for one in whole)
+            assert sum(chosen_by(test_pass, marks) for test_pass in first) == 1, marks
+            assert all(chosen_by(test_pass, marks) == ("spark" not in marks) for test_pass in again.values()), marks
+            assert not any(chosen_by(test_pass, marks | {"campaign"}) for test_pass in whole)

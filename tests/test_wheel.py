@@ -130,12 +130,15 @@ def test_a_users_editor_knows_the_types(how: str, source: Path, wheel: Path, tmp
         [checker, "--outputjson", "--pythonpath", python, "main.py"],
         cwd=project, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    found = {(one["severity"], one["message"].split("\n")[0]) for one in json.loads(done.stdout)["generalDiagnostics"]}
+    reports = {
+        (report["severity"], report["message"].split("\n")[0])
+        for report in json.loads(done.stdout)["generalDiagnostics"]
+    }
     assert {
         ("information", 'Type of "store" is "Store"'),
         ("information", 'Type of "el.Global()" is "Global"'),
         ("error", 'Cannot access attribute "no_such_method" for class "Store"'),
         ("error", '"no_such_name" is not a known attribute of module "epochlog"'),
         ("error", 'No parameter named "no_such_option"'),
-    } <= found
+    } <= reports
     assert run(python, "-c", "import epochlog; print(epochlog.open)", cwd=project).startswith("<function open")

@@ -184,15 +184,17 @@ def test_many_gets_at_once_stay_within_the_bound(store: el.Store, monkeypatch: p
             connected = [stack.enter_context(plain.connected(served.server.location)) for _ in range(9)]
             clients = [client for client, _ in connected]
             slow = [begin(client) for client in clients[:3]]
-            found: list[int] = []
-            others = [threading.Thread(target=lambda c=client: found.append(rest(begin(c)))) for client in clients[3:]]
+            row_counts: list[int] = []
+            others = [
+                threading.Thread(target=lambda c=client: row_counts.append(rest(begin(c)))) for client in clients[3:]
+            ]
             for other in others:
                 other.start()
-            found += [rest(reader) for reader in slow]
+            row_counts += [rest(reader) for reader in slow]
             for other in others:
                 other.join()
             wait_until(lambda: served.idle)
-        assert len(found) == 9
+        assert len(row_counts) == 9
         over.set()
         watcher.join()
         assert bound / 2 < most <= bound and bound / 3 < held <= bound
@@ -248,11 +250,11 @@ def test_room_is_kept_between_the_batches_of_a_reading() -> None:
             taken.append(hand.admission.acquired_bytes)
             yield pa.record_batch({"a": [1]})
 
-    with hand.enter() as one, hand.enter() as other:
-        sent = one.stream_batches(batches(), Footprint(100, 10))
+    with hand.enter() as slot, hand.enter() as other_slot:
+        sent = slot.stream_batches(batches(), Footprint(100, 10))
         for _ in range(3):
             next(sent)
-            assert not other.acquire(1, wait=False)
+            assert not other_slot.acquire(1, wait=False)
         assert taken == [100] * 3
     assert hand.admission.acquired_bytes == 0
     hand.admission.close()
@@ -260,24 +262,24 @@ def test_room_is_kept_between_the_batches_of_a_reading() -> None:
 
 def test_what_is_larger_than_the_bound_goes_alone() -> None:
     hand = Hand(in_flight_bytes=100)
-    with hand.enter() as one, hand.enter() as two:
-        assert one.acquire(500)
-        assert not two.acquire(1, wait=False)
-        one.release()
-        assert two.acquire(1) and not one.acquire(500, wait=False)
+    with hand.enter() as slot, hand.enter() as other_slot:
+        assert slot.acquire(500)
+        assert not other_slot.acquire(1, wait=False)
+        slot.release()
+        assert other_slot.acquire(1) and not slot.acquire(500, wait=False)
     hand.admission.close()
 
 
 @pytest.mark.parametrize("why", ["gone", "late", "ending"])
 def test_who_waits_for_room_is_told_why_it_ends(why: str) -> None:
     hand = Hand(in_flight_bytes=10, call_s=5.0)
-    told: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def wait(slot: CallSlot) -> None:
         try:
             slot.acquire(10)
         except (CallTimedOut, ServerUnavailable) as error:
-            told.append(error)
+            errors.append(error)
 
     with hand.enter() as holder, hand.enter() as waiting:
         holder.acquire(10)
@@ -291,7 +293,7 @@ def test_who_waits_for_room_is_told_why_it_ends(why: str) -> None:
         else:
             hand.admission.end()
         thread.join()
-    assert [type(error) for error in told] == [CallTimedOut if why == "late" else ServerUnavailable]
+    assert [type(error) for error in errors] == [CallTimedOut if why == "late" else ServerUnavailable]
     assert hand.admission.acquired_bytes == 0
     hand.admission.close()
 

@@ -92,7 +92,7 @@ def test_a_snapshot_and_the_changes_are_those_of_the_table(lake: tuple[el.Store,
         ):
             assert client.changes("t", **options).read_all().equals(table.changes(**options).read_all())
         assert client.snapshot("empty").read_all().equals(store.table("empty").to_arrow())
-        assert [(one.name, one.schema, one.epoch) for one in client.tables()] == [
+        assert [(info.name, info.schema, info.epoch) for info in client.tables()] == [
             ("empty", store.table("empty").schema, 0),
             ("t", table.schema, third),
         ]
@@ -228,14 +228,14 @@ def test_a_reading_that_breaks_in_the_middle_never_looks_like_an_end(
     _, table, location = lake
     table.upsert(many(1_500_000))
     with proxied(location) as (proxy, through):
-        found = flight_reader.FlightReader(through, command, token=TOKEN, tls_roots=None, timeout_s=WAIT_LIMIT_S)
-        batches = found.batches()
+        reader = flight_reader.FlightReader(through, command, token=TOKEN, tls_roots=None, timeout_s=WAIT_LIMIT_S)
+        batches = reader.batches()
         count = next(batches).num_rows
         if trouble == "cut":
             proxy.refuse(True)
         else:
             proxy.mute(True)
-            found._timeout_s = 0.2
+            reader._timeout_s = 0.2
         more, error = drained(batches)
         assert isinstance(error, el.ServerUnavailable) and 0 < count + more < 1_500_000
         proxy.refuse(True)

@@ -178,12 +178,14 @@ def test_hundreds_of_connections_are_bounded_and_those_who_call_go_on(tmp_path: 
 
 def test_who_is_cut_when_there_are_too_many() -> None:
     """Those that have made no call, the oldest first; then readers on whose connection nothing moves; no writer."""
-    found = [Connection(peer, idle_s) for peer, idle_s in (("new", 0), ("old", 0), ("r1", 5), ("r2", 9), ("w", 99))]
+    connections = [
+        Connection(peer, idle_s) for peer, idle_s in (("new", 0), ("old", 0), ("r1", 5), ("r2", 9), ("w", 99))
+    ]
     ages = {"new": 1.0, "old": 2.0, "r1": 50.0, "r2": 50.0, "w": 50.0}
     rank = {"r1": 1, "r2": 1, "w": 2}.get
 
     def cut(most: int, **patience: float) -> set[str]:
-        return choose_excess(found, ages, lambda peer: rank(peer) or 0, most, Patience(**patience))  # pyright: ignore[reportArgumentType]
+        return choose_excess(connections, ages, lambda peer: rank(peer) or 0, most, Patience(**patience))  # pyright: ignore[reportArgumentType]
 
     assert [cut(most) for most in (5, 4, 3, 2, 1)] == [
         set(), {"old"}, {"old", "new"}, {"old", "new", "r2"}, {"old", "new", "r1", "r2"}
@@ -216,9 +218,9 @@ def test_calls_are_bounded_by_who_may_write_and_by_connection() -> None:
 @pytest.fixture
 def metrics(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetricsPort]:
     monkeypatch.setattr(metrics_http, "REQUEST_S", 0.5)
-    found = MetricsPort("127.0.0.1:0", lambda: "x 1\n")
-    yield found
-    found.close()
+    port = MetricsPort("127.0.0.1:0", lambda: "x 1\n")
+    yield port
+    port.close()
 
 
 @pytest.mark.medium

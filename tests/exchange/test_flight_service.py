@@ -43,8 +43,8 @@ class HandClock:
 
 
 def rows(ids: Any) -> pa.Table:
-    found = np.asarray(ids)
-    return pa.table([found, found / 7, [f"name {one}" for one in found.tolist()]], schema=SCHEMA)
+    keys = np.asarray(ids)
+    return pa.table([keys, keys / 7, [f"name {key}" for key in keys.tolist()]], schema=SCHEMA)
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +74,11 @@ def epochs(store: el.Store) -> list[int]:
 
 
 def test_each_table_is_listed_with_its_columns_and_newest_epoch(store: el.Store, client: flight.FlightClient) -> None:
-    found = {info.descriptor.path[0].decode(): info for info in client.list_flights()}
-    assert list(found) == ["empty", "orders"]
-    assert found["orders"].schema == store.table("orders").schema
-    assert json.loads(found["orders"].app_metadata) == {"epoch": epochs(store)[-1]}
-    assert found["orders"].endpoints == [] and found["orders"].total_records == -1
+    infos = {info.descriptor.path[0].decode(): info for info in client.list_flights()}
+    assert list(infos) == ["empty", "orders"]
+    assert infos["orders"].schema == store.table("orders").schema
+    assert json.loads(infos["orders"].app_metadata) == {"epoch": epochs(store)[-1]}
+    assert infos["orders"].endpoints == [] and infos["orders"].total_records == -1
     assert [info.descriptor.path for info in client.list_flights(b"or")] == [[b"orders"]]
     with pytest.raises(flight.FlightError, match="64 bytes"):
         list(client.list_flights(b"x" * 65))
@@ -95,8 +95,8 @@ def test_a_path_is_the_newest_state(store: el.Store, client: flight.FlightClient
 @pytest.mark.parametrize("columns", [None, ["name"], ["value", "id"]])
 def test_a_read_at_every_epoch(store: el.Store, client: flight.FlightClient, columns: list[str] | None) -> None:
     for epoch in epochs(store):
-        found = plain.read(client, plain.command(read="orders", epoch=epoch, columns=columns))
-        assert found.equals(store.table("orders").to_arrow(epoch=epoch, columns=columns))
+        result = plain.read(client, plain.command(read="orders", epoch=epoch, columns=columns))
+        assert result.equals(store.table("orders").to_arrow(epoch=epoch, columns=columns))
 
 
 def test_reads_by_policy(store: el.Store, client: flight.FlightClient) -> None:
@@ -109,8 +109,8 @@ def test_reads_by_policy(store: el.Store, client: flight.FlightClient) -> None:
     ):
         info = client.get_flight_info(plain.command(read="orders", **keys))
         assert json.loads(info.app_metadata)["epoch"] >= epoch
-        found = client.do_get(info.endpoints[0].ticket).read_all()
-        assert found.equals(store.table("orders").to_arrow(epoch=epoch))
+        result = client.do_get(info.endpoints[0].ticket).read_all()
+        assert result.equals(store.table("orders").to_arrow(epoch=epoch))
 
 
 @pytest.mark.parametrize("mode", ["epochs", "net"])
@@ -133,10 +133,10 @@ def test_the_log_in_all_modes_over_all_ranges(
         asked = {"mode": mode, "pre_images": pre_images, "columns": columns}
         descriptor = plain.command(changes="orders", after=after, until=until, **asked)
         info = client.get_flight_info(descriptor)
-        found = plain.read(client, descriptor)
-        assert found.equals(table.changes(after, until, **asked).read_all())
-        assert info.total_records in (-1, found.num_rows)
-        assert client.get_schema(descriptor).schema == info.schema == found.schema
+        changes = plain.read(client, descriptor)
+        assert changes.equals(table.changes(after, until, **asked).read_all())
+        assert info.total_records in (-1, changes.num_rows)
+        assert client.get_schema(descriptor).schema == info.schema == changes.schema
         assert parts == 1 or (after, until) != (0, None) or len(info.endpoints) > 1
         plain.cancel(client, info)
 
@@ -191,10 +191,10 @@ def test_what_cannot_be_asked_for(client: flight.FlightClient, descriptor: fligh
     if (descriptor, says) in BAD:
         calls.append(lambda: client.get_schema(descriptor))
     for call in calls:
-        with pytest.raises((flight.FlightError, pa.ArrowException)) as found:
+        with pytest.raises((flight.FlightError, pa.ArrowException)) as error:
             call()
-        assert says in str(found.value)
-        assert "Traceback" not in str(found.value) and ".py" not in str(found.value)
+        assert says in str(error.value)
+        assert "Traceback" not in str(error.value) and ".py" not in str(error.value)
 
 
 def test_what_an_endpoint_reads_stays_until_it_is_cancelled(tmp_path: Path) -> None:
@@ -223,8 +223,8 @@ def test_what_an_endpoint_reads_stays_until_it_is_cancelled(tmp_path: Path) -> N
 
 
 def held_by_flights(store: el.Store) -> int:
-    found = store._handle.catalog.read(lambda view: [hold.holder for _, hold in all_holds(view)])
-    return sum(holder.startswith(("flight:", "snapshot:")) for holder in found)
+    holders = store._handle.catalog.read(lambda view: [hold.holder for _, hold in all_holds(view)])
+    return sum(holder.startswith(("flight:", "snapshot:")) for holder in holders)
 
 
 @pytest.fixture
@@ -238,18 +238,18 @@ def desk(tmp_path: Path) -> Iterator[tuple[el.Store, FlightDesk, HandClock, Serv
             snapshot = store.snapshot([table], consistency=consistency, **options)
             return Chosen(snapshot[table].plan, snapshot.close)
 
-        found = FlightDesk(store._handle, choose, AdmissionLimits(flights=3, flight_s=10), clock)
-        server = Server("grpc://127.0.0.1:0", token=None, flights=found, actions=found.actions)
-        yield store, found, clock, server
+        flights = FlightDesk(store._handle, choose, AdmissionLimits(flights=3, flight_s=10), clock)
+        server = Server("grpc://127.0.0.1:0", token=None, flights=flights, actions=flights.actions)
+        yield store, flights, clock, server
         server.shutdown(5)
-        found.close()
+        flights.close()
         assert held_by_flights(store) == 0
 
 
 def test_flights_expire_unless_they_are_renewed(
     desk: tuple[el.Store, FlightDesk, HandClock, Server],
 ) -> None:
-    store, found, clock, server = desk
+    store, flights, clock, server = desk
     with plain.connected(server.location) as (client, _):
         short, long = (client.get_flight_info(plain.path("t")).endpoints[0] for _ in range(2))
         assert short.expiration_time.value // 10**6 - clock() == 10_000
@@ -257,8 +257,8 @@ def test_flights_expire_unless_they_are_renewed(
         renewed = plain.renew(client, long)
         assert renewed.expiration_time.value - long.expiration_time.value == 9 * 10**9
         clock.advance(1_000)
-        found.leases.sweep()
-        assert len(found.leases) == held_by_flights(store) == 1
+        flights.leases.sweep()
+        assert len(flights.leases) == held_by_flights(store) == 1
         for old in (short, long):
             with pytest.raises(flight.FlightError, match="TicketExpired"):
                 client.do_get(old.ticket).read_all()
@@ -266,12 +266,12 @@ def test_flights_expire_unless_they_are_renewed(
                 plain.renew(client, old)
         assert client.do_get(renewed.ticket).read_all().num_rows == 10
         clock.advance(9_000)
-        found.leases.sweep()
-        assert len(found.leases) == held_by_flights(store) == 0
+        flights.leases.sweep()
+        assert len(flights.leases) == held_by_flights(store) == 0
 
 
 def test_the_number_of_flights_is_bounded(desk: tuple[el.Store, FlightDesk, HandClock, Server]) -> None:
-    store, found, clock, server = desk
+    store, flights, clock, server = desk
     with plain.connected(server.location) as (client, _):
         infos = [client.get_flight_info(plain.path("t")) for _ in range(2)]
         infos.append(client.get_flight_info(plain.command(changes="t", after=0)))
@@ -286,7 +286,7 @@ def test_the_number_of_flights_is_bounded(desk: tuple[el.Store, FlightDesk, Hand
         client.get_flight_info(plain.path("t"))
         clock.advance(10_000)
         client.get_flight_info(plain.path("t"))  # those that have expired make room by themselves
-        assert len(found.leases) == held_by_flights(store) == 1
+        assert len(flights.leases) == held_by_flights(store) == 1
 
 
 def test_readers_leave_flights_to_those_who_may_write(store: el.Store) -> None:

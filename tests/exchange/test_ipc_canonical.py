@@ -64,8 +64,8 @@ def value(kind: pa.DataType, chance: random.Random, *, nullable: bool = True) ->
 
 def littered(values: list[Any], kind: pa.DataType, chance: random.Random) -> pa.Array:
     """Build an array of these values with random bytes beneath the nulls."""
-    nulls = np.array([one is None for one in values], bool)
-    full = pa.array([value(kind, chance, nullable=False) if one is None else one for one in values], kind)
+    nulls = np.array([item is None for item in values], bool)
+    full = pa.array([value(kind, chance, nullable=False) if item is None else item for item in values], kind)
     inside, own = [], len(full.buffers())
     if _T.is_struct(kind):
         inside, own = [full.field(place) for place in range(kind.num_fields)], 1
@@ -104,29 +104,29 @@ def test_the_same_values_give_the_same_bytes(kind: pa.DataType) -> None:
 
 @pytest.mark.rule("6.6")
 def test_other_values_give_other_bytes() -> None:
-    one, other = (
+    first, other = (
         encode_batch(batch(pa.array([None, number], pa.decimal64(12, 3)))) for number in (Decimal(1), Decimal(2))
     )
-    assert not one.equals(other)
+    assert not first.equals(other)
     assert not encode_batch(batch(pa.array([0, None]))).equals(encode_batch(batch(pa.array([None, 0]))))
 
 
 def test_small_decimals_with_nulls_come_back_as_they_were() -> None:
     """Zeros of another width stood beneath the nulls once, and every value behind them was another."""
     for kind in (pa.decimal32(5, 3), pa.decimal64(12, 3), pa.decimal128(5, 3), pa.decimal128(38, 38)):
-        found = pa.array([None, Decimal("0.1"), Decimal("0.7")], kind)
-        assert decode_batch(encode_batch(batch(found))).column(0).to_pylist() == found.to_pylist()
+        decimals = pa.array([None, Decimal("0.1"), Decimal("0.7")], kind)
+        assert decode_batch(encode_batch(batch(decimals))).column(0).to_pylist() == decimals.to_pylist()
 
 
 def test_dictionaries_are_sound_and_zero_beneath_nulls() -> None:
     indices = pa.Array.from_buffers(pa.int8(), 3, [pa.py_buffer(b"\x05"), pa.py_buffer(b"\x01\x63\x00")], null_count=1)
     words = pa.array(["a", "b"])
-    found = pa.DictionaryArray.from_arrays(indices, words, safe=False)
+    dictionary = pa.DictionaryArray.from_arrays(indices, words, safe=False)
     clean = pa.DictionaryArray.from_arrays(pa.array([1, None, 0], pa.int8()), words)
-    assert encode_batch(batch(found)).equals(encode_batch(batch(clean)))
-    assert decode_batch(encode_batch(batch(found))).column(0).to_pylist() == ["b", None, "a"]
+    assert encode_batch(batch(dictionary)).equals(encode_batch(batch(clean)))
+    assert decode_batch(encode_batch(batch(dictionary))).column(0).to_pylist() == ["b", None, "a"]
 
 
 def test_what_says_nothing_else_is_not_copied() -> None:
-    found = pa.record_batch({"a": np.arange(5), "b": ["x"] * 5})
-    assert canonical(found) is found
+    record_batch = pa.record_batch({"a": np.arange(5), "b": ["x"] * 5})
+    assert canonical(record_batch) is record_batch

@@ -27,7 +27,7 @@ CLIENT_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
 def rows(first: int, count: int) -> pa.Table:
     ids = range(first, first + count)
-    return pa.table([ids, [f"name {one}" for one in ids]], schema=SCHEMA)
+    return pa.table([ids, [f"name {key}" for key in ids]], schema=SCHEMA)
 
 
 @pytest.fixture
@@ -86,10 +86,10 @@ def test_later_batches_win_and_rows_come_in_segments_of_bounded_size(
     assert answers.read() is not None
     writer.close()
     assert store.table("orders").history().column("segments").to_pylist()[0] > 5
-    found = store.table("orders").to_arrow().to_pydict()
-    assert found == {
+    columns = store.table("orders").to_arrow().to_pydict()
+    assert columns == {
         "id": list(range(27_500)),
-        "name": [str(min(one // 2_500, 9) * 5_000) for one in range(27_500)],
+        "name": [str(min(key // 2_500, 9) * 5_000) for key in range(27_500)],
     }
 
 
@@ -112,18 +112,18 @@ def test_after_a_lost_answer_a_retry_is_told_the_first_epoch(store: el.Store, se
     with plain.connected(f"grpc://127.0.0.1:{proxy.port}") as (client, _):
         list(client.list_flights())
         proxy.mute(True)
-        told: list[int] = []
+        epochs: list[int] = []
 
         def lose() -> None:
             with suppress(*CLIENT_ERRORS):
-                told.append(plain.put(client, asked, rows(0, 5)))
+                epochs.append(plain.put(client, asked, rows(0, 5)))
 
         lost = threading.Thread(target=lose)
         lost.start()
         wait_until(lambda: store.table("orders").history().num_rows == 1)  # delivered and done
         proxy.refuse(True)
         lost.join(10)
-        assert not lost.is_alive() and not told
+        assert not lost.is_alive() and not epochs
     proxy.stop()
     first = store.table("orders").history().column("epoch").to_pylist()
     with plain.connected(server.location) as (client, _):
@@ -245,9 +245,9 @@ WRONG = [
 def test_what_cannot_be_put(
     store: el.Store, client: flight.FlightClient, keys: dict[str, object], table: pa.Table, says: str
 ) -> None:
-    with pytest.raises(CLIENT_ERRORS, match=says) as found:
+    with pytest.raises(CLIENT_ERRORS, match=says) as error:
         put_raising(client, plain.command(**keys), table)
-    assert "Traceback" not in str(found.value)
+    assert "Traceback" not in str(error.value)
     assert content(store) == [] and not files(store)
 
 

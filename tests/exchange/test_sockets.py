@@ -27,13 +27,13 @@ def test_an_open_store_keeps_its_locks_when_a_server_hangs_up(tmp_path: Path) ->
     with el.open(tmp_path / "s") as store, el.serve(store) as server:
         assert abort_connections(int(server.location.rpartition(":")[2])) == 0
         command = [sys.executable, "-c", TAKE_OVER, str(tmp_path / "s" / "catalog" / "lock.mdb")]
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert "BlockingIOError" in found.stderr, found.stderr or "the lock could be taken"
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert "BlockingIOError" in done.stderr, done.stderr or "the lock could be taken"
     assert subprocess.run(command, check=False).returncode == 0
 
 
 @pytest.mark.parametrize(
-    ("told", "peer"),
+    ("address", "peer"),
     [
         ("ipv4:127.0.0.1:5005", "127.0.0.1:5005"),
         ("ipv6:%5B::1%5D:5005", "::1:5005"),
@@ -42,6 +42,6 @@ def test_an_open_store_keeps_its_locks_when_a_server_hangs_up(tmp_path: Path) ->
         ("ipv6:%5Bfe80::1%252%5D:5005", "fe80::1:5005"),
     ],
 )
-def test_a_peer_has_one_name_whoever_tells_it(told: str, peer: str) -> None:
+def test_a_peer_has_one_name_whoever_tells_it(address: str, peer: str) -> None:
     """As gRPC tells it, with the zone of a link-local address, and as the socket does."""
-    assert peer_address(told) == peer
+    assert peer_address(address) == peer

@@ -16,7 +16,7 @@ PLACE = {"path": "lake", "table": "orders"}
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.mark.parametrize("option, told", [
+@pytest.mark.parametrize("option, message", [
     ("versionAsOff", "did you mean 'versionAsOf'"),
     ("startingTimestamp", "set startingVersion"),
     ("endingTimestamp", "set endingVersion"),
@@ -29,8 +29,8 @@ DOCS = Path(__file__).parents[2] / "docs"
     ("mergeSchema", "another table"),
     ("overwriteSchema", "another table"),
 ])  # fmt: skip
-def test_what_would_silently_mean_other_rows_is_refused(option: str, told: str) -> None:
-    with pytest.raises(el.InvalidInput, match=told):
+def test_what_would_silently_mean_other_rows_is_refused(option: str, message: str) -> None:
+    with pytest.raises(el.InvalidInput, match=message):
         options.parse_store_location({**PLACE, option: "x"})
 
 

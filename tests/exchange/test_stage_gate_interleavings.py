@@ -224,10 +224,10 @@ def never_past_an_empty_channel(patch: pytest.MonkeyPatch) -> None:
 
 def no_contiguity(patch: pytest.MonkeyPatch) -> None:
     def take(channel: _Channel) -> list[Any]:
-        found = [(channel.name, seq, held.item) for seq, held in sorted(channel.waiting.items())]
-        channel.delivered += [None] * len(found)
+        batches = [(channel.name, seq, held.item) for seq, held in sorted(channel.waiting.items())]
+        channel.delivered += [None] * len(batches)
         channel.waiting.clear()
-        return found
+        return batches
 
     patch.setattr(_Channel, "take", take)
 
@@ -279,9 +279,9 @@ def replay_delivered_twice(patch: pytest.MonkeyPatch) -> None:
     whole = StageGate.offer
 
     def offer(gate: StageGate, channel: str, seq: int, *rest: Any, **options: Any) -> None:
-        found = gate._channels[channel]
-        if seq == found.next - 1 >= found.first_seq:
-            found.delivered.pop()
+        state = gate._channels[channel]
+        if seq == state.next - 1 >= state.first_seq:
+            state.delivered.pop()
         whole(gate, channel, seq, *rest, **options)
 
     patch.setattr(StageGate, "offer", offer)

@@ -145,11 +145,11 @@ class RandomRun:
 
     def part(self) -> Plan:
         """Some of the channels."""
-        found = {
+        stages = {
             stage: {name: self.plan.counts[name] for name in channels if self.rng.random() < 0.6}
             for stage, channels in self.plan.channels.items()
         }
-        return Plan.of({stage: channels for stage, channels in found.items() if channels} or {0: {}})
+        return Plan.of({stage: channels for stage, channels in stages.items() if channels} or {0: {}})
 
     def run(self) -> None:
         for _ in range(self.rng.randint(20, 120)):
@@ -262,14 +262,16 @@ def holes_are_passed(patch: pytest.MonkeyPatch) -> None:
 
     def with_push(channel: Any, seq: int, rows: int, attempt: int) -> Any:
         after = whole(channel, seq, rows, attempt)
-        return state.replace(after, next=max([after.next, *(one + 1 for one in after.ahead)]), ahead=())
+        return state.replace(after, next=max([after.next, *(ahead + 1 for ahead in after.ahead)]), ahead=())
 
     patch.setattr(transactions, "with_push", with_push)
 
 
 def one_acknowledgement_is_enough(patch: pytest.MonkeyPatch) -> None:
     def releasable(channel: str, consumers: Any) -> int:
-        return max((one.cursor.get(channel, 0) for one in consumers if channel in one.channels), default=0)
+        return max(
+            (consumer.cursor.get(channel, 0) for consumer in consumers if channel in consumer.channels), default=0
+        )
 
     patch.setattr(transactions, "releasable", releasable)
 
@@ -277,14 +279,18 @@ def one_acknowledgement_is_enough(patch: pytest.MonkeyPatch) -> None:
 def who_has_not_begun_needs_nothing(patch: pytest.MonkeyPatch) -> None:
     whole = transactions.releasable
     patch.setattr(
-        transactions, "releasable", lambda channel, found: whole(channel, [one for one in found if one.cursor])
+        transactions,
+        "releasable",
+        lambda channel, consumers: whole(channel, [consumer for consumer in consumers if consumer.cursor]),
     )
 
 
 def received_is_acknowledged(patch: pytest.MonkeyPatch) -> None:
     """An acknowledgement also releases the batch that follows its cursor."""
     whole = transactions.releasable
-    patch.setattr(transactions, "releasable", lambda channel, found: (below := whole(channel, found)) and below + 1)
+    patch.setattr(
+        transactions, "releasable", lambda channel, consumers: (below := whole(channel, consumers)) and below + 1
+    )
 
 
 def nothing_is_released(patch: pytest.MonkeyPatch) -> None:
@@ -299,10 +305,10 @@ def consumers_not_fenced(patch: pytest.MonkeyPatch) -> None:
     for name in ("with_claim", "with_acknowledgement"):
         whole = getattr(state, name)
 
-        def found(consumer: Any, incarnation: int, *rest: Any, whole: Any = whole) -> Any:
+        def unfenced(consumer: Any, incarnation: int, *rest: Any, whole: Any = whole) -> Any:
             return whole(consumer, max(incarnation, consumer.incarnation), *rest)
 
-        patch.setattr(transactions, name, found)
+        patch.setattr(transactions, name, unfenced)
 
 
 def acknowledgements_not_fenced(patch: pytest.MonkeyPatch) -> None:
@@ -340,9 +346,9 @@ def absence_is_completion(patch: pytest.MonkeyPatch) -> None:
     whole = transactions.read_backlog
 
     def look(view: Any, query: str, consumer: str, cursor: Any, wanted: Any, most: int) -> Any:
-        found = whole(view, query, consumer, cursor, wanted, most)
-        last = {name: seq for name, seq, _ in found.pushed}
-        return state.replace(found, ends={**last, **found.ends})
+        sent = whole(view, query, consumer, cursor, wanted, most)
+        last = {name: seq for name, seq, _ in sent.pushed}
+        return state.replace(sent, ends={**last, **sent.ends})
 
     patch.setattr(transactions, "read_backlog", look)
 

@@ -126,10 +126,10 @@ class Exchange(RuleBasedStateMachine):
         if incarnation < self.incarnation[consumer]:
             self.refused(el.Fenced, lambda: transactions.claim(self.tx, QUERY, consumer, incarnation, None))
             return
-        found = transactions.claim(self.tx, QUERY, consumer, incarnation, None)
+        claimed = transactions.claim(self.tx, QUERY, consumer, incarnation, None)
         self.incarnation[consumer] = incarnation
         self.brought = {key: seq for key, seq in self.brought.items() if key[0] != consumer}
-        assert {name: found.start.get(name, 0) for name in self.acked[consumer]} == self.acked[consumer]
+        assert {name: claimed.start.get(name, 0) for name in self.acked[consumer]} == self.acked[consumer]
 
     @rule(consumer=consumers, newer=near, data=st.data())
     def acknowledge(self, consumer: str, newer: int, data: st.DataObject) -> None:
@@ -157,9 +157,9 @@ class Exchange(RuleBasedStateMachine):
         seq = data.draw(st.integers(self.released(name), 9))
         if seq > self.last.get(name, 9) + 1:
             return
-        found = transactions.claim(self.tx, QUERY, "two", self.incarnation["two"], {name: seq})
+        claimed = transactions.claim(self.tx, QUERY, "two", self.incarnation["two"], {name: seq})
         self.brought = {key: at for key, at in self.brought.items() if key[0] != "two"} | {("two", name): seq}
-        assert found.start[name] == seq and found.cursor.get(name, 0) == self.acked["two"][name]
+        assert claimed.start[name] == seq and claimed.cursor.get(name, 0) == self.acked["two"][name]
         transactions.acknowledge(self.tx, QUERY, "two", self.incarnation["two"], {name: seq})
         self.acked["two"][name] = max(self.acked["two"][name], min(seq, self.next(name)))
 
@@ -273,8 +273,8 @@ def test_the_same_values_have_the_same_bytes_whatever_lies_beneath_nulls() -> No
         columns["flag"] = pa.Array.from_buffers(pa.bool_(), 5, [bits, pa.py_buffer(bytes([0b01101 ^ hidden * 2]))])
         return pa.record_batch(columns)
 
-    one, other = made(0, valid), made(1, noisy)
-    assert one.equals(other)
-    for name in one.schema.names:
-        assert encode_batch(one.select([name])).equals(encode_batch(other.select([name]))), name
-        assert decode_batch(encode_batch(other.select([name]))).equals(one.select([name])), name
+    clean, noisy_batch = made(0, valid), made(1, noisy)
+    assert clean.equals(noisy_batch)
+    for name in clean.schema.names:
+        assert encode_batch(clean.select([name])).equals(encode_batch(noisy_batch.select([name]))), name
+        assert decode_batch(encode_batch(noisy_batch.select([name]))).equals(clean.select([name])), name

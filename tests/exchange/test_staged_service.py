@@ -315,9 +315,9 @@ def test_what_is_pushed_comes_out_with_its_types(tmp_path: Path) -> None:
         ex.push("a", 0, 1, given.slice(0, 0))
         ex.push("a", 0, 2, given.to_pandas()[["s"]])
         ex.end("a", 2)
-        found = [data for _, _, data in ex.consume("join", incarnation=1)]
-        assert found[0].equals(given.combine_chunks().to_batches()[0], check_metadata=True)
-        assert found[1].num_rows == 0 and found[1].schema == given.schema
+        batches = [data for _, _, data in ex.consume("join", incarnation=1)]
+        assert batches[0].equals(given.combine_chunks().to_batches()[0], check_metadata=True)
+        assert batches[1].num_rows == 0 and batches[1].schema == given.schema
         with pytest.raises(el.ContentMismatch):
             ex.push("a", 0, 0, given.slice(0, 2))
 
@@ -381,12 +381,12 @@ def test_two_consumers_hold_a_batch_until_both_have_it(tmp_path: Path) -> None:
         ex.declare("two", {-3: ["deep"], 0: ["a"]})
         for channel, stage in (("a", 0), ("b", 0), ("deep", -3)):
             fill(ex, channel, stage, range(2))
-        one, two = ex.consume("one", incarnation=1), ex.consume("two", incarnation=1)
-        assert sorted(taken(one)) == run_of("a", range(2)) + run_of("b", range(2))
-        one.ack()
+        first, second = ex.consume("one", incarnation=1), ex.consume("two", incarnation=1)
+        assert sorted(taken(first)) == run_of("a", range(2)) + run_of("b", range(2))
+        first.ack()
         wait_until(lambda: len(files_of(store)) == 4)
-        assert taken(two) == run_of("deep", range(2)) + run_of("a", range(2))
-        two.ack()
+        assert taken(second) == run_of("deep", range(2)) + run_of("a", range(2))
+        second.ack()
         wait_until(lambda: not files_of(store))
 
 
@@ -413,11 +413,11 @@ def test_threads_on_several_channels_and_pushes_that_share_a_transaction(tmp_pat
 
         mail = ex.consume("join", incarnation=1)
         done = [pool.submit(produce, channel) for channel in channels]
-        found = taken(mail)
-        for one in done:
-            one.result()
-        assert sorted(found) == [given for channel in channels for given in run_of(channel, range(60))]
-        assert all([seq for name, seq in found if name == channel] == list(range(60)) for channel in channels)
+        received = taken(mail)
+        for future in done:
+            future.result()
+        assert sorted(received) == [given for channel in channels for given in run_of(channel, range(60))]
+        assert all([seq for name, seq in received if name == channel] == list(range(60)) for channel in channels)
         assert count[0] < 240, "each push had a transaction of its own"
 
 
@@ -458,11 +458,11 @@ def test_a_consumer_that_takes_nothing_is_sent_no_more_than_its_window(
         ex.end("a", 29)
         mail = ex.consume("join", incarnation=1)
         wait_until(lambda: mail._ready_bytes > size - BIG)
-        most, found = mail._ready_bytes, []
+        most, received = mail._ready_bytes, []
         for _ in range(30):
-            found += taken(mail, 1)
+            received += taken(mail, 1)
             most = max(most, mail._ready_bytes)
-        assert found == run_of("a", range(30)) and mail.poll() is None
+        assert received == run_of("a", range(30)) and mail.poll() is None
         assert most <= size + BIG, most
 
 

@@ -273,7 +273,7 @@ def test_rows_that_were_half_given_and_let_go_meanwhile_are_an_error(
     with served(tmp_path) as (_, table, serving):
         table.upsert(rows(1, 2, 3))
 
-        def gone(view: Any, found: Any, epoch: int) -> Any:
+        def gone(view: Any, version: Any, epoch: int) -> Any:
             raise el.EpochExpired("let go")
 
         with BreakingConnections(serving, [2]).subscribe() as sub:
@@ -292,9 +292,9 @@ def test_the_server_does_not_read_ahead_of_a_slow_reader(tmp_path: Path, monkeyp
     real = table_feed._slices
 
     def counted(batches: Any) -> Any:
-        for found in real(batches):
-            drawn.append(found[0])
-            yield found
+        for item in real(batches):
+            drawn.append(item[0])
+            yield item
 
     monkeypatch.setattr(table_feed, "_slices", counted)
     slice_bytes = 100 * 40
@@ -340,16 +340,16 @@ def test_subscribers_lend_each_other_room_and_miss_nothing(tmp_path: Path, monke
         table.upsert(rows(*range(100, 400)))
         last = table.delete(pa.table({"id": list(range(0, 400, 3))}))
         subs = [stack.enter_context(serving.subscribe(after=after)) for after in (0, None, 0, 0)]
-        found: list[list[Any]] = [[] for _ in subs]
+        received: list[list[Any]] = [[] for _ in subs]
         chance = random.Random(4711)
         while any(sub.epoch != last for sub in subs):
             at = chance.randrange(len(subs))
             batch = subs[at].poll(0.02) if subs[at].epoch != last else None
-            found[at] += [] if batch is None else batch.to_pylist()
+            received[at] += [] if batch is None else batch.to_pylist()
         wait_until(lambda: admission.acquired_bytes == 0)
         assert len(given) > 2 * len(subs), "they let go, and began anew"
-    assert found[0] == found[2] == found[3] and len(found[0]) == 200 + 300 + 134
-    assert [row["id"] for row in found[1]] == sorted(set(range(400)) - set(range(0, 400, 3)))
+    assert received[0] == received[2] == received[3] and len(received[0]) == 200 + 300 + 134
+    assert [row["id"] for row in received[1]] == sorted(set(range(400)) - set(range(0, 400, 3)))
     admission.close()
 
 
@@ -405,10 +405,10 @@ def test_fifty_idle_readers_ask_the_catalog_as_often_as_one(tmp_path: Path, monk
 class Waits:
     def __init__(self, key: bytes) -> None:
         self.watched_key = key
-        self.told = threading.Event()
+        self.notified = threading.Event()
 
     def on_change(self) -> None:
-        self.told.set()
+        self.notified.set()
 
     def on_poll(self, now_s: float) -> None:
         pass
@@ -421,14 +421,14 @@ def test_who_comes_late_to_the_watch_is_told_at_once(tmp_path: Path) -> None:
         watcher, key = store._handle.watcher, head_key(table._table.id)
         early, late = Waits(key), Waits(key)
         watcher.add(early)
-        assert early.told.wait(WAIT_LIMIT_S)
-        early.told.clear()
-        assert not early.told.wait(0.05)
+        assert early.notified.wait(WAIT_LIMIT_S)
+        early.notified.clear()
+        assert not early.notified.wait(0.05)
         watcher.add(late)
-        assert late.told.wait(WAIT_LIMIT_S)
-        early.told.clear()
+        assert late.notified.wait(WAIT_LIMIT_S)
+        early.notified.clear()
         table.upsert(rows(2))
-        assert early.told.wait(WAIT_LIMIT_S)
+        assert early.notified.wait(WAIT_LIMIT_S)
         watcher.remove(early)
         watcher.remove(late)
 

@@ -119,8 +119,8 @@ def test_a_subscriber_killed_at_any_moment_ends_with_the_table(
     final.kill()
     server.kill()
     kept = {int(key): v for key, v in json.loads(Path(name).read_text())["state"].items()}
-    found = table.to_arrow()
-    assert kept == dict(zip(found["id"].to_pylist(), found["v"].to_pylist(), strict=True))
+    state = table.to_arrow()
+    assert kept == dict(zip(state["id"].to_pylist(), state["v"].to_pylist(), strict=True))
     _nothing_acknowledged_comes_again(log)
 
 
@@ -186,5 +186,5 @@ def test_a_subscriber_that_stands_still_and_goes_on_misses_nothing(tmp_path: Pat
     kept = {int(key): v for key, v in json.loads(Path(name).read_text())["state"].items()}
     child.kill()
     server.kill()
-    found = table.to_arrow()
-    assert kept == dict(zip(found["id"].to_pylist(), found["v"].to_pylist(), strict=True))
+    state = table.to_arrow()
+    assert kept == dict(zip(state["id"].to_pylist(), state["v"].to_pylist(), strict=True))

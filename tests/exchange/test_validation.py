@@ -140,7 +140,7 @@ def test_the_deepest_and_widest_schemas() -> None:
     check_schema(pa.schema([("x" * 255, pa.int8()), *((f"c{i}", pa.int8()) for i in range(1_999))]))
 
 
-def one(array: pa.Array) -> pa.RecordBatch:
+def batch_of(array: pa.Array) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([array], ["a"])
 
 
@@ -149,7 +149,7 @@ def nulls(length: int) -> pa.Array:
 
 
 def test_rows_and_bytes_at_their_bounds() -> None:
-    batch = one(pa.array(np.zeros(1000, np.int64)))
+    batch = batch_of(pa.array(np.zeros(1000, np.int64)))
     check_batch(batch, BatchBounds(rows=1000, bytes=8000))
     for bounds in (BatchBounds(rows=999), BatchBounds(bytes=7999)):
         with pytest.raises(LimitExceeded, match="smaller batches"):
@@ -185,7 +185,7 @@ MANY = {
 def test_what_is_small_and_stands_for_much(array: pa.Array) -> None:
     assert array.get_total_buffer_size() < 4 << 20
     with pytest.raises(LimitExceeded):
-        check_batch(one(array))
+        check_batch(batch_of(array))
 
 
 # ---- unsound -----------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ UNSOUND: dict[str, tuple[pa.Array, bytes, bytes]] = {
 @pytest.mark.parametrize("array, old, new", UNSOUND.values(), ids=UNSOUND)
 def test_an_unsound_batch_is_refused(array: pa.Array, old: bytes, new: bytes) -> None:
     """As it comes out of Arrow's reader, which looks into no values."""
-    check_batch(one(array))
+    check_batch(batch_of(array))
     for data in at_each(as_file(pa.table({"a": array})), old, new):
         with pytest.raises(BadMessage), validation.decoding("a record batch"):
             check_batch(pa.ipc.open_file(data).get_batch(0))
@@ -274,22 +274,22 @@ def test_cut_anywhere() -> None:
 
 def spoilt(data: bytes, rng: random.Random) -> bytes:
     """A few places changed: bytes, bits, numbers of four and eight bytes, a piece of it put elsewhere."""
-    found = bytearray(data)
+    changed = bytearray(data)
     for _ in range(rng.randint(1, 4)):
-        place, way = rng.randrange(len(found) - 16), rng.random()
+        place, way = rng.randrange(len(changed) - 16), rng.random()
         if way < 0.3:
-            found[place] = rng.randrange(256)
+            changed[place] = rng.randrange(256)
         elif way < 0.5:
-            found[place] ^= 1 << rng.randrange(8)
+            changed[place] ^= 1 << rng.randrange(8)
         elif way < 0.9:
             width = rng.choice((4, 8))
             place -= place % width
             number = rng.choice((0, 1, -1, 1 << 20, 1 << 31, -(1 << 31), 1 << 40, (1 << 63) - 1, 1 << 63))
-            found[place : place + width] = (number & ((1 << 8 * width) - 1)).to_bytes(width, "little")
+            changed[place : place + width] = (number & ((1 << 8 * width) - 1)).to_bytes(width, "little")
         else:
-            source = rng.randrange(len(found) - 16)
-            found[place : place + 16] = found[source : source + 16]
-    return bytes(found)
+            source = rng.randrange(len(changed) - 16)
+            changed[place : place + 16] = changed[source : source + 16]
+    return bytes(changed)
 
 
 def used(table: pa.Table) -> Any:
@@ -302,11 +302,11 @@ def used(table: pa.Table) -> Any:
 def test_spoilt_files(codec: str | None, seed: int) -> None:
     """Each is refused with a typed error, or is a table all of which can be used."""
     try:
-        found = read_file(spoilt(FILES[codec], random.Random(seed)), BatchBounds(rows=10_000, bytes=1 << 20))
+        batch = read_file(spoilt(FILES[codec], random.Random(seed)), BatchBounds(rows=10_000, bytes=1 << 20))
     except (BadMessage, InvalidInput):
         return
-    assert found.num_rows <= 10_000
-    used(found)
+    assert batch.num_rows <= 10_000
+    used(batch)
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"", b"ARROW1\0\0"]), st.sampled_from([b"", b"\x40\0\0\0ARROW1"]))

@@ -127,12 +127,12 @@ def fill(store: el.Store, clock: Clock) -> None:
 
 def readings(store: el.Store) -> dict[str, Any]:
     """All that can be read, as JSON takes it: each table at each epoch, its changes, and what is told of it."""
-    found: dict[str, Any] = {"resolved": store.resolve(("golden", 7))}
+    readings: dict[str, Any] = {"resolved": store.resolve(("golden", 7))}
     for info in store.tables():
         table = store.table(info.name)
         mark = info.log_start_epoch
         epochs = [epoch for epoch in table.history()["epoch"].to_pylist() if epoch >= info.safe_epoch]
-        found[info.name] = {
+        readings[info.name] = {
             "info": [info.state, info.job, info.primary_key, info.max_committed_epoch, mark, info.runs],
             "schema": str(info.schema),
             "states": {str(epoch): rows(table.to_arrow(epoch=epoch)) for epoch in epochs},
@@ -140,8 +140,8 @@ def readings(store: el.Store) -> dict[str, Any]:
             "images": rows(table.changes(mark, mode="net", pre_images=True).read_all()),
             "history": rows(table.history()),
         }
-    found["jobs"] = [[job.name, job.state, job.committed_epoch] for job in store.jobs()]
-    return json.loads(json.dumps(found))
+    readings["jobs"] = [[job.name, job.state, job.committed_epoch] for job in store.jobs()]
+    return json.loads(json.dumps(readings))
 
 
 def rows(table: pa.Table) -> list[str]:

@@ -36,9 +36,9 @@ def names() -> Iterator[str]:
 
 
 def test_every_field_is_on_the_page() -> None:
-    found = set(names())
-    assert len(found) > 60
-    assert not found - WORDS
+    words = set(names())
+    assert len(words) > 60
+    assert not words - WORDS
 
 
 def test_every_service_is_on_the_page(tmp_path: Path) -> None:

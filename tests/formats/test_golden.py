@@ -49,8 +49,8 @@ def test_what_a_version_wrote_can_be_written_on(golden: tuple[Path, Path]) -> No
         store.table("full").upsert(plain(0, 3, 7.0))
         store.compact(full=True)
         assert orders.count() == before + 5 and orders.count(at) == before + 5
-        told = json.loads((folder / "readings.json").read_text())
-        for epoch, rows in told["orders"]["states"].items():
+        readings = json.loads((folder / "readings.json").read_text())
+        for epoch, rows in readings["orders"]["states"].items():
             assert [repr(row) for row in orders.to_arrow(epoch=int(epoch)).to_pylist()] == rows
         assert store.verify().ok
 

@@ -165,8 +165,8 @@ def join(left: State, right: State, keys: Iterable[int]) -> State:
 
 def union(inputs: list[State], keys: set[int]) -> State:
     """Map each key to the number of inputs that have it and the sum of their values."""
-    found = {k: [state[k][1] for state in inputs if k in state] for k in keys}
-    return {k: (len(values), sum(values)) for k, values in found.items() if values}
+    values_by_key = {k: [state[k][1] for state in inputs if k in state] for k in keys}
+    return {k: (len(values), sum(values)) for k, values in values_by_key.items() if values}
 
 
 # ---- rows and tables -------------------------------------------------------------------------------------------------

@@ -535,10 +535,10 @@ class World:
 
     def half_known(self, policy: str, tables: Sequence[str]) -> bool:
         """Return True if a table descends from a once parked job: then fewer epochs may be valid, never more."""
-        found = list(self.tables if policy == "global" else tables)
-        for table in found:
-            found += [up for up in self.lineage.upstreams[table] if up not in found]
-        return not self.once_parked.isdisjoint(found)
+        ancestors = list(self.tables if policy == "global" else tables)
+        for table in ancestors:
+            ancestors += [up for up in self.lineage.upstreams[table] if up not in ancestors]
+        return not self.once_parked.isdisjoint(ancestors)
 
     def _marks(self) -> list[int]:
         return [entry.epoch for log in self.lineage.log.values() for entry in log] or [0]

@@ -128,7 +128,7 @@ def meeting_too_rarely(question: Question) -> set[str]:
         if job not in reached:
             continue
         steps = [*together, step]
-        if any(all(k % one == 0 for one in steps) for k in range(1, half // INTERVAL_MS + 1)):
+        if any(all(k % interval == 0 for interval in steps) for k in range(1, half // INTERVAL_MS + 1)):
             together.append(step)
         else:
             out.add(job)
@@ -140,13 +140,13 @@ def common(question: Question, members: set[str]) -> int | None:
     history = question.history
     kept = max([history.safe_epoch.get(table, 0) for table in members if table in question.long_kept], default=0)
     marks = sorted({*history.marks(), history.last_epoch}, reverse=True)
-    found = next(
+    epoch = next(
         (e for e in marks if e <= history.last_epoch and all(question.valid(table, e) for table in members)), None
     )
-    if found is None or found < kept:
+    if epoch is None or epoch < kept:
         return None
-    too_old = found < history.last_epoch and question.clock_ms - to_unix_ms(found + 1) > question.bound_ms
-    return None if too_old else found
+    too_old = epoch < history.last_epoch and question.clock_ms - to_unix_ms(epoch + 1) > question.bound_ms
+    return None if too_old else epoch
 
 
 def aligned(question: Question) -> Answer:
@@ -164,15 +164,15 @@ def as_of(question: Question, until: int) -> Answer:
 
 
 def at_least(question: Question, epoch: int) -> Answer:
-    found = question.largest(question.tables, question.history.last_epoch)
-    return question.same(found if found is not None and found >= epoch else None, NoConsistentEpoch)
+    newest = question.largest(question.tables, question.history.last_epoch)
+    return question.same(newest if newest is not None and newest >= epoch else None, NoConsistentEpoch)
 
 
 def bounded(question: Question, max_lag_ms: float) -> Answer:
-    found = question.largest(question.tables, question.history.last_epoch)
-    if found is None or any(lag_ms(question, table, found) > max_lag_ms for table in question.tables):
+    newest = question.largest(question.tables, question.history.last_epoch)
+    if newest is None or any(lag_ms(question, table, newest) > max_lag_ms for table in question.tables):
         return StalenessExceeded
-    return question.same(found, StalenessExceeded)
+    return question.same(newest, StalenessExceeded)
 
 
 def exact(question: Question, epochs: Mapping[str, int]) -> Answer:
@@ -220,11 +220,11 @@ def _untaken(history: History, table: str, commit: int) -> set[int]:
 def _causes(history: History, table: str, change: int) -> set[int]:
     """A change of a table, and all changes above it that went into it."""
     before = history.commit_at(table, change - 1)
-    found = {change}
+    causes = {change}
     for up in history.upstreams(table):
         for cause in _changes(history, up, before, change):
-            found |= _causes(history, up, cause)
-    return found
+            causes |= _causes(history, up, cause)
+    return causes
 
 
 def _changes(history: History, table: str, after: int, until: int | None = None) -> list[int]:

@@ -185,14 +185,14 @@ class ModelTable:
         return [state[key] for key in sorted(state, key=key_order)]
 
     def folded(self, ops: Sequence[Op]) -> dict[Key, tuple[bool, Row]]:
-        found: dict[Key, tuple[bool, Row]] = {}
+        changes: dict[Key, tuple[bool, Row]] = {}
         for op in ops:
             for row in op.rows:
-                found[self.shape.key_of(row)] = (
+                changes[self.shape.key_of(row)] = (
                     op.delete,
                     self.shape.stored(self.shape.bare(row) if op.delete else row),
                 )
-        return found
+        return changes
 
     def commit(self, epoch: int, sealed: Sequence[tuple[int, Sequence[Sequence[Op]]]], operation: str) -> None:
         """Add an entry: (label, the calls of each writer) in the order in which later wins."""
@@ -256,14 +256,14 @@ class ModelTable:
             for group in groups:
                 net.update({key: (group.label, *change) for key, change in group.changes.items()})
             return self._shown(self.before(after), net, images, keep)
-        found: list[Change] = []
+        changes: list[Change] = []
         state = self.before(after)
         for group in groups:
-            found += self._shown(
+            changes += self._shown(
                 state, {key: (group.label, *change) for key, change in group.changes.items()}, images, keep
             )
             _apply(state, group)
-        return found
+        return changes
 
     def _shown(
         self,
@@ -272,19 +272,19 @@ class ModelTable:
         images: bool,
         keep: Callable[[Key], bool],
     ) -> list[Change]:
-        found: list[Change] = []
+        shown: list[Change] = []
         for key in sorted(filter(keep, changes), key=key_order):
             label, gone, row = changes[key]
             old = state.get(key)
             if not images:
-                found.append(("delete" if gone else "upsert", label, row))
+                shown.append(("delete" if gone else "upsert", label, row))
             elif gone:
-                found += [("delete", label, old)] if old is not None else []
+                shown += [("delete", label, old)] if old is not None else []
             elif old is None:
-                found.append(("insert", label, row))
+                shown.append(("insert", label, row))
             elif old != row:
-                found += [("update_preimage", label, old), ("update_postimage", label, row)]
-        return found
+                shown += [("update_preimage", label, old), ("update_postimage", label, row)]
+        return shown
 
     def next_epoch(self, after: int) -> int | None:
         labels = [group.label for group in self.groups] + [entry.epoch for entry in self.entries]

@@ -48,14 +48,14 @@ def at_moments(seeds: range) -> Iterator[tuple[int, random.Random, Question, Epo
         kept = frozenset(table for table in history.names if rng.random() < 0.5)
         tables = {
             number: replace(
-                one,
-                state=one.state if one.name not in away else "parked" if one.name in parked else "creating",
-                job_id=number if one.derived else None,
-                interval_ms=history.jobs[one.name].interval * INTERVAL_MS if one.derived else 0,
-                outside_ms=1 if one.name in marked else None,
-                history_ms=2 * bound_ms - (one.name not in kept),
+                entry,
+                state=entry.state if entry.name not in away else "parked" if entry.name in parked else "creating",
+                job_id=number if entry.derived else None,
+                interval_ms=history.jobs[entry.name].interval * INTERVAL_MS if entry.derived else 0,
+                outside_ms=1 if entry.name in marked else None,
+                history_ms=2 * bound_ms - (entry.name not in kept),
             )
-            for number, one in view.tables.items()
+            for number, entry in view.tables.items()
         }
         view = EpochView(view.last_epoch, now_ms, tables, "s", bound_ms)
         query = rng.sample(history.names, rng.randint(1, len(history.names)))
@@ -92,7 +92,7 @@ def cases(rng: random.Random, question: Question, view: EpochView) -> Iterator[C
     given = given if rng.random() < 0.5 or newest is None else dict.fromkeys(given, newest)
     yield "exact", Exact(given), policies.exact(question, given)
     ids = {view.ids[table]: epoch for table, epoch in given.items()}
-    token = encode_token(ids, {number: one.name for number, one in view.tables.items()}, "s")
+    token = encode_token(ids, {number: entry.name for number, entry in view.tables.items()}, "s")
     yield "exact, by token", Exact(token), policies.exact(question, given)
 
 
@@ -167,7 +167,7 @@ def intervals_are_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def the_longest_leave_though_they_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epochlog.store.epochs.global_membership.math.lcm", lambda one, other: one * other)
+    monkeypatch.setattr("epochlog.store.epochs.global_membership.math.lcm", lambda first, second: first * second)
 
 
 def nobody_leaves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,8 +36,8 @@ Change = tuple[str, int | None]
 changes = st.lists(st.tuples(st.sampled_from(KEYS), st.none() | st.integers(0, 99)), max_size=9)
 
 
-def as_table(found: list[Change]) -> pa.Table:
-    keys, values = [key for key, _ in found], [value for _, value in found]
+def as_table(changes: list[Change]) -> pa.Table:
+    keys, values = [key for key, _ in changes], [value for _, value in changes]
     kinds = ["delete" if value is None else "insert" for value in values]
     fields = [*SCHEMA, pa.field(CHANGES, pa.string())]
     return pa.table([keys, pa.array(values, pa.int64()), pa.array(kinds, pa.string())], schema=pa.schema(fields))
@@ -45,14 +45,14 @@ def as_table(found: list[Change]) -> pa.Table:
 
 @dataclass
 class Write:
-    """A write that is under way. told: what of each partition the driver knows, and which rows that stands for."""
+    """A write that is under way. messages: what of each partition the driver knows, and which rows that stands for."""
 
     play: SinkWrite
     overwrite: bool
     txn: tuple[str, int] | None
     landed: bool  # as it was planned
     rows: list[list[Change]]
-    told: list[Any] = field(default_factory=list)
+    messages: list[Any] = field(default_factory=list)
     ended: bool = False  # its intent has gone
 
 
@@ -105,16 +105,16 @@ class SinkMachine(RuleBasedStateMachine):
         place = data.draw(st.integers(0, len(write.rows) - 1))
         message = write.play.attempt(as_table(write.rows[place]).to_batches(max_chunksize=2))
         if not lost:
-            write.told[place] = message
+            write.messages[place] = message
 
     @precondition(lambda self: self.writes)
     @rule(data=st.data())
     def commit(self, data: st.DataObject) -> None:
         """The tasks that nobody has heard of run once more, then the driver commits."""
         write = self.pick(data)
-        for place, message in enumerate(write.told):
+        for place, message in enumerate(write.messages):
             if message is None:
-                write.told[place] = write.play.attempt(as_table(write.rows[place]).to_batches(max_chunksize=2))
+                write.messages[place] = write.play.attempt(as_table(write.rows[place]).to_batches(max_chunksize=2))
         again = data.draw(st.integers(1, 2)) if write.txn else 1  # the answer was lost: the commit is repeated
         for _ in range(again):
             self.land(write)
@@ -124,9 +124,9 @@ class SinkMachine(RuleBasedStateMachine):
         done = write.txn in self.landed
         if write.ended and any(write.rows) and not done:
             with pytest.raises(el.SegmentUnknown):
-                write.play.commit(write.told)
+                write.play.commit(write.messages)
             return
-        write.play.commit(write.told)
+        write.play.commit(write.messages)
         empty = not any(write.rows) and not write.overwrite
         if done or write.landed or (empty and write.play._stream is not None):
             return
@@ -141,24 +141,24 @@ class SinkMachine(RuleBasedStateMachine):
     def abort(self, data: st.DataObject) -> None:
         """Without any message a stream's committer does not know the intent, which runs out by itself."""
         write = self.pick(data)
-        write.play.abort(write.told)
-        write.ended = write.ended or write.play._stream is None or any(write.told)
+        write.play.abort(write.messages)
+        write.ended = write.ended or write.play._stream is None or any(write.messages)
 
     @precondition(lambda self: self.writes)
     @rule(data=st.data())
     def die(self, data: st.DataObject) -> None:
         self.writes.remove(self.pick(data))
 
-    @rule(found=changes)
-    def others_write(self, found: list[Change]) -> None:
+    @rule(written=changes)
+    def others_write(self, written: list[Change]) -> None:
         table = self.store.table("t")
         with self.store.transaction() as tx:
-            for key, value in found:
+            for key, value in written:
                 if value is None:
                     tx.delete(table.name, pa.table({"k": [key]}))
                 else:
                     tx.upsert(table.name, pa.table({"k": [key], "v": [value]}, schema=SCHEMA))
-        self.rows.update(found)
+        self.rows.update(written)
         self.rows = {key: value for key, value in self.rows.items() if value is not None}
 
     @rule(full=st.booleans())
@@ -182,8 +182,8 @@ class SinkMachine(RuleBasedStateMachine):
     @invariant()
     def the_table_is_the_dict(self) -> None:
         if self.store.tables():
-            found = self.store.table("t").to_arrow()
-            assert dict(zip(found["k"].to_pylist(), found["v"].to_pylist(), strict=True)) == self.rows
+            rows = self.store.table("t").to_arrow()
+            assert dict(zip(rows["k"].to_pylist(), rows["v"].to_pylist(), strict=True)) == self.rows
 
     def teardown(self) -> None:
         """In the end no write leaves a trace but its rows."""

@@ -406,11 +406,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(grace=st.sampled_from([0, 0, 60, 900]), dry_run=st.booleans())
     def vacuum(self, grace: int, dry_run: bool) -> None:
-        told = self.store.vacuum(dry_run=True, grace=grace)
+        plan = self.store.vacuum(dry_run=True, grace=grace)
         if dry_run:
             return
         done = self.store.vacuum(grace=grace)
-        assert replace(told, dry_run=False) == done and not done.foreign
+        assert replace(plan, dry_run=False) == done and not done.foreign
         self.check_files()
         kept = {file.path for file in done.kept}
         assert set(self.store.verify().unreachable) == kept
@@ -423,8 +423,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     def held(self, model: ModelTable) -> list[int]:
         """The epochs at which open snapshots read that table."""
-        found = [pins[model.name] for _, pins in self.pins if model.name in pins]
-        return [epoch for table, epoch, _ in found if table is model]
+        pinned = [pins[model.name] for _, pins in self.pins if model.name in pins]
+        return [epoch for table, epoch, _ in pinned if table is model]
 
     @rule(
         name=st.sampled_from(sorted(SHAPES)),
@@ -550,12 +550,12 @@ class StoreMachine(RuleBasedStateMachine):
         whole = table.to_arrow(epoch=epoch)
         wanted = whole if expression is None else whole.filter(expression)
         wanted = wanted if columns is None else wanted.select(columns)
-        for found in (
+        for rows in (
             table.to_arrow(epoch=epoch, columns=columns, filter=expression),
             table.scan(epoch=epoch, columns=columns, filter=expression).read_all(),
         ):
-            assert found.num_rows == wanted.num_rows
-            assert rows_of(found) == rows_of(wanted)
+            assert rows.num_rows == wanted.num_rows
+            assert rows_of(rows) == rows_of(wanted)
         asked = data.draw(st.lists(rows_for(shape), max_size=5))
         state = model.state(epoch)
         here = [state[key] for key in map(shape.key_of, asked) if key in state]
@@ -584,9 +584,9 @@ class StoreMachine(RuleBasedStateMachine):
 
         def ask() -> list[tuple[str, int, Row]]:
             reader = table.changes(after, until, mode=mode, pre_images=images, filter=expression)
-            found = reader.read_all()
-            rows = rows_of(found.select(shape.names))
-            types, epochs = found["_change_type"].to_pylist(), found["_commit_version"].to_pylist()
+            changes = reader.read_all()
+            rows = rows_of(changes.select(shape.names))
+            types, epochs = changes["_change_type"].to_pylist(), changes["_commit_version"].to_pylist()
             return list(zip(types, epochs, rows, strict=True))
 
         if until is not None and until < after:

@@ -40,11 +40,11 @@ def refreshes_in(path: str, text: str) -> dict[str, Function | None]:
     """The refreshes of one source, by `path:name.of.functions`; None for one that is made elsewhere."""
     tree = ast.parse(text)
     named = set(given_to_run(tree))
-    found: dict[str, Function | None] = dict(_functions(path, tree, named, ()))
+    functions: dict[str, Function | None] = dict(_functions(path, tree, named, ()))
     known = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     known |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     known |= {argument.arg for node in ast.walk(tree) if isinstance(node, ast.arguments) for argument in node.args}
-    return found | {f"{path}:{name}": None for name in sorted(named - known)}
+    return functions | {f"{path}:{name}": None for name in sorted(named - known)}
 
 
 def given_to_run(tree: ast.AST) -> Iterator[str]:
@@ -52,8 +52,8 @@ def given_to_run(tree: ast.AST) -> Iterator[str]:
     for call in ast.walk(tree):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in RUNS:
             place = RUNS[call.func.attr]
-            if len(call.args) > place and isinstance(found := call.args[place], ast.Name):
-                yield found.id
+            if len(call.args) > place and isinstance(argument := call.args[place], ast.Name):
+                yield argument.id
 
 
 def _functions(path: str, node: ast.AST, named: set[str], inside: tuple[str, ...]) -> Iterator[tuple[str, Function]]:

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.local_only
 
 
 def test_every_refresh_of_a_page_or_program_is_played() -> None:
-    found = {where for path, text in discovery.sources() for where in discovery.refreshes_in(path, text)}
-    assert found == cases.covered()
+    refreshes = {where for path, text in discovery.sources() for where in discovery.refreshes_in(path, text)}
+    assert refreshes == cases.covered()
 
 
 @pytest.mark.parametrize(

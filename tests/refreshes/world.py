@@ -146,8 +146,8 @@ class World:
         for name in self.story.roots:
             judge.register(name, self.store.table(name).to_arrow(epoch=epoch))
         names = ", ".join(view.schema.names)
-        found = self.store.table(view.name).to_arrow(epoch=epoch).select(view.schema.names)
-        judge.register("found", found)
+        actual = self.store.table(view.name).to_arrow(epoch=epoch).select(view.schema.names)
+        judge.register("found", actual)
         judge.execute(f"CREATE OR REPLACE TEMP TABLE wanted AS SELECT {names} FROM ({view.sql})")
         many = judge.execute("FROM found EXCEPT ALL FROM wanted").fetchall()
         few = judge.execute("FROM wanted EXCEPT ALL FROM found").fetchall()

@@ -118,8 +118,8 @@ def fickle_work(plan: Plan, name: str, attempt: int) -> None:
     matched = staged_join.inner_join
 
     def turned(rows: pa.RecordBatch, table: pa.Table, build: staged_join.Build) -> pa.RecordBatch:
-        found = matched(rows, table, build)
-        return found.take(pa.array(range(found.num_rows), pa.int64())[::-1]) if attempt % 2 else found
+        joined = matched(rows, table, build)
+        return joined.take(pa.array(range(joined.num_rows), pa.int64())[::-1]) if attempt % 2 else joined
 
     staged_join.inner_join = turned
     staged_join.work(plan, name, attempt)

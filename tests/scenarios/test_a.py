@@ -104,8 +104,8 @@ def difference(old: np.ndarray, new: np.ndarray, low: int, high: int) -> Changes
 
 def net(table: el.Table, after: int, until: int, low: int, high: int) -> Changes:
     part = (pc.field("k") >= low) & (pc.field("k") < high)
-    found = table.changes(after, until, mode="net", pre_images=True, filter=part).read_all()
-    return tuple(found[name].to_pylist() for name in ("_change_type", "k", "v"))  # pyright: ignore[reportReturnType]
+    changes = table.changes(after, until, mode="net", pre_images=True, filter=part).read_all()
+    return tuple(changes[name].to_pylist() for name in ("_change_type", "k", "v"))  # pyright: ignore[reportReturnType]
 
 
 @pytest.mark.rule("1.6", "4.1")
@@ -125,8 +125,11 @@ def test_a1_net_changes_are_the_difference_of_two_states(store: el.Store, flushe
         ranges = list(combinations_with_replacement(range(len(labels)), 2))
         for i, j in ranges if flushed or not compacted else dice.sample(ranges, 20):
             for low, high in ((0, A1_KEYS), (middle[0], middle[1])):
-                found, wanted = net(table, labels[i], labels[j], low, high), difference(states[i], states[j], low, high)
-                assert found == wanted, (i, j, low, high, compacted)
+                changes, wanted = (
+                    net(table, labels[i], labels[j], low, high),
+                    difference(states[i], states[j], low, high),
+                )
+                assert changes == wanted, (i, j, low, high, compacted)
         for i in (3, 6, 9, 10):
             there = np.flatnonzero(states[i] != ABSENT)
             assert content(table, labels[i]) == dict(zip(there.tolist(), states[i][there].tolist(), strict=True))
@@ -159,9 +162,9 @@ def test_a2_next_epoch_walks_all_committed_epochs_and_waits_for_the_sealed_ones(
     assert table.next_epoch(labels[99]) is None, "sealed is not committed"
     store.commit({"t": sealed}, epoch=labels[104])
     assert table.next_epoch(labels[99]) == labels[100], "the first of the five"
-    found = table.changes(labels[99], pre_images=True).read_all()
-    assert found["_commit_version"].unique().to_pylist() == labels[100:]
-    assert found["v"].to_pylist() == [97, 101, 98, 102, 99, 103, 100, 104, 101, 105], "each by the value before it"
+    changes = table.changes(labels[99], pre_images=True).read_all()
+    assert changes["_commit_version"].unique().to_pylist() == labels[100:]
+    assert changes["v"].to_pylist() == [97, 101, 98, 102, 99, 103, 100, 104, 101, 105], "each by the value before it"
 
 
 @pytest.mark.rule("4.9")
@@ -176,8 +179,8 @@ def test_a5_an_empty_commit_leaves_a_log_entry_and_a_dropped_table_none(tmp_path
         for _ in range(2):
             walked = [table.next_epoch(at) for at in (0, *epochs)]
             assert walked == [*epochs, None], "compaction drops no log entry"
-            found = table.changes(0, pre_images=True).read_all()
-            assert found["_commit_version"].to_pylist() == [epochs[0], epochs[4], epochs[5]]
+            changes = table.changes(0, pre_images=True).read_all()
+            assert changes["_commit_version"].to_pylist() == [epochs[0], epochs[4], epochs[5]]
             assert len(table.history()) == 6
             store.compact("t", full=True)
         store.drop_table("t")

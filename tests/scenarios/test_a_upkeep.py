@@ -254,10 +254,10 @@ def test_a12_a_table_at_rest_keeps_its_newest_version_for_ever(lab: Lab) -> None
     for number in range(5):
         lab.put({number: (0, number)}, "busy")
         look_after(lab)
-        with lab.store.snapshot(consistency="aligned") as found:
-            assert set(found) == {"still", "busy", "j_out"}
-            assert state_of(found["still"].to_arrow()) == {1: (1, 1), 2: (2, 2)}
-            assert state_of(found["j_out"].to_arrow()) == {0: (2, 3)}
+        with lab.store.snapshot(consistency="aligned") as snapshot:
+            assert set(snapshot) == {"still", "busy", "j_out"}
+            assert state_of(snapshot["still"].to_arrow()) == {1: (1, 1), 2: (2, 2)}
+            assert state_of(snapshot["j_out"].to_arrow()) == {0: (2, 3)}
         assert lab.rows("still") == lab.rows("still", newest) == {1: (1, 1), 2: (2, 2)}
     assert still.info.safe_epoch == still.info.log_start_epoch == newest and busy.count() == 5
     assert len(still.history()) == 1 and lab.store.verify().ok

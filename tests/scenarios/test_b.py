@@ -29,9 +29,9 @@ def index(epoch: int | None) -> int | None:
     """Return the number of the store's boundary, counted from the one at which the lab's clock began."""
     if epoch is None:
         return None
-    found = boundary_index(epoch, INTERVAL_MS)
-    assert found is not None, f"{epoch} is no regular boundary"
-    return found - (from_unix_ms(START_MS) >> 12) // INTERVAL_MS
+    number = boundary_index(epoch, INTERVAL_MS)
+    assert number is not None, f"{epoch} is no regular boundary"
+    return number - (from_unix_ms(START_MS) >> 12) // INTERVAL_MS
 
 
 def test_b2_jobs_with_their_own_intervals(lab: Lab) -> None:
@@ -342,7 +342,7 @@ def test_b12_a_job_that_fails_changes_nothing_for_another(tmp_path: Path) -> Non
         for name in ("r", "s"):
             lab.root_table(name)
         good, bad = lab.job("good", ["r"]), lab.job("bad", ["s"])
-        found, failures = [], 0
+        boundaries, failures = [], 0
         for number in range(50):
             lab.put({number % 7: (0, number)})
             lab.put({number % 7: (0, number)}, "s")
@@ -351,10 +351,10 @@ def test_b12_a_job_that_fails_changes_nothing_for_another(tmp_path: Path) -> Non
                 with pytest.raises(ZeroDivisionError):
                     bad.step_local(lambda ctx: 1 // 0)
                 failures += 1
-            found.append(index(good.step_local(mirror("r", "good_out"))))
+            boundaries.append(index(good.step_local(mirror("r", "good_out"))))
         assert failures == (100 if failing else 0)
         assert (lab.state("bad"), lab.state("good")) == ("failed" if failing else "creating", "running")
-        return found
+        return boundaries
 
     assert stops("with", failing=True) == stops("without", failing=False) == list(range(1, 51))
 

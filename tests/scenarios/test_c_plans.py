@@ -233,7 +233,7 @@ def graphs(draw: st.DrawFn) -> tuple[list[Vertex], list[Edge]]:
 def pairs(vertices: list[Vertex], edges: list[Edge]) -> list[tuple[tuple[str, int], tuple[str, int]]]:
     """Every (producing task, consuming task): the edges written out."""
     count = {vertex.name: len(vertex.states) for vertex in vertices}
-    found = []
+    links = []
     for edge in edges:
         m, n = count[edge.producer], count[edge.consumer]
         for i in range(n):
@@ -241,8 +241,8 @@ def pairs(vertices: list[Vertex], edges: list[Edge]) -> list[tuple[tuple[str, in
                 read = range(m)
             else:
                 read = range(i * m // n, (i + 1) * m // n) if m >= n else [i * m // n]
-            found += [((edge.producer, j), (edge.consumer, i)) for j in read]
-    return found
+            links += [((edge.producer, j), (edge.consumer, i)) for j in read]
+    return links
 
 
 @given(graphs())

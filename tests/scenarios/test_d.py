@@ -202,14 +202,14 @@ def test_d7_a_consumer_whose_line_is_cut_goes_on_where_it_was(tmp_path: Path) ->
         try:
             with client(f"grpc://127.0.0.1:{proxy.port}") as far:
                 mail = far.consume("join", incarnation=1)
-                found = taken(mail, 3)
+                received = taken(mail, 3)
                 for seq in range(4):
                     proxy.refuse(True)
                     ex.push("probe", 0, seq, batch("probe", seq))
                     proxy.refuse(False)
-                    found += taken(mail, 1)
+                    received += taken(mail, 1)
                 ex.end("probe", 3)
-                assert found + taken(mail) == run_of("build", range(3)) + run_of("probe", range(4))
+                assert received + taken(mail) == run_of("build", range(3)) + run_of("probe", range(4))
         finally:
             proxy.stop()
 
@@ -270,8 +270,8 @@ def test_d10_the_server_is_killed_and_comes_back_on_the_same_port(tmp_path: Path
     ):
         ex.declare("join", JOIN)
         mail = ex.consume("join", incarnation=3)
-        found: list[tuple[str, int]] = []
-        eating = threading.Thread(target=lambda: found.extend(taken(mail)))
+        received: list[tuple[str, int]] = []
+        eating = threading.Thread(target=lambda: received.extend(taken(mail)))
         eating.start()
         for seq in range(30):
             producer.push("build", -1, seq, batch("build", seq), wait=seq % 3 == 0)
@@ -283,7 +283,7 @@ def test_d10_the_server_is_killed_and_comes_back_on_the_same_port(tmp_path: Path
         server.start()
         fill(producer, "probe", 0, range(3))
         eating.join(WAIT_LIMIT_S)
-        assert found == run_of("build", range(30)) + run_of("probe", range(3))
+        assert received == run_of("build", range(30)) + run_of("probe", range(3))
         with pytest.raises(el.Fenced):
             producer.consume("join", incarnation=2)
         mail.ack()
@@ -314,7 +314,7 @@ def test_d10_data_that_is_missing_is_said_to_be(tmp_path: Path, damage: str) -> 
     with served(tmp_path) as (store, server), client(server) as ex:
         mail = ex.consume("join", incarnation=1)
         assert taken(mail, 1) == [("probe", 0)]
-        with pytest.raises(el.Corrupt, match="sequence 1 of channel 'probe' is damaged") as told:
+        with pytest.raises(el.Corrupt, match="sequence 1 of channel 'probe' is damaged") as error:
             taken(mail)
-        assert path.name not in str(told.value) and not mail.done
+        assert path.name not in str(error.value) and not mail.done
         assert [Path(problem.where).name for problem in store.verify().problems] == [path.name]

@@ -80,10 +80,10 @@ def alone(plan: Plan) -> pa.Table:
 
 def wrong(store: el.Store, plan: Plan) -> str:
     """Describe the difference of the result from the expected rows; empty if they are equal."""
-    found, should = store.table(plan.result).to_arrow(), wanted(store, plan)
-    if found.to_pylist() != should.to_pylist():
-        return f"{plan}: {found.num_rows} rows that are not DuckDB's {should.num_rows}"
-    return "" if found.to_pylist() == alone(plan).to_pylist() else f"{plan}: not what it is without an exchange"
+    result, expected = store.table(plan.result).to_arrow(), wanted(store, plan)
+    if result.to_pylist() != expected.to_pylist():
+        return f"{plan}: {result.num_rows} rows that are not DuckDB's {expected.num_rows}"
+    return "" if result.to_pylist() == alone(plan).to_pylist() else f"{plan}: not what it is without an exchange"
 
 
 def run_group(
@@ -113,9 +113,9 @@ def run_group(
 
 @pytest.fixture(scope="module")
 def seed() -> str:
-    found = os.environ.get("EPOCHLOG_D11_SEED") or str(random.SystemRandom().randrange(2**32))
-    print(f"EPOCHLOG_D11_SEED={found}")
-    return found
+    number = os.environ.get("EPOCHLOG_D11_SEED") or str(random.SystemRandom().randrange(2**32))
+    print(f"EPOCHLOG_D11_SEED={number}")
+    return number
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,8 @@ class Stranger:
         return list(self.client.list_actions(self.options))
 
     def action(self, kind: str = "stop", body: bytes = b"") -> bytes:
-        found = self.client.do_action(flight.Action(kind, body), self.options)
-        return b"".join(result.body.to_pybytes() for result in found)
+        results = self.client.do_action(flight.Action(kind, body), self.options)
+        return b"".join(result.body.to_pybytes() for result in results)
 
     def exchange(
         self,

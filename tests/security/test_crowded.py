@@ -102,24 +102,28 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crowd]:
         table = store.create_table("t", SCHEMA, ["id"])
         for part in range(2):
             ids = np.arange(part * BLOCK_ROWS, (part + 1) * BLOCK_ROWS)
-            table.upsert(pa.table([ids, [f"{one:08d}" * (WIDE // 8) for one in ids.tolist()]], schema=SCHEMA))
+            table.upsert(pa.table([ids, [f"{key:08d}" * (WIDE // 8) for key in ids.tolist()]], schema=SCHEMA))
         table.upsert(pa.table([[1], ["merged"]], schema=SCHEMA))  # a first batch of few rows, of a whole piece
         store.create_table("small", SCHEMA, ["id"])
     served = Served(root)
-    found = Crowd(served)
+    readers = Crowd(served)
     try:
-        kinds = [lambda: found.get({"read": "t"}), lambda: found.get({"changes": "t", "after": 0}), found.subscribe]
+        kinds = [
+            lambda: readers.get({"read": "t"}),
+            lambda: readers.get({"changes": "t", "after": 0}),
+            readers.subscribe,
+        ]
         for number, kind in enumerate(kinds, start=1):
             for _ in range(READERS):
                 threading.Thread(target=kind, daemon=True).start()
-            while found.begun < number * READERS:
+            while readers.begun < number * READERS:
                 assert served.process.poll() is None
-            found.most = max(found.most, most_mb(served))
-        yield found
+            readers.most = max(readers.most, most_mb(served))
+        yield readers
         served.process.kill()
     finally:
         served.process.kill()
-        found.close()
+        readers.close()
 
 
 def test_slow_readers_and_silent_subscribers_hold_what_is_stated(crowd: Crowd) -> None:

@@ -140,7 +140,7 @@ def test_noise_for_every_method(server: el.StoreServer, stranger: Stranger) -> N
 def test_no_name_leads_out_of_the_store(server: el.StoreServer, stranger: Stranger, name: str) -> None:
     abouts = [flight.FlightDescriptor.for_path(*parts) for parts in ([name], name.split("/"), ["orders", name])]
     asked = [{"read": name}, {"changes": name, "after": 0}, {"write": name}]
-    abouts += [flight.FlightDescriptor.for_command(el_json(one)) for one in asked]
+    abouts += [flight.FlightDescriptor.for_command(el_json(command)) for command in asked]
     for about in abouts:
         for call in (stranger.info, stranger.schema, stranger.put):
             error = error_of(call, about)

@@ -38,7 +38,7 @@ def steers(text: str) -> list[str]:
 
 def test_a_record_of_the_log_is_one_line() -> None:
     log, out = logging.getLogger("epochlog"), io.StringIO()
-    assert any(isinstance(one, log_lines.OneLine) for one in log.filters), "every server and client has it"
+    assert any(isinstance(filter_, log_lines.OneLine) for filter_ in log.filters), "every server and client has it"
     handler = logging.StreamHandler(out)
     handler.setFormatter(logging.Formatter("LINE %(message)s"))
     log.addHandler(handler)
@@ -61,9 +61,9 @@ def test_rows_steer_no_terminal_and_are_whole_in_json(store: el.Store, capsys: p
     store.table("t").upsert(pa.table({"id": [1], "v": [EVIL]}))
     store.close()
     assert main(["read", store.root, "t", "--json"]) == 0
-    found = capsys.readouterr().out
-    assert not steers(found) and len(found.splitlines()) == 1
-    assert json.loads(found)["v"] == EVIL
+    output = capsys.readouterr().out
+    assert not steers(output) and len(output.splitlines()) == 1
+    assert json.loads(output)["v"] == EVIL
     assert main(["read", store.root, "t"]) == 0
     assert not steers(capsys.readouterr().out)
 

@@ -136,29 +136,29 @@ def test_gets_count_for_their_connection_until_they_end(
     monkeypatch.setattr(
         service, "AdmissionLimits", partial(AdmissionLimits, in_flight_bytes=1 << 30)
     )  # nobody waits for room
-    wide = pa.table({"id": range(16_384), "v": [f"{one:08d}" * 512 for one in range(16_384)]})
+    wide = pa.table({"id": range(16_384), "v": [f"{client:08d}" * 512 for client in range(16_384)]})
     options, path = flight.FlightCallOptions(headers=bearer(token)), flight.FlightDescriptor.for_path("wide")
     with el.open(tmp_path / "s", durability="os") as store, ExitStack() as stack:
         store.create_table("wide", wide.schema, ["id"]).upsert(wide)
         server = stack.enter_context(el.serve(store, token=TOKEN, read_token=READ_TOKEN))
-        one, two = (
+        client, other_client = (
             stack.enter_context(closing(flight.connect(server.location, generic_options=OF_ITS_OWN))) for _ in range(2)
         )
-        ticket = one.get_flight_info(path, options).endpoints[0].ticket
+        ticket = client.get_flight_info(path, options).endpoints[0].ticket
 
-        def got(client: flight.FlightClient) -> int:
-            return client.do_get(ticket, options).read_all().num_rows
+        def count_rows(caller: flight.FlightClient) -> int:
+            return caller.do_get(ticket, options).read_all().num_rows
 
-        streams = [one.do_get(ticket, options) for _ in range(3)]
+        streams = [client.do_get(ticket, options) for _ in range(3)]
         for stream in streams:
             stream.read_chunk()
         with pytest.raises(flight.FlightError, match="LimitExceeded.*3 of them over this connection"):
-            got(one)
+            count_rows(client)
         with pytest.raises(flight.FlightError, match="LimitExceeded"):
-            list(one.list_flights(options=options))
-        assert got(two) == wide.num_rows
+            list(client.list_flights(options=options))
+        assert count_rows(other_client) == wide.num_rows
         streams[0].read_all()
-        wait_until(lambda: error_of(got, one) is None)
+        wait_until(lambda: error_of(count_rows, client) is None)
         for stream in streams[1:]:
             stream.cancel()
         wait_until(lambda: not server._server.callers._calls)
@@ -190,10 +190,10 @@ def test_bytes_of_actions_commands_and_messages(tmp_path: Path) -> None:
 
         assert "at most" not in str(call(MAX_ACTION))
         assert "at most" in str(call(MAX_ACTION + 1))
-        for size, told in ((MAX_COMMAND, "subscription"), (MAX_COMMAND + 1, "no exchange")):
+        for size, message in ((MAX_COMMAND, "subscription"), (MAX_COMMAND + 1, "no exchange")):
             line = ClientLine(server.location, b"subscribe:".ljust(size), token=None, tls_roots=None)
             assert line.read() is None
-            assert told in str(line.reason)
+            assert message in str(line.reason)
             line.close()
         line = ClientLine(server.location, b"control", token=None, tls_roots=None, limit=2 * MAX_MESSAGE)
         line.send(bytes(MAX_MESSAGE + 1))

@@ -90,11 +90,11 @@ class Parrot:
                 threading.Thread(target=self._talk, args=(client,), daemon=True).start()
 
     def _talk(self, client: socket.socket) -> None:
-        said = b""
+        outcome_of = b""
         with suppress(OSError), client:
             while data := client.recv(1 << 16):
-                said += data.replace(b"\r\n", b" ")
-                client.sendall(b"-" + self._answer + b" with args beginning with: " + said + b"\r\n")
+                outcome_of += data.replace(b"\r\n", b" ")
+                client.sendall(b"-" + self._answer + b" with args beginning with: " + outcome_of + b"\r\n")
 
     def stop(self) -> None:
         with suppress(OSError):
@@ -107,12 +107,12 @@ class Parrot:
     params=[b"ERR unknown command", b"WRONGPASS no such pair", b"LOADING not yet", b"NOPERM not you", b"MISCONF disk"]
 )
 def parrot(request: pytest.FixtureRequest) -> Iterator[Parrot]:
-    found = Parrot(request.param)
-    yield found
-    found.stop()
+    server = Parrot(request.param)
+    yield server
+    server.stop()
 
 
-def told(error: BaseException | None) -> str:
+def traceback_text(error: BaseException | None) -> str:
     """All that a traceback of it would show of errors."""
     seen: list[str] = []
     while error is not None and len(seen) < 40:
@@ -121,11 +121,11 @@ def told(error: BaseException | None) -> str:
     return "\n".join(seen)
 
 
-def said(call: Callable[[], object]) -> str:
+def outcome_of(call: Callable[[], object]) -> str:
     try:
         return repr(call())
     except Exception as error:
-        return told(error)
+        return traceback_text(error)
 
 
 def random_password(seed: int) -> str:
@@ -152,11 +152,11 @@ def test_no_error_repr_or_log_has_a_password(
         for url in urls:
             root = str(tmp_path / "far")
             heard = [
-                said(lambda url=url: RedisServer(url)),
-                said(lambda url=url: RedisServer(url).time_ms()),
-                said(lambda url=url, root=root: el.open(root, catalog=url, volatile=True)),
-                said(lambda url=url: el.open(tmp_path / "embedded", catalog=url)),
-                said(lambda url=url, root=root: el.restore_catalog(root, catalog=url)),
+                outcome_of(lambda url=url: RedisServer(url)),
+                outcome_of(lambda url=url: RedisServer(url).time_ms()),
+                outcome_of(lambda url=url, root=root: el.open(root, catalog=url, volatile=True)),
+                outcome_of(lambda url=url: el.open(tmp_path / "embedded", catalog=url)),
+                outcome_of(lambda url=url, root=root: el.restore_catalog(root, catalog=url)),
             ]
             if url == urls[seed]:
                 for argv in (["ls", root, "--catalog", url], ["ls", root, url], [url], ["ls", url, "--odd", url]):
@@ -165,9 +165,9 @@ def test_no_error_repr_or_log_has_a_password(
             check(heard, password, written)
         far = f"s3://key:{written}@bucket/x?region=nowhere&odd=1"
         heard = [
-            said(lambda far=far: open_handle(far, None, create=False)),
-            said(lambda far=far: el.open(far)),
-            said(lambda far=far: as_place(far)),
+            outcome_of(lambda far=far: open_handle(far, None, create=False)),
+            outcome_of(lambda far=far: el.open(far)),
+            outcome_of(lambda far=far: as_place(far)),
             redact_url(f"{far}&secret={written}"),
         ]
         main(["ls", far])

@@ -142,8 +142,8 @@ def test_no_reader_is_told_a_place(
             failed = 0
             for token in (READ_TOKEN, TOKEN):
                 for name, text in heard(server, token):
-                    found = [word for word in secret if word in text]
-                    assert not found, f"{name} tells {found}: {text}"
+                    shown = [word for word in secret if word in text]
+                    assert not shown, f"{name} tells {shown}: {text}"
                     failed += "damaged" in text or "failed" in text
             assert (failed > 0) == (fault is not nothing), "the fault was not met"
     assert fault in (nothing, fail) or "a_secret_place" in caplog.text or "/t0000" in caplog.text, "its log tells"
@@ -224,10 +224,10 @@ def test_no_worker_is_told_a_place(
         raise error
 
     monkeypatch.setattr(WorkerConnection, "send", sent)
-    with served(tmp_path) as (store, server), worker(server, store) as one:
+    with served(tmp_path) as (store, server), worker(server, store) as client:
         where(monkeypatch, fail)
         with suppress(el.EpochlogError):
-            part = attach(one)
+            part = attach(client)
             part.writer("clicks").upsert(rows(1))
             wait_until(lambda: any(shown), part)
         wait_until(lambda: any(shown))

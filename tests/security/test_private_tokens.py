@@ -44,10 +44,10 @@ def token_file(folder: Path, text: str = TOKEN, mode: int = 0o600) -> Path:
 @pytest.mark.parametrize("weak", ["", "x", "short", "a" * 64, "ab" * 20, "1234567" * 5, TOKEN[:15]])
 def test_a_token_that_can_be_guessed_is_refused_and_not_shown(tmp_path: Path, weak: str) -> None:
     file = token_file(tmp_path, weak)
-    with pytest.raises(el.InsecureServer, match="can be guessed") as found:
+    with pytest.raises(el.InsecureServer, match="can be guessed") as error:
         tokens.load_token(str(file))
-    assert tokens.SHELL_COMMAND in str(found.value) and (
-        len(weak) < 3 or weak not in str(found.value).replace(str(file), "")
+    assert tokens.SHELL_COMMAND in str(error.value) and (
+        len(weak) < 3 or weak not in str(error.value).replace(str(file), "")
     )
 
 
@@ -62,9 +62,9 @@ def test_what_the_message_says_to_type_makes_a_file_that_is_taken(tmp_path: Path
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o644, 0o666, 0o610, 0o601])
 def test_a_file_that_others_may_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
     file = token_file(tmp_path, mode=mode)
-    with pytest.raises(el.InsecureServer, match=f"chmod 600 {file}") as found:
+    with pytest.raises(el.InsecureServer, match=f"chmod 600 {file}") as error:
         tokens.load_token(str(file))
-    assert TOKEN not in str(found.value)
+    assert TOKEN not in str(error.value)
     file.chmod(0o600)
     assert tokens.load_token(str(file)) == TOKEN
 
@@ -133,9 +133,9 @@ def test_no_client_is_made_that_would_send_a_token_in_clear(store: el.Store, hos
             lambda location=location, **more: ExchangeClient(location, query="q", **more),
         ]
         for make in makers:
-            with pytest.raises(el.InsecureServer, match=r"grpc\+tls.*insecure=True") as found:
+            with pytest.raises(el.InsecureServer, match=r"grpc\+tls.*insecure=True") as error:
                 make(token=TOKEN)
-            assert TOKEN not in str(found.value)
+            assert TOKEN not in str(error.value)
         for make in makers[::2]:  # a worker begins to connect by itself
             make(token=TOKEN, insecure=True)
             make()

@@ -76,15 +76,15 @@ class Served:
 def served(tmp_path: Path) -> Iterator[Served]:
     with el.open(tmp_path / "s", durability="os") as store:
         store.create_table("orders", pa.schema([("id", pa.int64()), ("v", pa.string())]), ["id"]).upsert(ROWS)
-    found = Served(tmp_path / "s")
+    server = Served(tmp_path / "s")
     try:
-        yield found
-        assert found.process.poll() in (None, 0), "it died"
-        said = found.stop()
+        yield server
+        assert server.process.poll() in (None, 0), "it died"
+        said = server.stop()
         assert "Traceback" not in said and TOKEN not in said and READ_TOKEN not in said, said
-        assert found.process.returncode == 0
+        assert server.process.returncode == 0
     finally:
-        found.process.kill()
+        server.process.kill()
 
 
 def test_a_served_store_shows_no_token_and_its_files_to_nobody_else(served: Served, tmp_path: Path) -> None:
@@ -94,9 +94,9 @@ def test_a_served_store_shows_no_token_and_its_files_to_nobody_else(served: Serv
     for name in ("cmdline", "environ"):
         shown = Path(f"/proc/{served.process.pid}/{name}").read_bytes()
         assert TOKEN.encode() not in shown and READ_TOKEN.encode() not in shown
-    found = list((tmp_path / "s").rglob("*"))
-    assert {path.suffix for path in found} >= {".arrow", ".mdb"}
-    for path in [tmp_path / "s", *found]:
+    files = list((tmp_path / "s").rglob("*"))
+    assert {path.suffix for path in files} >= {".arrow", ".mdb"}
+    for path in [tmp_path / "s", *files]:
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 

@@ -82,10 +82,10 @@ def test_a_field_of_a_subscription_spoilt(case: Any, data: st.DataObject) -> Non
     plain = json.loads(live.encode(message))
     spoilt = replaced(plain, data.draw(st.sampled_from(places(plain))), data.draw(PLAIN))
     try:
-        found = decode(json.dumps(spoilt).encode())
+        decoded = decode(json.dumps(spoilt).encode())
     except error:
         return
-    assert not wrong_fields(found), found
+    assert not wrong_fields(decoded), decoded
 
 
 @given(st.sampled_from(LIVE), st.integers(0, 1 << 30), st.binary(max_size=6))
@@ -126,13 +126,13 @@ COMMANDS: list[tuple[dict[str, Any], Callable[[list[bytes], bytes], Any], Any]] 
 ]
 
 
-def sound_command(found: Any) -> bool:
+def sound_command(command: Any) -> bool:
     """Check that a command has only plain values of the declared types. Return True if its column names are strings."""
-    hints = get_type_hints(type(found))
-    values = {field.name: getattr(found, field.name) for field in fields(found)}
+    hints = get_type_hints(type(command))
+    values = {field.name: getattr(command, field.name) for field in fields(command)}
     numbers = [value for name, value in values.items() if name in ("epoch", "after", "until", "rows")]
-    assert all(value is None or (type(value) is int and value >= 0) for value in numbers), found
-    assert all(type(values[name]) is kind for name, kind in hints.items() if kind in (str, bool)), found
+    assert all(value is None or (type(value) is int and value >= 0) for value in numbers), command
+    assert all(type(values[name]) is kind for name, kind in hints.items() if kind in (str, bool)), command
     return all(type(name) is str for name in values.get("columns") or ())
 
 
@@ -142,9 +142,9 @@ def test_a_field_of_a_descriptor_spoilt(case: Any, data: st.DataObject) -> None:
     assert sound_command(parse([], json.dumps(plain).encode()))
     spoilt = replaced(plain, data.draw(st.sampled_from(places(plain))), data.draw(PLAIN))
     with contextlib.suppress(InvalidInput):
-        found = parse([], json.dumps(spoilt).encode())
-        assert isinstance(found, kind)
-        assert sound_command(found)
+        command = parse([], json.dumps(spoilt).encode())
+        assert isinstance(command, kind)
+        assert sound_command(command)
 
 
 @given(st.sampled_from(COMMANDS), st.integers(0, 1 << 30), st.binary(max_size=6))
@@ -234,8 +234,8 @@ def test_a_field_of_a_staged_exchange_spoilt(name: str, data: st.DataObject) -> 
         return
     for decode in (lambda: messages.unpack(packed, checks), lambda: messages.decode_reader_message(packed)):
         with contextlib.suppress(BadMessage):
-            found = decode()
-            assert all(sound(field, value) for field, value in found.items()), found
+            message = decode()
+            assert all(sound(field, value) for field, value in message.items()), message
 
 
 @given(st.sampled_from(sorted(STAGED)), st.integers(0, 1 << 30), st.binary(max_size=6))
@@ -243,8 +243,8 @@ def test_bytes_of_a_staged_exchange_spoilt(name: str, place: int, new: bytes) ->
     data = messages.pack(**message_of(STAGED[name]))
     place %= len(data)
     with contextlib.suppress(BadMessage):
-        found = messages.unpack(data[:place] + new + data[place + len(new) :], STAGED[name])
-        assert all(sound(field, value) for field, value in found.items()), found
+        message = messages.unpack(data[:place] + new + data[place + len(new) :], STAGED[name])
+        assert all(sound(field, value) for field, value in message.items()), message
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------

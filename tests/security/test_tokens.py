@@ -91,9 +91,9 @@ def test_every_method_and_service_is_known_here(server: el.StoreServer) -> None:
     door = type(server._server._flight_server)
     assert methods() <= set(vars(door)), "a method of Flight's base class tells its tracebacks"
     exchanges, actions = services(server)
-    found = {f"exchange {name.decode()}": service.role for name, service in exchanges.items()}
-    found |= {f"action {kind}": service.role for kind, service in actions.items()}
-    assert found == {name: role for name, role in ROLES.items() if " " in name}
+    roles = {f"exchange {name.decode()}": service.role for name, service in exchanges.items()}
+    roles |= {f"action {kind}": service.role for kind, service in actions.items()}
+    assert roles == {name: role for name, role in ROLES.items() if " " in name}
 
 
 @pytest.mark.parametrize("headers", NOBODY.values(), ids=NOBODY)
@@ -133,13 +133,13 @@ def test_tokens_are_in_no_repr_and_no_error(server: el.StoreServer, tmp_path: Pa
     shown = [repr(server), repr(server._server), repr(server._server._flight_server), str(vars(server))]
     with el.open(tmp_path / "s", durability="os") as store:
         for wrong in ({"token": TOKEN + "\n"}, {"token": TOKEN, "read_token": READ_TOKEN + "é"}):
-            with pytest.raises(el.InvalidInput) as found:
+            with pytest.raises(el.InvalidInput) as error:
                 el.serve(store, **wrong)
-            shown.append(str(found.value))
+            shown.append(str(error.value))
         for token, read_token in ((TOKEN, TOKEN), (None, READ_TOKEN)):
-            with pytest.raises(el.InvalidInput) as found:
+            with pytest.raises(el.InvalidInput) as error:
                 el.serve(store, token=token, read_token=read_token)
-            shown.append(str(found.value))
+            shown.append(str(error.value))
         with pytest.raises(el.InsecureServer) as insecure:
             el.serve(store, "grpc://0.0.0.0:0", token=TOKEN)
         shown.append(str(insecure.value))

@@ -209,11 +209,11 @@ def failures_never_reset(monkeypatch: pytest.MonkeyPatch) -> None:
 def failures_never_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = JobProtocol._count_failure
 
-    def one(job: Any, *args: Any) -> Any:
+    def count_failure(job: Any, *args: Any) -> Any:
         job._failures = 0
         return counted(job, *args)
 
-    monkeypatch.setattr(JobProtocol, "_count_failure", one)
+    monkeypatch.setattr(JobProtocol, "_count_failure", count_failure)
 
 
 def ending_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,12 +294,12 @@ def timeouts_never(monkeypatch: pytest.MonkeyPatch) -> None:
 def taken_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     decided = JobProtocol.decided
 
-    def told(job: Any, *args: Any) -> Any:
+    def without_taken(job: Any, *args: Any) -> Any:
         return [
             replace(d, taken=dict.fromkeys(d.taken, 0)) if isinstance(d, Inject) else d for d in decided(job, *args)
         ]
 
-    monkeypatch.setattr(JobProtocol, "decided", told)
+    monkeypatch.setattr(JobProtocol, "decided", without_taken)
 
 
 def outbox_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,17 +364,17 @@ def test_mutants_are_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> N
     for seed in range(first, first + SEEDS):
         try:
             check_apart(seed, World(seed).run())
-        except Violation as found:
-            print(f"seed {seed}: {found}")
+        except Violation as violation:
+            print(f"seed {seed}: {violation}")
             return
     raise AssertionError(f"{SEEDS} seeds do not find it")
 
 
 def test_a_failure_is_told_with_its_seed_and_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     duplicate_report_counted_twice(monkeypatch)
-    with pytest.raises(SeedFailed) as found:
+    with pytest.raises(SeedFailed) as error:
         check(0)
-    said = str(found.value)
+    said = str(error.value)
     assert re.match(r"seed 0: Violation: \w+: piece \d+ is committed twice", said)
     kinds = re.search(r"again: World\(0, kinds=(.*)\).run\(\)", said)
     assert kinds is not None and "'repeats'" in kinds[1] and kinds[1].count("'") < len(KINDS)

@@ -33,7 +33,7 @@ def main(root: str, catalog: str, token: str) -> None:
     feed = read("orders", readChangeFeed=True, startingVersion="earliest", changeMode="net")
     workers = orders.mapInArrow(_parents, "pid long").distinct().collect()
     orders.write.format("epochlog").mode("append").options(**place, table="copy").save()
-    told = {
+    report = {
         "joined": sorted([row.name, row["count"]] for row in joined.collect()),
         "tasks": orders.rdd.getNumPartitions(),
         "view": spark.sql("SELECT sum(id) FROM seen").collect()[0][0],
@@ -41,7 +41,7 @@ def main(root: str, catalog: str, token: str) -> None:
         "executors": len({row.pid for row in workers}),
         "parallelism": read("orders").rdd.context.defaultParallelism,
     }
-    print(json.dumps(told), flush=True)
+    print(json.dumps(report), flush=True)
     spark.stop()
 
 

@@ -103,8 +103,8 @@ def moody_task(real: Any, notes: str, mood: str, target: Any, deletes: bool, bat
     from epochlog.store.sst.segment import Segment
 
     results = list(real(target, deletes, batches))
-    found = [one for batch in results for one in batch.column(0).to_pylist()]
-    behave(notes, mood, [Segment.from_record(unpack(b"segment", one)).path for one in found])
+    records = [record for batch in results for record in batch.column(0).to_pylist()]
+    behave(notes, mood, [Segment.from_record(unpack(b"segment", record)).path for record in records])
     yield from results
 
 
@@ -135,8 +135,8 @@ def frame_of(spark: Any, order: dict[str, Any]) -> Any:
 
 
 def write(spark: Any, jvm: int, order: dict[str, Any]) -> None:
-    told = {"notes": order["notes"], "mood": order["mood"], "driver": str(os.getpid()), "jvm": str(jvm)}
-    options = {**order["place"], **told}
+    marks = {"notes": order["notes"], "mood": order["mood"], "driver": str(os.getpid()), "jvm": str(jvm)}
+    options = {**order["place"], **marks}
     writer = frame_of(spark, order).write.format("moody").mode(order.get("mode", "append")).options(**options)
     writer.options(**order.get("txn", {})).save()
 

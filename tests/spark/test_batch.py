@@ -55,8 +55,8 @@ def test_change_types_tell_deletes(lake) -> None:
     lake.write(
         lake.spark.createDataFrame(changes, "id long, day string, amount double, _change_type string").coalesce(1)
     )
-    found = lake.orders.to_arrow().to_pylist()
-    assert [(row["id"], row["day"]) for row in found] == [(1, "new"), (2, "d2"), (3, "d0"), (9, "y")]
+    result = lake.orders.to_arrow().to_pylist()
+    assert [(row["id"], row["day"]) for row in result] == [(1, "new"), (2, "d2"), (3, "d0"), (9, "y")]
 
 
 def test_an_unknown_change_type_is_refused(lake) -> None:
@@ -118,9 +118,9 @@ def test_versions_timestamps_tokens_and_policies(lake) -> None:
 
 def test_columns_filter_and_user_schema_prune(lake) -> None:
     lake.orders.upsert(rows(0, 30))
-    found = lake.read(columns="day,id", filter="id BETWEEN 3 AND 5 AND day <> 'd1'")
-    assert found.columns == ["day", "id"]
-    assert sorted(found.collect()) == [("d0", 3), ("d2", 5)]
+    frame = lake.read(columns="day,id", filter="id BETWEEN 3 AND 5 AND day <> 'd1'")
+    assert frame.columns == ["day", "id"]
+    assert sorted(frame.collect()) == [("d0", 3), ("d2", 5)]
     assert lake.read(columns='["id"]').columns == ["id"]
     narrow = lake.spark.read.schema("amount double, id long").format("epochlog")
     assert narrow.options(**lake.options("orders")).load().where("id = 4").collect() == [(4.0, 4)]
@@ -142,8 +142,8 @@ def test_filters_mean_the_same_wherever_they_are_applied(lake) -> None:
     lake.spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
         frame = lake.read()
-        for condition, found in wanted.items():
-            assert ids(frame.where(condition)) == found, condition
+        for condition, expected in wanted.items():
+            assert ids(frame.where(condition)) == expected, condition
         assert frame.count() == 101
         assert frame.where("id > 90").union(frame.where("id < 3")).union(frame).count() == 10 + 3 + 101
     finally:
@@ -186,7 +186,7 @@ def test_an_empty_table_reads_as_empty(lake) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"versionAsOff": 1}, "InvalidInput: epochlog has no option 'versionasoff'"),
         ({"versionAsOf": 1 << 52}, "EpochNotCommitted: table 'orders'"),
@@ -210,9 +210,9 @@ def test_an_empty_table_reads_as_empty(lake) -> None:
         ({"txnAppId": "a", "txnVersion": 1}, "InvalidInput: option txnAppId is for writing"),
     ],
 )
-def test_bad_read_options_are_refused_at_load(lake, options: dict[str, object], told: str) -> None:
+def test_bad_read_options_are_refused_at_load(lake, options: dict[str, object], message: str) -> None:
     lake.orders.upsert(rows(0, 1))
-    with pytest.raises(Exception, match=told):
+    with pytest.raises(Exception, match=message):
         lake.read(**{"table": "orders", **options})
 
 
@@ -223,7 +223,7 @@ def test_a_missing_store_is_named(lake) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "told"),
+    ("query", "message"),
     [
         ("SELECT 1L id, 1D amount", "SchemaMismatch: table orders: column 'day' is missing"),
         ("SELECT 1L id, 'd' day, 1D amount, 1 extra", "SchemaMismatch: table orders: unknown column 'extra'"),
@@ -231,8 +231,8 @@ def test_a_missing_store_is_named(lake) -> None:
         ("SELECT CAST(NULL AS BIGINT) id, 'd' day, 1D amount", "SchemaMismatch: table orders, primary-key column 'id'"),
     ],
 )
-def test_bad_rows_are_refused_and_leave_nothing(lake, query: str, told: str) -> None:
-    with pytest.raises(Exception, match=told):
+def test_bad_rows_are_refused_and_leave_nothing(lake, query: str, message: str) -> None:
+    with pytest.raises(Exception, match=message):
         lake.write(lake.spark.sql(query))
     assert lake.orders.history().num_rows == 0
     assert lake.store.verify().ok
@@ -314,10 +314,10 @@ def test_an_overwrite_reaches_views_as_what_it_changes(lake) -> None:
         lake.store.checkpoint()
         assert copy.step(lake.spark, copied) and days.step(lake.spark, counted)
         with lake.store.snapshot(["orders", "copied", "days"], consistency="aligned") as snapshot:
-            found = snapshot["orders"].to_arrow()
-            assert found.equals(content) and snapshot["copied"].to_arrow().equals(found)
+            orders = snapshot["orders"].to_arrow()
+            assert orders.equals(content) and snapshot["copied"].to_arrow().equals(orders)
             counts = snapshot["days"].to_arrow().to_pydict()
-            wanted = found["day"].to_pylist()
+            wanted = orders["day"].to_pylist()
             assert dict(zip(counts["day"], counts["n"], strict=True)) == {day: wanted.count(day) for day in wanted}
 
 

@@ -16,16 +16,18 @@ pytestmark = pytest.mark.spark
 FORGETFUL = el.TableOptions(history_retention=timedelta(0))
 
 
-def told(lake: Any, after: int) -> list[tuple[str, int, float]]:
+def changes_after(lake: Any, after: int) -> list[tuple[str, int, float]]:
     """Read the change feed of `full` past an epoch by Spark, when only the table's newest state is left."""
     lake.store.compact("full", full=True)
     table = lake.store.table("full")
     assert table.info.safe_epoch > after
     feed = lake.read("full", readChangeFeed=True, startingVersion=after + 1, preImages=True)
-    got = sorted((row.id, row._change_type, row.amount) for row in feed.collect())
+    spark_rows = sorted((row.id, row._change_type, row.amount) for row in feed.collect())
     local = table.changes(after, pre_images=True).read_all()
-    assert got == sorted(zip(*(local[name].to_pylist() for name in ("id", "_change_type", "amount")), strict=True))
-    return [(kind, key, amount) for key, kind, amount in got]
+    assert spark_rows == sorted(
+        zip(*(local[name].to_pylist() for name in ("id", "_change_type", "amount")), strict=True)
+    )
+    return [(kind, key, amount) for key, kind, amount in spark_rows]
 
 
 def test_every_sink_stores_what_it_replaces(lake) -> None:
@@ -34,14 +36,14 @@ def test_every_sink_stores_what_it_replaces(lake) -> None:
     start = table.upsert(rows(0, 3))
 
     lake.write(frame(rows(2, 2, amount=5.0)), "full")
-    assert told(lake, start) == [
+    assert changes_after(lake, start) == [
         ("update_postimage", 2, 10.0),
         ("update_preimage", 2, 2.0),
         ("insert", 3, 15.0),
     ]
     at = table.info.max_committed_epoch
     lake.write(frame(rows(1, 2, amount=9.0)), "full", mode="overwrite")
-    assert told(lake, at) == [
+    assert changes_after(lake, at) == [
         ("delete", 0, 0.0),
         ("update_postimage", 1, 9.0),
         ("update_preimage", 1, 1.0),
@@ -53,11 +55,11 @@ def test_every_sink_stores_what_it_replaces(lake) -> None:
     write = el.sink({"full": None}, app_id="sink", path=lake.root)
     for _ in range(2):  # the second time it has landed
         write(frame(rows(2, 1, amount=1.0)), 0)
-    assert told(lake, at) == [("update_postimage", 2, 2.0), ("update_preimage", 2, 18.0)]
+    assert changes_after(lake, at) == [("update_postimage", 2, 2.0), ("update_preimage", 2, 18.0)]
     at = table.info.max_committed_epoch
     lake.orders.upsert(rows(1, 1, amount=4.0))
     lake.into(lake.stream(), "full", "ck")
-    assert told(lake, at) == [("update_postimage", 1, 4.0), ("update_preimage", 1, 9.0)]
+    assert changes_after(lake, at) == [("update_postimage", 1, 4.0), ("update_preimage", 1, 9.0)]
     assert lake.store.verify().ok
 
 

@@ -83,19 +83,19 @@ def test_a_driver_is_killed_and_another_loses_its_jvm(tmp_path: Path, spark: Spa
                 driver.kill()
 
 
-def one_is_killed_in_mid_barrier(store: el.Store, one: Driver, other: Driver) -> None:
+def one_is_killed_in_mid_barrier(store: el.Store, victim: Driver, other: Driver) -> None:
     """The other's jobs commit at each boundary, before and after; nothing was restarted."""
     store.checkpoint()
-    one.tell("hang")
-    one.expect("hanging")
+    victim.tell("hang")
+    victim.expect("hanging")
     for part in range(2):
         last = store.table("orders").upsert(rows(part * 5 + 1, 10, amount=part + 2.0))
         other.tell("idle")
-        found = [row.split("/") for row in other.expect("idle")]
-        assert all(int(epoch) >= last and restarts == "0" for _, epoch, restarts in found), (found, last)
+        states = [row.split("/") for row in other.expect("idle")]
+        assert all(int(epoch) >= last and restarts == "0" for _, epoch, restarts in states), (states, last)
         if not part:
-            one.process.send_signal(signal.SIGKILL)
-            one.process.wait()
+            victim.process.send_signal(signal.SIGKILL)
+            victim.process.wait()
     assert [info.committed_epoch for info in store.jobs() if info.name == "a"] == [0]
     assert [info.incarnation for info in store.jobs()] == [1, 1, 1]
 

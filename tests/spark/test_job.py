@@ -37,8 +37,8 @@ def law(lake) -> None:
     with lake.store.snapshot(["orders", "days"], consistency="aligned") as snapshot:
         sql = "SELECT day, count(*) n, sum(amount) total FROM orders GROUP BY day ORDER BY day"
         wanted = snapshot.duckdb().execute(sql).fetchall()
-        found = snapshot["days"].to_arrow().to_pydict()
-        assert list(zip(found["day"], found["n"], found["total"], strict=True)) == wanted
+        days = snapshot["days"].to_arrow().to_pydict()
+        assert list(zip(days["day"], days["n"], days["total"], strict=True)) == wanted
 
 
 def wait_until_committed(lake, job, epoch: int) -> None:
@@ -185,8 +185,10 @@ def test_step_raises_typed_errors_and_commits_nothing(lake, job) -> None:
     with pytest.raises(el.SchemaMismatch, match="table days, primary-key column 'day'"):
         job.step(lake.spark, null_key_in_a_task)
     assert job.info.state == "failed"
-    told = r"SchemaMismatch: job 'days': table days, primary-key column 'day': 1 of its values are null, .* in row \d"
-    assert re.search(told, job.info.last_error or ""), job.info.last_error
+    pattern = (
+        r"SchemaMismatch: job 'days': table days, primary-key column 'day': 1 of its values are null, .* in row \d"
+    )
+    assert re.search(pattern, job.info.last_error or ""), job.info.last_error
     with pytest.raises(ZeroDivisionError, match="mine"):
         job.step(lake.spark, own_error)
     with pytest.raises(el.InvalidInput, match="has no upstream 'other'"):
@@ -255,8 +257,8 @@ def test_a_failing_barrier_stands_as_last_error_and_is_tried_again(lake, job) ->
     query = job.start(lake.spark, often_wrong)
     try:
         wait_until(lambda: len(failures) > 2)
-        told = "SchemaMismatch: job 'days': table days: unknown column 'id'; it takes day, n, total"
-        assert job.info.last_error == told
+        message = "SchemaMismatch: job 'days': table days: unknown column 'id'; it takes day, n, total"
+        assert job.info.last_error == message
         assert query.isActive and lake.store.table("days").history().num_rows == 0
         good.set()
         query.processAllAvailable()

@@ -44,10 +44,10 @@ def python_processes() -> int:
             except OSError:
                 continue
             parents[int(entry.name)], names[int(entry.name)] = int(rest.split()[1]), name
-    found = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return sum("python" in names[pid] for pid in found if pid in names)
+    pids = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in pids} - pids:
+        pids |= more
+    return sum("python" in names[pid] for pid in pids if pid in names)
 
 
 def test_queries_cost_no_process(lake) -> None:

@@ -46,8 +46,8 @@ def totals(ctx: Any) -> None:
 def by_duckdb(store: el.Store, table: str, sql: str) -> None:
     """At an aligned snapshot of everything the table equals its query."""
     with store.snapshot(consistency="aligned") as snapshot:
-        found = snapshot[table].to_arrow().to_pylist()
-        assert [tuple(row.values()) for row in found] == snapshot.duckdb().execute(sql).fetchall(), table
+        rows = snapshot[table].to_arrow().to_pylist()
+        assert [tuple(row.values()) for row in rows] == snapshot.duckdb().execute(sql).fetchall(), table
 
 
 def three_jobs(store: el.Store, prefix: str, spark: SparkSession, troubled: bool) -> el.Pipeline:

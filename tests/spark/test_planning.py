@@ -78,8 +78,8 @@ def tasks_of(frame: DataFrame) -> list[Task]:
             row = {"low": keys.min(), "high": keys.max(), "ordered": rising, "bytes": width + 24 * len(keys)}
             yield pa.RecordBatch.from_pylist([row])
 
-    found = frame.mapInArrow(summed_up, "low long, high long, ordered boolean, bytes long").collect()
-    return sorted(Task(*row) for row in found)
+    rows = frame.mapInArrow(summed_up, "low long, high long, ordered boolean, bytes long").collect()
+    return sorted(Task(*row) for row in rows)
 
 
 def like_sizes(tasks: Sequence[Task]) -> bool:
@@ -167,8 +167,8 @@ def test_plain_loads_are_joined_by_what_adaptive_execution_finds(towns: Lake) ->
 
 def test_a_snapshots_filter_and_columns_are_the_readers(towns: Lake) -> None:
     with towns.store.snapshot(["big", "city"], consistency="aligned") as snapshot:
-        found = snapshot.spark("city", towns.spark, columns=["name"], filter="city < 3").collect()
-        assert sorted(row.name for row in found) == ["town 0", "town 1", "town 2"]
+        rows = snapshot.spark("city", towns.spark, columns=["name"], filter="city < 3").collect()
+        assert sorted(row.name for row in rows) == ["town 0", "town 1", "town 2"]
         with pytest.raises(el.InvalidInput, match="has no column 'nope'"):
             snapshot.spark("city", towns.spark, columns=["nope"])
         with pytest.raises(el.InvalidInput, match="there is no column 'nope'"):

@@ -65,8 +65,8 @@ def test_what_a_refresh_reads_and_is_refused(lake: Any) -> None:
         def ids(groups: Any) -> list[int]:
             return sorted(ctx.table("sales", columns=["id"], among=groups).toArrow()["id"].to_pylist())
 
-        found = {tuple(row) for row in ctx.touched("sales", ["who", "day"]).collect()}
-        assert found == {(1, None), (None, None), (None, "tue")}
+        touched = {tuple(row) for row in ctx.touched("sales", ["who", "day"]).collect()}
+        assert touched == {(1, None), (None, None), (None, "tue")}
         assert ids(ctx.touched("sales", "day")) == [1, 2]
         assert ids(pa.table({"day": pa.array([None, "mon"], pa.string()), "who": pa.array([1, None], pa.int32())})) == [
             1,

@@ -105,7 +105,7 @@ LIVE = "SELECT day, sum(cents)::BIGINT AS cents, count(*) AS orders FROM orders 
 
 def views_of(views: Mapping[str, Any], *names: str) -> list[View]:
     chosen = [views[name] for name in names]
-    return [View(one.name, one.upstreams, one.schema, tuple(one.key), one.sql, one.refresh) for one in chosen]
+    return [View(case.name, case.upstreams, case.schema, tuple(case.key), case.sql, case.refresh) for case in chosen]
 
 
 def of_program(name: str, folder: Path) -> Story:

@@ -28,9 +28,9 @@ def test_a_batch_is_written_and_read(far: Lake) -> None:
     far.write(far.spark.createDataFrame(rows(90, 20, amount=2.0)))
     far.store.compact("orders", full=True)
     far.write(far.spark.createDataFrame(rows(5, 1, amount=7.0)))
-    found = far.read().orderBy("id").toArrow().cast(SCHEMA)
-    assert found.equals(far.orders.to_arrow())
-    assert found.num_rows == 110 and found["amount"][5].as_py() == 35.0
+    result = far.read().orderBy("id").toArrow().cast(SCHEMA)
+    assert result.equals(far.orders.to_arrow())
+    assert result.num_rows == 110 and result["amount"][5].as_py() == 35.0
 
 
 def test_a_stream_is_read_and_a_job_steps(far: Lake) -> None:

@@ -75,13 +75,13 @@ class Driver:
         notes = self._notes / f"{id(self)}-{self._orders}"
         notes.mkdir(parents=True)
         place = {**self._place, "table": table}
-        told = {"do": do, "place": place, "mood": mood, "rows": [0, count, PARTS], "notes": str(notes), **more}
-        print(json.dumps(told), file=self._process.stdin, flush=True)
+        request = {"do": do, "place": place, "mood": mood, "rows": [0, count, PARTS], "notes": str(notes), **more}
+        print(json.dumps(request), file=self._process.stdin, flush=True)
         answer = self._answer()
         assert answer == ({} if mood in ("before", "after") else {"done": True})
-        found = {path.name: path.read_text() for path in notes.iterdir()}
-        sick = found.pop("sick")
-        return Attempts({name: json.loads(paths) for name, paths in found.items()}, sick)
+        notes_by_name = {path.name: path.read_text() for path in notes.iterdir()}
+        sick = notes_by_name.pop("sick")
+        return Attempts({name: json.loads(paths) for name, paths in notes_by_name.items()}, sick)
 
     def _answer(self) -> dict[str, Any]:
         """Return the driver's next answer; empty when the driver has died."""
@@ -123,17 +123,17 @@ def test_tasks_that_die_and_drivers_that_die(tmp_path: Path, spark: SparkSession
         table.upsert(pa.table({"id": [10**6], "amount": [0.0]}, schema=SCHEMA))
         job = store.create_job(view, ["t"], {view: (SCHEMA, ["id"])})
         store.checkpoint()
-        with driver(store, tmp_path / "notes", master="local[2,4]") as one:
+        with driver(store, tmp_path / "notes", master="local[2,4]") as spark_driver:
             for attempts in (
-                one.order("write", "t", "task-dies", 30, mode="overwrite"),
-                one.order("sink", "t", "task-dies", MANY, batch=1),
-                one.order("step", view, "task-dies", MANY, job=job.name),
+                spark_driver.order("write", "t", "task-dies", 30, mode="overwrite"),
+                spark_driver.order("sink", "t", "task-dies", MANY, batch=1),
+                spark_driver.order("step", view, "task-dies", MANY, job=job.name),
             ):
                 assert attempts.counted(store) == [0, 1, 2] and attempts.sick in attempts.lost(store)
             assert table.to_arrow().equals(rows(MANY)) and store.table(view).to_arrow().equals(rows(MANY))
             assert spark_intents(store) == 0 and table.history().num_rows == 3
             txn = {"txnAppId": "app", "txnVersion": "1"}
-            attempts = one.order("write", "t", "before", 20, mode="overwrite", txn=txn)
+            attempts = spark_driver.order("write", "t", "before", 20, mode="overwrite", txn=txn)
             assert attempts.counted(store) == []
         assert table.to_arrow().equals(rows(MANY)) and spark_intents(store) == 1
         assert vacuumed(store, GRACE_MS) >= 3
@@ -162,15 +162,15 @@ def test_tasks_that_run_twice_and_executors_that_die(tmp_path: Path, spark: Spar
     with el.open(s3.uri(f"{s3.new_bucket()}/lake"), servers.redis.url()) as store:
         table = store.create_table("t", SCHEMA, ["id"])
         table.upsert(rows(100))
-        with driver(store, tmp_path / "notes", master="two hosts", **settings) as one:
-            attempts = one.order("write", "t", "slow", 30, mode="overwrite")
+        with driver(store, tmp_path / "notes", master="two hosts", **settings) as spark_driver:
+            attempts = spark_driver.order("write", "t", "slow", 30, mode="overwrite")
             assert len([name for name in attempts.paths if name.startswith("1-")]) > 1
             assert attempts.counted(store) == [0, 1, 2] and table.to_arrow().equals(rows(30))
-            attempts = one.order("write", "t", "executor-dies", 60)
+            attempts = spark_driver.order("write", "t", "executor-dies", 60)
             assert attempts.counted(store) == [0, 1, 2] and attempts.sick in attempts.lost(store)
             assert table.to_arrow().equals(rows(60)) and spark_intents(store) == 0
             txn = {"txnAppId": "app", "txnVersion": "1"}
-            one.order("write", "t", "after", 20, mode="overwrite", txn=txn)
+            spark_driver.order("write", "t", "after", 20, mode="overwrite", txn=txn)
         assert table.to_arrow().equals(rows(20)) and spark_intents(store) == 0
         frame = spark.range(50).selectExpr("id", "cast(id as double) amount").write.format("epochlog")
         place = {"path": store.root, "catalog": str(store._handle.catalog_url), "table": "t"}

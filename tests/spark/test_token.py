@@ -83,8 +83,8 @@ def test_two_drivers_read_one_token(tmp_path: Path, spark: SparkSession) -> None
             count, total = said(other, "rows")
             moved_on(store, 1)
             frames = {name: by_token(spark, root, token, name) for name in ("orders", "copy")}
-            found = frames["copy"].selectExpr("count(*)", "sum(amount)").collect()[0]
-            assert (int(count), float(total)) == (20, 190.0) == tuple(found)
+            row = frames["copy"].selectExpr("count(*)", "sum(amount)").collect()[0]
+            assert (int(count), float(total)) == (20, 190.0) == tuple(row)
         moved_on(store, 2)  # it is dead now, and its lease lasts
         joined = frames["orders"].join(by_token(spark, root, token, "copy"), ["id", "amount"])
         assert (joined.count(), frames["orders"].count()) == (20, 20)

@@ -72,8 +72,8 @@ def test_the_queries_are_tpchs(tmp_path: Path) -> None:
         for view in VIEWS.values():
             connection.execute(f"CREATE VIEW {view.name} AS {view.sql}")
         for query, answer in ANSWERS.items():
-            found = connection.execute(f"SELECT COLUMNS(*)::VARCHAR FROM ({query}) ORDER BY ALL").fetchall()
-            assert found == sorted(answer), query
+            rows = connection.execute(f"SELECT COLUMNS(*)::VARCHAR FROM ({query}) ORDER BY ALL").fetchall()
+            assert rows == sorted(answer), query
 
 
 def test_a_refresh_is_made_again_and_lands_once(store: el.Store) -> None:

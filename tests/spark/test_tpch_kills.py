@@ -66,11 +66,11 @@ class Driver:
     def expect(self, *words: str) -> list[str]:
         """The rest of the next line that begins so, of those that no call has waited for yet."""
 
-        def found() -> bool:
+        def is_printed() -> bool:
             assert self._hearing.is_alive() or self._next(words) is not None, (words, self._said, self.log.read_text())
             return self._next(words) is not None
 
-        patiently(found, lambda: (words, self._said))
+        patiently(is_printed, lambda: (words, self._said))
         at = self._next(words)
         assert at is not None
         self._heard = at + 1

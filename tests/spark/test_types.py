@@ -115,14 +115,14 @@ def test_values_inside_of_others_and_floats_are_cast_where_they_fit(lake) -> Non
     frame = "SELECT 1L id, named_struct('a', {}, 'b', array(2L, NULL)) s, {} price"
     lake.write(lake.spark.sql(frame.format("1L", "19.99D")), "narrow")
     assert table.to_arrow().to_pylist() == [{"id": 1, "s": {"a": 1, "b": [2, None]}, "price": Decimal("19.99")}]
-    for wrong, told in (
+    for wrong, message in (
         (
             ("3000000000L", "1D"),
             r"SchemaMismatch: table narrow, column 's', row 0, field 'a': 3000000000 of type int64",
         ),
         (("1L", "0.125D"), r"SchemaMismatch: table narrow, column 'price', row 0: 0\.125 of type double does not fit"),
     ):
-        with pytest.raises(Exception, match=told):
+        with pytest.raises(Exception, match=message):
             lake.write(lake.spark.sql(frame.format(*wrong)), "narrow")
 
 

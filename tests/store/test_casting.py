@@ -69,9 +69,9 @@ def test_values_decide(kind: pa.DataType, wanted: pa.DataType, good: list[Any], 
     if bad is None:
         return
     worse = pa.array([bad] * 2, kind)
-    with pytest.raises(Unfit) as told:
+    with pytest.raises(Unfit) as error:
         cast_values(pa.chunked_array([*column.chunks, worse]), wanted)
-    assert told.value.row == 2 * len(good)
+    assert error.value.row == 2 * len(good)
 
 
 NUMBERS = st.one_of(
@@ -100,18 +100,18 @@ def test_integers_fit_where_they_are_equal(values: list[int | None], wanted: pa.
     column = pa.chunked_array([pa.array(values, pa.int64())])
     bad = [row for row, value in enumerate(values) if not holds(value)]
     if bad:
-        with pytest.raises(Unfit) as told:
+        with pytest.raises(Unfit) as error:
             cast_values(column, wanted)
-        assert told.value.row == bad[0]
+        assert error.value.row == bad[0]
     else:
         assert cast_values(column, wanted).to_pylist() == values
 
 
 @pytest.mark.parametrize("values", [[1000000.0, 2.0**53], [0.125, 2.0**53], [0.125, float("nan")]])
 def test_the_first_float_that_fits_no_decimal_is_named(values: list[float]) -> None:
-    with pytest.raises(Unfit) as told:
+    with pytest.raises(Unfit) as error:
         cast_values(pa.chunked_array([values]), pa.decimal128(8, 2))
-    assert told.value.row == 0
+    assert error.value.row == 0
 
 
 @settings(max_examples=60)
@@ -127,9 +127,9 @@ def test_floats_fit_decimals_as_they_are_written(values: list[float | None]) -> 
     wanted = [None if value is None else written(value) for value in values]
     bad = [row for row, value in enumerate(values) if value is not None and wanted[row] is None]
     if bad:
-        with pytest.raises(Unfit) as told:
+        with pytest.raises(Unfit) as error:
             cast_values(column, pa.decimal128(8, 2))
-        assert told.value.row == bad[0]
+        assert error.value.row == bad[0]
     else:
         assert cast_values(column, pa.decimal128(8, 2)).to_pylist() == wanted
 
@@ -141,7 +141,7 @@ FINE, LATE = {"a": 1, "b": 0.25}, {"a": 2**31, "b": 0.25}
 CENTS = {"a": 1, "b": 0.125}
 
 
-@pytest.mark.parametrize("kind, wanted, good, bad, told", [
+@pytest.mark.parametrize("kind, wanted, good, bad, message", [
     (WIDE_INSIDE, NARROW_INSIDE, [FINE, None, {"a": None, "b": -1.5}], LATE, "field 'a': 2147483648 of type int64"),
     (WIDE_INSIDE, STRICT_INSIDE, [FINE, None], CENTS, r"field 'b': 0.125 of type double does not fit decimal128\(8, 2"),
     (pa.list_(pa.int64()), pa.list_(pa.int8()), [[1, None], None, [], [3]], [1, 128], "item: 128 of type int64 does"),
@@ -159,7 +159,7 @@ CENTS = {"a": 1, "b": 0.125}
      {"d": 128}, "field 'd': 128"),
 ], ids=lambda v: str(v)[:30])  # fmt: skip
 def test_values_inside_of_others_decide(
-    kind: pa.DataType, wanted: pa.DataType, good: list[Any], bad: Any, told: str
+    kind: pa.DataType, wanted: pa.DataType, good: list[Any], bad: Any, message: str
 ) -> None:
     chunk = pa.array([*good, bad], kind)
     column = pa.chunked_array([chunk[: len(good)], pa.array([bad, *good], kind)[1:], pa.array([], kind)])
@@ -168,7 +168,7 @@ def test_values_inside_of_others_decide(
     got.validate(full=True)
     assert got.type == wanted and got.to_pylist() == column.to_pylist()
     assert cast_values(pa.chunked_array([], kind), wanted).type == wanted
-    with pytest.raises(Unfit, match=rf"^row {2 * len(good)}(, |: ){told}"):
+    with pytest.raises(Unfit, match=rf"^row {2 * len(good)}(, |: ){message}"):
         cast_values(pa.chunked_array([*column.chunks, chunk[len(good) :]]), wanted)
 
 
@@ -280,7 +280,7 @@ def test_rows_are_given_as_dicts(store: el.Store) -> None:
         {"id": 2, "price": Decimal("3.00"), "score": 0.1},
         {"id": 3, "price": None, "score": None},
     ]
-    for rows, told in (
+    for rows, message in (
         ([{"id": 1, "price": 1, "score": 1, "colour": "red"}], "unknown column 'colour'"),
         ([{"id": 1, "price": Decimal("1.255"), "score": 1}], r"column 'price', row 0"),
         ([{"id": 1, "price": 1, "score": 1}, {"id": 2, "price": 1, "score": "x"}], r"column 'score', row 1: 'x'"),
@@ -290,7 +290,7 @@ def test_rows_are_given_as_dicts(store: el.Store) -> None:
         ([{"id": 1, "price": 1}], "column 'score' is missing"),
         ([{1: 1}], "column names must be strings"),
     ):
-        with pytest.raises(el.SchemaMismatch, match=told):
+        with pytest.raises(el.SchemaMismatch, match=message):
             table.upsert(rows)
     with pytest.raises(el.InvalidInput, match="list of dicts"):
         table.upsert([1, 2])
@@ -301,14 +301,14 @@ def test_a_column_that_one_dict_leaves_out_is_no_null(store: el.Store) -> None:
     table = store.table("prices")
     whole = {"id": 1, "price": Decimal("1.25"), "score": 1.0}
     table.upsert([whole])
-    for rows, told in (
+    for rows, message in (
         ([{"id": 2, "price": 2, "score": 2}, {"id": 1, "price": 3}], "row 1: column 'score' is missing"),
         ([{"id": 1}, {"id": 2, "price": 2, "score": 2}], "row 0: column 'price', 'score' is missing"),
         ([{"id": 2, "price": 2, "score": 2}, {}], "row 1: column 'id', 'price', 'score' is missing"),
     ):
-        with pytest.raises(el.SchemaMismatch, match=rf"^table prices, {told}.*None for null"):
+        with pytest.raises(el.SchemaMismatch, match=rf"^table prices, {message}.*None for null"):
             table.upsert(rows)
-        with pytest.raises(el.SchemaMismatch, match=told), store.transaction() as tx:
+        with pytest.raises(el.SchemaMismatch, match=message), store.transaction() as tx:
             tx.upsert("prices", rows)
     with pytest.raises(el.SchemaMismatch, match="unknown column 'colour'"):
         table.upsert([whole, {**whole, "colour": "red"}])
@@ -380,13 +380,13 @@ def test_a_single_key(store: el.Store) -> None:
     with store.transaction() as tx:
         tx.delete("prices", 1)
     assert table.to_arrow()["id"].to_pylist() == [3]
-    for keys, told in (
+    for keys, message in (
         (2.5, r"column 'id', row 0: 2\.5"),
         ("2", "string does not fit int64"),
         ([1, None], "1 of its values are null"),
         ([1, "a"], r"column 'id', row 1: 'a'"),
     ):
-        with pytest.raises(el.SchemaMismatch, match=told):
+        with pytest.raises(el.SchemaMismatch, match=message):
             table.get(keys)
     with pytest.raises(el.InvalidInput, match="scalars"):
         table.get(object())

@@ -69,8 +69,8 @@ def keys(*ids: int) -> pa.Table:
 
 
 def numbers(table: el.Table, epoch: int | None = None) -> dict[int, int]:
-    found = table.to_arrow(epoch=epoch)
-    return dict(zip(found["id"].to_pylist(), found["n"].to_pylist(), strict=True))
+    rows = table.to_arrow(epoch=epoch)
+    return dict(zip(rows["id"].to_pylist(), rows["n"].to_pylist(), strict=True))
 
 
 def some(store: el.Store, name: str = "t", **options: Any) -> CompactionOutcome:
@@ -165,8 +165,8 @@ def part(low: int, high: int, **fields: Any) -> RunFile:
 
 
 def log(low: int, high: int, rows: int = 10, blocks: tuple[int, ...] = ()) -> LogEntry:
-    found = Segment(f"s{low}", 1, rows, 0, 100, 0, low, high, blocks=blocks or (low,))
-    return LogEntry(9, (LabelGroup(9, (found,)),))
+    segment = Segment(f"s{low}", 1, rows, 0, 100, 0, low, high, blocks=blocks or (low,))
+    return LogEntry(9, (LabelGroup(9, (segment,)),))
 
 
 def cut(
@@ -178,18 +178,18 @@ def cut(
 
 def test_a_part_that_nothing_touches_stays() -> None:
     base = SortedRun(0, 5, (part(0, 99), part(100, 199), part(200, 299)))
-    found = cut([base], [log(150, 160)])
-    assert found == [Piece(0, 100, "p0"), Piece(100, 200), Piece(200, 300, "p200"), *found[3:]]
+    pieces = cut([base], [log(150, 160)])
+    assert pieces == [Piece(0, 100, "p0"), Piece(100, 200), Piece(200, 300, "p200"), *pieces[3:]]
     assert [piece.reused for piece in cut([base], [log(300, 400)])] == ["p0", "p100", "p200", None]
 
 
 def test_a_part_is_rewritten_for_what_reaches_into_its_keys() -> None:
-    one = part(0, 99)
+    base = part(0, 99)
     for other in (log(99, 150), log(50, 50)):
-        assert all(piece.reused is None for piece in cut([SortedRun(0, 5, (one,))], [other]))
+        assert all(piece.reused is None for piece in cut([SortedRun(0, 5, (base,))], [other]))
     past = part(40, 50, history=True, until=4)
-    assert cut([SortedRun(0, 5, (one,), (past,))], [log(500, 600)])[0].reused == "p0"
-    assert cut([SortedRun(0, 5, (one,), (past,))], [log(500, 600)], rewritten=("p40",))[0].reused is None
+    assert cut([SortedRun(0, 5, (base,), (past,))], [log(500, 600)])[0].reused == "p0"
+    assert cut([SortedRun(0, 5, (base,), (past,))], [log(500, 600)], rewritten=("p40",))[0].reused is None
     marked = SortedRun(1, 5, (part(0, 99, deletes=1),))
     assert cut([marked], [log(500, 600)], bottom=False)[0].reused == "p0"
     assert cut([marked], [log(500, 600)], bottom=True)[0].reused is None
@@ -198,9 +198,9 @@ def test_a_part_is_rewritten_for_what_reaches_into_its_keys() -> None:
 def test_pieces_tile_the_keys_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_pieces, "PIECE_ROWS", 30)
     blocks = tuple(range(0, 1000, 10))
-    found = cut([], [log(0, 999, 1000, blocks)])
-    assert len(found) == 34 and found[0].low is None and found[-1].high is None
-    assert all(left.high == right.low for left, right in pairwise(found))
+    pieces = cut([], [log(0, 999, 1000, blocks)])
+    assert len(pieces) == 34 and pieces[0].low is None and pieces[-1].high is None
+    assert all(left.high == right.low for left, right in pairwise(pieces))
     monkeypatch.setattr(task_pieces, "PIECE_ROWS", 1 << 30)
     monkeypatch.setattr(task_pieces, "PIECE_BYTES", 50)
     assert len(cut([], [log(0, 999, 1000, blocks)])) == 2
@@ -208,8 +208,8 @@ def test_pieces_tile_the_keys_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_greatest_key_of_all_ends_the_pieces() -> None:
     top = (1 << 63) - 1
-    found = cut([SortedRun(0, 5, (part(5, top),))], [log(0, 1)])
-    assert found[-1] == Piece(5, None, "p5") and found[0].reused is None
+    pieces = cut([SortedRun(0, 5, (part(5, top),))], [log(0, 1)])
+    assert pieces[-1] == Piece(5, None, "p5") and pieces[0].reused is None
 
 
 # ---- runs and epochs -----------------------------------------------------------------------------------------------
@@ -223,8 +223,8 @@ def test_a_delete_in_an_upper_run_hides_the_row_below_and_is_gone_at_the_bottom(
     third = table.upsert(rows(7, 1, n=3))
     fourth = table.delete(keys(7))
     assert some(store, l0_only=True) is CompactionOutcome.DONE
-    assert [(one.lo, one.hi) for one in runs_of(store)] == [(0, first), (first, fourth)]
-    assert sum(one.deletes for one in (*runs_of(store)[1].parts, *runs_of(store)[1].history)) == 4
+    assert [(run.lo, run.hi) for run in runs_of(store)] == [(0, first), (first, fourth)]
+    assert sum(run.deletes for run in (*runs_of(store)[1].parts, *runs_of(store)[1].history)) == 4
 
     def as_it_was() -> None:
         assert len(numbers(table, first)) == 1000 and table.count(first) == 1000
@@ -236,7 +236,7 @@ def test_a_delete_in_an_upper_run_hides_the_row_below_and_is_gone_at_the_bottom(
     as_it_was()
     store.compact("t", full=True)
     (bottom,) = runs_of(store)
-    assert (bottom.lo, bottom.hi) == (0, fourth) and not any(one.deletes for one in bottom.parts)
+    assert (bottom.lo, bottom.hi) == (0, fourth) and not any(run.deletes for run in bottom.parts)
     as_it_was()
 
 
@@ -278,12 +278,12 @@ def test_versions_that_no_epoch_can_see_are_not_kept(store: el.Store, clock: Clo
         clock.now_ms += 1000
         table.upsert(rows(0, 10, n))
     some(store, l0_only=True)
-    assert sum(one.rows for one in runs_of(store)[0].history) == 40
+    assert sum(part.rows for part in runs_of(store)[0].history) == 40
     clock.now_ms += 60_000
     newest = table.upsert(rows(0, 1, 9))
     store.compact("t")
     (only,) = runs_of(store)
-    assert sum(one.rows for one in only.history) == 1  # the row that was there until now
+    assert sum(part.rows for part in only.history) == 1  # the row that was there until now
     assert table.info.safe_epoch > 0 and only.hi == newest
     with pytest.raises(el.EpochExpired):
         table.to_arrow(epoch=table.info.safe_epoch - 1)
@@ -474,8 +474,10 @@ def test_a_commit_at_the_limit_folds_l0_and_says_so(store: el.Store, caplog: pyt
             table.upsert(rows(n, 10, n))
             version = store._handle.catalog.read(lambda view: get_version(view, 1, "t"))
             assert version.l0_segments < 4
-    (told,) = [text for text in caplog.messages if "4 segments of the log wait for compaction, 4 are the most" in text]
-    assert "maintenance=True" in told  # and once, however many commits fold
+    (warning,) = [
+        text for text in caplog.messages if "4 segments of the log wait for compaction, 4 are the most" in text
+    ]
+    assert "maintenance=True" in warning  # and once, however many commits fold
     assert {trace.by for trace in traces_of(store)} == {"commit"} and table.count() == 49
     assert table.info.runs < 6 and table.next_epoch(0) is not None and table.info.log_segments == 40
 
@@ -525,5 +527,7 @@ def test_another_strategy_is_asked_in_its_place(tmp_path: Path, monkeypatch: pyt
         handle = store._handle
         at = handle.catalog.read(lambda view: find_table(view, "t")).id
         assert len(handle.catalog.read(lambda view: get_runs(view, at))) == 3
-        assert {one.reason for one in handle.catalog.read(lambda view: read_traces(view, at))} == {"L0 has a segment"}
+        assert {trace.reason for trace in handle.catalog.read(lambda view: read_traces(view, at))} == {
+            "L0 has a segment"
+        }
         assert table.to_arrow().sort_by("id").to_pydict() == {"id": [1, 2, 3, 4], "n": [2, 0, 1, 2]}

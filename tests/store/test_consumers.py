@@ -39,7 +39,7 @@ def opened(lab: Lab, name: str = "dash", tables: tuple[str, ...] = ("r",), **opt
 
 
 def info(lab: Lab, name: str = "dash") -> el.ConsumerInfo:
-    return {one.name: one for one in lab.store.consumers()}[name]
+    return {consumer.name: consumer for consumer in lab.store.consumers()}[name]
 
 
 def puts(lab: Lab, count: int, table: str = "r") -> list[int]:
@@ -472,7 +472,7 @@ def test_it_reads_the_tables_that_it_was_made_for(lab: Lab) -> None:
             opened(lab, "both", tables)
     with pytest.raises(el.TableNotFound):
         opened(lab, "other", ("nothing",))
-    assert [one.name for one in lab.store.consumers()] == ["both"]
+    assert [consumer.name for consumer in lab.store.consumers()] == ["both"]
 
 
 def test_bad_input_is_named(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -584,7 +584,11 @@ def by_chance(lab: Lab, rng: random.Random, turns: int) -> None:
         elif kind == "retain":
             lab.now_ms += 1  # what was committed in this very millisecond is not past yet
             lab.store.compact("r", full=True)
-        held = [at for one, at in position.items() if at is not None and until.get(one, FOR_EVER) > lab.now_ms]
+        held = [
+            at
+            for consumer_name, at in position.items()
+            if at is not None and until.get(consumer_name, FOR_EVER) > lab.now_ms
+        ]
         hold(lab, held, epochs, just_retained=kind == "retain")
 
 
@@ -600,7 +604,10 @@ def hold(lab: Lab, held: list[int], epochs: list[int], *, just_retained: bool) -
         assert mark >= max(epoch for epoch in epochs if epoch <= min([*held, epochs[-1]])), (mark, held)
 
 
-MUTANTS: tuple[Callable[..., bool], ...] = (lambda one, *given: False, lambda one, *given: one.position is not None)
+MUTANTS: tuple[Callable[..., bool], ...] = (
+    lambda record, *given: False,
+    lambda record, *given: record.position is not None,
+)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)

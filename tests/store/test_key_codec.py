@@ -110,14 +110,14 @@ def test_encoding_keeps_order_and_identity(drawn: tuple[list[pa.DataType], list[
 def test_keys_tell_their_first_column(drawn: tuple[list[pa.DataType], list[tuple[Any, ...]]]) -> None:
     kinds, rows = drawn
     codec, table = table_of(kinds, rows)
-    found = codec.leading(codec.encode(table).to_pylist())
+    column = codec.leading(codec.encode(table).to_pylist())
     if pa.types.is_decimal(kinds[0]) or pa.types.is_float16(kinds[0]):
-        assert found is None
+        assert column is None
         return
-    assert found is not None and found.type == kinds[0]
-    found.validate(full=True)
+    assert column is not None and column.type == kinds[0]
+    column.validate(full=True)
     alone = KeyCodec(table.schema, ("k0",))
-    assert alone.encode(pa.table({"k0": found})).equals(alone.encode(table))
+    assert alone.encode(pa.table({"k0": column})).equals(alone.encode(table))
 
 
 @settings(max_examples=50, deadline=None, print_blob=True)

@@ -173,8 +173,8 @@ def test_empty_entries_and_the_end_of_data_are_epochs_without_changes(world: Wor
     end = table.finish()
     assert [table.next_epoch(at) for at in (0, first, second, third, end)] == [first, second, third, end, None]
     for mode, images in FORMS:
-        found = table.changes(0, mode=mode, pre_images=images).read_all()
-        assert found["_commit_version"].to_pylist() == [second]
+        changes = table.changes(0, mode=mode, pre_images=images).read_all()
+        assert changes["_commit_version"].to_pylist() == [second]
     history = table.history().to_pylist()[::-1]
     assert [entry["epoch"] for entry in history] == [first, second, third, end]
     assert [entry["operation"] for entry in history][-1] == "finish"
@@ -257,8 +257,8 @@ def test_net_gives_the_first_old_row_and_the_last_new_one(wide: el.Table) -> Non
     start = wide.delete(pa.table({"a": ["x"], "b": pa.array([2], pa.int32())}))
     for f in (2.0, 3.0, 4.0):
         last = wide.upsert(pa.concat_tables([row("x", 1, f), row("x", 2, f)]))
-    found = wide.changes(start, mode="net", pre_images=True).read_all().to_pylist()
-    assert [(r["_change_type"], r["b"], r["f"], r["_commit_version"]) for r in found] == [
+    changes = wide.changes(start, mode="net", pre_images=True).read_all().to_pylist()
+    assert [(r["_change_type"], r["b"], r["f"], r["_commit_version"]) for r in changes] == [
         ("update_preimage", 1, 1.0, last),
         ("update_postimage", 1, 4.0, last),
         ("insert", 2, 4.0, last),
@@ -271,9 +271,9 @@ def test_epochs_come_in_order_and_keys_in_order_within_each(wide: el.Table) -> N
     for f in (1.0, 2.0):
         wide.upsert(pa.concat_tables([row(a, b, f) for a, b in keys]))
     ordered = sorted(keys, key=lambda key: (key[0].encode(), key[1]))
-    found = wide.changes(0, pre_images=True).read_all().to_pylist()
+    changes = wide.changes(0, pre_images=True).read_all().to_pylist()
     twice = [key for key in ordered for _ in range(2)]
-    assert [(r["a"], r["b"]) for r in found] == ordered + twice
+    assert [(r["a"], r["b"]) for r in changes] == ordered + twice
     assert [(r["a"], r["b"]) for r in wide.changes(0, mode="net").read_all().to_pylist()] == ordered
 
 
@@ -285,10 +285,10 @@ def test_a_change_in_columns_that_are_not_asked_for_is_one(wide: el.Table) -> No
     first = wide.upsert(row("x", 1, 1.0, [1.0]))
     wide.upsert(row("x", 1, 2.0, [1.0]))
     for mode in ("epochs", "net"):
-        found = wide.changes(first, mode=mode, pre_images=True, columns=["l", "a"]).read_all()
-        assert found.column_names == ["l", "a", "_change_type", "_commit_version", "_commit_timestamp"]
-        assert found["_change_type"].to_pylist() == ["update_preimage", "update_postimage"]
-        assert found["l"].to_pylist() == [[1.0], [1.0]]
+        changes = wide.changes(first, mode=mode, pre_images=True, columns=["l", "a"]).read_all()
+        assert changes.column_names == ["l", "a", "_change_type", "_commit_version", "_commit_timestamp"]
+        assert changes["_change_type"].to_pylist() == ["update_preimage", "update_postimage"]
+        assert changes["l"].to_pylist() == [[1.0], [1.0]]
         bare = wide.changes(first, mode=mode, pre_images=True, columns=[]).read_all()
         assert bare.column_names == ["_change_type", "_commit_version", "_commit_timestamp"] and bare.num_rows == 2
 
@@ -296,13 +296,13 @@ def test_a_change_in_columns_that_are_not_asked_for_is_one(wide: el.Table) -> No
 def test_the_schema_of_changes(wide: el.Table) -> None:
     wide.upsert(row("x", 1))
     for mode, images in FORMS:
-        found = wide.changes(0, mode=mode, pre_images=images)
-        assert found.schema.names[:5] == WIDE.names
-        assert all(found.schema.field(name).nullable for name in WIDE.names)
-        assert [found.schema.field(name).type for name in WIDE.names] == [field.type for field in wide.schema]
-        assert [str(field.type) for field in found.schema][5:] == ["string", "int64", "timestamp[us, tz=UTC]"]
-        assert found.read_all().schema == found.schema
-        assert wide.changes(1 << 52, mode=mode, pre_images=images).read_all().schema == found.schema
+        changes = wide.changes(0, mode=mode, pre_images=images)
+        assert changes.schema.names[:5] == WIDE.names
+        assert all(changes.schema.field(name).nullable for name in WIDE.names)
+        assert [changes.schema.field(name).type for name in WIDE.names] == [field.type for field in wide.schema]
+        assert [str(field.type) for field in changes.schema][5:] == ["string", "int64", "timestamp[us, tz=UTC]"]
+        assert changes.read_all().schema == changes.schema
+        assert wide.changes(1 << 52, mode=mode, pre_images=images).read_all().schema == changes.schema
 
 
 @pytest.mark.rule("4.4")
@@ -311,10 +311,10 @@ def test_filters_of_key_columns_judge_all_rows_of_a_change_alike(wide: el.Table)
     wide.upsert(pa.concat_tables([row("y", 1, 5.0), row("z", 2, 5.0)]))
     wide.delete(pa.table({"a": ["y", "x"], "b": pa.array([2, 2], pa.int32())}))
     for mode in ("epochs", "net"):
-        found = wide.changes(
+        changes = wide.changes(
             first, mode=mode, pre_images=True, filter=(pc.field("a") == "y") & (pc.field("b") > 0), columns=["f"]
         ).read_all()
-        assert found.select(["f", "_change_type"]).to_pylist() == [
+        assert changes.select(["f", "_change_type"]).to_pylist() == [
             {"f": 0.0, "_change_type": "update_preimage"},
             {"f": 5.0, "_change_type": "update_postimage"},
             {"f": 0.0, "_change_type": "delete"},
@@ -330,8 +330,8 @@ def test_timestamps_are_those_of_the_epochs(tmp_path: Path) -> None:
         for step in (0, 1, 999, 3_600_000):
             now[0] += step
             at = table.upsert(row("x", 1, float(now[0])))
-            found = table.changes(at - 1, pre_images=True).read_all()
-            assert set(found["_commit_timestamp"].cast(pa.int64()).to_pylist()) == {now[0] * 1000}
+            changes = table.changes(at - 1, pre_images=True).read_all()
+            assert set(changes["_commit_timestamp"].cast(pa.int64()).to_pylist()) == {now[0] * 1000}
             assert from_unix_ms(now[0]) <= at < from_unix_ms(now[0] + 1)
 
 

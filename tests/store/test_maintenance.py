@@ -120,7 +120,7 @@ def test_what_fails_is_kept_visible_and_stops_nothing_else(
     assert (bad.info.runs, good.info.runs) == (0, 1)
     assert worker.errors == {"bad": "ValueError: no such luck"} and caplog.text.count("maintenance, bad") == 1
     troubles = lab.store._handle.catalog.read(all_troubles)
-    assert {table: one.error for table, one in troubles.items()} == {1: "ValueError: no such luck"}
+    assert {table: trouble.error for table, trouble in troubles.items()} == {1: "ValueError: no such luck"}
     assert lab.store.verify().ok
     monkeypatch.undo()
     lab.now_ms += LOOK_AGAIN_MS

@@ -92,9 +92,9 @@ def test_lookup(keyed: Keyed) -> None:
         rows = keyed.rows(changes)
         places = {key: place for place, key in enumerate(rows.keys.to_pylist())}
         needles = [keyed.encoded(n) for n in asked]
-        found = lookup(rows.keys, keyed.codec.array(needles))
-        assert found.dtype == np.int64
-        assert found.tolist() == [places.get(key, -1) for key in needles]
+        positions = lookup(rows.keys, keyed.codec.array(needles))
+        assert positions.dtype == np.int64
+        assert positions.tolist() == [places.get(key, -1) for key in needles]
 
     run()
 

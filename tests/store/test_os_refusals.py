@@ -57,9 +57,9 @@ def test_a_process_without_open_files_is_told_so_and_reads_again_later(root: Pat
         ways = reads(store)
         with no_open_files():
             for name, read in ways.items():
-                with pytest.raises(el.ReadFailed, match=r"EMFILE.*no sign of damage.*ulimit") as told:
+                with pytest.raises(el.ReadFailed, match=r"EMFILE.*no sign of damage.*ulimit") as error:
                     read()
-                assert not isinstance(told.value, el.Corrupt), name
+                assert not isinstance(error.value, el.Corrupt), name
         assert [row["id"] for row in ways["now"]()] == [1, 2, 3]
         assert store.verify().ok
 
@@ -87,9 +87,9 @@ def test_verify_does_not_call_a_file_damaged_that_it_could_not_open(
 
 
 def test_a_store_that_cannot_be_opened_now_is_not_lost(root: Path) -> None:
-    with pytest.raises((el.ReadFailed, el.CatalogUnavailable), match="open files") as told, no_open_files():
+    with pytest.raises((el.ReadFailed, el.CatalogUnavailable), match="open files") as error, no_open_files():
         el.open(root)
-    assert not isinstance(told.value, el.CatalogLost)
+    assert not isinstance(error.value, el.CatalogLost)
     with el.open(root) as store:
         assert store.verify().ok
 
@@ -241,9 +241,9 @@ def test_a_process_without_memory_is_told_so(tmp_path: Path) -> None:
         capture_output=True, text=True, check=False, cwd=ROOT,
         env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"},
     )  # fmt: skip
-    told = done.stdout.splitlines()
-    assert [line.split()[0] for line in told] == ["ReadFailed", "CatalogUnavailable", str(1 << 17)], done
-    assert "ENOMEM" in told[0] and "Cannot allocate memory" in told[1]
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["ReadFailed", "CatalogUnavailable", str(1 << 17)], done
+    assert "ENOMEM" in lines[0] and "Cannot allocate memory" in lines[1]
 
 
 # ---- siblings ------------------------------------------------------------------------------------------------------

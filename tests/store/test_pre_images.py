@@ -49,9 +49,9 @@ def keys(*wanted: int) -> pa.Table:
     return pa.table({"k": pa.array(wanted, pa.int64())})
 
 
-def told(table: el.Table, after: int, until: int | None = None, mode: str = "epochs") -> list[Row]:
-    found = table.changes(after, until, mode=mode, pre_images=True).read_all()
-    return list(zip(*(found[name].to_pylist() for name in ("_change_type", "k", "v")), strict=True))
+def changes_after(table: el.Table, after: int, until: int | None = None, mode: str = "epochs") -> list[Row]:
+    changes = table.changes(after, until, mode=mode, pre_images=True).read_all()
+    return list(zip(*(changes[name].to_pylist() for name in ("_change_type", "k", "v")), strict=True))
 
 
 def update(key: int, old: float, new: float) -> list[Row]:
@@ -86,8 +86,8 @@ def test_upsert_delete_and_transactions(store: el.Store, table: el.Table) -> Non
         tx.upsert("plain", rows(k1=1.0))
         tx.delete("t", keys(2, 4))
         tx.upsert("t", rows(k4=4.0, k5=4.0))
-    assert told(table, 0, start) == [("insert", key, 1.0) for key in (1, 2, 3)]
-    assert told(table, start) == [
+    assert changes_after(table, 0, start) == [("insert", key, 1.0) for key in (1, 2, 3)]
+    assert changes_after(table, start) == [
         *update(2, 1.0, 2.0),
         ("insert", 4, 2.0),
         ("delete", 1, 1.0),
@@ -95,7 +95,7 @@ def test_upsert_delete_and_transactions(store: el.Store, table: el.Table) -> Non
         *update(4, 2.0, 4.0),
         ("insert", 5, 4.0),
     ]
-    assert told(table, start, mode="net") == [
+    assert changes_after(table, start, mode="net") == [
         ("delete", 1, 1.0),
         ("delete", 2, 1.0),
         ("insert", 4, 4.0),
@@ -104,7 +104,7 @@ def test_upsert_delete_and_transactions(store: el.Store, table: el.Table) -> Non
     images_of = [[sum(file.rows for file in group.images) for group in entry.groups] for entry in entries(store)]
     assert images_of == [[0], [1], [1], [2]], "one old row for each key that was there"
     assert [group.images for entry in entries(store, "plain") for group in entry.groups] == [()]
-    assert told(other, 0) == [("insert", 1, 1.0)]
+    assert changes_after(other, 0) == [("insert", 1, 1.0)]
     assert_no_strays(store)
 
 
@@ -120,17 +120,17 @@ def test_labels_of_one_commit_see_each_other(store: el.Store, table: el.Table, r
     early.upsert(rows(k1=2.0, k3=2.0))
     sealed += early.seal(label + 2)
     at = store.commit({"t": sealed}, epoch=None if relabelled else label + 9)
-    assert told(table, start) == [
+    assert changes_after(table, start) == [
         *update(1, 1.0, 2.0),
         ("insert", 3, 2.0),
         ("delete", 1, 2.0),
         *update(2, 1.0, 3.0),
         ("delete", 3, 2.0),
     ]
-    assert told(table, start, mode="net") == [("delete", 1, 1.0), *update(2, 1.0, 3.0)]
+    assert changes_after(table, start, mode="net") == [("delete", 1, 1.0), *update(2, 1.0, 3.0)]
     first, second = (group.label for group in entries(store)[-1].groups)
     assert (first, second) == ((at - 1, at) if relabelled else (label + 2, label + 5))
-    assert told(table, first, mode="net") == [("delete", 1, 2.0), *update(2, 1.0, 3.0), ("delete", 3, 2.0)]
+    assert changes_after(table, first, mode="net") == [("delete", 1, 2.0), *update(2, 1.0, 3.0), ("delete", 3, 2.0)]
 
 
 def test_labels_of_several_tables_in_one_commit(store: el.Store, table: el.Table) -> None:
@@ -145,8 +145,8 @@ def test_labels_of_several_tables_in_one_commit(store: el.Store, table: el.Table
     at = store.commit(sealed)
     assert [group.label for group in entries(store)[0].groups] == [at - 3, at]
     assert [group.label for group in entries(store, "u")[0].groups] == [at - 2, at - 1, at]
-    assert told(table, 0) == [("insert", 1, 1.0), *update(1, 1.0, 4.0)]
-    assert told(store.table("u"), 0) == [("insert", 1, 2.0), *update(1, 2.0, 3.0), *update(1, 3.0, 4.0)]
+    assert changes_after(table, 0) == [("insert", 1, 1.0), *update(1, 1.0, 4.0)]
+    assert changes_after(store.table("u"), 0) == [("insert", 1, 2.0), *update(1, 2.0, 3.0), *update(1, 3.0, 4.0)]
 
 
 def overwrite(store: el.Store, name: str, data: pa.Table, txn: tuple[str, int] | None = None) -> int:
@@ -161,7 +161,7 @@ def test_overwrite(store: el.Store, table: el.Table) -> None:
     start = table.upsert(rows(k1=1.0, k2=1.0, k3=1.0))
     at = overwrite(store, "t", rows(k2=1.0, k3=2.0, k4=2.0), ("app", 1))
     assert overwrite(store, "t", rows(k9=9.0), ("app", 1)) == at
-    assert told(table, start) == [("delete", 1, 1.0), *update(3, 1.0, 2.0), ("insert", 4, 2.0)]
+    assert changes_after(table, start) == [("delete", 1, 1.0), *update(3, 1.0, 2.0), ("insert", 4, 2.0)]
 
 
 # ---- races -------------------------------------------------------------------------------------------------------
@@ -172,13 +172,13 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], times:
     real, written = preparation.write_images, []
 
     def write(*args: Any) -> Any:
-        found = real(*args)
-        written.append(found)
+        segments = real(*args)
+        written.append(segments)
         if len(written) <= times:
             with monkeypatch.context() as undone:
                 undone.setattr(preparation, "write_images", real)
                 act()
-        return found
+        return segments
 
     monkeypatch.setattr(preparation, "write_images", write)
     return written
@@ -192,9 +192,9 @@ def test_a_commit_that_lands_in_between_is_seen(
     written = meanwhile(monkeypatch, lambda: (table.upsert(rows(k1=5.0)), table.delete(keys(3))))
     table.upsert(rows(k1=9.0, k2=9.0, k3=9.0))
     assert len(written) == 1, "only what was touched meanwhile is looked up again"
-    assert told(table, start, mode="net") == [*update(1, 1.0, 9.0), *update(2, 1.0, 9.0), *update(3, 1.0, 9.0)]
+    assert changes_after(table, start, mode="net") == [*update(1, 1.0, 9.0), *update(2, 1.0, 9.0), *update(3, 1.0, 9.0)]
     newest = table.history(limit=2)["epoch"].to_pylist()
-    assert told(table, newest[1]) == [*update(1, 5.0, 9.0), *update(2, 1.0, 9.0), ("insert", 3, 9.0)]
+    assert changes_after(table, newest[1]) == [*update(1, 5.0, 9.0), *update(2, 1.0, 9.0), ("insert", 3, 9.0)]
     assert_no_strays(store)
 
 
@@ -239,8 +239,8 @@ def test_a_large_commit_does_not_starve_behind_small_ones(
     last = table.history(limit=2)["epoch"].to_pylist()[1]
     expected = {key: update(key, {7: 8.0}.get(key, 1.0), 2.0) for key in range(101)}
     expected |= {8: [("insert", 8, 2.0)], 9: [("insert", 9, 2.0)]}
-    assert told(table, last) == [row for key in range(101) for row in expected[key]]
-    assert told(table, start, mode="net")[:2] == update(0, 1.0, 2.0)
+    assert changes_after(table, last) == [row for key in range(101) for row in expected[key]]
+    assert changes_after(table, start, mode="net")[:2] == update(0, 1.0, 2.0)
     assert_no_strays_after_vacuum(store)
 
 
@@ -256,14 +256,14 @@ def test_labels_raced_by_others_see_each_other(
     raced(monkeypatch, [lambda: table.upsert(rows(k1=8.0)), lambda: table.delete(keys(2, 3))])
     store.commit({"t": sealed})
     last = table.history(limit=2)["epoch"].to_pylist()[1]
-    assert told(table, last) == [
+    assert changes_after(table, last) == [
         *update(1, 8.0, 2.0),
         *update(1, 2.0, 3.0),
         ("insert", 2, 3.0),
         *update(2, 3.0, 4.0),
         ("insert", 3, 4.0),
     ]
-    assert told(table, last, mode="net") == [*update(1, 8.0, 3.0), ("insert", 2, 4.0), ("insert", 3, 4.0)]
+    assert changes_after(table, last, mode="net") == [*update(1, 8.0, 3.0), ("insert", 2, 4.0), ("insert", 3, 4.0)]
     assert_no_strays(store)
 
 
@@ -280,7 +280,7 @@ def test_where_the_log_lacks_what_came_since_all_is_looked_up(
     looked_up = raced(monkeypatch, [truncated, lambda: table.alter(changelog="upsert")])
     at = table.upsert(rows(k1=2.0, k2=2.0))
     assert looked_up == [2, 2], "and the old rows that it has are stored, though they are not asked for any more"
-    assert told(table, at - 1) == [*update(1, 5.0, 2.0), *update(2, 1.0, 2.0)]
+    assert changes_after(table, at - 1) == [*update(1, 5.0, 2.0), *update(2, 1.0, 2.0)]
     assert_no_strays_after_vacuum(store)
 
 
@@ -315,8 +315,8 @@ def test_random_races(store: el.Store, table: el.Table, monkeypatch: pytest.Monk
     rng = random.Random(seed)
 
     def some() -> dict[int, float | None]:
-        found = {key: float(rng.randrange(3)) for key in rng.sample(range(24), rng.randint(1, 12))}
-        return {key: None if rng.random() < 0.3 else value for key, value in found.items()}
+        values = {key: float(rng.randrange(3)) for key in rng.sample(range(24), rng.randint(1, 12))}
+        return {key: None if rng.random() < 0.3 else value for key, value in values.items()}
 
     def write(writer: Any, change: dict[int, float | None]) -> None:
         writer.upsert(rows(**{f"k{key}": value for key, value in change.items() if value is not None}))
@@ -325,15 +325,15 @@ def test_random_races(store: el.Store, table: el.Table, monkeypatch: pytest.Monk
     state: dict[int, float] = {}
 
     def applied(change: dict[int, float | None]) -> list[Row]:
-        found: list[Row] = []
+        values: list[Row] = []
         for key, new in sorted(change.items()):
             old = state.pop(key, None)
             if new is not None:
                 state[key] = new
-                found += [("insert", key, new)] if old is None else [] if old == new else update(key, old, new)
+                values += [("insert", key, new)] if old is None else [] if old == new else update(key, old, new)
             elif old is not None:
-                found.append(("delete", key, old))
-        return found
+                values.append(("delete", key, old))
+        return values
 
     for _ in range(6):
         small, large = [some() for _ in range(rng.randint(0, 3))], [some() for _ in range(rng.randint(1, 3))]
@@ -352,7 +352,7 @@ def test_random_races(store: el.Store, table: el.Table, monkeypatch: pytest.Monk
         for change in small:
             applied(change)
         expected = [row for change in large for row in applied(change)]
-        assert told(table, table.history(limit=2)["epoch"].to_pylist()[-1] if small else label, at) == expected
+        assert changes_after(table, table.history(limit=2)["epoch"].to_pylist()[-1] if small else label, at) == expected
         if rng.random() < 0.3:
             store.compact("t", full=True)
 
@@ -374,7 +374,7 @@ def test_compaction_in_between_changes_nothing(
     start = table.upsert(rows(k1=1.0))
     written = meanwhile(monkeypatch, lambda: store.compact("t", full=True))
     table.upsert(rows(k1=2.0))
-    assert len(written) == 1 and told(table, start) == update(1, 1.0, 2.0)
+    assert len(written) == 1 and changes_after(table, start) == update(1, 1.0, 2.0)
 
 
 def test_an_overwrite_is_made_again_whole(store: el.Store, table: el.Table, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,7 +382,7 @@ def test_an_overwrite_is_made_again_whole(store: el.Store, table: el.Table, monk
     meanwhile(monkeypatch, lambda: table.upsert(rows(k7=7.0)))
     overwrite(store, "t", rows(k2=2.0))
     assert table.to_arrow()["k"].to_pylist() == [2]
-    assert told(table, start)[1:] == [("delete", 1, 1.0), *update(2, 1.0, 2.0), ("delete", 7, 7.0)]
+    assert changes_after(table, start)[1:] == [("delete", 1, 1.0), *update(2, 1.0, 2.0), ("delete", 7, 7.0)]
     assert_no_strays(store)
 
 
@@ -396,8 +396,8 @@ def test_tables_of_one_transaction_are_made_again_together(
     with store.transaction() as tx:
         tx.upsert("t", rows(k1=3.0))
         tx.upsert("u", rows(k1=3.0))
-    assert told(other, start) == [*update(1, 1.0, 2.0), *update(1, 2.0, 3.0)]
-    assert told(table, start) == update(1, 1.0, 3.0)
+    assert changes_after(other, start) == [*update(1, 1.0, 2.0), *update(1, 2.0, 3.0)]
+    assert changes_after(table, start) == update(1, 1.0, 3.0)
     assert_no_strays(store)
 
 
@@ -459,7 +459,7 @@ def test_writers_that_race_store_the_rows_that_they_replace(store: el.Store, tab
         thread.join()
     assert not failures
     state: dict[int, float] = {}
-    for kind, key, value in told(table, 0):
+    for kind, key, value in changes_after(table, 0):
         if kind in ("insert", "update_postimage"):
             assert (kind == "insert") == (key not in state)
             state[key] = value
@@ -467,8 +467,8 @@ def test_writers_that_race_store_the_rows_that_they_replace(store: el.Store, tab
             assert state.pop(key) == value, "what is replaced is what was there"
             if kind == "update_preimage":
                 state[key] = value
-    found = table.to_arrow()
-    assert dict(zip(found["k"].to_pylist(), found["v"].to_pylist(), strict=True)) == state
+    contents = table.to_arrow()
+    assert dict(zip(contents["k"].to_pylist(), contents["v"].to_pylist(), strict=True)) == state
     assert_no_strays(store)
 
 
@@ -493,12 +493,12 @@ def test_old_rows_outlive_the_states_that_they_were_in(tmp_path: Path) -> None:
         assert table.info.safe_epoch == epochs[-1]
         with pytest.raises(el.EpochExpired):
             table.to_arrow(epoch=epochs[0])
-        assert told(table, epochs[0]) == [*update(1, 1.0, 2.0), *update(1, 2.0, 3.0), *update(1, 3.0, 4.0)]
+        assert changes_after(table, epochs[0]) == [*update(1, 1.0, 2.0), *update(1, 2.0, 3.0), *update(1, 3.0, 4.0)]
         table.truncate_log(epochs[1])
     with opened() as store:
         table = store.table("t")
         for mode in ("epochs", "net"):
-            assert told(table, epochs[1], epochs[2], mode) == update(1, 2.0, 3.0)
+            assert changes_after(table, epochs[1], epochs[2], mode) == update(1, 2.0, 3.0)
         with pytest.raises(el.LogTruncated):
             table.changes(epochs[0], pre_images=True)
         plain = store.create_table("plain", SCHEMA, ["k"], options=options)
@@ -515,12 +515,12 @@ def test_old_rows_outlive_the_states_that_they_were_in(tmp_path: Path) -> None:
 def test_plain_reads_never_touch_them_and_changes_look_nothing_up(store: el.Store, table: el.Table) -> None:
     start = table.upsert(rows(k1=1.0, k2=1.0))
     second = table.upsert(rows(k1=2.0))
-    found = [file for entry in entries(store) for group in entry.groups for file in group.images]
-    assert [file.rows for file in found] == [1]
+    files = [file for entry in entries(store) for group in entry.groups for file in group.images]
+    assert [file.rows for file in files] == [1]
     assert table.info.bytes == sum(f.bytes for entry in entries(store) for f in entry.files), "they count"
     plan = store._handle.catalog.read(lambda view: plan_changes(view, find_table(view, "t"), start))
     assert plan.stored and plan.before is None
-    for file in found:
+    for file in files:
         store._handle.files.delete(file.path)
     assert table.to_arrow()["v"].to_pylist() == [2.0, 1.0] and table.count() == 2
     assert table.to_arrow(epoch=start)["v"].to_pylist() == [1.0, 1.0]
@@ -529,10 +529,10 @@ def test_plain_reads_never_touch_them_and_changes_look_nothing_up(store: el.Stor
     table.upsert(rows(k2=3.0))
     store.compact("t", full=True)
     assert table.to_arrow()["v"].to_pylist() == [2.0, 3.0]
-    assert told(table, second) == update(2, 1.0, 3.0)
+    assert changes_after(table, second) == update(2, 1.0, 3.0)
     with pytest.raises(el.Corrupt, match="gone"):
-        told(table, start)
-    assert [problem.where for problem in store.verify().problems] == [file.path for file in found]
+        changes_after(table, start)
+    assert [problem.where for problem in store.verify().problems] == [file.path for file in files]
 
 
 def test_large_commits_are_looked_up_in_pieces(
@@ -543,9 +543,9 @@ def test_large_commits_are_looked_up_in_pieces(
     real = pre_images._old_rows
 
     def counted(*args: Any) -> Any:
-        found = real(*args)
-        held.extend(len(old) for _, old in found)
-        return found
+        pieces = real(*args)
+        held.extend(len(old) for _, old in pieces)
+        return pieces
 
     monkeypatch.setattr(pre_images, "_old_rows", counted)
     with monkeypatch.context() as small:
@@ -558,8 +558,8 @@ def test_large_commits_are_looked_up_in_pieces(
     assert [file.rows for file in group.images] == held and sum(held) == 30
     edges = [(file.key_min, file.key_max) for file in group.images]
     assert all(left[1] < right[0] for left, right in pairwise(edges)), "in key order"
-    found = told(table, start)
-    assert [kind for kind, _, _ in found] == ["update_preimage", "update_postimage", "insert"] * 30
+    changed = changes_after(table, start)
+    assert [kind for kind, _, _ in changed] == ["update_preimage", "update_postimage", "insert"] * 30
 
 
 @pytest.mark.rule("4.5")
@@ -592,11 +592,11 @@ def test_tables_of_jobs_store_none(store: el.Store, table: el.Table) -> None:
 
 def test_jobs_read_them(store: el.Store, table: el.Table) -> None:
     job = store.create_job("j", ["t"], {"out": (SCHEMA, ["k"])}, backfill="log")
-    found: list[Row] = []
+    rows_read: list[Row] = []
 
     def refresh(ctx: Any) -> None:
         changes = ctx.changes("t", mode="net", pre_images=True)
-        found.extend(zip(*(changes[name].to_pylist() for name in ("_change_type", "k", "v")), strict=True))
+        rows_read.extend(zip(*(changes[name].to_pylist() for name in ("_change_type", "k", "v")), strict=True))
 
     table.upsert(rows(k1=1.0))
     store.checkpoint()
@@ -604,7 +604,7 @@ def test_jobs_read_them(store: el.Store, table: el.Table) -> None:
     table.upsert(rows(k1=2.0))
     store.checkpoint()
     job.step_local(refresh)
-    assert found == [("insert", 1, 1.0), *update(1, 1.0, 2.0)]
+    assert rows_read == [("insert", 1, 1.0), *update(1, 1.0, 2.0)]
 
 
 def test_what_is_no_changelog_is_refused(store: el.Store) -> None:

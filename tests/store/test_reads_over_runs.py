@@ -65,8 +65,8 @@ def test_epochs_below_at_and_above_a_run(store: el.Store) -> None:
                 assert table.count(epoch) == len(state)
                 big = pc.field("n") > 15
                 assert numbers(table, epoch, big) == {k: n for k, n in state.items() if n > 15}, epoch
-                found = table.get(key(4, 2, 2, 7, 1), epoch=epoch)["id"].to_pylist()
-                assert found == [k for k in (4, 2, 2, 7, 1) if k in state]
+                keys = table.get(key(4, 2, 2, 7, 1), epoch=epoch)["id"].to_pylist()
+                assert keys == [k for k in (4, 2, 2, 7, 1) if k in state]
         changes = table.changes(0, pre_images=True).read_all()
         kinds = list(zip(changes["_change_type"].to_pylist(), changes["id"].to_pylist(), strict=True))
         assert kinds == [

@@ -79,18 +79,18 @@ def test_none_is_forgotten() -> None:
     from epochlog.store.sst import segment, sorted_run
 
     made = [vars(module).values() for module in (definitions, loads, strategy, sorted_run, segment, version)]
-    assert {found for names in made for found in names if hasattr(found, "from_record")} == set(DECODERS)
+    assert {value for names in made for value in names if hasattr(value, "from_record")} == set(DECODERS)
 
 
 def made_or_told(kind: Any, record: Any) -> None:
     """Check that a decoded record has plain fields of the declared types; typed errors pass."""
     try:
-        found = kind.from_record(record)
+        made = kind.from_record(record)
     except (Corrupt, InvalidInput):
         return
     for name, hint in get_type_hints(kind).items():
         if hint in (int, str, bytes, bool):
-            assert type(getattr(found, name)) is hint, f"{kind.__name__}.{name} is {getattr(found, name)!r}"
+            assert type(getattr(made, name)) is hint, f"{kind.__name__}.{name} is {getattr(made, name)!r}"
 
 
 @given(st.sampled_from(list(DECODERS)), st.data())

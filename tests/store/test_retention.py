@@ -57,11 +57,11 @@ def version(lab: Lab, name: str = "r") -> TableVersion:
 
 def commits(lab: Lab, count: int, name: str = "r", seconds: float = 1) -> list[int]:
     """One row a commit, `seconds` apart; their epochs."""
-    found = []
+    epochs = []
     for number in range(count):
-        found.append(lab.put({number: (0, number)}, name))
+        epochs.append(lab.put({number: (0, number)}, name))
         lab.now_ms += round(seconds * 1000)
-    return found
+    return epochs
 
 
 # ---- the decision ------------------------------------------------------------------------------------------------
@@ -164,9 +164,9 @@ def test_a_long_log_goes_in_bounded_transactions(lab: Lab, monkeypatch: pytest.M
     writes: list[int] = []
     write = retention._write_release
 
-    def counted(tx: Any, table_id: int, found: retention.Released, now_ms: int) -> None:
-        writes.append(max(len(found.entries), len(found.commits)))
-        write(tx, table_id, found, now_ms)
+    def counted(tx: Any, table_id: int, released: retention.Released, now_ms: int) -> None:
+        writes.append(max(len(released.entries), len(released.commits)))
+        write(tx, table_id, released, now_ms)
 
     monkeypatch.setattr(retention, "_write_release", counted)
     lab.now_ms += 1000
@@ -217,7 +217,7 @@ def test_parts_of_replaced_rows_go_whole_when_nobody_can_see_them(lab: Lab) -> N
     retain(lab)
     assert history() == 0 and table.info.bytes < bytes_before
     assert version(lab).safe_epoch == second and lab.rows("r", second) == {1: (9, 9), 2: (2, 2)}
-    assert [one.table_id for one in handle.catalog.read(list_unreachable) if one.path.endswith(".parquet")] == [1]
+    assert [file.table_id for file in handle.catalog.read(list_unreachable) if file.path.endswith(".parquet")] == [1]
     assert lab.store.verify().ok
 
 
@@ -271,8 +271,8 @@ def test_memory_reaches_as_far_back_as_those_who_read_the_table_may_be_read(lab:
         for name in ("b_out", "a_out", "r"):
             lab.store.compact(name, full=True)
             retain(lab, name)
-        with lab.store.snapshot(["b_out"], consistency="aligned") as found:
-            assert found.epochs["b_out"] >= at and state_of(found["b_out"].to_arrow()) == rows == {0: (2, 1)}
+        with lab.store.snapshot(["b_out"], consistency="aligned") as snapshot:
+            assert snapshot.epochs["b_out"] >= at and state_of(snapshot["b_out"].to_arrow()) == rows == {0: (2, 1)}
         lab.put({7: (7, 7)})
     known = [version(lab, name).known_from for name in ("r", "a_out", "b_out")]
     assert all(epoch < at for epoch in known), known
@@ -309,8 +309,8 @@ def test_an_older_look_is_not_misled_by_a_later_one(lab: Lab) -> None:
     epochs = commits(lab, 4)
 
     def meanwhile(view: Any) -> list[int]:
-        found = view.get(b"meta/head")
-        assert found is not None  # the view is of now
+        head = view.get(b"meta/head")
+        assert head is not None  # the view is of now
         forget()
         return read_epoch_view(view, memory, lab.now_ms).table("r").commits.tolist()
 
@@ -342,8 +342,11 @@ def test_a_finished_table_and_its_view_stay_readable(lab: Lab) -> None:
     for name in ("r", "j_out"):
         lab.store.compact(name, full=True)
         retain(lab, name)
-    with lab.store.snapshot() as found:
-        assert {name: state_of(found[name].to_arrow()) for name in found} == {"r": {1: (1, 1)}, "j_out": {1: (1, 1)}}
+    with lab.store.snapshot() as snapshot:
+        assert {name: state_of(snapshot[name].to_arrow()) for name in snapshot} == {
+            "r": {1: (1, 1)},
+            "j_out": {1: (1, 1)},
+        }
 
 
 SinkWrite = Callable[[Lab, random.Random], None]
@@ -386,6 +389,6 @@ def play(lab: Lab, dice: random.Random) -> None:
             lab.store.vacuum(grace=dice.choice([0, 900]))
         for name, job in jobs.items():
             if job.info.committed_epoch:
-                with lab.store.snapshot([name], consistency="aligned") as found:
-                    assert found.epochs[name] >= job.info.committed_epoch
-                    assert state_of(found[name].to_arrow()) == lab.rows(name)
+                with lab.store.snapshot([name], consistency="aligned") as snapshot:
+                    assert snapshot.epochs[name] >= job.info.committed_epoch
+                    assert state_of(snapshot[name].to_arrow()) == lab.rows(name)

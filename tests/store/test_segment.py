@@ -100,7 +100,7 @@ def test_key_ranges_and_columns(
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
     """Record the record batches that are decoded, with their columns."""
-    found: list[tuple[int, list[str]]] = []
+    decodes: list[tuple[int, list[str]]] = []
     real = pa.ipc.open_file
 
     def spy(source: Any, **options: Any) -> Any:
@@ -111,14 +111,14 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
             num_record_batches = file.num_record_batches
 
             def get_batch(self, place: int) -> pa.RecordBatch:
-                found.append((place, file.schema.names))
+                decodes.append((place, file.schema.names))
                 return file.get_batch(place)
 
         return Spy()
 
     monkeypatch.setattr(segments, "BATCH_ROWS", 100)
     monkeypatch.setattr(pa.ipc, "open_file", spy)
-    return found
+    return decodes
 
 
 def test_only_what_is_asked_for_is_decoded(tmp_path: Path, decoded: list[tuple[int, list[str]]]) -> None:
@@ -135,10 +135,10 @@ def test_ranges_that_follow_each_other_decode_a_batch_once(
 ) -> None:
     keyed, files = KEYED["int64"], LocalFiles(str(tmp_path))
     segment, _ = written(files, keyed, [(n, n) for n in range(1000)])
-    edges, found, borders = [None, 30, 99, 100, 250, 400, 640, 660, None], [], Borders()
+    edges, values, borders = [None, 30, 99, 100, 250, 400, 640, 660, None], [], Borders()
     for span in pairwise(edges):
-        found += reader(files, segment, keyed).read(["v"], span, borders=borders).data["v"].to_pylist()
-    assert found == list(range(1000))
+        values += reader(files, segment, keyed).read(["v"], span, borders=borders).data["v"].to_pylist()
+    assert values == list(range(1000))
     assert [place for place, _ in decoded] == list(range(10))
 
 
@@ -173,8 +173,12 @@ def test_rows_that_were_read_do_not_change_with_the_file(tmp_path: Path) -> None
     chance = np.random.default_rng(2)
     segment, rows = written(files, keyed, [(int(n), n) for n in np.unique(chance.integers(0, 1 << 62, 500))])
     assert compressed(files, PATH) is None
-    one = reader(files, segment, keyed)
-    whole, block, batches = one.read(), one.read(["v"], block=0), list(one.batches(["id", "v"]))
+    segment_reader = reader(files, segment, keyed)
+    whole, block, batches = (
+        segment_reader.read(),
+        segment_reader.read(["v"], block=0),
+        list(segment_reader.batches(["id", "v"])),
+    )
     with (tmp_path / PATH).open("r+b") as file:
         file.write(b"\xff" * segment.bytes)
     assert whole.data.equals(rows.data.cast(whole.data.schema)) and block.data["v"].equals(rows.data["v"])
@@ -189,8 +193,8 @@ def test_every_type_of_column(tmp_path: Path) -> None:
     back.data.validate(full=True)
     assert back.data.schema == WIDE.schema
     assert back.data.to_pylist() == table.to_pylist()
-    one = SegmentReader(files, segment, WIDE, codec).read(["m", "st"])
-    assert one.data.to_pylist() == table.select(["m", "st"]).to_pylist()
+    rows = SegmentReader(files, segment, WIDE, codec).read(["m", "st"])
+    assert rows.data.to_pylist() == table.select(["m", "st"]).to_pylist()
 
 
 def test_hidden_columns_are_there_only_when_needed(tmp_path: Path) -> None:

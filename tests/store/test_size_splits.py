@@ -86,14 +86,14 @@ def check(store: el.Store, plan: ScanPlan, count: int, columns: list[str]) -> li
     ranges = split_evenly(store._handle.files, plan.table, spans, columns, count, ALL_KEYS)
     assert ranges[0][0] is None and ranges[-1][1] is None
     assert all(before[1] == after[0] for before, after in pairwise(ranges))
-    found = [bytes_read(store, plan, columns, keys) for keys in ranges]
+    sizes = [bytes_read(store, plan, columns, keys) for keys in ranges]
     assert sum(
         plan.read(store._handle.files, ReadOptions(["k"], None, keys)).num_rows for keys in ranges
     ) == plan.count(store._handle.files)
-    assert len(found) == count
-    mean = sum(found) / count
-    assert max(found) <= 1.2 * mean and min(found) >= 0.8 * mean, [round(size / mean, 2) for size in found]
-    return found
+    assert len(sizes) == count
+    mean = sum(sizes) / count
+    assert max(sizes) <= 1.2 * mean and min(sizes) >= 0.8 * mean, [round(size / mean, 2) for size in sizes]
+    return sizes
 
 
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.long] if seed else []) for seed in range(8)])
@@ -232,10 +232,10 @@ def test_what_a_block_takes_is_told_by_its_descriptor(tmp_path: Path) -> None:
         assert is_nearly(plan_of_table(store, "wide")[0].sizes, said)
 
 
-def is_nearly(found: Sizes, said: Sizes) -> bool:
+def is_nearly(sizes: Sizes, expected: Sizes) -> bool:
     """Return True if the sizes differ by at most the padding of null bits to bytes."""
-    return found.keys() == said.keys() and all(
-        abs(one - other) <= 2 for name in said for one, other in zip(found[name], said[name], strict=True)
+    return sizes.keys() == expected.keys() and all(
+        abs(size - other) <= 2 for name in expected for size, other in zip(sizes[name], expected[name], strict=True)
     )
 
 

@@ -303,8 +303,8 @@ def test_a_row_that_came_after_the_epoch_hides_none_of_an_older_run(tmp_path: Pa
         (8, {1: 6, 2: 1, 3: 8, 4: 3}),
     ]:
         at = replace(plan, epoch=epoch)
-        found = at.read(files, ReadOptions(["id", "v"]))
-        assert dict(zip(found["id"].to_pylist(), found["v"].to_pylist(), strict=True)) == seen, epoch
+        result = at.read(files, ReadOptions(["id", "v"]))
+        assert dict(zip(result["id"].to_pylist(), result["v"].to_pylist(), strict=True)) == seen, epoch
         assert at.lookup(files, pa.table({"id": [4, 3, 2, 1]}), ["v"])["v"].to_pylist() == [
             seen[key] for key in (4, 3, 2, 1) if key in seen
         ]

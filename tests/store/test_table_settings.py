@@ -20,7 +20,7 @@ from epochlog.store.retention.retention import apply_retention, raise_safe_epoch
 from lab import KEY, SCHEMA, Lab, mirror, table_of
 
 SHORT = el.TableOptions(history_retention=timedelta(0))
-Told = list[tuple[str, int, int]]
+ChangeRows = list[tuple[str, int, int]]
 
 
 @pytest.fixture
@@ -30,12 +30,12 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     made.store.close()
 
 
-def told(lab: Lab, after: int, until: int | None = None, mode: str = "epochs") -> Told:
-    found = lab.store.table("r").changes(after, until, mode=mode, pre_images=True).read_all()
-    return list(zip(*(found[name].to_pylist() for name in ("_change_type", "k", "v")), strict=True))
+def changed_rows(lab: Lab, after: int, until: int | None = None, mode: str = "epochs") -> ChangeRows:
+    changes = lab.store.table("r").changes(after, until, mode=mode, pre_images=True).read_all()
+    return list(zip(*(changes[name].to_pylist() for name in ("_change_type", "k", "v")), strict=True))
 
 
-def update(key: int, old: int, new: int) -> Told:
+def update(key: int, old: int, new: int) -> ChangeRows:
     return [("update_preimage", key, old), ("update_postimage", key, new)]
 
 
@@ -68,10 +68,10 @@ def test_entries_from_before_full_have_their_old_rows_looked_up(lab: Lab) -> Non
     before = lab.put({1: (0, 2)})
     table.alter(changelog="full")
     after = lab.put({1: (0, 3), 3: (0, 3)})
-    assert told(lab, start) == [*update(1, 1, 2), *update(1, 2, 3), ("insert", 3, 3)]
-    assert told(lab, start, mode="net") == [*update(1, 1, 3), ("insert", 3, 3)]
-    assert told(lab, before) == told(lab, before, after) == [*update(1, 2, 3), ("insert", 3, 3)]
-    assert told(lab, start, before) == update(1, 1, 2)
+    assert changed_rows(lab, start) == [*update(1, 1, 2), *update(1, 2, 3), ("insert", 3, 3)]
+    assert changed_rows(lab, start, mode="net") == [*update(1, 1, 3), ("insert", 3, 3)]
+    assert changed_rows(lab, before) == changed_rows(lab, before, after) == [*update(1, 2, 3), ("insert", 3, 3)]
+    assert changed_rows(lab, start, before) == update(1, 1, 2)
 
 
 @pytest.mark.rule("4.6", "4.7")
@@ -85,9 +85,9 @@ def test_where_the_states_are_gone_only_stored_old_rows_are_told(lab: Lab) -> No
     lab.put({4: (0, 4)})
     let_go_of_states(lab)
     with pytest.raises(el.EpochExpired):
-        told(lab, start)
-    assert told(lab, middle) == [*update(1, 2, 3), ("insert", 4, 4)]
-    assert told(lab, middle, mode="net") == [*update(1, 2, 3), ("insert", 4, 4)]
+        changed_rows(lab, start)
+    assert changed_rows(lab, middle) == [*update(1, 2, 3), ("insert", 4, 4)]
+    assert changed_rows(lab, middle, mode="net") == [*update(1, 2, 3), ("insert", 4, 4)]
 
 
 @pytest.mark.rule("4.7")
@@ -97,15 +97,15 @@ def test_what_full_stored_stays_when_it_ends(lab: Lab) -> None:
     stored = lab.put({1: (0, 2), 5: (0, 5)})
     table.alter(changelog="upsert")
     lab.put({1: (0, 3)})
-    assert told(lab, start) == [*update(1, 1, 2), ("insert", 5, 5), *update(1, 2, 3)]
+    assert changed_rows(lab, start) == [*update(1, 1, 2), ("insert", 5, 5), *update(1, 2, 3)]
     let_go_of_states(lab)
-    assert told(lab, start, stored) == [*update(1, 1, 2), ("insert", 5, 5)]
+    assert changed_rows(lab, start, stored) == [*update(1, 1, 2), ("insert", 5, 5)]
     with pytest.raises(el.EpochExpired):
-        told(lab, start)
+        changed_rows(lab, start)
     table.alter(changelog="full")
     again = lab.store.last_epoch
     lab.put({1: (0, 4)})
-    assert told(lab, again) == update(1, 3, 4)
+    assert changed_rows(lab, again) == update(1, 3, 4)
 
 
 @pytest.mark.parametrize("changelog", ["upsert", "full"])
@@ -117,22 +117,22 @@ def test_entries_of_0_1_are_read_as_they_were_written(lab: Lab, changelog: str) 
     last = lab.put({1: (0, 3)})
     as_of_0_1(lab)
     lab.reopen()
-    assert told(lab, start) == [("insert", 2, 2), *update(1, 1, 3)]
+    assert changed_rows(lab, start) == [("insert", 2, 2), *update(1, 1, 3)]
     other = "full" if changelog == "upsert" else "upsert"
     table = lab.store.table("r")
     table.alter(changelog=other)
     lab.put({2: (0, 4)})
-    assert told(lab, start) == [("insert", 2, 2), *update(1, 1, 3), *update(2, 2, 4)]
+    assert changed_rows(lab, start) == [("insert", 2, 2), *update(1, 1, 3), *update(2, 2, 4)]
     let_go_of_states(lab)
     if changelog == "full":
-        assert told(lab, start, last) == [("insert", 2, 2), *update(1, 1, 3)]
-        assert told(lab, start, middle) == [("insert", 2, 2)]
+        assert changed_rows(lab, start, last) == [("insert", 2, 2), *update(1, 1, 3)]
+        assert changed_rows(lab, start, middle) == [("insert", 2, 2)]
         with pytest.raises(el.EpochExpired):
-            told(lab, start)
+            changed_rows(lab, start)
     else:
-        assert told(lab, last) == update(2, 2, 4)
+        assert changed_rows(lab, last) == update(2, 2, 4)
         with pytest.raises(el.EpochExpired):
-            told(lab, start, last)
+            changed_rows(lab, start, last)
 
 
 @pytest.mark.rule("5.18")
@@ -157,8 +157,8 @@ def test_followers_hold_the_states_that_they_will_look_up(lab: Lab) -> None:
     assert table.info.safe_epoch == newest, "it is not any more"
     with el.UpstreamLog(lab.store, ["r"], consumer="dash", pre_images=True) as log:
         lab.store.checkpoint()
-        found = [log.poll() for _ in range(2)]
-        assert [chunk.data["v"].to_pylist() for chunk in found if isinstance(chunk, el.Chunk)] == [[3, 4], [4, 5]]
+        chunks = [log.poll() for _ in range(2)]
+        assert [chunk.data["v"].to_pylist() for chunk in chunks if isinstance(chunk, el.Chunk)] == [[3, 4], [4, 5]]
 
 
 # ---- settings ----------------------------------------------------------------------------------------------------

@@ -32,16 +32,16 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The segments that are read, by path."""
-    found: list[str] = []
+    paths: list[str] = []
     for name in ("read", "batches"):
         real: Callable[..., Any] = getattr(SegmentReader, name)
 
         def noted(reader: SegmentReader, *given: Any, real: Callable[..., Any] = real, **options: Any) -> Any:
-            found.append(reader.segment.path)
+            paths.append(reader.segment.path)
             return real(reader, *given, **options)
 
         monkeypatch.setattr(SegmentReader, name, noted)
-    return found
+    return paths
 
 
 @pytest.mark.rule("5.20")

@@ -55,8 +55,8 @@ def later(lab: Lab, ms: int = GRACE_MS) -> None:
     lab.now_ms += ms
 
 
-def paths(found: tuple[el.VacuumedFile, ...]) -> set[str]:
-    return {file.path for file in found}
+def paths(files: tuple[el.VacuumedFile, ...]) -> set[str]:
+    return {file.path for file in files}
 
 
 # ---- what goes ---------------------------------------------------------------------------------------------------
@@ -86,11 +86,11 @@ def test_a_dry_run_tells_the_same_and_writes_nothing(lab: Lab) -> None:
     writer.seal(lab.store.last_epoch + 1)
     later(lab)
     before, txn = files(lab), lab.txn_id()
-    told = lab.store.vacuum(dry_run=True)
+    plan = lab.store.vacuum(dry_run=True)
     assert (files(lab), lab.txn_id()) == (before, txn)
-    assert told.dry_run and "would delete" in repr(told)
+    assert plan.dry_run and "would delete" in repr(plan)
     done = lab.store.vacuum()
-    assert replace(told, dry_run=False) == done and done.deleted
+    assert replace(plan, dry_run=False) == done and done.deleted
 
 
 def test_the_files_of_a_dropped_table_go(lab: Lab) -> None:
@@ -110,8 +110,8 @@ def test_a_file_that_no_record_knows_is_noted_then_deleted(lab: Lab) -> None:
     handle = lab.store._handle
     lost = f"{handle.table_folder(1)}/{'a' * 32}-{'b' * 32}.arrow"
     handle.files.write(lost, b"what a writer left that died long ago")
-    told = lab.store.vacuum(dry_run=True)
-    assert told.noted == 1 and not handle.catalog.read(list_unreachable)
+    plan = lab.store.vacuum(dry_run=True)
+    assert plan.noted == 1 and not handle.catalog.read(list_unreachable)
     first = lab.store.vacuum()
     assert (first.noted, paths(first.kept)) == (1, {lost})
     later(lab, GRACE_MS - 1)
@@ -178,13 +178,15 @@ def test_the_intent_of_a_dead_writer_is_revoked_and_its_files_go(lab: Lab) -> No
     lab.root_table()
     lab.put({1: (1, 1)})
     (segment,) = dead_writer(lab)
-    (ends,) = [one.expires_ms for one in lab.store._handle.catalog.read(all_intents) if one.id in segment.path]
+    (ends,) = [intent.expires_ms for intent in lab.store._handle.catalog.read(all_intents) if intent.id in segment.path]
     lab.now_ms = ends - 1
     report = lab.store.vacuum(grace=0)
     assert (report.revoked, paths(report.kept)) == ((), {segment.path})
     lab.now_ms = ends + GRACE_MS - 1
-    told, report = lab.store.vacuum(dry_run=True), lab.store.vacuum()
-    assert told.revoked == report.revoked and [one.id for one in report.revoked] == [segment.path.split("/")[-1][:32]]
+    plan, report = lab.store.vacuum(dry_run=True), lab.store.vacuum()
+    assert plan.revoked == report.revoked and [intent.id for intent in report.revoked] == [
+        segment.path.split("/")[-1][:32]
+    ]
     assert paths(report.kept) == {segment.path} and report.kept[0].since_ms == ends
     with pytest.raises(el.SegmentUnknown, match="revoked"):
         lab.store.commit({"r": [segment]})
@@ -197,8 +199,8 @@ def test_a_writer_dead_for_long_is_cleared_away_in_one_run(lab: Lab) -> None:
     lab.root_table()
     (segment,) = dead_writer(lab)
     later(lab, 10 * 86_400_000)
-    told, done = lab.store.vacuum(dry_run=True), lab.store.vacuum()
-    assert paths(told.deleted) == paths(done.deleted) == {segment.path}
+    plan, done = lab.store.vacuum(dry_run=True), lab.store.vacuum()
+    assert paths(plan.deleted) == paths(done.deleted) == {segment.path}
     with pytest.raises(el.SegmentUnknown):
         lab.store.commit({"r": [segment]})
     assert lab.store.verify().unreachable == ()
@@ -473,9 +475,9 @@ def test_outcomes_of_an_application_at_rest_are_forgotten_and_refused(lab: Lab) 
 def test_many_files_go_in_batches_and_progress_is_told(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("epochlog.store.maintenance.vacuum.BATCH", 2)
     replaced(lab, commits=5)
-    told: list[tuple[int, int]] = []
-    report = vacuum(lab.store._handle, grace=0, progress=lambda done, total: told.append((done, total)))
-    assert told[-1] == (len(report.deleted), len(report.deleted)) and len(told) == -(-len(report.deleted) // 2)
+    progress: list[tuple[int, int]] = []
+    report = vacuum(lab.store._handle, grace=0, progress=lambda done, total: progress.append((done, total)))
+    assert progress[-1] == (len(report.deleted), len(report.deleted)) and len(progress) == -(-len(report.deleted) // 2)
     stopped = replaced(lab, "other", commits=5)
     half = vacuum(lab.store._handle, grace=0, stop=lambda: True)
     assert not half.deleted and lab.store.vacuum(grace=0).deleted and stopped.count() == 5

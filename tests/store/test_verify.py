@@ -185,8 +185,8 @@ def test_damage_of_the_catalog_is_named(handle: Handle, name: str) -> None:
 
 def expect(handle: Handle, words: str) -> None:
     report = verify_store(handle)
-    found = [f"{problem.where}: {problem.what}" for problem in report.problems]
-    assert any(re.search(words, line) for line in found), found
+    problems = [f"{problem.where}: {problem.what}" for problem in report.problems]
+    assert any(re.search(words, line) for line in problems), problems
     handle.close()
 
 
@@ -253,11 +253,11 @@ def test_rows_that_no_writer_may_write_are_named(handle: Handle, name: str) -> N
 
 
 def test_progress_counts_files(handle: Handle) -> None:
-    told: list[tuple[int, int]] = []
-    report = verify_store(handle, lambda done, total: told.append((done, total)))
+    progress: list[tuple[int, int]] = []
+    report = verify_store(handle, lambda done, total: progress.append((done, total)))
     assert report.ok
-    assert told[-1] == (report.files, report.files)
-    assert told == sorted(told)
+    assert progress[-1] == (report.files, report.files)
+    assert progress == sorted(progress)
     handle.close()
 
 

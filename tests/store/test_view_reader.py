@@ -30,9 +30,15 @@ def test_a_look_at_some_tables_reads_those_and_what_they_descend_from(tmp_path: 
         )
         assert set(part.ids) == seen
         assert (part.last_epoch, part.clock_ms, part.store_id) == (whole.last_epoch, whole.clock_ms, "x")
-        for table_id, one in part.tables.items():
-            other = whole.tables[table_id]
-            assert (one.commits.tolist(), one.changes.tolist()) == (other.commits.tolist(), other.changes.tolist())
-            assert all(getattr(one, what) == getattr(other, what) for what in ("state", "derived", "upstreams", "name"))
-            assert (one.safe_epoch, one.known_from) == (other.safe_epoch, other.known_from)
+        for table_id, table in part.tables.items():
+            whole_table = whole.tables[table_id]
+            assert (table.commits.tolist(), table.changes.tolist()) == (
+                whole_table.commits.tolist(),
+                whole_table.changes.tolist(),
+            )
+            assert all(
+                getattr(table, field) == getattr(whole_table, field)
+                for field in ("state", "derived", "upstreams", "name")
+            )
+            assert (table.safe_epoch, table.known_from) == (whole_table.safe_epoch, whole_table.known_from)
             assert part.complete_through(table_id) == whole.complete_through(table_id)

@@ -105,18 +105,20 @@ class CutsOff(ArrowFiles):
     (CutsOff, {"a_large_file_comes_back_whole"}),
 ])  # fmt: skip
 def test_a_file_system_that_breaks_a_promise_fails(kind: type[ArrowFiles], failing: set[str], tmp_path: Path) -> None:
-    found, numbers = set(), count()
+    failed, numbers = set(), count()
     for case in filesystem_conformance.CASES:
         try:
             case(kind(pafs.LocalFileSystem(), str(tmp_path / str(next(numbers)))))
         except Exception:
-            found.add(case.__name__)
-    assert failing <= found and bool(failing) == bool(found)
+            failed.add(case.__name__)
+    assert failing <= failed and bool(failing) == bool(failed)
 
 
 def test_each_function_of_a_suite_is_in_its_list() -> None:
     """A case takes what its suite is called with, and nothing else does."""
     for module, given in ((catalog_conformance, "OpenCatalog"), (filesystem_conformance, "Files")):
-        functions = [one for one in vars(module).values() if getattr(one, "__module__", "") == module.__name__]
-        cases = [one for one in functions if list(getattr(one, "__annotations__", {}).values()) == [given, "None"]]
+        functions = [member for member in vars(module).values() if getattr(member, "__module__", "") == module.__name__]
+        cases = [
+            member for member in functions if list(getattr(member, "__annotations__", {}).values()) == [given, "None"]
+        ]
         assert set(cases) == set(module.CASES) and len(cases) == len(module.CASES)
