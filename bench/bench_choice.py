@@ -64,9 +64,9 @@ def figure(scale: float, book: Book) -> Figure:
 
     samples = measure({WHO[0]: lambda: Aligned().choose(view, names), WHO[1]: anew}, 15 if scale >= 1 else 3)
     targets = tuple(Target(who, None, 10, "≤ 10 ms") for who in WHO)
-    found = Figure("P11", f"aligned choice over {TABLES} tables × {epochs_each:,} epochs", samples, targets)
-    book.add(found)
-    return found
+    choice_figure = Figure("P11", f"aligned choice over {TABLES} tables × {epochs_each:,} epochs", samples, targets)
+    book.add(choice_figure)
+    return choice_figure
 
 
 @pytest.mark.parametrize("who", WHO)

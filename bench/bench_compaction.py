@@ -118,22 +118,22 @@ class Amplification:
 @pytest.fixture(scope="module")
 def figures(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> list[Figure]:
     took = throughput(tmp_path_factory.mktemp("compaction"), scale)
-    told = Amplification(tmp_path_factory.mktemp("amplification"), scale)
-    told.run()
-    written, kept = told.totals()
+    amplification = Amplification(tmp_path_factory.mktemp("amplification"), scale)
+    amplification.run()
+    written, kept = amplification.totals()
     limits = (
         Target(OURS, None, WRITTEN_LIMIT, f"≤ {WRITTEN_LIMIT}"),
         Target(OURS, None, KEPT_LIMIT, f"≤ {KEPT_LIMIT}"),
     )
-    found = [
+    measured = [
         Figure("P10", "compact base and 20 commits", took, SPEED),
         Figure("P10", WRITTEN, {OURS: [written]}, limits[:1], "×"),
         Figure("P10", KEPT, {OURS: [kept]}, limits[1:], "×"),
     ]
-    book.plot(told.plot())
-    for figure in found:
+    book.plot(amplification.plot())
+    for figure in measured:
         book.add(figure)
-    return found
+    return measured
 
 
 @pytest.mark.parametrize("who", [OURS, ALONE])

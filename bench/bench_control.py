@@ -130,8 +130,8 @@ class Crowd:
         """Wait until every actor runs."""
         pause = threading.Event()
         while True:
-            found = self._coordinator.status()
-            if len(found) == self._jobs and all(set(one.actors.values()) == {"RUNNING"} for one in found):
+            jobs = self._coordinator.status()
+            if len(jobs) == self._jobs and all(set(job.actors.values()) == {"RUNNING"} for job in jobs):
                 break
             pause.wait(0.01)
         self._tasks = [running.managed_job for running in self._coordinator._executor.running.values()]
@@ -166,30 +166,30 @@ def said(child: subprocess.Popen[str]) -> str:
 
 @contextmanager
 def streaming(handle: Any, jobs: int) -> Iterator[Crowd]:
-    found = Coordinator(handle, SETTINGS)
-    server = Server("grpc://127.0.0.1:0", token=None, exchanges={b"control": Exchange(found.serve)})
+    coordinator = Coordinator(handle, SETTINGS)
+    server = Server("grpc://127.0.0.1:0", token=None, exchanges={b"control": Exchange(coordinator.serve)})
     children = [start("line", server.location, worker, jobs, ACTORS, WORKERS) for worker in range(WORKERS)]
     try:
         assert [said(child) for child in children] == ["ready"] * WORKERS
-        yield Crowd(jobs, found, children)
+        yield Crowd(jobs, coordinator, children)
     finally:
         for child in children:
             child.communicate("")
-        found.close()
+        coordinator.close()
         server.shutdown()
 
 
 @contextmanager
 def calling(handle: Any, jobs: int) -> Iterator[Crowd]:
     children = [start("calls") for _ in range(WORKERS)]
-    found = Calling(handle, [said(child) for child in children])
+    coordinator = Calling(handle, [said(child) for child in children])
     try:
         for job in range(jobs):
             for actor in range(ACTORS):
-                found.attach(wire.PartName("job", f"job{job}", actor))
-        yield Crowd(jobs, found, children)
+                coordinator.attach(wire.PartName("job", f"job{job}", actor))
+        yield Crowd(jobs, coordinator, children)
     finally:
-        found.close()
+        coordinator.close()
         for child in children:
             child.communicate("")
 
@@ -219,13 +219,13 @@ def figures(scale: float, book: Book, tmp_path_factory: pytest.TempPathFactory) 
                     latency[name].append(took_ms)
                     cpu[name].append(cpu_ms)
     what, target = f"{jobs} jobs × {ACTORS} actors, one barrier each", (Target(STREAM, PAIR, 1, "< 1"),)
-    found = [
+    measured = [
         Figure("P16", f"barrier latency, {what}", latency, target),
         Figure("P16", f"CPU time, {what}", cpu, target),
     ]
-    for figure in found:
+    for figure in measured:
         book.add(figure)
-    return found
+    return measured
 
 
 @pytest.mark.parametrize("who", [STREAM, PAIR])

@@ -56,9 +56,9 @@ def fed(folder: Path, shape: Shape, scale: float, rounds: int) -> Figure:
 
 @pytest.fixture(scope="module")
 def figure(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> Figure:
-    found = fed(tmp_path_factory.mktemp("feed"), PLAIN, scale, 11 if scale >= 1 else 3)
-    book.add(found)
-    return found
+    feed_figure = fed(tmp_path_factory.mktemp("feed"), PLAIN, scale, 11 if scale >= 1 else 3)
+    book.add(feed_figure)
+    return feed_figure
 
 
 @pytest.mark.parametrize("who", WHO)

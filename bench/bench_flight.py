@@ -90,17 +90,17 @@ class Client:
         assert self._process.stdin is not None and self._process.stdout is not None
         order = [location, {"changes": table, "after": 0}, watched]
         print(json.dumps(order), file=self._process.stdin, flush=True)
-        told, found = self._process.stdout.readline().split()
-        assert int(found) == self._rows
-        return float(told)
+        took_ms, row_count = self._process.stdout.readline().split()
+        assert int(row_count) == self._rows
+        return float(took_ms)
 
 
 @pytest.fixture(scope="module")
 def figure(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> Figure:
     rows = max(10_000, round(ROWS * scale))
-    found = replayed(tmp_path_factory.mktemp("flight"), PLAIN, rows, 21 if scale >= 1 else 3)
-    book.add(found)
-    return found
+    flight_figure = replayed(tmp_path_factory.mktemp("flight"), PLAIN, rows, 21 if scale >= 1 else 3)
+    book.add(flight_figure)
+    return flight_figure
 
 
 @pytest.mark.parametrize("who", [OURS, RAW])

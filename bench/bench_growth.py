@@ -190,18 +190,18 @@ def opening(folder: Path, scale: float) -> Samples:
 def figures(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> dict[str, Figure]:
     stages = [max(round(stage * scale), 10 * place) for place, stage in enumerate(STAGES, 1)]
     points = sorted({max(round(point * scale), 10) for point in POINTS})
-    told = growth(tmp_path_factory.mktemp("growth"), stages, points, scale)
+    course = growth(tmp_path_factory.mktemp("growth"), stages, points, scale)
     targets = tuple(Target(label(stage), label(stages[0]), FLAT, f"≤ {FLAT}") for stage in stages[1:])
     opened = opening(tmp_path_factory.mktemp("opening"), scale)
-    found = {
-        "commit": Figure("P9", f"commit of {sized(COMMIT_ROWS, scale):,} rows, compaction on", told.commits, targets),
-        "read": Figure("P9", f"read of {sized(KEYS, scale):,} rows, compaction on", told.reads, targets),
+    by_name = {
+        "commit": Figure("P9", f"commit of {sized(COMMIT_ROWS, scale):,} rows, compaction on", course.commits, targets),
+        "read": Figure("P9", f"read of {sized(KEYS, scale):,} rows, compaction on", course.reads, targets),
         "open": Figure("P9", "opening a store", opened, (Target([*opened][-1], None, 100, "≤ 100 ms"),)),
     }
-    for figure in found.values():
+    for figure in by_name.values():
         book.add(figure)
-    book.plot(told.plot())
-    return found
+    book.plot(course.plot())
+    return by_name
 
 
 @pytest.mark.parametrize("stage", range(len(STAGES)))

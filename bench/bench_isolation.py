@@ -89,9 +89,9 @@ def stalled(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) 
     samples = windows(crowd, names, {STALLED[0]: Kind(stall, ["slow"]), STALLED[1]: Kind(wait_until)}, scale)
     crowd.close()
     what = f"boundary to commit, {len(names)} jobs in one process"
-    found = Figure("P13", what, samples, (Target(*STALLED, 1.2, "≤ 1.2"),))
-    book.add(found)
-    return found
+    result = Figure("P13", what, samples, (Target(*STALLED, 1.2, "≤ 1.2"),))
+    book.add(result)
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +115,9 @@ def created(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) 
     samples = windows(crowd, names, {CREATED[0]: Kind(create), CREATED[1]: Kind(wait_until)}, scale)
     crowd.close()
     what = f"boundary to commit, {len(names)} jobs, beside the creation of a view of {size:,} rows"
-    found = Figure("P14", what, samples, (Target(*CREATED, 1.3, "≤ 1.3"),))
-    book.add(found)
-    return found
+    result = Figure("P14", what, samples, (Target(*CREATED, 1.3, "≤ 1.3"),))
+    book.add(result)
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -149,9 +149,9 @@ def flooded(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) 
     assert crowd.store.table("flood_out").count() == size
     crowd.close()
     what = f"boundary to commit, {len(names)} jobs, beside {size:,} rows changed in each epoch of another"
-    found = Figure("P14", what, samples, (Target(*FLOODED, 1.3, "≤ 1.3"),))
-    book.add(found)
-    return found
+    result = Figure("P14", what, samples, (Target(*FLOODED, 1.3, "≤ 1.3"),))
+    book.add(result)
+    return result
 
 
 @pytest.mark.parametrize("who", STALLED)

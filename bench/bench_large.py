@@ -38,8 +38,8 @@ LEGS = [
 class Course:
     """Load, 20 commits, reads, replay, compaction, reads."""
 
-    def __init__(self, folder: Path, scale: float, told: Callable[[Figure], None]) -> None:
-        self._folder, self._told, self._rounds = folder, told, 3 if scale >= 1 else 1
+    def __init__(self, folder: Path, scale: float, add_figure: Callable[[Figure], None]) -> None:
+        self._folder, self._add_figure, self._rounds = folder, add_figure, 3 if scale >= 1 else 1
         chance, upserts = np.random.default_rng(1), max(10, round(LARGER.commit_rows * scale))
         self._base = make_workload(scale, 0, shape=LARGER).base
         self._commits = tuple(make_commit(len(self._base), upserts, place, chance) for place in range(COMMITS))
@@ -69,7 +69,7 @@ class Course:
 
     def _note(self, name: str, what: str, samples: Samples, targets: tuple[Target, ...], unit: str = "ms") -> None:
         self.figures.append(Figure(name, what, samples, targets, unit, LARGE))
-        self._told(self.figures[-1])
+        self._add_figure(self.figures[-1])
 
     def _reads(self, state: str) -> None:
         for who in (self._ours, self._delta):
@@ -80,9 +80,9 @@ class Course:
         self._note("P2", READ[state], measure(work, self._rounds), targets)
         for way, what in (("to_arrow", "above the table that is returned"), ("scan", "above a batch")):
             command = [sys.executable, str(DRIVER), way, self._ours.store.root, "rows"]
-            told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-            assert told["rows"] == len(self._wanted)
-            self._note("P2", f"peak memory of {way}() {what}, {state}", {OURS: [told["mib"]]}, BOUND, "MiB")
+            report = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+            assert report["rows"] == len(self._wanted)
+            self._note("P2", f"peak memory of {way}() {what}, {state}", {OURS: [report["mib"]]}, BOUND, "MiB")
 
     def _replay(self) -> None:
         store, log = self._ours.store, self._ours.table.changes(0).read_all()

@@ -29,26 +29,26 @@ def run(work: str, root: Path, rows: int) -> dict[str, float]:
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> dict[str, Samples]:
     rows, rounds = max(1000, round(ROWS * scale)), 3 if scale >= 1 else 1
-    told: dict[str, list[dict[str, float]]] = {work: [] for work in (*WORK, PLAIN)}
+    reports: dict[str, list[dict[str, float]]] = {work: [] for work in (*WORK, PLAIN)}
     for place in range(rounds):
         root = tmp_path_factory.mktemp("memory") / "store"
         run("load", root, rows)
         # the log is read first in whole, as the table that it is; then folded; then replayed from its beginning
         for work in WORK if place == 0 else ("compact",):
-            told[work].append(run(work, root, rows))
-        told[PLAIN].append(run(PLAIN, root, rows))
+            reports[work].append(run(work, root, rows))
+        reports[PLAIN].append(run(PLAIN, root, rows))
         shutil.rmtree(root.parent)
     target = Target("epochlog", None, LIMIT_MIB, "≤ 512 MiB above a batch")
-    found: dict[str, Samples] = {}
+    samples: dict[str, Samples] = {}
     for work in WORK:
         names = {"epochlog": "anonymous_mib", "file-mapped pages beside it": "mapped_mib"}
-        found[work] = {name: [each[key] for each in told[work]] for name, key in names.items()}
-        book.add(Figure("P15", f"peak memory: {work} {rows:,} rows", found[work], (target,), "MiB"))
-    took = {name: [each["ms"] for each in told[work]] for name, work in ((OURS, "compact"), (ALONE, PLAIN))}
+        samples[work] = {name: [each[key] for each in reports[work]] for name, key in names.items()}
+        book.add(Figure("P15", f"peak memory: {work} {rows:,} rows", samples[work], (target,), "MiB"))
+    took = {name: [each["ms"] for each in reports[work]] for name, work in ((OURS, "compact"), (ALONE, PLAIN))}
     book.add(Figure("P10", f"compact {rows:,} rows in 20 segments", took, SPEED, shape=LARGE))
-    memory = Figure("P10", f"peak memory of that, {rows:,} rows", found["compact"], (target,), "MiB", LARGE)
+    memory = Figure("P10", f"peak memory of that, {rows:,} rows", samples["compact"], (target,), "MiB", LARGE)
     book.add(memory)
-    return {**found, PLAIN: took}
+    return {**samples, PLAIN: took}
 
 
 @pytest.mark.parametrize("work", WORK)

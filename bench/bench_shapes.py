@@ -31,14 +31,14 @@ def measured(factory: pytest.TempPathFactory, shape: Shape, scale: float, book: 
         course.run()
     finally:
         course.close()
-    found = {figure.what: figure for figure in course.figures}
-    found[FED] = fed(factory.mktemp("feed"), shape, scale, rounds)
-    found[REPLAYED] = replayed(factory.mktemp("flight"), shape, max(COMMITS, round(shape.base_rows * scale)), rounds)
+    by_name = {figure.what: figure for figure in course.figures}
+    by_name[FED] = fed(factory.mktemp("feed"), shape, scale, rounds)
+    by_name[REPLAYED] = replayed(factory.mktemp("flight"), shape, max(COMMITS, round(shape.base_rows * scale)), rounds)
     took = throughput(factory.mktemp("compaction"), scale, shape)
-    found[COMPACTED] = Figure("P10", COMPACTED, took, SPEED, shape=shape.name)
+    by_name[COMPACTED] = Figure("P10", COMPACTED, took, SPEED, shape=shape.name)
     for what in (FED, REPLAYED, COMPACTED):
-        book.add(found[what])
-    return found
+        book.add(by_name[what])
+    return by_name
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,7 @@ def measured_figures(factory: pytest.TempPathFactory, scale: float, sessions: Se
     plain, samples = Filled(folder / "plain", PLAIN, rows), {}
     others = {shape: Filled(folder / shape.name, shape, max(1000, round(shape.base_rows * scale))) for shape in OTHERS}
     others[LARGER] = Filled(folder / LARGE, LARGER, max(1000, round(LARGER_ROWS * scale)))
-    found = []
+    further = []
     for kind in ("epochlog", "user"):  # one session at a time: each keeps its workers and its cores busy
         driver = sessions.of(kind)
         try:
@@ -84,16 +84,16 @@ def measured_figures(factory: pytest.TempPathFactory, scale: float, sessions: Se
                 few = min(rounds, 3 if shape is LARGER else 7)
                 took = filled.measure(driver, kind, few, warm_up)
                 what = f"Spark batch read of {filled.rows / 1e6:g} M rows into noop"
-                found.append(Figure("P7", what, took, TARGETS[:1], shape=shape.name))
+                further.append(Figure("P7", what, took, TARGETS[:1], shape=shape.name))
             if kind == "epochlog":
                 with Watch(partial(workers_mib, driver.process.pid), EVERY_S) as watch:
                     driver.order(query="read", store=others[LARGER].root)
                 assert watch.peak[0], "no Python worker was seen"
                 peak = {"epochlog": [watch.peak[0]]}
-                found.append(Figure("P7", "peak memory of a Python worker that reads", peak, (BOUND,), "MiB", LARGE))
+                further.append(Figure("P7", "peak memory of a Python worker that reads", peak, (BOUND,), "MiB", LARGE))
         finally:
             sessions.done()
-    return [Figure("P7", f"Spark batch read of {rows / 1e6:g} M rows into noop", samples, TARGETS), *found]
+    return [Figure("P7", f"Spark batch read of {rows / 1e6:g} M rows into noop", samples, TARGETS), *further]
 
 
 def workers_mib(driver: int) -> tuple[float, float]:
@@ -105,13 +105,13 @@ def workers_mib(driver: int) -> tuple[float, float]:
 def descendants(pid: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
-        if told := text_of(path):
-            parent = int(told.rpartition(")")[2].split()[1])
+        if stat := text_of(path):
+            parent = int(stat.rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(path.parent.name))
-    found = [pid]
-    for each in found:  # it grows meanwhile
-        found.extend(children.get(each, []))
-    return found[1:]
+    pids = [pid]
+    for each in pids:  # it grows meanwhile
+        pids.extend(children.get(each, []))
+    return pids[1:]
 
 
 def name_of(pid: int) -> str:

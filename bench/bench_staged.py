@@ -72,17 +72,17 @@ def samples(scale: float, book: Book, tmp_path_factory: pytest.TempPathFactory) 
     with serving("raw") as memory, serving("staged", tmp_path_factory.mktemp("staged")) as location:
         client = flight.connect(memory)
         work = {OURS: lambda name: staged(location, name, batches), RAW: lambda name: raw(client, name, batches)}
-        found: Samples = {name: [] for name in work}
+        took_by_peer: Samples = {name: [] for name in work}
         for place in range(-1, 15 if scale >= 1 else 3):
             for who in turned(list(work), place):
                 took = timed(partial(check, work[who], f"q{place + 1}", rows))
                 if place >= 0:
-                    found[who].append(took)
+                    took_by_peer[who].append(took)
             drop(location, f"q{place + 1}")
         client.close()
     what = f"push and pull {rows:,} rows ({sum(batch.nbytes for batch in batches) / 1e6:.0f} MB), durable"
-    book.add(Figure("P12", what, found, (Target(OURS, RAW, 2.5, "≥ 0.4 of the rate"),)))
-    return found
+    book.add(Figure("P12", what, took_by_peer, (Target(OURS, RAW, 2.5, "≥ 0.4 of the rate"),)))
+    return took_by_peer
 
 
 @pytest.mark.parametrize("who", [OURS, RAW])

@@ -70,14 +70,14 @@ class _Half:
 
     def join(self, numbers: list[bytes], texts: list[bytes]) -> dict[str, pa.Array]:
         fixed = np.frombuffer(b"".join(numbers), self._record) if self.width else np.empty(0)
-        found = {}
+        columns = {}
         for each in self._fixed:
             native = fixed[each.name].astype(self._record[each.name].newbyteorder("="))
-            found[each.name] = pa.array(native).cast(each.type)
+            columns[each.name] = pa.array(native).cast(each.type)
         rows = pc.split_pattern(pa.array(texts, pa.string()), "\0") if self._texts else None
         for place, each in enumerate(self._texts):
-            found[each.name] = pc.list_element(rows, place)
-        return found
+            columns[each.name] = pc.list_element(rows, place)
+        return columns
 
 
 class Rocks:

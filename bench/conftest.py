@@ -127,9 +127,9 @@ def _scale(config: pytest.Config) -> float:
 @pytest.fixture(scope="session")
 def sessions(tmp_path_factory: pytest.TempPathFactory, scale: float) -> Iterator[Sessions]:
     """The Spark sessions that are up."""
-    found = Sessions(tmp_path_factory.mktemp("sessions"), shared=scale < 1)
-    yield found
-    found.stop()
+    shared_sessions = Sessions(tmp_path_factory.mktemp("sessions"), shared=scale < 1)
+    yield shared_sessions
+    shared_sessions.stop()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -175,8 +175,8 @@ def _literal(key: Any) -> str:
     return f"'{key}'" if isinstance(key, str) else f"timestamp '{key:%Y-%m-%d %H:%M:%S+00:00}'"
 
 
-def same_rows(found: pa.Table, wanted: pa.Table) -> bool:
+def same_rows(table: pa.Table, wanted: pa.Table) -> bool:
     """Return True if both tables have equal rows in equal order. Ignore nullability and chunks."""
-    if found.column_names != wanted.column_names or found.num_rows != wanted.num_rows:
+    if table.column_names != wanted.column_names or table.num_rows != wanted.num_rows:
         return False
-    return all(found.column(field.name).cast(field.type) == wanted.column(field.name) for field in wanted.schema)
+    return all(table.column(field.name).cast(field.type) == wanted.column(field.name) for field in wanted.schema)

@@ -44,8 +44,8 @@ def lance_is_asked(count: int, shape: Shape) -> bool:
 class Course:
     """The plain shape meets every peer and goes the whole way; the others the first part, beside fewer."""
 
-    def __init__(self, folder: Path, scale: float, told: Callable[[Figure], None], shape: Shape = PLAIN) -> None:
-        self._folder, self._shape, self._told, plain = folder, shape, told, shape is PLAIN
+    def __init__(self, folder: Path, scale: float, add_figure: Callable[[Figure], None], shape: Shape = PLAIN) -> None:
+        self._folder, self._shape, self._add_figure, plain = folder, shape, add_figure, shape is PLAIN
         self._rounds = (15 if plain else 7) if scale >= 1 else (3 if plain else 1)
         self._warm_rounds, self._singles = (WARM_ROUNDS, SINGLES) if scale >= 1 else (1, 10)
         self._work: Workload = make_workload(scale, 2 * COMMITS if plain else COMMITS, shape=shape)
@@ -84,7 +84,7 @@ class Course:
     def _note(self, name: str, what: str, samples: Samples, targets: tuple[Target, ...]) -> None:
         absent = self._absent if name == "P1" or (name == "P2" and BEFORE in what) else {}
         self.figures.append(Figure(name, what, samples, targets, shape=self._shape.name, absent=absent))
-        self._told(self.figures[-1])
+        self._add_figure(self.figures[-1])
 
     def _commits(self, stores: Iterable[Contender], commits: tuple[pa.Table, ...]) -> Samples:
         by_name = {store.name: store for store in stores}
@@ -141,16 +141,16 @@ class Course:
         for place in range(-self._warm_rounds, self._rounds):
             draws = self._singles if count == 1 else 1
             picks = [chance.choice(len(keys), min(count, len(keys)), replace=False) for _ in range(draws)]
-            asked = [keys.take(pa.array(pick)) for pick in picks]
+            key_tables = [keys.take(pa.array(pick)) for pick in picks]
             for name in turned(list(everybody), place):
                 who, calls = everybody[name], 1 if name == LANCE else draws
-                given = [who.keys(rows) for rows in asked[:calls]]
+                lookups = [who.keys(rows) for rows in key_tables[:calls]]
                 if place == -self._warm_rounds:
-                    found = [who.get(one) for one in given]
-                    assert [len(rows) for rows in found] == [len(rows) for rows in asked[:calls]], name
-                    assert not any(row is None for rows in found if isinstance(rows, list) for row in rows), name
+                    results = [who.get(lookup) for lookup in lookups]
+                    assert [len(rows) for rows in results] == [len(rows) for rows in key_tables[:calls]], name
+                    assert not any(row is None for rows in results if isinstance(rows, list) for row in rows), name
                     continue
-                took = timed(partial(_each, who.get, given)) / calls
+                took = timed(partial(_each, who.get, lookups)) / calls
                 if place >= 0:
                     samples[name].append(took)
         targets = (POINT_TARGETS[count],) if count in POINT_TARGETS else ()
@@ -168,12 +168,12 @@ def legs(shape: Shape) -> list[tuple[str, str]]:
     stores = [OURS, DELTA, LANCE, ROCKS]
     files = [PARQUET, PARQUET_DEFAULTS, IPC, IPC_PLAIN]
     states, reads = (BEFORE, AFTER), (BEFORE, AFTER, AGAIN) if plain else (BEFORE, AFTER)
-    found = {f"durable commit of {shape.commit_rows:,} upserts": [*stores, *([LMDB, PAIMON] if plain else [])]}
-    found |= {f"read the whole table {state}": [*stores, *files] for state in reads}
+    contenders = {f"durable commit of {shape.commit_rows:,} upserts": [*stores, *([LMDB, PAIMON] if plain else [])]}
+    contenders |= {f"read the whole table {state}": [*stores, *files] for state in reads}
     if plain:
-        found[f"read the whole table {BEFORE}"].append(PAIMON)
-    found |= {f"read {BACK} commits back, {state}": [OURS, DELTA, LANCE] for state in states}
+        contenders[f"read the whole table {BEFORE}"].append(PAIMON)
+    contenders |= {f"read {BACK} commits back, {state}": [OURS, DELTA, LANCE] for state in states}
     for count in POINTS:
         askers = [OURS, ROCKS, *([LMDB] if plain else []), *([LANCE] if lance_is_asked(count, shape) else [])]
-        found |= {f"get {count:,} keys {state}": askers for state in states}
-    return [(what, who) for what, everybody in found.items() for who in everybody]
+        contenders |= {f"get {count:,} keys {state}": askers for state in states}
+    return [(what, who) for what, everybody in contenders.items() for who in everybody]

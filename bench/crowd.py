@@ -94,12 +94,14 @@ class Crowd:
     def all_past(self, end: float, names: Sequence[str]) -> bool:
         """Return True if each job has committed at the last boundary before `end` (Unix seconds), or later."""
         last = from_unix_ms(int(end * 1000) - self.interval_ms)
-        return {one.job for one in self.took if one.boundary >= last} >= set(names)
+        return {commit.job for commit in self.took if commit.boundary >= last} >= set(names)
 
     def since(self, start: float, end: float, names: Sequence[str]) -> list[float]:
         """ms of the commits of these jobs whose boundaries lie between these times (Unix seconds)."""
         return [
-            one.ms for one in self.took if one.job in names and start * 1000 <= to_unix_ms(one.boundary) <= end * 1000
+            commit.ms
+            for commit in self.took
+            if commit.job in names and start * 1000 <= to_unix_ms(commit.boundary) <= end * 1000
         ]
 
     def _time(self, job: el.Job) -> None:

@@ -56,8 +56,8 @@ class Watch:
 def resident_mib(process: int | str = "self") -> tuple[float, float]:
     """Anonymous and file-mapped pages of a process; nothing of one that has ended."""
     text = text_of(f"/proc/{process}/status")
-    found = (re.search(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE) for name in ("RssAnon", "RssFile"))
-    anonymous, mapped = (int(each[1]) / 1024 if each else 0.0 for each in found)
+    matches = (re.search(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE) for name in ("RssAnon", "RssFile"))
+    anonymous, mapped = (int(each[1]) / 1024 if each else 0.0 for each in matches)
     assert process != "self" or (anonymous and mapped)
     return anonymous, mapped
 
@@ -94,7 +94,7 @@ def main() -> None:
         load(root, rows)
         print("{}")
         return
-    total, found, batch_mib = rows // PIECES * PIECES, None, 0.0
+    total, rows_read, batch_mib = rows // PIECES * PIECES, None, 0.0
     with el.open(root) as store:
         table = store.table("t")
         given = table.to_arrow() if work == "plain" else None
@@ -105,12 +105,12 @@ def main() -> None:
             elif work == "compact":
                 store.compact("t", full=True)
             else:
-                found, batch_mib = drained(table.scan() if work == "scan" else table.changes(0))
+                rows_read, batch_mib = drained(table.scan() if work == "scan" else table.changes(0))
             took_ms = (perf_counter() - start) * 1000
-        assert {found, table.count()} <= {total, None}, f"{found} rows of {table.count()}, not {total}"
+        assert {rows_read, table.count()} <= {total, None}, f"{rows_read} rows of {table.count()}, not {total}"
     anonymous, mapped = (peak - start for peak, start in zip(watch.peak, watch.start, strict=True))
-    told = {"ms": took_ms, "anonymous_mib": max(0, anonymous - batch_mib), "mapped_mib": mapped}
-    print(json.dumps(told))
+    report = {"ms": took_ms, "anonymous_mib": max(0, anonymous - batch_mib), "mapped_mib": mapped}
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ def why_absent() -> str | None:
         return f"could not be installed: {failed.read_text('utf-8').strip()}"
     if not named or not Path(named).is_file():
         return f"left out: {VARIABLE} does not name the Python of an environment with pypaimon"
-    told = subprocess.run([named, "-c", "import pypaimon"], capture_output=True, text=True, check=False)
-    return f"cannot be imported: {told.stderr.strip().splitlines()[-1]}" if told.returncode else None
+    process = subprocess.run([named, "-c", "import pypaimon"], capture_output=True, text=True, check=False)
+    return f"cannot be imported: {process.stderr.strip().splitlines()[-1]}" if process.returncode else None
 
 
 class Paimon:
@@ -52,7 +52,7 @@ class Paimon:
 
     def load(self, base: pa.Table) -> None:
         """Begun only, so that others load meanwhile; what comes next waits for it."""
-        self._tell("load", self.prepare(base))
+        self._send("load", self.prepare(base))
         self._waits = True
 
     def prepare(self, rows: pa.Table) -> str:
@@ -66,7 +66,7 @@ class Paimon:
     def ready(self) -> None:
         if self._waits:
             self._waits = False
-            self._told()
+            self._read_answer()
 
     def commit(self, prepared: str) -> Took:
         return self._ask("commit", prepared)
@@ -93,14 +93,14 @@ class Paimon:
 
     def _ask(self, work: str, given: Any) -> Took:
         self.ready()
-        self._tell(work, given)
-        return self._told()
+        self._send(work, given)
+        return self._read_answer()
 
-    def _tell(self, work: str, given: Any) -> None:
+    def _send(self, work: str, given: Any) -> None:
         assert self._driver.stdin is not None
         print(json.dumps({work: given}), file=self._driver.stdin, flush=True)
 
-    def _told(self) -> Took:
+    def _read_answer(self) -> Took:
         assert self._driver.stdout is not None
         answer = self._driver.stdout.readline()
         if not answer:

@@ -106,15 +106,15 @@ class Book:
         """Begin with what a run has left that ended early, on the same machine and of the same scale; what is measured
         again takes its place. ValueError for any other file.
         """
-        told = json.loads(path.read_text("utf-8"))
+        results = json.loads(path.read_text("utf-8"))
         here = list(environment())
-        if told["scale"] != self.scale or told["environment"][::2] != here[::2]:
-            there = f"{told['scale']:g}; {told['environment']}, not {self.scale:g}; {here}"
+        if results["scale"] != self.scale or results["environment"][::2] != here[::2]:
+            there = f"{results['scale']:g}; {results['environment']}, not {self.scale:g}; {here}"
             raise ValueError(f"{path} is of another scale, machine or versions: {there}")
-        self.earlier = [*told["earlier"], told["environment"][-1].removeprefix("Revision: ")]
-        for kept in told["figures"]:
+        self.earlier = [*results["earlier"], results["environment"][-1].removeprefix("Revision: ")]
+        for kept in results["figures"]:
             self.figures.append(Figure(**{**kept, "targets": tuple(Target(**target) for target in kept["targets"])}))
-        for kept in told["plots"]:
+        for kept in results["plots"]:
             self.plots.append(Plot(**{**kept, "panels": [Panel(**panel) for panel in kept["panels"]]}))
 
     def add(self, figure: Figure) -> None:
@@ -136,20 +136,20 @@ class Book:
         """All that is known by now, so that a run that ends early leaves what it measured."""
         if self.results is None:
             return
-        told = {"scale": self.scale, "environment": environment(), "failures": self.failures}
-        told |= {"missing": self.missing(), "figures": [asdict(figure) for figure in self.figures]}
-        told |= {"plots": [asdict(plot) for plot in self.plots], "earlier": self.earlier}
+        results = {"scale": self.scale, "environment": environment(), "failures": self.failures}
+        results |= {"missing": self.missing(), "figures": [asdict(figure) for figure in self.figures]}
+        results |= {"plots": [asdict(plot) for plot in self.plots], "earlier": self.earlier}
         self.results.parent.mkdir(parents=True, exist_ok=True)
         partial = self.results.with_suffix(".tmp")
-        partial.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        partial.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", "utf-8")
         partial.replace(self.results)
 
     def missing(self) -> list[str]:
         """The rows that a whole run has and this one has not."""
-        found = Counter((figure.shape, figure.id) for figure in self.figures)
-        lacking = {kind: count for kind, count in whole(self.scale).items() if found[kind] < count}
+        counts = Counter((figure.shape, figure.id) for figure in self.figures)
+        lacking = {kind: count for kind, count in whole(self.scale).items() if counts[kind] < count}
         return [
-            f"{each}{f' ({found[shape, each]} of {count})' if count > 1 else ''}{f', {shape}' if shape else ''}"
+            f"{each}{f' ({counts[shape, each]} of {count})' if count > 1 else ''}{f', {shape}' if shape else ''}"
             for (shape, each), count in lacking.items()
         ]
 
@@ -171,9 +171,10 @@ class Book:
     def _tables(self, head: list[str], rows: Callable[[Figure], Iterable[list[str]]]) -> list[str]:
         lines = []
         for shape in SHAPES:
-            found = [f"| {' | '.join(cells)} |" for one in self.figures if one.shape == shape for cells in rows(one)]
-            if found:
-                lines += [*([""] if lines else []), *([f"**{shape}**", ""] if shape else []), *head, *found]
+            figures = [figure for figure in self.figures if figure.shape == shape]
+            table_lines = [f"| {' | '.join(cells)} |" for figure in figures for cells in rows(figure)]
+            if table_lines:
+                lines += [*([""] if lines else []), *([f"**{shape}**", ""] if shape else []), *head, *table_lines]
         return lines
 
     def write(self, path: Path, command: str) -> None:
@@ -261,7 +262,7 @@ def write_between(path: Path, text: str) -> None:
 @cache
 def environment() -> tuple[str, ...]:
     """Machine, disk, versions and revision, a line each."""
-    packages = [f"{name} {found}" for name in PACKAGES if (found := _version(name))]
+    packages = [f"{name} {version}" for name in PACKAGES if (version := _version(name))]
     versions = [f"Python {platform.python_version()}", *packages, _pypaimon(), _java()]
     disk = _file_system(tempfile.gettempdir())
     lines = (
@@ -294,8 +295,8 @@ def _memory() -> str:
 
 
 def _os() -> str:
-    found = re.search(r'^PRETTY_NAME="?([^"\n]+)', text_of("/etc/os-release"), re.MULTILINE)
-    return f"{found.group(1) if found else platform.system()}, kernel {platform.release().split('-')[0]}"
+    match = re.search(r'^PRETTY_NAME="?([^"\n]+)', text_of("/etc/os-release"), re.MULTILINE)
+    return f"{match.group(1) if match else platform.system()}, kernel {platform.release().split('-')[0]}"
 
 
 def _file_system(folder: str) -> str:
@@ -332,32 +333,32 @@ def _pypaimon() -> str | None:
     """Of the environment that it has for itself."""
     ask = 'from importlib.metadata import version as v; print(f\'pypaimon {v("pypaimon")} on pyarrow {v("pyarrow")}\')'
     try:
-        told = subprocess.run(
+        process = subprocess.run(
             [os.environ.get("EPOCHLOG_BENCH_PYPAIMON", ""), "-c", ask], capture_output=True, text=True, check=False
         )
     except OSError:
         return None
-    return told.stdout.strip() or None
+    return process.stdout.strip() or None
 
 
 def _java() -> str | None:
     try:
-        told = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr
+        printed = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr
     except OSError:
         return None
-    found = re.search(r'version "([^"]+)"', told)
-    return f"Java {found.group(1)}" if found else None
+    match = re.search(r'version "([^"]+)"', printed)
+    return f"Java {match.group(1)}" if match else None
 
 
 def _revision() -> str | None:
     try:
-        told = subprocess.run(
+        process = subprocess.run(
             ["git", "describe", "--always", "--dirty"],
             capture_output=True, text=True, check=False, cwd=Path(__file__).parent,
         )  # fmt: skip
     except OSError:
         return None
-    return told.stdout.strip() or None
+    return process.stdout.strip() or None
 
 
 def text_of(path: str | Path) -> str:

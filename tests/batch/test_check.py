@@ -57,13 +57,14 @@ def test_equal_outputs_are_told_so(shop: Shop) -> None:
 def test_differences_are_told_by_kind(shop: Shop) -> None:
     shop.put((1, "mon", 500, 0.5), (2, "tue", 200, 0.25), (3, "wed", 1, 1.0))
     shop.show(("mon", 7, 0.5), ("tue", 200, 0.25), ("thu", 9, None))
-    found = shop.job.check(SQL).outputs["revenue"]
-    assert (found.missing, found.extra, found.different, found.rows, found.expected_rows) == (1, 1, 1, 3, 3)
-    assert found.missing_rows.to_pylist() == [{"day": "wed", "cents": 1, "share": 1.0}]
-    assert found.extra_rows.to_pylist() == [{"day": "thu", "cents": 9, "share": None}]
-    assert found.different_rows.to_pylist() == [{"day": "mon", "cents": 7, "cents_expected": 500}]
-    assert not found.ok
-    assert str(found).splitlines() == [
+    difference = shop.job.check(SQL).outputs["revenue"]
+    assert (difference.missing, difference.extra, difference.different) == (1, 1, 1)
+    assert (difference.rows, difference.expected_rows) == (3, 3)
+    assert difference.missing_rows.to_pylist() == [{"day": "wed", "cents": 1, "share": 1.0}]
+    assert difference.extra_rows.to_pylist() == [{"day": "thu", "cents": 9, "share": None}]
+    assert difference.different_rows.to_pylist() == [{"day": "mon", "cents": 7, "cents_expected": 500}]
+    assert not difference.ok
+    assert str(difference).splitlines() == [
         "revenue: 3 rows, the query gives 3",
         "1 are missing:",
         "  day    cents  share",
@@ -151,8 +152,8 @@ def test_a_function_reads_tables(shop: Shop) -> None:
         assert ctx.epoch == epoch
         with pytest.raises(el.InvalidInput, match="no table 'revenue'"):
             ctx.table("revenue")
-        found = ctx.table("orders").group_by("day").aggregate([("cents", "sum"), ("share", "sum")])
-        return found.rename_columns(["day", "cents", "share"])
+        sums = ctx.table("orders").group_by("day").aggregate([("cents", "sum"), ("share", "sum")])
+        return sums.rename_columns(["day", "cents", "share"])
 
     assert shop.job.check(sums).ok
     assert shop.job.check(lambda ctx: {"revenue": sums(ctx).to_pandas()}).ok
@@ -187,9 +188,9 @@ def test_several_outputs_are_named(tmp_path: Path) -> None:
 def test_a_sample_is_kept_of_many(shop: Shop) -> None:
     shop.put(*((number, f"d{number:02}", 1, 1.0) for number in range(30)))
     shop.show(("d00", 2, 1.0))
-    found = shop.job.check(SQL, sample=3).outputs["revenue"]
-    assert (found.missing, found.missing_rows.num_rows, found.different) == (29, 3, 1)
-    assert "29 are missing, the first 3:" in str(found)
+    difference = shop.job.check(SQL, sample=3).outputs["revenue"]
+    assert (difference.missing, difference.missing_rows.num_rows, difference.different) == (29, 3, 1)
+    assert "29 are missing, the first 3:" in str(difference)
 
 
 @pytest.mark.parametrize(("query", "error", "match"), [

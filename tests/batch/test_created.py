@@ -66,9 +66,9 @@ def test_before_its_making_a_table_is_not_there_and_then_empty(lab: Lab, door: s
     assert before < made
     read = DOORS[door]
     for epoch in (1, before, made - 1):
-        with pytest.raises(Exception, match=r"late.* was created at") as told:
+        with pytest.raises(Exception, match=r"late.* was created at") as error:
             read(lab, "late", epoch)
-        assert isinstance(told.value, el.EpochNotCommitted)
+        assert isinstance(error.value, el.EpochNotCommitted)
     assert read(lab, "late", made) == 0
     between = lab.put({2: (0, 2)}, "old")
     first = lab.put({1: (0, 1)}, "late")

@@ -59,7 +59,7 @@ class Column:
             return Terms(
                 pc.field(self.name).isin(values),
                 pl.col(self.name).is_in(value),
-                f"{self.name} IN ({', '.join(self.text(one) for one in value)})",
+                f"{self.name} IN ({', '.join(self.text(item) for item in value)})",
                 sign, self, value,
             )  # fmt: skip
         arrow = {"=": pc.equal, "<": pc.less, ">=": pc.greater_equal}[sign](
@@ -87,14 +87,14 @@ class Terms:
 
     def holds(self, row: dict[str, Any], *, total: bool) -> bool | None:
         """Of a row of the model; None for null. total: NaN equals NaN and is above all numbers, in SQL and polars."""
-        found = row[self.column.name]
+        cell = row[self.column.name]
         if self.sign == "null":
-            return found is None
-        if found is None:
+            return cell is None
+        if cell is None:
             return False if self.sign == "in" and not total else None
         if self.sign == "in":
-            return any(_compare("=", found, one, total=True) for one in self.value)  # Arrow's is_in takes NaN for NaN
-        return _compare(self.sign, found, self.value, total=total)
+            return any(_compare("=", cell, item, total=True) for item in self.value)  # Arrow's is_in takes NaN for NaN
+        return _compare(self.sign, cell, self.value, total=total)
 
 
 def _compare(sign: str, left: Any, right: Any, *, total: bool) -> bool:
@@ -183,18 +183,19 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-def joined(how: str, one: Any, other: Any) -> Any:
+def joined(how: str, first: Any, second: Any) -> Any:
     """Two terms in the words of a tool that has &, | and ~."""
-    return {"and": lambda: one & other, "or": lambda: one | other, "not": lambda: ~one, "one": lambda: one}[how]()
+    operations = {"and": lambda: first & second, "or": lambda: first | second, "not": lambda: ~first}
+    return operations.get(how, lambda: first)()
 
 
-def judged(how: str, one: bool | None, other: bool | None) -> bool:
+def judged(how: str, first: bool | None, second: bool | None) -> bool:
     """Three-valued, and then only what is true."""
     if how == "and":
-        return one is True and other is True
+        return first is True and second is True
     if how == "or":
-        return one is True or other is True
-    return one is False if how == "not" else one is True
+        return first is True or second is True
+    return first is False if how == "not" else first is True
 
 
 @contextmanager
@@ -216,12 +217,12 @@ def played(case: Case, store: el.Store) -> dict[Any, dict[str, Any]]:
             for at, second, number in commit:
                 row = case.row(at, second, max(number, 0))
                 key = repr(tuple(row[name] for name in case.primary_key))
-                one = pa.table({name: pa.array([row[name]], case.schema.field(name).type) for name in row})
+                change = pa.table({name: pa.array([row[name]], case.schema.field(name).type) for name in row})
                 if number < 0:
-                    tx.delete("t", one.select(case.primary_key))
+                    tx.delete("t", change.select(case.primary_key))
                     model.pop(key, None)
                 else:
-                    tx.upsert("t", one)
+                    tx.upsert("t", change)
                     model[key] = row
         if place in case.compact_after:
             store.compact(full=True)
@@ -259,16 +260,16 @@ def check(case: Case) -> None:
         model = played(case, store)
         with store.snapshot(["t"], consistency="latest") as snapshot, snapshot.duckdb() as connection:
             connection.execute("SET TimeZone = 'UTC'")
-            for how, one, other in case.filters:
-                two = other or one
-                note(f"{how}: {one.sql}; {two.sql}")
-                arrow, polars = joined(how, one.arrow, two.arrow), joined(how, one.polars, two.polars)
-                text = {"not": f"NOT ({one.sql})", "one": one.sql}.get(how, f"({one.sql}) {how} ({two.sql})")
+            for how, first, second in case.filters:
+                two = second or first
+                note(f"{how}: {first.sql}; {two.sql}")
+                arrow, polars = joined(how, first.arrow, two.arrow), joined(how, first.polars, two.polars)
+                text = {"not": f"NOT ({first.sql})", "one": first.sql}.get(how, f"({first.sql}) {how} ({two.sql})")
                 for name, look in doors(snapshot, connection).items():
                     wanted = sorted(
                         row["n"]
                         for row in model.values()
-                        if judged(how, one.holds(row, total=name in TOTAL), two.holds(row, total=name in TOTAL))
+                        if judged(how, first.holds(row, total=name in TOTAL), two.holds(row, total=name in TOTAL))
                     )
                     assert sorted(look(arrow, polars, text)) == wanted, name
             agree(case, model, snapshot, connection)
@@ -280,19 +281,20 @@ def agree(case: Case, model: dict[Any, dict[str, Any]], snapshot: el.Snapshot, c
     rows = list(model.values())
     wanted = [len(rows), sum(row["n"] for row in rows), *(sum(row[name] is not None for row in rows) for name in names)]
 
-    def told(found: pa.Table) -> list[int]:
+    def aggregates(rows: pa.Table) -> list[int]:
         return [
-            found.num_rows,
-            pc.sum(found["n"]).as_py() or 0,
-            *(found.num_rows - found[name].null_count for name in names),
+            rows.num_rows,
+            pc.sum(rows["n"]).as_py() or 0,
+            *(rows.num_rows - rows[name].null_count for name in names),
         ]
 
     lazy = table.lazy().select(
         pl.len(), pl.col("n").sum(), *(pl.col(name).count().alias(f"c_{name}") for name in names)
     )
     text = ", ".join(f"count({name})" for name in names)
-    assert told(table.to_arrow()) == told(table.dataset().to_table()) == told(pa.table(table)) == wanted
-    assert told(pa.Table.from_batches(table.dataset().to_batches(batch_size=2), table.schema)) == wanted
+    for rows_read in (table.to_arrow(), table.dataset().to_table(), pa.table(table)):
+        assert aggregates(rows_read) == wanted
+    assert aggregates(pa.Table.from_batches(table.dataset().to_batches(batch_size=2), table.schema)) == wanted
     assert list(lazy.collect().row(0)) == list(lazy.collect(engine="streaming").row(0)) == wanted
     assert list(connection.execute(f"SELECT count(*), coalesce(sum(n), 0), {text} FROM t").fetchone()) == wanted
     assert table.lazy().collect().equals(table.to_polars(), null_equal=True)

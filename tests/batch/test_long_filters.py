@@ -24,10 +24,10 @@ ROWS = pa.table({"id": range(5_000), "v": range(5_000)})
 
 def chain(terms: int) -> pc.Expression:
     """As a loop makes it: each term around all before it."""
-    found = pc.field("id") == 0
+    expression = pc.field("id") == 0
     for number in range(1, terms):
-        found = found | (pc.field("id") == number)
-    return found
+        expression = expression | (pc.field("id") == number)
+    return expression
 
 
 def text(terms: int, join: str = "OR") -> str:
@@ -37,10 +37,10 @@ def text(terms: int, join: str = "OR") -> str:
 
 @pytest.mark.parametrize("join", ["OR", "AND"])
 def test_a_long_text_is_no_deep_expression(join: str) -> None:
-    found = parse_predicate(text(MOST_TERMS, join), SCHEMA)
-    left = ROWS.filter(found).num_rows
+    expression = parse_predicate(text(MOST_TERMS, join), SCHEMA)
+    left = ROWS.filter(expression).num_rows
     assert left == (MOST_TERMS if join == "OR" else ROWS.num_rows - MOST_TERMS)
-    depth = max(len(line) - len(line.lstrip("(")) for line in str(found).split(" "))
+    depth = max(len(line) - len(line.lstrip("(")) for line in str(expression).split(" "))
     assert depth < 20
 
 

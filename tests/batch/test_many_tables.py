@@ -27,7 +27,7 @@ class Untouchable:
 
 def puts(handle: Any, work: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Records that `work` wrote to the catalog, by the kind of their keys."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     transact = handle.catalog.transact
 
     class Counting:
@@ -38,13 +38,13 @@ def puts(handle: Any, work: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) 
             return getattr(self._tx, name)
 
         def put(self, key: bytes, record: Any) -> None:
-            found[key.decode().partition("/")[0]] += 1
+            counts[key.decode().partition("/")[0]] += 1
             self._tx.put(key, record)
 
     with monkeypatch.context() as patch:
         patch.setattr(handle.catalog, "transact", lambda body: transact(lambda tx: body(Counting(tx))))
         work()
-    return found
+    return counts
 
 
 def leases(store: Any) -> list[int]:
@@ -91,8 +91,8 @@ def test_a_thousand_tables_are_opened_without_touching_data(lab: Lab, monkeypatc
     handle.files = files
     assert state_of(snapshots[1]["t0"].to_arrow()) == {1: (1, 1)}
     assert state_of(snapshots[1]["j9_out"].to_arrow()) == {0: (1, 1)}
-    for one in snapshots:
-        one.close()
+    for open_snapshot in snapshots:
+        open_snapshot.close()
     lab.store._handle.runners.renew()  # the jobs are idle
     assert (held(lab.store), leases(lab.store)) == (0, [])
     reading.close()

@@ -93,7 +93,7 @@ def test_another_process_reads_it(lab: Lab) -> None:
 @pytest.mark.rule("3.18")
 def test_it_is_released_before_its_time(lab: Lab) -> None:
     nightly, other = hold(lab), hold(lab, "weekly")
-    assert [one.name for one in lab.store.held_snapshots()] == ["nightly", "weekly"]
+    assert [snapshot.name for snapshot in lab.store.held_snapshots()] == ["nightly", "weekly"]
     lab.store.release_snapshot("nightly")
     assert lab.store.held_snapshots() == [other]
     lab.store.release_snapshot("weekly")
@@ -161,7 +161,7 @@ def test_of_two_at_once_one_has_the_name(lab: Lab) -> None:
                 thread.start()
             for thread in threads:
                 thread.join()
-    (held_one,) = (one for one in outcomes if isinstance(one, el.HeldSnapshot))
+    (held_one,) = (outcome for outcome in outcomes if isinstance(outcome, el.HeldSnapshot))
     assert len(outcomes) == 2 and lab.store.held_snapshots() == [held_one]
     assert held_one.epochs in (older.epochs, newer.epochs)
 

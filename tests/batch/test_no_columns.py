@@ -39,15 +39,15 @@ def latest(store: el.Store) -> Any:
 
 def in_duckdb(store: el.Store) -> int:
     with store.snapshot(["t"], consistency="latest") as moment, moment.duckdb() as connection:
-        (found,) = connection.sql("SELECT count(*) FROM t").fetchall()
-        return found[0]
+        (row,) = connection.sql("SELECT count(*) FROM t").fetchall()
+        return row[0]
 
 
 def in_a_refresh(store: el.Store, act: Callable[[Any], int]) -> int:
-    found: list[int] = []
+    counts: list[int] = []
     store.checkpoint()
-    store.create_job("j", ["t"], {"out": (SCHEMA, ["id"])}).step_local(lambda ctx: found.append(act(ctx)))
-    return found[0]
+    store.create_job("j", ["t"], {"out": (SCHEMA, ["id"])}).step_local(lambda ctx: counts.append(act(ctx)))
+    return counts[0]
 
 
 def served(store: el.Store) -> int:

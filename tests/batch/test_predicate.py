@@ -81,12 +81,12 @@ SIGNS = ("=", "<>", "<", "<=", ">", ">=")
 )
 def test_means_what_sql_means(text: str) -> None:
     wanted = duckdb.connect().register("rows", ROWS).execute(f"SELECT n FROM rows WHERE {text} ORDER BY n").fetchall()
-    found = ROWS.filter(parse_predicate(text.replace("_NS", ""), ROWS.schema))["n"].to_pylist()
-    assert found == [n for (n,) in wanted]
+    numbers = ROWS.filter(parse_predicate(text.replace("_NS", ""), ROWS.schema))["n"].to_pylist()
+    assert numbers == [n for (n,) in wanted]
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("id >", "a literal near position 4"),
         ("foo = 1", "there is no column 'foo'"),
@@ -109,8 +109,8 @@ def test_means_what_sql_means(text: str) -> None:
         ("ts > '2024-01-01T00:00:00.1234567891'", "column 'ts' of type"),
     ],
 )
-def test_what_means_nothing_is_refused(text: str, told: str) -> None:
-    with pytest.raises(el.InvalidInput, match=told):
+def test_what_means_nothing_is_refused(text: str, message: str) -> None:
+    with pytest.raises(el.InvalidInput, match=message):
         parse_predicate(text, ROWS.schema.append(pa.field("zoned", pa.timestamp("us", "UTC"))))
 
 

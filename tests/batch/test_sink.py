@@ -39,8 +39,8 @@ def rows(*keys: int, v: int = 0) -> pa.Table:
 
 
 def held(store: el.Store) -> dict[int, int]:
-    found = store.table("t").to_arrow()
-    return dict(zip(found["k"].to_pylist(), found["v"].to_pylist(), strict=True))
+    rows = store.table("t").to_arrow()
+    return dict(zip(rows["k"].to_pylist(), rows["v"].to_pylist(), strict=True))
 
 
 def plan(store: el.Store, mode: str = "append", stream: int | None = None, **options: object) -> SinkWrite:
@@ -149,11 +149,11 @@ def test_a_replay_changes_nothing_even_when_its_outcome_is_forgotten_while_it_ru
 ) -> None:
     """Its tasks have passed over their rows: to commit it would make the table empty."""
     monkeypatch.setattr(idempotency, "KEPT_OUTCOMES", 1)
-    one, two = (plan(store, "overwrite", txnAppId="a", txnVersion=number) for number in (1, 2))
-    one.commit(one.run(rows(1)))
+    first, second = (plan(store, "overwrite", txnAppId="a", txnVersion=number) for number in (1, 2))
+    first.commit(first.run(rows(1)))
     again = plan(store, "overwrite", txnAppId="a", txnVersion=1)
     messages = again.run(rows(5))
-    two.commit(two.run(rows(2)))
+    second.commit(second.run(rows(2)))
     again.commit(messages)
     assert held(store) == {2: 0} and store.table("t").history().num_rows == 2
 
@@ -163,10 +163,10 @@ def test_a_replay_changes_nothing_even_when_its_outcome_is_forgotten_while_it_ru
 def test_of_two_drivers_with_one_transaction_one_lands(store: el.Store, clock: Later, mode: str) -> None:
     """Both were planned before either landed, so both have written."""
     store.table("t").upsert(rows(9))
-    one, two = (plan(store, mode, txnAppId="a", txnVersion=1) for _ in range(2))
-    first, second = one.run(rows(1)), two.run(rows(2))
-    two.commit(second)
-    one.commit(first)
+    first_plan, second_plan = (plan(store, mode, txnAppId="a", txnVersion=1) for _ in range(2))
+    first, second = first_plan.run(rows(1)), second_plan.run(rows(2))
+    second_plan.commit(second)
+    first_plan.commit(first)
     assert held(store) == ({2: 0} if mode == "overwrite" else {2: 0, 9: 0}) and spark_intents(store) == 0
     store.vacuum()
     clock.added_ms += GRACE_MS
@@ -217,7 +217,7 @@ def test_a_transaction_that_is_aborted_while_its_tasks_run_does_not_land(store: 
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"replaceWhere": "k = 1"}, "replaces all rows of the table"),
         ({"partitionOverwriteMode": "Dynamic"}, "replaces all rows of the table"),
@@ -230,9 +230,9 @@ def test_a_transaction_that_is_aborted_while_its_tasks_run_does_not_land(store: 
     ],
 )
 def test_options_that_would_not_do_what_they_say_are_refused(
-    store: el.Store, options: dict[str, object], told: str
+    store: el.Store, options: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(el.InvalidInput, match=told):
+    with pytest.raises(el.InvalidInput, match=message):
         plan(store, "overwrite", **options)
     assert spark_intents(store) == 0
 
@@ -251,9 +251,9 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, acts: Iterator[Callable[[], objec
         return real_commit(*args, **options)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
     def held(*args: object) -> object:
-        found = real_held(*args)  # pyright: ignore[reportArgumentType]
-        looked.append(found.rows_at_most)
-        return found
+        log = real_held(*args)  # pyright: ignore[reportArgumentType]
+        looked.append(log.rows_at_most)
+        return log
 
     monkeypatch.setattr(overwriting, "commit_root", commit)
     monkeypatch.setattr(overwriting, "_plan_existing", held)
@@ -278,8 +278,8 @@ def test_an_overwrite_looks_only_at_what_came_since_its_last_try(
         write.commit(write.run(rows(5, 6, v=1), rows(2001, v=2)))
         assert looked == [1000, 3, 1, 1]
         assert held(store) == {5: 1, 6: 1, 2001: 2}
-        told = store.table("t").history().to_pylist()[0]
-        assert (told["operation"], told["rows_upserted"], told["rows_deleted"]) == ("overwrite", 3, 998 + 1 + 0 + 1)
+        entry = store.table("t").history().to_pylist()[0]
+        assert (entry["operation"], entry["rows_upserted"], entry["rows_deleted"]) == ("overwrite", 3, 998 + 1 + 0 + 1)
 
 
 def test_an_overwrite_whose_log_was_truncated_meanwhile_looks_at_the_whole_table(
@@ -308,12 +308,12 @@ def test_an_overwrite_whose_files_are_vacuumed_under_it_begins_again(
     real, left = overwriting._plan_existing, iter([True])
 
     def held_once(*args: object) -> object:
-        found = real(*args)  # pyright: ignore[reportArgumentType]
+        log = real(*args)  # pyright: ignore[reportArgumentType]
         if next(left, False):
-            assert found.segments
+            assert log.segments
             store.compact("t", full=True)
             assert store.vacuum(grace=0).deleted
-        return found
+        return log
 
     monkeypatch.setattr(overwriting, "_plan_existing", held_once)
     write = plan(store, "overwrite")

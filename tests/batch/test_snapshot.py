@@ -103,9 +103,9 @@ def test_a_token_repeats_a_snapshot_in_another_process(lab: Lab) -> None:
         step(lab)
         lab.store.compact(full=True)
         command = [sys.executable, "-c", READER, str(lab.root), snapshot.token, str(lab.now_ms)]
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert found.returncode == 0, found.stderr
-        epochs, rows, token = json.loads(found.stdout)
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert process.returncode == 0, process.stderr
+        epochs, rows, token = json.loads(process.stdout)
         assert (epochs, token) == (snapshot.epochs, snapshot.token)
         assert rows == {table: snapshot[table].to_arrow().to_pylist() for table in snapshot}
 

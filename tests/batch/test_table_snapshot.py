@@ -129,8 +129,8 @@ def test_a_door_reads_the_columns_and_blocks_that_are_asked_for(store: el.Store,
         for door, look in DOORS.items():
             for asked, (arrow, polars, sql, keys) in ASKED.items():
                 read.blocks = 0
-                found = look(snapshot, arrow, polars, sql)
-                assert sorted(found) == sorted(key * 10 + (key % 2 == 0) for key in keys), (door, asked)
+                numbers = look(snapshot, arrow, polars, sql)
+                assert sorted(numbers) == sorted(key * 10 + (key % 2 == 0) for key in keys), (door, asked)
                 assert read.blocks <= 12, (door, asked, "of 90")
                 assert "w" not in read.columns, (door, asked)
 
@@ -361,23 +361,21 @@ def test_threads_share_a_door(store: el.Store) -> None:
     with store.snapshot(["t"], consistency="latest") as snapshot, snapshot.duckdb() as connection:
         lazy, dataset = snapshot["t"].lazy(), snapshot["t"].dataset()
         wanted = pc.sum(dataset.to_table(["v"])["v"]).as_py()
-        found: list[int] = []
+        sums: list[int] = []
 
         def work(number: int) -> None:
             cursor = connection.cursor()
             cursor.register("t", dataset)
             for _ in range(3):
-                found.append(cursor.execute("SELECT sum(a.v) FROM t a JOIN t b USING (k)").fetchall()[0][0])
-                found.append(
-                    lazy.join(lazy.filter(pl.col("k") >= 0), on="k").select(pl.col("v").sum()).collect().item()
-                )
+                sums.append(cursor.execute("SELECT sum(a.v) FROM t a JOIN t b USING (k)").fetchall()[0][0])
+                sums.append(lazy.join(lazy.filter(pl.col("k") >= 0), on="k").select(pl.col("v").sum()).collect().item())
 
         threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert found == [wanted] * 24
+        assert sums == [wanted] * 24
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 
 def command() -> list[str]:
     """Return the Makefile's command for `bench-quick`, run by this interpreter."""
-    told = subprocess.run(["make", "-n", "bench-quick"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    (line,) = (line for line in told.splitlines() if "--quick" in line)
+    printed = subprocess.run(["make", "-n", "bench-quick"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (line,) = (line for line in printed.splitlines() if "--quick" in line)
     return [sys.executable, *shlex.split(line)[1:]]
 
 
@@ -33,10 +33,10 @@ def test_a_quick_run_makes_every_row_of_every_table_and_its_report(tmp_path: Pat
         cwd=ROOT, capture_output=True, text=True, check=False, env=env,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    told, text = json.loads(results.read_text()), report.read_text()
-    assert told["missing"] == [] and told["failures"] == {}
-    found = {(figure["shape"], figure["id"]) for figure in told["figures"]}
-    assert found == whole(0.1).keys()
+    results_json, text = json.loads(results.read_text()), report.read_text()
+    assert results_json["missing"] == [] and results_json["failures"] == {}
+    kinds = {(figure["shape"], figure["id"]) for figure in results_json["figures"]}
+    assert kinds == whole(0.1).keys()
     assert "no figures of record" in text and "`make bench-quick`" in text
     for plot in ("growth", "amplification"):
         assert (

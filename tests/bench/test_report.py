@@ -77,8 +77,8 @@ def test_figures_are_in_the_file_of_results_as_soon_as_they_are_known_and_what_i
     assert first["scale"] == 0.1 and first["failures"] == {}
     book.fail("bench_growth", "AssertionError: 3 rows")
     book.fail("bench_growth", "what came of it")
-    told = json.loads(book.results.read_text())
-    assert told["failures"] == {"bench_growth": "AssertionError: 3 rows"} and "P9 (0 of 3)" in told["missing"]
+    results = json.loads(book.results.read_text())
+    assert results["failures"] == {"bench_growth": "AssertionError: 3 rows"} and "P9 (0 of 3)" in results["missing"]
     missing, failed = book.complaints()
     assert "P9 (0 of 3); " in missing and "P1; " not in missing and "P10 (0 of 2), 20 M rows" in missing
     assert failed == "failed: bench_growth: AssertionError: 3 rows"

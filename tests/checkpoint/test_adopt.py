@@ -164,17 +164,17 @@ def test_no_epoch_of_before_is_told_wrongly(lab: Lab) -> None:
     lab.store.table("t").upsert(table_of({8: (0, 8)}))
     lab.tick()
     below.step_local(mirror("t", "v"))
-    told = 0
+    chosen = 0
     for epoch in sorted({epoch for table in "rtv" for epoch, _ in lab.entries(table)} | {behind, adopted}):
         try:
             moment = lab.store.snapshot(["t", "v"], consistency="as_of", epoch=epoch)
         except (el.NoConsistentEpoch, el.EpochNotCommitted):
             continue
         with moment:
-            told += 1
+            chosen += 1
             assert min(moment.epochs.values()) >= adopted
             assert lab.rows("v", moment.epochs["v"]) == lab.rows("t", moment.epochs["t"])
-    assert told
+    assert chosen
 
 
 def test_a_creating_job_in_pieces_leaves_no_piece(lab: Lab) -> None:

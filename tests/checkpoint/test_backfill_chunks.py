@@ -56,12 +56,12 @@ def test_each_row_once_in_key_order(lab: Lab, rows: int, most: int, pieces: int)
         assert set(changes.column("_commit_version").to_pylist()) <= {ctx.barrier.curr}
         assert (ctx.barrier.prev, ctx.barrier.kind, ctx.previous("r").num_rows) == (0, "initial", 0)
         assert state_of(ctx.table("r")) == state
-        assert sorted(state_of(ctx.output("j_out"))) == [k for found in seen for k in found]
+        assert sorted(state_of(ctx.output("j_out"))) == [k for chunk in seen for k in chunk]
         seen.append(changes.column("k").to_pylist())
         mirror("r", "j_out")(ctx)
 
     assert until_committed(lambda: job.step_local(look)) == pieces
-    assert [k for found in seen for k in found] == sorted(state) and max(map(len, seen)) <= most
+    assert [k for chunk in seen for k in chunk] == sorted(state) and max(map(len, seen)) <= most
     assert lab.rows("j_out") == state and len(lab.entries("j_out")) == 1
     assert job.info.state == "running" and job.info.snapshot_rows == 0
     assert job.step_local(refuse) is None
@@ -96,16 +96,16 @@ def test_several_upstreams_one_after_another(lab: Lab) -> None:
     job, seen = lab.job("j", ["r", "empty", "s"], snapshot_rows=2), []
 
     def look(ctx: Any) -> None:
-        found = {up: ctx.changes(up).num_rows for up in ("r", "empty", "s")}
-        assert sum(map(bool, found.values())) <= 1
-        seen.append(found)
+        row_counts = {up: ctx.changes(up).num_rows for up in ("r", "empty", "s")}
+        assert sum(map(bool, row_counts.values())) <= 1
+        seen.append(row_counts)
         assert (state_of(ctx.table("r")), state_of(ctx.table("s"))) == (r, s)
         for up, shift in (("r", 0), ("s", 1000)):
             rows = ctx.changes(up).to_pylist()
             ctx.upsert("j_out", table_of({row["k"] + shift: (row["g"], row["v"]) for row in rows}))
 
     assert until_committed(lambda: job.step_local(look)) == 6
-    assert [tuple(found.values()) for found in seen] == [
+    assert [tuple(row_counts.values()) for row_counts in seen] == [
         (2, 0, 0),
         (2, 0, 0),
         (1, 0, 0),
@@ -284,7 +284,7 @@ def test_it_holds_nobody_back(tmp_path: Path) -> None:
     """Another job's barriers, and what `global` chooses, are the same with a job that is being created and without."""
 
     def ticks(folder: str, creating: bool) -> list[tuple[int | None, int]]:
-        lab, found = Lab(tmp_path / folder), []
+        lab, epochs = Lab(tmp_path / folder), []
         lab.root_table()
         other = lab.job("other", ["r"])
         lab.put({k: (0, k) for k in range(40)})
@@ -299,8 +299,8 @@ def test_it_holds_nobody_back(tmp_path: Path) -> None:
             epoch = other.step_local(mirror("r", "other_out"))
             with lab.store.snapshot() as snapshot:
                 assert sorted(snapshot) == ["other_out", "r"]
-                found.append((epoch, snapshot.epochs["other_out"]))
+                epochs.append((epoch, snapshot.epochs["other_out"]))
         lab.store.close()
-        return found
+        return epochs
 
     assert ticks("with", creating=True) == ticks("without", creating=False)

@@ -471,7 +471,7 @@ def test_c15_two_chains_of_different_length(lab: Lab, restored: bool) -> None:
 
 def test_others_commits_are_the_same_with_and_without_a_drain(tmp_path: Path) -> None:
     """An unconnected job notices nothing."""
-    found = []
+    committed = []
     for drained in (False, True):
         lab = Lab(tmp_path / str(drained))
         lab.root_table()
@@ -488,8 +488,8 @@ def test_others_commits_are_the_same_with_and_without_a_drain(tmp_path: Path) ->
             if number == 2 and drained:
                 job.stop(drain=True)
             done += commits({"o": lambda other=other: other.step_local(mirror("other", "o_out"))})["o"]
-        found.append(done)
-    assert found[0] == found[1]
+        committed.append(done)
+    assert committed[0] == committed[1]
 
 
 def test_a_wait_for_another_runner_ends_when_it_has_finished(lab: Lab) -> None:

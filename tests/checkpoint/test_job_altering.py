@@ -58,15 +58,15 @@ def test_the_same_table_and_job_are_found_again(lab: Lab) -> None:
     lab.tick(2)
     assert job.step_local(mirror("r", "j_out")) is not None
     for options in ({"interval": 2}, {"interval": timedelta(seconds=2)}, {}, {"max_lag": timedelta(seconds=60)}):
-        found = lab.job("j", ["r"], exist_ok=True, **options)
-        assert found.info == job.info
+        same_job = lab.job("j", ["r"], exist_ok=True, **options)
+        assert same_job.info == job.info
     assert lab.job("new", ["r"], exist_ok=True).info.state == "creating"
 
 
 OTHER = pa.schema([("v", pa.int64()), ("k", pa.int64()), ("g", pa.string()), ("more", pa.int8())])
 
 
-@pytest.mark.parametrize("schema, key, options, told", [
+@pytest.mark.parametrize("schema, key, options, message", [
     (OTHER, ["k"], {}, r"no column 'more'; its column 'g' is int64, not string"),
     (SCHEMA.remove(2), ["k"], {}, r"a column 'v' that was not requested"),
     (pa.schema(list(SCHEMA)[::-1]), ["k"], {}, r"in the order \['k', 'g', 'v'\], not \['v', 'g', 'k'\]"),
@@ -78,10 +78,10 @@ OTHER = pa.schema([("v", pa.int64()), ("k", pa.int64()), ("g", pa.string()), ("m
      r"history_retention is 3,600,000 ms, not 3,630,000 ms"),
 ])  # fmt: skip
 def test_a_table_of_another_definition_says_what_differs(
-    lab: Lab, schema: pa.Schema, key: list[str], options: dict[str, Any], told: str
+    lab: Lab, schema: pa.Schema, key: list[str], options: dict[str, Any], message: str
 ) -> None:
     before = lab.txn_id()
-    with pytest.raises(el.TableExists, match=f"'r'.*{told}"):
+    with pytest.raises(el.TableExists, match=f"'r'.*{message}"):
         lab.store.create_table("r", schema, key, exist_ok=True, **options)
     assert lab.txn_id() == before
 
@@ -92,7 +92,7 @@ def test_an_output_is_no_root_table_of_that_name(lab: Lab) -> None:
         lab.store.create_table("j_out", SCHEMA, KEY, exist_ok=True)
 
 
-@pytest.mark.parametrize("change, told", [
+@pytest.mark.parametrize("change, message", [
     ({"upstreams": ["other"]}, r"upstreams are \['r'\], not \['other'\]"),
     ({"upstreams": ["missing"]}, r"upstreams are \['r'\], not \['missing'\]"),
     ({"outputs": {"x": (SCHEMA, KEY)}}, r"outputs are \['j_out'\], not \['x'\]"),
@@ -103,33 +103,33 @@ def test_an_output_is_no_root_table_of_that_name(lab: Lab) -> None:
     ({"max_lag": 5}, r"max_lag is 30, not 5"),
     ({"snapshot_rows": 5}, r"snapshot_rows is None, not 5"),
 ])  # fmt: skip
-def test_a_job_of_another_definition_says_what_differs(lab: Lab, change: dict[str, Any], told: str) -> None:
+def test_a_job_of_another_definition_says_what_differs(lab: Lab, change: dict[str, Any], message: str) -> None:
     lab.root_table("other")
     lab.job("j", ["r"], interval=2)
     before = lab.txn_id()
     asked = {"upstreams": ["r"], "outputs": {"j_out": (SCHEMA, KEY)}, **change}
-    with pytest.raises(el.JobExists, match=f"'j'.*{told}"):
+    with pytest.raises(el.JobExists, match=f"'j'.*{message}"):
         lab.store.create_job("j", exist_ok=True, **asked)
     assert lab.txn_id() == before
 
 
 def test_many_that_make_the_same_at_once_all_get_it(lab: Lab) -> None:
     """Creation with `exist_ok` checks for the table or job in the transaction that creates it."""
-    found: list[tuple[int, int]] = []
+    ids: list[tuple[int, int]] = []
     start = threading.Barrier(8)
 
     def make() -> None:
         start.wait()
         table = lab.store.create_table("t", SCHEMA, KEY, exist_ok=True)
         job = lab.store.create_job("j", ["t"], {"out": (SCHEMA, KEY)}, exist_ok=True)
-        found.append((table._table.id, job._runner.job_id))
+        ids.append((table._table.id, job._runner.job_id))
 
     threads = [threading.Thread(target=make) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 8 and len(set(found)) == 1
+    assert len(ids) == 8 and len(set(ids)) == 1
 
 
 # ---- times -----------------------------------------------------------------------------------------------------------
@@ -140,14 +140,14 @@ def test_intervals_and_lags_are_given_as_times_and_told_as_both(lab: Lab) -> Non
     assert (info.interval, info.interval_ms, info.max_lag, info.max_lag_ms) == (60, 60_000, 5, 300_000)
 
 
-@pytest.mark.parametrize("interval, told", [
+@pytest.mark.parametrize("interval, message", [
     (timedelta(seconds=2.5), r"2\.5 s .* 1 s apart; take 2 boundaries \(2 s\) or 3 boundaries \(3 s\)"),
     (timedelta(milliseconds=1), r"0\.001 s .*; take 1 boundary \(1 s\)$"),
     (timedelta(0), r"take 1 boundary"),
     (timedelta(seconds=-3), r"take 1 boundary|whole number"),
 ])  # fmt: skip
-def test_an_interval_between_boundaries_is_refused(lab: Lab, interval: timedelta, told: str) -> None:
-    with pytest.raises(el.InvalidInput, match=f"'j'.*{told}"):
+def test_an_interval_between_boundaries_is_refused(lab: Lab, interval: timedelta, message: str) -> None:
+    with pytest.raises(el.InvalidInput, match=f"'j'.*{message}"):
         lab.job("j", ["r"], interval=interval)
 
 

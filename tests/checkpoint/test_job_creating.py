@@ -121,10 +121,10 @@ def test_history_let_go_between_deciding_and_recording_is_decided_again(
     job, decide, meanwhile = lab.job("j", ["brief"]), job_module.JobRunner._decide, [True]
 
     def decided(runner: Any, view: Any) -> Any:
-        found = decide(runner, view)
+        decision = decide(runner, view)
         if meanwhile:
             meanwhile.clear()
-        return found
+        return decision
 
     record = job_module.JobRunner._record_barrier
 

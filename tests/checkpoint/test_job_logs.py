@@ -50,19 +50,19 @@ def test_rows_that_change_nothing_are_told_apart(lab: Lab, caplog: pytest.LogCap
         ctx.upsert("j_out", ctx.table("r"))
         ctx.delete("j_out", pa.table({"k": pa.array([77, 78], pa.int64())}))
 
-    def told(counts: str) -> None:
+    def assert_logged(counts: str) -> None:
         lab.tick()
         lab.store.job("j").step_local(refresh)
         assert f": {counts}, in " in caplog.messages[-1], caplog.messages
 
-    told("1 rows written, 2 unchanged")
+    assert_logged("1 rows written, 2 unchanged")
     lab.put({1: (0, 10)})
-    told("0 rows written, 3 unchanged")
+    assert_logged("0 rows written, 3 unchanged")
     lab.put({1: (0, 11), 2: (0, 20)})
-    told("2 rows written, 2 unchanged")
+    assert_logged("2 rows written, 2 unchanged")
     lab.store.table("j_out").alter(drop_unchanged=False)
     lab.put({1: (0, 11)})
-    told("4 rows written, 0 unchanged")
+    assert_logged("4 rows written, 0 unchanged")
 
 
 def test_a_takeover_names_who_was_fenced(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:

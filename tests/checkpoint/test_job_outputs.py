@@ -26,9 +26,9 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     made.store.close()
 
 
-def told(lab: Lab, after: int, name: str = "out") -> Told:
-    found = lab.store.table(name).changes(after, pre_images=True).read_all()
-    return list(zip(*(found[column].to_pylist() for column in ("_change_type", "k", "v")), strict=True))
+def changes_since(lab: Lab, after: int, name: str = "out") -> Told:
+    changes = lab.store.table(name).changes(after, pre_images=True).read_all()
+    return list(zip(*(changes[column].to_pylist() for column in ("_change_type", "k", "v")), strict=True))
 
 
 def update(key: int, old: int, new: int) -> Told:
@@ -62,13 +62,13 @@ def test_old_rows_are_stored_with_each_commit(lab: Lab, pieces: int | None) -> N
     lab.store.table("r").delete(keys_of([2]))
     step(lab, job)
     forget_states(lab)
-    assert told(lab, 0) == [
+    assert changes_since(lab, 0) == [
         *(("insert", key, key) for key in (1, 2, 3)),
         *update(1, 1, 4),
         ("delete", 2, 2),
         ("insert", 5, 5),
     ]
-    assert told(lab, first) == [*update(1, 1, 4), ("delete", 2, 2), ("insert", 5, 5)]
+    assert changes_since(lab, first) == [*update(1, 1, 4), ("delete", 2, 2), ("insert", 5, 5)]
 
 
 def test_a_rebuild_stores_what_it_replaces(lab: Lab) -> None:
@@ -80,7 +80,7 @@ def test_a_rebuild_stores_what_it_replaces(lab: Lab) -> None:
     lab.tick()
     step(lab, job)
     forget_states(lab)
-    assert told(lab, first) == [*update(2, 2, 3), ("insert", 3, 3)]
+    assert changes_since(lab, first) == [*update(2, 2, 3), ("insert", 3, 3)]
 
 
 def test_a_drained_job_stores_them_too(lab: Lab) -> None:
@@ -90,7 +90,7 @@ def test_a_drained_job_stores_them_too(lab: Lab) -> None:
     lab.put({1: (0, 2)})
     job.stop(drain=True)
     forget_states(lab)
-    assert lab.state("j") == "finished" and told(lab, first) == update(1, 1, 2)
+    assert lab.state("j") == "finished" and changes_since(lab, first) == update(1, 1, 2)
 
 
 @pytest.mark.rule("5.15")
@@ -107,13 +107,13 @@ def test_a_changelog_altered_while_a_commit_is_made(lab: Lab, monkeypatch: pytes
     real = job_commit.job_edits
 
     def altering(*args: Any, **options: Any) -> Any:
-        found = real(*args, **options)
+        settings = real(*args, **options)
         table.alter(changelog=later)
-        return found
+        return settings
 
     monkeypatch.setattr(job_commit, "job_edits", altering)
     step(lab, job)
-    assert told(lab, first) == update(1, 1, 2)
+    assert changes_since(lab, first) == update(1, 1, 2)
     report = lab.store.verify()
     assert report.ok and not report.unreachable
 

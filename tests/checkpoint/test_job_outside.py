@@ -190,9 +190,9 @@ def test_a_snapshot_of_all_tables_says_what_it_left_out_and_why(lab: Lab) -> Non
     aligned = read(lab, "late_out", consistency="aligned")["late_out"]
     with lab.store.snapshot() as moment:
         assert list(moment.left_out) == ["late_out"]
-        told = rf"left out the table: late_out cannot be read: .*aligned would read it at {aligned} \("
+        message = rf"left out the table: late_out cannot be read: .*aligned would read it at {aligned} \("
         for ask in (lambda: moment["late_out"], lambda: moment.spark("late_out", None)):  # pyright: ignore[reportArgumentType]
-            with pytest.raises(el.TableNotReadable, match=told):
+            with pytest.raises(el.TableNotReadable, match=message):
                 ask()
         with moment.duckdb() as connection:
             assert connection.sql("SELECT count(*) FROM good_out").fetchall() == [(1,)]
@@ -241,8 +241,8 @@ def test_a_held_snapshot_that_is_listed_says_what_is_known_of_what_it_has_not(la
     with lab.store.snapshot() as moment:
         moment.hold(60.0, "nightly", partial=True)
     (listed,) = lab.store.held_snapshots()
-    told = r"late_out; it has: r, good_out\. .*left it out as unreadable.*job\.info\.outside.*epochlog jobs"
-    with pytest.raises(el.InvalidInput, match=told):
+    message = r"late_out; it has: r, good_out\. .*left it out as unreadable.*job\.info\.outside.*epochlog jobs"
+    with pytest.raises(el.InvalidInput, match=message):
         read(lab, "late_out", consistency=el.Exact(listed.token))
     with (
         lab.store.snapshot(consistency=el.Exact(listed.token)) as held,

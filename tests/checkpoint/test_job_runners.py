@@ -270,9 +270,9 @@ def test_a_handle_beside_its_own_standing_runner(lab: Lab) -> None:
     tenure = job._runner.tenure("query")
     tenure.alive = lambda: alive[0]
     job._runner.enter(tenure)
-    for one in (job, lab.store.job("j")):
+    for handle in (job, lab.store.job("j")):
         with pytest.raises(el.JobRunning, match="a query of"):
-            one.step_local(refuse)
+            handle.step_local(refuse)
     assert job._runner.step_local(COPY, tenure=tenure) is not None
     assert runner_of(lab) is not None  # it goes on
     alive[0] = False  # as when somebody has stopped the query behind our back

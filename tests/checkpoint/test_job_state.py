@@ -56,8 +56,8 @@ def rejected(lab: Lab, name: str, match: str) -> None:
         with pytest.raises(el.RestoreRejected, match=re.escape(match)):
             lab.store.job(name).step_local(refuse)
     assert lab.store.job(name).info.incarnation == before
-    found = [problem for problem in lab.store.verify().problems if problem.where == f"job {name}"]
-    assert found, lab.store.verify()
+    problems = [problem for problem in lab.store.verify().problems if problem.where == f"job {name}"]
+    assert problems, lab.store.verify()
 
 
 @pytest.mark.rule("5.12")

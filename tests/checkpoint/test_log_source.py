@@ -83,10 +83,10 @@ def test_every_boundary_with_a_change_has_its_barrier_however_late(lab: Lab) -> 
         lab.put({key: (0, key)}, "short")
         lab.tick(2)
     lab.store.compact("short", full=True)
-    found = read(lab, ["short"])
-    assert table.info.safe_epoch > barriers(found)[15][1]
-    assert len(barriers(found)) == 24
-    assert [row[3] for row in shown(found) if len(row) == 5] == list(range(24))
+    items = read(lab, ["short"])
+    assert table.info.safe_epoch > barriers(items)[15][1]
+    assert len(barriers(items)) == 24
+    assert [row[3] for row in shown(items) if len(row) == 5] == list(range(24))
 
 
 @pytest.mark.rule("5.16")
@@ -130,9 +130,9 @@ def test_log_epochs_of_one_commit_come_before_its_barrier(lab: Lab) -> None:
         segments += writer.seal(label)
     lab.store.commit({"r": segments}, epoch=start + 5)
     lab.tick()
-    found = read(lab)
-    assert [item.epoch for item in found if isinstance(item, el.Chunk)] == [start, start + 1, start + 2, start + 5]
-    assert len(barriers(found)) == 1
+    items = read(lab)
+    assert [item.epoch for item in items if isinstance(item, el.Chunk)] == [start, start + 1, start + 2, start + 5]
+    assert len(barriers(items)) == 1
 
 
 @pytest.mark.rule("4.3")
@@ -144,9 +144,9 @@ def test_log_epochs_below_a_boundary_belong_to_the_commit_above_it(lab: Lab) -> 
         segments += writer.seal(label)
     lab.store.commit({"r": segments}, epoch=start + LONG)
     lab.tick(3)
-    found = read(lab, ["r", "q"])
-    assert [item.table if isinstance(item, el.Chunk) else "|" for item in found] == ["q", "|", "r", "r", "|"]
-    assert barriers(found)[0][1] < start + LONG
+    items = read(lab, ["r", "q"])
+    assert [item.table if isinstance(item, el.Chunk) else "|" for item in items] == ["q", "|", "r", "r", "|"]
+    assert barriers(items)[0][1] < start + LONG
 
 
 # ---- the end -----------------------------------------------------------------------------------------------------
@@ -276,11 +276,11 @@ def test_a_live_reader_waits_and_a_close_ends_it(tmp_path: Path) -> None:
     """On real time, in a thread of its own."""
     with el.open(tmp_path / "store", durability="os") as store:
         table = store.create_table("r", pa.schema([("k", pa.int64())]), ["k"])
-        log, found, came = el.UpstreamLog(store, ["r"]), [], threading.Semaphore(0)
+        log, items, came = el.UpstreamLog(store, ["r"]), [], threading.Semaphore(0)
 
         def follow() -> None:
             for item in log:
-                found.append(item)
+                items.append(item)
                 came.release()
 
         thread = threading.Thread(target=follow)
@@ -292,7 +292,7 @@ def test_a_live_reader_waits_and_a_close_ends_it(tmp_path: Path) -> None:
         log.close()
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
-        assert [type(item) for item in found] == [el.Chunk, el.Barrier] * 3
+        assert [type(item) for item in items] == [el.Chunk, el.Barrier] * 3
         assert log.poll(None) is None and list(log) == []
 
 
@@ -406,8 +406,8 @@ def test_a_log_of_which_nothing_unread_was_truncated_is_followed(lab: Lab) -> No
     assert lab.store.table("r").info.log_start_epoch > at
     lab.put({2: (0, 2)})
     lab.tick()
-    found = read(lab, after=at)
-    assert [row[3] for row in shown(found)[:-1]] == [2] and barriers(found)[0][0] == at
+    items = read(lab, after=at)
+    assert [row[3] for row in shown(items)[:-1]] == [2] and barriers(items)[0][0] == at
 
 
 def test_barriers_of_a_job_that_are_forgotten_are_refused(lab: Lab) -> None:

@@ -203,8 +203,8 @@ def test_only_the_columns_asked_for(lab: Lab) -> None:
     for after in (0, "snapshot"):
         with el.UpstreamLog(lab.store, ["r", "q"], after=after, columns={"r": ["v", "k"]}) as log:
             chunks = [item for item in received(log) if isinstance(item, el.Chunk)]
-        found = {(chunk.table, *chunk.data.schema.names[:-3]) for chunk in chunks}
-        assert found == {("r", "v", "k"), ("q", "k", "g", "v")}
+        columns = {(chunk.table, *chunk.data.schema.names[:-3]) for chunk in chunks}
+        assert columns == {("r", "v", "k"), ("q", "k", "g", "v")}
 
 
 @pytest.mark.rule("5.18")
@@ -285,8 +285,8 @@ def resumed_anywhere(lab: Lab, seed: int, turns: int, *, pre_images: bool) -> No
     for place, after in stops:
         options = {"after": after, "pre_images": pre_images}
         assert shown(read(lab, history.tables, **options)) == expected[place:], after
-        for one in lab.store.consumers():
-            lab.store.drop_consumer(one.name)
+        for consumer in lab.store.consumers():
+            lab.store.drop_consumer(consumer.name)
         assert shown(read(lab, history.tables, consumer="dash", **options)) == expected[place:], after
     lab.store.reset_consumer("dash", 0)
     by_fits_and_starts(lab, history, expected, pre_images=pre_images)

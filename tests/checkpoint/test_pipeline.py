@@ -311,8 +311,8 @@ def test_a_parked_job_that_is_rebuilt_goes_on_when_it_is_added_again(lab: Lab) -
     job, other = lab.job("a", ["r"]), lab.job("b", ["r"])
     lab.put({1: (0, 10)})
     lab.tick()
-    for one in (job, other):
-        one.step_local(mirror("r", f"{one.name}_out"))
+    for rebuilt in (job, other):
+        rebuilt.step_local(mirror("r", f"{rebuilt.name}_out"))
     lab.put({2: (0, 20)})
     lab.tick()
     other.step_local(mirror("r", "b_out"))
@@ -377,7 +377,7 @@ def ticks(folder: Path, trouble: str, rounds: int = 115) -> tuple[Ticks, el.JobS
     """(job, virtual time, epoch) of each commit of two jobs, one on the other, under a load of so many rounds; beside
     them one that fails at each try, one that hangs for good, or none. Its status at the end too.
     """
-    lab, found = Lab(folder), []
+    lab, commits = Lab(folder), []
     time = VirtualTime(lab)
     pipe = el.Pipeline(lab.store, pauses=time)
     hanging, go_on = threading.Event(), threading.Event()
@@ -387,8 +387,8 @@ def ticks(folder: Path, trouble: str, rounds: int = 115) -> tuple[Ticks, el.JobS
 
     def noted(ctx: Any) -> None:
         name = "b" if "b_out" in ctx._plan.outputs else "a"
-        ctx.upsert(f"{name}_out", table_of({0: (0, len(found))}))
-        found.append((name, time.now_ms(), ctx.barrier.curr))
+        ctx.upsert(f"{name}_out", table_of({0: (0, len(commits))}))
+        commits.append((name, time.now_ms(), ctx.barrier.curr))
 
     def hangs(ctx: Any) -> None:
         hanging.set()
@@ -406,14 +406,14 @@ def ticks(folder: Path, trouble: str, rounds: int = 115) -> tuple[Ticks, el.JobS
             if number % 2:
                 lab.put({0: (0, number)})
         status = next((row for row in pipe.status() if row.name == "c"), None)
-    return found, status
+    return commits, status
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Ticks:
-    found, _ = ticks(tmp_path_factory.mktemp("alone") / "store", "")
-    assert len([tick for tick in found if tick[0] == "a"]) > 50 < len([tick for tick in found if tick[0] == "b"])
-    return found
+    commits, _ = ticks(tmp_path_factory.mktemp("alone") / "store", "")
+    assert len([tick for tick in commits if tick[0] == "a"]) > 50 < len([tick for tick in commits if tick[0] == "b"])
+    return commits
 
 
 @pytest.mark.medium
@@ -454,7 +454,7 @@ def test_a_pipeline_waits_for_a_live_runner_and_goes_on_when_it_has_ended(
     lab: Lab, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "epochlog")
-    job, other, pipe, at_work, told = lab.job("a", ["r"]), lab.store.job("a"), el.Pipeline(lab.store), *_events(2)
+    job, other, pipe, at_work, released = lab.job("a", ["r"]), lab.store.job("a"), el.Pipeline(lab.store), *_events(2)
     pipe.add(job, mirror("r", "a_out"))
     lab.put({1: (0, 10)})
     lab.store.checkpoint()
@@ -462,7 +462,7 @@ def test_a_pipeline_waits_for_a_live_runner_and_goes_on_when_it_has_ended(
     def slowly(ctx: Any) -> None:
         mirror("r", "a_out")(ctx)
         at_work.set()
-        assert told.wait(60)
+        assert released.wait(60)
 
     step = threading.Thread(target=other.step_local, args=[slowly])
     step.start()
@@ -470,7 +470,7 @@ def test_a_pipeline_waits_for_a_live_runner_and_goes_on_when_it_has_ended(
     run = threading.Thread(target=pipe.run, args=["idle"])
     run.start()
     wait_until(lambda: states(pipe) == {"a": "waiting"})
-    told.set()
+    released.set()
     step.join()
     run.join()
     assert states(pipe) == {"a": "idle"} and lab.rows("a_out") == {1: (0, 10)}
@@ -501,9 +501,9 @@ def test_a_step_beside_a_pipeline_is_refused(lab: Lab) -> None:
 
     def refresh(ctx: Any) -> None:
         mirror("r", "a_out")(ctx)
-        for one in (job, lab.store.job("a")):
+        for handle in (job, lab.store.job("a")):
             with pytest.raises(el.JobRunning, match="a pipeline of process"):
-                one.step_local(mirror("r", "a_out"))
+                handle.step_local(mirror("r", "a_out"))
         seen.append(job.info.runner)
 
     pipe.add(job, refresh)

@@ -40,8 +40,8 @@ def commit(step: Callable[[], int | None]) -> int:
 
 def changed(lab: Lab, table: str, after: int) -> dict[int, str]:
     """The changes of a table past an epoch, as of now."""
-    found = lab.store.table(table).changes(after, mode="net", pre_images=True).read_all().to_pylist()
-    return {row["k"]: row["_change_type"] for row in found if row["_change_type"] != "update_preimage"}
+    changes = lab.store.table(table).changes(after, mode="net", pre_images=True).read_all().to_pylist()
+    return {row["k"]: row["_change_type"] for row in changes if row["_change_type"] != "update_preimage"}
 
 
 def doubled(source: str, output: str) -> Callable[[Any], None]:

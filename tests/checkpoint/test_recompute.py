@@ -53,9 +53,9 @@ class Shop:
 
     def seen(self, job: el.Job, look: Callable[[Any], Any]) -> Any:
         """Call `look` with the context of the next barrier and return its result; the barrier commits no rows."""
-        found: list[Any] = []
-        self.step(job, lambda ctx: found.append(look(ctx)))
-        return found[0]
+        results: list[Any] = []
+        self.step(job, lambda ctx: results.append(look(ctx)))
+        return results[0]
 
 
 @pytest.fixture
@@ -80,8 +80,8 @@ def test_touched_are_the_values_before_and_after(shop: Shop) -> None:
     shop.orders.upsert(orders_of((1, "mon", "a", 5), (2, "tue", "b", 7), (3, None, "b", 1)))
 
     def look(ctx: el.LocalRefreshContext) -> list[set[tuple[Any, ...]]]:
-        found = [ctx.touched("orders", "day"), ctx.touched("orders", ["who", "day"])]
-        groups = [[tuple(row.values()) for row in table.to_pylist()] for table in found]
+        tables = [ctx.touched("orders", "day"), ctx.touched("orders", ["who", "day"])]
+        groups = [[tuple(row.values()) for row in table.to_pylist()] for table in tables]
         assert [len(set(each)) for each in groups] == [len(each) for each in groups]
         return [set(each) for each in groups]
 
@@ -102,17 +102,17 @@ def test_among_reads_the_rows_of_groups(shop: Shop) -> None:
     shop.orders.upsert(orders_of((1, "mon", "a", 5), (2, "tue", None, 7), (3, None, "b", 1), (4, None, None, 2)))
 
     def look(ctx: el.LocalRefreshContext) -> None:
-        def found(groups: Any, **options: Any) -> list[int]:
+        def group_ids(groups: Any, **options: Any) -> list[int]:
             return ctx.table("orders", columns=["id"], among=groups, **options)["id"].to_pylist()
 
         days = pa.array(["mon", None], pa.string())
-        assert found(pa.table({"day": days})) == [1, 3, 4]
-        assert found(pa.table({"day": days, "who": pa.array(["b", None], pa.string())})) == [4]
-        assert found(pa.table({"day": days, "who": pa.array([None, None], pa.string())})) == [4]
-        assert found(pa.table({"day": days}), filter=pa.compute.field("id") > 1) == [3, 4]
-        assert found(pa.table({"day": pa.array([], pa.string())})) == []
-        assert found(ids(4, 9, 1)) == [1, 4]  # by key
-        assert found([{"day": "mon"}, {"day": None}]) == [1, 3, 4]
+        assert group_ids(pa.table({"day": days})) == [1, 3, 4]
+        assert group_ids(pa.table({"day": days, "who": pa.array(["b", None], pa.string())})) == [4]
+        assert group_ids(pa.table({"day": days, "who": pa.array([None, None], pa.string())})) == [4]
+        assert group_ids(pa.table({"day": days}), filter=pa.compute.field("id") > 1) == [3, 4]
+        assert group_ids(pa.table({"day": pa.array([], pa.string())})) == []
+        assert group_ids(ids(4, 9, 1)) == [1, 4]  # by key
+        assert group_ids([{"day": "mon"}, {"day": None}]) == [1, 3, 4]
         assert ctx.table("orders", columns=[], among=ids(4, 9, 1)).num_rows == 2
         assert ctx.table("orders", columns=[], among=pa.table({"day": days})).num_rows == 3
         assert ctx.table("orders", among=ids(2)).schema == ORDERS.set(0, ORDERS.field("id").with_nullable(False))
@@ -298,10 +298,10 @@ def test_each_part_writes_its_share_of_the_groups(shop: Shop) -> None:
 
 def test_a_null_in_a_key_names_the_job_the_table_and_the_row(shop: Shop) -> None:
     job = shop.job("revenue", BY_DAY, ["day"])
-    told = r"^job 'revenue': table revenue, primary-key column 'day': 1 of its values are null, the first in row 1; "
+    message = r"^job 'revenue': table revenue, primary-key column 'day': 1 of its values are null, the first in row 1; "
 
     def refused(refresh: Callable[[el.LocalRefreshContext], None]) -> None:
-        with pytest.raises(el.SchemaMismatch, match=told):
+        with pytest.raises(el.SchemaMismatch, match=message):
             shop.step(job, refresh)
         assert "SchemaMismatch: job 'revenue': table revenue, primary-key" in (job.info.last_error or "")
 
@@ -319,7 +319,7 @@ def test_recompute_takes_each_key_once(shop: Shop) -> None:
     """Of two rows with one key only one could stay, and nothing tells which."""
     job = shop.job("dear", ORDERS, ["day", "id"])
     shop.orders.upsert(orders_of((1, "mon", "ann", 5)))
-    told = r"recompute\('dear'\) was given several rows with the key {'day': 'mon', 'id': 2}; .*once"
+    message = r"recompute\('dear'\) was given several rows with the key {'day': 'mon', 'id': 2}; .*once"
     for by, others in (([], ()), ("who", ((1, "mon", "bob", 5),)), (["id", "day"], ())):
         rows = orders_of(
             (1, "mon", "ann", 5), (2, "mon", "ann", 6), (3, "tue", "ann", 6), (2, "mon", "bob", 6), *others
@@ -331,7 +331,7 @@ def test_recompute_takes_each_key_once(shop: Shop) -> None:
         ) -> None:
             ctx.recompute("dear", by=by, from_=rows, **touched)
 
-        with pytest.raises(el.InvalidInput, match=told.replace("2}", "1}") if others else told):
+        with pytest.raises(el.InvalidInput, match=message.replace("2}", "1}") if others else message):
             shop.step(job, refresh)
     assert shop.store.table("dear").count() == 0
     assert len(shop.step(job, lambda ctx: ctx.recompute("dear", by=[], from_=ctx.table("orders")))) == 1

@@ -62,13 +62,13 @@ def test_rows_belong_to_groups_of_their_values(column: tuple[pa.DataType, list[A
         rows, given = table(chance, 30, column, *others), table(chance, count, column, *others)
         groups = distinct(given, given.column_names)
         wanted = {tuple(map(known, row.values())) for row in given.to_pylist()}
-        found = belonging(rows, groups)
-        assert [tuple(map(known, row.values())) in wanted for row in rows.to_pylist()] == found.tolist()
+        mask = belonging(rows, groups)
+        assert [tuple(map(known, row.values())) in wanted for row in rows.to_pylist()] == mask.tolist()
         passing = pruning(groups)
         if passing is not None:
             kept = rows.filter(passing)
-            assert belonging(kept, groups).sum() == found.sum()
-            assert others or kept.num_rows == found.sum()  # of one column it says it all
+            assert belonging(kept, groups).sum() == mask.sum()
+            assert others or kept.num_rows == mask.sum()  # of one column it says it all
 
 
 def test_many_columns_of_many_values_do_not_overflow() -> None:

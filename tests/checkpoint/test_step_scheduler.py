@@ -38,23 +38,24 @@ def test_back_off_doubles_up_to_half_a_minute() -> None:
 
 
 def test_failures_are_counted_in_a_row() -> None:
-    one = NEW
+    member = NEW
     for failures in (1, 2, 3):
-        one = failed(started(one), TROUBLE, 1000, None)
-        assert (one.state, one.failures, one.restarts) == ("backing off", failures, failures - 1)
-        assert (one.due_ms, one.last_error) == (1000 + backoff_ms(failures), "ZeroDivisionError: no rows")
-    one = succeeded(started(one), 7, 2000, finished=False)
-    assert (one.state, one.failures, one.restarts, one.last_error) == ("running", 0, 3, "ZeroDivisionError: no rows")
-    assert failed(one, TROUBLE, 3000, None).due_ms == 3100
+        member = failed(started(member), TROUBLE, 1000, None)
+        assert (member.state, member.failures, member.restarts) == ("backing off", failures, failures - 1)
+        assert (member.due_ms, member.last_error) == (1000 + backoff_ms(failures), "ZeroDivisionError: no rows")
+    member = succeeded(started(member), 7, 2000, finished=False)
+    assert (member.state, member.failures, member.restarts) == ("running", 0, 3)
+    assert member.last_error == "ZeroDivisionError: no rows"
+    assert failed(member, TROUBLE, 3000, None).due_ms == 3100
 
 
 def test_tries_are_bounded_where_somebody_waits() -> None:
-    one = NEW
+    member = NEW
     for _ in range(4):
-        one = failed(one, TROUBLE, 0, tries=5)
-        assert one.state == "backing off"
-    assert failed(one, TROUBLE, 0, tries=5).state == "given up"
-    assert failed(one, TROUBLE, 0, tries=None).state == "backing off"
+        member = failed(member, TROUBLE, 0, tries=5)
+        assert member.state == "backing off"
+    assert failed(member, TROUBLE, 0, tries=5).state == "given up"
+    assert failed(member, TROUBLE, 0, tries=None).state == "backing off"
 
 
 @pytest.mark.parametrize(
@@ -71,8 +72,9 @@ def test_tries_are_bounded_where_somebody_waits() -> None:
     ],
 )
 def test_what_another_try_cannot_mend_ends_a_job_at_once(error: BaseException, state: str) -> None:
-    one = failed(NEW, error, 0, None)
-    assert one.state == state and one.ended == (state in ENDED) and type(error).__name__ in (one.last_error or "")
+    member = failed(NEW, error, 0, None)
+    assert member.state == state and member.ended == (state in ENDED)
+    assert type(error).__name__ in (member.last_error or "")
 
 
 def test_a_wake_is_for_idle_jobs_alone() -> None:

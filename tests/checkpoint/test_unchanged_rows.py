@@ -63,8 +63,8 @@ def step(lab: Lab, job: el.Job, refresh: Callable[[Any], None]) -> int:
 def written(lab: Lab, table: str = "out") -> list[tuple[str, int]]:
     """The newest log entry."""
     newest = lab.store.table(table).info.max_committed_epoch
-    found = lab.store.table(table).changes(newest - 1, newest).read_all()
-    return list(zip(found["_change_type"].to_pylist(), found["k"].to_pylist(), strict=True))
+    changes = lab.store.table(table).changes(newest - 1, newest).read_all()
+    return list(zip(changes["_change_type"].to_pylist(), changes["k"].to_pylist(), strict=True))
 
 
 def segments_of(lab: Lab, table: str = "out") -> list[Segment]:
@@ -185,12 +185,12 @@ def begun(lab: Lab, job: el.Job) -> tuple[JobRunner, Any]:
 
 def segments(run: Any, *ops: dict[int, Row] | list[int]) -> list[Segment]:
     """One segment for each, as parts and tasks write them."""
-    found: list[Segment] = []
+    written_segments: list[Segment] = []
     for op in ops:
         writer = SegmentWriter(run.output("out").target)
         writer.upsert(table_of(op)) if isinstance(op, dict) else writer.delete(keys_of(op))
-        found += writer.finish()
-    return found
+        written_segments += writer.finish()
+    return written_segments
 
 
 @pytest.mark.rule("5.14")
@@ -312,8 +312,8 @@ def test_random_refreshes_commit_what_differs(
             runner.commit(run, {"out": segments(run, *ops)})
         differ = sorted(key for key in {*rows, *after} if rows.get(key) != after.get(key))
         assert written(lab) == [("upsert" if key in after else "delete", key) for key in differ], (seed, ops)
-        told = lab.store.table("out").changes(before, pre_images=True).read_all()
-        assert sorted(set(told["k"].to_pylist())) == differ
+        changes = lab.store.table("out").changes(before, pre_images=True).read_all()
+        assert sorted(set(changes["k"].to_pylist())) == differ
         rows = after
         assert lab.rows("out") == rows
         if rng.random() < 0.3:

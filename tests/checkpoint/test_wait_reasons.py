@@ -94,8 +94,8 @@ def test_a_failed_job_holds_back_the_chain_behind_it(lab: Lab) -> None:
         "j2": Wait("upstream", None, "j1_out", "j1", at - 1, "j0"),
     }
     assert jobs[0].step_local(mirror("r", "j0_out")) is not None
-    found = waits(lab.store)
-    assert found["j1"] == Wait("runner", next_boundary(at)) and found["j2"].cause == "j1"
+    waits_by_job = waits(lab.store)
+    assert waits_by_job["j1"] == Wait("runner", next_boundary(at)) and waits_by_job["j2"].cause == "j1"
 
 
 def test_a_job_waits_for_the_upstream_that_is_least_complete(lab: Lab) -> None:
@@ -143,11 +143,11 @@ def test_one_that_is_made_anew_waits_for_a_runner_and_behind_a_parked_one_for_th
     lab.store.compact("r", full=True)
     assert waits(lab.store)["j"] == Wait("rebuild")
     job.rebuild()
-    found = waits(lab.store)["j"]
-    assert found.kind == "runner"
+    wait = waits(lab.store)["j"]
+    assert wait.kind == "runner"
     while not (done := job.step_local(mirror("r", "j_out"))):
-        assert waits(lab.store)["j"] == found
-    assert done == found.epoch
+        assert waits(lab.store)["j"] == wait
+    assert done == wait.epoch
     assert waits(lab.store)["above"].kind == "runner"
 
 

@@ -94,7 +94,7 @@ def test_drop_as_json_tells_what_went(run, lake) -> None:
 
 
 def test_what_is_in_use_or_not_there_is_an_error_before_anybody_is_asked(run, lake, person) -> None:
-    for words, told in (
+    for words, names in (
         (["drop", "table", "orders"], "'daily'|'broken'"),
         (["drop", "table", "revenue"], "'daily'"),
         (["drop", "table", "none"], "'none'"),
@@ -105,7 +105,7 @@ def test_what_is_in_use_or_not_there_is_an_error_before_anybody_is_asked(run, la
         person("y")
         done = run(*argv_of(words, lake.root))
         assert done.code == 1 and "[y/N]" not in done.err, done
-        assert any(name in done.err for name in told.split("|"))
+        assert any(name in done.err for name in names.split("|"))
 
 
 def test_tables_of_a_job_can_be_kept(run, lake) -> None:
@@ -161,9 +161,9 @@ def test_alter_of_a_table_asks_before_it_keeps_less(run, lake) -> None:
 
 
 def test_alter_of_an_output_tells_what_becomes_of_unchanged_rows(run, lake) -> None:
-    for asked, told in (("no", "kept"), ("yes", "left out")):
+    for asked, outcome in (("no", "kept"), ("yes", "left out")):
         done = run("alter", lake.root, "table", "revenue", "--drop-unchanged", asked)
-        assert done.out.endswith(f", max_segments 64; unchanged rows are {told}\n"), done.out
+        assert done.out.endswith(f", max_segments 64; unchanged rows are {outcome}\n"), done.out
         assert json.loads(run("describe", lake.root, "revenue", "--json").out)["drop_unchanged"] == (asked == "yes")
     facts = json.loads(run("alter", lake.root, "table", "revenue", "--drop-unchanged", "no", "--json").out)
     assert facts["drop_unchanged"] is False

@@ -43,10 +43,10 @@ def dash(lake):
 
 @pytest.mark.rule("4.11")
 def test_consumers_are_listed(run, lake, dash) -> None:
-    (one,) = listed(run, lake)
-    assert one["lag_ms"] > 0 and one["until"] > one["acked"]
-    del one["lag_ms"], one["until"], one["acked"]
-    assert one == {
+    (consumer,) = listed(run, lake)
+    assert consumer["lag_ms"] > 0 and consumer["until"] > consumer["acked"]
+    del consumer["lag_ms"], consumer["until"], consumer["acked"]
+    assert consumer == {
         "name": "dash", "tables": ["orders"], "state": "away", "position": lake.epochs["first"], "incarnation": 1,
         "lag_commits": 2, "too_old": "error", "keep_ms": 7 * 86_400_000,
     }  # fmt: skip
@@ -62,10 +62,10 @@ def test_nobody_reads_along(run, lake) -> None:
 @pytest.mark.parametrize("to", ["snapshot", "latest", "earliest", "second"])
 def test_one_is_reset(run, lake, dash, to: str) -> None:
     done = run("consumers", lake.root, "--reset", "dash", lake.epochs.get(to, to), "--json")
-    (one,) = json.loads(done.out)["consumers"]
-    assert one["incarnation"] == 2
+    (consumer,) = json.loads(done.out)["consumers"]
+    assert consumer["incarnation"] == 2
     expected = {"snapshot": None, "earliest": 0, "second": lake.epochs["second"]}
-    assert one["position"] == expected[to] if to in expected else one["lag_commits"] == 0
+    assert consumer["position"] == expected[to] if to in expected else consumer["lag_commits"] == 0
     assert ("the rows first" in run("consumers", lake.root).out) == (to == "snapshot")
 
 
@@ -120,8 +120,8 @@ def test_a_consumer_goes_on_where_it_was(run, lake) -> None:
     assert [row[2] for row in shown(run(*tail, "--limit", 1).out)] == [7]  # half of an epoch is not acknowledged
     assert [row[2] for row in shown(run(*tail, "--limit", 2).out)] == [7, 8]
     assert [row[2] for row in shown(run(*tail, "--limit", 1).out)] == [9]
-    (one,) = listed(run, lake)
-    assert (one["position"], one["state"], one["lag_commits"]) == (last, "away", 0)
+    (consumer,) = listed(run, lake)
+    assert (consumer["position"], consumer["state"], consumer["lag_commits"]) == (last, "away", 0)
 
 
 def test_a_new_consumer_begins_where_it_is_told(run, lake) -> None:
@@ -129,7 +129,7 @@ def test_a_new_consumer_begins_where_it_is_told(run, lake) -> None:
     assert run(*tail, "--consumer", "new", "--from", "latest").out == ""
     assert len(shown(run(*tail, "--consumer", "old", "--from", "earliest").out)) == 5
     assert len(shown(run(*tail, "--consumer", "mid", "--from", lake.epochs["second"]).out)) == 1
-    assert {one["position"] for one in listed(run, lake)} == {lake.epochs["delete"]}
+    assert {consumer["position"] for consumer in listed(run, lake)} == {lake.epochs["delete"]}
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ def test_the_timeline_of_two_tables(run, lake) -> None:
     facts = facts_of(run, lake.root, "orders", "revenue")
     first, view, second, delete = (lake.epochs[name] for name in ("first", "view", "second", "delete"))
     assert first == view
-    told = [(one["first"], one["last"], one["landed"], one["readable"]) for one in facts["stretches"]]
-    assert told == [
+    rows = [(row["first"], row["last"], row["landed"], row["readable"]) for row in facts["stretches"]]
+    assert rows == [
         (first, second - 1, {"orders": "rows", "revenue": "rows"}, True),
         (second, delete - 1, {"orders": "rows"}, False),
         (delete, facts["last_epoch"], {"orders": "rows"}, False),
@@ -40,7 +40,7 @@ def test_the_timeline_of_two_tables(run, lake) -> None:
     (blame,) = facts["stretches"][1]["why_not"]
     assert blame["table"] == "revenue" and f"does not reflect the change of orders at {second}" in blame["reason"]
     assert facts["stretches"][1]["states"] == {"orders": "valid", "revenue": "behind"}
-    assert [(one["name"], one["asked"], one["upstreams"]) for one in facts["tables"]] == [
+    assert [(table["name"], table["asked"], table["upstreams"]) for table in facts["tables"]] == [
         ("orders", True, []),
         ("revenue", True, ["orders"]),
     ]
@@ -49,58 +49,58 @@ def test_the_timeline_of_two_tables(run, lake) -> None:
 
 def test_what_a_table_descends_from_is_drawn_with_it(run, lake) -> None:
     facts = facts_of(run, lake.root, "revenue")
-    assert [(one["name"], one["asked"]) for one in facts["tables"]] == [("revenue", True), ("orders", False)]
+    assert [(table["name"], table["asked"]) for table in facts["tables"]] == [("revenue", True), ("orders", False)]
     assert len(facts["stretches"]) == 3
 
 
 def test_no_table_named_means_those_that_global_counts(run, lake) -> None:
     facts = facts_of(run, lake.root)
-    assert [one["name"] for one in facts["tables"]] == ["nothing_yet", "orders", "revenue"]
+    assert [table["name"] for table in facts["tables"]] == ["nothing_yet", "orders", "revenue"]
     assert facts["left_out"] == {"seen": "seen cannot be read: it is creating"}
     assert "not counted under global: seen cannot be read: it is creating" in run("epochs", lake.root).out
     named = facts_of(run, lake.root, "seen")
-    assert [one["readable"] for one in named["stretches"]] == [False] * 3
+    assert [row["readable"] for row in named["stretches"]] == [False] * 3
     assert named["stretches"][0]["why_not"] == [{"table": "seen", "reason": "seen (creating) has no commit yet"}]
 
 
 def test_policies_choose_as_snapshots_do(run, lake) -> None:
     choices = facts_of(run, lake.root, "orders", "revenue")["choices"]
-    assert [one["policy"] for one in choices] == POLICIES
+    assert [choice["policy"] for choice in choices] == POLICIES
     with api.open(lake.root, create=False) as store:
-        for one in choices:
-            if one["policy"] == "bounded":  # its lag grows while we look
-                assert one["epochs"] == choices[1]["epochs"]
-            elif one["error"] is None:
-                with store.snapshot(["orders", "revenue"], consistency=one["policy"], **one["options"]) as moment:
-                    assert one["epochs"] == moment.epochs
+        for choice in choices:
+            if choice["policy"] == "bounded":  # its lag grows while we look
+                assert choice["epochs"] == choices[1]["epochs"]
+            elif choice["error"] is None:
+                with store.snapshot(["orders", "revenue"], consistency=choice["policy"], **choice["options"]) as moment:
+                    assert choice["epochs"] == moment.epochs
             else:
-                assert one["epochs"] == {}
-    refused = {one["policy"]: one["error"]["type"] for one in choices if one["error"]}
+                assert choice["epochs"] == {}
+    refused = {choice["policy"]: choice["error"]["type"] for choice in choices if choice["error"]}
     assert refused == {"at_least": "NoConsistentEpoch", "exact": "EpochNotCommitted"}
-    assert {one["options"].get("epoch") for one in choices} == {None, lake.epochs["delete"]}
-    (bounded,) = (one for one in choices if one["policy"] == "bounded")
+    assert {choice["options"].get("epoch") for choice in choices} == {None, lake.epochs["delete"]}
+    (bounded,) = (choice for choice in choices if choice["policy"] == "bounded")
     assert bounded["options"]["max_lag"] * 1000 >= max(bounded["lag_ms"].values()) > 0
 
 
 def test_an_epoch_that_can_be_read_is_explained(run, lake) -> None:
     first, second = lake.epochs["first"], lake.epochs["second"]
     facts = facts_of(run, lake.root, "orders", "revenue", "--at", second - 1)
-    found = facts["epoch"]
-    assert (found["readable"], found["readable_at_or_below"], found["readable_above"]) == (True, second - 1, None)
-    assert [(one["table"], one["commit"], one["why_not"]) for one in found["tables"]] == [
+    epoch = facts["epoch"]
+    assert (epoch["readable"], epoch["readable_at_or_below"], epoch["readable_above"]) == (True, second - 1, None)
+    assert [(table["table"], table["commit"], table["why_not"]) for table in epoch["tables"]] == [
         ("orders", first, []),
         ("revenue", first, []),
     ]
-    errors = [one["policy"] for one in facts["choices"] if one["error"]]
+    errors = [choice["policy"] for choice in facts["choices"] if choice["error"]]
     assert errors == [] and facts["choices"][-1]["epochs"] == {"orders": second - 1, "revenue": second - 1}
     assert f"at epoch {second - 1} (" in run("epochs", lake.root, "orders", "--at", second - 1).out
 
 
 def test_an_epoch_that_cannot_be_read_is_explained(run, lake) -> None:
     first, second = lake.epochs["first"], lake.epochs["second"]
-    found = facts_of(run, lake.root, "orders", "revenue", "--at", second)["epoch"]
-    assert (found["readable"], found["readable_at_or_below"], found["readable_above"]) == (False, second - 1, None)
-    orders, revenue = found["tables"]
+    epoch = facts_of(run, lake.root, "orders", "revenue", "--at", second)["epoch"]
+    assert (epoch["readable"], epoch["readable_at_or_below"], epoch["readable_above"]) == (False, second - 1, None)
+    orders, revenue = epoch["tables"]
     assert (orders["commit"], orders["why_not"], revenue["commit"]) == (second, [], first)
     (blame,) = revenue["why_not"]
     assert blame["table"] == "revenue" and f"at {second}" in blame["reason"]
@@ -172,9 +172,9 @@ def test_a_long_timeline_is_cut_and_says_so(run, lake) -> None:
     assert "40 stretches are shown; --limit N or --all for more" in page
     assert len(facts_of(run, lake.root, "orders")["stretches"]) == 53
     some = facts_of(run, lake.root, "orders", "--limit", 4)
-    assert [one["first"] for one in some["stretches"]] == epochs[-4:] and some["earlier"] and not some["later"]
+    assert [row["first"] for row in some["stretches"]] == epochs[-4:] and some["earlier"] and not some["later"]
     around = facts_of(run, lake.root, "orders", "--limit", 4, "--at", epochs[10])
-    assert [one["first"] for one in around["stretches"]] == epochs[8:12] and around["earlier"] and around["later"]
+    assert [row["first"] for row in around["stretches"]] == epochs[8:12] and around["earlier"] and around["later"]
     assert "stretches are shown" not in run("epochs", lake.root, "orders", "--all").out
 
 

@@ -38,13 +38,13 @@ def worn(tmp_path: Path) -> str:
 
 
 def test_vacuum_tells_what_it_deletes_and_what_stays(run: Any, worn: str) -> None:
-    told = json.loads(run("vacuum", worn, "--dry-run", "--grace", "0", "--json").out)
-    assert told["dry_run"] and told["deleted"] and told["bytes_freed"] == sum(file["bytes"] for file in told["deleted"])
+    plan = json.loads(run("vacuum", worn, "--dry-run", "--grace", "0", "--json").out)
+    assert plan["dry_run"] and plan["deleted"] and plan["bytes_freed"] == sum(file["bytes"] for file in plan["deleted"])
     kept = json.loads(run("vacuum", worn, "--json").out)
     assert kept["deleted"] == [] and {file["reason"] for file in kept["kept"]} == {"in grace"}
     assert all(file["since"] < file["until"] for file in kept["kept"])
     done = json.loads(run("vacuum", worn, "--grace", "0", "--json").out)
-    assert {**done, "dry_run": True} == told
+    assert {**done, "dry_run": True} == plan
     assert [file["path"].rsplit("/", 1)[-1] for file in done["foreign"]] == ["notes.txt"]
     assert json.loads(run("vacuum", worn, "--json").out)["deleted"] == []
     assert run("read", worn, "orders").code == 0 and run("verify", worn).code == 0
@@ -68,8 +68,8 @@ def test_vacuum_names_who_is_writing_and_who_is_dead(run: Any, tmp_path: Path) -
         writer.seal(store.last_epoch + 1)
         (kept,) = json.loads(run("vacuum", store.root, "--dry-run", "--grace", "0", "--json").out)["kept"]
         assert "being written under store intent" in kept["reason"]
-    told = json.loads(run("vacuum", tmp_path / "s", "--json").out)  # its lease ended long ago by today's clock
-    assert [one["kind"] for one in told["revoked"]] == ["store"] and len(told["deleted"]) == 1
+    report = json.loads(run("vacuum", tmp_path / "s", "--json").out)  # its lease ended long ago by today's clock
+    assert [intent["kind"] for intent in report["revoked"]] == ["store"] and len(report["deleted"]) == 1
 
 
 def test_history_of_compactions(run: Any, worn: str) -> None:
@@ -129,9 +129,9 @@ def test_status_shows_pressure_compactions_under_way_and_trouble(
         for number in range(3):
             table.upsert(orders(list(range(40)), ["mon"] * 40, [number] * 40))
         handle = store._handle
-        found = handle.catalog.read(lambda view: find_table(view, "orders"))
-        assert handle.catalog.read(lambda view: get_version(view, found.id, "orders")).l0_segments == 3
-        scheduler.compact_table(handle, found, budget=1, by="maintenance")
+        orders_table = handle.catalog.read(lambda view: find_table(view, "orders"))
+        assert handle.catalog.read(lambda view: get_version(view, orders_table.id, "orders")).l0_segments == 3
+        scheduler.compact_table(handle, orders_table, budget=1, by="maintenance")
         worker = scheduler.Maintenance(handle)
 
         def refused(*args: Any, **options: Any) -> Any:

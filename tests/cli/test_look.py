@@ -28,13 +28,13 @@ def test_ls_as_json_says_what_table_info_says(run, lake) -> None:
     done = run("ls", lake.root, "--json")
     facts = json.loads(done.out)
     assert (done.code, done.err, facts["root"]) == (0, "", lake.root)
-    assert [one["name"] for one in facts["tables"]] == ["nothing_yet", "orders", "revenue", "seen"]
+    assert [table["name"] for table in facts["tables"]] == ["nothing_yet", "orders", "revenue", "seen"]
     with api.open(lake.root, create=False) as store:
         assert facts["last_epoch"] == store.last_epoch
-        for one, info in zip(facts["tables"], store.tables(), strict=True):
-            assert set(one) == TABLE_KEYS
+        for listed, info in zip(facts["tables"], store.tables(), strict=True):
+            assert set(listed) == TABLE_KEYS
             same = TABLE_KEYS - {"max_committed_at", "lag_ms"}
-            assert {name: one[name] for name in same} == {name: getattr(info, name) for name in same}
+            assert {name: listed[name] for name in same} == {name: getattr(info, name) for name in same}
 
 
 def test_ls_for_people_shows_epochs_with_their_time(run, lake) -> None:
@@ -48,7 +48,7 @@ def test_ls_for_people_shows_epochs_with_their_time(run, lake) -> None:
 
 
 def test_ls_counts_no_rows_when_told_so(run, lake) -> None:
-    assert {one["rows"] for one in json.loads(run("ls", lake.root, "--json", "--no-rows").out)["tables"]} == {None}
+    assert {table["rows"] for table in json.loads(run("ls", lake.root, "--json", "--no-rows").out)["tables"]} == {None}
     assert "?" in run("ls", lake.root, "--no-rows").out
 
 
@@ -78,19 +78,19 @@ def test_describe_as_json(run, lake) -> None:
 
 
 def test_describe_says_who_runs_the_job(run, lake) -> None:
-    def told() -> tuple[object, str]:
+    def shown_runner() -> tuple[object, str]:
         page = run("describe", lake.root, "revenue").out
-        found = re.search(r"run by +(.*)", page)
-        assert found is not None
-        return json.loads(run("describe", lake.root, "revenue", "--json").out)["runner"], found[1].strip()
+        match = re.search(r"run by +(.*)", page)
+        assert match is not None
+        return json.loads(run("describe", lake.root, "revenue", "--json").out)["runner"], match[1].strip()
 
-    assert told() == (None, "-")
+    assert shown_runner() == (None, "-")
     assert json.loads(run("describe", lake.root, "orders", "--json").out)["runner"] is None
     seen = []
     with api.open(lake.root, create=False) as store:
         store.table("orders").upsert([{"id": 77, "day": "sun", "cents": 1}])
         store.checkpoint()
-        store.job("daily").step_local(lambda ctx: seen.append(told()))
+        store.job("daily").step_local(lambda ctx: seen.append(shown_runner()))
     [(runner, words)] = seen
     assert (runner["kind"], runner["pid"]) == ("step", os.getpid())
     assert words == f"a step of process {os.getpid()} on {os.uname().nodename} since {runner['since']}"
@@ -151,11 +151,11 @@ def test_history_for_people_names_the_transaction_and_the_job(run, lake) -> None
 
 def test_status_shows_lag_and_errors(run, lake) -> None:
     facts = json.loads(run("status", lake.root, "--json").out)
-    tables = {one["name"]: one for one in facts["tables"]}
-    jobs = {one["name"]: one for one in facts["jobs"]}
+    tables = {table["name"]: table for table in facts["tables"]}
+    jobs = {job["name"]: job for job in facts["jobs"]}
     upkeep = {"pressure", "compaction", "trouble"}
-    assert all(set(one) == TABLE_KEYS | upkeep for one in tables.values())
-    assert all(one[name] is None for one in tables.values() for name in upkeep)
+    assert all(set(table) == TABLE_KEYS | upkeep for table in tables.values())
+    assert all(table[name] is None for table in tables.values() for name in upkeep)
     assert all(set(job) == JOB_KEYS for job in jobs.values())
     assert tables["revenue"]["lag_ms"] > 0 and tables["orders"]["lag_ms"] == 0
     assert (jobs["daily"]["state"], jobs["daily"]["committed_epoch"]) == ("running", lake.epochs["view"])

@@ -170,15 +170,15 @@ def test_a_file_that_came_meanwhile_is_not_overwritten(run, lake, tmp_path, monk
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int | None, str]]:
     """Record the reported progress: (done, total, unit)."""
-    told: list[tuple[int, int | None, str]] = []
+    reported: list[tuple[int, int | None, str]] = []
     step = output.Waiting.step
 
     def record(self: output.Waiting, done: int, total: int | None = None, *, of: str = "") -> None:
-        told.append((done, total, of))
+        reported.append((done, total, of))
         step(self, done, total, of=of)
 
     monkeypatch.setattr(output.Waiting, "step", record)
-    return told
+    return reported
 
 
 @pytest.fixture

@@ -54,12 +54,12 @@ def test_the_past_is_read_by_epoch_time_and_token(run, lake) -> None:
     by_time = run("read", lake.root, "orders", "--timestamp", json.loads(then)["timestamp"], "--json")
     assert bare(lines(by_time.out)) == first
     chosen = json.loads(run("read", lake.root, "orders", "revenue", "--epochs", "--json").out)
-    assert {one["table"] for one in chosen["tables"]} == {"orders", "revenue"}
-    assert {one["epoch"] for one in chosen["tables"]} == {lake.epochs["second"] - 1}
-    assert all(one["lag_ms"] >= 0 for one in chosen["tables"])
+    assert {table["table"] for table in chosen["tables"]} == {"orders", "revenue"}
+    assert {table["epoch"] for table in chosen["tables"]} == {lake.epochs["second"] - 1}
+    assert all(table["lag_ms"] >= 0 for table in chosen["tables"])
     again = lines(run("read", lake.root, "--token", chosen["token"], "--json").out)
     assert {(row["_table"], row["_epoch"]) for row in again} == {
-        (one["table"], one["epoch"]) for one in chosen["tables"]
+        (table["table"], table["epoch"]) for table in chosen["tables"]
     }
     people = run("read", lake.root, "orders", "--epochs").out
     assert "token" in people and "lag" in people
@@ -116,7 +116,7 @@ def test_a_policy_of_ones_own_takes_its_options(run, lake, monkeypatch) -> None:
     monkeypatch.setattr(policy_registry, "_named", lambda name: Older if name == "older" else named(name))
     given = ("--option", "by=4", "--option", "why=to see", "--option", "share=0.5")
     done = run("read", lake.root, "orders", "revenue", "--consistency", "older", *given, "--epochs", "--json")
-    assert {one["epoch"] for one in json.loads(done.out)["tables"]} == {lake.epochs["second"] - 3}
+    assert {table["epoch"] for table in json.loads(done.out)["tables"]} == {lake.epochs["second"] - 3}
     for options, code, sentence in (
         (["--consistency", "older", "--option", "by"], 2, "name=value is needed"),
         (["--consistency", "older", "--option", "b y=1"], 2, "name=value is needed"),
@@ -149,7 +149,7 @@ def test_a_further_policy_has_its_options_on_the_command_line(run, lake, monkeyp
     assert "--margin S this long before the newest (settled)" in " ".join(run("read", "--help").out.split())
     for named in ([], ["--consistency", "settled"]):
         done = run("read", lake.root, "orders", "revenue", "--margin", "3", *named, "--epochs", "--json")
-        assert {one["epoch"] for one in json.loads(done.out)["tables"]} == {lake.epochs["second"] - 4}, done.err
+        assert {table["epoch"] for table in json.loads(done.out)["tables"]} == {lake.epochs["second"] - 4}, done.err
     refused = run("read", lake.root, "orders", "--margin", "3", "--consistency", "latest")
     assert (refused.code, refused.out) == (1, "") and "'latest' takes no margin" in refused.err
     assert run("snapshot", lake.root, "--margin", "3").code == 2  # for taking one, and none is taken

@@ -40,13 +40,13 @@ def test_one_is_taken_and_held(run, lake, nightly) -> None:
     assert nightly["name"] == "nightly" and nightly["epochs"] == {"orders": at, "revenue": at}
     assert datetime.fromisoformat(nightly["until"]) - datetime.fromisoformat(nightly["since"]) == timedelta(hours=12)
     assert nightly["lag_ms"]["revenue"] > 0
-    (one,) = held(run, lake)
-    assert 0 < one.pop("left_ms") <= nightly.pop("left_ms") <= 12 * 3_600_000
+    (listed,) = held(run, lake)
+    assert 0 < listed.pop("left_ms") <= nightly.pop("left_ms") <= 12 * 3_600_000
     del nightly["lag_ms"]
-    assert one == nightly
+    assert listed == nightly
     with api.open(lake.root, create=False) as store:
         (there,) = store.held_snapshots()
-        assert (there.name, there.token) == ("nightly", one["token"])
+        assert (there.name, there.token) == ("nightly", listed["token"])
 
 
 def test_people_are_told_until_when_and_the_token(run, lake) -> None:
@@ -66,14 +66,14 @@ def test_no_snapshot_is_held(run, lake) -> None:
 
 
 def test_status_and_describe_show_it(run, lake, nightly) -> None:
-    (told,) = json.loads(run("status", lake.root, "--json").out)["snapshots"]
-    assert told["name"] == "nightly" and told["token"] == nightly["token"]
+    (snapshot,) = json.loads(run("status", lake.root, "--json").out)["snapshots"]
+    assert snapshot["name"] == "nightly" and snapshot["token"] == nightly["token"]
     facts = json.loads(run("describe", lake.root, "orders", "--json").out)
     (mine,) = (hold for hold in facts["holds"] if hold["kind"] == "snapshot")
     assert (mine["name"], mine["read_epoch"], mine["expires"]) == (
         "nightly",
         nightly["epochs"]["orders"],
-        told["until"],
+        snapshot["until"],
     )
 
 
@@ -105,10 +105,10 @@ def test_a_token_is_shown(run, lake, nightly) -> None:
     for text in ("nightly", nightly["token"]):
         facts = json.loads(run("snapshot", lake.root, "--show", text, "--json").out)
         assert (facts["token"], facts["readable"]) == (nightly["token"], True)
-        assert [(one["table"], one["epoch"]) for one in facts["tables"]] == list(nightly["epochs"].items())
-        for one in facts["tables"]:
-            assert (one["kept_until"], one["kept_by"]) == (nightly["until"], "snapshot:nightly")
-            assert one["lag_ms"] > 0 and one["why_not"] is None
+        assert [(table["table"], table["epoch"]) for table in facts["tables"]] == list(nightly["epochs"].items())
+        for table in facts["tables"]:
+            assert (table["kept_until"], table["kept_by"]) == (nightly["until"], "snapshot:nightly")
+            assert table["lag_ms"] > 0 and table["why_not"] is None
     page = run("snapshot", lake.root, "--show", "nightly").out
     assert "snapshot:nightly" in page and f"token {nightly['token']}" in page
 
@@ -117,9 +117,9 @@ def test_a_token_that_nobody_holds_is_kept_by_retention(run, lake, nightly) -> N
     """A hold of a later epoch does not keep it."""
     first = lake.epochs["first"]
     token = json.loads(run("read", lake.root, "orders", "--epoch", first, "--epochs", "--json").out)["token"]
-    (one,) = json.loads(run("snapshot", lake.root, "--show", token, "--json").out)["tables"]
-    assert one["kept_by"] == "retention"
-    assert datetime.fromisoformat(one["kept_until"]) - datetime.fromisoformat(one["at"]) == timedelta(hours=1)
+    (table,) = json.loads(run("snapshot", lake.root, "--show", token, "--json").out)["tables"]
+    assert table["kept_by"] == "retention"
+    assert datetime.fromisoformat(table["kept_until"]) - datetime.fromisoformat(table["at"]) == timedelta(hours=1)
 
 
 def test_a_token_that_can_be_read_no_more_is_told(run, tmp_path) -> None:
@@ -131,14 +131,14 @@ def test_a_token_that_can_be_read_no_more_is_told(run, tmp_path) -> None:
         with store.snapshot() as moment:
             token = moment.token
         at_risk = json.loads(run("snapshot", tmp_path / "lake", "--show", token, "--json").out)["tables"]
-        assert {(one["kept_until"], one["kept_by"], one["why_not"]) for one in at_risk} == {(None, None, None)}
+        assert {(table["kept_until"], table["kept_by"], table["why_not"]) for table in at_risk} == {(None, None, None)}
         assert "not held" in run("snapshot", tmp_path / "lake", "--show", token).out
         store.drop_table("gone")
         store.table("kept").upsert(pa.table({"k": [1]}))
         store.compact(full=True)
     facts = json.loads(run("snapshot", tmp_path / "lake", "--show", token, "--json").out)
     assert facts["readable"] is False
-    why = {one["table"]: one["why_not"] for one in facts["tables"]}
+    why = {table["table"]: table["why_not"] for table in facts["tables"]}
     assert "has been dropped" in why["gone"] and "has been released" in why["kept"]
     page = run("snapshot", tmp_path / "lake", "--show", token).out
     assert "gone: gone has been dropped since the token was made" in page and "cannot be read" in page
@@ -149,7 +149,7 @@ def test_one_is_dropped(run, lake, nightly) -> None:
     assert refused.code == 1 and "left some out: seen cannot be read: it is creating" in refused.err
     weekly = hold(run, lake, "--hold", "7d", "--name", "weekly", "--partial")
     assert weekly["epochs"].keys() == {"orders", "revenue", "nothing_yet"}  # global, where none is named
-    assert [one["name"] for one in hold(run, lake, "--drop", "nightly")["snapshots"]] == ["weekly"]
+    assert [snapshot["name"] for snapshot in hold(run, lake, "--drop", "nightly")["snapshots"]] == ["weekly"]
     done = run("snapshot", lake.root, "--drop", "nightly")
     assert (done.code, done.out) == (1, "")
     assert done.err == "epochlog: no snapshot is held as 'nightly'; held are: weekly\n"
@@ -166,7 +166,7 @@ def test_policies_choose_what_is_held(run, lake) -> None:
     assert latest["epochs"] == {"orders": lake.epochs["delete"], "revenue": lake.epochs["view"]}
     past = hold(run, lake, "orders", "--hold", "1h", "--epoch", lake.epochs["first"])
     assert past["epochs"] == {"orders": lake.epochs["first"]}
-    assert all(re.fullmatch("held_[0-9a-f]{12}", one["name"]) for one in (latest, past))
+    assert all(re.fullmatch("held_[0-9a-f]{12}", snapshot["name"]) for snapshot in (latest, past))
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ def worlds(seeds: range) -> Iterator[tuple[int, random.Random, EpochView]]:
             yield seed, rng, history.view()
 
 
-def samples(rng: random.Random, one: Stretch) -> set[int]:
-    return {one.first, one.last, rng.randint(one.first, one.last)}
+def samples(rng: random.Random, stretch: Stretch) -> set[int]:
+    return {stretch.first, stretch.last, rng.randint(stretch.first, stretch.last)}
 
 
 @pytest.mark.medium
@@ -40,15 +40,15 @@ def test_every_epoch_is_as_the_definitions_say() -> None:
     seen = set()
     for seed, rng, view in worlds(SEEDS):
         names = rng.sample(sorted(view.ids), rng.randint(1, len(view.ids)))
-        found = timeline(view, names)
-        for before, after in zip(found.stretches, found.stretches[1:], strict=False):
+        result = timeline(view, names)
+        for before, after in zip(result.stretches, result.stretches[1:], strict=False):
             assert before.last + 1 == after.first, seed
-        assert not found.stretches or found.stretches[-1].last == view.last_epoch
-        for one in found.stretches:
-            for epoch in samples(rng, one):
-                assert one.readable == (not view.why_not(names, epoch)), (seed, names, epoch)
-                assert one.readable == (not blamed(view, names, epoch))
-                for name, state in one.states.items():
+        assert not result.stretches or result.stretches[-1].last == view.last_epoch
+        for stretch in result.stretches:
+            for epoch in samples(rng, stretch):
+                assert stretch.readable == (not view.why_not(names, epoch)), (seed, names, epoch)
+                assert stretch.readable == (not blamed(view, names, epoch))
+                for name, state in stretch.states.items():
                     table = view.table(name)
                     seen.add(state)
                     if name in names:
@@ -62,8 +62,8 @@ def test_every_epoch_is_as_the_definitions_say() -> None:
 
 def test_everything_that_landed_begins_a_stretch() -> None:
     for seed, _, view in worlds(SEEDS):
-        found = timeline(view, list(view.ids))
-        landed = {(name, one.first): what for one in found.stretches for name, what in one.landed.items()}
+        result = timeline(view, list(view.ids))
+        landed = {(name, stretch.first): what for stretch in result.stretches for name, what in stretch.landed.items()}
         expected = {}
         for table in view.tables.values():
             commits, changes = set(table.commits.tolist()), set(table.changes.tolist())
@@ -84,7 +84,7 @@ def test_a_part_of_it_is_the_same_as_in_the_whole() -> None:
             continue
         epoch = rng.randint(whole[0].first, view.last_epoch)
         some = timeline(view, names, limit, around=epoch)
-        assert any(one.first <= epoch <= one.last for one in some.stretches), seed
+        assert any(stretch.first <= epoch <= stretch.last for stretch in some.stretches), seed
         at = whole.index(some.stretches[0])
         assert some.stretches == whole[at : at + len(some.stretches)] and len(some.stretches) == min(limit, len(whole))
         assert (some.earlier, some.later) == (at > 0, at + len(some.stretches) < len(whole))
@@ -100,14 +100,14 @@ def view() -> EpochView:
     return EpochView(45, 0, {1: orders, 2: daily})
 
 
-def drawn(found: Timeline, choices: dict[str, list[int]], width: int = 80) -> list[str]:
-    names, lanes = picture(found, choices, width)
+def drawn(shown: Timeline, choices: dict[str, list[int]], width: int = 80) -> list[str]:
+    names, lanes = picture(shown, choices, width)
     return [lane.text(names) for lane in lanes]
 
 
 def test_a_picture() -> None:
-    found = timeline(view(), ["orders", "daily"])
-    assert [(one.first, one.last, one.readable) for one in found.stretches] == [
+    result = timeline(view(), ["orders", "daily"])
+    assert [(stretch.first, stretch.last, stretch.readable) for stretch in result.stretches] == [
         (10, 14, False),
         (15, 19, True),
         (20, 24, False),
@@ -116,7 +116,7 @@ def test_a_picture() -> None:
         (32, 39, False),
         (40, 45, True),
     ]
-    assert drawn(found, {"global": [45], "aligned": [45], "latest": [32, 40], "exact": []}) == [
+    assert drawn(result, {"global": [45], "aligned": [45], "latest": [32, 40], "exact": []}) == [
         "                 1  2  3  4  5  6  7",
         "orders           ●░░───●─────•──●─────",
         "daily            ●─────╌╌╌●──╌╌╌╌╌╌○──",
@@ -127,8 +127,8 @@ def test_a_picture() -> None:
 
 
 def test_a_picture_of_the_newest_part() -> None:
-    found = timeline(view(), ["daily"], limit=3)
-    assert drawn(found, {"as_of": [12], "latest": [40]}) == [
+    result = timeline(view(), ["daily"], limit=3)
+    assert drawn(result, {"as_of": [12], "latest": [40]}) == [
         "              1  2  3",
         "daily         ╌╌╌╌╌╌○──",
         "orders        •──●─────",
@@ -139,8 +139,8 @@ def test_a_picture_of_the_newest_part() -> None:
 
 
 def test_a_picture_that_is_too_wide_goes_on_below() -> None:
-    found = timeline(view(), ["orders"])
-    lines = drawn(found, {"latest": [32]}, width=24)
+    result = timeline(view(), ["orders"])
+    lines = drawn(result, {"latest": [32]}, width=24)
     assert lines == [
         "              1  2  3",
         "orders        ●░░───●──",
@@ -151,7 +151,7 @@ def test_a_picture_that_is_too_wide_goes_on_below() -> None:
         "all together  ██████",
         "latest           ▲",
     ]
-    assert max(map(len, drawn(found, {}, width=1))) < 20
+    assert max(map(len, drawn(result, {}, width=1))) < 20
 
 
 def test_long_names_are_cut() -> None:

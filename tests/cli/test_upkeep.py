@@ -29,19 +29,19 @@ def contents(root: Path) -> dict[str, bytes]:
 
 def test_compact_folds_one_table_or_all(run, lake) -> None:
     due = json.loads(run("compact", lake.root, "--json").out)
-    assert [one["compacted"] for one in due["tables"]] == [False] * 4
-    (one,) = json.loads(run("compact", lake.root, "orders", "--json").out)["tables"]
-    assert one == {
+    assert [table["compacted"] for table in due["tables"]] == [False] * 4
+    (compacted,) = json.loads(run("compact", lake.root, "orders", "--json").out)["tables"]
+    assert compacted == {
         "table": "orders",
         "compacted": True,
         "outcome": "done",
         "unfolded_segments_before": 3,
         "unfolded_segments_after": 0,
-        "bytes_before": one["bytes_before"],
-        "bytes_after": one["bytes_after"],
+        "bytes_before": compacted["bytes_before"],
+        "bytes_after": compacted["bytes_after"],
     }
     full = json.loads(run("compact", lake.root, "--full", "--json").out)
-    assert {one["table"] for one in full["tables"] if one["compacted"]} == {"revenue"}
+    assert {table["table"] for table in full["tables"] if table["compacted"]} == {"revenue"}
     assert "not due" in run("compact", lake.root).out
     with api.open(lake.root, create=False) as store:
         assert store.table("orders").to_arrow()["id"].to_pylist() == [1, 3]
@@ -101,7 +101,7 @@ def test_damage_does_not_hide_the_other_tables_from_lists(run, lake) -> None:
         done = run(*command, "--json")
         assert done.code == 1 and "is damaged" in done.err and done.err.count("\n") == 1
         facts = json.loads(done.out)
-        counts = {one["name"]: one["rows"] for one in facts.get("tables", [facts])}
+        counts = {table["name"]: table["rows"] for table in facts.get("tables", [facts])}
         assert counts["orders"] is None and counts.get("revenue", 2) == 2
     assert run("read", lake.root, "orders").code == 1
 

@@ -34,8 +34,8 @@ def test_version_and_help(run) -> None:
     for name in (*commands_by_name.COMMAND_MODULES, "demo"):
         assert f"\n    {name} " in done.out
     for name in commands_by_name.COMMAND_MODULES:
-        one = run(name, "--help")
-        assert one.code == 0 and "--json" in one.out and "ROOT" in one.out
+        help_run = run(name, "--help")
+        assert help_run.code == 0 and "--json" in help_run.out and "ROOT" in help_run.out
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_wrong_usage_exits_2_and_touches_nothing(run, argv, tmp_path, monkeypatc
 
 
 def test_serve_says_both_ways_to_name_who_may_call(run, tmp_path) -> None:
-    told = run("serve", tmp_path).err
-    assert "--token-file FILE" in told and "--no-token" in told and "secrets.token_urlsafe" in told
+    errors = run("serve", tmp_path).err
+    assert "--token-file FILE" in errors and "--no-token" in errors and "secrets.token_urlsafe" in errors
 
 
 def test_every_command_of_the_grammar_has_a_home() -> None:

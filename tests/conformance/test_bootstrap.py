@@ -61,20 +61,20 @@ def works(root: str, url: str) -> str:
 
 
 def test_makers_at_once_make_one_store(root: str, server: RedisServer) -> None:
-    found, barrier = list[str](), threading.Barrier(4)
+    store_ids, barrier = list[str](), threading.Barrier(4)
 
     def make() -> None:
         barrier.wait()
         with el.open(root, server.url()) as store:
-            found.append(store._handle.store_id)
+            store_ids.append(store._handle.store_id)
 
     threads = [threading.Thread(target=make) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 4 and len(set(found)) == 1
-    assert works(root, server.url()) == found[0]
+    assert len(store_ids) == 4 and len(set(store_ids)) == 1
+    assert works(root, server.url()) == store_ids[0]
 
 
 def test_a_marker_that_goes_while_it_is_looked_at_is_none_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,9 +84,9 @@ def test_a_marker_that_goes_while_it_is_looked_at_is_none_yet(tmp_path: Path, mo
     there = LocalFiles.exists
 
     def exists_no_longer(files: LocalFiles, path: str) -> bool:
-        found = there(files, path)
+        exists = there(files, path)
         (tmp_path / MARKER).unlink()
-        return found
+        return exists
 
     monkeypatch.setattr(LocalFiles, "exists", exists_no_longer)
     assert read_marker(files) is None

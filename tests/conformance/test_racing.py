@@ -56,6 +56,6 @@ def test_two_processes_that_race_lose_and_double_nothing(tmp_path: Path, kind: s
         history = store.table("t").history().to_pylist()
         assert {(row["txn"]["application"], row["txn"]["id"]): row["epoch"] for row in history} == done
         assert len(history) == len(set(done.values())) == len(done)
-        found = Counter(store.table("t").to_arrow()["n"].to_pylist())
-        assert found == {int(name) * 1_000_000 + number: ROWS for name, number in done}
+        counts = Counter(store.table("t").to_arrow()["n"].to_pylist())
+        assert counts == {int(name) * 1_000_000 + number: ROWS for name, number in done}
         assert store.verify().ok

@@ -56,10 +56,10 @@ def maker(shared: RedisServer) -> Iterator[RedisMaker]:
 
 @pytest.fixture
 def proxy(shared: RedisServer) -> Iterator[TcpProxy]:
-    found = TcpProxy(shared.port)
-    yield found
+    tcp_proxy = TcpProxy(shared.port)
+    yield tcp_proxy
     check_stores()
-    found.stop()
+    tcp_proxy.stop()
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def keys_of(view: View) -> list[bytes]:
 
 
 def test_a_body_whose_state_changed_runs_again_and_others_do_not(maker: RedisMaker) -> None:
-    one, two = maker.open(), maker.open()
+    first, second = maker.open(), maker.open()
     runs: list[int] = []
 
     def body(tx: Txn, disturb: bytes) -> None:
@@ -93,48 +93,48 @@ def test_a_body_whose_state_changed_runs_again_and_others_do_not(maker: RedisMak
         tx.get(b"mine")
         list(tx.scan(b"r/", b"r0"))
         if len(runs) == 1:
-            two.transact(put(disturb))
+            second.transact(put(disturb))
         tx.put(b"out", {})
 
     for disturb, wanted in ((b"mine", 2), (b"r/new", 2), (b"other", 1), (b"r0", 1), (b"r.", 1)):
         runs.clear()
-        one.transact(lambda tx, key=disturb: body(tx, key))
+        first.transact(lambda tx, key=disturb: body(tx, key))
         assert len(runs) == wanted, disturb
-    two.transact(put(b"r/new"))
+    second.transact(put(b"r/new"))
     runs.clear()
 
     def deleting(tx: Txn) -> None:
         runs.append(1)
         list(tx.scan(b"r/", b"r0"))
         if len(runs) == 1:
-            two.transact(lambda other: other.delete(b"r/new"))
+            second.transact(lambda other: other.delete(b"r/new"))
         tx.put(b"out", {})
 
-    one.transact(deleting)
+    first.transact(deleting)
     assert len(runs) == 2
 
 
 def test_a_reader_that_asks_step_by_step_gets_through_constant_writes(maker: RedisMaker) -> None:
     """Before each of its 30 questions another process writes what it has read already."""
-    one, two = maker.open(), maker.open()
-    two.transact(lambda tx: [tx.put(b"k/%02d" % n, {"n": n}) for n in range(30)] and None)
+    first, second = maker.open(), maker.open()
+    second.transact(lambda tx: [tx.put(b"k/%02d" % n, {"n": n}) for n in range(30)] and None)
     runs = [0]
 
     def body(view: View) -> int:
         runs[0] += 1
-        found = 0
+        count = 0
         for n in range(30):
-            two.transact(put(b"k/%02d" % max(n - 1, 0), runs[0]))
-            found += view.get(b"k/%02d" % n) is not None
-        return found
+            second.transact(put(b"k/%02d" % max(n - 1, 0), runs[0]))
+            count += view.get(b"k/%02d" % n) is not None
+        return count
 
-    assert one.read(body) == 30
+    assert first.read(body) == 30
     assert runs[0] <= 31
 
 
 def test_a_long_scan_gets_through_constant_writes(maker: RedisMaker) -> None:
-    one, two = maker.open(), maker.open()
-    two.transact(lambda tx: [tx.put(b"k/%05d" % n, {"n": n}) for n in range(9_000)] and None)
+    first, second = maker.open(), maker.open()
+    second.transact(lambda tx: [tx.put(b"k/%05d" % n, {"n": n}) for n in range(9_000)] and None)
     runs = [0]
 
     def body(view: View) -> int:
@@ -142,41 +142,41 @@ def test_a_long_scan_gets_through_constant_writes(maker: RedisMaker) -> None:
         count = 0
         for _ in view.scan(b"k/", b"k0"):
             if count % 1_000 == 0:
-                two.transact(put(b"k/%05d" % (count // 2), runs[0]))
+                second.transact(put(b"k/%05d" % (count // 2), runs[0]))
             count += 1
         return count
 
-    assert one.read(body) == 9_000
+    assert first.read(body) == 9_000
     assert runs[0] <= 5
 
 
 def test_a_state_that_is_very_old_is_no_reason_to_compare_forever(maker: RedisMaker) -> None:
-    one, two = maker.open(), maker.open()
-    two.transact(put(b"a"))
+    first, second = maker.open(), maker.open()
+    second.transact(put(b"a"))
     runs = [0]
 
     def body(tx: Txn) -> None:
         runs[0] += 1
         tx.get(b"a")
         if runs[0] == 1:
-            two.transact(lambda tx: [tx.put(b"x%d" % n, {}) for n in range(scripts.MAX_CHANGED + 1)] and None)
+            second.transact(lambda tx: [tx.put(b"x%d" % n, {}) for n in range(scripts.MAX_CHANGED + 1)] and None)
         tx.put(b"b", {})
 
-    one.transact(body)
+    first.transact(body)
     assert runs[0] == 2
 
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The scripts that are sent."""
-    found, once = list[str](), Client.run_once
+    names, once = list[str](), Client.run_once
 
     def counted(self: Client, script: scripts.Script, *rest: object) -> list:
-        found.append(script.name)
+        names.append(script.name)
         return once(self, script, *rest)
 
     monkeypatch.setattr(Client, "run_once", counted)
-    return found
+    return names
 
 
 def test_what_a_body_read_before_is_fetched_at_once(maker: RedisMaker, sent: list[str]) -> None:
@@ -223,8 +223,8 @@ def test_deletions_that_nobody_needs_are_let_go(maker: RedisMaker, monkeypatch: 
     catalog.transact(lambda tx: [tx.put(b"k%d" % n, {}) for n in range(5)] and None)
     at = catalog.version()
     catalog.transact(lambda tx: tx.delete(b"k0"))
-    found = catalog.changes_since(at)
-    assert found is not None and found.records == {b"k0": None}
+    changes = catalog.changes_since(at)
+    assert changes is not None and changes.records == {b"k0": None}
     runs = [0]
 
     def body(tx: Txn) -> None:
@@ -263,10 +263,10 @@ def test_changes_are_whole_however_many_there_are(maker: RedisMaker, count: int)
         catalog.transact(lambda tx, n=first: [tx.delete(b"k%05d" % k) for k in range(n, n + 1)] and None)
         if first > 300:
             break
-    found = catalog.changes_since(at)
-    assert found is not None and found.version == catalog.version()
-    gone = {key for key, value in found.records.items() if value is None}
-    live = {key for key, value in found.records.items() if value is not None}
+    changes = catalog.changes_since(at)
+    assert changes is not None and changes.version == catalog.version()
+    gone = {key for key, value in changes.records.items() if value is None}
+    live = {key for key, value in changes.records.items() if value is not None}
     assert sorted(live) == [key for key in catalog.read(keys_of) if key != b"before"]
     assert len(live) + len(gone) == count
 

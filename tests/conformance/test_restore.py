@@ -219,12 +219,12 @@ def test_every_shipped_file_leads_to_the_state_of_its_moment(
             assert made is not None
             bases += made.since == 0
             chain = chain_of(shipped_files(handle.files, handle.store_id))
-            found: dict[bytes, bytes] = {}
+            merged: dict[bytes, bytes] = {}
             for file in chain:
                 header, changes = decode_dump(file.path, bytes(handle.files.read(file.path)))
                 assert (header.since, header.version) == (file.since, file.version)
-                found = restore._merge(found, changes)
-            assert found == records_of(store)
+                merged = restore._merge(merged, changes)
+            assert merged == records_of(store)
         assert 1 < bases < 20
         assert len(dumps(root)) < 40
 
@@ -233,18 +233,18 @@ def test_two_that_ship_at_once_and_deletions_that_were_let_go_leave_a_whole_chai
     tmp_path: Path, server: RedisServer
 ) -> None:
     root = tmp_path / "s"
-    with el.open(root, server.url()) as one, el.open(root, server.url()) as two:
-        table = one.create_table("t", SCHEMA, ["id"])
-        ship(one._handle)
+    with el.open(root, server.url()) as first, el.open(root, server.url()) as second:
+        table = first.create_table("t", SCHEMA, ["id"])
+        ship(first._handle)
         table.upsert(rows(1))
-        ship(one._handle)
-        one.create_table("gone", SCHEMA, ["id"])
-        one.drop_table("gone")
-        catalog_of(one).forget_deleted(catalog_of(one).version())  # as if another had shipped them
-        made = ship(two._handle)
+        ship(first._handle)
+        first.create_table("gone", SCHEMA, ["id"])
+        first.drop_table("gone")
+        catalog_of(first).forget_deleted(catalog_of(first).version())  # as if another had shipped them
+        made = ship(second._handle)
         assert made is not None and made.since == 0
-        assert ship(one._handle) is None
-        expected = records_of(one)
+        assert ship(first._handle) is None
+        expected = records_of(first)
     empty(server)
     el.restore_catalog(root, catalog=server.url())
     with el.open(root, server.url()) as store:

@@ -50,9 +50,9 @@ def reported(**changed: Any) -> bytes:
 
 
 def packed(*messages: Any) -> bytes:
-    found = msgpack.packb(list(messages))
-    assert isinstance(found, bytes)
-    return found
+    message = msgpack.packb(list(messages))
+    assert isinstance(message, bytes)
+    return message
 
 
 @pytest.mark.parametrize("changed", [
@@ -94,7 +94,7 @@ PLAIN = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["", "x", 1]), inner, max_size=3),
     max_leaves=5,
 )
-MESSAGE = st.tuples(st.integers(0, 30), st.lists(PLAIN, max_size=8)).map(lambda found: [found[0], *found[1]])
+MESSAGE = st.tuples(st.integers(0, 30), st.lists(PLAIN, max_size=8)).map(lambda fields: [fields[0], *fields[1]])
 
 
 @given(st.lists(MESSAGE, max_size=3))
@@ -110,7 +110,7 @@ def test_sound_messages_with_one_field_spoilt(message: Any, data: st.DataObject)
     plain = wire._plain(message)
     plain[data.draw(st.integers(0, len(plain) - 1))] = data.draw(PLAIN)
     try:
-        found = wire.decode(packed(plain))
+        decoded = wire.decode(packed(plain))
     except BadMessage:
         return
-    assert wire.decode(wire.encode(found)) == found or "nan" in repr(found)
+    assert wire.decode(wire.encode(decoded)) == decoded or "nan" in repr(decoded)

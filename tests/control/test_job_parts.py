@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import epochlog as el
-from control.world import TOKEN, settings, worker
+from control.world import TOKEN, open_worker, settings
 from epochlog.checkpoint.job import runner as jobs
 from epochlog.checkpoint.worker.row_partitioning import PartRefreshContext, split
 from epochlog.errors import Fenced, InvalidInput
@@ -35,8 +35,8 @@ class Killed(BaseException):
 
 
 def query(orders: pa.Table) -> pa.Table:
-    found = orders.group_by("day").aggregate([("cents", "sum")]).rename_columns(["day", "cents"])
-    return found.cast(REVENUE).sort_by("day")
+    sums = orders.group_by("day").aggregate([("cents", "sum")]).rename_columns(["day", "cents"])
+    return sums.cast(REVENUE).sort_by("day")
 
 
 def refresh(ctx: Any) -> None:
@@ -46,9 +46,9 @@ def refresh(ctx: Any) -> None:
     if not len(days):
         return
     orders = ctx.table("orders")
-    found = query(orders.filter(pc.is_in(orders["day"], value_set=days)))
-    ctx.upsert("revenue", found)
-    gone = days.filter(pc.invert(pc.is_in(days, value_set=found["day"].combine_chunks())))
+    revenue = query(orders.filter(pc.is_in(orders["day"], value_set=days)))
+    ctx.upsert("revenue", revenue)
+    gone = days.filter(pc.invert(pc.is_in(days, value_set=revenue["day"].combine_chunks())))
     ctx.delete("revenue", pa.table({"day": gone}))
 
 
@@ -82,10 +82,10 @@ def run(
     """Have `parts` parts run the job until it has taken in what `change` does."""
     stop, failures = threading.Event(), []
 
-    def one(index: int) -> None:
+    def run_part(index: int) -> None:
         while not stop.is_set():
             try:
-                with worker(server, store) as mine:
+                with open_worker(server, store) as mine:
                     part = mine.attach(job="revenue", index=index, of=parts, timeout=WAIT_LIMIT_S)
                     while not stop.is_set():
                         part.step(work, timeout=0.02)
@@ -97,7 +97,7 @@ def run(
                 failures.append(error)
                 return
 
-    threads = [threading.Thread(target=one, args=(index,)) for index in range(parts)]
+    threads = [threading.Thread(target=run_part, args=(index,)) for index in range(parts)]
     for thread in threads:
         thread.start()
     try:
@@ -115,8 +115,8 @@ def run(
 def check(store: el.Store) -> None:
     """The law: at the job's epoch its output is the query of its input there."""
     epoch = store.job("revenue").info.committed_epoch
-    found = store.table("revenue").to_arrow(epoch=epoch).cast(REVENUE)
-    assert found.equals(query(store.table("orders").to_arrow(epoch=epoch)))
+    revenue = store.table("revenue").to_arrow(epoch=epoch).cast(REVENUE)
+    assert revenue.equals(query(store.table("orders").to_arrow(epoch=epoch)))
 
 
 @pytest.mark.rule("5.35")
@@ -160,9 +160,9 @@ def test_an_attempt_that_fails_keeps_what_the_others_reported(tmp_path: Path) ->
 
     with world(tmp_path) as (store, server):
         write(store, random.Random(1))
-        with worker(server, store) as one, worker(server, store) as two:
-            first = one.attach(job="revenue", index=0, of=2, timeout=WAIT_LIMIT_S)
-            second = two.attach(job="revenue", index=1, of=2, timeout=WAIT_LIMIT_S)
+        with open_worker(server, store) as first_worker, open_worker(server, store) as second_worker:
+            first = first_worker.attach(job="revenue", index=0, of=2, timeout=WAIT_LIMIT_S)
+            second = second_worker.attach(job="revenue", index=1, of=2, timeout=WAIT_LIMIT_S)
             done = threading.Thread(target=first.step, args=(work, WAIT_LIMIT_S))
             done.start()
             with pytest.raises(ZeroDivisionError):
@@ -184,9 +184,9 @@ def test_a_refused_commit_is_tried_again_with_the_same_files(tmp_path: Path, mon
         return commit_job(*given)
 
     monkeypatch.setattr(jobs, "commit_job", refuse)
-    with world(tmp_path) as (store, server), worker(server, store) as one:
+    with world(tmp_path) as (store, server), open_worker(server, store) as worker:
         write(store, random.Random(1))
-        part = one.attach(job="revenue", index=0, of=1, timeout=WAIT_LIMIT_S)
+        part = worker.attach(job="revenue", index=0, of=1, timeout=WAIT_LIMIT_S)
         wait_until(lambda: part.step(lambda ctx: (calls.append(1), refresh(ctx))[1], 0.05) is not None)
         assert left == [0] and calls == [1]
         check(store)
@@ -194,9 +194,9 @@ def test_a_refused_commit_is_tried_again_with_the_same_files(tmp_path: Path, mon
 
 @pytest.mark.rule("5.3")
 def test_a_runner_of_its_own_fences_the_parts_only_when_told_to(tmp_path: Path) -> None:
-    with world(tmp_path) as (store, server), worker(server, store) as one:
+    with world(tmp_path) as (store, server), open_worker(server, store) as worker:
         write(store, random.Random(1))
-        part = one.attach(job="revenue", index=0, of=1, timeout=WAIT_LIMIT_S)
+        part = worker.attach(job="revenue", index=0, of=1, timeout=WAIT_LIMIT_S)
         wait_until(lambda: part.step(refresh, 0.05) is not None)
         job = store.job("revenue")
         write(store, random.Random(2))
@@ -210,10 +210,10 @@ def test_a_runner_of_its_own_fences_the_parts_only_when_told_to(tmp_path: Path) 
 
 def test_an_altered_interval_holds_from_the_next_barrier_on(tmp_path: Path) -> None:
     """The coordinator looks at it when it decides one, however long the parts have been attached."""
-    with world(tmp_path) as (store, server), worker(server, store) as one:
+    with world(tmp_path) as (store, server), open_worker(server, store) as worker:
         job = store.job("revenue")
         job.alter(interval=timedelta(hours=1))
-        part = one.attach(job="revenue", index=0, of=1, timeout=WAIT_LIMIT_S)
+        part = worker.attach(job="revenue", index=0, of=1, timeout=WAIT_LIMIT_S)
         job.alter(interval=1)
         write(store, random.Random(1))
         server.coordinator.checkpoint("job", "revenue")  # the one that would be due within the hour
@@ -230,9 +230,9 @@ def whole(ctx: Any) -> None:
 
 
 def test_a_job_whose_data_ends_finishes_all_parts(tmp_path: Path) -> None:
-    with world(tmp_path) as (store, server), worker(server, store) as one:
+    with world(tmp_path) as (store, server), open_worker(server, store) as worker:
         write(store, random.Random(1))
-        parts = [one.attach(job="revenue", index=index, of=2, timeout=WAIT_LIMIT_S) for index in range(2)]
+        parts = [worker.attach(job="revenue", index=index, of=2, timeout=WAIT_LIMIT_S) for index in range(2)]
         store.table("orders").finish()
         other = threading.Thread(
             target=lambda: wait_until(lambda: parts[1].finished or parts[1].step(refresh, 0.05) == 0)
@@ -246,42 +246,42 @@ def test_a_job_whose_data_ends_finishes_all_parts(tmp_path: Path) -> None:
 
 def test_a_job_is_drained_through_its_coordinator(tmp_path: Path) -> None:
     """Its parts take in what is there, and the commit of that is the last; what comes later is not its input."""
-    with world(tmp_path) as (store, server), worker(server, store) as one:
+    with world(tmp_path) as (store, server), open_worker(server, store) as worker:
         write(store, random.Random(1))
-        part = one.attach(job="revenue", index=0, of=1, timeout=WAIT_LIMIT_S)
+        part = worker.attach(job="revenue", index=0, of=1, timeout=WAIT_LIMIT_S)
         wait_until(lambda: part.step(refresh, 0.05) is not None)
         for seed in range(2, 5):  # boundaries of their own: the barriers before the last one do not end the data
             write(store, random.Random(seed))
             store.checkpoint()
-        one.stop(job="revenue", drain=True)
+        worker.stop(job="revenue", drain=True)
         wait_until(lambda: part.finished or part.step(refresh, 0.05) == 0)
         assert store.job("revenue").info.state == "finished" and store.table("revenue").info.state == "finished"
         check(store)
         last = store.table("revenue").to_arrow()
         write(store, random.Random(3))
-        with store.snapshot(["revenue", "orders"], consistency="aligned") as found:
-            assert found["revenue"].to_arrow() == last and found.lag_ms["revenue"] == 0
+        with store.snapshot(["revenue", "orders"], consistency="aligned") as snapshot:
+            assert snapshot["revenue"].to_arrow() == last and snapshot.lag_ms["revenue"] == 0
 
 
 def test_a_part_that_reports_a_file_of_an_earlier_barrier_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else its rows of then would come back, over those of since."""
-    finish, made, told = PartRefreshContext._finish, [], []
+    finish, made, repeated = PartRefreshContext._finish, [], []
 
     def again(ctx: Any) -> dict[str, list[Segment]]:
-        found = finish(ctx)
-        if not found.get("revenue"):
-            return found
-        made.append(found["revenue"])
-        if ctx.table("orders")["cents"].to_pylist() == [3] and not told:
-            told.append(made[0][0].path)
-            return {"revenue": [*found["revenue"], *made[0]]}
-        return found
+        outputs = finish(ctx)
+        if not outputs.get("revenue"):
+            return outputs
+        made.append(outputs["revenue"])
+        if ctx.table("orders")["cents"].to_pylist() == [3] and not repeated:
+            repeated.append(made[0][0].path)
+            return {"revenue": [*outputs["revenue"], *made[0]]}
+        return outputs
 
     monkeypatch.setattr(PartRefreshContext, "_finish", again)
-    with world(tmp_path) as (store, server), worker(server, store) as one:
-        part = one.attach(job="revenue", index=0, of=1, timeout=WAIT_LIMIT_S)
+    with world(tmp_path) as (store, server), open_worker(server, store) as worker:
+        part = worker.attach(job="revenue", index=0, of=1, timeout=WAIT_LIMIT_S)
         for cents in (1, 2, 3):
             store.table("orders").upsert(pa.table({"id": [1], "day": ["a day"], "cents": [cents]}))
             store.checkpoint()
@@ -294,7 +294,7 @@ def test_a_part_that_reports_a_file_of_an_earlier_barrier_is_refused(
             if cents == 3:
                 with pytest.raises(el.RolledBack, match="committed already") as error:
                     wait_until(step)
-                assert told[0] in str(error.value)
+                assert repeated[0] in str(error.value)
             wait_until(step)
             check(store)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import epochlog as el
-from control.world import SCHEMA, TOKEN, attach, ids, rows, served, settings, worker
+from control.world import SCHEMA, TOKEN, attach, ids, open_worker, rows, served, settings
 from epochlog.__main__ import main
 from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.coordinator import managed_jobs
@@ -37,14 +37,14 @@ from wait_until import WAIT_LIMIT_S, wait_until
 
 
 def parts_of(store: el.Store, name: str = "ld") -> dict[int, tuple[bytes | None, bool]]:
-    found = store._handle.catalog.read(lambda view: load_parts(view, name))
-    return {index: (part.state, part.finished) for index, part in found}
+    parts = store._handle.catalog.read(lambda view: load_parts(view, name))
+    return {index: (part.state, part.finished) for index, part in parts}
 
 
 @pytest.mark.rule("5.30")
 def test_rows_and_states_are_committed_together(tmp_path: Path) -> None:
-    with served(tmp_path) as (store, server), worker(server, store) as one:
-        part = attach(one)
+    with served(tmp_path) as (store, server), open_worker(server, store) as worker:
+        part = attach(worker)
         assert part.state is None and part.epoch == 0
         part.writer("clicks").upsert(rows(1, 2))
         part.poll(state=b"two")
@@ -60,8 +60,8 @@ def test_rows_and_states_are_committed_together(tmp_path: Path) -> None:
 
 
 def test_a_load_at_rest_commits_nothing(tmp_path: Path) -> None:
-    with served(tmp_path) as (store, server), worker(server, store) as one:
-        part = attach(one)
+    with served(tmp_path) as (store, server), open_worker(server, store) as worker:
+        part = attach(worker)
         part.writer("clicks").upsert(rows(1))
         wait_until(lambda: part.epoch, part)
         before, status = store.last_epoch, server.coordinator.status()[0].commits
@@ -72,8 +72,12 @@ def test_a_load_at_rest_commits_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.rule("5.29", "5.34")
 def test_all_parts_finish_and_the_tables_end(tmp_path: Path) -> None:
-    with served(tmp_path) as (store, server), worker(server, store) as one, worker(server, store) as two:
-        first, second = attach(one, 0, 2, finish_tables=True), attach(two, 1, 2, finish_tables=True)
+    with (
+        served(tmp_path) as (store, server),
+        open_worker(server, store) as first_worker,
+        open_worker(server, store) as second_worker,
+    ):
+        first, second = attach(first_worker, 0, 2, finish_tables=True), attach(second_worker, 1, 2, finish_tables=True)
         first.writer("clicks").upsert(rows(1))
         second.writer("clicks").upsert(rows(2))
         done = threading.Thread(target=first.finish, args=(b"end",))
@@ -84,7 +88,7 @@ def test_all_parts_finish_and_the_tables_end(tmp_path: Path) -> None:
         done.join(WAIT_LIMIT_S)
         assert ids(store) == [1, 2] and store.table("clicks").info.state == "finished"
         assert parts_of(store) == {0: (b"end", True), 1: (b"too", True)}
-        again = attach(two, 0, 2, finish_tables=True)
+        again = attach(second_worker, 0, 2, finish_tables=True)
         assert again.finished and again.state == b"end" and again.finish() == 0
         with pytest.raises(TableFinished):
             store.table("clicks").upsert(rows(3))
@@ -93,12 +97,16 @@ def test_all_parts_finish_and_the_tables_end(tmp_path: Path) -> None:
 @pytest.mark.rule("5.31")
 def test_two_workers_claim_one_part(tmp_path: Path) -> None:
     """The later one has it; what the earlier one wrote and did not commit is dropped, and it has no effect any more."""
-    with served(tmp_path) as (store, server), worker(server, store) as one, worker(server, store) as two:
-        first = attach(one)
+    with (
+        served(tmp_path) as (store, server),
+        open_worker(server, store) as first_worker,
+        open_worker(server, store) as second_worker,
+    ):
+        first = attach(first_worker)
         first.writer("clicks").upsert(rows(1))
         wait_until(lambda: first.epoch, first)
         first.writer("clicks").upsert(rows(2))
-        second = attach(two)
+        second = attach(second_worker)
         with pytest.raises(Fenced):
             wait_until(lambda: False, first)
         with pytest.raises(Fenced):
@@ -110,16 +118,16 @@ def test_two_workers_claim_one_part(tmp_path: Path) -> None:
 
 @pytest.mark.rule("5.30")
 def test_a_killed_workers_part_goes_on_from_its_state(tmp_path: Path) -> None:
-    with served(tmp_path) as (store, server), worker(server, store) as one:
-        lost = worker(server, store)
-        part, other = attach(lost, 0, 2), attach(one, 1, 2)
+    with served(tmp_path) as (store, server), open_worker(server, store) as worker:
+        lost = open_worker(server, store)
+        part, other = attach(lost, 0, 2), attach(worker, 1, 2)
         part.writer("clicks").upsert(rows(1))
         part.poll(state=b"1")
         wait_until(lambda: ids(store) == [1], part, other)
         part.writer("clicks").upsert(rows(2))
         other.writer("clicks").upsert(rows(3))
         cut(lost)
-        with worker(server, store) as two:
+        with open_worker(server, store) as two:
             again = attach(two, 0, 2)
             assert again.state == b"1"
             again.writer("clicks").upsert(rows(4))
@@ -136,15 +144,15 @@ def cut(worker: el.Worker) -> None:
 
 @pytest.mark.rule("5.32", "5.33")
 def test_a_lost_worker_ends_its_parts_and_no_others(tmp_path: Path) -> None:
-    with served(tmp_path, settings(timeout_ms=300)) as (store, server), worker(server, store) as one:
-        lost = worker(server, store)
+    with served(tmp_path, settings(timeout_ms=300)) as (store, server), open_worker(server, store) as worker:
+        lost = open_worker(server, store)
         attach(lost, 0, 1, "gone")
-        mine = attach(one)
+        mine = attach(worker)
         cut(lost)
         wait_until(lambda: server.coordinator._executor.owners.keys() == {mine.name}, mine)
         mine.writer("clicks").upsert(rows(1))
         wait_until(lambda: mine.epoch, mine)
-        assert {one.job: dict(one.actors) for one in server.coordinator.status()}["load:gone"] == {
+        assert {status.job: dict(status.actors) for status in server.coordinator.status()}["load:gone"] == {
             ("gone", 0): "INITIALIZING"
         }
         lost.close()
@@ -153,8 +161,8 @@ def test_a_lost_worker_ends_its_parts_and_no_others(tmp_path: Path) -> None:
 @pytest.mark.rule("5.34")
 @pytest.mark.parametrize("drain", [False, True])
 def test_cancel_and_drain(tmp_path: Path, drain: bool) -> None:
-    with served(tmp_path) as (store, server), worker(server, store) as one:
-        part = attach(one)
+    with served(tmp_path) as (store, server), open_worker(server, store) as worker:
+        part = attach(worker)
         part.writer("clicks").upsert(rows(1))
         server.coordinator.stop("load", "ld", drain=drain)
         if drain:
@@ -168,16 +176,20 @@ def test_cancel_and_drain(tmp_path: Path, drain: bool) -> None:
 
 
 def test_another_declaration_is_refused(tmp_path: Path) -> None:
-    with served(tmp_path) as (store, server), worker(server, store) as one, worker(server, store) as two:
+    with (
+        served(tmp_path) as (store, server),
+        open_worker(server, store) as first_worker,
+        open_worker(server, store) as second_worker,
+    ):
         store.create_table("other", SCHEMA, ["id"])
-        attach(one, 0, 2)
+        attach(first_worker, 0, 2)
         for of, tables, end in ((3, ["clicks"], False), (2, ["clicks", "other"], False), (2, ["clicks"], True)):
             with pytest.raises(InvalidInput):
-                two.attach("ld", index=1, of=of, tables=tables, finish_tables=end, timeout=WAIT_LIMIT_S)
+                second_worker.attach("ld", index=1, of=of, tables=tables, finish_tables=end, timeout=WAIT_LIMIT_S)
         with pytest.raises(el.TableNotFound):
-            two.attach("other_load", index=0, of=1, tables=["nothing"], timeout=WAIT_LIMIT_S)
+            second_worker.attach("other_load", index=0, of=1, tables=["nothing"], timeout=WAIT_LIMIT_S)
         with pytest.raises(el.JobNotFound):
-            two.attach(job="nothing", index=0, of=1, timeout=WAIT_LIMIT_S)
+            second_worker.attach(job="nothing", index=0, of=1, timeout=WAIT_LIMIT_S)
         with pytest.raises(TableInUse, match="load 'ld'"):
             store.drop_table("clicks")
 
@@ -205,13 +217,13 @@ def test_a_cut_line_costs_nothing(tmp_path: Path) -> None:
     """An incarnation continues over a new connection: its sealed and reported rows are committed once."""
     with served(tmp_path) as (store, server):
         proxy = proxied(server)
-        with worker(f"grpc://127.0.0.1:{proxy.port}", store) as one:
-            part = attach(one)
+        with open_worker(f"grpc://127.0.0.1:{proxy.port}", store) as worker:
+            part = attach(worker)
             for round_ in range(4):
                 part.writer("clicks").upsert(rows(round_, v=round_))
                 part.poll(state=b"%d" % round_)
                 proxy.refuse(True)
-                wait_until(lambda: not one.connected)
+                wait_until(lambda: not worker.connected)
                 part.writer("clicks").upsert(rows(100 + round_))
                 part.poll()
                 proxy.refuse(False)
@@ -230,8 +242,8 @@ def test_a_report_in_a_bad_network(tmp_path: Path, trouble: str) -> None:
     with served(tmp_path, settings(timeout_ms=400)) as (store, server):
         proxy = proxied(server)
         arm = {"cut after delivery": proxy.cut_answer, "cut before": proxy.hold, "black hole": proxy.swallow}
-        with worker(f"grpc://127.0.0.1:{proxy.port}", store) as one:
-            part, begun_again = attach(one), 0
+        with open_worker(f"grpc://127.0.0.1:{proxy.port}", store) as worker:
+            part, begun_again = attach(worker), 0
             for number in range(3):
                 part.writer("clicks").upsert(rows(number, v=number))
                 if trouble == "slow":
@@ -274,8 +286,8 @@ def test_a_commit_of_unknown_outcome_is_resolved(tmp_path: Path, landed: bool, m
         raise el.OutcomeUnknown("the server went away")
 
     monkeypatch.setattr(managed_jobs, "commit_root", lose_answer)
-    with served(tmp_path) as (store, server), worker(server, store) as one:
-        part = attach(one)
+    with served(tmp_path) as (store, server), open_worker(server, store) as worker:
+        part = attach(worker)
         for number in range(3):
             part.writer("clicks").upsert(rows(number))
             wait_until(lambda number=number: number in ids(store), part)
@@ -304,22 +316,22 @@ def once(worker: el.Worker, kind: str, act: Callable[[], None]) -> None:
 @pytest.mark.parametrize("delivered", [False, True])
 def test_a_report_that_is_lost_or_whose_commit_is_not_heard(tmp_path: Path, delivered: bool) -> None:
     """Sealed segments are sent again until they are known to be taken; those that were are not committed twice."""
-    with served(tmp_path) as (store, server), worker(server, store) as one:
-        part = attach(one)
+    with served(tmp_path) as (store, server), open_worker(server, store) as worker:
+        part = attach(worker)
         part.writer("clicks").upsert(rows(1))
 
         def lose() -> None:
             if delivered:
                 return
-            one._queue.clear()
-            assert one._stream is not None
-            one._stream.abort()
+            worker._queue.clear()
+            assert worker._stream is not None
+            worker._stream.abort()
 
-        once(one, "Reported", lose)
+        once(worker, "Reported", lose)
         if delivered:
             wait_until(lambda: part._report is not None, part)
-            assert one._stream is not None
-            one._stream.abort()
+            assert worker._stream is not None
+            worker._stream.abort()
         wait_until(lambda: part.epoch, part)
         part.writer("clicks").upsert(rows(2))
         part.finish(timeout=WAIT_LIMIT_S)
@@ -334,13 +346,13 @@ def test_what_was_said_while_the_line_was_cut(tmp_path: Path) -> None:
     """The last commit, and the end of a load, are told when the worker comes back."""
     with served(tmp_path) as (store, server):
         proxy = proxied(server)
-        with worker(f"grpc://127.0.0.1:{proxy.port}", store) as one:
-            part, other = attach(one), attach(one, name="other")
+        with open_worker(f"grpc://127.0.0.1:{proxy.port}", store) as worker:
+            part, other = attach(worker), attach(worker, name="other")
             part.writer("clicks").upsert(rows(1))
             proxy.cut_answer(b".arrow")
             assert part.finish(timeout=WAIT_LIMIT_S) == store.table("clicks").info.max_committed_epoch
             proxy.refuse(True)
-            wait_until(lambda: not one.connected)
+            wait_until(lambda: not worker.connected)
             server.coordinator.stop("load", "other", drain=False)
             proxy.refuse(False)
             with pytest.raises(Cancelled):
@@ -349,20 +361,20 @@ def test_what_was_said_while_the_line_was_cut(tmp_path: Path) -> None:
 
 
 def test_repeated_and_stale_reports_change_nothing(tmp_path: Path) -> None:
-    with served(tmp_path) as (store, server), worker(server, store) as one:
-        part = attach(one)
+    with served(tmp_path) as (store, server), open_worker(server, store) as worker:
+        part = attach(worker)
         part.writer("clicks").upsert(rows(1))
         wait_until(lambda: part.epoch, part)
         report = part._report
         part.writer("clicks").upsert(rows(2))
-        with one.changed:
+        with worker.changed:
             for _ in range(3):
-                one.send(report)
+                worker.send(report)
         wait_until(lambda: ids(store) == [1, 2], part)
-        with worker(server, store) as two:
+        with open_worker(server, store) as two:
             again = attach(two)
-            with one.changed:
-                one.send(report)
+            with worker.changed:
+                worker.send(report)
             again.writer("clicks").upsert(rows(3))
             wait_until(lambda: ids(store) == [1, 2, 3], again)
         assert sum(store.table("clicks").history()["rows_upserted"].to_pylist()) == 3
@@ -374,8 +386,8 @@ def test_a_server_that_comes_back_on_its_port_rolls_its_parts_back(tmp_path: Pat
         store.create_table("clicks", SCHEMA, ["id"])
         server = el.serve(store, token=TOKEN, control=settings())
         location = server.location
-        with worker(server, store) as one:
-            part = attach(one)
+        with open_worker(server, store) as worker:
+            part = attach(worker)
             part.writer("clicks").upsert(rows(1))
             part.poll(state=b"1")
             wait_until(lambda: part.epoch, part)
@@ -395,11 +407,11 @@ def test_a_server_that_comes_back_on_its_port_rolls_its_parts_back(tmp_path: Pat
 @pytest.mark.rule("5.31")
 def test_an_old_coordinator_commits_nothing_any_more(tmp_path: Path) -> None:
     """Two coordinators of one load: the catalog knows which one counts."""
-    with served(tmp_path) as (store, old), worker(old, store) as one:
-        part = attach(one)
+    with served(tmp_path) as (store, old), open_worker(old, store) as worker:
+        part = attach(worker)
         part.writer("clicks").upsert(rows(1))
         wait_until(lambda: part.epoch, part)
-        with el.serve(store, token=TOKEN, control=settings()) as new, worker(new, store) as two:
+        with el.serve(store, token=TOKEN, control=settings()) as new, open_worker(new, store) as two:
             again = attach(two)
             part.writer("clicks").upsert(rows(2))
             with pytest.raises(Cancelled):
@@ -413,20 +425,20 @@ def test_an_old_coordinator_commits_nothing_any_more(tmp_path: Path) -> None:
 @pytest.mark.medium
 def test_a_silent_coordinator_is_left(tmp_path: Path) -> None:
     """A black hole: the line stands, and nothing comes. The worker opens another one by itself."""
-    with served(tmp_path, settings(timeout_ms=400)) as (store, server), worker(server, store) as one:
-        part = attach(one)
+    with served(tmp_path, settings(timeout_ms=400)) as (store, server), open_worker(server, store) as worker:
+        part = attach(worker)
         with server.coordinator._executor.lock:
             (session,) = server.coordinator._connections
-        first = one._stream
+        first = worker._stream
         session._stream.send = lambda message: True  # pyright: ignore[reportAttributeAccessIssue]
-        wait_until(lambda: one._stream is not first and one.connected)
+        wait_until(lambda: worker._stream is not first and worker.connected)
         part.writer("clicks").upsert(rows(1))
         wait_until(lambda: part.epoch, part)
 
 
 def test_a_write_that_fails_rolls_the_part_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with served(tmp_path) as (store, server), worker(server, store) as one:
-        part = attach(one)
+    with served(tmp_path) as (store, server), open_worker(server, store) as worker:
+        part = attach(worker)
         with monkeypatch.context() as patched:
 
             def full(*given: object) -> None:
@@ -444,21 +456,21 @@ def test_a_write_that_fails_rolls_the_part_back(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_shutdown_is_bounded_with_parts_at_work(tmp_path: Path) -> None:
-    with served(tmp_path) as (store, server), worker(server, store) as one:
-        part = attach(one)
+    with served(tmp_path) as (store, server), open_worker(server, store) as worker:
+        part = attach(worker)
         part.writer("clicks").upsert(rows(1))
         ended = threading.Thread(target=server.shutdown, args=(5,))
         ended.start()
         ended.join(WAIT_LIMIT_S)
         assert not ended.is_alive()
-        wait_until(lambda: not one.connected)
+        wait_until(lambda: not worker.connected)
 
 
 def test_a_roll_back_that_found_no_coordinator_is_still_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows of before are dropped: whoever went on without hearing so would lose them."""
     monkeypatch.setattr("epochlog.checkpoint.worker.actor.AGAIN_S", 0.1)
-    with served(tmp_path) as (store, server), worker(server, store) as one:
-        part = attach(one)
+    with served(tmp_path) as (store, server), open_worker(server, store) as worker:
+        part = attach(worker)
         part.writer("clicks").upsert(rows(1))
         part.poll(state=b"one")
         wait_until(lambda: part.epoch, part)
@@ -481,8 +493,8 @@ def test_a_roll_back_that_found_no_coordinator_is_still_told(tmp_path: Path, mon
 
 
 def test_a_load_that_can_never_commit_again_ends(tmp_path: Path) -> None:
-    with served(tmp_path) as (store, server), worker(server, store) as one:
-        part = attach(one)
+    with served(tmp_path) as (store, server), open_worker(server, store) as worker:
+        part = attach(worker)
         writer = part.writer("clicks")
         writer.upsert(rows(1))
         store.table("clicks").finish()
@@ -501,32 +513,32 @@ def store_is_left_with_files(folder: Path) -> list[Path]:
 
 def test_a_worker_has_a_load_checkpointed_drained_and_stopped(tmp_path: Path) -> None:
     """By name, whoever its parts are; nothing here waits for the load's own interval."""
-    with served(tmp_path, settings(interval_ms=3_600_000)) as (store, server), worker(server, store) as one:
-        part = attach(one)
+    with served(tmp_path, settings(interval_ms=3_600_000)) as (store, server), open_worker(server, store) as worker:
+        part = attach(worker)
         part.writer("clicks").upsert(rows(1))
-        one.checkpoint("ld")
+        worker.checkpoint("ld")
         wait_until(lambda: part.epoch, part)
         part.writer("clicks").upsert(rows(2))
-        one.stop("ld", drain=True)
+        worker.stop("ld", drain=True)
         while part.poll(state=b"on"):
             pass
         part.finish(timeout=WAIT_LIMIT_S)
         assert ids(store) == [1, 2]
         with pytest.raises(InvalidInput, match="has finished"):
             part.writer("clicks").upsert(rows(3))
-        again = attach(one)
+        again = attach(worker)
         assert again.finished and not again.poll()
         with pytest.raises(InvalidInput, match="drop_load"):
             again.writer("clicks").upsert(rows(3))
-        other = attach(one, name="other")
-        one.stop("other")
+        other = attach(worker, name="other")
+        worker.stop("other")
         with pytest.raises(Cancelled):
             wait_until(lambda: False, other)
         with pytest.raises(JobNotFound):
-            one.checkpoint("nothing")
+            worker.checkpoint("nothing")
         for wrong in ({}, {"load": "ld", "job": "ld"}, {"load": "No name"}):
             with pytest.raises(InvalidInput):
-                one.stop(**wrong)
+                worker.stop(**wrong)
 
 
 def test_parts_of_one_load_at_two_coordinators_are_told(tmp_path: Path) -> None:
@@ -535,15 +547,15 @@ def test_parts_of_one_load_at_two_coordinators_are_told(tmp_path: Path) -> None:
     with (
         served(tmp_path, times) as (store, first),
         el.serve(store, token=TOKEN, control=times) as second,
-        worker(first, store) as one,
-        worker(second, store) as two,
+        open_worker(first, store) as first_worker,
+        open_worker(second, store) as second_worker,
     ):
-        part, other = attach(one, 0, 2), attach(two, 1, 2)
+        part, other = attach(first_worker, 0, 2), attach(second_worker, 1, 2)
         part.writer("clicks").upsert(rows(1))
         other.writer("clicks").upsert(rows(2))
         with pytest.raises(Cancelled, match="one coordinator"):
             wait_until(lambda: False, part)
-        with worker(second, store) as third:
+        with open_worker(second, store) as third:
             moved = attach(third, 0, 2)
             moved.writer("clicks").upsert(rows(1))
             wait_until(lambda: moved.epoch and other.epoch, moved, other)
@@ -552,8 +564,12 @@ def test_parts_of_one_load_at_two_coordinators_are_told(tmp_path: Path) -> None:
 
 def test_a_part_whose_intent_was_revoked_goes_on_under_a_new_one(tmp_path: Path) -> None:
     """As after a long suspension: what it had sealed is gone, and it is told to write that again."""
-    with served(tmp_path) as (store, server), el.open(store.root, durability="os") as mine, worker(server, mine) as one:
-        part = attach(one)
+    with (
+        served(tmp_path) as (store, server),
+        el.open(store.root, durability="os") as mine,
+        open_worker(server, mine) as worker,
+    ):
+        part = attach(worker)
         writer = part.writer("clicks")
         handle = mine._handle
         handle.catalog.transact(
@@ -568,8 +584,8 @@ def test_a_part_whose_intent_was_revoked_goes_on_under_a_new_one(tmp_path: Path)
 
 
 def test_jobs_and_status_show_the_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with served(tmp_path) as (store, server), worker(server, store) as one:
-        part = attach(one, 0, 1)
+    with served(tmp_path) as (store, server), open_worker(server, store) as worker:
+        part = attach(worker, 0, 1)
         part.writer("clicks").upsert(rows(1))
         part.finish(timeout=WAIT_LIMIT_S)
         root = store.root
@@ -595,10 +611,11 @@ def test_b4_a_stuck_barrier_is_timed_out_and_what_was_reported_is_in_the_next(tm
     """On real files: only that load waits, and no row is lost or there twice."""
     with (
         served(tmp_path, settings(attempt_ms=100)) as (store, server),
-        worker(server, store) as one,
-        worker(server, store) as two,
+        open_worker(server, store) as first_worker,
+        open_worker(server, store) as second_worker,
     ):
-        first, second, other = attach(one, 0, 2), attach(two, 1, 2), attach(one, name="other")
+        first, second = attach(first_worker, 0, 2), attach(second_worker, 1, 2)
+        other = attach(first_worker, name="other")
         first.writer("clicks").upsert(rows(1))
         second.writer("clicks").upsert(rows(2))
         wait_until(lambda: aborts(server) >= 2, first)  # the second does not poll
@@ -643,7 +660,7 @@ def test_what_was_asked_over_a_line_that_has_ended_is_void(tmp_path: Path, monke
         gone.set()
         assert done.wait(WAIT_LIMIT_S)
         assert not here[0]._executor.owners
-        with worker(server, store) as later:
+        with open_worker(server, store) as later:
             mine = attach(later)
             mine.writer("clicks").upsert(rows(1))
             mine.finish()

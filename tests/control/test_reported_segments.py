@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import epochlog as el
-from control.world import SCHEMA, attach, ids, rows, served, worker
+from control.world import SCHEMA, attach, ids, open_worker, rows, served
 from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.coordinator import coordinator
 from epochlog.checkpoint.worker import actor as part
@@ -87,9 +87,9 @@ def under_no_intent(store: el.Store, segment: Segment) -> Segment:
 def committed_already(store: el.Store, segment: Segment) -> Segment:
     sealed = store.table("clicks").writer()
     sealed.upsert(rows(2))
-    found = sealed.seal(1)
-    store.commit({"clicks": found})
-    return found[0]
+    segments = sealed.seal(1)
+    store.commit({"clicks": segments})
+    return segments[0]
 
 
 def was_let_go(store: el.Store, segment: Segment) -> Segment:
@@ -115,27 +115,32 @@ SPOILT: list[Spoil] = [
 ]
 
 
-@pytest.mark.parametrize("spoil", SPOILT, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("spoil", SPOILT, ids=lambda function: function.__name__)
 def test_a_segment_that_is_not_what_was_reported_is_refused(
     tmp_path: Path, spoil: Spoil, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with served(tmp_path) as (store, server), worker(server, store) as one, worker(server, store) as two:
-        liar, honest = attach(one, 0, 2), attach(two, 1, 2)
-        told: list[str] = []
+    with (
+        served(tmp_path) as (store, server),
+        open_worker(server, store) as first_worker,
+        open_worker(server, store) as second_worker,
+    ):
+        liar, honest = attach(first_worker, 0, 2), attach(second_worker, 1, 2)
+        reported: list[str] = []
 
         def finish(writer: part.PartWriter) -> list[Segment]:
-            found = writer._writer.finish()
-            if writer._part is liar and found and not told:
-                found = [spoil(store, segment) for segment in found]
-                told.extend(segment.path for segment in found)
-            return found
+            segments = writer._writer.finish()
+            if writer._part is liar and segments and not reported:
+                segments = [spoil(store, segment) for segment in segments]
+                reported.extend(segment.path for segment in segments)
+            return segments
 
         monkeypatch.setattr(part.PartWriter, "finish", finish)
         liar.writer("clicks").upsert(rows(1))
         honest.writer("clicks").upsert(rows(2))
         with pytest.raises(el.RolledBack, match="SegmentUnknown") as error:
             wait_until(lambda: False, liar, honest)
-        assert "RolledBack" not in str(error.value) and (told[0] in str(error.value) or "0" * 32 in str(error.value))
+        message = str(error.value)
+        assert "RolledBack" not in message and (reported[0] in message or "0" * 32 in message)
         wait_until(lambda: ids(store) == [2], liar, honest)  # the other part's rows, and of the liar nothing
         liar.writer("clicks").upsert(rows(3))
         wait_until(lambda: ids(store) == [2, 3], liar, honest)
@@ -152,8 +157,8 @@ def test_a_file_that_cannot_be_read_now_is_reported_again(tmp_path: Path, monkey
 
     whole = coordinator.check_reported
     monkeypatch.setattr(coordinator, "check_reported", check)
-    with served(tmp_path) as (store, server), worker(server, store) as one:
-        part = attach(one)
+    with served(tmp_path) as (store, server), open_worker(server, store) as worker:
+        part = attach(worker)
         part.writer("clicks").upsert(rows(1))
         wait_until(lambda: ids(store) == [1], part)
         assert not refusals
@@ -175,11 +180,13 @@ def test_a_report_that_comes_twice_is_no_lie(tmp_path: Path, monkeypatch: pytest
                 again.set()
 
     monkeypatch.setattr(coordinator, "check_reported", check)
-    with served(tmp_path) as (store, server), worker(server, store) as one:
-        part = attach(one)
-        with one.changed:
-            send = one.send
-            monkeypatch.setattr(one, "send", lambda said: (send(said), type(said) is wire.Reported and send(said)))
+    with served(tmp_path) as (store, server), open_worker(server, store) as worker:
+        part = attach(worker)
+        with worker.changed:
+            send = worker.send
+            monkeypatch.setattr(
+                worker, "send", lambda message: (send(message), type(message) is wire.Reported and send(message))
+            )
         part.writer("clicks").upsert(rows(1))
         wait_until(lambda: ids(store) == [1], part)
         late.set()
@@ -192,8 +199,8 @@ def test_what_was_checked_once_is_not_read_again(tmp_path: Path, monkeypatch: py
     summed: list[str] = []
     whole = data_file._check_crc32
     monkeypatch.setattr(data_file, "_check_crc32", lambda path, *rest: (summed.append(path), whole(path, *rest)))
-    with served(tmp_path) as (store, server), worker(server, store) as one:
-        part = attach(one)
+    with served(tmp_path) as (store, server), open_worker(server, store) as worker:
+        part = attach(worker)
         part.writer("clicks").upsert(rows(1, 2))
         wait_until(lambda: ids(store) == [1, 2], part)
         assert len(summed) == 1

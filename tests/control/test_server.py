@@ -87,9 +87,9 @@ def test_nobody_without_the_token(server: Server, token: str | None, caplog: pyt
 def test_every_call_of_flight_asks_for_the_token_and_tells_no_traceback(server: Server) -> None:
     for token, wanted in ((None, "token"), (TOKEN, "this server")):
         for name, made in calls(server, token).items():
-            with pytest.raises((flight.FlightError, pa.ArrowException, OSError)) as found:
+            with pytest.raises((flight.FlightError, pa.ArrowException, OSError)) as error:
                 made()
-            text = str(found.value)
+            text = str(error.value)
             assert wanted in text, name
             assert "Traceback" not in text and "File " not in text, name
 
@@ -110,9 +110,9 @@ def calls(server: Server, token: str | None) -> dict[str, Callable[[], Any]]:
 def test_errors_keep_their_type_and_tell_nothing_of_the_inside(server: Server) -> None:
     with pytest.raises(JobNotFound, match=r"^there is no job 'x'; the store's jobs: none$"):
         call(server, "missing")
-    with pytest.raises(EpochlogError, match="own log") as found:
+    with pytest.raises(EpochlogError, match="own log") as error:
         call(server, "broken")
-    assert "inside" not in str(found.value) and "Zero" not in str(found.value)
+    assert "inside" not in str(error.value) and "Zero" not in str(error.value)
     with pytest.raises(InvalidInput, match="no action"):
         call(server, "unheard")
     with pytest.raises(InvalidInput, match="at most"):

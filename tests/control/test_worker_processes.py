@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import epochlog as el
-from control.world import SCHEMA, TOKEN, attach, ids, rows, served, settings, worker
+from control.world import SCHEMA, TOKEN, attach, ids, open_worker, rows, served, settings
 from epochlog.checkpoint import JobSettings
 from epochlog.store.env.clock import SystemClock
 from wait_until import WAIT_LIMIT_S, wait_until
@@ -58,8 +58,8 @@ def test_a_frozen_worker_is_replaced_and_has_no_effect_when_it_goes_on(tmp_path:
         wait_until(lambda: tell(frozen, 1) == "polled" and ids(store) == [1])
         assert tell(frozen, 2) == "polled"  # reported perhaps, and perhaps not
         frozen.send_signal(signal.SIGSTOP)
-        with worker(server, store) as one:
-            part = attach(one)
+        with open_worker(server, store) as worker:
+            part = attach(worker)
             before = ids(store)
             assert before in ([1], [1, 2]) and part.state in (b"1", b"2")
             frozen.send_signal(signal.SIGCONT)
@@ -76,13 +76,13 @@ def test_what_a_killed_worker_left_is_garbage(tmp_path: Path) -> None:
     with el.open(tmp_path / "store", durability="os", clock=lambda: machine() + ahead_ms[0]) as store:
         store.create_table("clicks", SCHEMA, ["id"])
         times = el.CoordinatorSettings(50, 30_000, JobSettings(interval_ms=None))
-        with el.serve(store, token=TOKEN, control=times) as server, worker(server, store) as one:
-            killed, part = loader(store, server, 0, 2), attach(one, 1, 2)
+        with el.serve(store, token=TOKEN, control=times) as server, open_worker(server, store) as worker:
+            killed, part = loader(store, server, 0, 2), attach(worker, 1, 2)
             assert tell(killed, 1) == "polled"
             server.coordinator.checkpoint("load", "ld")  # waits for the other part
             wait_until(lambda: tell(killed, 2) == "polled" and len(list((tmp_path / "store").rglob("*.arrow"))) == 1)
             end(killed)
-            again = attach(one, 0, 2)
+            again = attach(worker, 0, 2)
             again.writer("clicks").upsert(rows(3))
             wait_until(lambda: 3 in ids(store), again, part)
             assert ids(store) == [3]
@@ -111,8 +111,8 @@ def test_a_coordinator_that_is_killed_and_comes_back_on_its_port(tmp_path: Path)
     with el.open(tmp_path / "store", durability="os") as store:
         store.create_table("clicks", SCHEMA, ["id"])
         killed, location = serving(store, tmp_path, "127.0.0.1:0")
-        with worker(location, store) as one:
-            part = attach(one)
+        with open_worker(location, store) as worker:
+            part = attach(worker)
             part.writer("clicks").upsert(rows(1))
             part.poll(state=b"1")
             wait_until(lambda: part.epoch, part)
@@ -138,8 +138,8 @@ def test_epochlog_serve(tmp_path: Path) -> None:
         child = run([*command, "--token-file", str(tmp_path / "token")])
         assert child.stdout is not None
         said = json.loads(child.stdout.readline())
-        with worker(said["location"], store) as one:
-            part = attach(one)
+        with open_worker(said["location"], store) as worker:
+            part = attach(worker)
             part.writer("clicks").upsert(rows(1))
             part.finish(timeout=WAIT_LIMIT_S)
             page = urllib.request.urlopen(said["metrics"]).read().decode()

@@ -37,7 +37,7 @@ def served(folder: Path, times: el.CoordinatorSettings | None = None) -> Iterato
             yield store, server
 
 
-def worker(server: el.StoreServer | str, store: el.Store) -> el.Worker:
+def open_worker(server: el.StoreServer | str, store: el.Store) -> el.Worker:
     return el.Worker(server if isinstance(server, str) else server.location, store, token=TOKEN)
 
 

@@ -132,11 +132,11 @@ def test_a_store_that_appears_while_another_looks_is_opened(tmp_path: Path, monk
     root, look, seen = tmp_path / "s", handle.read_marker, []
 
     def slow_look(files: LocalFiles) -> Marker | None:
-        found = look(files)
+        marker = look(files)
         if not seen:
             seen.append(files)
             works(root)
-        return found
+        return marker
 
     monkeypatch.setattr(handle, "read_marker", slow_look)
     with el.open(root) as store:

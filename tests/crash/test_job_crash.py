@@ -81,9 +81,9 @@ def check_law(store: el.Store, commits: int = 20) -> None:
     with store.snapshot(["r", "totals"], consistency="aligned") as snapshot:
         last = snapshot.epochs["totals"]
         for epoch in [last, *store.table("totals").history(commits).column("epoch").to_pylist()]:
-            found = {row["g"]: (row["n"], row["v"]) for row in store.table("totals").to_arrow(epoch=epoch).to_pylist()}
+            sums = {row["g"]: (row["n"], row["v"]) for row in store.table("totals").to_arrow(epoch=epoch).to_pylist()}
             wanted = totals(state_of(store.table("r").to_arrow(epoch=epoch)))
-            assert {g: pair for g, pair in found.items() if pair[0]} == wanted, epoch
+            assert {g: pair for g, pair in sums.items() if pair[0]} == wanted, epoch
     report = store.verify()
     assert report.ok, report.problems
 

@@ -65,8 +65,8 @@ def check(root: Path, acknowledged: dict[int, int], intents: set[int]) -> None:
         assert set(acknowledged) <= set(landed) <= intents
         assert all(landed[number] == epoch for number, epoch in acknowledged.items())
         expected = Counter({(name, number): ROWS for number in landed for name in tables_of(number)})
-        found = Counter((name, n) for name in "ab" for n in store.table(name).to_arrow()["n"].to_pylist())
-        assert found == expected
+        counts = Counter((name, n) for name in "ab" for n in store.table(name).to_arrow()["n"].to_pylist())
+        assert counts == expected
         epochs = [store.table(name).history()["epoch"].to_pylist() for name in "ab"]
         assert all(column == sorted(set(column), reverse=True) for column in epochs)
         unknown = max(intents)

@@ -36,8 +36,8 @@ def test_processes_that_create_and_commit_at_once_lose_and_double_nothing(tmp_pa
         assert {(row["txn"]["application"], row["txn"]["id"]) for row in history} == {
             (str(name), number) for name in range(processes) for number in range(count)
         }
-        found = Counter(store.table("t").to_arrow()["n"].to_pylist())
-        assert found == {name * 1_000_000 + n: ROWS for name in range(processes) for n in range(count)}
+        counts = Counter(store.table("t").to_arrow()["n"].to_pylist())
+        assert counts == {name * 1_000_000 + n: ROWS for name in range(processes) for n in range(count)}
         assert store.verify().ok
 
 

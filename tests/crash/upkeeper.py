@@ -45,11 +45,11 @@ def write(store: el.Store, table: el.Table, number: int, name: str) -> None:
 def write_as_spark(store: el.Store, table: el.Table, number: int, name: str) -> None:
     """Under an intent of its own, which ends with the commit."""
     handle = store._handle
-    found = handle.catalog.read(lambda view: find_table(view, table.name))
+    record = handle.catalog.read(lambda view: find_table(view, table.name))
     intent = handle.intents.register("spark", SEALED_MS)
-    writer = SegmentWriter(handle.write_target(found, intent))
+    writer = SegmentWriter(handle.write_target(record, intent))
     writer.upsert(rows_of(number))
-    edit = TableEdit(found.id, found.name, tuple(writer.finish()))
+    edit = TableEdit(record.id, record.name, tuple(writer.finish()))
     commit_root(handle, [edit], txn=(name, number), ending=[intent])
     handle.intents.release(intent)
 
@@ -61,8 +61,8 @@ def read(store: el.Store, table: el.Table, number: int, name: str) -> None:
             assert snapshot[table.name].to_arrow() == first, "a snapshot changed"
     assert first.num_rows in (0, ROWS) and len(set(first["n"].to_pylist())) <= 1, first
     with suppress(el.SnapshotExpired):  # it holds nothing, and vacuum gives no grace
-        found = table.to_arrow()
-        assert len(set(found["n"].to_pylist())) <= 1
+        rows = table.to_arrow()
+        assert len(set(rows["n"].to_pylist())) <= 1
 
 
 def clear_away(store: el.Store, table: el.Table, number: int, name: str) -> None:

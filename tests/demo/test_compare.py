@@ -41,9 +41,9 @@ def snapshot() -> Iterator[Snapshot]:
 
 
 def test_equal_views_differ_nowhere(snapshot: Snapshot) -> None:
-    found = compare.findings(snapshot)
-    assert set(found) == set(VIEWS)
-    assert all(finding.differing == 0 and finding.rows > 10 for finding in found.values())
+    by_view = compare.findings(snapshot)
+    assert set(by_view) == set(VIEWS)
+    assert all(finding.differing == 0 and finding.rows > 10 for finding in by_view.values())
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -55,15 +55,15 @@ def test_equal_views_differ_nowhere(snapshot: Snapshot) -> None:
 ])  # fmt: skip
 def test_every_damage_is_counted_by_key(snapshot: Snapshot, view: str, damage: str, keys: int) -> None:
     snapshot.connection.execute(damage.format(view=view))
-    found = compare.findings(snapshot)
-    assert {name: finding.differing for name, finding in found.items()} == dict.fromkeys(VIEWS, 0) | {view: keys}
+    by_view = compare.findings(snapshot)
+    assert {name: finding.differing for name, finding in by_view.items()} == dict.fromkeys(VIEWS, 0) | {view: keys}
 
 
 def test_a_missing_flight_shows_in_every_view_that_counts_it(snapshot: Snapshot) -> None:
     snapshot.connection.execute("DELETE FROM flights WHERE rowid = 0")
-    found = compare.findings(snapshot)
-    assert found["route_delays"].differing == found["weather_impact"].differing == 1
-    assert found["carrier_scoreboard"].differing == 1
+    by_view = compare.findings(snapshot)
+    assert by_view["route_delays"].differing == by_view["weather_impact"].differing == 1
+    assert by_view["carrier_scoreboard"].differing == 1
 
 
 def test_root_tables_are_held_against_the_files(tmp_path: Path) -> None:

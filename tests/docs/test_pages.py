@@ -78,8 +78,8 @@ def test_a_good_page_is_as_it_says(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, old: str, new: str, complaint: str) -> None:
     assert old in GOOD
-    told = followed(tmp_path, GOOD.replace(old, new, 1))
-    assert complaint in told if complaint else not told
+    complaints = followed(tmp_path, GOOD.replace(old, new, 1))
+    assert complaint in complaints if complaint else not complaints
 
 
 @pytest.mark.parametrize("text, complaint", [
@@ -113,19 +113,19 @@ def anchors(text: str) -> set[str]:
 
 
 def test_links_lead_somewhere() -> None:
-    found = 0
+    links = 0
     for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
         text = page.read_text("utf-8")
         for link in LINK.findall(text):
             if "://" in link:
                 continue
-            found += 1
+            links += 1
             path, _, anchor = link.partition("#")
             target = (page.parent / path).resolve() if path else page
             assert target.exists(), f"{page.relative_to(ROOT)} links to {link}"
             if anchor:
                 assert anchor in anchors(target.read_text("utf-8")), f"{page.relative_to(ROOT)} links to {link}"
-    assert found > 20
+    assert links > 20
 
 
 def test_the_architecture_names_only_modules_that_there_are() -> None:
@@ -203,11 +203,11 @@ def test_commands_in_the_middle_of_text_are_ones_that_there_are() -> None:
     ("snapshot", el.Snapshot), ("client", el.Client), ("worker", el.Worker),
 ])  # fmt: skip
 def test_names_in_the_middle_of_text_are_ones_that_there_are(prefix: str, owner: object) -> None:
-    found = [
+    names = [
         (page.name, name)
         for page in SPOKEN
         for code in in_backticks(page)
         for name in re.findall(rf"(?<![\w./]){prefix}\.(\w+)", code)
     ]
     made = inspect.getsource(owner.__init__) if isinstance(owner, type) else ""  # what only an instance has
-    assert not {(page, name) for page, name in found if not hasattr(owner, name) and f"self.{name} " not in made}
+    assert not {(page, name) for page, name in names if not hasattr(owner, name) and f"self.{name} " not in made}

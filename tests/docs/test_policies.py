@@ -73,27 +73,29 @@ def test_what_the_pictures_show_is_what_is_read(script: ModuleType, tmp_path: Pa
 
 def read_by(script: ModuleType, snapshot: el.Snapshot) -> dict[str, tuple[int, int, float, str]]:
     """Return the expected picture of each table: epoch, lag, x coordinate of the epoch, and its label."""
-    found = {}
+    expected = {}
     for table, epoch in snapshot.epochs.items():
         at = script.second_of(epoch)
-        found[table] = (epoch, snapshot.lag_ms[table], script.x_of(at), f"{at:.3f} s")
-    return found
+        expected[table] = (epoch, snapshot.lag_ms[table], script.x_of(at), f"{at:.3f} s")
+    return expected
 
 
 def reads(name: str) -> dict[str, tuple[int, int, float, str]]:
     """Read epoch, lag, x coordinate and label of each table from the picture."""
     root = ET.fromstring((FOLDER / f"{name}.svg").read_text("utf-8"))
-    labels = {float(one.attrib["x"]): one.text or "" for one in root.iter(f"{SVG}text") if one.get("class") == "epoch"}
-    whole = [float(one.attrib["x1"]) for one in root.iter(f"{SVG}line") if one.get("class") == "chosen"]
-    found = {}
+    labels = {
+        float(text.attrib["x"]): text.text or "" for text in root.iter(f"{SVG}text") if text.get("class") == "epoch"
+    }
+    whole = [float(mark.attrib["x1"]) for mark in root.iter(f"{SVG}line") if mark.get("class") == "chosen"]
+    pictures = {}
     for group in root.iter(f"{SVG}g"):
-        lines = [float(one.attrib["x1"]) for one in group.iter(f"{SVG}line")] or whole
-        words = [one.text or "" for one in group.iter(f"{SVG}text")]
+        lines = [float(mark.attrib["x1"]) for mark in group.iter(f"{SVG}line")] or whole
+        words = [word.text or "" for word in group.iter(f"{SVG}text")]
         lag = int(group.attrib["data-lag-ms"])
         assert f"lag {lag:,} ms" in words
         (at,) = lines
-        found[group.attrib["data-table"]] = (int(group.attrib["data-epoch"]), lag, at, labels[at])
-    return found
+        pictures[group.attrib["data-table"]] = (int(group.attrib["data-epoch"]), lag, at, labels[at])
+    return pictures
 
 
 def test_every_policy_has_a_page_with_its_picture() -> None:

@@ -39,18 +39,18 @@ def rules_of(text: str) -> Rules:
 
     Raises ValueError for a number that is there twice or is not of its section.
     """
-    found: dict[str, str] = {}
+    rules: dict[str, str] = {}
     section = ""
     for line in text.splitlines():
         if heading := re.match(r"## (\d+)\. ", line):
             section = heading[1]
         elif rule := re.match(r"(?:- |\| )\*\*((\d+)\.[1-9]\d*)\*\* (.+)", line):
             number, of, words = rule.groups()
-            if of != section or number in found:
+            if of != section or number in rules:
                 raise ValueError(f"rule {number} stands twice, or in section {section}")
             plain = re.sub(r"[*`|\\]", "", words)
-            found[number] = textwrap.shorten(plain, 64, placeholder=" …")
-    return found
+            rules[number] = textwrap.shorten(plain, 64, placeholder=" …")
+    return rules
 
 
 def marks_in(path: str, text: str) -> Iterator[tuple[str, str]]:
@@ -74,13 +74,13 @@ def marks_in(path: str, text: str) -> Iterator[tuple[str, str]]:
 
 def marks_below(folder: Path) -> Marks:
     """Read the markers of all tests of a folder."""
-    found: dict[str, list[str]] = {}
+    tests_by_rule: dict[str, list[str]] = {}
     for file in sorted(folder.rglob("test_*.py")):
         text = file.read_text("utf-8")
         if f"{MARKER}(" in text and file != Path(__file__):
             for rule, test in marks_in(file.relative_to(folder).as_posix(), text):
-                found.setdefault(rule, []).append(test)
-    return {rule: sorted(tests) for rule, tests in found.items()}
+                tests_by_rule.setdefault(rule, []).append(test)
+    return {rule: sorted(tests) for rule, tests in tests_by_rule.items()}
 
 
 def page_of(rules: Rules, marks: Marks) -> str:
@@ -119,8 +119,8 @@ def the_rules() -> Rules:
 def test_each_rule_has_a_test_and_the_page_lists_what_is_marked() -> None:
     rules, marks = the_rules(), marks_below(ROOT / "tests")
     assert len(rules) > 90
-    told = problems(rules, marks)
-    assert not told, "\n" + "\n".join(told)
+    messages = problems(rules, marks)
+    assert not messages, "\n" + "\n".join(messages)
     same = PAGE.read_text("utf-8") == page_of(rules, marks)
     assert same, "the markers have changed: write docs/RULES.md anew with `python tests/docs/test_rules.py`"
 
@@ -128,7 +128,7 @@ def test_each_rule_has_a_test_and_the_page_lists_what_is_marked() -> None:
 def test_references_name_rules_that_there_are() -> None:
     rules = the_rules()
     known = {*rules, *(rule.partition(".")[0] for rule in rules)}
-    found = 0
+    count = 0
     for file in (*ROOT.glob("*/**/*.py"), *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
         if any(part.startswith(".") or part == "src" for part in file.relative_to(ROOT).parts):
             continue
@@ -136,9 +136,9 @@ def test_references_name_rules_that_there_are() -> None:
         numbers = references(text)
         if file.name == "SEMANTICS.md":
             numbers += re.findall(r"[(,] ?(\d\.\d+)(?=[,)])", text)
-        found += len(numbers)
+        count += len(numbers)
         assert set(numbers) <= known, f"{file.relative_to(ROOT)} names {sorted(set(numbers) - known)}"
-    assert found > 20
+    assert count > 20
 
 
 TEXT = "## 2. A\n\n- **2.1** *A* rule of `two`\n  lines.\n\n| **2.10** | `latest` | another |\n- **no** rule\n"

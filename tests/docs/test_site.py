@@ -52,8 +52,8 @@ def test_every_public_name_has_one_entry(package: ModuleType) -> None:
 
 @pytest.mark.parametrize("page", OF_MODULES)
 def test_every_module_of_a_package_that_is_shown_by_modules_has_an_entry(page: str) -> None:
-    found = (*OF_MODULES[page].glob("*.py"), *(path.parent for path in OF_MODULES[page].glob("*/__init__.py")))
-    modules = [path.stem for path in found if path.stem != "__init__"]
+    sources = (*OF_MODULES[page].glob("*.py"), *(path.parent for path in OF_MODULES[page].glob("*/__init__.py")))
+    modules = [path.stem for path in sources if path.stem != "__init__"]
     wanted = [f"epochlog.{page}.{module}" for module in sorted(modules)]
     assert ENTRIES[page] == wanted, f"docs/api/{page}.md has a line `::: …` for each module"
 
@@ -71,8 +71,8 @@ def wrong_links(site: Path) -> list[str]:
     anchors = {page: set(re.findall(r'\bid="([^"]+)"', text)) for page, text in texts.items()}
     wrong = []
     for page, text in texts.items():
-        for tag, found in re.findall(r'<(\w+)\b[^>]*?\s(?:href|src)="?([^"\s>]+)', text):
-            link = html.unescape(found)
+        for tag, target_text in re.findall(r'<(\w+)\b[^>]*?\s(?:href|src)="?([^"\s>]+)', text):
+            link = html.unescape(target_text)
             path, _, anchor = link.partition("#")
             target = (page.parent / unquote(path)).resolve() if path else page
             target = target / "index.html" if target.is_dir() else target

@@ -78,8 +78,8 @@ def test_it_is_installed_and_used_by_name(installed: str, tmp_path: Path) -> Non
     minute_ms = 30_000_000 * MINUTE_MS
     lake(root, minute_ms)
     for later_ms in (30_001, 59_999):  # whenever in the minute it is asked
-        found = run(sys.executable, "-c", READER, root, minute_ms + later_ms, PYTHONPATH=installed)
-        assert json.loads(found) == ["OnTheMinute", {"a": [1], "b": [1, 2]}, 2]
+        printed = run(sys.executable, "-c", READER, root, minute_ms + later_ms, PYTHONPATH=installed)
+        assert json.loads(printed) == ["OnTheMinute", {"a": [1], "b": [1, 2]}, 2]
     (after,) = [run(sys.executable, "-c", READER, root, minute_ms + MINUTE_MS, PYTHONPATH=installed)]
     assert json.loads(after)[1] == {"a": [1, 5], "b": [2]}
 

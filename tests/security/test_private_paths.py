@@ -14,7 +14,7 @@ import pytest
 from pyarrow import flight
 
 import epochlog as el
-from control.world import attach, rows, served, worker
+from control.world import attach, open_worker, rows, served
 from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.coordinator import coordinator, managed_jobs
 from epochlog.checkpoint.coordinator.worker_connection import WorkerConnection
@@ -224,7 +224,7 @@ def test_no_worker_is_told_a_place(
         raise error
 
     monkeypatch.setattr(WorkerConnection, "send", sent)
-    with served(tmp_path) as (store, server), worker(server, store) as client:
+    with served(tmp_path) as (store, server), open_worker(server, store) as client:
         where(monkeypatch, fail)
         with suppress(el.EpochlogError):
             part = attach(client)
