@@ -12,25 +12,25 @@ import pytest
 from epochlog.spark.session import find_java_problem
 
 
-def fake(folder: Path, said: str) -> Path:
+def fake(folder: Path, version_output: str) -> Path:
     """A JAVA_HOME whose java says so, and runs nothing."""
     java = folder / "bin" / "java"
     java.parent.mkdir(parents=True)
-    java.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    java.write_text(f"#!/bin/sh\necho '{version_output}' >&2\nexit 1\n")
     java.chmod(0o755)
     return folder
 
 
 @pytest.mark.parametrize(
-    ("said", "version"),
+    ("version_output", "version"),
     [
         ('openjdk version "11.0.25" 2024-10-15', "11"),
         ('java version "1.8.0_392"', "8"),
         ('openjdk version "16"', "16"),
     ],
 )
-def test_an_old_java_is_named_with_its_version(tmp_path: Path, said: str, version: str) -> None:
-    home = fake(tmp_path / "jdk", said)
+def test_an_old_java_is_named_with_its_version(tmp_path: Path, version_output: str, version: str) -> None:
+    home = fake(tmp_path / "jdk", version_output)
     problem = find_java_problem({"JAVA_HOME": str(home), "PATH": "/nowhere"}) or ""
     assert f"{home}/bin/java is version {version}, which is too old (JAVA_HOME is" in problem
     assert "Java 17 or newer" in problem and "openjdk-17-jre-headless" in problem
@@ -39,10 +39,10 @@ def test_an_old_java_is_named_with_its_version(tmp_path: Path, said: str, versio
 
 
 @pytest.mark.parametrize(
-    "said", ['openjdk version "17.0.13" 2024-10-15', 'openjdk version "21-ea"', 'java version "25"']
+    "version_output", ['openjdk version "17.0.13" 2024-10-15', 'openjdk version "21-ea"', 'java version "25"']
 )
-def test_a_java_that_is_new_enough_is_fine(tmp_path: Path, said: str) -> None:
-    assert find_java_problem({"JAVA_HOME": str(fake(tmp_path / "jdk", said))}) is None
+def test_a_java_that_is_new_enough_is_fine(tmp_path: Path, version_output: str) -> None:
+    assert find_java_problem({"JAVA_HOME": str(fake(tmp_path / "jdk", version_output))}) is None
 
 
 def test_a_java_that_is_missing_or_broken_is_told(tmp_path: Path) -> None:

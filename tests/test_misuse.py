@@ -31,14 +31,14 @@ def test_a_get_without_columns_has_a_row_for_each_key_found(table: el.Table) -> 
 
 
 def test_a_context_takes_nothing_once_its_refresh_is_over(tmp_path: Path) -> None:
-    kept: list[Any] = []
+    contexts: list[Any] = []
 
     def refresh(ctx: Any) -> None:
-        kept.append(ctx)
+        contexts.append(ctx)
         ctx.upsert("o", ctx.table("t"))
 
     def fails(ctx: Any) -> None:
-        kept.append(ctx)
+        contexts.append(ctx)
         raise ArithmeticError
 
     with el.open(tmp_path / "s", durability="os") as store:
@@ -49,7 +49,7 @@ def test_a_context_takes_nothing_once_its_refresh_is_over(tmp_path: Path) -> Non
         with pytest.raises(ArithmeticError):
             job.step_local(fails)
         assert job.step_local(refresh) is not None
-        for ctx in kept:
+        for ctx in contexts:
             with pytest.raises(el.InvalidInput, match="'j' at .* is over"):
                 ctx.upsert("o", pa.table({"k": [99], "v": ["z"]}))
             with pytest.raises(el.InvalidInput, match="is over"):
@@ -199,14 +199,14 @@ def test_to_keep_for_ever_is_no_overflow(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_goes_wrong_later_is_a_typed_error(tmp_path: Path) -> None:
-    said: list[Any] = [1_800_000_000_000]
-    with el.open(tmp_path / "s", clock=lambda: said[-1]) as store:
+    times: list[Any] = [1_800_000_000_000]
+    with el.open(tmp_path / "s", clock=lambda: times[-1]) as store:
         table = store.create_table("t", KV, ["k"])
         for wrong in (1.5, None, 1 << 60):
-            said.append(wrong)
+            times.append(wrong)
             with pytest.raises(el.InvalidInput, match="clock must return Unix milliseconds"):
                 table.upsert(pa.table({"k": [1], "v": ["a"]}))
-            said.pop()
+            times.pop()
         table.upsert(pa.table({"k": [1], "v": ["a"]}))
 
 

@@ -83,9 +83,9 @@ def test_a_store_left_open_is_warned_of(tmp_path: Path) -> None:
     def leave() -> el.Table:
         return el.open(tmp_path / "lake", durability="os").create_table("t", SCHEMA, ["id"])
 
-    kept: list[el.Table] = []
-    assert left_open(warned(lambda: kept.append(leave())), "epochlog.Store")
-    assert kept[0].upsert([{"id": 1}]) > 0  # nothing was closed
+    tables: list[el.Table] = []
+    assert left_open(warned(lambda: tables.append(leave())), "epochlog.Store")
+    assert tables[0].upsert([{"id": 1}]) > 0  # nothing was closed
 
     def close() -> None:
         with el.open(tmp_path / "lake", durability="os"):

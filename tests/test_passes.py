@@ -62,18 +62,20 @@ def ended(capfd: pytest.CaptureFixture[str], *all_passes: Pass) -> tuple[int, li
 
 
 def test_all_passes_run_and_one_summary_tells_what_failed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    code, said = ended(
+    code, output = ended(
         capfd,
         command("lint", "exit(3)"),
         pytest_of(tmp_path, "mixed", MIXED),
         pytest_of(tmp_path, "fine", "def test_fine(): pass\ndef test_too(): pass"),
         command("types", "print('types were looked at')"),
     )
-    assert code == 1 and "types were looked at" in said
-    start = next(number for number, line in enumerate(said) if line.split() == ["pass", "passed", "failed", "seconds"])
-    table = {line.split()[0]: line.split()[1:3] for line in said[start + 1 : start + 5]}
+    assert code == 1 and "types were looked at" in output
+    start = next(
+        number for number, line in enumerate(output) if line.split() == ["pass", "passed", "failed", "seconds"]
+    )
+    table = {line.split()[0]: line.split()[1:3] for line in output[start + 1 : start + 5]}
     assert table == {"lint": ["0", "1"], "mixed": ["2", "3"], "fine": ["2", "0"], "types": ["1", "0"]}
-    assert said[start + 5 :] == [
+    assert output[start + 5 :] == [
         "FAILED lint: exit code 3  (lint)",
         "FAILED test_mixed.py::test_bad[2]  (mixed)",
         "FAILED test_mixed.py::TestOf::test_inside  (mixed)",
@@ -83,14 +85,14 @@ def test_all_passes_run_and_one_summary_tells_what_failed(tmp_path: Path, capfd:
 
 
 def test_a_run_that_breaks_off_or_finds_nothing_has_failed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    code, said = ended(
+    code, output = ended(
         capfd,
         pytest_of(tmp_path, "dies", "import os, signal\ndef test_last(): os.kill(os.getpid(), signal.SIGKILL)"),
         pytest_of(tmp_path, "unreadable", "import nothing_of_that_name"),
         pytest_of(tmp_path, "empty", ""),
     )
     assert code == 1
-    assert said[-4:] == [
+    assert output[-4:] == [
         "FAILED dies: exit code -9  (dies)",
         "FAILED test_unreadable.py  (unreadable)",
         "FAILED empty: exit code 5  (empty)",
@@ -107,26 +109,26 @@ def test_what_runs_beside_is_told_when_it_has_ended_and_counted(
         f"from pathlib import Path\nwhile not Path({str(made)!r}).exists(): pass\nprint('one', flush=True)\nexit('two')"
     )
     beside = Pass("beside", (sys.executable, "-c", wait), beside=True)
-    code, said = ended(capfd, beside, command("main", f"open({str(made)!r}, 'w')"))
-    assert code == 1 and said[-1] == "1 passed, 1 failed"
-    assert said.index("== main ==") < said.index("== beside ==") < said.index("one")
-    assert {"two", "FAILED beside: exit code 1  (beside)"} <= set(said)
+    code, output = ended(capfd, beside, command("main", f"open({str(made)!r}, 'w')"))
+    assert code == 1 and output[-1] == "1 passed, 1 failed"
+    assert output.index("== main ==") < output.index("== beside ==") < output.index("one")
+    assert {"two", "FAILED beside: exit code 1  (beside)"} <= set(output)
 
 
 def test_when_all_is_well_the_exit_code_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    code, said = ended(capfd, pytest_of(tmp_path, "fine", "def test_fine(): pass"), command("lint", ""))
-    assert (code, said[-1]) == (0, "2 passed, 0 failed")
+    code, output = ended(capfd, pytest_of(tmp_path, "fine", "def test_fine(): pass"), command("lint", ""))
+    assert (code, output[-1]) == (0, "2 passed, 0 failed")
 
 
 def test_a_command_that_is_not_there_has_failed_and_the_others_run(capfd: pytest.CaptureFixture[str]) -> None:
-    code, said = ended(capfd, Pass("gone", ("/no/such/command",)), command("main", ""))
-    assert (code, said[-1]) == (1, "1 passed, 1 failed")
-    assert any(line.startswith("FAILED gone: ") and line.endswith("(gone)") for line in said)
+    code, output = ended(capfd, Pass("gone", ("/no/such/command",)), command("main", ""))
+    assert (code, output[-1]) == (1, "1 passed, 1 failed")
+    assert any(line.startswith("FAILED gone: ") and line.endswith("(gone)") for line in output)
 
 
 def test_where_there_is_nothing_to_run_nothing_has_passed(capfd: pytest.CaptureFixture[str]) -> None:
-    code, said = ended(capfd)
-    assert (code, said[-1]) == (1, "0 passed, 0 failed")
+    code, output = ended(capfd)
+    assert (code, output[-1]) == (1, "0 passed, 0 failed")
 
 
 def chosen_by(test_pass: Pass, marks: set[str]) -> bool:

@@ -46,11 +46,11 @@ def test_a_bare_run_sees_debians_commands_and_nothing_that_was_put_there_by_hand
     tool.chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "EPOCHLOG_X": "1", "PIP_CERT": "/a b"}
     asked = 'command -v redis-server git uv || true; command -v ls sed; env; ls -A "$HOME"'
-    said = subprocess.run(
+    lines = subprocess.run(
         [ROOT / ".ci" / "bare", "bash", "-c", asked], env=environment, capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    assert [Path(line).name for line in said[:2]] == ["ls", "sed"]
-    variables = dict(line.split("=", 1) for line in said[2:])
+    assert [Path(line).name for line in lines[:2]] == ["ls", "sed"]
+    variables = dict(line.split("=", 1) for line in lines[2:])
     assert variables["PIP_CERT"] == "/a b" and "EPOCHLOG_X" not in variables
-    assert set(variables["PATH"].split(":")) == {str(Path(said[0]).parent)}
+    assert set(variables["PATH"].split(":")) == {str(Path(lines[0]).parent)}
     assert variables["HOME"] != os.environ["HOME"]

@@ -60,12 +60,12 @@ def echoed(server: Server, roots: bytes | None = None) -> bool:
 QUICK = Patience(hello_s=0.3)
 
 
-@pytest.mark.parametrize("said", [b"", b"P", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET / HTTP/1.1\r\n"])
-def test_a_connection_that_makes_no_call_is_ended(said: bytes) -> None:
+@pytest.mark.parametrize("data", [b"", b"P", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET / HTTP/1.1\r\n"])
+def test_a_connection_that_makes_no_call_is_ended(data: bytes) -> None:
     server = Server("grpc://127.0.0.1:0", token=None, actions=ACTIONS, patience=QUICK)
     with ExitStack() as stack:
         for connection in dialled(stack, port_of(server), 3):
-            connection.sendall(said)
+            connection.sendall(data)
             assert ended(connection)
         wait_until(lambda: accepted_connections(port_of(server)) == [])
         assert echoed(server)
@@ -121,9 +121,9 @@ def test_half_a_handshake_is_ended(tmp_path: Path) -> None:
     context = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), hello, server_hostname="localhost")
     with suppress(ssl.SSLWantReadError):
         context.do_handshake()
-    said = hello.read()
+    client_hello = hello.read()
     with ExitStack() as stack:
-        for text in (b"", said[:20], said):
+        for text in (b"", client_hello[:20], client_hello):
             (connection,) = dialled(stack, port_of(server), 1)
             connection.sendall(text)
             assert ended(connection)

@@ -35,19 +35,19 @@ class Records:
     """A catalog's transaction over a dict."""
 
     def __init__(self) -> None:
-        self.kept: dict[bytes, Any] = {}
+        self.records: dict[bytes, Any] = {}
 
     def get(self, key: bytes) -> Any:
-        return self.kept.get(key)
+        return self.records.get(key)
 
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, Any]]:
-        yield from [(key, self.kept[key]) for key in sorted(self.kept, reverse=reverse) if start <= key < stop]
+        yield from [(key, self.records[key]) for key in sorted(self.records, reverse=reverse) if start <= key < stop]
 
     def put(self, key: bytes, record: Any) -> None:
-        self.kept[key] = record
+        self.records[key] = record
 
     def delete(self, key: bytes) -> None:
-        self.kept.pop(key, None)
+        self.records.pop(key, None)
 
 
 channels, consumers = st.sampled_from(sorted(STAGES)), st.sampled_from(sorted(CONSUMERS))
@@ -83,10 +83,10 @@ class Exchange(RuleBasedStateMachine):
         return seq
 
     def refused(self, error: type[Exception], call: Any) -> None:
-        before = dict(self.tx.kept)
+        before = dict(self.tx.records)
         with pytest.raises(error):
             call()
-        assert self.tx.kept == before, "what is refused changes nothing"
+        assert self.tx.records == before, "what is refused changes nothing"
 
     @rule(channel=channels, ahead=near, newer=near, content=st.sampled_from([0, 0, 0, 1]))
     def push_some(self, channel: str, ahead: int, newer: int, content: int) -> None:
@@ -172,7 +172,7 @@ class Exchange(RuleBasedStateMachine):
     @invariant()
     def what_is_kept(self) -> None:
         assert check_exchanges(self.tx) == []
-        assert {record["path"] for key, record in self.tx.kept.items() if key.startswith(b"xp/")} == self.live()
+        assert {record["path"] for key, record in self.tx.records.items() if key.startswith(b"xp/")} == self.live()
         assert transactions.used_bytes(self.tx, QUERY) == SIZE * len(self.live())
         query = transactions.find_query(self.tx, QUERY)
         assert {name: transactions.find_channel(self.tx, query, name).attempt for name in STAGES} == self.attempt
@@ -230,15 +230,15 @@ def test_a_query_of_version_0_1_is_counted_by_what_was_pushed() -> None:
     for channel, last in (("a", 1), ("b", 0), ("c", -1)):
         transactions.end(machine.tx, QUERY, channel, last, 0, None)
     key = query_key(QUERY)
-    record = machine.tx.kept[key]
+    record = machine.tx.records[key]
     assert record.pop("passed") == ["b", "c"]
-    machine.tx.kept[key] = record | {"ended": ["a", "b", "c"]}
+    machine.tx.records[key] = record | {"ended": ["a", "b", "c"]}
     assert check_exchanges(machine.tx) == []
     assert transactions.find_query(machine.tx, QUERY).stage == -1
     machine.push(channel="a", seq=0, attempt=0, content=0)
     machine.push(channel="a", seq=1, attempt=0, content=0)
     assert transactions.find_query(machine.tx, QUERY).stage == 1
-    assert "ended" not in machine.tx.kept[key] and check_exchanges(machine.tx) == []
+    assert "ended" not in machine.tx.records[key] and check_exchanges(machine.tx) == []
 
 
 def test_a_query_that_was_ended_is_there_for_nobody() -> None:

@@ -118,9 +118,9 @@ def test_a_subscriber_killed_at_any_moment_ends_with_the_table(
     final.says("done")
     final.kill()
     server.kill()
-    kept = {int(key): v for key, v in json.loads(Path(name).read_text())["state"].items()}
+    subscriber_state = {int(key): v for key, v in json.loads(Path(name).read_text())["state"].items()}
     state = table.to_arrow()
-    assert kept == dict(zip(state["id"].to_pylist(), state["v"].to_pylist(), strict=True))
+    assert subscriber_state == dict(zip(state["id"].to_pylist(), state["v"].to_pylist(), strict=True))
     _nothing_acknowledged_comes_again(log)
 
 
@@ -183,8 +183,8 @@ def test_a_subscriber_that_stands_still_and_goes_on_misses_nothing(tmp_path: Pat
     last = table.upsert(rows(*range(100), v=5))
     child.child.send_signal(signal.SIGCONT)
     wait_until(lambda: json.loads(Path(name).read_text())["epoch"] >= last)
-    kept = {int(key): v for key, v in json.loads(Path(name).read_text())["state"].items()}
+    subscriber_state = {int(key): v for key, v in json.loads(Path(name).read_text())["state"].items()}
     child.kill()
     server.kill()
     state = table.to_arrow()
-    assert kept == dict(zip(state["id"].to_pylist(), state["v"].to_pylist(), strict=True))
+    assert subscriber_state == dict(zip(state["id"].to_pylist(), state["v"].to_pylist(), strict=True))

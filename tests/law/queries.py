@@ -117,9 +117,9 @@ class Query:
                     count, total = sums_now.get(group, (0, 0))
                     sums_now[group] = (count + sign, total + sign * row[1])
                     touched.add(group)
-        kept = {k: row for k, row in sums_now.items() if row[0]}
-        writes: Writes = {k: kept.get(k) for k in touched}
-        return {**writes, TOTAL: with_total(kept, True)[TOTAL]} if self.total else writes
+        present = {k: row for k, row in sums_now.items() if row[0]}
+        writes: Writes = {k: present.get(k) for k in touched}
+        return {**writes, TOTAL: with_total(present, True)[TOTAL]} if self.total else writes
 
 
 def random_query(rng: random.Random, name: str, pool: list[str]) -> Query:

@@ -138,12 +138,12 @@ def meeting_too_rarely(question: Question) -> set[str]:
 def common(question: Question, members: set[str]) -> int | None:
     """The largest epoch valid for all members, unless it is too old, or too old for a member that is kept for long."""
     history = question.history
-    kept = max([history.safe_epoch.get(table, 0) for table in members if table in question.long_kept], default=0)
+    floor = max([history.safe_epoch.get(table, 0) for table in members if table in question.long_kept], default=0)
     marks = sorted({*history.marks(), history.last_epoch}, reverse=True)
     epoch = next(
         (e for e in marks if e <= history.last_epoch and all(question.valid(table, e) for table in members)), None
     )
-    if epoch is None or epoch < kept:
+    if epoch is None or epoch < floor:
         return None
     too_old = epoch < history.last_epoch and question.clock_ms - to_unix_ms(epoch + 1) > question.bound_ms
     return None if too_old else epoch

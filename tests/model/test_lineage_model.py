@@ -102,8 +102,8 @@ def check_against_definitions(
     for job in history.jobs:
         for after in [history.position(job), rng.randint(0, history.last_epoch)]:
             first = rng.random() < 0.5
-            got = asked(history, view, job, after, first)
-            assert got == history.next_barrier(job, after, first), (seed, job, after, first, "barrier")
+            barrier = asked(history, view, job, after, first)
+            assert barrier == history.next_barrier(job, after, first), (seed, job, after, first, "barrier")
     history.known_from.clear()
     history.safe_epoch.clear()
 

@@ -45,7 +45,7 @@ def at_moments(seeds: range) -> Iterator[tuple[int, random.Random, Question, Epo
         parked = frozenset(table for table in away if rng.random() < 0.5)
         running = [job for job in history.jobs if job not in away and not history.ended(job)]
         marked = frozenset(job for job in running if rng.random() < 0.1)
-        kept = frozenset(table for table in history.names if rng.random() < 0.5)
+        long_kept = frozenset(table for table in history.names if rng.random() < 0.5)
         tables = {
             number: replace(
                 entry,
@@ -53,7 +53,7 @@ def at_moments(seeds: range) -> Iterator[tuple[int, random.Random, Question, Epo
                 job_id=number if entry.derived else None,
                 interval_ms=history.jobs[entry.name].interval * INTERVAL_MS if entry.derived else 0,
                 outside_ms=1 if entry.name in marked else None,
-                history_ms=2 * bound_ms - (entry.name not in kept),
+                history_ms=2 * bound_ms - (entry.name not in long_kept),
             )
             for number, entry in view.tables.items()
         }
@@ -61,7 +61,7 @@ def at_moments(seeds: range) -> Iterator[tuple[int, random.Random, Question, Epo
         query = rng.sample(history.names, rng.randint(1, len(history.names)))
         if rng.random() < 0.5 and view.membership.members:  # else most of them name a table that takes no part
             query = rng.sample(view.membership.members, rng.randint(1, len(view.membership.members)))
-        yield seed, rng, Question(history, query, away, now_ms, bound_ms, parked, marked, kept), view
+        yield seed, rng, Question(history, query, away, now_ms, bound_ms, parked, marked, long_kept), view
         history.known_from.clear()
         history.safe_epoch.clear()
 
@@ -108,9 +108,9 @@ def campaign(seeds: range) -> Counter[tuple[str, str]]:
     seen: Counter[tuple[str, str]] = Counter()
     for seed, rng, question, view in at_moments(seeds):
         for name, chosen, wanted in cases(rng, question, view):
-            got = answer_of(chosen, view, question.tables)
-            assert got == wanted, ("differs", f"seed {seed}", name, chosen, question.tables, got, wanted)
-            seen[name, "chose" if isinstance(got, dict) else got.__name__] += 1
+            answer = answer_of(chosen, view, question.tables)
+            assert answer == wanted, ("differs", f"seed {seed}", name, chosen, question.tables, answer, wanted)
+            seen[name, "chose" if isinstance(answer, dict) else answer.__name__] += 1
     return seen
 
 

@@ -412,8 +412,8 @@ class StoreMachine(RuleBasedStateMachine):
         done = self.store.vacuum(grace=grace)
         assert replace(plan, dry_run=False) == done and not done.foreign
         self.check_files()
-        kept = {file.path for file in done.kept}
-        assert set(self.store.verify().unreachable) == kept
+        kept_paths = {file.path for file in done.kept}
+        assert set(self.store.verify().unreachable) == kept_paths
         if grace == 0 and not self.pins:
             ahead = {file.path for file in done.kept if (file.since_ms or 0) > self.now}  # the clock was put back
             assert all("being written" in file.reason for file in done.kept if file.path not in ahead)

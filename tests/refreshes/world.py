@@ -120,8 +120,12 @@ class World:
         row = {column: self.chance.choice(values) for column, (_, values) in root.columns.items()}
         if key is not None:
             most = min(2, len(root.columns))
-            kept = self.chance.sample(sorted(root.columns), len(root.columns) - self.chance.randint(1, most))
-            row = {**row, **{column: known[key][column] for column in kept}, **dict(zip(root.key, key, strict=True))}
+            unchanged = self.chance.sample(sorted(root.columns), len(root.columns) - self.chance.randint(1, most))
+            row = {
+                **row,
+                **{column: known[key][column] for column in unchanged},
+                **dict(zip(root.key, key, strict=True)),
+            }
         tx.upsert(name, pa.Table.from_pylist([row], schema=root.schema))
         known[tuple(row[column] for column in root.key)] = row
 

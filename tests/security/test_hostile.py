@@ -114,8 +114,8 @@ def test_noise_for_every_service(server: el.StoreServer, stranger: Stranger) -> 
             check_refused(error_of(stranger.action, kind, noise), f"{kind} {noise[:20]}")
         for name in exchanges:
             for rest in (noise, b""):
-                said = [noise] if noise else []
-                check_refused(error_of(stranger.exchange, name + b":" + rest, said), f"{name} {noise[:20]}")
+                messages = [noise] if noise else []
+                check_refused(error_of(stranger.exchange, name + b":" + rest, messages), f"{name} {noise[:20]}")
     honest(server)
 
 

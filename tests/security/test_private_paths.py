@@ -107,7 +107,7 @@ def heard(server: el.StoreServer, token: str) -> Iterator[tuple[str, str]]:
             asked[f"get {command.decode()}"] = get
             asked[f"schema {command.decode()}"] = lambda about=about: stranger.schema(about)
         for name, call in asked.items():
-            yield name, repr(error_of(call)) if name not in asked or "get {" not in name else said(call)
+            yield name, repr(error_of(call)) if name not in asked or "get {" not in name else outcome_of(call)
     with el.connect(server.location, token=token) as client:
         for name, call in {
             "client.tables": lambda: list(client.tables()),
@@ -115,7 +115,7 @@ def heard(server: el.StoreServer, token: str) -> Iterator[tuple[str, str]]:
             "client.changes": lambda: client.changes("orders", 0).read_all(),
             "client.subscribe": lambda: first(client.subscribe("orders", reconnect=0.1)),
         }.items():
-            yield name, said(call)
+            yield name, outcome_of(call)
 
 
 def first(sub: Any) -> Any:
@@ -123,7 +123,7 @@ def first(sub: Any) -> Any:
         return next(iter(sub))
 
 
-def said(call: Callable[[], Any]) -> str:
+def outcome_of(call: Callable[[], Any]) -> str:
     try:
         return str(call())
     except Exception as error:
@@ -165,7 +165,7 @@ def test_no_consumer_of_a_staged_query_is_told_a_place(
         with monkeypatch.context() as patch:
             fault(Path(store.root), patch)
             with ex.consume("c", incarnation=0) as mail:
-                text = said(lambda: mail.poll(2 if fault in (refuse, fail) else WAIT_LIMIT_S))
+                text = outcome_of(lambda: mail.poll(2 if fault in (refuse, fail) else WAIT_LIMIT_S))
         assert not [word for word in secret if word in text], text
         assert fault in (nothing, refuse, fail) or "sequence 0 of channel 'only' is damaged" in text, text
 
@@ -231,8 +231,8 @@ def test_no_worker_is_told_a_place(
             part.writer("clicks").upsert(rows(1))
             wait_until(lambda: any(shown), part)
         wait_until(lambda: any(shown))
-        said = [text for text in shown if text]
-        assert not [text for text in said if "srv" in text or "t0000" in text or "10.0.0.7" in text], said
+        reasons = [text for text in shown if text]
+        assert not [text for text in reasons if "srv" in text or "t0000" in text or "10.0.0.7" in text], reasons
 
 
 def test_what_is_no_path_is_told_as_it_is() -> None:

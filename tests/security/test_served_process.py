@@ -80,8 +80,8 @@ def served(tmp_path: Path) -> Iterator[Served]:
     try:
         yield server
         assert server.process.poll() in (None, 0), "it died"
-        said = server.stop()
-        assert "Traceback" not in said and TOKEN not in said and READ_TOKEN not in said, said
+        stderr = server.stop()
+        assert "Traceback" not in stderr and TOKEN not in stderr and READ_TOKEN not in stderr, stderr
         assert server.process.returncode == 0
     finally:
         server.process.kill()

@@ -261,8 +261,11 @@ NULLS = pa.RecordBatch.from_arrays([pa.array([1, None], pa.uint8())], schema=mes
 def claiming_more() -> pa.RecordBatch:
     """A thousand rows, as a stranger says, in a buffer of 61 bytes."""
     data = bytearray(messages.rows_from_file(pa.py_buffer(bytes(61))).serialize())
-    said, more = (61).to_bytes(8, "little"), (1_000).to_bytes(8, "little")
-    for place in (data.index(said), data.rindex(said)):  # of the batch and of its column; the buffer's stands between
+    length, more = (61).to_bytes(8, "little"), (1_000).to_bytes(8, "little")
+    for place in (
+        data.index(length),
+        data.rindex(length),
+    ):  # of the batch and of its column; the buffer's stands between
         data[place : place + 8] = more
     return pa.ipc.read_record_batch(pa.py_buffer(bytes(data)), messages.FILE_SCHEMA)
 

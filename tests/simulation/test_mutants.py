@@ -32,9 +32,9 @@ def carry_over_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     abort = JobProtocol._abort
 
     def forgets(job: Any, *args: Any, **options: Any) -> Any:
-        kept = list(job._carried)
+        carried = list(job._carried)
         out = abort(job, *args, **options)
-        job._carried = kept
+        job._carried = carried
         return out
 
     monkeypatch.setattr(JobProtocol, "_abort", forgets)
@@ -55,9 +55,9 @@ def carried_again_after_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     committed = JobProtocol.committed
 
     def keeps(job: Any, *args: Any) -> Any:
-        kept = list(job._carried)
+        carried = list(job._carried)
         out = committed(job, *args)
-        job._carried = kept
+        job._carried = carried
         return out
 
     monkeypatch.setattr(JobProtocol, "committed", keeps)
@@ -374,8 +374,8 @@ def test_a_failure_is_told_with_its_seed_and_what_it_takes(monkeypatch: pytest.M
     duplicate_report_counted_twice(monkeypatch)
     with pytest.raises(SeedFailed) as error:
         check(0)
-    said = str(error.value)
-    assert re.match(r"seed 0: Violation: \w+: piece \d+ is committed twice", said)
-    kinds = re.search(r"again: World\(0, kinds=(.*)\).run\(\)", said)
+    message = str(error.value)
+    assert re.match(r"seed 0: Violation: \w+: piece \d+ is committed twice", message)
+    kinds = re.search(r"again: World\(0, kinds=(.*)\).run\(\)", message)
     assert kinds is not None and "'repeats'" in kinds[1] and kinds[1].count("'") < len(KINDS)
-    assert 5 < said.count("\n  (") <= 40
+    assert 5 < message.count("\n  (") <= 40

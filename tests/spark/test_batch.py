@@ -166,8 +166,8 @@ def test_a_batch_of_changes(lake) -> None:
     second = lake.orders.upsert(rows(1, 2, amount=5.0))
     third = lake.orders.delete(pa.table({"id": [0]}))
     feed = lake.read(readChangeFeed=True, startingVersion=second, endingVersion=third, preImages=True)
-    got = sorted((row.id, row._change_type, row._commit_version, row.amount) for row in feed.collect())
-    assert got == [
+    changes = sorted((row.id, row._change_type, row._commit_version, row.amount) for row in feed.collect())
+    assert changes == [
         (0, "delete", third, 0.0),
         (1, "update_postimage", second, 5.0),
         (1, "update_preimage", second, 1.0),

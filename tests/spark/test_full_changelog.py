@@ -84,14 +84,14 @@ def test_a_large_feed_is_cut_into_tasks_with_its_old_rows(lake) -> None:
 def test_a_stream_with_old_rows_holds_no_state(lake) -> None:
     table = lake.store.create_table("full", SCHEMA, ["id"], changelog="full", options=FORGETFUL)
     start = table.upsert(rows(0, 2))
-    got: list[tuple[str, float]] = []
+    streamed: list[tuple[str, float]] = []
 
     def run() -> None:
         stream = lake.stream("full", startingVersion=start + 1, preImages=True, consumerId="dash")
         writer = stream.writeStream.option("checkpointLocation", str(lake.scratch / "ck"))
         lake.drain(
             writer.foreachBatch(
-                lambda frame, _: got.extend(sorted((row._change_type, row.amount) for row in frame.collect()))
+                lambda frame, _: streamed.extend(sorted((row._change_type, row.amount) for row in frame.collect()))
             )
         )
 
@@ -103,4 +103,4 @@ def test_a_stream_with_old_rows_holds_no_state(lake) -> None:
     assert table.info.safe_epoch == newest, "only the log is held"
     run()
     pre, post = "update_preimage", "update_postimage"
-    assert sorted(got) == sorted([(pre, 1.0), (post, 7.0), (pre, 7.0), (post, 8.0), (pre, 8.0), (post, 9.0)])
+    assert sorted(streamed) == sorted([(pre, 1.0), (post, 7.0), (pre, 7.0), (post, 8.0), (pre, 8.0), (post, 9.0)])

@@ -132,21 +132,21 @@ def test_limits_never_split_an_epoch(lake, limit: dict[str, int], batches: int) 
 def test_starting_versions(lake) -> None:
     lake.orders.upsert(rows(0, 1))
     second = lake.orders.upsert(rows(1, 1))
-    got: dict[str, list[tuple[int, str]]] = {}
+    streamed: dict[str, list[tuple[int, str]]] = {}
 
     def run(start: str) -> None:
         def note(frame, _batch: int) -> None:
-            got.setdefault(start, []).extend(sorted((row.id, row._change_type) for row in frame.collect()))
+            streamed.setdefault(start, []).extend(sorted((row.id, row._change_type) for row in frame.collect()))
 
         writer = lake.stream(startingVersion=start).writeStream.foreachBatch(note)
         lake.drain(writer.option("checkpointLocation", str(lake.scratch / f"ck-{start}")))
 
     for start in ("earliest", "latest", "snapshot", str(second)):
         run(start)
-    assert got.pop("latest", []) == []
+    assert streamed.pop("latest", []) == []
     lake.orders.upsert(rows(2, 1))
     run("latest")
-    assert got == {
+    assert streamed == {
         "earliest": [(0, "upsert"), (1, "upsert")],
         "snapshot": [(0, "insert"), (1, "insert")],
         str(second): [(1, "upsert")],
@@ -157,12 +157,12 @@ def test_starting_versions(lake) -> None:
 def test_pre_images_in_a_stream(lake) -> None:
     lake.orders.upsert(rows(0, 2))
     second = lake.orders.upsert(rows(1, 1, amount=7.0))
-    got: list[tuple[str, float]] = []
+    streamed: list[tuple[str, float]] = []
     writer = lake.stream(startingVersion=second, preImages=True).writeStream.foreachBatch(
-        lambda frame, _batch: got.extend(sorted((row._change_type, row.amount) for row in frame.collect()))
+        lambda frame, _batch: streamed.extend(sorted((row._change_type, row.amount) for row in frame.collect()))
     )
     lake.drain(writer)
-    assert got == [("update_postimage", 7.0), ("update_preimage", 1.0)]
+    assert streamed == [("update_postimage", 7.0), ("update_preimage", 1.0)]
 
 
 def test_a_truncated_log_is_told_or_let_pass(lake) -> None:
@@ -206,21 +206,23 @@ def test_a_table_made_anew_under_the_old_name_is_told_apart(lake) -> None:
 
 def test_a_stream_with_the_users_schema(lake) -> None:
     lake.orders.upsert(rows(0, 3))
-    got: list[tuple] = []
+    streamed: list[tuple] = []
     reader = lake.spark.readStream.schema("_change_type string, id long").format("epochlog")
     writer = reader.options(**lake.options("orders")).load().writeStream
-    lake.drain(writer.foreachBatch(lambda frame, _batch: got.extend(tuple(row) for row in frame.collect())))
-    assert sorted(got) == [("insert", 0), ("insert", 1), ("insert", 2)]
+    lake.drain(writer.foreachBatch(lambda frame, _batch: streamed.extend(tuple(row) for row in frame.collect())))
+    assert sorted(streamed) == [("insert", 0), ("insert", 1), ("insert", 2)]
 
 
 def test_a_stream_of_some_keys_and_columns(lake) -> None:
     lake.orders.upsert(rows(0, 10))
-    got: list[tuple] = []
+    streamed: list[tuple] = []
     stream = lake.stream(filter="id IN (2, 5)", columns="id")
     lake.drain(
-        stream.writeStream.foreachBatch(lambda frame, _batch: got.extend(tuple(row)[:2] for row in frame.collect()))
+        stream.writeStream.foreachBatch(
+            lambda frame, _batch: streamed.extend(tuple(row)[:2] for row in frame.collect())
+        )
     )
-    assert sorted(got) == [(2, "insert"), (5, "insert")]
+    assert sorted(streamed) == [(2, "insert"), (5, "insert")]
 
 
 # ---- el.sink -------------------------------------------------------------------------------------------------------

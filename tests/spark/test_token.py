@@ -41,7 +41,7 @@ def driver(root: Path) -> Iterator[Any]:
         process.communicate()
 
 
-def said(process: Any, word: str) -> list[str]:
+def read_message(process: Any, word: str) -> list[str]:
     words = process.stdout.readline().split()
     assert words[:1] == [word], (words, process.poll())
     return words[1:]
@@ -79,8 +79,8 @@ def test_two_drivers_read_one_token(tmp_path: Path, spark: SparkSession) -> None
         store.checkpoint()
         assert job.step_local(copy)
         with driver(root) as other:
-            (token,) = said(other, "token")
-            count, total = said(other, "rows")
+            (token,) = read_message(other, "token")
+            count, total = read_message(other, "rows")
             moved_on(store, 1)
             frames = {name: by_token(spark, root, token, name) for name in ("orders", "copy")}
             row = frames["copy"].selectExpr("count(*)", "sum(amount)").collect()[0]

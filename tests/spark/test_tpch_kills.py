@@ -44,7 +44,7 @@ class Driver:
     """A driver process with its JVM and the JVM's Python workers; what it says is collected."""
 
     def __init__(self, root: str, names: list[str], log: Path, kill_at: str = "") -> None:
-        self.names, self.log, self._said, self._heard = names, log, list[list[str]](), 0
+        self.names, self.log, self._messages, self._heard = names, log, list[list[str]](), 0
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, str(DRIVER), root, *names],
@@ -57,7 +57,7 @@ class Driver:
     def _hear(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self._said.append(line.split())
+            self._messages.append(line.split())
 
     def order(self, *words: str) -> None:
         assert self.process.stdin is not None
@@ -67,35 +67,39 @@ class Driver:
         """The rest of the next line that begins so, of those that no call has waited for yet."""
 
         def is_printed() -> bool:
-            assert self._hearing.is_alive() or self._next(words) is not None, (words, self._said, self.log.read_text())
+            assert self._hearing.is_alive() or self._next(words) is not None, (
+                words,
+                self._messages,
+                self.log.read_text(),
+            )
             return self._next(words) is not None
 
-        patiently(is_printed, lambda: (words, self._said))
+        patiently(is_printed, lambda: (words, self._messages))
         at = self._next(words)
         assert at is not None
         self._heard = at + 1
-        return self._said[at][len(words) :]
+        return self._messages[at][len(words) :]
 
     def _next(self, words: tuple[str, ...]) -> int | None:
         return next(
-            (at for at in range(self._heard, len(self._said)) if self._said[at][: len(words)] == [*words]), None
+            (at for at in range(self._heard, len(self._messages)) if self._messages[at][: len(words)] == [*words]), None
         )
 
     def forget(self) -> None:
-        """Only what is said from now on counts."""
-        self._heard = len(self._said)
+        """Skip all messages up to now."""
+        self._heard = len(self._messages)
 
     def workers(self) -> list[int]:
         """The Python processes of this driver's JVM."""
         parents = {int(stat.parent.name): parent(stat) for stat in Path("/proc").glob("[0-9]*/stat")}
-        family, jvm = {self.process.pid}, int(self.said("ready")[0])
+        family, jvm = {self.process.pid}, int(self.message_of("ready")[0])
         family.add(jvm)
         for _ in range(4):
             family |= {pid for pid, above in parents.items() if above in family}
         return sorted(family - {self.process.pid, jvm})
 
-    def said(self, word: str) -> list[str]:
-        return next(words[1:] for words in self._said if words[0] == word)
+    def message_of(self, word: str) -> list[str]:
+        return next(words[1:] for words in self._messages if words[0] == word)
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):
@@ -164,8 +168,8 @@ class Story:
 
     def follow(self, views: Sequence[str] = tuple(VIEWS)) -> None:
         """Wait until these views have taken everything in, and look at them."""
-        said = [(driver.names, driver._said) for driver in self.drivers.values()]
-        patiently(lambda: self.caught_up(views), lambda: said)
+        messages = [(driver.names, driver._messages) for driver in self.drivers.values()]
+        patiently(lambda: self.caught_up(views), lambda: messages)
         self.look(views)
         assert self.epochs[-1] >= self.newest
 
@@ -192,7 +196,7 @@ class Story:
         kill_at = self.rng.choice(FAILPOINTS)
         print(kill_at)
         driver = self.start(crew, kill_at)
-        patiently(lambda: driver.process.poll() is not None, lambda: (kill_at, driver._said))
+        patiently(lambda: driver.process.poll() is not None, lambda: (kill_at, driver._messages))
         driver.kill()
         assert driver.process.returncode == -signal.SIGKILL
         self.look()
@@ -207,7 +211,7 @@ class Story:
             self.follow()
             before = self.rows(), {name: self.store.job(name).info.incarnation for name in VIEWS}
             os.killpg(old.process.pid, signal.SIGCONT)
-            patiently(lambda: old.process.poll() is not None, lambda: old._said)
+            patiently(lambda: old.process.poll() is not None, lambda: old._messages)
             assert before == (self.rows(), {name: self.store.job(name).info.incarnation for name in VIEWS})
             self.look()
         finally:
@@ -216,7 +220,7 @@ class Story:
     def workers_killed(self, crew: str) -> None:
         """Spark's Python workers, while a refresh needs them: its job tries again by itself."""
         driver = self.caught_at_work(crew)
-        patiently(driver.workers, lambda: driver._said)
+        patiently(driver.workers, lambda: driver._messages)
         for pid in driver.workers():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -225,9 +229,9 @@ class Story:
     def jvm_killed(self, crew: str) -> None:
         """The driver lives on without its Spark: each job says so at its next barrier, and commits no more."""
         driver = self.caught_at_work(crew)
-        os.kill(int(driver.said("ready")[0]), signal.SIGKILL)
+        os.kill(int(driver.message_of("ready")[0]), signal.SIGKILL)
         self.commit()
-        patiently(lambda: all(self.lost(name) for name in driver.names if reads_lines(name)), lambda: driver._said)
+        patiently(lambda: all(self.lost(name) for name in driver.names if reads_lines(name)), lambda: driver._messages)
         self.look()
         driver.kill()
         self.drivers[crew] = self.start(crew)

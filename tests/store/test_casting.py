@@ -61,11 +61,11 @@ FITTING = [
 @pytest.mark.parametrize("kind, wanted, good, bad", FITTING, ids=lambda v: str(v)[:30])
 def test_values_decide(kind: pa.DataType, wanted: pa.DataType, good: list[Any], bad: Any) -> None:
     column = pa.chunked_array([pa.array(good, kind), pa.array(good, kind)])
-    got = cast_values(column, wanted)
-    assert got.type == wanted
+    result = cast_values(column, wanted)
+    assert result.type == wanted
     if pa.types.is_floating(kind) and pa.types.is_decimal(wanted):
         good = [None if value is None else Decimal(str(value)) for value in good]
-    assert all(same(a, b) for a, b in zip(got.to_pylist(), good * 2, strict=True))
+    assert all(same(a, b) for a, b in zip(result.to_pylist(), good * 2, strict=True))
     if bad is None:
         return
     worse = pa.array([bad] * 2, kind)
@@ -164,9 +164,9 @@ def test_values_inside_of_others_decide(
     chunk = pa.array([*good, bad], kind)
     column = pa.chunked_array([chunk[: len(good)], pa.array([bad, *good], kind)[1:], pa.array([], kind)])
     assert fits(kind, wanted)
-    got = cast_values(column, wanted)
-    got.validate(full=True)
-    assert got.type == wanted and got.to_pylist() == column.to_pylist()
+    result = cast_values(column, wanted)
+    result.validate(full=True)
+    assert result.type == wanted and result.to_pylist() == column.to_pylist()
     assert cast_values(pa.chunked_array([], kind), wanted).type == wanted
     with pytest.raises(Unfit, match=rf"^row {2 * len(good)}(, |: ){message}"):
         cast_values(pa.chunked_array([*column.chunks, chunk[len(good) :]]), wanted)

@@ -103,12 +103,12 @@ def test_every_type_of_column_survives() -> None:
     base, delta = wide_rows(list(range(0, 40, 2))), wide_rows([3, 4, 10, 37, 50], salt=1000)
     codec_keys = [table["id"].combine_chunks() for table in (base, delta)]
     marks = np.array([False, False, True, False, False])
-    got = merge(Rows(codec_keys[0], base), Rows(codec_keys[1], delta, marks))
-    got.data.validate(full=True)
+    merged = merge(Rows(codec_keys[0], base), Rows(codec_keys[1], delta, marks))
+    merged.data.validate(full=True)
     by_id = {row["id"]: row for row in base.to_pylist()} | {row["id"]: row for row in delta.to_pylist()}
     del by_id[10]
-    assert got.data.to_pylist() == [by_id[key] for key in sorted(by_id)]
-    assert got.data.schema == WIDE.schema
+    assert merged.data.to_pylist() == [by_id[key] for key in sorted(by_id)]
+    assert merged.data.schema == WIDE.schema
     again = newest_wins([Rows(codec_keys[0], base), Rows(codec_keys[1], delta, marks)])
     assert again.data.schema == WIDE.schema
     by_id[10] = delta.to_pylist()[2]
@@ -118,18 +118,18 @@ def test_every_type_of_column_survives() -> None:
 def test_updates_in_place_share_the_keys() -> None:
     keyed = KEYED["int64"]
     base, delta = keyed.rows([(n, n) for n in range(30)]), keyed.rows([(3, 100), (29, 200), (0, 300)])
-    got = merge(base, delta)
-    assert got.keys is base.keys
-    check(keyed, got, live(model(keyed, [(n, n) for n in range(30)], [(3, 100), (29, 200), (0, 300)])))
+    merged = merge(base, delta)
+    assert merged.keys is base.keys
+    check(keyed, merged, live(model(keyed, [(n, n) for n in range(30)], [(3, 100), (29, 200), (0, 300)])))
 
 
 def test_untouched_pieces_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "PIECE_ROWS", 4)
     keyed = KEYED["int64"]
     base = keyed.rows([(n, n) for n in range(16)])
-    got = merge(base, keyed.rows([(5, None), (6, 1)]))
+    merged = merge(base, keyed.rows([(5, None), (6, 1)]))
     here = base.data["v"].chunk(0).buffers()[1].address
-    shared = [chunk.buffers()[1].address == here for chunk in got.data["v"].chunks]
+    shared = [chunk.buffers()[1].address == here for chunk in merged.data["v"].chunks]
     assert shared == [True, False, True, True]
 
 
@@ -156,9 +156,9 @@ def test_appended_sources_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(kernels, "_merge_pieces", None)
     monkeypatch.setattr(kernels, "_MIN_CHUNK_ROWS", 3)
     parts = [keyed.rows([(n, n) for n in range(at, at + 3)]) for at in (10, 0, 20, 3)]
-    got = fold_data(parts)
-    assert got["v"].to_pylist() == [0, 1, 2, 3, 4, 5, 10, 11, 12, 20, 21, 22]
-    assert got["v"].chunk(0).buffers()[1].address == parts[1].data["v"].chunk(0).buffers()[1].address
+    data = fold_data(parts)
+    assert data["v"].to_pylist() == [0, 1, 2, 3, 4, 5, 10, 11, 12, 20, 21, 22]
+    assert data["v"].chunk(0).buffers()[1].address == parts[1].data["v"].chunk(0).buffers()[1].address
     monkeypatch.setattr(kernels, "_MIN_CHUNK_ROWS", 4)
     assert fold_data(parts)["v"].num_chunks == 1  # tiny ones would be a batch each, down to whoever reads them
 
@@ -180,16 +180,16 @@ def test_keys_at_the_ends_of_their_type(bits: int) -> None:
     kind = pa.int8() if bits == 8 else {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[bits]
     low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     old, new = pa.array([low, 0, high], kind), pa.array([low, high - 1, high], kind)
-    got = merge(Rows(old, pa.table({"k": old})), Rows(new, pa.table({"k": new})))
-    assert got.keys.to_pylist() == [low, 0, high - 1, high]
+    merged = merge(Rows(old, pa.table({"k": old})), Rows(new, pa.table({"k": new})))
+    assert merged.keys.to_pylist() == [low, 0, high - 1, high]
 
 
 def test_no_columns() -> None:
     keyed = KEYED["int64"]
     base, delta = keyed.rows([(n, n) for n in range(30)]), keyed.rows([(3, None), (99, 1)])
     bare = [Rows(rows.keys, rows.data.select([]), rows.deleted) for rows in (base, delta)]
-    got = merge(*bare)
-    assert got.keys.to_pylist() == [*range(3), *range(4, 30), 99]
+    merged = merge(*bare)
+    assert merged.keys.to_pylist() == [*range(3), *range(4, 30), 99]
     assert len(newest_wins(bare)) == 31
     assert len(merge(bare[0].__class__(base.keys.slice(0, 0), bare[0].data), bare[1])) == 1
 
@@ -201,9 +201,9 @@ def test_nullability_of_tombstones_does_not_get_in_the_way() -> None:
     delta = pa.table([[2, 3], [None, 30]], schema=loose)
     keys = [table["id"].combine_chunks() for table in (base, delta)]
     sources = [Rows(keys[0], base), Rows(keys[1], delta, np.array([True, False]))]
-    for kept in (merge(*sources, keep_tombstones=True), newest_wins(sources)):
-        kept.data.validate(full=True)
-        assert kept.data["v"].to_pylist() == [1, None, 30]
+    for merged in (merge(*sources, keep_tombstones=True), newest_wins(sources)):
+        merged.data.validate(full=True)
+        assert merged.data["v"].to_pylist() == [1, None, 30]
     gone = merge(*sources)
     gone.data.validate(full=True)
     assert gone.data.to_pydict() == {"id": [1, 3], "v": [1, 30]}

@@ -45,8 +45,8 @@ def test_get_finds_what_a_whole_read_holds(
 ) -> None:
     monkeypatch.setattr("epochlog.store.sst.segment.BATCH_ROWS", 8)
     monkeypatch.setattr("epochlog.store.sst.sorted_run.ROW_GROUP_ROWS", 8)
-    kept: LRUCache[Rows] = LRUCache(kept_bytes, lambda rows: rows.keys.nbytes + rows.data.nbytes)
-    monkeypatch.setattr(point_lookup, "_blocks", kept)
+    cache: LRUCache[Rows] = LRUCache(kept_bytes, lambda rows: rows.keys.nbytes + rows.data.nbytes)
+    monkeypatch.setattr(point_lookup, "_blocks", cache)
     schema, primary = SCHEMAS[kind]
     seed = int(np.random.SeedSequence().generate_state(1)[0])
     print(f"seed {seed}")
@@ -67,24 +67,24 @@ def test_get_finds_what_a_whole_read_holds(
             for count in (1, 5, 100):
                 asked = keys(schema, primary, chance.integers(-5, 130, count))
                 wanted = [there[key] for row in asked.to_pylist() if (key := tuple(row.values())) in there]
-                got = table.get(asked, epoch=epoch)
-                assert got.schema == schema
-                assert got.to_pylist() == wanted
+                result = table.get(asked, epoch=epoch)
+                assert result.schema == schema
+                assert result.to_pylist() == wanted
                 assert table.get(asked, epoch=epoch, columns=["v"]).to_pylist() == [{"v": row["v"]} for row in wanted]
-    assert kept.bytes <= kept_bytes
-    assert (kept.bytes > 0) == (kept_bytes > 0)
+    assert cache.bytes <= kept_bytes
+    assert (cache.bytes > 0) == (kept_bytes > 0)
 
 
 def test_what_was_not_asked_for_longest_is_let_go() -> None:
-    kept = LRUCache[bytes](10, len)
+    cache = LRUCache[bytes](10, len)
     for name in (b"aaaa", b"bbb", b"ccc"):
-        kept.put((name,), name)
-    assert kept.get((b"aaaa",)) == b"aaaa"
-    kept.put((b"ddd",), b"ddd")
-    assert [kept.get((name,)) for name in (b"aaaa", b"bbb", b"ccc", b"ddd")] == [b"aaaa", None, b"ccc", b"ddd"]
-    kept.put(("too large",), b"12345678901")
-    assert kept.get(("too large",)) is None
-    assert kept.bytes == 10
+        cache.put((name,), name)
+    assert cache.get((b"aaaa",)) == b"aaaa"
+    cache.put((b"ddd",), b"ddd")
+    assert [cache.get((name,)) for name in (b"aaaa", b"bbb", b"ccc", b"ddd")] == [b"aaaa", None, b"ccc", b"ddd"]
+    cache.put(("too large",), b"12345678901")
+    assert cache.get(("too large",)) is None
+    assert cache.bytes == 10
 
 
 def test_blocks_that_were_verified_are_answered_from_memory(tmp_path: Path) -> None:
@@ -108,11 +108,11 @@ def test_blocks_that_were_verified_are_answered_from_memory(tmp_path: Path) -> N
 
 
 def test_a_forked_child_begins_with_nothing_kept() -> None:
-    kept = LRUCache[bytes](10, len)
-    kept.put(("a",), b"aaaa")
-    with kept._lock:  # as another thread may hold it just then
+    cache = LRUCache[bytes](10, len)
+    cache.put(("a",), b"aaaa")
+    with cache._lock:  # as another thread may hold it just then
         child = os.fork()
         if not child:
-            os._exit(0 if kept.get(("a",)) is None and kept.bytes == 0 else 1)
+            os._exit(0 if cache.get(("a",)) is None and cache.bytes == 0 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert kept.get(("a",)) == b"aaaa"
+    assert cache.get(("a",)) == b"aaaa"

@@ -257,10 +257,10 @@ LOSSLESS = [
 def test_lossless_casts(given: pa.DataType, wanted: pa.DataType, values: list[object]) -> None:
     schema = schema_of(("id", pa.int64()), ("v", wanted))
     column = pa.array(values, pa.string()).dictionary_encode().cast(given) if given == "x" else _array(values, given)
-    got = schema.conform(pa.table({"id": range(len(values)), "v": column}))
-    got.validate(full=True)
-    assert got.schema == schema.schema
-    assert got["v"].to_pylist() == pa.array(values, wanted).to_pylist()
+    conformed = schema.conform(pa.table({"id": range(len(values)), "v": column}))
+    conformed.validate(full=True)
+    assert conformed.schema == schema.schema
+    assert conformed["v"].to_pylist() == pa.array(values, wanted).to_pylist()
 
 
 def _array(values: list[object], kind: pa.DataType) -> pa.Array:
@@ -312,8 +312,8 @@ def test_nothing_is_lost_silently(given: pa.DataType, wanted: pa.DataType, value
 def test_polars_categories_and_nested_lists() -> None:
     schema = schema_of(("id", pa.string()), ("l", pa.list_(pa.string())), ("c", pa.string()))
     frame = pl.DataFrame({"id": ["a", "b"], "l": [["x", None], None], "c": ["u", None]})
-    got = schema.conform(frame.with_columns(pl.col("c").cast(pl.Categorical)))
-    assert got.to_pydict() == frame.to_dict(as_series=False)
+    conformed = schema.conform(frame.with_columns(pl.col("c").cast(pl.Categorical)))
+    assert conformed.to_pydict() == frame.to_dict(as_series=False)
 
 
 def test_pandas_objects_fit_nested_columns() -> None:

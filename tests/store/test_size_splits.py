@@ -216,20 +216,20 @@ def test_what_a_block_takes_is_told_by_its_descriptor(tmp_path: Path) -> None:
     data = wide_rows(list(range(1200)))
     starts = [0, 500, 1000]
     fixed, varying = split_widths(data.schema)
-    said = block_sizes(data, starts)
+    sizes = block_sizes(data, starts)
     for place, (low, end) in enumerate(pairwise([*starts, 1200])):
         part = data.slice(low, end - low)
         for name in varying:
-            assert said[name][place] == part.column(name).nbytes, name
+            assert sizes[name][place] == part.column(name).nbytes, name
             widths = row_bytes(part.select([name]))
-            assert widths.min() >= 0 and widths.sum() == pytest.approx(said[name][place], rel=0.1)
+            assert widths.min() >= 0 and widths.sum() == pytest.approx(sizes[name][place], rel=0.1)
         assert row_bytes(part.drop_columns(varying)).tolist() == [fixed] * len(part)
     with el.open(tmp_path, durability="os") as store:
         table = store.create_table("wide", WIDE.schema, ["id"])
         table.upsert(data)
-        assert is_nearly(plan_of_table(store, "wide")[0].sizes, said)
+        assert is_nearly(plan_of_table(store, "wide")[0].sizes, sizes)
         store.compact("wide", full=True)
-        assert is_nearly(plan_of_table(store, "wide")[0].sizes, said)
+        assert is_nearly(plan_of_table(store, "wide")[0].sizes, sizes)
 
 
 def is_nearly(sizes: Sizes, expected: Sizes) -> bool:

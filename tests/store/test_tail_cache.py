@@ -139,9 +139,9 @@ def test_the_comparison_is_not_blind(lab: Lab, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_kept_is_empty_once_dropped() -> None:
-    kept: LRUCache[bytes] = LRUCache(10, len)
-    kept.put(("a",), b"12345")
-    kept.clear()
-    assert (kept.bytes, kept.get(("a",))) == (0, None)
-    kept.put(("a",), b"1234567890")
-    assert kept.bytes == 10
+    cache: LRUCache[bytes] = LRUCache(10, len)
+    cache.put(("a",), b"12345")
+    cache.clear()
+    assert (cache.bytes, cache.get(("a",))) == (0, None)
+    cache.put(("a",), b"1234567890")
+    assert cache.bytes == 10

@@ -155,9 +155,9 @@ def test_a_file_that_is_being_written_stays_and_says_by_whom(lab: Lab) -> None:
     (segment,) = writer.seal(lab.store.last_epoch + 1)
     later(lab, 100 * 86_400_000)  # its lease has run out by the clock, its holder lives here
     for other in (lab.store, lab.open()):
-        (kept,) = other.vacuum(grace=0).kept
-        assert kept.path == segment.path and "being written under store intent" in kept.reason
-        assert f"{os.getpid()} on " in kept.reason
+        (file,) = other.vacuum(grace=0).kept
+        assert file.path == segment.path and "being written under store intent" in file.reason
+        assert f"{os.getpid()} on " in file.reason
     lab.store.commit({"r": [segment]})
     assert lab.rows("r") == {1: (1, 1)}
 

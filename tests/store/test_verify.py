@@ -193,7 +193,7 @@ def expect(handle: Handle, words: str) -> None:
 # ---- rows ----------------------------------------------------------------------------------------------------------
 
 
-def rewritten(change: Callable[[pa.Table], pa.Table], *, history: bool = False, **said: Any) -> Damage:
+def rewritten(change: Callable[[pa.Table], pa.Table], *, history: bool = False, **fields: Any) -> Damage:
     """A part is exchanged for one with other rows, with a right checksum: as a defect of a writer would leave it."""
 
     def damage(handle: Handle) -> None:
@@ -205,7 +205,7 @@ def rewritten(change: Callable[[pa.Table], pa.Table], *, history: bool = False, 
         data = sink.getvalue()
         path = handle.new_path(1, ".parquet")
         handle.files.write(path, data)
-        new = replace(part, path=path, bytes=data.size, crc32=zlib.crc32(data), **said)
+        new = replace(part, path=path, bytes=data.size, crc32=zlib.crc32(data), **fields)
         other_runs(lambda _: new, history=history)(handle)
 
     return damage

@@ -33,13 +33,13 @@ class Swapped:
 
 
 def keeps_writes_of_a_failed_body(real: Any, body: Callable[[Any], Any]) -> Any:
-    def kept(tx: Any) -> Any:
+    def run_body(tx: Any) -> Any:
         try:
             return body(tx), None
         except ZeroDivisionError as error:
             return None, error
 
-    result, error = real.transact(kept)
+    result, error = real.transact(run_body)
     if error is not None:
         raise error
     return result

@@ -29,7 +29,7 @@ def test_it_leaves_when_its_block_ends_in_an_error(tmp_path: Path) -> None:
 @pytest.mark.medium
 def test_an_acknowledged_row_survives_if_its_file_was_synced(tmp_path: Path) -> None:
     """With durability="os" nothing was promised, and the disk shows it."""
-    kept = dict[str, int]()
+    survivors = dict[str, int]()
     for durability in ("disk", "os"):
         base = tmp_path / durability
         base.mkdir()
@@ -39,9 +39,9 @@ def test_an_acknowledged_row_survives_if_its_file_was_synced(tmp_path: Path) -> 
             trees = disk.survivals(random.Random(1), 3)
         for number, tree in enumerate(trees):
             write_tree(tree, tmp_path / f"{durability}-{number}")
-        kept[durability] = sum(any(path.endswith(".arrow") for path in tree) for tree in trees)
+        survivors[durability] = sum(any(path.endswith(".arrow") for path in tree) for tree in trees)
         assert len(trees) > 1
-        assert kept[durability] < len(trees) or durability == "disk"
+        assert survivors[durability] < len(trees) or durability == "disk"
         if durability == "disk":
             for number in range(len(trees)):
                 with el.open(tmp_path / f"disk-{number}" / "lake", create=False) as store:
