@@ -86,39 +86,53 @@ class Stops:
         return self.forced[(at >= 0) & (self.forced <= ends[at])]
 
 
-def next_barrier(
-    view: EpochView,
-    upstreams: Sequence[int],
-    after: int,
-    *,
-    interval_ms: int,
-    job_interval: int = 1,
-    forced: Sequence[int] = (),
-    max_lag: int,
-    first: bool,
-    snapshot: bool,
-    logs_from: int = 0,
-    drain: int | None = None,
-    states: bool = True,
-) -> Barrier | None:
-    """Return the next barrier of a job whose newest commit is `after` (0: none); None if there is nothing to do yet.
+@dataclass(frozen=True, slots=True)
+class InputPosition:
+    """Position of a job or a log source in its upstreams, and the limits of its next stops.
 
-    interval_ms: of the store; job_interval: in store boundaries; max_lag: in the job's boundaries; forced: the forced
-    boundaries, ascending. first: return a barrier even without a change, at the newest stop. snapshot, with first:
-    always take the newest stop. logs_from: the epoch from which all upstream logs exist. No stop lies below it, nor
-    below an upstream's first commit or safe epoch. states=False: the caller reads only logs, so safe epochs do not
-    limit the stops. drain: take in everything through that epoch, with a last barrier.
+    after: its newest commit, 0 if it has none. interval_ms: its own, a multiple of the store's. forced: the forced
+    boundaries, ascending. logs_from: the epoch from which all upstream logs exist. No stop lies below it, nor below an
+    upstream's first commit or safe epoch. reads_states=False: it reads only logs, so safe epochs do not limit it.
+    """
+
+    upstreams: Sequence[int]
+    after: int
+    interval_ms: int
+    forced: Sequence[int] = ()
+    logs_from: int = 0
+    reads_states: bool = True
+
+    def stops(self, view: EpochView) -> Stops:
+        """Return all stops past the position at which every upstream is complete and valid."""
+        floor = max(self.logs_from, view.floor(self.upstreams) if self.reads_states else 0)
+        complete = min((view.complete_through(up) for up in self.upstreams), default=view.last_epoch)
+        intervals = view.common_valid(self.upstreams, max(self.after + 1, floor), complete)
+        return Stops(intervals, ints(self.forced), self.interval_ms)
+
+    def past_first_change(self, view: EpochView, stops: Stops) -> Stops:
+        """Return the stops by which an upstream has changed since the position."""
+        first_change = min((view.table(up).first_change(self.after) for up in self.upstreams), default=int(FAR))
+        return stops.within(first_change, int(FAR))
+
+
+def next_barrier(
+    view: EpochView, position: InputPosition, *, max_lag: int, first: bool, snapshot: bool, drain: int | None = None
+) -> Barrier | None:
+    """Return the next barrier of a job at a position; None if there is nothing to do yet.
+
+    max_lag: in boundaries of the position's interval. first: return a barrier even without a change, at the newest
+    stop. snapshot, with first: always take the newest stop. drain: take in everything through that epoch, with a last
+    barrier.
     """
     kind: BarrierKind = "initial" if first else "checkpoint"
-    floor = max(logs_from, view.floor(upstreams) if states else 0)
-    valid_stops = _stops(view, upstreams, after, interval_ms * job_interval, forced, floor)
+    after, valid_stops = position.after, position.stops(view)
     last = None if drain is None else valid_stops.within(drain, int(FAR)).first()
     if last is not None:
         valid_stops = valid_stops.within(0, last)
     if first and snapshot:
         curr = valid_stops.newest()
         return None if curr is None else Barrier(after, curr, kind)
-    changed_stops = _past_first_change(view, upstreams, after, valid_stops)
+    changed_stops = position.past_first_change(view, valid_stops)
     curr = changed_stops.first()
     if curr is None:
         curr = valid_stops.newest() if first or last is not None else None
@@ -130,31 +144,8 @@ def next_barrier(
     return Barrier(after, curr, kind)
 
 
-def lag_in_boundaries(
-    view: EpochView,
-    upstreams: Sequence[int],
-    after: int,
-    *,
-    interval_ms: int,
-    job_interval: int = 1,
-    forced: Sequence[int] = (),
-) -> int:
-    """Count the sealed boundaries, in the job's own interval, past the first usable one of a job at epoch `after`."""
-    valid_stops = _stops(view, upstreams, after, interval_ms * job_interval, forced, view.floor(upstreams))
-    first = _past_first_change(view, upstreams, after, valid_stops).first()
-    return 0 if first is None else valid_stops.lag(first, view.last_epoch)
-
-
-def _stops(
-    view: EpochView, upstreams: Sequence[int], after: int, interval_ms: int, forced: Sequence[int], floor: int
-) -> Stops:
-    """Return all stops past `after`, none below `floor`: every upstream is complete and valid there."""
-    complete = min((view.complete_through(up) for up in upstreams), default=view.last_epoch)
-    intervals = view.common_valid(upstreams, max(after + 1, floor), complete)
-    return Stops(intervals, ints(forced), interval_ms)
-
-
-def _past_first_change(view: EpochView, upstreams: Sequence[int], after: int, stops: Stops) -> Stops:
-    """Return the stops by which an upstream has changed since `after`."""
-    first_change = min((view.table(up).first_change(after) for up in upstreams), default=int(FAR))
-    return stops.within(first_change, int(FAR))
+def lag_in_boundaries(view: EpochView, position: InputPosition) -> int:
+    """Count the sealed boundaries, in the position's own interval, past the first usable one."""
+    stops = position.stops(view)
+    first = position.past_first_change(view, stops).first()
+    return 0 if first is None else stops.lag(first, view.last_epoch)

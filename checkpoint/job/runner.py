@@ -33,7 +33,7 @@ from epochlog.store.sst.segment_writer import remove_segments
 from epochlog.store.types.epoch import show_epoch
 from epochlog.store.types.epoch_set import FAR
 
-from .barrier import Barrier, lag_in_boundaries, next_barrier
+from .barrier import Barrier, InputPosition, lag_in_boundaries, next_barrier
 from .claims import JobClaims, Tenure, inputs_of
 from .local_context import LocalRefreshContext
 from .rebuild import difference, request_rebuild
@@ -338,20 +338,22 @@ class JobRunner(JobClaims):
         handle = self.handle
         job = get_job(view, self.job_id, self.name)
         epochs = inputs_of(view, handle, job)
-        return next_barrier(
-            epochs,
+        position = InputPosition(
             job.upstreams,
             job.position,
-            interval_ms=handle.interval_ms,
-            job_interval=job.interval,
+            handle.interval_ms * job.interval,
             forced=forced_boundaries(view, job.position, epochs.last_epoch),
-            max_lag=job.max_lag,
-            first=job.reads_all_rows or job.position == 0,
-            snapshot=job.reads_all_rows,
             logs_from=max(
                 job.rebuild or 0,
                 *(get_version(view, up, f"upstream of {job.name}").log_start for up in job.upstreams),
             ),
+        )
+        return next_barrier(
+            epochs,
+            position,
+            max_lag=job.max_lag,
+            first=job.reads_all_rows or job.position == 0,
+            snapshot=job.reads_all_rows,
             drain=job.drain,
         )
 
@@ -428,13 +430,9 @@ class JobRunner(JobClaims):
 
         def lag(view: View) -> tuple[EpochView, int]:
             epochs = inputs_of(view, handle, job)
+            forced = forced_boundaries(view, position, epochs.last_epoch)
             return epochs, lag_in_boundaries(
-                epochs,
-                job.upstreams,
-                position,
-                interval_ms=handle.interval_ms,
-                job_interval=job.interval,
-                forced=forced_boundaries(view, position, epochs.last_epoch),
+                epochs, InputPosition(job.upstreams, position, handle.interval_ms * job.interval, forced)
             )
 
         epochs, behind = handle.catalog.read(lag)

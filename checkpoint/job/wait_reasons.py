@@ -29,7 +29,7 @@ from epochlog.store.types.epoch import (
 )
 from epochlog.store.types.epoch_set import FAR
 
-from .barrier import next_barrier
+from .barrier import InputPosition, next_barrier
 
 MOST_BOUNDARIES = 1 << 60
 """Value of max_lag with which no job merges boundaries."""
@@ -123,24 +123,21 @@ def _wait(view: EpochView, job: JobRecord, clockwork: Clockwork) -> Wait:
         return Wait("runner", job.barrier[1], since_ms=_due_since(job, job.barrier[1]))
     starts = clockwork.log_starts or {}
     forced = [epoch for epoch in clockwork.forced if epoch > job.position]
+    interval_ms = clockwork.interval_ms * job.interval
+    logs_from = max(job.rebuild or 0, *(starts.get(up, 0) for up in job.upstreams))
     barrier = partial(
         next_barrier,
         view,
-        job.upstreams,
-        job.position,
-        interval_ms=clockwork.interval_ms,
-        job_interval=job.interval,
-        forced=forced,
+        InputPosition(job.upstreams, job.position, interval_ms, forced, logs_from),
         first=job.reads_all_rows or job.position == 0,
         snapshot=job.reads_all_rows,
-        logs_from=max(job.rebuild or 0, *(starts.get(up, 0) for up in job.upstreams)),
         drain=job.drain,
     )
     due = barrier(max_lag=job.max_lag)
     if due is not None:
         unmerged = barrier(max_lag=MOST_BOUNDARIES) or due
         return Wait("runner", due.curr, since_ms=_due_since(job, unmerged.curr))
-    return _explain_no_barrier(view, job, clockwork.interval_ms * job.interval, forced)
+    return _explain_no_barrier(view, job, interval_ms, forced)
 
 
 def _due_since(job: JobRecord, stop: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from epochlog.checkpoint.job.barrier import Barrier, BarrierKind, next_barrier
+from epochlog.checkpoint.job.barrier import Barrier, BarrierKind, InputPosition, next_barrier
 from epochlog.errors import JobParked, LogTruncated
 from epochlog.store.catalog.protocol import View
 from epochlog.store.epochs.view import EpochView
@@ -48,17 +48,14 @@ class Stand:
 def barrier_of_log(view: View, stand: Stand) -> Barrier | EndOfData | None:
     """Return a barrier at the first sealed boundary by which a table has changed, EndOfData, or None if none yet."""
     epochs, after = stand.epochs(view), stand.after
-    barrier = next_barrier(
-        epochs,
+    position = InputPosition(
         [table_id for table_id, _ in stand.tables],
         after,
-        interval_ms=stand.handle.interval_ms,
+        stand.handle.interval_ms,
         forced=forced_boundaries(view, after, epochs.last_epoch),
-        max_lag=NEVER_MERGE,
-        first=stand.snapshot,
-        snapshot=stand.snapshot,
-        states=stand.snapshot,
+        reads_states=stand.snapshot,
     )
+    barrier = next_barrier(epochs, position, max_lag=NEVER_MERGE, first=stand.snapshot, snapshot=stand.snapshot)
     return end_of_data(view, stand) if barrier is None else Barrier(barrier.prev, barrier.curr, _kind(after))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from epochlog.checkpoint.job.barrier import Barrier, next_barrier
+from epochlog.checkpoint.job.barrier import Barrier, InputPosition, next_barrier
 from epochlog.checkpoint.manager.commands import Actor, CommitBarrier
 from epochlog.errors import BarrierChanged, Fenced, TxnAborted, UpstreamIncomplete
 from epochlog.store.epochs.table_epochs import TableEpochs
@@ -144,11 +144,12 @@ class SimulatedCatalog:
             self.seal(now)
             record.barrier = next_barrier(
                 self.view(now),
-                [self.tables[name].number for name in shape.upstreams],
-                record.position,
-                interval_ms=INTERVAL_MS,
-                job_interval=shape.interval,
-                forced=self.forced,
+                InputPosition(
+                    [self.tables[name].number for name in shape.upstreams],
+                    record.position,
+                    INTERVAL_MS * shape.interval,
+                    forced=self.forced,
+                ),
                 max_lag=shape.max_lag,
                 first=record.position == 0,
                 snapshot=shape.snapshot,

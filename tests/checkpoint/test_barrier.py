@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from epochlog.checkpoint.job.barrier import Barrier, lag_in_boundaries, next_barrier
+from epochlog.checkpoint.job.barrier import Barrier, InputPosition, lag_in_boundaries, next_barrier
 from epochlog.store.epochs.table_epochs import TableEpochs
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.types.epoch import EPOCH_ORIGIN_MS, boundary, newest_index
@@ -42,8 +42,10 @@ def view(last_epoch: int, *tables: TableEpochs) -> EpochView:
 
 
 def ask(v: EpochView, after: int, upstreams: tuple[int, ...] = (ORDERS,), **options: Any) -> Barrier | None:
-    wanted = {"interval_ms": SECOND, "max_lag": 10, "first": after == 0, "snapshot": False, **options}
-    return next_barrier(v, upstreams, after, **wanted)
+    """Ask for the next barrier of a job at `after`. Options are those of `next_barrier` and of InputPosition."""
+    limits = {name: options.pop(name) for name in ("forced", "logs_from", "reads_states") if name in options}
+    position = InputPosition(upstreams, after, SECOND * options.pop("job_interval", 1), **limits)
+    return next_barrier(v, position, **{"max_lag": 10, "first": after == 0, "snapshot": False, **options})
 
 
 @pytest.mark.rule("5.1")
@@ -68,7 +70,7 @@ def test_only_sealed_boundaries_count() -> None:
 def test_b16_empty_entries_wake_no_job() -> None:
     v = view(b(9), orders([in_interval(1)], commits=[in_interval(1), in_interval(4), in_interval(6)]))
     assert ask(v, b(1)) is None
-    assert lag_in_boundaries(v, [ORDERS], b(1), interval_ms=SECOND) == 0
+    assert lag_in_boundaries(v, InputPosition([ORDERS], b(1), SECOND)) == 0
 
 
 @pytest.mark.rule("5.1")
@@ -101,7 +103,7 @@ def test_b15_a_job_40_boundaries_behind_merges_to_shared_stops() -> None:
     assert ask(v, b(95), max_lag=10) == Barrier(b(95), b(128), "checkpoint")  # lag 44: the same stop
     assert ask(v, b(99), max_lag=40) == Barrier(b(99), b(100), "checkpoint")
     assert ask(v, b(128), max_lag=10) == Barrier(b(128), b(136), "checkpoint")  # lag 11: multiples of 8
-    assert lag_in_boundaries(v, [ORDERS], b(99), interval_ms=SECOND) == 40
+    assert lag_in_boundaries(v, InputPosition([ORDERS], b(99), SECOND)) == 40
 
 
 @pytest.mark.rule("5.1")
@@ -130,7 +132,7 @@ def test_merging_counts_in_the_jobs_own_interval() -> None:
     v = view(b(103), orders([in_interval(k) for k in range(1, 104)]))
     assert ask(v, b(50), job_interval=5, max_lag=10) == Barrier(b(50), b(55), "checkpoint")  # lag 9
     assert ask(v, b(50), job_interval=5, max_lag=8) == Barrier(b(50), b(80), "checkpoint")  # the 16th of its own
-    assert lag_in_boundaries(v, [ORDERS], b(50), interval_ms=SECOND, job_interval=5) == 9
+    assert lag_in_boundaries(v, InputPosition([ORDERS], b(50), 5 * SECOND)) == 9
 
 
 @pytest.mark.rule("1.3")
@@ -219,7 +221,7 @@ def test_an_idle_week_is_not_walked() -> None:
     v = view(b(last), orders([in_interval(1), in_interval(last)]))
     assert ask(v, b(1)) == Barrier(b(1), b(last), "checkpoint")
     v = view(b(last), orders([in_interval(1), in_interval(2)]))
-    assert lag_in_boundaries(v, [ORDERS], b(1), interval_ms=SECOND) == last - 2
+    assert lag_in_boundaries(v, InputPosition([ORDERS], b(1), SECOND)) == last - 2
     merged = ask(v, b(1))
     assert merged is not None
     assert newest_index(merged.curr, SECOND) == last // (1 << 29) * (1 << 29)

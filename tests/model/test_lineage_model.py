@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from epochlog.batch.policy import Aligned, Latest, Policy
-from epochlog.checkpoint.job.barrier import next_barrier
+from epochlog.checkpoint.job.barrier import InputPosition, next_barrier
 from epochlog.errors import NoConsistentEpoch
 from epochlog.store.epochs.table_epochs import TableEpochs, TableRef
 from epochlog.store.epochs.view import EpochView
@@ -39,18 +39,10 @@ def by_library(history: History, job: str) -> int | None:
 
 def asked(history: History, view: EpochView, job: str, after: int, first: bool) -> int | None:
     spec = history.jobs[job]
-    barrier = next_barrier(
-        view,
-        [view.table(up).table_id for up in spec.upstreams],
-        after,
-        interval_ms=INTERVAL_MS,
-        job_interval=spec.interval,
-        forced=history.forced,
-        max_lag=spec.max_lag,
-        first=first,
-        snapshot=spec.snapshot,
-        drain=history.drains.get(job),
-    )
+    upstreams = [view.table(up).table_id for up in spec.upstreams]
+    position = InputPosition(upstreams, after, INTERVAL_MS * spec.interval, forced=history.forced)
+    drain = history.drains.get(job)
+    barrier = next_barrier(view, position, max_lag=spec.max_lag, first=first, snapshot=spec.snapshot, drain=drain)
     assert barrier is None or (barrier.prev == after and barrier.kind == ("initial" if first else "checkpoint"))
     return None if barrier is None else barrier.curr
 
