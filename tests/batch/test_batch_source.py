@@ -37,8 +37,8 @@ class Decoded:
         self.groups = self.segments = 0
         plain_group, plain_read = sorted_run._group_reader, segment.SegmentReader.read
 
-        def group_reader(*given):
-            read = plain_group(*given)
+        def group_reader(*args):
+            read = plain_group(*args)
 
             def counted(group: int) -> pa.Table:
                 self.groups += 1
@@ -46,9 +46,9 @@ class Decoded:
 
             return counted
 
-        def read(reader, *given, **more):
+        def read(reader, *args, **more):
             self.segments += 1
-            return plain_read(reader, *given, **more)
+            return plain_read(reader, *args, **more)
 
         monkeypatch.setattr(sorted_run, "_group_reader", group_reader)
         monkeypatch.setattr(segment.SegmentReader, "read", read)
@@ -67,9 +67,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         yield {"path": store.root, "table": "t"}
 
 
-def read(options: dict[str, str], where: str | None = None) -> pa.Table:
+def read(options: dict[str, str], filter_text: str | None = None) -> pa.Table:
     """The rows of all tasks."""
-    load = resolve_load({**options, **({"filter": where} if where else {})})
+    load = resolve_load({**options, **({"filter": filter_text} if filter_text else {})})
     reader = make_reader(load, load.spark_schema())
     batches = [batch for part in reader.partitions() for batch in reader.read(part)]
     return pa.Table.from_batches(batches) if batches else SCHEMA.empty_table()
@@ -110,10 +110,10 @@ def test_readers_take_no_filters_of_sparks(place: dict[str, str]) -> None:
 def test_a_schema_may_not_say_that_there_are_no_nulls(place: dict[str, str]) -> None:
     """Spark drops `day IS NULL` where it is told that there are none, and gave 0 rows for 571."""
     load = resolve_load(place)
-    asked = [StructField("id", LongType(), False), StructField("day", StringType(), False)]
+    fields = [StructField("id", LongType(), False), StructField("day", StringType(), False)]
     with pytest.raises(el.SchemaMismatch, match="column 'day': it may hold nulls"):
-        make_reader(load, StructType(asked))
-    assert make_reader(load, StructType(asked[:1]))  # a key holds none
+        make_reader(load, StructType(fields))
+    assert make_reader(load, StructType(fields[:1]))  # a key holds none
 
 
 def test_a_time_of_eight_digits_is_a_day(place: dict[str, str]) -> None:
@@ -123,21 +123,21 @@ def test_a_time_of_eight_digits_is_a_day(place: dict[str, str]) -> None:
 
 
 def test_a_policy_that_waits_is_waited_for(place: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+    epochs: list[int] = []
 
     class Patient:
         timeout = 60.0
 
         def choose(self, view: EpochView, tables: Sequence[str]) -> dict[str, int]:
-            asked.append(view.last_epoch)
-            if len(asked) < 2:
+            epochs.append(view.last_epoch)
+            if len(epochs) < 2:
                 raise el.NoConsistentEpoch("not yet")
             return {name: view.table(name).position for name in tables}
 
     named = policy_registry._named
     monkeypatch.setattr(policy_registry, "_named", lambda name: Patient if name == "patient" else named(name))
     assert resolve_load({**place, "consistency": "patient"}).epoch == resolve_load(place).epoch
-    assert len(asked) == 2
+    assert len(epochs) == 2
 
 
 @pytest.mark.parametrize(

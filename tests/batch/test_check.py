@@ -93,10 +93,10 @@ def test_a_job_that_moves_on_is_pinned_again(shop: Shop, monkeypatch: pytest.Mon
 
     shop.put((1, "mon", 500, 0.5))
     shop.show(("mon", 500, 0.5))
-    take, left = check.take_snapshot, [True]
+    take, pending = check.take_snapshot, [True]
 
     def overtaken(handle: Any, policy: Any, tables: Any) -> Any:
-        if left and left.pop():
+        if pending and pending.pop():
             shop.put((1, "mon", 600, 0.5))
             shop.show(("mon", 600, 0.5))
             raise el.EpochExpired("let go of")
@@ -172,7 +172,7 @@ def test_several_outputs_are_named(tmp_path: Path) -> None:
             ctx.upsert("odd", pa.table({"id": [1, 5]}))
 
         job.step_local(refresh)
-        even, odd = (f"SELECT id FROM numbers WHERE id % 2 = {rest}" for rest in (0, 1))
+        even, odd = (f"SELECT id FROM numbers WHERE id % 2 = {remainder}" for remainder in (0, 1))
         report = job.check({"even": even, "odd": odd})
         assert not report.ok and report.outputs["even"].ok
         assert report.outputs["odd"].missing_rows["id"].to_pylist() == [3]
@@ -236,10 +236,10 @@ def test_without_duckdb_it_says_what_to_install(shop: Shop, monkeypatch: pytest.
     shop.show(("mon", 500, 0.5))
     load: Callable[..., Any] = builtins.__import__
 
-    def without(name: str, *rest: Any, **more: Any) -> Any:
+    def without(name: str, *args: Any, **more: Any) -> Any:
         if name == "duckdb":
             raise ModuleNotFoundError("No module named 'duckdb'", name="duckdb")
-        return load(name, *rest, **more)
+        return load(name, *args, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(el.DependencyMissing, match="pip install duckdb"):

@@ -38,8 +38,8 @@ def text(terms: int, join: str = "OR") -> str:
 @pytest.mark.parametrize("join", ["OR", "AND"])
 def test_a_long_text_is_no_deep_expression(join: str) -> None:
     expression = parse_predicate(text(MOST_TERMS, join), SCHEMA)
-    left = ROWS.filter(expression).num_rows
-    assert left == (MOST_TERMS if join == "OR" else ROWS.num_rows - MOST_TERMS)
+    row_count = ROWS.filter(expression).num_rows
+    assert row_count == (MOST_TERMS if join == "OR" else ROWS.num_rows - MOST_TERMS)
     depth = max(len(line) - len(line.lstrip("(")) for line in str(expression).split(" "))
     assert depth < 20
 

@@ -209,9 +209,9 @@ def test_a_closed_snapshot_and_one_whose_lease_has_ended_cannot_be_held(lab: Lab
 def test_a_dropped_table_takes_its_part_with_it(lab: Lab) -> None:
     nightly = hold(lab)
     lab.store.drop_job("j")
-    (left,) = lab.store.held_snapshots()
-    assert (left.name, left.epochs) == ("nightly", {"r": nightly.epochs["r"]})
-    assert read(lab.store, left.token).keys() == {"r"}
+    (held_snapshot,) = lab.store.held_snapshots()
+    assert (held_snapshot.name, held_snapshot.epochs) == ("nightly", {"r": nightly.epochs["r"]})
+    assert read(lab.store, held_snapshot.token).keys() == {"r"}
     with pytest.raises(el.TableDropped):
         read(lab.store, nightly.token)
     lab.store.drop_table("r")

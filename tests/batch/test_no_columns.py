@@ -90,6 +90,6 @@ def test_a_read_of_no_columns_keeps_its_count(store: el.Store, door: str) -> Non
 
 
 def test_changes_without_columns_keep_theirs(store: el.Store) -> None:
-    whole = store.table("t").changes(0, mode="net").read_all().num_rows
-    assert store.table("t").changes(0, mode="net", columns=[]).read_all().num_rows == whole
-    assert in_a_spark_task(store, feed=True) == whole
+    row_count = store.table("t").changes(0, mode="net").read_all().num_rows
+    assert store.table("t").changes(0, mode="net", columns=[]).read_all().num_rows == row_count
+    assert in_a_spark_task(store, feed=True) == row_count

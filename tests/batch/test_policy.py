@@ -265,11 +265,11 @@ def test_exact_epochs_must_be_readable_still_and_already() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [None, 5, ["orders"], "no token", {"orders": -1}, {"orders": "5"}, {"orders": None}, {1: 1}]
+    "epochs", [None, 5, ["orders"], "no token", {"orders": -1}, {"orders": "5"}, {"orders": None}, {1: 1}]
 )
-def test_exact_takes_epochs_or_a_token(given: object) -> None:
+def test_exact_takes_epochs_or_a_token(epochs: object) -> None:
     with pytest.raises(InvalidInput):
-        Exact(given)  # pyright: ignore[reportArgumentType]
+        Exact(epochs)  # pyright: ignore[reportArgumentType]
 
 
 # ---- users' own, names, the common checks ----------------------------------------------------------------------------

@@ -305,11 +305,11 @@ def test_an_overwrite_whose_files_are_vacuumed_under_it_begins_again(
     table.upsert(rows(1))
     table.upsert(rows(2))
     table.truncate_log(store.last_epoch)
-    real, left = overwriting._plan_existing, iter([True])
+    real, pending = overwriting._plan_existing, iter([True])
 
     def held_once(*args: object) -> object:
         log = real(*args)  # pyright: ignore[reportArgumentType]
-        if next(left, False):
+        if next(pending, False):
             assert log.segments
             store.compact("t", full=True)
             assert store.vacuum(grace=0).deleted

@@ -189,14 +189,14 @@ def test_closing_the_store_gives_leases_back(lab: Lab) -> None:
 def test_at_least_waits_until_another_thread_steps(lab: Lab) -> None:
     epoch = lab.put({1: (0, 11)})
     lab.tick()
-    asked = threading.Event()
+    waiting = threading.Event()
 
     class Watched(el.AtLeast):
         def choose(self, view: Any, tables: Any, /) -> dict[str, int]:
-            asked.set()
+            waiting.set()
             return super().choose(view, tables)
 
-    thread = threading.Thread(target=lambda: asked.wait() and step(lab))
+    thread = threading.Thread(target=lambda: waiting.wait() and step(lab))
     thread.start()
     with lab.store.snapshot(["r", "j_out"], consistency=Watched(epoch, timeout=60)) as snapshot:
         assert min(snapshot.epochs.values()) >= epoch

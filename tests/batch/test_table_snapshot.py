@@ -69,11 +69,11 @@ class Count:
         decode, group = SegmentReader._decode, sorted_run.pq.ParquetFile.read_row_group
 
         def counted(
-            reader: SegmentReader, data: pa.Buffer, names: list[str], blocks: list[int], *left: Any
+            reader: SegmentReader, data: pa.Buffer, names: list[str], blocks: list[int], *args: Any
         ) -> pa.Table:
             self.columns |= set(names)
             self.blocks += len(blocks)
-            return decode(reader, data, names, blocks, *left)
+            return decode(reader, data, names, blocks, *args)
 
         def counted_group(file: Any, place: int, *, columns: list[str], use_threads: bool) -> pa.Table:
             self.columns |= set(columns)
@@ -127,12 +127,12 @@ DOORS: dict[str, Door] = {
 def test_a_door_reads_the_columns_and_blocks_that_are_asked_for(store: el.Store, read: Count) -> None:
     with store.snapshot(["t"], consistency="latest") as snapshot:
         for door, look in DOORS.items():
-            for asked, (arrow, polars, sql, keys) in ASKED.items():
+            for filter_name, (arrow, polars, sql, keys) in ASKED.items():
                 read.blocks = 0
                 numbers = look(snapshot, arrow, polars, sql)
-                assert sorted(numbers) == sorted(key * 10 + (key % 2 == 0) for key in keys), (door, asked)
-                assert read.blocks <= 12, (door, asked, "of 90")
-                assert "w" not in read.columns, (door, asked)
+                assert sorted(numbers) == sorted(key * 10 + (key % 2 == 0) for key in keys), (door, filter_name)
+                assert read.blocks <= 12, (door, filter_name, "of 90")
+                assert "w" not in read.columns, (door, filter_name)
 
 
 def test_what_lies_beyond_the_rows_wanted_is_not_read(store: el.Store, read: Count) -> None:

@@ -169,19 +169,19 @@ def test_a_policy_that_looks_at_the_clock_is_asked_though_nothing_changes(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "ASK_ANYWAY_S", 0.01)
-    wanted_ms, asked = lab.now_ms + 5_000, Counter[str]()
+    wanted_ms, calls = lab.now_ms + 5_000, Counter[str]()
 
     class NotBefore:
         timeout = NEVER_S
 
         def choose(self, view: Any, tables: Sequence[str]) -> dict[str, int]:
-            asked["times"] += 1
+            calls["times"] += 1
             if view.clock_ms < wanted_ms:
                 raise el.NoConsistentEpoch("it is too early")
             return el.Latest().choose(view, tables)
 
     reader = Reader(lab.store, NotBefore())
-    wait_until(lambda: asked["times"] >= 3)  # at first, when it began to wait, and for no reason
+    wait_until(lambda: calls["times"] >= 3)  # at first, when it began to wait, and for no reason
     lab.tick(5)
     reader.done().close()
 
@@ -197,18 +197,18 @@ def test_who_waits_is_told_when_the_store_is_closed(lab: Lab) -> None:
 
 
 def test_the_last_answer_is_what_a_timeout_gives(lab: Lab) -> None:
-    asked = Counter[str]()
+    calls = Counter[str]()
 
     class Refusing:
         timeout = 0.02
 
         def choose(self, view: Any, tables: Sequence[str]) -> dict[str, int]:
-            asked["times"] += 1
-            raise el.NoConsistentEpoch(f"answer {asked['times']}.")
+            calls["times"] += 1
+            raise el.NoConsistentEpoch(f"answer {calls['times']}.")
 
     with pytest.raises(el.NoConsistentEpoch) as caught:
         lab.store.snapshot(["r"], consistency=Refusing())
-    assert str(caught.value) == f"answer {asked['times']}."
+    assert str(caught.value) == f"answer {calls['times']}."
 
 
 # ---- the watch itself ------------------------------------------------------------------------------------------------
@@ -235,11 +235,11 @@ class Still:
 def test_who_comes_while_the_watch_looks_is_told_too() -> None:
     """Two arrivals, the second while the look for the first is under way: both are told once."""
     catalog: Any = Still()
-    whole = CatalogWatcher(catalog)
+    watcher = CatalogWatcher(catalog)
     first, second = ChangeEvent(), ChangeEvent()
-    whole.add(first)
+    watcher.add(first)
     assert catalog.looking.wait(WAIT_LIMIT_S)
-    whole.add(second)
+    watcher.add(second)
     catalog.go_on.set()
     assert first._woken.wait(WAIT_LIMIT_S)
     assert second._woken.wait(WAIT_LIMIT_S), "it came late, and was never told"
@@ -247,9 +247,9 @@ def test_who_comes_while_the_watch_looks_is_told_too() -> None:
     looks = catalog.looks
     wait_until(lambda: catalog.looks >= looks + 3)
     assert not first._woken.is_set(), "somebody else's arrival is no news"
-    whole.remove(first)
-    whole.remove(second)
-    wait_until(lambda: whole._thread is None)
+    watcher.remove(first)
+    watcher.remove(second)
+    wait_until(lambda: watcher._thread is None)
 
 
 @pytest.mark.local_only

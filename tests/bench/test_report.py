@@ -111,20 +111,20 @@ def test_the_report_is_written_between_its_markers_with_the_plots_beside_it(tmp_
 
 
 def test_a_run_goes_on_with_what_one_that_ended_early_has_left(tmp_path: Path) -> None:
-    left = tmp_path / "left.json"
-    first = Book(1, left)
+    unfinished = tmp_path / "left.json"
+    first = Book(1, unfinished)
     first.plot(PLOT)
     first.add(figure("P1", 1, 2))
     first.add(figure("P2", 3, 4))
     book = Book(1, tmp_path / "all.json")
-    book.go_on(left)
+    book.go_on(unfinished)
     assert book.figures == first.figures and book.missing() == first.missing()
     assert [plot.title for plot in book.plots] == [PLOT.title]
     book.add(figure("P2", 5, 6))  # measured again
     assert [each.samples["epochlog"][0] for each in book.figures] == [1, 5]
     assert "in 2 runs, each going on where the one before had ended" in book.render("make bench")
     with pytest.raises(ValueError, match="of another scale"):
-        Book(0.1).go_on(left)
+        Book(0.1).go_on(unfinished)
 
 
 def test_a_page_without_its_markers_is_left_alone(tmp_path: Path) -> None:

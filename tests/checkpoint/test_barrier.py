@@ -33,8 +33,10 @@ def orders(changes: list[int], commits: list[int] | None = None, **more: Any) ->
 
 
 def daily(commits: list[int], changes: list[int] | None = None, **more: Any) -> TableEpochs:
-    own = ints(commits if changes is None else changes)
-    return TableEpochs(DAILY, "daily", derived=True, upstreams=(ORDERS,), commits=ints(commits), changes=own, **more)
+    change_epochs = ints(commits if changes is None else changes)
+    return TableEpochs(
+        DAILY, "daily", derived=True, upstreams=(ORDERS,), commits=ints(commits), changes=change_epochs, **more
+    )
 
 
 def view(last_epoch: int, *tables: TableEpochs) -> EpochView:

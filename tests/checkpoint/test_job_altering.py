@@ -107,9 +107,9 @@ def test_a_job_of_another_definition_says_what_differs(lab: Lab, change: dict[st
     lab.root_table("other")
     lab.job("j", ["r"], interval=2)
     before = lab.txn_id()
-    asked = {"upstreams": ["r"], "outputs": {"j_out": (SCHEMA, KEY)}, **change}
+    definition = {"upstreams": ["r"], "outputs": {"j_out": (SCHEMA, KEY)}, **change}
     with pytest.raises(el.JobExists, match=f"'j'.*{message}"):
-        lab.store.create_job("j", exist_ok=True, **asked)
+        lab.store.create_job("j", exist_ok=True, **definition)
     assert lab.txn_id() == before
 
 

@@ -47,7 +47,7 @@ def test_a_snapshot_backfill_takes_the_rows_in_one_piece(lab: Lab) -> None:
     epoch = job.step_local(look)
     inserts = [(1, 1, "insert"), (2, 2, "insert"), (9, 2, "insert")]
     assert (seen["barrier"].prev, seen["barrier"].kind) == (0, "initial")
-    assert [rows for what, rows in seen.items() if what != "barrier"] == [inserts] * 4
+    assert [rows for name, rows in seen.items() if name != "barrier"] == [inserts] * 4
     assert lab.entries("j_out") == [(epoch, 3)]
     assert epoch == lab.store.last_epoch  # the newest sealed boundary
     assert lab.rows("j_out") == lab.rows("r")

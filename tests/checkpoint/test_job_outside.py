@@ -153,7 +153,7 @@ def test_a_rebuild_or_drain_that_nobody_runs_does_not_freeze_global_over_idle_up
     catch_up(lab, "late")
     job = lab.store.job("late")
     job.rebuild() if how == "rebuild" else job.stop(drain=True)
-    asked = lab.store.last_epoch
+    request_epoch = lab.store.last_epoch
     for minutes in range(1, 30):
         lab.tick(MIN)
         lab.put({minutes: (0, 1)}, "other")
@@ -161,7 +161,7 @@ def test_a_rebuild_or_drain_that_nobody_runs_does_not_freeze_global_over_idle_up
         if minutes > 10:
             assert epochs["other"] == lab.store.last_epoch
         else:
-            assert epochs["other"] == asked - 1
+            assert epochs["other"] == request_epoch - 1
     assert job.info.lag_ms >= 29 * 60_000 and outside_ms(lab, "late") is not None
     catch_up(lab, "late")
     assert read(lab)["late_out"] == lab.store.last_epoch and outside_ms(lab, "late") is None

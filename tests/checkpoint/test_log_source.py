@@ -346,7 +346,7 @@ def test_nothing_is_held_again_once_it_is_closed(lab: Lab, monkeypatch: pytest.M
     lab.tick()
     log, real = el.UpstreamLog(lab.store, ["r"]), upstream_module.end_of_data
     assert len([log.poll(), log.poll()]) == 2 and log.position
-    monkeypatch.setattr(upstream_module, "end_of_data", lambda *given: log.close() or real(*given))
+    monkeypatch.setattr(upstream_module, "end_of_data", lambda *args: log.close() or real(*args))
     assert log.poll() is None
     lab.store.table("r").truncate_log(lab.put({2: (0, 2)}))
 
@@ -445,7 +445,7 @@ def test_little_is_read_ahead(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None
         lab.put({key: (0, key)}, "q")
     lab.tick()
     opened, real = [], images_module.read_epoch
-    monkeypatch.setattr(feed_module, "read_epoch", lambda *given: opened.append(1) or real(*given))
+    monkeypatch.setattr(feed_module, "read_epoch", lambda *args: opened.append(1) or real(*args))
     with el.UpstreamLog(lab.store, ["r", "q"]) as log:
         most = 0
         for place in range(60):
@@ -461,8 +461,8 @@ def test_after_an_error_in_a_round_nothing_pretends_to_be_the_end(lab: Lab, monk
     lab.tick()
     real = upstream_module.follow
 
-    def broken(*given: Any) -> Any:
-        for batch in real(*given):
+    def broken(*args: Any) -> Any:
+        for batch in real(*args):
             yield batch.slice(0, 1)
             raise el.ReadFailed("the disk is away")
 

@@ -363,8 +363,8 @@ def kept_bytes(root: Path, images: str) -> int:
         store.checkpoint()
     count = (2 + (turns - 2) * 2 if images == "images" else turns) * size
     command = [sys.executable, "-c", READER, str(root), images, str(count)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    rows, early, late = map(int, said)
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    rows, early, late = map(int, printed)
     print(f"{images}: {rows:,} rows, {early >> 20} MiB at first, {late >> 20} MiB at last")
     assert rows == count
     return late - early

@@ -149,9 +149,9 @@ def test_bad_input_leaves_nothing_behind() -> None:
         {"finished": [("w", 0)]},
         {"edges": [Edge("v", "w", "all")]},
     ]
-    for given in bad:
+    for options in bad:
         with pytest.raises(InvalidInput):
-            manager.register("j", **{"vertices": {"v": 1}, "incarnation": 1, **given})
+            manager.register("j", **{"vertices": {"v": 1}, "incarnation": 1, **options})
     assert manager.jobs() == []
     manager.register("j", {"v": 1}, incarnation=3)
     with pytest.raises(JobExists):
@@ -167,12 +167,12 @@ def test_bad_input_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [{"interval_ms": 0}, {"timeout_ms": 0}, {"min_pause_ms": -1}, {"tolerable_failures": -1}, {"timeout_ms": None}],
 )
-def test_settings_that_cannot_be_are_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInput, match=next(iter(given))):
-        JobSettings(**given)
+def test_settings_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=next(iter(options))):
+        JobSettings(**options)
 
 
 @pytest.mark.rule("5.24")

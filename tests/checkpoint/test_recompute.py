@@ -250,8 +250,8 @@ def test_an_output_is_recomputed_once_and_before_it_is_written(shop: Shop, by: A
 @pytest.mark.parametrize("rows_a_piece", [1, 2, 3])
 def test_a_backfill_in_pieces_is_right(shop: Shop, rows_a_piece: int) -> None:
     job = shop.job("revenue", BY_DAY, ["day"], snapshot_rows=rows_a_piece)
-    given = [(number, "mon" if number % 3 else "tue", "a", number) for number in range(7)]
-    shop.orders.upsert(orders_of(*given))
+    order_rows = [(number, "mon" if number % 3 else "tue", "a", number) for number in range(7)]
+    shop.orders.upsert(orders_of(*order_rows))
     calls: list[int] = []
 
     def counted(ctx: el.LocalRefreshContext) -> None:
@@ -339,10 +339,10 @@ def test_recompute_takes_each_key_once(shop: Shop) -> None:
 
 def test_a_context_that_is_over_takes_nothing(shop: Shop) -> None:
     job = shop.job("revenue", BY_DAY, ["day"])
-    kept: list[el.LocalRefreshContext] = []
-    shop.step(job, kept.append)
+    contexts: list[el.LocalRefreshContext] = []
+    shop.step(job, contexts.append)
     with pytest.raises(el.InvalidInput, match="is over"):
-        kept[0].recompute("revenue", by="day", from_=BY_DAY.empty_table())
+        contexts[0].recompute("revenue", by="day", from_=BY_DAY.empty_table())
 
 
 @pytest.mark.parametrize("by", [["who"], ["who", "id"]])

@@ -59,16 +59,16 @@ def table(chance: random.Random, rows: int, *columns: tuple[pa.DataType, list[An
 def test_rows_belong_to_groups_of_their_values(column: tuple[pa.DataType, list[Any]], count: int) -> None:
     chance = random.Random(count)
     for others in ([], [VALUES[0]], [VALUES[2], VALUES[5]]):
-        rows, given = table(chance, 30, column, *others), table(chance, count, column, *others)
-        groups = distinct(given, given.column_names)
-        wanted = {tuple(map(known, row.values())) for row in given.to_pylist()}
+        rows, changed_rows = table(chance, 30, column, *others), table(chance, count, column, *others)
+        groups = distinct(changed_rows, changed_rows.column_names)
+        wanted = {tuple(map(known, row.values())) for row in changed_rows.to_pylist()}
         mask = belonging(rows, groups)
         assert [tuple(map(known, row.values())) in wanted for row in rows.to_pylist()] == mask.tolist()
         passing = pruning(groups)
         if passing is not None:
-            kept = rows.filter(passing)
-            assert belonging(kept, groups).sum() == mask.sum()
-            assert others or kept.num_rows == mask.sum()  # of one column it says it all
+            passed_rows = rows.filter(passing)
+            assert belonging(passed_rows, groups).sum() == mask.sum()
+            assert others or passed_rows.num_rows == mask.sum()  # of one column it says it all
 
 
 def test_many_columns_of_many_values_do_not_overflow() -> None:

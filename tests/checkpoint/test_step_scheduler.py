@@ -86,7 +86,7 @@ IDLE, DONE = JobStep("idle"), JobStep("idle", settled=True)
 
 
 @pytest.mark.parametrize(
-    "jobs, rest",
+    "jobs, at_rest",
     [
         ({}, True),
         ({1: DONE}, True),
@@ -108,5 +108,5 @@ IDLE, DONE = JobStep("idle"), JobStep("idle", settled=True)
         ({1: NEW, 2: replace(IDLE, missing=frozenset({1})), 3: replace(IDLE, missing=frozenset({2}))}, False),
     ],
 )
-def test_at_rest(jobs: dict[int, JobStep], rest: bool) -> None:
-    assert quiescent(jobs) == rest
+def test_at_rest(jobs: dict[int, JobStep], at_rest: bool) -> None:
+    assert quiescent(jobs) == at_rest

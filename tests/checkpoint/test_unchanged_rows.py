@@ -117,7 +117,7 @@ def test_what_changes_nothing_is_no_change(lab: Lab, ops: Ops) -> None:
 
 @pytest.mark.rule("5.14")
 @pytest.mark.parametrize(
-    ("ops", "left"),
+    ("ops", "changes"),
     [
         ([{1: (0, 1), 2: (0, 5)}, [3, 9]], [("upsert", 2), ("delete", 3)]),
         ([{1: (0, 9)}, {1: (0, 8)}], [("upsert", 1)]),
@@ -127,10 +127,10 @@ def test_what_changes_nothing_is_no_change(lab: Lab, ops: Ops) -> None:
     ],
     ids=str,
 )
-def test_what_changes_something_stays(lab: Lab, ops: Ops, left: list[tuple[str, int]]) -> None:
+def test_what_changes_something_stays(lab: Lab, ops: Ops, changes: list[tuple[str, int]]) -> None:
     job = made(lab, OLD)
     step(lab, job, writes(*ops))
-    assert written(lab) == left
+    assert written(lab) == changes
     assert_no_strays(lab)
 
 
@@ -197,10 +197,10 @@ def segments(run: Any, *ops: dict[int, Row] | list[int]) -> list[Segment]:
 def test_segments_without_it_are_kept_as_they_are(lab: Lab) -> None:
     job = made(lab, OLD)
     runner, run = begun(lab, job)
-    given = segments(run, {1: (0, 9), 7: (0, 7)}, {2: (0, 2), 3: (0, 8)}, [8, 9])
-    runner.commit(run, {"out": given})
+    job_segments = segments(run, {1: (0, 9), 7: (0, 7)}, {2: (0, 2), 3: (0, 8)}, [8, 9])
+    runner.commit(run, {"out": job_segments})
     first, second = segments_of(lab)
-    assert first.path == given[0].path and (first.rows, second.rows) == (2, 1)
+    assert first.path == job_segments[0].path and (first.rows, second.rows) == (2, 1)
     assert written(lab) == [("upsert", 1), ("upsert", 3), ("upsert", 7)]
     assert_no_strays(lab)
 
@@ -209,13 +209,13 @@ def test_what_was_rewritten_is_used(lab: Lab) -> None:
     """Nobody can commit it once more, and vacuum has nothing to wait for."""
     job = made(lab, OLD)
     runner, run = begun(lab, job)
-    given = segments(run, {1: (0, 1), 2: (0, 9)})
-    runner.commit(run, {"out": given})
-    assert runner.commit(run, {"out": given}) == run.barrier.curr, "the same commit again has the same outcome"
-    assert not lab.store._handle.files.exists(given[0].path)
+    job_segments = segments(run, {1: (0, 1), 2: (0, 9)})
+    runner.commit(run, {"out": job_segments})
+    assert runner.commit(run, {"out": job_segments}) == run.barrier.curr, "the same commit again has the same outcome"
+    assert not lab.store._handle.files.exists(job_segments[0].path)
     runner, run = begun(lab, job)
     with pytest.raises(el.SegmentUnknown):
-        runner.commit(run, {"out": given})
+        runner.commit(run, {"out": job_segments})
     runner.commit(run, {"out": segments(run, {2: (0, 10)})})
     assert_no_strays(lab)
     lab.tick(10_000)
@@ -229,16 +229,16 @@ def test_a_refused_commit_leaves_what_the_next_attempt_needs(
 ) -> None:
     job = made(lab, OLD, changelog="full")
     runner, run = begun(lab, job)
-    given = segments(run, {1: (0, 1), 2: (0, 9)})
+    job_segments = segments(run, {1: (0, 1), 2: (0, 9)})
     monkeypatch.setattr(job_commit, "_transact_job", _refuse)
     with pytest.raises(el.UpstreamIncomplete):
-        runner.commit(run, {"out": given}, keep=keep)
+        runner.commit(run, {"out": job_segments}, keep=keep)
     monkeypatch.undo()
     exists = lab.store._handle.files.exists
-    assert exists(given[0].path) == keep
+    assert exists(job_segments[0].path) == keep
     if keep:
         more = segments(run, {2: (0, 2), 5: (0, 5)})
-        runner.commit(run, {"out": [*given, *more]}, keep=True)
+        runner.commit(run, {"out": [*job_segments, *more]}, keep=True)
         assert written(lab) == [("upsert", 5)]
     assert_no_strays(lab)
 
@@ -250,10 +250,10 @@ def _refuse(*_: object) -> bool:
 def test_a_segment_that_is_gone_is_named(lab: Lab) -> None:
     job = made(lab, OLD)
     runner, run = begun(lab, job)
-    given = segments(run, {1: (0, 1)}, {2: (0, 9)})
-    lab.store._handle.files.delete(given[1].path)
-    with pytest.raises(el.SegmentUnknown, match=given[1].path):
-        runner.commit(run, {"out": given})
+    job_segments = segments(run, {1: (0, 1)}, {2: (0, 9)})
+    lab.store._handle.files.delete(job_segments[1].path)
+    with pytest.raises(el.SegmentUnknown, match=job_segments[1].path):
+        runner.commit(run, {"out": job_segments})
     assert lab.rows("out") == OLD
 
 

@@ -172,13 +172,13 @@ class Watched(World):
 @pytest.mark.medium
 @pytest.mark.local_only
 def test_a_runner_finds_a_barrier_exactly_when_the_job_waits_for_one(tmp_path: Path) -> None:
-    said = set()
+    kinds = set()
     for seed in range(SEEDS):
         world = Watched(seed, tmp_path / str(seed))
         world.play(15)
         world.close()
-        said |= set(world.said)
-    assert said | {"rebuild"} == set(get_args(WaitKind))
+        kinds |= set(world.said)
+    assert kinds | {"rebuild"} == set(get_args(WaitKind))
 
 
 @pytest.mark.rule("5.5")

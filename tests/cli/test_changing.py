@@ -161,10 +161,10 @@ def test_alter_of_a_table_asks_before_it_keeps_less(run, lake) -> None:
 
 
 def test_alter_of_an_output_tells_what_becomes_of_unchanged_rows(run, lake) -> None:
-    for asked, outcome in (("no", "kept"), ("yes", "left out")):
-        done = run("alter", lake.root, "table", "revenue", "--drop-unchanged", asked)
+    for value, outcome in (("no", "kept"), ("yes", "left out")):
+        done = run("alter", lake.root, "table", "revenue", "--drop-unchanged", value)
         assert done.out.endswith(f", max_segments 64; unchanged rows are {outcome}\n"), done.out
-        assert json.loads(run("describe", lake.root, "revenue", "--json").out)["drop_unchanged"] == (asked == "yes")
+        assert json.loads(run("describe", lake.root, "revenue", "--json").out)["drop_unchanged"] == (value == "yes")
     facts = json.loads(run("alter", lake.root, "table", "revenue", "--drop-unchanged", "no", "--json").out)
     assert facts["drop_unchanged"] is False
     assert "unchanged rows are kept" in run("alter", lake.root, "table", "revenue", "--log-retention", "9d").out

@@ -67,7 +67,7 @@ def test_few_of_many_are_shown(run, tmp_path: Path) -> None:
     assert "pass a dict {output: query}" in run("check", tmp_path / "lake", "copy", "--sql", "SELECT 1").err
 
 
-@pytest.mark.parametrize("argv, code, said", [
+@pytest.mark.parametrize("argv, code, message", [
     (["daily"], 2, "one of the arguments --sql --file is required"),
     (["daily", "--sql", SQL, "--file", "x"], 2, "not allowed with"),
     (["nobody", "--sql", SQL], 1, "nobody"),
@@ -77,9 +77,9 @@ def test_few_of_many_are_shown(run, tmp_path: Path) -> None:
     (["daily", "--sql", SQL, "--tolerance", "-1"], 1, "tolerance"),
     (["daily", "--file", "there/is/none"], 1, "there/is/none"),
 ])  # fmt: skip
-def test_what_is_refused(run, lake, argv: list[str], code: int, said: str) -> None:
+def test_what_is_refused(run, lake, argv: list[str], code: int, message: str) -> None:
     done = run("check", lake.root, *argv)
-    assert done.code == code and said in done.err and done.out == ""
+    assert done.code == code and message in done.err and done.out == ""
 
 
 def test_a_file_that_is_no_text_is_refused(run, lake, tmp_path: Path) -> None:

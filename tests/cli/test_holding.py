@@ -40,9 +40,9 @@ def worn(tmp_path: Path) -> str:
 def test_vacuum_tells_what_it_deletes_and_what_stays(run: Any, worn: str) -> None:
     plan = json.loads(run("vacuum", worn, "--dry-run", "--grace", "0", "--json").out)
     assert plan["dry_run"] and plan["deleted"] and plan["bytes_freed"] == sum(file["bytes"] for file in plan["deleted"])
-    kept = json.loads(run("vacuum", worn, "--json").out)
-    assert kept["deleted"] == [] and {file["reason"] for file in kept["kept"]} == {"in grace"}
-    assert all(file["since"] < file["until"] for file in kept["kept"])
+    report = json.loads(run("vacuum", worn, "--json").out)
+    assert report["deleted"] == [] and {file["reason"] for file in report["kept"]} == {"in grace"}
+    assert all(file["since"] < file["until"] for file in report["kept"])
     done = json.loads(run("vacuum", worn, "--grace", "0", "--json").out)
     assert {**done, "dry_run": True} == plan
     assert [file["path"].rsplit("/", 1)[-1] for file in done["foreign"]] == ["notes.txt"]
@@ -66,8 +66,8 @@ def test_vacuum_names_who_is_writing_and_who_is_dead(run: Any, tmp_path: Path) -
         writer = store.table("orders").writer()
         writer.upsert(orders([1], ["mon"], [1]))
         writer.seal(store.last_epoch + 1)
-        (kept,) = json.loads(run("vacuum", store.root, "--dry-run", "--grace", "0", "--json").out)["kept"]
-        assert "being written under store intent" in kept["reason"]
+        (kept_file,) = json.loads(run("vacuum", store.root, "--dry-run", "--grace", "0", "--json").out)["kept"]
+        assert "being written under store intent" in kept_file["reason"]
     report = json.loads(run("vacuum", tmp_path / "s", "--json").out)  # its lease ended long ago by today's clock
     assert [intent["kind"] for intent in report["revoked"]] == ["store"] and len(report["deleted"]) == 1
 

@@ -252,8 +252,8 @@ def test_a_program_is_shown_none(lake, monkeypatch, options, quiet) -> None:
     seen = []
 
     class Seen(output.Waiting):
-        def __init__(self, what: str, *, quiet: bool) -> None:
-            super().__init__(what, quiet=quiet)
+        def __init__(self, label: str, *, quiet: bool) -> None:
+            super().__init__(label, quiet=quiet)
             seen.append(quiet)
 
     monkeypatch.setattr(output, "Waiting", Seen)
@@ -285,11 +285,11 @@ def test_what_lies_in_the_way_of_the_part_is_neither_used_nor_removed(run, lake,
 def test_a_link_that_comes_meanwhile_is_not_followed(run, lake, tmp_path, monkeypatch) -> None:
     victim, out = tmp_path / "victim", tmp_path / "rows.csv"
     victim.write_text("as it was")
-    whole = out_file.OutFile._publish
+    real_publish = out_file.OutFile._publish
 
     def publish(self: out_file.OutFile, part: Path) -> None:
         out.symlink_to(victim)
-        whole(self, part)
+        real_publish(self, part)
 
     monkeypatch.setattr(out_file.OutFile, "_publish", publish)
     done = run("read", lake.root, "orders", "--out", out)

@@ -156,7 +156,7 @@ def test_a_further_policy_has_its_options_on_the_command_line(run, lake, monkeyp
 
 
 @pytest.mark.parametrize(
-    "given, policy",
+    "options, policy",
     [
         ([], None),
         (["timeout"], None),
@@ -170,8 +170,8 @@ def test_a_further_policy_has_its_options_on_the_command_line(run, lake, monkeyp
         (["include_creating"], "global"),
     ],
 )
-def test_options_alone_mean_a_policy(given: list[str], policy: str | None) -> None:
-    assert policy_registry.implied_policy(given) == policy
+def test_options_alone_mean_a_policy(options: list[str], policy: str | None) -> None:
+    assert policy_registry.implied_policy(options) == policy
 
 
 @pytest.mark.medium

@@ -45,8 +45,8 @@ def test_one_is_taken_and_held(run, lake, nightly) -> None:
     del nightly["lag_ms"]
     assert listed == nightly
     with api.open(lake.root, create=False) as store:
-        (there,) = store.held_snapshots()
-        assert (there.name, there.token) == ("nightly", listed["token"])
+        (held_snapshot,) = store.held_snapshots()
+        assert (held_snapshot.name, held_snapshot.token) == ("nightly", listed["token"])
 
 
 def test_people_are_told_until_when_and_the_token(run, lake) -> None:

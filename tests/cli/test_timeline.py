@@ -63,7 +63,9 @@ def test_every_epoch_is_as_the_definitions_say() -> None:
 def test_everything_that_landed_begins_a_stretch() -> None:
     for seed, _, view in worlds(SEEDS):
         result = timeline(view, list(view.ids))
-        landed = {(name, stretch.first): what for stretch in result.stretches for name, what in stretch.landed.items()}
+        landed = {
+            (name, stretch.first): landing for stretch in result.stretches for name, landing in stretch.landed.items()
+        }
         expected = {}
         for table in view.tables.values():
             commits, changes = set(table.commits.tolist()), set(table.changes.tolist())
@@ -76,18 +78,19 @@ def test_everything_that_landed_begins_a_stretch() -> None:
 def test_a_part_of_it_is_the_same_as_in_the_whole() -> None:
     for seed, rng, view in worlds(SEEDS):
         names = rng.sample(sorted(view.ids), rng.randint(1, len(view.ids)))
-        whole, limit = timeline(view, names).stretches, rng.randint(1, 6)
+        stretches, limit = timeline(view, names).stretches, rng.randint(1, 6)
         newest = timeline(view, names, limit)
-        assert newest.stretches == whole[-limit:], seed
-        assert (newest.earlier, newest.later) == (len(whole) > limit, False)
-        if not whole:
+        assert newest.stretches == stretches[-limit:], seed
+        assert (newest.earlier, newest.later) == (len(stretches) > limit, False)
+        if not stretches:
             continue
-        epoch = rng.randint(whole[0].first, view.last_epoch)
+        epoch = rng.randint(stretches[0].first, view.last_epoch)
         some = timeline(view, names, limit, around=epoch)
         assert any(stretch.first <= epoch <= stretch.last for stretch in some.stretches), seed
-        at = whole.index(some.stretches[0])
-        assert some.stretches == whole[at : at + len(some.stretches)] and len(some.stretches) == min(limit, len(whole))
-        assert (some.earlier, some.later) == (at > 0, at + len(some.stretches) < len(whole))
+        at = stretches.index(some.stretches[0])
+        assert some.stretches == stretches[at : at + len(some.stretches)]
+        assert len(some.stretches) == min(limit, len(stretches))
+        assert (some.earlier, some.later) == (at > 0, at + len(some.stretches) < len(stretches))
 
 
 # ---- drawn -------------------------------------------------------------------------------------------------------
@@ -168,17 +171,17 @@ def test_tables_without_a_commit_have_no_stretch() -> None:
 
 def test_only_what_is_shown_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that has seen a million commits is drawn as quickly as a young one."""
-    asked = []
+    ranges = []
     common_valid = EpochView.common_valid
 
     def noted(self: EpochView, refs: list[int], lo: int, hi: int) -> Intervals:
-        asked.append((lo, hi))
+        ranges.append((lo, hi))
         return common_valid(self, refs, lo, hi)
 
     monkeypatch.setattr(EpochView, "common_valid", noted)
     every = range(10, 10_010, 10)
     tables = {number: TableEpochs(number, f"t{number}", commits=every, changes=every) for number in (1, 2)}
     old = EpochView(10_005, 0, tables)
-    assert len(timeline(old, ["t1", "t2"], 4).stretches) == 4 and set(asked) == {(9_970, 10_005)}
-    asked.clear()
-    assert len(timeline(old, ["t1", "t2"], 4, around=5_001).stretches) == 4 and set(asked) == {(4_970, 5_049)}
+    assert len(timeline(old, ["t1", "t2"], 4).stretches) == 4 and set(ranges) == {(9_970, 10_005)}
+    ranges.clear()
+    assert len(timeline(old, ["t1", "t2"], 4, around=5_001).stretches) == 4 and set(ranges) == {(4_970, 5_049)}

@@ -81,10 +81,10 @@ def test_a_marker_that_goes_while_it_is_looked_at_is_none_yet(tmp_path: Path, mo
     """One of several makers takes another's for cut off and writes it anew; a third had seen that it is there."""
     files = LocalFiles(str(tmp_path))
     (tmp_path / MARKER).write_text("{")
-    there = LocalFiles.exists
+    real_exists = LocalFiles.exists
 
     def exists_no_longer(files: LocalFiles, path: str) -> bool:
-        exists = there(files, path)
+        exists = real_exists(files, path)
         (tmp_path / MARKER).unlink()
         return exists
 
@@ -99,20 +99,20 @@ def test_a_creation_cut_off_anywhere_is_taken_up(
     once, writes = redis_catalog.RedisServer.run_once, {kind: kind.write for kind in (LocalFiles, ArrowFiles)}
     step = 0
     for step in count():
-        left = [step]
+        steps_left = [step]
 
-        def dies(left: list[int] = left) -> None:
-            left[0] -= 1
-            if left[0] < 0:
+        def dies(steps_left: list[int] = steps_left) -> None:
+            steps_left[0] -= 1
+            if steps_left[0] < 0:
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
             patch.setattr(redis_catalog.RedisServer, "run_once", lambda *args: (dies(), once(*args))[1])
             for kind, write in writes.items():
                 patch.setattr(kind, "write", lambda *args, write=write: (dies(), write(*args))[1])
-            whole = not interrupted(lambda: el.open(root, server.url()).close())
+            created = not interrupted(lambda: el.open(root, server.url()).close())
         works(root, server.url())
-        if whole:
+        if created:
             break
         remove(root)
         server.client().flushall()

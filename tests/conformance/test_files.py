@@ -180,16 +180,16 @@ def test_requests_of_a_file(s3: S3Server) -> None:
 
 
 def test_downloads_are_kept_within_a_bound(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = LRUCache[pa.Buffer](10, lambda data: data.size)
-    monkeypatch.setattr(data_file, "downloads", kept)
+    cache = LRUCache[pa.Buffer](10, lambda data: data.size)
+    monkeypatch.setattr(data_file, "downloads", cache)
     data = {new_name(): bytes([65 + size]) * size for size in (4, 5, 6, 11)}
     for name, content in data.items():
         files.write(name, content)
         assert verified(files, name, len(content), zlib.crc32(content)).to_pybytes() == content
     four, five, six, eleven = ((files.place, name, len(c), zlib.crc32(c)) for name, c in data.items())
-    assert [kept.get(name) is not None for name in (four, five, six, eleven)] == [False, False, files.remote, False]
-    kept.put(four, pa.py_buffer(b"1234"))
-    kept.put(four, pa.py_buffer(b"1234"))
-    assert [kept.get(name) is not None for name in (six, four)] == [files.remote, True]
-    kept.put(five, pa.py_buffer(b"12345"))
-    assert [kept.get(name) is not None for name in (six, four, five)] == [False, True, True]
+    assert [cache.get(name) is not None for name in (four, five, six, eleven)] == [False, False, files.remote, False]
+    cache.put(four, pa.py_buffer(b"1234"))
+    cache.put(four, pa.py_buffer(b"1234"))
+    assert [cache.get(name) is not None for name in (six, four)] == [files.remote, True]
+    cache.put(five, pa.py_buffer(b"12345"))
+    assert [cache.get(name) is not None for name in (six, four, five)] == [False, True, True]

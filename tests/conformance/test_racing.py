@@ -46,9 +46,9 @@ def test_two_processes_that_race_lose_and_double_nothing(tmp_path: Path, kind: s
             assert process.stdin is not None
             process.stdin.write("go\n")
             process.stdin.flush()
-        said = [process.stdout.read().split("\n") for process in racers if process.stdout is not None]
+        outputs = [process.stdout.read().split("\n") for process in racers if process.stdout is not None]
     done = dict[tuple[str, int], int]()
-    for name, lines in enumerate(said):
+    for name, lines in enumerate(outputs):
         assert lines[-2:] == ["end", ""]
         done |= {(str(name), int(line.split()[1])): int(line.split()[2]) for line in lines[:-2]}
     assert len(done) > 10

@@ -171,9 +171,9 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The scripts that are sent."""
     names, once = list[str](), Client.run_once
 
-    def counted(self: Client, script: scripts.Script, *rest: object) -> list:
+    def counted(self: Client, script: scripts.Script, *args: object) -> list:
         names.append(script.name)
-        return once(self, script, *rest)
+        return once(self, script, *args)
 
     monkeypatch.setattr(Client, "run_once", counted)
     return names
@@ -238,8 +238,8 @@ def test_deletions_that_nobody_needs_are_let_go(maker: RedisMaker, monkeypatch: 
     catalog.transact(body)  # it cannot be told what was deleted meanwhile, so it runs again
     assert runs[0] == 2
     assert catalog.changes_since(at) is None
-    whole = catalog.changes_since(0, without_deletions=True)
-    assert whole is not None and sorted(whole.records) == [b"k2", b"k3", b"k4", b"out"]
+    all_changes = catalog.changes_since(0, without_deletions=True)
+    assert all_changes is not None and sorted(all_changes.records) == [b"k2", b"k3", b"k4", b"out"]
     text = scripts.COMMIT.text.replace(b"local MAX_GONE = 100000", b"local MAX_GONE = 100")
     monkeypatch.setattr("epochlog.store.catalog.redis.catalog.COMMIT", scripts.Script("commit", text))
     catalog.transact(lambda tx: [tx.put(b"x%03d" % n, {}) for n in range(300)] and None)
@@ -307,8 +307,8 @@ def test_a_key_that_is_gone_or_of_another_type_is_lost_or_damaged_never_empty(ma
     for n in range(3):
         catalog.transact(put(b"k%d" % n))
     catalog.transact(lambda tx: tx.delete(b"k0"))
-    kept = client.dump(maker.key(name))
-    assert isinstance(kept, bytes)
+    dumped = client.dump(maker.key(name))
+    assert isinstance(dumped, bytes)
     uses: list[Callable[[], object]] = [
         lambda: catalog.read(keys_of), lambda: catalog.transact(put(b"a")), catalog.version, catalog.check,
     ]  # fmt: skip
@@ -321,7 +321,7 @@ def test_a_key_that_is_gone_or_of_another_type_is_lost_or_damaged_never_empty(ma
         with pytest.raises(el.Corrupt):
             use()
     client.delete(maker.key(name))
-    client.restore(maker.key(name), 0, kept)
+    client.restore(maker.key(name), 0, dumped)
     catalog.transact(put(b"a"))
     assert catalog.read(keys_of) == [b"a", b"k1", b"k2"]
 
@@ -474,9 +474,9 @@ def test_a_late_script_that_nobody_asked_about_is_refused_by_its_deadline(
     proxy.hold(COMMIT)
     decide = RedisCatalog._resolve_outcome
 
-    def gone(self: RedisCatalog, *rest: object) -> object:
+    def gone(self: RedisCatalog, *args: object) -> object:
         proxy.refuse(True)
-        return decide(self, *rest)
+        return decide(self, *args)
 
     monkeypatch.setattr(RedisCatalog, "_resolve_outcome", gone)
     with pytest.raises(el.OutcomeUnknown, match="txn"):
@@ -514,9 +514,9 @@ def test_an_unknown_outcome_says_so_and_the_same_txn_is_safe(
 ) -> None:
     decide = RedisCatalog._resolve_outcome
 
-    def gone(self: RedisCatalog, *rest: object) -> object:
+    def gone(self: RedisCatalog, *args: object) -> object:
         proxy.refuse(True)
-        return decide(self, *rest)
+        return decide(self, *args)
 
     with el.open(tmp_path / "s", shared.url(port=proxy.port)) as store:
         table = store.create_table("t", SCHEMA, ["id"])
@@ -761,11 +761,11 @@ def test_bytes_that_somebody_else_put_there_are_damage(maker: RedisMaker) -> Non
                 use()
     client.hset(maker.key("records"), "k1", good)
     for field, bad in (("version", "x"), ("version", "-3"), ("version", "1e300"), ("records", "x"), ("clock", "nan")):
-        kept = client.hget(maker.key("meta"), field)
+        value = client.hget(maker.key("meta"), field)
         client.hset(maker.key("meta"), field, bad)
         with pytest.raises((el.Corrupt, el.CatalogLost)):
             catalog.transact(put(b"k3"))
-        client.hset(maker.key("meta"), field, kept)
+        client.hset(maker.key("meta"), field, value)
     client.hdel(maker.key("records"), "k1")
     client.hset(maker.key("records"), "another", good)
     for use in (lambda: catalog.read(keys_of), catalog.check):

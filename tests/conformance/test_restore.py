@@ -76,9 +76,10 @@ def test_an_export_brings_back_everything_up_to_it_into_either_kind(
             store.table("a").upsert(rows(n), txn=("app", n))
         store.table("b").upsert(rows(1, 2, 3))
         store.compact("a", full=True)
-        said = store.export_catalog(tmp_path / "out" / "x.dump")
-        kept, tables = store.table("a").to_arrow(), {info.name: info.max_committed_epoch for info in store.tables()}
-        assert said.last_epoch == store.last_epoch
+        export = store.export_catalog(tmp_path / "out" / "x.dump")
+        rows_exported = store.table("a").to_arrow()
+        tables = {info.name: info.max_committed_epoch for info in store.tables()}
+        assert export.last_epoch == store.last_epoch
         store.table("a").upsert(rows(99))
         with pytest.raises(el.InvalidInput, match="already"):
             store.export_catalog(tmp_path / "out" / "x.dump")
@@ -89,10 +90,10 @@ def test_an_export_brings_back_everything_up_to_it_into_either_kind(
         report = el.restore_catalog(root, tmp_path / "out" / "x.dump", leave_redis=True)
     else:
         report = el.restore_catalog(root, tmp_path / "out" / "x.dump", catalog=url[after])
-    assert (report.version, report.last_epoch, report.at_ms) == (said.version, said.last_epoch, said.at_ms)
-    assert (report.store_id, report.tables) == (said.store_id, tables)
+    assert (report.version, report.last_epoch, report.at_ms) == (export.version, export.last_epoch, export.at_ms)
+    assert (report.store_id, report.tables) == (export.store_id, tables)
     with el.open(root, url[after], create=False) as store:
-        assert store.table("a").to_arrow() == kept
+        assert store.table("a").to_arrow() == rows_exported
         assert store.resolve(("app", 4)) is not None
         assert store.table("a").upsert(rows(100)) > report.last_epoch
         assert store.verify().ok
@@ -275,8 +276,8 @@ def test_a_file_that_a_crash_left_half_written_is_replaced(tmp_path: Path, serve
 def empty_and_restore(root: Path, server: RedisServer) -> None:
     """The restore of a copy of the data; the server has its own back afterwards."""
     server.kill()
-    kept = root.parent / "kept"
-    shutil.move(server.folder, kept)
+    moved_root = root.parent / "kept"
+    shutil.move(server.folder, moved_root)
     server.folder.mkdir()
     server.start()
     try:
@@ -284,7 +285,7 @@ def empty_and_restore(root: Path, server: RedisServer) -> None:
     finally:
         server.kill()
         shutil.rmtree(server.folder)
-        shutil.move(kept, server.folder)
+        shutil.move(moved_root, server.folder)
         server.start()
 
 
@@ -342,17 +343,17 @@ def test_a_restore_cut_off_anywhere_is_begun_again(
         store.create_table("t", SCHEMA, ["id"]).upsert(rows(1, 2))
         ship(store._handle)
         last_epoch = store.last_epoch
-    kept = tmp_path / "kept"
-    shutil.copytree(root, kept)
+    copied_root = tmp_path / "kept"
+    shutil.copytree(root, copied_root)
     monkeypatch.setattr(redis_catalog, "_RESTORED_AT_ONCE", 5)
     once, write, delete = redis_catalog.RedisServer.run_once, LocalFiles.write, LocalFiles.delete
     step = 0
     for step in count():
-        left = [step]
+        steps_left = [step]
 
-        def dies(left: list[int] = left) -> None:
-            left[0] -= 1
-            if left[0] < 0:
+        def dies(steps_left: list[int] = steps_left) -> None:
+            steps_left[0] -= 1
+            if steps_left[0] < 0:
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
@@ -361,13 +362,13 @@ def test_a_restore_cut_off_anywhere_is_begun_again(
             patch.setattr(LocalFiles, "delete", lambda *args: (dies(), delete(*args))[1])
             empty(server)
             shutil.rmtree(root)
-            shutil.copytree(kept, root)
+            shutil.copytree(copied_root, root)
             try:
                 el.restore_catalog(root, catalog=server.url())
-                whole = True
+                restored = True
             except KeyboardInterrupt:
-                whole = False
-        if whole:
+                restored = False
+        if restored:
             break
         with suppress(el.CatalogInUse):  # then the catalog is there, and opening writes the marker if that is missing
             assert el.restore_catalog(root, catalog=server.url()).last_epoch == last_epoch
@@ -440,8 +441,8 @@ def test_a_damaged_record_or_a_missing_file_is_named(tmp_path: Path, server: Red
         store.table("t").upsert(rows(1))
         ship(store._handle)
     base, delta = dumps(root)
-    whole = base.read_bytes()
-    header, records = decode_dump("f", whole)
+    content = base.read_bytes()
+    header, records = decode_dump("f", content)
     bad = [(key, value and value[:-1] + b"\x7f") for key, value in records]
     base.write_bytes(encode_dump(header, bad))
     with pytest.raises(el.Corrupt, match="cannot be decoded"):

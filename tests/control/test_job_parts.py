@@ -123,12 +123,12 @@ def check(store: el.Store) -> None:
 @pytest.mark.medium
 def test_one_part_then_four_then_one_and_one_of_them_killed(tmp_path: Path) -> None:
     chance = random.Random(7)
-    left = [2]  # the calls of part 2 that die
+    deaths_left = [2]  # the calls of part 2 that die
 
     def deadly(ctx: Any) -> None:
         refresh(ctx)
-        if ctx.part == 2 and left[0]:
-            left[0] -= 1
+        if ctx.part == 2 and deaths_left[0]:
+            deaths_left[0] -= 1
             raise Killed
 
     with world(tmp_path) as (store, server):
@@ -137,7 +137,7 @@ def test_one_part_then_four_then_one_and_one_of_them_killed(tmp_path: Path) -> N
             for _ in range(2):
                 run(store, server, parts, lambda: write(store, chance), deadly)
                 check(store)
-        assert left == [0]
+        assert deaths_left == [0]
         epochs = store.table("revenue").history()["epoch"].to_pylist()
         assert len(set(epochs)) == len(epochs)
 
@@ -175,20 +175,20 @@ def test_an_attempt_that_fails_keeps_what_the_others_reported(tmp_path: Path) ->
 
 
 def test_a_refused_commit_is_tried_again_with_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    left, calls = [2], []
+    failures_left, calls = [2], []
 
-    def refuse(*given: Any) -> Any:
-        if left[0]:
-            left[0] -= 1
+    def refuse(*args: Any) -> Any:
+        if failures_left[0]:
+            failures_left[0] -= 1
             raise el.CatalogUnavailable("not now")
-        return commit_job(*given)
+        return commit_job(*args)
 
     monkeypatch.setattr(jobs, "commit_job", refuse)
     with world(tmp_path) as (store, server), open_worker(server, store) as worker:
         write(store, random.Random(1))
         part = worker.attach(job="revenue", index=0, of=1, timeout=WAIT_LIMIT_S)
         wait_until(lambda: part.step(lambda ctx: (calls.append(1), refresh(ctx))[1], 0.05) is not None)
-        assert left == [0] and calls == [1]
+        assert failures_left == [0] and calls == [1]
         check(store)
 
 
@@ -202,9 +202,11 @@ def test_a_runner_of_its_own_fences_the_parts_only_when_told_to(tmp_path: Path) 
         write(store, random.Random(2))
         store.checkpoint()
         with pytest.raises(el.JobRunning, match="a coordinator of process"):
-            job.step_local(whole)
+            job.step_local(refresh_all_days)
         with pytest.raises((el.Cancelled, Fenced)):
-            wait_until(lambda: job.step_local(whole, take_over=True) and part.step(refresh, WAIT_LIMIT_S) is None)
+            wait_until(
+                lambda: job.step_local(refresh_all_days, take_over=True) and part.step(refresh, WAIT_LIMIT_S) is None
+            )
         check(store)
 
 
@@ -224,7 +226,7 @@ def test_an_altered_interval_holds_from_the_next_barrier_on(tmp_path: Path) -> N
         check(store)
 
 
-def whole(ctx: Any) -> None:
+def refresh_all_days(ctx: Any) -> None:
     ctx.delete("revenue", ctx.output("revenue").select(["day"]))
     ctx.upsert("revenue", query(ctx.table("orders")))
 
@@ -322,10 +324,10 @@ def test_every_row_is_in_one_share_and_equal_values_are_together(
     assert [split(chunked, ["key"], part, parts)["place"].to_pylist() for part in range(parts)] == [
         share["place"].to_pylist() for share in shares
     ]
-    where = [
+    row_sets = [
         {repr(key + 0.0 if isinstance(key, float) else key) for key in share["key"].to_pylist()} for share in shares
     ]
-    assert sum(map(len, where)) == len(set().union(*where))
+    assert sum(map(len, row_sets)) == len(set().union(*row_sets))
 
 
 def plain(key: Any) -> Any:

@@ -275,14 +275,14 @@ def wait_out(store: el.Store, part: el.LoadPart, number: int) -> int:
 @pytest.mark.parametrize("landed", [False, True])
 def test_a_commit_of_unknown_outcome_is_resolved(tmp_path: Path, landed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in once, whether it had landed or not; the number of the one that had not is never used again."""
-    left = [2]
+    failures_left = [2]
 
-    def lose_answer(*given: Any, **named: Any) -> int:
-        if not left[0]:
-            return commit_root(*given, **named)
-        left[0] -= 1
+    def lose_answer(*args: Any, **kwargs: Any) -> int:
+        if not failures_left[0]:
+            return commit_root(*args, **kwargs)
+        failures_left[0] -= 1
         if landed:
-            commit_root(*given, **named)
+            commit_root(*args, **kwargs)
         raise el.OutcomeUnknown("the server went away")
 
     monkeypatch.setattr(managed_jobs, "commit_root", lose_answer)
@@ -292,7 +292,7 @@ def test_a_commit_of_unknown_outcome_is_resolved(tmp_path: Path, landed: bool, m
             part.writer("clicks").upsert(rows(number))
             wait_until(lambda number=number: number in ids(store), part)
         part.finish(b"end", timeout=WAIT_LIMIT_S)
-        assert ids(store) == [0, 1, 2] and left == [0] and parts_of(store) == {0: (b"end", True)}
+        assert ids(store) == [0, 1, 2] and failures_left == [0] and parts_of(store) == {0: (b"end", True)}
         numbers = [txn["id"] for txn in store.table("clicks").history()["txn"].to_pylist()]
         assert len(set(numbers)) == len(numbers) == 3
         if not landed:
@@ -441,7 +441,7 @@ def test_a_write_that_fails_rolls_the_part_back(tmp_path: Path, monkeypatch: pyt
         part = attach(worker)
         with monkeypatch.context() as patched:
 
-            def full(*given: object) -> None:
+            def full(*args: object) -> None:
                 raise el.WriteFailed("the disk is full")
 
             patched.setattr(type(store._handle.files), "write", full)
@@ -633,18 +633,18 @@ def aborts(server: el.StoreServer, job: str = "load:ld") -> int:
 
 def test_what_was_asked_over_a_line_that_has_ended_is_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a worker that died as it attached would own its part for good, with nobody to be lost."""
-    asked, gone, done = threading.Event(), threading.Event(), threading.Event()
+    requested, gone, done = threading.Event(), threading.Event(), threading.Event()
     here: list[Coordinator] = []
     true_attach, true_open = Coordinator._attach, Coordinator._open
 
-    def attach_late(self: Coordinator, *given: Any) -> None:
-        true_attach(self, *given)
+    def attach_late(self: Coordinator, *args: Any) -> None:
+        true_attach(self, *args)
         done.set()
 
-    def open_late(self: Coordinator, *given: Any) -> None:
-        true_open(self, *given)
+    def open_late(self: Coordinator, *args: Any) -> None:
+        true_open(self, *args)
         here.append(self)
-        asked.set()
+        requested.set()
         assert gone.wait(WAIT_LIMIT_S)
 
     monkeypatch.setattr(Coordinator, "_attach", attach_late)
@@ -654,7 +654,7 @@ def test_what_was_asked_over_a_line_that_has_ended_is_void(tmp_path: Path, monke
         part = wire.PartName("load", "ld", 0)
         line.send(wire.encode([wire.Hello(wire.VERSION, "w")]))
         line.send(wire.encode([wire.Attach(part, 1, ("clicks",), False, 0)]))
-        assert asked.wait(WAIT_LIMIT_S)
+        assert requested.wait(WAIT_LIMIT_S)
         line.close()
         wait_until(lambda: here[0].workers == 0)
         gone.set()

@@ -150,12 +150,12 @@ def test_a_file_that_cannot_be_read_now_is_reported_again(tmp_path: Path, monkey
     """That is no damage: the attempt fails, and the next one has the same rows."""
     refusals = [el.ReadFailed("too many open files")]
 
-    def check(*given: object) -> None:
+    def check(*args: object) -> None:
         if refusals:
             raise refusals.pop()
-        whole(*given)
+        check_reported(*args)
 
-    whole = coordinator.check_reported
+    check_reported = coordinator.check_reported
     monkeypatch.setattr(coordinator, "check_reported", check)
     with served(tmp_path) as (store, server), open_worker(server, store) as worker:
         part = attach(worker)
@@ -167,14 +167,14 @@ def test_a_file_that_cannot_be_read_now_is_reported_again(tmp_path: Path, monkey
 def test_a_report_that_comes_twice_is_no_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second copy is looked at when the first is committed already: its segments are used, and its part lives."""
     late, again = threading.Event(), threading.Event()
-    whole, calls = coordinator.check_reported, []
+    check_reported, calls = coordinator.check_reported, []
 
-    def check(*given: object) -> None:
-        calls.append(given)
+    def check(*args: object) -> None:
+        calls.append(args)
         if len(calls) == 2:
             late.wait(WAIT_LIMIT_S)
         try:
-            whole(*given)
+            check_reported(*args)
         finally:
             if len(calls) == 2:
                 again.set()
@@ -197,8 +197,8 @@ def test_a_report_that_comes_twice_is_no_lie(tmp_path: Path, monkeypatch: pytest
 
 def test_what_was_checked_once_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     summed: list[str] = []
-    whole = data_file._check_crc32
-    monkeypatch.setattr(data_file, "_check_crc32", lambda path, *rest: (summed.append(path), whole(path, *rest)))
+    check_crc32 = data_file._check_crc32
+    monkeypatch.setattr(data_file, "_check_crc32", lambda path, *args: (summed.append(path), check_crc32(path, *args)))
     with served(tmp_path) as (store, server), open_worker(server, store) as worker:
         part = attach(worker)
         part.writer("clicks").upsert(rows(1, 2))

@@ -26,9 +26,9 @@ from epochlog.exchange.transport.services import Action, Exchange, Role
 TOKEN = "s3cret-of-the-test"
 
 
-def echo(line: DuplexStream, rest: bytes) -> None:
+def echo(line: DuplexStream, command: bytes) -> None:
     while (message := line.read()) is not None:
-        line.send(rest + message)
+        line.send(command + message)
 
 
 def broken(_: bytes) -> bytes:
@@ -149,7 +149,7 @@ def test_which_read_tokens_are_refused(token: str | None, read_token: str) -> No
 
 
 def test_rows_travel_on_a_line_that_takes_them() -> None:
-    def doubled(line: DuplexStream, rest: bytes) -> None:
+    def doubled(line: DuplexStream, command: bytes) -> None:
         began = False
         while (parcel := line.read_frame()) is not None:
             if parcel.rows is not None:
@@ -220,7 +220,7 @@ def test_what_is_no_token(token: Any) -> None:
 def test_a_shutdown_is_bounded_though_lines_are_open_and_a_call_waits(server: Server) -> None:
     entered, release = threading.Event(), threading.Event()
 
-    def stuck(line: DuplexStream, rest: bytes) -> None:
+    def stuck(line: DuplexStream, command: bytes) -> None:
         line.closed.clear()
         entered.set()
         line.read()

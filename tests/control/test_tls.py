@@ -43,7 +43,7 @@ def server(store: el.Store, certificate: Path) -> Iterator[el.StoreServer]:
         yield server
 
 
-def near(server: el.StoreServer) -> str:
+def localhost_location(server: el.StoreServer) -> str:
     assert server.location.startswith("grpc+tls://")
     return f"grpc+tls://127.0.0.1:{server.location.rpartition(':')[2]}"
 
@@ -51,10 +51,10 @@ def near(server: el.StoreServer) -> str:
 def test_who_knows_the_root_and_a_token_is_served(server: el.StoreServer, certificate: Path) -> None:
     roots = (certificate / "cert.pem").read_bytes()
     for token in (TOKEN, READ_TOKEN):
-        with plain.connected(near(server), token, roots) as (client, options):
+        with plain.connected(localhost_location(server), token, roots) as (client, options):
             info = client.get_flight_info(plain.path("t"), options)
             assert client.do_get(info.endpoints[0].ticket, options).read_all().num_rows == 2
-    nobody = plain.connected(near(server), None, roots)
+    nobody = plain.connected(localhost_location(server), None, roots)
     with nobody as (client, options), pytest.raises(flight.FlightUnauthenticatedError):
         client.get_flight_info(plain.path("t"), options)
 
@@ -62,7 +62,7 @@ def test_who_knows_the_root_and_a_token_is_served(server: el.StoreServer, certif
 def test_the_read_token_puts_no_rows(store: el.Store, server: el.StoreServer, certificate: Path) -> None:
     roots = (certificate / "cert.pem").read_bytes()
     for token, taken in ((READ_TOKEN, False), (TOKEN, True)):
-        with plain.connected(near(server), token, roots) as (client, options):
+        with plain.connected(localhost_location(server), token, roots) as (client, options):
             writer, answers = client.do_put(plain.path("t"), SCHEMA, options)
             if taken:
                 writer.write_table(pa.table({"id": [3]}))
@@ -76,8 +76,8 @@ def test_the_read_token_puts_no_rows(store: el.Store, server: el.StoreServer, ce
 
 
 def test_another_root_and_no_tls_are_refused(server: el.StoreServer, stranger: bytes) -> None:
-    ports = near(server).rpartition(":")[2]
-    for location, roots in ((near(server), stranger), (f"grpc://127.0.0.1:{ports}", None)):
+    ports = localhost_location(server).rpartition(":")[2]
+    for location, roots in ((localhost_location(server), stranger), (f"grpc://127.0.0.1:{ports}", None)):
         with plain.connected(location, TOKEN, roots) as (client, options), pytest.raises(flight.FlightUnavailableError):
             client.get_flight_info(plain.path("t"), options)
 
@@ -86,11 +86,11 @@ def test_another_root_and_no_tls_are_refused(server: el.StoreServer, stranger: b
 def test_the_control_stream_travels_over_tls(
     store: el.Store, server: el.StoreServer, certificate: Path, stranger: bytes
 ) -> None:
-    with el.Worker(near(server), store, token=TOKEN, tls_roots=certificate / "cert.pem") as worker:
+    with el.Worker(localhost_location(server), store, token=TOKEN, tls_roots=certificate / "cert.pem") as worker:
         part = worker.attach("load", index=0, of=1, tables=["t"])
         part.writer("t").upsert(pa.table({"id": [7]}))
         part.finish(state=b"")
     assert store.table("t").count() == 3
-    misled = el.Worker(near(server), store, token=TOKEN, tls_roots=stranger)
+    misled = el.Worker(localhost_location(server), store, token=TOKEN, tls_roots=stranger)
     with misled as worker, pytest.raises(el.ServerUnavailable):
         worker.attach("load2", index=0, of=1, tables=["t"], timeout=0.5)

@@ -137,12 +137,12 @@ def test_epochlog_serve(tmp_path: Path) -> None:
         command = ["-m", "epochlog", "serve", store.root, "--bind", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--json"]
         child = run([*command, "--token-file", str(tmp_path / "token")])
         assert child.stdout is not None
-        said = json.loads(child.stdout.readline())
-        with open_worker(said["location"], store) as worker:
+        locations = json.loads(child.stdout.readline())
+        with open_worker(locations["location"], store) as worker:
             part = attach(worker)
             part.writer("clicks").upsert(rows(1))
             part.finish(timeout=WAIT_LIMIT_S)
-            page = urllib.request.urlopen(said["metrics"]).read().decode()
+            page = urllib.request.urlopen(locations["metrics"]).read().decode()
         assert 'epochlog_commits_total{job="load:ld"} 1' in page and "epochlog_workers_connected 1" in page
         assert 'epochlog_table_committed_epoch{table="clicks"}' in page and TOKEN not in page
         child.send_signal(signal.SIGTERM)

@@ -58,9 +58,9 @@ def look_apart(root: Path) -> str:
         os._exit(0)
     os.close(into)
     with os.fdopen(out) as stream:
-        said = stream.read()
+        outcome = stream.read()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return said or f"died {code}"
+    return outcome or f"died {code}"
 
 
 def with_catalog(whole: Path, root: Path, data: bytes) -> Path:
@@ -129,12 +129,16 @@ def test_a_flipped_transaction_id_is_no_way_back(whole: Path, tmp_path: Path, bi
 
 
 @pytest.mark.parametrize("page", [0, 1])
-@pytest.mark.parametrize("at, what", [(META_ID - 8, "pages of 4096 bytes"), (40, "bytes, more than any catalog has")])
-def test_a_meta_page_that_counts_too_much_is_damage(whole: Path, tmp_path: Path, page: int, at: int, what: str) -> None:
+@pytest.mark.parametrize(
+    "at, message", [(META_ID - 8, "pages of 4096 bytes"), (40, "bytes, more than any catalog has")]
+)
+def test_a_meta_page_that_counts_too_much_is_damage(
+    whole: Path, tmp_path: Path, page: int, at: int, message: str
+) -> None:
     """LMDB maps as many bytes as that, and says that there is no memory: the catalog is not merely unavailable."""
     hurt = bytearray((whole / "catalog" / "data.mdb").read_bytes())
     hurt[page * PAGE + at : page * PAGE + at + 8] = (1 << 50).to_bytes(8, "little")
-    with pytest.raises(el.Corrupt, match=what):
+    with pytest.raises(el.Corrupt, match=message):
         el.open(with_catalog(whole, tmp_path / "s", bytes(hurt)))
 
 

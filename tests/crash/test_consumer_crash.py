@@ -17,9 +17,9 @@ from stores import servers
 pytestmark = [pytest.mark.local_only, pytest.mark.slow]
 
 
-def say(process: subprocess.Popen[str], what: str) -> None:
+def say(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdin is not None
-    process.stdin.write(f"{what}\n")
+    process.stdin.write(f"{line}\n")
     process.stdin.flush()
 
 

@@ -86,27 +86,27 @@ def test_a_creation_goes_on_where_it_was_cut_off(tmp_path: Path, step: Callable[
 def test_a_marker_cut_off_at_any_byte_is_written_again(tmp_path: Path) -> None:
     el.open(tmp_path / "s").close()
     marker = tmp_path / "s" / "epochlog.json"
-    whole = marker.read_bytes()
-    for length in range(len(whole)):
-        for lost in (b"", bytes(len(whole) - length)):  # power cuts leave zeros, too
-            marker.write_bytes(whole[:length] + lost)
+    content = marker.read_bytes()
+    for length in range(len(content)):
+        for lost in (b"", bytes(len(content) - length)):  # power cuts leave zeros, too
+            marker.write_bytes(content[:length] + lost)
             with pytest.raises(el.StoreNotFound):
                 el.open(tmp_path / "s", create=False)
             el.open(tmp_path / "s").close()
-            assert marker.read_bytes() == whole
+            assert marker.read_bytes() == content
     works(tmp_path / "s")
 
 
 def test_a_marker_cut_short_in_a_used_store_is_damage(tmp_path: Path) -> None:
     works(tmp_path / "s")
     marker = tmp_path / "s" / "epochlog.json"
-    whole = marker.read_bytes()
-    for length in range(len(whole)):
-        marker.write_bytes(whole[:length])
+    content = marker.read_bytes()
+    for length in range(len(content)):
+        marker.write_bytes(content[:length])
         with pytest.raises(el.EpochlogError):
             el.open(tmp_path / "s")
-        assert marker.read_bytes() == whole[:length]
-    marker.write_bytes(whole)
+        assert marker.read_bytes() == content[:length]
+    marker.write_bytes(content)
     with el.open(tmp_path / "s") as store:
         assert store.table("t").count() == 1
 

@@ -55,8 +55,8 @@ class Driver:
     def kill(self) -> list[str]:
         """SIGKILL; the lines that it had still said."""
         self.process.kill()
-        rest, _ = self.process.communicate()
-        return rest.splitlines()
+        output, _ = self.process.communicate()
+        return output.splitlines()
 
 
 @contextmanager
@@ -130,17 +130,17 @@ def test_killed_after_writing_and_before_the_commit(store: el.Store) -> None:
 def test_killed_at_random_moments(store: el.Store, seed: int) -> None:
     rng = random.Random(seed)
     print(f"seed {seed}")
-    epoch, said = 0, []
+    epoch, printed_epochs = 0, []
     for _ in range(4):
         with driver(store, "run") as running:
             for _ in range(rng.randint(1, 80)):  # the driver is at work meanwhile; when it dies is left to chance
                 epoch = change(store, rng)
-            said += [int(line.split()[1]) for line in running.kill() if line.startswith("committed ")]
+            printed_epochs += [int(line.split()[1]) for line in running.kill() if line.startswith("committed ")]
         check_law_if_any(store)
     finish_up(store, epoch)
     check_law(store)
     committed = store.table("totals").history().column("epoch").to_pylist()
-    assert set(said) <= set(committed), "what it said was committed is there"
+    assert set(printed_epochs) <= set(committed), "what it said was committed is there"
     assert len(set(committed)) == len(committed)
 
 

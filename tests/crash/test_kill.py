@@ -44,12 +44,12 @@ def kill_again_and_again(root: Path, times: int) -> None:
 def run_and_kill(root: Path, dice: random.Random, acknowledged: dict[int, int], intents: set[int]) -> None:
     """Let the child get somewhere, then kill it: between two lines, or while it is in the middle of a commit."""
     with child("committer", root, dice.randrange(2**32), max(intents, default=0) + 1) as process:
-        said = lines(process, dice.randrange(1, 60))
+        printed_lines = lines(process, dice.randrange(1, 60))
         for _ in range(dice.randrange(200_000)):  # a fraction of a commit's length, of no fixed phase
             pass
         os.kill(process.pid, signal.SIGKILL)
-        said += (process.stdout.read() if process.stdout else "").splitlines()
-    for line in said:
+        printed_lines += (process.stdout.read() if process.stdout else "").splitlines()
+    for line in printed_lines:
         word, *numbers = line.split()
         if word == "intent":
             intents.add(int(numbers[0]))

@@ -27,8 +27,8 @@ def test_processes_that_create_and_commit_at_once_lose_and_double_nothing(tmp_pa
             assert racer.stdin is not None
             racer.stdin.write("go\n")
             racer.stdin.flush()
-        said = [[line.split() for line in lines(racer, count)] for racer in racers]
-    acknowledged = [int(epoch) for lines_said in said for _, _, epoch in lines_said]
+        printed_lines = [[line.split() for line in lines(racer, count)] for racer in racers]
+    acknowledged = [int(epoch) for lines_said in printed_lines for _, _, epoch in lines_said]
     assert len(set(acknowledged)) == processes * count
     with el.open(tmp_path / "s") as store:
         history = store.table("t").history().to_pylist()

@@ -35,9 +35,9 @@ def started(root: Path, roles: dict[str, str]) -> Iterator[dict[str, Popen[str]]
 
 def rounds(process: Popen[str]) -> int:
     """Return the process's number of rounds; raise AssertionError if it died."""
-    said = lines(process, 1)
-    assert said and said[0].startswith("done "), said
-    return int(said[0].split()[1])
+    printed_lines = lines(process, 1)
+    assert printed_lines and printed_lines[0].startswith("done "), printed_lines
+    return int(printed_lines[0].split()[1])
 
 
 @pytest.mark.parametrize("changelog", [pytest.param("upsert", marks=pytest.mark.long), "full"])

@@ -100,8 +100,8 @@ def drivers(monkeypatch: pytest.MonkeyPatch) -> list[FakeDriver]:
 
 
 def test_the_victims_life(drivers: list[FakeDriver]) -> None:
-    said: list[str] = []
-    victim = acts.Victim("root", "v", Path("log"), said.append)
+    messages: list[str] = []
+    victim = acts.Victim("root", "v", Path("log"), messages.append)
     assert not victim.advance({"a": 1}, 0, kill_now=True)
     drivers[0].events.put({"event": "ready"})
     assert victim.advance({"a": 1}, 0, kill_now=False)

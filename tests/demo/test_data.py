@@ -57,11 +57,11 @@ def test_whole_routes_vanish(tables: dict[str, pa.Table]) -> None:
     days = data.arrivals(tables["flights"], tables["weather"], days=40, delay_days=5)
     fed = pa.concat_tables([day.flights for day in days])
     assert fed.num_rows
-    left = duckdb.execute("""
+    remaining = duckdb.execute("""
         SELECT origin, dest FROM fed GROUP BY ALL
         HAVING count(*) FILTER (WHERE _change_type = 'delete') * 2 = count(*)
     """).fetchall()
-    assert len(left) >= 3
+    assert len(remaining) >= 3
 
 
 def test_a_missing_data_set_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

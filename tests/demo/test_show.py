@@ -77,11 +77,11 @@ def test_the_picture_is_a_png_of_the_figures_as_they_are_saved(tmp_path: Path) -
 
 def test_the_picture_of_the_readme_is_one_that_the_demo_draws_now(tmp_path: Path) -> None:
     """Few pixels may differ, by the rounding of another processor."""
-    kept = ROOT / "docs" / "demo" / "committed-epochs.png"
-    draw(tmp_path / "drawn.png", load(kept.with_suffix(".json")))
-    before, now = imread(kept), imread(tmp_path / "drawn.png")
+    picture = ROOT / "docs" / "demo" / "committed-epochs.png"
+    draw(tmp_path / "drawn.png", load(picture.with_suffix(".json")))
+    before, now = imread(picture), imread(tmp_path / "drawn.png")
     assert before.shape == now.shape and np.mean(np.any(before != now, axis=2)) < 0.001, (
         "run `make demo` and copy demo-output/committed-epochs.* to docs/demo/"
     )
-    assert f"({kept.relative_to(ROOT).as_posix()})" in (ROOT / "README.md").read_text("utf-8")
-    assert kept.stat().st_size < 120_000
+    assert f"({picture.relative_to(ROOT).as_posix()})" in (ROOT / "README.md").read_text("utf-8")
+    assert picture.stat().st_size < 120_000

@@ -146,7 +146,7 @@ def glossary() -> list[tuple[str, str, str]]:
     lines = (ROOT / "docs" / "GLOSSARY.md").read_text("utf-8").splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     assert all(len(row) == 5 for row in rows)
-    return [(term, where, today) for term, _, where, today, _ in rows if term not in {"term", "---"}]
+    return [(term, places, today) for term, _, places, today, _ in rows if term not in {"term", "---"}]
 
 
 def test_the_glossary_has_a_term_once_and_names_the_code_as_it_is() -> None:
@@ -154,12 +154,12 @@ def test_the_glossary_has_a_term_once_and_names_the_code_as_it_is() -> None:
     terms = [term for row in rows for term in row[0].split(", ")]
     assert len(terms) > 90
     assert len(set(terms)) == len(terms)
-    for term, where, today in rows:
-        modules = [ROOT / path for path in re.findall(r"`([\w/]+\.py)`", where)]
-        assert not [path for path in modules if not path.is_file()], f"{term}: {where}"
+    for term, places, today in rows:
+        modules = [ROOT / path for path in re.findall(r"`([\w/]+\.py)`", places)]
+        assert not [path for path in modules if not path.is_file()], f"{term}: {places}"
         code = "".join(path.read_text("utf-8") for path in modules)
         lacking = [name for name in re.findall(r"`(\w+)`", today) if not re.search(rf"\b{name}\b", code)]
-        assert not lacking, f"{term}: {where} do not say {lacking}; change the row with the code"
+        assert not lacking, f"{term}: {places} do not say {lacking}; change the row with the code"
 
 
 def test_decisions_are_numbered_listed_and_have_their_four_sections() -> None:
@@ -189,13 +189,15 @@ def in_backticks(page: Path) -> list[str]:
 def test_commands_in_the_middle_of_text_are_ones_that_there_are() -> None:
     """By the grammar itself: the command, and each of its options."""
     commands = next(action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)).choices
-    said = [(page.name, code) for page in SPOKEN for code in in_backticks(page) if re.search(r"\bepochlog [a-z]", code)]
-    assert len(said) > 10
-    for page, code in said:
-        name, *rest = code.split("epochlog ", 1)[1].split()
+    mentions = [
+        (page.name, code) for page in SPOKEN for code in in_backticks(page) if re.search(r"\bepochlog [a-z]", code)
+    ]
+    assert len(mentions) > 10
+    for page, code in mentions:
+        name, *words = code.split("epochlog ", 1)[1].split()
         assert name in commands, f"{page}: {code}"
         known = {option for action in commands[name]._actions for option in action.option_strings}
-        assert {word for word in rest if word.startswith("--")} <= known, f"{page}: {code}"
+        assert {word for word in words if word.startswith("--")} <= known, f"{page}: {code}"
 
 
 @pytest.mark.parametrize("prefix, owner", [

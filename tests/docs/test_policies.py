@@ -37,8 +37,8 @@ def script() -> ModuleType:
 def test_the_pictures_are_those_that_would_be_drawn_now(script: ModuleType, tmp_path: Path) -> None:
     drawn = script.drawn(tmp_path / "lake")
     assert {f"{name}.svg" for name in BUILT_IN} == set(drawn)
-    kept = {path.name: path.read_text("utf-8") for path in FOLDER.glob("*.svg")}
-    assert kept == drawn, "run scripts/draw_policies.py"
+    committed = {path.name: path.read_text("utf-8") for path in FOLDER.glob("*.svg")}
+    assert committed == drawn, "run scripts/draw_policies.py"
 
 
 def test_what_the_pictures_show_is_what_is_read(script: ModuleType, tmp_path: Path) -> None:
@@ -86,10 +86,10 @@ def reads(name: str) -> dict[str, tuple[int, int, float, str]]:
     labels = {
         float(text.attrib["x"]): text.text or "" for text in root.iter(f"{SVG}text") if text.get("class") == "epoch"
     }
-    whole = [float(mark.attrib["x1"]) for mark in root.iter(f"{SVG}line") if mark.get("class") == "chosen"]
+    chosen_marks = [float(mark.attrib["x1"]) for mark in root.iter(f"{SVG}line") if mark.get("class") == "chosen"]
     pictures = {}
     for group in root.iter(f"{SVG}g"):
-        lines = [float(mark.attrib["x1"]) for mark in group.iter(f"{SVG}line")] or whole
+        lines = [float(mark.attrib["x1"]) for mark in group.iter(f"{SVG}line")] or chosen_marks
         words = [word.text or "" for word in group.iter(f"{SVG}text")]
         lag = int(group.attrib["data-lag-ms"])
         assert f"lag {lag:,} ms" in words

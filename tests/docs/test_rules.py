@@ -58,17 +58,17 @@ def marks_in(path: str, text: str) -> Iterator[tuple[str, str]]:
 
     Raises ValueError for a marker that no test carries as a decorator, and for arguments that are not plain strings.
     """
-    left = text.count(f"{MARKER}(")
+    unread_marks = text.count(f"{MARKER}(")
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             for call in node.decorator_list:
                 if isinstance(call, ast.Call) and ast.unparse(call.func) == MARKER:
-                    left -= 1
+                    unread_marks -= 1
                     for argument in call.args:
                         if not (isinstance(argument, ast.Constant) and isinstance(argument.value, str)):
                             raise ValueError(f"{path}:{argument.lineno}: the number of a rule is a plain string")
                         yield argument.value, f"{path}::{node.name}"
-    if left:
+    if unread_marks:
         raise ValueError(f"{path}: mark the functions of tests, one by one")
 
 

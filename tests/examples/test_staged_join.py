@@ -25,17 +25,17 @@ def run(folder: Path, *options: str) -> str:
 
 
 def test_it_runs_as_printed(tmp_path: Path) -> None:
-    said = run(tmp_path)
-    assert "killed: producer 0x, consumer 0x, server 0x, redis 0x" in said
-    assert re.findall(r"^(\S+) +(\d+)x$", said, re.MULTILINE) == [
+    printed = run(tmp_path)
+    assert "killed: producer 0x, consumer 0x, server 0x, redis 0x" in printed
+    assert re.findall(r"^(\S+) +(\d+)x$", printed, re.MULTILINE) == [
         (name, "1") for name in ("airlines", "planes", "airports", "flights", "join-0", "join-1", "join-2", "result")
     ]
 
 
 def test_it_runs_as_printed_while_processes_are_killed(tmp_path: Path) -> None:
-    said = run(tmp_path, "--chaos", "7")
-    counts = re.findall(r"(producer|consumer|server|redis) (\d+)x", said)
-    assert len(counts) == 4 and sum(int(times) for _, times in counts) >= 2, said
-    starts = sum(int(times) for times in re.findall(r"^\S+ +(\d+)x$", said, re.MULTILINE))
+    printed = run(tmp_path, "--chaos", "7")
+    counts = re.findall(r"(producer|consumer|server|redis) (\d+)x", printed)
+    assert len(counts) == 4 and sum(int(times) for _, times in counts) >= 2, printed
+    starts = sum(int(times) for times in re.findall(r"^\S+ +(\d+)x$", printed, re.MULTILINE))
     killed = {kind: int(times) for kind, times in counts}
     assert starts == 8 + killed["producer"] + killed["consumer"]
