@@ -26,8 +26,8 @@ Refresh = Callable[[SparkRefreshContext], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class SparkDoor:
-    """Executor of refreshes with DataFrames, on the caller's session."""
+class SparkRefreshAdapter:
+    """Adapter for refreshes with DataFrames, on the caller's session."""
 
     handle: Handle
     session: SparkSession
@@ -67,7 +67,7 @@ def step(
     those raised in Spark tasks.
     """
     check_arguments(runner, session, refresh)
-    return runner.step(refresh, SparkDoor(runner.handle, session), tenure=tenure, take_over=take_over)
+    return runner.step(refresh, SparkRefreshAdapter(runner.handle, session), tenure=tenure, take_over=take_over)
 
 
 def check_arguments(runner: JobRunner, session: object, refresh: object) -> None:

@@ -44,7 +44,7 @@ LocalRefresh = Callable[[LocalRefreshContext], None]
 _log = logging.getLogger("epochlog")
 
 
-class Door(Protocol):
+class RefreshAdapter(Protocol):
     """Adapter for one kind of refresh: makes contexts, checks writes and translates errors."""
 
     def context(self, plan: RefreshPlan) -> RefreshContext[Any, Any, Any]:
@@ -61,7 +61,7 @@ class Door(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LocalDoor:
+class LocalRefreshAdapter:
     """Adapter for refreshes with pyarrow tables, in this process."""
 
     handle: Handle
@@ -247,17 +247,22 @@ class JobRunner(JobClaims):
 
     def step_local(self, refresh: LocalRefresh, *, tenure: Tenure | None = None, take_over: bool = False) -> int | None:
         """Run one barrier with pyarrow tables; return the committed epoch, or None if there is nothing to do."""
-        return self.step(refresh, LocalDoor(self.handle), tenure=tenure, take_over=take_over)
+        return self.step(refresh, LocalRefreshAdapter(self.handle), tenure=tenure, take_over=take_over)
 
     def step(
-        self, refresh: Callable[[Any], Any], door: Door, *, tenure: Tenure | None = None, take_over: bool = False
+        self,
+        refresh: Callable[[Any], Any],
+        adapter: RefreshAdapter,
+        *,
+        tenure: Tenure | None = None,
+        take_over: bool = False,
     ) -> int | None:
         """Run one barrier with this adapter; `tenure` and `take_over` are those of `begin`.
 
         Raises JobRunning also while another thread, or the refresh itself, steps the job with this runner.
         """
         self.check_refresh(refresh)
-        self.repeat_step = lambda: self.step(refresh, door)
+        self.repeat_step = lambda: self.step(refresh, adapter)
         if tenure is None:
             if take_over and self._stepping.holder in self.refreshing:  # fence that step too
                 self._stepping = self.tenure("step")
@@ -267,7 +272,7 @@ class JobRunner(JobClaims):
                 plan = self.begin(tenure=tenure, take_over=take_over)
                 if plan is None:
                     return None
-                return self.commit(plan, {}) if plan.fully_loaded else self._refresh(plan, refresh, door)
+                return self.commit(plan, {}) if plan.fully_loaded else self._refresh(plan, refresh, adapter)
             finally:
                 if tenure.kind == "step":
                     self.leave(tenure)
@@ -291,17 +296,17 @@ class JobRunner(JobClaims):
         finally:
             del self.refreshing[tenure.holder]
 
-    def _refresh(self, plan: RefreshPlan, refresh: Callable[[Any], Any], door: Door) -> int:
+    def _refresh(self, plan: RefreshPlan, refresh: Callable[[Any], Any], adapter: RefreshAdapter) -> int:
         """Refresh and commit. Record an error of the refresh on the job."""
-        context = door.context(plan)
+        context = adapter.context(plan)
         try:
             try:
                 refresh(context)
                 segments = context._finish()
-                door.check(self.name)
+                adapter.check(self.name)
             except BaseException as error:
                 context._discard()
-                typed_error = door.translate_error(error, self.name)
+                typed_error = adapter.translate_error(error, self.name)
                 self.fail(typed_error, plan)
                 typed_error = self._find_cause(typed_error, plan)
                 if typed_error is error:
