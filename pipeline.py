@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from epochlog.checkpoint.job.claims import Tenure
+from epochlog.checkpoint.job.claims import RunnerLease
 from epochlog.checkpoint.job.runner import JobRunner, LocalRefresh
 from epochlog.checkpoint.pipeline.pipeline import HasRunner, Pauses, PipelineRunner
 from epochlog.store.session.handle import HasHandle
@@ -40,10 +40,10 @@ class Pipeline(PipelineRunner):
         """
         super().add(job, refresh, take_over=take_over)
 
-    def _step_runner(self, runner: JobRunner, refresh: Callable[[Any], Any], tenure: Tenure) -> int | None:
+    def _step_runner(self, runner: JobRunner, refresh: Callable[[Any], Any], lease: RunnerLease) -> int | None:
         if self._spark is None:
-            return super()._step_runner(runner, refresh, tenure)
+            return super()._step_runner(runner, refresh, lease)
         from epochlog.spark.job import step, use_scheduler_pool
 
         use_scheduler_pool(self._spark, runner.name)
-        return step(runner, self._spark, refresh, tenure=tenure)
+        return step(runner, self._spark, refresh, lease=lease)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from epochlog.checkpoint.job.claims import Tenure
+from epochlog.checkpoint.job.claims import RunnerLease
 from epochlog.checkpoint.job.refresh_plan import RefreshPlan
 from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.errors import EpochlogError, InvalidInput, SparkLost
@@ -57,7 +57,7 @@ def step(
     session: SparkSession,
     refresh: Refresh,
     *,
-    tenure: Tenure | None = None,
+    lease: RunnerLease | None = None,
     take_over: bool = False,
 ) -> int | None:
     """Run one barrier in the foreground; return the committed epoch, or None if there is nothing to do or the job is
@@ -67,7 +67,7 @@ def step(
     those raised in Spark tasks.
     """
     check_arguments(runner, session, refresh)
-    return runner.step(refresh, SparkRefreshAdapter(runner.handle, session), tenure=tenure, take_over=take_over)
+    return runner.step(refresh, SparkRefreshAdapter(runner.handle, session), lease=lease, take_over=take_over)
 
 
 def check_arguments(runner: JobRunner, session: object, refresh: object) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from epochlog.checkpoint.job.claims import Tenure
+from epochlog.checkpoint.job.claims import RunnerLease
 from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.job.running_queries import is_active, live
 from epochlog.checkpoint.pipeline.step_scheduler import (
@@ -106,8 +106,8 @@ class Loop:
         self, runner: JobRunner, session: SparkSession, refresh: Refresh, pace: TriggerPace, poll_ms: int
     ) -> None:
         self.runner = runner
-        self.tenure: Tenure = runner.tenure("query")
-        self.tenure.alive = lambda: is_active(self.query)
+        self.lease: RunnerLease = runner.new_lease("query")
+        self.lease.alive = lambda: is_active(self.query)
         self.query: StreamingQuery | None = None
         self.idle_polls = 0
         """Number of steps that found no work."""
@@ -134,7 +134,7 @@ class Loop:
     def enter(self, *, take_over: bool = False) -> bool:
         """Enter the job as its runner; return False if another runner has it. The query then waits for that runner."""
         try:
-            self.runner.enter(self.tenure, take_over=take_over)
+            self.runner.acquire(self.lease, take_over=take_over)
         except JobRunning as error:
             if self._schedule.state != "waiting":
                 _log.info("%s. The query waits for it to end", error)
@@ -161,7 +161,7 @@ class Loop:
             has_committed = has_committed or epoch is not None
             if epoch and self._pace.kind == "every":
                 return
-        self.runner.leave(self.tenure)
+        self.runner.release(self.lease)
 
     def _step_once(self) -> int | None:
         """Run one step and schedule the next; return the committed epoch or None. Raises errors that no retry can fix,
@@ -170,9 +170,9 @@ class Loop:
         was_waiting = self._schedule.state == "waiting"
         self._schedule = self._schedule if was_waiting else started(self._schedule)
         try:
-            if not self.runner.entered(self.tenure) and not self.enter():
+            if not self.runner.holds(self.lease) and not self.enter():
                 return None
-            epoch = step(self.runner, self._session, self._refresh, tenure=self.tenure)
+            epoch = step(self.runner, self._session, self._refresh, lease=self.lease)
         except Exception as error:  # noqa: BLE001  # a refresh may raise any error
             self._handle_failure(error)
             return None
@@ -189,7 +189,7 @@ class Loop:
         self._schedule = failed(self._schedule, error, _now_ms(), tries)
         name, failures = self.runner.name, self._schedule.failures
         if self._schedule.ended:
-            self.runner.leave(self.tenure)
+            self.runner.release(self.lease)
             raise error
         self.runner.fail(error)
         _log.warning(
@@ -222,7 +222,7 @@ class JobQuery(StreamingQuery):
         """Stop the query after the current barrier, and release the job for other runners."""
         self._loop.halt()  # Otherwise Spark interrupts the step, which counts as a failure of the job.
         super().stop()
-        self._loop.runner.leave(self._loop.tenure)
+        self._loop.runner.release(self._loop.lease)
 
 
 def start(
@@ -249,7 +249,7 @@ def start(
             _start_with_retries(runner, session, lambda: _start_query(loop, session, make_pace(trigger))), loop
         )
     except BaseException:
-        runner.leave(loop.tenure)
+        runner.release(loop.lease)
         live.set(runner, None)
         raise
     loop.query = query
@@ -261,7 +261,7 @@ def _start_query(loop: Loop, session: SparkSession, pace: TriggerPace) -> Stream
     stream = session.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
     name = f"{loop.runner.name}@{loop.runner.handle.store_id[:8]}"
     if any(query.name == name for query in session.streams.active):  # a fenced query that has not ended yet
-        name = f"{name}, incarnation {loop.tenure.incarnation}"
+        name = f"{name}, incarnation {loop.lease.incarnation}"
     return stream.writeStream.foreachBatch(loop).queryName(name).trigger(**pace.options()).start()
 
 

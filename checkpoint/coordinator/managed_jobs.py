@@ -221,7 +221,7 @@ class JobTask:
         self.interval_ms: int | None = handle.interval_ms * record.interval
         self._settings = replace(settings, interval_ms=self.interval_ms)
         self._runner = JobRunner(handle, record.id, record.name)
-        self._tenure = self._runner.tenure("coordinator")
+        self._lease = self._runner.new_lease("coordinator")
         self._plan: RefreshPlan | None = None
         self.tables: Collection[str] = handle.catalog.read(
             lambda view: tuple(get_table(view, table, f"output of {record.name}").name for table in record.outputs)
@@ -242,22 +242,22 @@ class JobTask:
         record = self._runner.record()
         has_coordinator = record.runner is not None and record.runner.kind == "coordinator"
         # The job's parts attach to this coordinator now, so the earlier one may be fenced.
-        record = self._runner.enter(self._tenure, take_over=has_coordinator)
+        record = self._runner.acquire(self._lease, take_over=has_coordinator)
         finished = record.state == "finished"
         return Opened(
             record.incarnation, self._parts, frozenset(range(self._parts) if finished else ()), self._settings
         )
 
     def check(self) -> None:
-        assert self._tenure.incarnation is not None
-        check_incarnation(self._runner.record(), self._tenure.incarnation)
+        assert self._lease.incarnation is not None
+        check_incarnation(self._runner.record(), self._lease.incarnation)
 
     def leave(self) -> None:
-        self._runner.leave(self._tenure)
+        self._runner.release(self._lease)
 
     def decide(self, *, has_changes: bool, drain: bool) -> tuple[Barrier | None, bool]:
         end = record_drain(self._runner) if drain else None
-        self._plan = self._runner.begin(unchunked=True, tenure=self._tenure)
+        self._plan = self._runner.begin(unchunked=True, lease=self._lease)
         job = self._runner.record() if self._plan is None else self._plan.job
         self.interval_ms = self._handle.interval_ms * job.interval  # it may have been altered
         if self._plan is None:
@@ -277,20 +277,20 @@ class JobTask:
 
     def resolve(self) -> int | None:
         """Return the commit's epoch if it has landed. Else fence it with a newer incarnation and return None."""
-        runner, tenure, plan = self._runner, self._tenure, self._plan
+        runner, lease, plan = self._runner, self._lease, self._plan
         assert plan is not None
 
         def body(tx: Txn) -> tuple[int | None, int | None]:
             job = get_job(tx, runner.job_id, runner.name)
             if job.position == plan.barrier.curr:
-                return job.position, tenure.incarnation
-            if job.incarnation != tenure.incarnation:
-                return None, tenure.incarnation
+                return job.position, lease.incarnation
+            if job.incarnation != lease.incarnation:
+                return None, lease.incarnation
             tx.put(job_key(job.id), replace(job, incarnation=job.incarnation + 1).to_record())
             return None, job.incarnation + 1
 
-        epoch, tenure.incarnation = self._handle.catalog.transact(body)
-        runner.incarnation = tenure.incarnation
+        epoch, lease.incarnation = self._handle.catalog.transact(body)
+        runner.incarnation = lease.incarnation
         return epoch
 
     def state(self, index: int) -> PartRecord:

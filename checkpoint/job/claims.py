@@ -1,7 +1,7 @@
 """Claims of jobs: the runner lease and the incarnation under which a handle runs a job.
 
-A handle's *tenure* enters, which records it as the job's runner, and leaves again. A claim fences a live runner only
-with take_over.
+A handle acquires a *runner lease*, which the job's record names as its runner, and releases it. A claim fences a live
+runner only with take_over.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ _log = logging.getLogger("epochlog")
 
 
 @dataclass(slots=True, eq=False)
-class Tenure:
-    """Time in which one runner runs a job: a single step, or a query, pipeline or coordinator from start to end.
+class RunnerLease:
+    """Lease under which one runner runs a job: for a single step, or for a query, pipeline or coordinator from start to
+    end.
 
-    holder: its name on the job's record while it has entered. incarnation: the claim that it commits under; None before
-    the claim. alive: returns True while the tenure lasts; the renewal of its lease calls it.
+    holder: its name on the job's record while it is held. incarnation: the claim that it commits under; None before
+    the claim. alive: returns True while the runner runs; each renewal calls it.
     """
 
     kind: Kind
@@ -51,18 +52,18 @@ class JobClaims:
         self.job_id = job_id
         self.name = name
         self.incarnation: int | None = None
-        """The newest incarnation that this handle claimed; the next tenure continues under it."""
+        """The newest incarnation that this handle claimed; the next lease continues under it."""
 
     def record(self) -> JobRecord:
         """Read the job's record; raise JobNotFound if it was dropped."""
         return self.handle.catalog.read(lambda view: get_job(view, self.job_id, self.name))
 
-    def tenure(self, kind: Kind) -> Tenure:
-        """Build a tenure of this handle, which has not entered yet."""
-        return Tenure(kind, self.handle.new_holder(kind), self.incarnation)
+    def new_lease(self, kind: Kind) -> RunnerLease:
+        """Build a lease of this handle, which is not acquired yet."""
+        return RunnerLease(kind, self.handle.new_holder(kind), self.incarnation)
 
-    def enter(self, tenure: Tenure, *, take_over: bool = False) -> JobRecord:
-        """Record the tenure as the job's runner until it leaves; return the job after that.
+    def acquire(self, lease: RunnerLease, *, take_over: bool = False) -> JobRecord:
+        """Record the lease as the job's runner until its release; return the job after that.
 
         Raises JobRunning if another runner is alive, Fenced if another handle has claimed the job since this one did,
         and RestoreRejected if the job's catalog records contradict each other. take_over: claim the job and fence its
@@ -72,52 +73,52 @@ class JobClaims:
         job = self.handle.catalog.read(self._read_consistent_job)
         if job.runner is not None:
             runners.has_died(job.runner.holder)
-        runners.share(tenure.holder, [job_key(self.job_id)], at_end="vacate", alive=tenure.alive)
+        runners.share(lease.holder, [job_key(self.job_id)], at_end="vacate", alive=lease.alive)
         try:
-            before, after = self.handle.catalog.transact(lambda tx: self._claim(tx, tenure, take_over=take_over))
+            before, after = self.handle.catalog.transact(lambda tx: self._claim(tx, lease, take_over=take_over))
         except BaseException:
-            runners.forget(tenure.holder)
+            runners.forget(lease.holder)
             raise
-        self.incarnation = tenure.incarnation = after.incarnation
+        self.incarnation = lease.incarnation = after.incarnation
         if after.incarnation != before.incarnation:
             self._log_claim(before, after)
         return after
 
-    def entered(self, tenure: Tenure) -> bool:
-        """Return True if the tenure has entered and has not left."""
-        return self.handle.runners.holds(tenure.holder)
+    def holds(self, lease: RunnerLease) -> bool:
+        """Return True if the lease was acquired and not released."""
+        return self.handle.runners.holds(lease.holder)
 
-    def leave(self, tenure: Tenure) -> None:
-        """Release the tenure's lease. If the catalog is unavailable, the next renewal of leases releases it."""
+    def release(self, lease: RunnerLease) -> None:
+        """Release the lease. If the catalog is unavailable, the next renewal of leases releases it."""
         with suppress(EpochlogError):
-            self.handle.runners.release(tenure.holder)
+            self.handle.runners.release(lease.holder)
 
-    def check(self, job: JobRecord, tenure: Tenure) -> None:
-        """Raise Fenced or JobParked if the tenure may not continue, JobRunning if another tenure of its handle runs the
+    def check(self, job: JobRecord, lease: RunnerLease) -> None:
+        """Raise Fenced or JobParked if the lease may not continue, JobRunning if another lease of its handle runs the
         job.
         """
-        assert tenure.incarnation is not None
-        check_incarnation(job, tenure.incarnation)
+        assert lease.incarnation is not None
+        check_incarnation(job, lease.incarnation)
         require_unparked(job)
         other = job.runner
-        if other is not None and other.holder != tenure.holder and not self.handle.runners.has_died(other.holder):
-            self.handle.catalog.read(lambda view: require_free(view, self.handle, job, tenure.holder))
+        if other is not None and other.holder != lease.holder and not self.handle.runners.has_died(other.holder):
+            self.handle.catalog.read(lambda view: require_free(view, self.handle, job, lease.holder))
 
     def _read_consistent_job(self, view: View) -> JobRecord:
         job = get_job(view, self.job_id, self.name)
         require_consistent_job(view, job, inputs_of(view, self.handle, job))
         return job
 
-    def _claim(self, tx: Txn, tenure: Tenure, *, take_over: bool) -> tuple[JobRecord, JobRecord]:
-        """Enter the tenure, in a transaction; return the job before, with its live runner, and the job after."""
+    def _claim(self, tx: Txn, lease: RunnerLease, *, take_over: bool) -> tuple[JobRecord, JobRecord]:
+        """Acquire the lease, in a transaction; return the job before, with its live runner, and the job after."""
         job = get_job(tx, self.job_id, self.name)
         if not take_over:
-            if tenure.incarnation is not None:
-                check_incarnation(job, tenure.incarnation)
-            require_free(tx, self.handle, job, tenure.holder)
+            if lease.incarnation is not None:
+                check_incarnation(job, lease.incarnation)
+            require_free(tx, self.handle, job, lease.holder)
         other = live_runner(tx, self.handle, job)
-        is_current = tenure.incarnation == job.incarnation and (other is None or other.holder == tenure.holder)
-        runner = new_runner(tx, self.handle, tenure.holder, tenure.kind)
+        is_current = lease.incarnation == job.incarnation and (other is None or other.holder == lease.holder)
+        runner = new_runner(tx, self.handle, lease.holder, lease.kind)
         after = replace(job, incarnation=job.incarnation + (not is_current), runner=runner)
         tx.put(job_key(job.id), after.to_record())
         return replace(job, runner=other), after

@@ -34,7 +34,7 @@ from epochlog.store.types.epoch import show_epoch
 from epochlog.store.types.epoch_set import FAR
 
 from .barrier import Barrier, InputPosition, lag_in_boundaries, next_barrier
-from .claims import JobClaims, Tenure, inputs_of
+from .claims import JobClaims, RunnerLease, inputs_of
 from .local_context import LocalRefreshContext
 from .rebuild import difference, request_rebuild
 from .refresh_context import RefreshContext
@@ -89,50 +89,50 @@ class JobRunner(JobClaims):
         self.refreshing: dict[str, int] = {}
         """Ids of the threads that run a step of this runner, by holder."""
         self._lock = threading.Lock()
-        self._stepping = self.tenure("step")
+        self._stepping = self.new_lease("step")
 
     def begin(
-        self, *, unchunked: bool = False, tenure: Tenure | None = None, take_over: bool = False
+        self, *, unchunked: bool = False, lease: RunnerLease | None = None, take_over: bool = False
     ) -> RefreshPlan | None:
         """Decide and record the job's next barrier; return None if there is nothing to do or the job is finished.
 
-        unchunked: backfill in one step, even if the job has snapshot_rows; drop the chunks made so far. tenure: the
-        tenure of the query, pipeline or coordinator that steps; None: the step is its own tenure. Raises JobRunning if
+        unchunked: backfill in one step, even if the job has snapshot_rows; drop the chunks made so far. lease: the
+        lease of the query, pipeline or coordinator that steps; None: the step takes its own lease. Raises JobRunning if
         another runner is alive (take_over: fences it), Fenced if another runner took over, JobParked if the job is
         parked.
         """
-        tenure = tenure or self._stepping
+        lease = lease or self._stepping
         plan = None
         try:
-            plan = self._plan_next(self._prepare_job(tenure, take_over=take_over), tenure, unchunked=unchunked)
+            plan = self._plan_next(self._prepare_job(lease, take_over=take_over), lease, unchunked=unchunked)
         finally:
-            if plan is None and tenure.kind == "step":
-                self.leave(tenure)
+            if plan is None and lease.kind == "step":
+                self.release(lease)
         return plan
 
-    def _prepare_job(self, tenure: Tenure, *, take_over: bool) -> JobRecord:
-        """Return the job for a step of this tenure, and enter the tenure if needed.
+    def _prepare_job(self, lease: RunnerLease, *, take_over: bool) -> JobRecord:
+        """Return the job for a step of this lease, and acquire the lease if needed.
 
         A single step of a handle that has claimed the job enters only once there is a barrier: looking for a barrier
         writes nothing.
         """
-        if tenure.kind == "step":
-            tenure.incarnation = self.incarnation
-        claimed = tenure.incarnation is not None and (tenure.kind == "step" or self.entered(tenure))
-        job = self.enter(tenure, take_over=take_over) if take_over or not claimed else self.record()
-        self.check(job, tenure)
+        if lease.kind == "step":
+            lease.incarnation = self.incarnation
+        claimed = lease.incarnation is not None and (lease.kind == "step" or self.holds(lease))
+        job = self.acquire(lease, take_over=take_over) if take_over or not claimed else self.record()
+        self.check(job, lease)
         return job
 
-    def _plan_next(self, job: JobRecord, tenure: Tenure, *, unchunked: bool) -> RefreshPlan | None:
+    def _plan_next(self, job: JobRecord, lease: RunnerLease, *, unchunked: bool) -> RefreshPlan | None:
         if job.state == "finished":
             return None
         if job.barrier is None:
-            decided = self._record_next_barrier(job, tenure)
+            decided = self._record_next_barrier(job, lease)
             if decided is None:
                 return None
             job = decided
-        elif not _is_runner(job, tenure):
-            job = self.enter(tenure)
+        elif not _is_runner(job, lease):
+            job = self.acquire(lease)
         if unchunked and job.cursor is not None:
             job = forget_pieces(self.handle, job, job.incarnation)
         self.handle.intents.store_intent()  # the write intent must exist before the catalog read that plans the writers
@@ -245,37 +245,39 @@ class JobRunner(JobClaims):
 
     # ---- a whole step --------------------------------------------------------------------------------------------
 
-    def step_local(self, refresh: LocalRefresh, *, tenure: Tenure | None = None, take_over: bool = False) -> int | None:
+    def step_local(
+        self, refresh: LocalRefresh, *, lease: RunnerLease | None = None, take_over: bool = False
+    ) -> int | None:
         """Run one barrier with pyarrow tables; return the committed epoch, or None if there is nothing to do."""
-        return self.step(refresh, LocalRefreshAdapter(self.handle), tenure=tenure, take_over=take_over)
+        return self.step(refresh, LocalRefreshAdapter(self.handle), lease=lease, take_over=take_over)
 
     def step(
         self,
         refresh: Callable[[Any], Any],
         adapter: RefreshAdapter,
         *,
-        tenure: Tenure | None = None,
+        lease: RunnerLease | None = None,
         take_over: bool = False,
     ) -> int | None:
-        """Run one barrier with this adapter; `tenure` and `take_over` are those of `begin`.
+        """Run one barrier with this adapter; `lease` and `take_over` are those of `begin`.
 
         Raises JobRunning also while another thread, or the refresh itself, steps the job with this runner.
         """
         self.check_refresh(refresh)
         self.repeat_step = lambda: self.step(refresh, adapter)
-        if tenure is None:
+        if lease is None:
             if take_over and self._stepping.holder in self.refreshing:  # fence that step too
-                self._stepping = self.tenure("step")
-            tenure = self._stepping
-        with self._exclusive_step(tenure):
+                self._stepping = self.new_lease("step")
+            lease = self._stepping
+        with self._exclusive_step(lease):
             try:
-                plan = self.begin(tenure=tenure, take_over=take_over)
+                plan = self.begin(lease=lease, take_over=take_over)
                 if plan is None:
                     return None
                 return self.commit(plan, {}) if plan.fully_loaded else self._refresh(plan, refresh, adapter)
             finally:
-                if tenure.kind == "step":
-                    self.leave(tenure)
+                if lease.kind == "step":
+                    self.release(lease)
 
     def check_refresh(self, refresh: object) -> None:
         """Raise InvalidInput if the refresh cannot be called."""
@@ -283,18 +285,18 @@ class JobRunner(JobClaims):
             raise InvalidInput(f"job {self.name!r}: refresh is a function of one argument, not {refresh!r}")
 
     @contextmanager
-    def _exclusive_step(self, tenure: Tenure) -> Iterator[None]:
+    def _exclusive_step(self, lease: RunnerLease) -> Iterator[None]:
         with self._lock:
-            if tenure.holder in self.refreshing:
+            if lease.holder in self.refreshing:
                 raise JobRunning(
                     f"job {self.name!r} is being refreshed by this runner already, and a job has one barrier at a "
                     "time; step it again when that step has returned"
                 )
-            self.refreshing[tenure.holder] = threading.get_ident()
+            self.refreshing[lease.holder] = threading.get_ident()
         try:
             yield
         finally:
-            del self.refreshing[tenure.holder]
+            del self.refreshing[lease.holder]
 
     def _refresh(self, plan: RefreshPlan, refresh: Callable[[Any], Any], adapter: RefreshAdapter) -> int:
         """Refresh and commit. Record an error of the refresh on the job."""
@@ -318,12 +320,12 @@ class JobRunner(JobClaims):
         finally:
             context._end()
 
-    def _record_next_barrier(self, job: JobRecord, tenure: Tenure) -> JobRecord | None:
+    def _record_next_barrier(self, job: JobRecord, lease: RunnerLease) -> JobRecord | None:
         """Record the job's next barrier and return the job; None if there is nothing to do."""
         if self._may_have_barrier(job):
             seal(self.handle, job.interval)
             if self.handle.catalog.read(self._decide) is not None:
-                recorded = self._record_barrier(tenure)
+                recorded = self._record_barrier(lease)
                 if recorded.barrier is not None:
                     return recorded
         self._mark_caught_up(job, job.incarnation)
@@ -362,7 +364,7 @@ class JobRunner(JobClaims):
             drain=job.drain,
         )
 
-    def _record_barrier(self, tenure: Tenure) -> JobRecord:
+    def _record_barrier(self, lease: RunnerLease) -> JobRecord:
         """Decide and record the barrier in one transaction. A runner that comes later gets the recorded barrier.
 
         The recorded barrier holds the logs and rows of the upstreams that its refresh reads.
@@ -370,19 +372,19 @@ class JobRunner(JobClaims):
 
         def body(tx: Txn) -> JobRecord:
             job = get_job(tx, self.job_id, self.name)
-            assert tenure.incarnation is not None
-            check_incarnation(job, tenure.incarnation)
-            require_free(tx, self.handle, job, tenure.holder)
+            assert lease.incarnation is not None
+            check_incarnation(job, lease.incarnation)
+            require_free(tx, self.handle, job, lease.holder)
             barrier = None if job.barrier else self._decide(tx)
             if barrier is not None:
                 planned = Counters.read(tx).version
                 job = replace(job, barrier=(barrier.prev, barrier.curr, barrier.kind), planned_version=planned)
-            if job.barrier is not None and not _is_runner(job, tenure):
-                job = replace(job, runner=new_runner(tx, self.handle, tenure.holder, tenure.kind))
+            if job.barrier is not None and not _is_runner(job, lease):
+                job = replace(job, runner=new_runner(tx, self.handle, lease.holder, lease.kind))
             tx.put(job_key(job.id), job.to_record())
             return job
 
-        self.handle.runners.share(tenure.holder, [job_key(self.job_id)], at_end="vacate", alive=tenure.alive)
+        self.handle.runners.share(lease.holder, [job_key(self.job_id)], at_end="vacate", alive=lease.alive)
         return self.handle.catalog.transact(body)
 
     def _mark_caught_up(self, job: JobRecord, incarnation: int) -> None:
@@ -444,5 +446,5 @@ class JobRunner(JobClaims):
         return behind <= job.max_lag and all(epochs.table(up).state != "creating" for up in job.upstreams)
 
 
-def _is_runner(job: JobRecord, tenure: Tenure) -> bool:
-    return job.runner is not None and job.runner.holder == tenure.holder
+def _is_runner(job: JobRecord, lease: RunnerLease) -> bool:
+    return job.runner is not None and job.runner.holder == lease.holder

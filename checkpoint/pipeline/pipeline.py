@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from epochlog.checkpoint.job.claims import Tenure
+from epochlog.checkpoint.job.claims import RunnerLease
 from epochlog.checkpoint.job.job_ddl import JobInfo, list_jobs
 from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.job.running_queries import live
@@ -82,7 +82,7 @@ class _Member:
     upstreams: frozenset[int]
     outputs: frozenset[int]
     take_over: bool
-    tenure: Tenure
+    lease: RunnerLease
     step: JobStep = field(default_factory=JobStep)
     committed_epoch: int = 0
     wake: threading.Event = field(default_factory=threading.Event)
@@ -133,8 +133,8 @@ class PipelineRunner(OneProcess):
             raise InvalidInput(f"job {runner.name!r} belongs to another store than this pipeline")
         runner.check_refresh(refresh)
         record = runner.record()
-        tenure = runner.tenure("pipeline")
-        member = _Member(runner, refresh, frozenset(record.upstreams), frozenset(record.outputs), take_over, tenure)
+        lease = runner.new_lease("pipeline")
+        member = _Member(runner, refresh, frozenset(record.upstreams), frozenset(record.outputs), take_over, lease)
         member.committed_epoch = record.position
         with self._lock:
             existing = self._members.get(runner.job_id)
@@ -194,7 +194,7 @@ class PipelineRunner(OneProcess):
     def _start(self, member: _Member) -> None:
         """Start the job's thread. Call under the lock. Only restarts and last_error outlive an earlier run."""
         live.claim(member.runner, take_over=member.take_over)
-        member.halted, member.tenure = False, member.runner.tenure("pipeline")
+        member.halted, member.lease = False, member.runner.new_lease("pipeline")
         member.step = JobStep(
             due_ms=self._pauses.now_ms(), restarts=member.step.restarts, last_error=member.step.last_error
         )
@@ -226,7 +226,7 @@ class PipelineRunner(OneProcess):
         try:
             self._step_until_ended(member)
         finally:
-            member.runner.leave(member.tenure)
+            member.runner.release(member.lease)
 
     def _step_until_ended(self, member: _Member) -> None:
         while True:
@@ -264,12 +264,12 @@ class PipelineRunner(OneProcess):
             tries = TRIES if self._target is not None else None
             next_step = failed(member.step, error, self._pauses.now_ms(), tries)
             if next_step.ended:  # release before the state shows, so that another runner may enter
-                runner.leave(member.tenure)
+                runner.release(member.lease)
             with self._lock:
                 member.step = next_step
             return
         if finished:
-            runner.leave(member.tenure)
+            runner.release(member.lease)
         with self._lock:
             next_step = succeeded(member.step, epoch, self._pauses.now_ms(), finished=finished)
             member.step = replace(next_step, settled=settled, missing=missing)
@@ -282,10 +282,10 @@ class PipelineRunner(OneProcess):
     def _enter(self, member: _Member) -> bool:
         """Claim the job for the pipeline; return False if another live runner has it, so that the pipeline waits."""
         runner = member.runner
-        if runner.entered(member.tenure):
+        if runner.holds(member.lease):
             return True
         try:
-            runner.enter(member.tenure, take_over=member.take_over)
+            runner.acquire(member.lease, take_over=member.take_over)
         except JobRunning as error:
             if not member.logged_wait:
                 _log.info("%s. The pipeline waits for it to end", error)
@@ -299,10 +299,10 @@ class PipelineRunner(OneProcess):
         return True
 
     def _run_once(self, member: _Member) -> int | None:
-        return self._step_runner(member.runner, member.refresh, member.tenure)
+        return self._step_runner(member.runner, member.refresh, member.lease)
 
-    def _step_runner(self, runner: JobRunner, refresh: Callable[[Any], Any], tenure: Tenure) -> int | None:
-        return runner.step_local(refresh, tenure=tenure)
+    def _step_runner(self, runner: JobRunner, refresh: Callable[[Any], Any], lease: RunnerLease) -> int | None:
+        return runner.step_local(refresh, lease=lease)
 
     def _read_target_state(self, member: _Member, *, idle: bool) -> tuple[bool, frozenset[int]]:
         """Return (job has taken in everything through the target, ids of its upstream jobs that have not)."""

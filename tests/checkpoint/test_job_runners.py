@@ -248,15 +248,15 @@ def test_a_close_lets_go_of_what_it_ran(lab: Lab) -> None:
 
 def test_a_leave_that_could_not_be_told_is_told_later(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = lab.store.job("j")._runner
-    tenure = runner.tenure("query")
-    runner.enter(tenure)
+    lease = runner.new_lease("query")
+    runner.acquire(lease)
 
     def unavailable(*_: Any) -> Any:
         raise el.CatalogUnavailable("not now")
 
     with monkeypatch.context() as patch:
         patch.setattr(lab.store._handle.catalog, "transact", unavailable)
-        runner.leave(tenure)
+        runner.release(lease)
     assert runner_of(lab) is not None and runner.record().runner is not None
     lab.store._handle.runners.renew()
     assert runner_of(lab) is None
@@ -267,13 +267,13 @@ def test_a_leave_that_could_not_be_told_is_told_later(lab: Lab, monkeypatch: pyt
 
 def test_a_handle_beside_its_own_standing_runner(lab: Lab) -> None:
     job, alive = lab.store.job("j"), [True]
-    tenure = job._runner.tenure("query")
-    tenure.alive = lambda: alive[0]
-    job._runner.enter(tenure)
+    lease = job._runner.new_lease("query")
+    lease.alive = lambda: alive[0]
+    job._runner.acquire(lease)
     for handle in (job, lab.store.job("j")):
         with pytest.raises(el.JobRunning, match="a query of"):
             handle.step_local(refuse)
-    assert job._runner.step_local(COPY, tenure=tenure) is not None
+    assert job._runner.step_local(COPY, lease=lease) is not None
     assert runner_of(lab) is not None  # it goes on
     alive[0] = False  # as when somebody has stopped the query behind our back
     more(lab)
@@ -283,13 +283,13 @@ def test_a_handle_beside_its_own_standing_runner(lab: Lab) -> None:
 
 def test_a_standing_runner_that_was_taken_over_by_its_own_handle_is_fenced(lab: Lab) -> None:
     job = lab.store.job("j")
-    tenure = job._runner.tenure("query")
-    job._runner.enter(tenure)
+    lease = job._runner.new_lease("query")
+    job._runner.acquire(lease)
     assert job.step_local(COPY, take_over=True) is not None
     more(lab)
     with pytest.raises(el.Fenced):
-        job._runner.step_local(refuse, tenure=tenure)
-    job._runner.leave(tenure)
+        job._runner.step_local(refuse, lease=lease)
+    job._runner.release(lease)
     assert job.step_local(COPY) is not None
 
 

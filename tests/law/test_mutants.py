@@ -84,10 +84,10 @@ def barrier_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each attempt decides anew: the barrier in the record is passed over."""
     entered = job_module.JobRunner._prepare_job
 
-    def forgetful(runner: Any, tenure: Any, **options: Any) -> Any:
-        return replace(entered(runner, tenure, **options), barrier=None)
+    def forgetful(runner: Any, lease: Any, **options: Any) -> Any:
+        return replace(entered(runner, lease, **options), barrier=None)
 
-    def record(runner: Any, tenure: Any) -> Any:
+    def record(runner: Any, lease: Any) -> Any:
         def body(tx: Any) -> Any:
             job = replace(job_module.get_job(tx, runner.job_id, runner.name), barrier=None)
             barrier = runner._decide(tx)
