@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from epochlog.errors import EpochlogError, Fenced, InvalidInput, JobNotFound, JobParked, JobRunning, UpstreamIncomplete
 from epochlog.store.catalog.keys import job_key
 from epochlog.store.catalog.protocol import Txn, View
-from epochlog.store.commit.backfill import JobPiece, discard_refused, forget_pieces, record_piece
+from epochlog.store.commit.backfill import BackfillChunk, discard_chunks, discard_refused, record_chunk
 from epochlog.store.commit.boundaries import seal
 from epochlog.store.commit.edits import TableEdit
 from epochlog.store.commit.job_commit import JobCommit, check_incarnation, commit_job, require_unparked
@@ -134,7 +134,7 @@ class JobRunner(JobClaims):
         elif not _is_runner(job, lease):
             job = self.acquire(lease)
         if unchunked and job.cursor is not None:
-            job = forget_pieces(self.handle, job, job.incarnation)
+            job = discard_chunks(self.handle, job, job.incarnation)
         self.handle.intents.store_intent()  # the write intent must exist before the catalog read that plans the writers
         plan = self.handle.catalog.read(lambda view: plan_barrier(view, self.handle, job))
         return plan if unchunked else plan_chunk(self.handle, plan)
@@ -184,8 +184,8 @@ class JobRunner(JobClaims):
 
     def _record_chunk(self, plan: RefreshPlan, next_cursor: Cursor, edits: Sequence[TableEdit]) -> int:
         job, curr = plan.job, plan.barrier.curr
-        chunk = JobPiece(self.job_id, self.name, job.incarnation, job.position, curr, job.cursor, next_cursor)
-        record_piece(self.handle, chunk, edits)
+        chunk = BackfillChunk(self.job_id, self.name, job.incarnation, job.position, curr, job.cursor, next_cursor)
+        record_chunk(self.handle, chunk, edits)
         self._forget_runner(plan)
         return 0
 

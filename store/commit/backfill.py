@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class JobPiece:
+class BackfillChunk:
     """Backfill chunk of a job, and the records that it requires in the catalog: the runner's incarnation, the
     barrier, and the cursor at which the chunk began (None: the first chunk).
     """
@@ -44,7 +44,7 @@ class JobPiece:
     ended: Cursor
 
 
-def record_piece(handle: Handle, piece: JobPiece, edits: Sequence[TableEdit]) -> None:
+def record_chunk(handle: Handle, chunk: BackfillChunk, edits: Sequence[TableEdit]) -> None:
     """Record a backfill chunk; recording it twice is a no-op.
 
     Raises Fenced, JobParked, JobNotFound, BarrierChanged, SegmentUnknown.
@@ -53,22 +53,22 @@ def record_piece(handle: Handle, piece: JobPiece, edits: Sequence[TableEdit]) ->
         check_segments(handle, edit)
 
     def body(tx: Txn) -> None:
-        job = get_job(tx, piece.job_id, piece.name)
-        check_runner(job, piece.incarnation, piece.prev, piece.curr)
-        if job.cursor == piece.ended:
+        job = get_job(tx, chunk.job_id, chunk.name)
+        check_runner(job, chunk.incarnation, chunk.prev, chunk.curr)
+        if job.cursor == chunk.ended:
             return
-        if job.cursor != piece.began:
+        if job.cursor != chunk.began:
             raise BarrierChanged(
-                f"the backfill of job {job.name!r} is at {job.cursor}, not at {piece.began}; step the job again"
+                f"the backfill of job {job.name!r} is at {job.cursor}, not at {chunk.began}; step the job again"
             )
         counters = Counters.read(tx)
         for edit in edits:
             use_up(tx, edit)
             if edit.segments:
-                stage_segments(tx, edit.table_id, piece.ended.pieces, edit.segments)
+                stage_segments(tx, edit.table_id, chunk.ended.pieces, edit.segments)
         after = replace(
             job,
-            cursor=piece.ended,
+            cursor=chunk.ended,
             planned_version=counters.version,  # the next chunk plans with the files of this version
             progress_ms=handle.catalog.now_ms(),
             last_error=None,
@@ -82,7 +82,7 @@ def record_piece(handle: Handle, piece: JobPiece, edits: Sequence[TableEdit]) ->
     hit("piece:recorded")
 
 
-def forget_pieces(handle: Handle, job: JobRecord, incarnation: int) -> JobRecord:
+def discard_chunks(handle: Handle, job: JobRecord, incarnation: int) -> JobRecord:
     """Discard the staged segments of a job; return the job at the beginning of its barrier. Raises Fenced."""
 
     def body(tx: Txn) -> JobRecord:
