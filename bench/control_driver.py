@@ -7,7 +7,7 @@ import threading
 
 from epochlog.checkpoint import control_messages as wire
 from epochlog.exchange.server import Server
-from epochlog.exchange.transport.duplex import ClientLine
+from epochlog.exchange.transport.duplex import ClientStream
 from epochlog.exchange.transport.services import Action
 from epochlog.store.sst.segment import Segment
 
@@ -32,7 +32,7 @@ def report(inject: wire.Injected) -> wire.Reported:
 
 def over_a_line(location: str, first: int, jobs: int, actors: int, workers: int) -> None:
     """Be every `workers`-th actor of each job."""
-    line = ClientLine(location, b"control", token=None, tls_roots=None)
+    line = ClientStream(location, b"control", token=None, tls_roots=None)
     mine = [wire.PartName("job", f"job{job}", actor) for job in range(jobs) for actor in range(first, actors, workers)]
     line.send(wire.encode([wire.Hello(wire.VERSION, f"worker-{first}")]))
     line.send(wire.encode([wire.Attach(part, actors, (), False, 0) for part in mine]))

@@ -21,7 +21,7 @@ from epochlog.store.types.epoch import as_epoch
 from .flight.reader import FlightReader
 from .subscription.client import Subscription
 from .subscription.messages import MAX_REQUEST, Request, encode
-from .transport.duplex import ClientLine, Pem, call_options, check_destination, read_pem
+from .transport.duplex import ClientStream, Pem, call_options, check_destination, read_pem
 from .transport.duplex import connect as connect_flight
 from .transport.errors import CALL_ERRORS, as_epochlog_error
 
@@ -195,8 +195,8 @@ class Client(Closeable):
             raise StoreClosed(f"the client of {self._location} is closed; connect again with epochlog.connect")
 
 
-def _open_stream(location: str, token: str | None, roots: bytes | None, command: bytes) -> ClientLine:
-    return ClientLine(location, command, token=token, tls_roots=roots)
+def _open_stream(location: str, token: str | None, roots: bytes | None, command: bytes) -> ClientStream:
+    return ClientStream(location, command, token=token, tls_roots=roots)
 
 
 def _columns_member(columns: Sequence[str] | None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any, Self
 from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.control_messages import PartName
 from epochlog.errors import AccessDenied, BadMessage, EpochlogError, InvalidInput, ServerUnavailable
-from epochlog.exchange.transport.duplex import ClientLine, Pem, check_destination, connect, read_pem, run_action
+from epochlog.exchange.transport.duplex import ClientStream, Pem, check_destination, connect, read_pem, run_action
 from epochlog.store.commit.loads import MOST_PARTS
 from epochlog.store.env.backoff import Backoff
 from epochlog.store.env.clock import Deadline, monotonic_s
@@ -79,7 +79,7 @@ class Worker:
         self.changed = threading.Condition()
         self._parts: dict[PartName, Part] = {}
         self._queue: deque[wire.Message] = deque()
-        self._stream: ClientLine | None = None
+        self._stream: ClientStream | None = None
         self._coordinator_run: str | None = None
         self._heard_s = monotonic_s()
         self._heartbeat_s, self._timeout_s = 1.0, 10.0
@@ -220,7 +220,7 @@ class Worker:
         failures = 0
         while not self._closed.is_set():
             try:
-                stream = ClientLine(self.location, CONTROL, token=self._token, tls_roots=self._roots)
+                stream = ClientStream(self.location, CONTROL, token=self._token, tls_roots=self._roots)
             except EpochlogError as error:
                 self._note_error(error)
             else:
@@ -229,7 +229,7 @@ class Worker:
             failures += 1
             self._closed.wait(BACKOFF.delay_s(failures))
 
-    def _receive_all(self, stream: ClientLine) -> bool:
+    def _receive_all(self, stream: ClientStream) -> bool:
         """Read the stream until it ends; return True if the coordinator has welcomed this worker on it."""
         with self.changed:
             closed = self._closed.is_set()  # `close` may have run before `_stream` was set

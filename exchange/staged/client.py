@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from epochlog.errors import EpochlogError, InvalidInput
-from epochlog.exchange.transport.duplex import ClientLine, Pem, check_destination, connect, read_pem, run_action
+from epochlog.exchange.transport.duplex import ClientStream, Pem, check_destination, connect, read_pem, run_action
 from epochlog.store.env.clock import Deadline, seconds
 from epochlog.store.env.closeable import Closeable
 
@@ -250,8 +250,8 @@ class ExchangeClient(Closeable):
     def _seconds(self, timeout: float | timedelta | None) -> float:
         return self._timeout_s if timeout is None else seconds(timeout, "timeout")
 
-    def _open_stream(self, name: bytes) -> ClientLine:
-        return ClientLine(
+    def _open_stream(self, name: bytes) -> ClientStream:
+        return ClientStream(
             self.location, name, token=self._token, tls_roots=self._roots, limit=messages.MAX_MESSAGE_BYTES
         )
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from epochlog.errors import BadMessage, Corrupt, EpochlogError, Fenced, InvalidInput, ServerUnavailable
 from epochlog.exchange.stage_gate import StageGate
-from epochlog.exchange.transport.duplex import ClientLine, Frame
+from epochlog.exchange.transport.duplex import ClientStream, Frame
 from epochlog.store.env.clock import Deadline, monotonic_s
 from epochlog.store.env.closeable import Closeable
 from epochlog.store.env.os_refusals import undecodable
@@ -46,7 +46,7 @@ class StageReader(Closeable):
 
     def __init__(
         self,
-        open_stream: Callable[[], ClientLine],
+        open_stream: Callable[[], ClientStream],
         acknowledge: Callable[[Cursor], None],
         hello: Mapping[str, Any],
         patience_s: float,
@@ -62,7 +62,7 @@ class StageReader(Closeable):
         self._ready_bytes = 0
         self._unsent_credit = 0  # bytes that the consumer has taken and the server does not know of
         self._delivered: dict[str, int] = {}  # channel -> the next sequence
-        self._stream: ClientLine | None = None
+        self._stream: ClientStream | None = None
         self._received_s = monotonic_s()  # time of the last message of the server
         self._retry_until = Deadline.after(patience_s)
         self._error: EpochlogError | None = None
@@ -194,7 +194,7 @@ class StageReader(Closeable):
         retried = type(reason) is EpochlogError or type(reason).__name__ in RETRIED
         return not retried or self._retry_until.passed
 
-    def _read_stream(self, stream: ClientLine) -> bool:
+    def _read_stream(self, stream: ClientStream) -> bool:
         """Read a stream until it ends; return True if the server has accepted this incarnation on it."""
         with self._changed:
             cursor = self._hello["cursor"] if self._gate is None else self._gate.cursor

@@ -16,7 +16,7 @@ from epochlog.exchange.stage_gate import StageGate
 from epochlog.exchange.transport.duplex import DuplexStream
 
 from . import messages, transactions
-from .push_handler import LineServices
+from .push_handler import ExchangeServices
 from .state import Pushed
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ CLOSE_S = 5.0
 class StageSender:
     """Sender to one stream of a consumer, until all batches are sent or the stream ends."""
 
-    def __init__(self, service: LineServices, stream: DuplexStream, hello: messages.Fields) -> None:
+    def __init__(self, service: ExchangeServices, stream: DuplexStream, hello: messages.Fields) -> None:
         """Claim the incarnation. Raises the errors of `transactions.claim`."""
         self._service = service
         self._stream = stream

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from epochlog.errors import BadMessage, EpochlogError, ServerUnavailable
-from epochlog.exchange.transport.duplex import ClientLine
+from epochlog.exchange.transport.duplex import ClientStream
 from epochlog.store.env.backoff import Backoff
 from epochlog.store.env.clock import Deadline, monotonic_s
 
@@ -47,7 +47,7 @@ class Sent:
 class Pusher:
     """Sender of the pushes of one channel. Any number of threads may push; batches are sent in order of the calls."""
 
-    def __init__(self, open_stream: Callable[[], ClientLine], query: str, location: str) -> None:
+    def __init__(self, open_stream: Callable[[], ClientStream], query: str, location: str) -> None:
         self._open_stream = open_stream
         self._query = query
         self._location = location
@@ -55,7 +55,7 @@ class Pusher:
         self._unanswered: dict[int, Sent] = {}  # by number, in order
         self._unanswered_bytes = 0
         self._last_number = 0
-        self._stream: ClientLine | None = None
+        self._stream: ClientStream | None = None
         self._to_send: deque[int] = deque()  # numbers, in the order of sending on this stream
         self._to_resend: deque[tuple[float, int]] = deque()  # (time, number)
         self._received_s = 0.0  # time of the last message of the server
@@ -184,7 +184,7 @@ class Pusher:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, BACKOFF.delay_s(failures))
 
-    def _read_answers(self, stream: ClientLine) -> bool:
+    def _read_answers(self, stream: ClientStream) -> bool:
         """Read answers until the stream ends; return True if there was an answer."""
         answered = False
         stream.begin(messages.FILE_SCHEMA)

@@ -87,7 +87,7 @@ class Memory:
             self._changed.notify_all()
 
 
-class LineServices(Protocol):
+class ExchangeServices(Protocol):
     """Services of a staged exchange for its streams; StagedExchange implements them."""
 
     handle: Handle
@@ -113,7 +113,7 @@ class LineServices(Protocol):
 class PushHandler:
     """Handler of one stream of pushes, until the stream ends."""
 
-    def __init__(self, service: LineServices, stream: DuplexStream, query: str) -> None:
+    def __init__(self, service: ExchangeServices, stream: DuplexStream, query: str) -> None:
         self._service = service
         self._stream = stream
         self._query = query

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from epochlog.errors import CatalogUnavailable, EpochlogError, InvalidInput, OutcomeUnknown, ServerUnavailable
 from epochlog.exchange.stage_gate import StageGate
-from epochlog.exchange.transport.duplex import ClientLine
+from epochlog.exchange.transport.duplex import ClientStream
 from epochlog.store.env.backoff import Backoff
 from epochlog.store.env.clock import Deadline, monotonic_s
 from epochlog.store.env.closeable import Closeable
@@ -51,7 +51,7 @@ DELIVERIES_PER_GATE = 4_096
 TRANSIENT = (ServerUnavailable, CatalogUnavailable, OutcomeUnknown)
 """Errors after which the client connects again."""
 
-OpenStream = Callable[[bytes], ClientLine]
+OpenStream = Callable[[bytes], ClientStream]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Subscription(Closeable):
         self._position = FeedPosition()  # up to which all items were received
         self._epoch: int | None = None
         self._requested_ack = self._acked = -1
-        self._stream: ClientLine | None = None
+        self._stream: ClientStream | None = None
         self._last_message_s = monotonic_s()
         self._disconnected_since_s: float | None = self._last_message_s  # None while connected
         self._error: EpochlogError | None = None
@@ -331,7 +331,7 @@ class Subscription(Closeable):
         return replace(self._request, resume=resume)
 
     def _handle_message(
-        self, stream: ClientLine, message: SubscriptionWelcome | Mark | Notice, rows: pa.RecordBatch | None
+        self, stream: ClientStream, message: SubscriptionWelcome | Mark | Notice, rows: pa.RecordBatch | None
     ) -> list[Answer]:
         """Handle one message of the server; return the answers to it."""
         if isinstance(message, SubscriptionWelcome):

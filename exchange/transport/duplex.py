@@ -135,7 +135,7 @@ class DuplexStream:
         self._abort_connection()
 
 
-class ClientLine(DuplexStream):
+class ClientStream(DuplexStream):
     """Duplex stream to a server, over a connection of its own. `reason` is the error that ended it."""
 
     def __init__(
@@ -174,7 +174,7 @@ class ClientLine(DuplexStream):
 class _LastError:
     """Reader that records the error of its last read as the stream's `reason`."""
 
-    def __init__(self, reader: Any, stream: ClientLine) -> None:
+    def __init__(self, reader: Any, stream: ClientStream) -> None:
         self._reader = reader
         self._stream = stream
 

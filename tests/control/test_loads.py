@@ -27,7 +27,7 @@ from epochlog.errors import (
     TableFinished,
     TableInUse,
 )
-from epochlog.exchange.transport.duplex import ClientLine
+from epochlog.exchange.transport.duplex import ClientStream
 from epochlog.store.catalog.keys import intent_key
 from epochlog.store.commit.loads import get_load, load_parts
 from epochlog.store.commit.root_commit import commit_root
@@ -650,7 +650,7 @@ def test_what_was_asked_over_a_line_that_has_ended_is_void(tmp_path: Path, monke
     monkeypatch.setattr(Coordinator, "_attach", attach_late)
     monkeypatch.setattr(Coordinator, "_open", open_late)
     with served(tmp_path) as (store, server):
-        line = ClientLine(server.location, b"control", token=TOKEN, tls_roots=None)
+        line = ClientStream(server.location, b"control", token=TOKEN, tls_roots=None)
         part = wire.PartName("load", "ld", 0)
         line.send(wire.encode([wire.Hello(wire.VERSION, "w")]))
         line.send(wire.encode([wire.Attach(part, 1, ("clicks",), False, 0)]))

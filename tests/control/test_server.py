@@ -20,7 +20,7 @@ from epochlog.errors import AccessDenied, BadMessage, EpochlogError, InsecureSer
 from epochlog.exchange.server import Certificate, Server
 from epochlog.exchange.staged.messages import PULL, PUSH
 from epochlog.exchange.transport import duplex as lines
-from epochlog.exchange.transport.duplex import ClientLine, DuplexStream, Frame, call_options, connect, run_action
+from epochlog.exchange.transport.duplex import ClientStream, DuplexStream, Frame, call_options, connect, run_action
 from epochlog.exchange.transport.services import Action, Exchange, Role
 
 TOKEN = "s3cret-of-the-test"
@@ -57,7 +57,7 @@ def call(server: Server, kind: str, body: bytes = b"", token: str | None = TOKEN
 
 def test_actions_and_lines_by_name(server: Server) -> None:
     assert call(server, "reverse", b"abc") == b"cba"
-    line = ClientLine(server.location, b"echo:>", token=TOKEN, tls_roots=None)
+    line = ClientStream(server.location, b"echo:>", token=TOKEN, tls_roots=None)
     assert line.send(b"one") and line.read() == b">one"
     assert line.send(b"two") and line.read() == b">two"
     line.close()
@@ -66,7 +66,7 @@ def test_actions_and_lines_by_name(server: Server) -> None:
 
 def open_line(server: Server, token: str | None) -> None:
     """A line that is refused is told so at its opening or at its first read."""
-    line = ClientLine(server.location, b"echo:", token=token, tls_roots=None)
+    line = ClientStream(server.location, b"echo:", token=token, tls_roots=None)
     line.send(b"x")
     assert line.read() is None
     line.close()
@@ -130,7 +130,7 @@ def test_the_read_token_reads_and_does_not_write() -> None:
     with pytest.raises(AccessDenied):
         call(server, "look", token="r3ad" + "x")
     for name, token, let_in in ((b"look:", "r3ad", True), (b"change:", "r3ad", False), (b"change:", TOKEN, True)):
-        line = ClientLine(server.location, name, token=token, tls_roots=None)
+        line = ClientStream(server.location, name, token=token, tls_roots=None)
         line.send(b"x")
         assert line.read() == (b"x" if let_in else None)
         assert let_in or isinstance(line.reason, AccessDenied)
@@ -159,7 +159,7 @@ def test_rows_travel_on_a_line_that_takes_them() -> None:
                 line.send(b"only " + (parcel.message or b""))
 
     server = Server("grpc://127.0.0.1:0", token=None, exchanges={b"double": Exchange(doubled)})
-    line = ClientLine(server.location, b"double:", token=None, tls_roots=None)
+    line = ClientStream(server.location, b"double:", token=None, tls_roots=None)
     rows = pa.record_batch({"a": [1, 2]})
     assert line.begin(rows.schema)
     assert line.send_rows(rows, b"m")
@@ -183,7 +183,7 @@ def test_rows_and_large_messages_are_refused(server: Server, spoil: Callable[[An
     with pytest.raises(flight.FlightError, match="BadMessage"):
         reader.read_chunk()
     client.close()
-    line = ClientLine(server.location, b"echo:", token=TOKEN, tls_roots=None)
+    line = ClientStream(server.location, b"echo:", token=TOKEN, tls_roots=None)
     with pytest.raises(BadMessage):
         line.send(bytes((32 << 20) + 1))
     line.close()
@@ -227,7 +227,7 @@ def test_a_shutdown_is_bounded_though_lines_are_open_and_a_call_waits(server: Se
         release.wait(10)
 
     other = Server("grpc://127.0.0.1:0", token=None, exchanges={b"echo": Exchange(echo), b"stuck": Exchange(stuck)})
-    lines = [ClientLine(other.location, name, token=None, tls_roots=None) for name in (b"echo:", b"stuck:")]
+    lines = [ClientStream(other.location, name, token=None, tls_roots=None) for name in (b"echo:", b"stuck:")]
     lines[0].send(b"x")
     assert lines[0].read() == b"x"
     assert entered.wait(5)
@@ -243,8 +243,8 @@ def test_a_shutdown_is_bounded_though_lines_are_open_and_a_call_waits(server: Se
 
 FROZEN = """
 import sys
-from epochlog.exchange.transport.duplex import ClientLine
-line = ClientLine(sys.argv[1], b"echo:", token=None, tls_roots=None)
+from epochlog.exchange.transport.duplex import ClientStream
+line = ClientStream(sys.argv[1], b"echo:", token=None, tls_roots=None)
 line.send(b"x"); line.read(); print("up", flush=True); line.read(); print("cut", flush=True)
 line.close()
 """
@@ -299,6 +299,6 @@ def test_a_line_that_is_opened_and_says_nothing_is_cut_off(
 ) -> None:
     monkeypatch.setattr(lines, "FIRST_MESSAGE_S", 0.2)
     with el.open(tmp_path / "store", durability="os") as store, el.serve(store, token=TOKEN) as server:
-        silent = ClientLine(server.location, name + b":", token=TOKEN, tls_roots=None)
+        silent = ClientStream(server.location, name + b":", token=TOKEN, tls_roots=None)
         assert silent.read() is None  # else it would wait for ever
         silent.close()

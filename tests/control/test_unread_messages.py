@@ -18,7 +18,7 @@ from epochlog.exchange.staged import messages as staged
 from epochlog.exchange.staged import push_handler as push_handler_module
 from epochlog.exchange.staged.batch_file import encode_batch
 from epochlog.exchange.staged.push_handler import PushHandler
-from epochlog.exchange.transport.duplex import ClientLine, DuplexStream, Frame
+from epochlog.exchange.transport.duplex import ClientStream, DuplexStream, Frame
 from staged_fixture import TOKEN, batch, served
 from wait_until import wait_until
 
@@ -81,7 +81,7 @@ def test_a_worker_that_asks_and_does_not_read_is_cut_off(tmp_path: Any, monkeypa
 
     monkeypatch.setattr(WorkerConnection, "send", send)
     with served(tmp_path) as (_, server):
-        line = ClientLine(server.location, CONTROL, token=TOKEN, tls_roots=None)
+        line = ClientStream(server.location, CONTROL, token=TOKEN, tls_roots=None)
         line.send(wire.encode([wire.Hello(wire.VERSION, "w")]))
         frame = wire.encode([wire.Ping(1)] * wire.MAX_FRAME)
         while line.send(frame):

@@ -20,7 +20,7 @@ from epochlog.errors import LimitExceeded
 from epochlog.exchange.server import Certificate, Server
 from epochlog.exchange.transport import connections, metrics_http
 from epochlog.exchange.transport.connections import Callers, Patience, choose_excess, most_connections
-from epochlog.exchange.transport.duplex import ClientLine, connect
+from epochlog.exchange.transport.duplex import ClientStream, connect
 from epochlog.exchange.transport.metrics_http import MetricsPort
 from epochlog.exchange.transport.services import Action, Exchange
 from epochlog.exchange.transport.sockets import Connection, accepted_connections
@@ -163,7 +163,7 @@ def test_hundreds_of_connections_are_bounded_and_those_who_call_go_on(tmp_path: 
         exchanges = {b"echo": Exchange(lambda line, _: echo(line))}
         patience = Patience(most=20, hello_s=60)
         server = Server("grpc://127.0.0.1:0", token=None, actions=ACTIONS, exchanges=exchanges, patience=patience)
-        line = ClientLine(server.location, b"echo:", token=None, tls_roots=None)
+        line = ClientStream(server.location, b"echo:", token=None, tls_roots=None)
         assert line.send(b"one") and line.read() == b"one"
         with ExitStack() as stack:
             dialled(stack, port_of(server), 300)

@@ -19,7 +19,7 @@ from epochlog.exchange.staged import pull_client as mails
 from epochlog.exchange.staged import push_client as pushers
 from epochlog.exchange.staged.batch_file import encode_batch
 from epochlog.exchange.staged.pull_handler import StageSender
-from epochlog.exchange.transport.duplex import ClientLine, DuplexStream
+from epochlog.exchange.transport.duplex import ClientStream, DuplexStream
 from epochlog.testing.tcp_proxy import TcpProxy
 from staged_fixture import JOIN, TOKEN, batch, client, files_of, fill, run_of, served, taken
 from wait_until import WAIT_LIMIT_S, wait_until
@@ -503,9 +503,9 @@ def test_a_server_that_falls_silent_is_left_for_a_new_connection(
             proxy.stop()
 
 
-def line_to(ex: ExchangeClient, number: int = 1, *, mail: str = "one", incarnation: int = 1) -> ClientLine:
+def line_to(ex: ExchangeClient, number: int = 1, *, mail: str = "one", incarnation: int = 1) -> ClientStream:
     """A consumer's line, opened by hand."""
-    opened = ClientLine(
+    opened = ClientStream(
         ex.location, messages.PULL + b":", token=TOKEN, tls_roots=None, limit=messages.MAX_MESSAGE_BYTES
     )
     hello = {"query": ex.query, "consumer": "join", "incarnation": incarnation, "cursor": None, "window": 1 << 20}
@@ -513,7 +513,7 @@ def line_to(ex: ExchangeClient, number: int = 1, *, mail: str = "one", incarnati
     return opened
 
 
-def kinds(opened: ClientLine) -> Iterator[str]:
+def kinds(opened: ClientStream) -> Iterator[str]:
     while (parcel := opened.read_frame()) is not None:
         yield messages.decode_reader_message(parcel.message or b"")["kind"]
 

@@ -15,7 +15,7 @@ import epochlog as el
 from epochlog.exchange.subscription import client, table_feed
 from epochlog.exchange.subscription.server import SubscriptionLimits, _Subscription
 from epochlog.exchange.transport.admission import AdmissionController, AdmissionLimits
-from epochlog.exchange.transport.duplex import ClientLine
+from epochlog.exchange.transport.duplex import ClientStream
 from epochlog.store.catalog.keys import head_key
 from epochlog.store.changelog.footprint import Footprint
 from epochlog.store.env.backoff import Backoff
@@ -368,7 +368,7 @@ def test_a_client_that_connects_and_never_reads_is_cut_off(tmp_path: Path) -> No
     """It takes nothing, answers nothing, and closes nothing; what holds the log for it is let go of."""
     with served(tmp_path, SubscriptionLimits(window=1 << 40, slow_s=0.2, beat_s=0.05)) as (_, table, serving):
         first = table.upsert(rows(*range(500_000)))
-        line = ClientLine(serving.location, b'subscribe:{"table":"t"}', token=TOKEN, tls_roots=None)
+        line = ClientStream(serving.location, b'subscribe:{"table":"t"}', token=TOKEN, tls_roots=None)
         wait_until(lambda: serving.service._open_count == 1)
         wait_until(lambda: serving.service._open_count == 0)
         line.close()
@@ -439,7 +439,7 @@ def test_what_is_taken_while_it_connects_makes_room_too(tmp_path: Path, monkeypa
         last = table.upsert(rows(*range(100)))
 
         class Taking(BreakingConnections):
-            def __call__(self, command: bytes) -> ClientLine:
+            def __call__(self, command: bytes) -> ClientStream:
                 if self.dials == 1:  # the server has been told already what lies in the box
                     replica.apply(sub.poll(0))
                 return super().__call__(command)

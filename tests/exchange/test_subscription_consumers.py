@@ -13,7 +13,7 @@ import epochlog as el
 from epochlog.exchange.subscription import client, table_feed
 from epochlog.exchange.subscription.messages import Answer, encode
 from epochlog.exchange.subscription.server import SubscriptionLimits
-from epochlog.exchange.transport.duplex import ClientLine
+from epochlog.exchange.transport.duplex import ClientStream
 from epochlog.store.changelog import consumers
 from epochlog.store.changelog.consumer_info import list_consumers
 from epochlog.store.changelog.consumers import reset_consumer
@@ -77,7 +77,7 @@ def test_an_epoch_is_acknowledged_when_all_of_it_is_out(tmp_path: Path, monkeypa
             next(sub)
             with pytest.raises(el.InvalidInput, match="not (returned|delivered) completely"):
                 sub.ack(epoch)
-        line = ClientLine(serving.location, b'subscribe:{"table":"t","consumer":"dash"}', token=TOKEN, tls_roots=None)
+        line = ClientStream(serving.location, b'subscribe:{"table":"t","consumer":"dash"}', token=TOKEN, tls_roots=None)
         line.send(encode(Answer("ack", epoch + (1 << 30))))  # the server does not take a client's word for it
         while line.read_frame() is not None:
             pass

@@ -21,7 +21,7 @@ from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.worker.worker import CONTROL
 from epochlog.exchange import ExchangeClient
 from epochlog.exchange.transport.admission import AdmissionLimits
-from epochlog.exchange.transport.duplex import ClientLine
+from epochlog.exchange.transport.duplex import ClientStream
 from security.endpoints import ERRORS, READ_TOKEN, TOKEN, bearer, error_of
 from security.test_served_process import Served
 
@@ -139,7 +139,7 @@ def test_who_may_write_is_served_meanwhile(crowd: Crowd) -> None:
         assert json.loads(owner.put(flight.FlightDescriptor.for_path("small"), rows).to_pybytes())["epoch"]
         info = owner.info(flight.FlightDescriptor.for_command(json.dumps({"changes": "small", "after": 0})))
         assert owner.get(info.endpoints[0].ticket.ticket).num_rows == 2
-    line = ClientLine(location, CONTROL, token=TOKEN, tls_roots=None)
+    line = ClientStream(location, CONTROL, token=TOKEN, tls_roots=None)
     line.send(wire.encode([wire.Hello(wire.VERSION, "w")]))
     message = line.read()
     assert message is not None and isinstance(wire.decode(message)[0], wire.Welcome)

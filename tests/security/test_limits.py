@@ -22,7 +22,7 @@ from epochlog.exchange.staged import messages, state
 from epochlog.exchange.staged.batch_file import encode_batch
 from epochlog.exchange.transport.admission import AdmissionLimits
 from epochlog.exchange.transport.connections import Patience
-from epochlog.exchange.transport.duplex import MAX_MESSAGE, ClientLine, connect, run_action
+from epochlog.exchange.transport.duplex import MAX_MESSAGE, ClientStream, connect, run_action
 from epochlog.store.changelog import consumers
 from epochlog.store.changelog.consumers import open_consumer
 from epochlog.store.types.coerce import MAX_BATCH_BYTES, conform_table
@@ -191,11 +191,11 @@ def test_bytes_of_actions_commands_and_messages(tmp_path: Path) -> None:
         assert "at most" not in str(call(MAX_ACTION))
         assert "at most" in str(call(MAX_ACTION + 1))
         for size, message in ((MAX_COMMAND, "subscription"), (MAX_COMMAND + 1, "no exchange")):
-            line = ClientLine(server.location, b"subscribe:".ljust(size), token=None, tls_roots=None)
+            line = ClientStream(server.location, b"subscribe:".ljust(size), token=None, tls_roots=None)
             assert line.read() is None
             assert message in str(line.reason)
             line.close()
-        line = ClientLine(server.location, b"control", token=None, tls_roots=None, limit=2 * MAX_MESSAGE)
+        line = ClientStream(server.location, b"control", token=None, tls_roots=None, limit=2 * MAX_MESSAGE)
         line.send(bytes(MAX_MESSAGE + 1))
         assert line.read() is None
         assert isinstance(line.reason, BadMessage), line.reason

@@ -14,7 +14,7 @@ from epochlog.exchange.server import Server
 from epochlog.exchange.subscription.client import Subscription
 from epochlog.exchange.subscription.messages import Request
 from epochlog.exchange.subscription.server import SubscriptionLimits, Subscriptions
-from epochlog.exchange.transport.duplex import ClientLine
+from epochlog.exchange.transport.duplex import ClientStream
 from epochlog.exchange.transport.services import Exchange, Role
 from wait_until import WAIT_LIMIT_S
 
@@ -124,8 +124,8 @@ class BreakingConnections:
         self.cuts = cuts
         self.dials = 0
 
-    def __call__(self, command: bytes) -> ClientLine:
-        line = ClientLine(self.serving.location, command, token=TOKEN, tls_roots=None)
+    def __call__(self, command: bytes) -> ClientStream:
+        line = ClientStream(self.serving.location, command, token=TOKEN, tls_roots=None)
         if self.dials < len(self.cuts):
             frames_left, read_frame = self.cuts[self.dials], line.read_frame
 
