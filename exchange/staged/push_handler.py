@@ -65,8 +65,8 @@ class HeldPush:
     give_up: Callable[[], None]
 
 
-class Memory:
-    """Limit on the bytes that wait to be written, over all streams."""
+class MemoryBudget:
+    """Budget for the bytes that wait to be written, over all streams."""
 
     def __init__(self, limit: int = MEMORY_BYTES) -> None:
         self._limit = limit
@@ -95,7 +95,7 @@ class ExchangeServices(Protocol):
     closing: threading.Event
     claim_numbers: Iterator[int]
     uses: Uses
-    memory: Memory
+    memory_budget: MemoryBudget
 
     def submit(self, body: Callable[[Txn], Any]) -> Future[Any]: ...
     def transact(self, query: str, body: Callable[[Txn], Any]) -> Any: ...
@@ -142,7 +142,7 @@ class PushHandler:
         self._wait(lambda: self._send_failed or self._may_read(data.size))
         with self._changed:
             self._unanswered_bytes += data.size
-        self._service.memory.acquire(data.size)
+        self._service.memory_budget.acquire(data.size)
         push = Push(
             fields["channel"], fields["stage"], fields["seq"], fields["attempt"], None, data.size, fields["crc32"], 0
         )
@@ -173,7 +173,7 @@ class PushHandler:
             self._answer(pending, error)
             return
         finally:
-            self._service.memory.release(data.size)
+            self._service.memory_budget.release(data.size)
         self._commit(replace(pending, push=push))
 
     def _was_pushed(self, push: Push) -> bool:

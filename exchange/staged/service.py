@@ -31,7 +31,7 @@ from epochlog.store.session.handle import Handle
 from . import messages, transactions
 from .group_commit import GroupCommit
 from .pull_handler import StageSender
-from .push_handler import HeldPush, Memory, PushHandler
+from .push_handler import HeldPush, MemoryBudget, PushHandler
 from .query_leases import Uses
 from .stage_counter import Marks
 from .state import Cursor, StageConsumer, StagedQuery
@@ -65,7 +65,7 @@ class StagedExchange:
         self._budget_versions: dict[str, int] = {}
         self._upkeep_due = False
         self.uses = Uses(handle)
-        self.memory = Memory()
+        self.memory_budget = MemoryBudget()
         self._upkeep = threading.Thread(target=self._run_upkeep, name="epochlog-exchange-upkeep", daemon=True)
         self._upkeep.start()
 
