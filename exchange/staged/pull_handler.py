@@ -76,7 +76,7 @@ class StageSender:
         The handler of a Flight call must not return while another thread reads its stream.
         """
         query = self._service.handle.catalog.read(lambda view: transactions.find_query(view, self._query))
-        with self._service.uses.open(query):
+        with self._service.query_leases.open(query):
             self._serve()
 
     def _serve(self) -> None:

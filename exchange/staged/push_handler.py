@@ -27,7 +27,7 @@ from epochlog.store.session.handle import Handle
 from . import messages, transactions
 from .batch_file import decode_batch
 from .group_commit import DEFINITE_FAILURES
-from .query_leases import Uses
+from .query_leases import QueryLeases
 from .transactions import Push, PushResult
 
 STREAM_BYTES = 128 << 20
@@ -94,7 +94,7 @@ class ExchangeServices(Protocol):
     changed: threading.Condition
     closing: threading.Event
     claim_numbers: Iterator[int]
-    uses: Uses
+    query_leases: QueryLeases
     memory_budget: MemoryBudget
 
     def submit(self, body: Callable[[Txn], Any]) -> Future[Any]: ...
@@ -179,7 +179,7 @@ class PushHandler:
     def _was_pushed(self, push: Push) -> bool:
         def body(view: Any) -> bool:
             query = transactions.find_query(view, self._query)
-            self._service.uses.touch(query)
+            self._service.query_leases.touch(query)
             return transactions.find_channel(view, query, push.channel).has(push.seq)
 
         return self._service.handle.catalog.read(body)

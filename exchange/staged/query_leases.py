@@ -27,8 +27,8 @@ class _Use:
         return 0.0 if self.streams else monotonic_s() - self.used_s
 
 
-class Uses:
-    """Registry of the queries in use through one server. Each use restarts the lease of its query; an open stream is a
+class QueryLeases:
+    """Leases of the queries in use through one server. Each use restarts the lease of its query; an open stream is a
     lasting use.
     """
 

@@ -32,7 +32,7 @@ from . import messages, transactions
 from .group_commit import GroupCommit
 from .pull_handler import StageSender
 from .push_handler import HeldPush, MemoryBudget, PushHandler
-from .query_leases import Uses
+from .query_leases import QueryLeases
 from .stage_counter import Marks
 from .state import Cursor, StageConsumer, StagedQuery
 
@@ -64,7 +64,7 @@ class StagedExchange:
         self._held: list[HeldPush] = []
         self._budget_versions: dict[str, int] = {}
         self._upkeep_due = False
-        self.uses = Uses(handle)
+        self.query_leases = QueryLeases(handle)
         self.memory_budget = MemoryBudget()
         self._upkeep = threading.Thread(target=self._run_upkeep, name="epochlog-exchange-upkeep", daemon=True)
         self._upkeep.start()
@@ -99,7 +99,7 @@ class StagedExchange:
         self._writers.shutdown(wait=True)
         self._commits.close()
         self._upkeep.join()
-        self.uses.close()
+        self.query_leases.close()
         if self._marks is not None:
             self._marks.close()
 
@@ -184,7 +184,7 @@ class StagedExchange:
         new = StagedQuery(fields["query"], {}, frozenset(), lease_ms, expires_ms, fields["budget"] or BUDGET)
         consumer = StageConsumer(fields["consumer"], fields["stages"])
         query = self.transact(new.name, lambda tx: transactions.declare(tx, new, consumer))
-        self.uses.touch(query)
+        self.query_leases.touch(query)
         if self._marks is not None:
             self._marks.declare(query.name, query.stages)
         return b""
@@ -193,7 +193,9 @@ class StagedExchange:
         fields = messages.unpack(body, messages.END)
         name, channel, last = fields["query"], fields["channel"], fields["last"]
         attempt, rows = fields["attempt"], fields["rows"]
-        self.uses.touch(self.transact(name, lambda tx: transactions.end(tx, name, channel, last, attempt, rows)))
+        self.query_leases.touch(
+            self.transact(name, lambda tx: transactions.end(tx, name, channel, last, attempt, rows))
+        )
         self.channel_passed(name)
         return b""
 
@@ -205,7 +207,7 @@ class StagedExchange:
     def _drop(self, body: bytes) -> bytes:
         name = messages.unpack(body, messages.QUERY)["query"]
         self.transact(name, lambda tx: end_query(tx, name))
-        self.uses.forget(name)
+        self.query_leases.forget(name)
         self.delete_later(purge(self.handle.catalog, name))
         self._retry_held_pushes(name)
         if self._marks is not None:
@@ -262,7 +264,7 @@ class StagedExchange:
         while not self.closing.is_set():
             with self.changed:
                 deadlines = [held.deadline.remaining_s for held in self._held]
-                wait_s = min([next_check.remaining_s, self.uses.period_s, *deadlines])
+                wait_s = min([next_check.remaining_s, self.query_leases.period_s, *deadlines])
                 self.changed.wait_for(lambda: self._upkeep_due or self.closing.is_set(), wait_s)
                 self._upkeep_due = False
                 paths, self._to_delete = self._to_delete, []
@@ -276,7 +278,7 @@ class StagedExchange:
                     held.retry()
             try:
                 self._delete(paths)
-                self.uses.renew()
+                self.query_leases.renew()
                 if next_check.passed:
                     next_check = Deadline.after(UPKEEP_S)
                     end_expired(self.handle.catalog, self.handle.leases.live)
