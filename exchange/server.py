@@ -22,7 +22,7 @@ from pyarrow import flight
 from epochlog.errors import AccessDenied, InsecureServer, InvalidInput, WriteFailed
 from epochlog.store.env.clock import Deadline
 
-from .transport.connections import Callers, Keeper, Patience
+from .transport.connections import Callers, ConnectionLimiter, ConnectionLimits
 from .transport.duplex import DuplexStream, check_token, is_loopback, parse_location
 from .transport.errors import as_flight_errors, without_traceback
 from .transport.services import Action, Call, Exchange, Role
@@ -69,9 +69,9 @@ class Server:
         exchanges: Mapping[bytes, Exchange] | None = None,
         actions: Mapping[str, Action] | None = None,
         flights: Flights | None = None,
-        patience: Patience | None = None,
+        limits: ConnectionLimits | None = None,
     ) -> None:
-        """Bind to `location` and start serving. patience: the limits of connections.
+        """Bind to `location` and start serving. limits: the limits of connections.
 
         Raises InsecureServer for an address that other hosts can reach without TLS and a token, InvalidInput, and
         WriteFailed when the port cannot be bound.
@@ -88,8 +88,8 @@ class Server:
         self._streams: set[DuplexStream] = set()
         self._lock = threading.Lock()
         self._ending = False
-        patience = patience or Patience()
-        self.callers = Callers(patience)
+        limits = limits or ConnectionLimits()
+        self.callers = Callers(limits)
         tls = {} if certificate is None else {"tls_certificates": [(certificate.chain, certificate.key)]}
         try:
             self._flight_server = _Door(
@@ -105,7 +105,7 @@ class Server:
             pem = "" if certificate is None else ", and check that certificate and key are PEM and belong together"
             raise WriteFailed(f"the server cannot listen at {location}: {error}; choose another port{pem}") from None
         self.location = f"{scheme}://{bracketed_host}:{self._flight_server.port}"
-        self._keeper = Keeper(self._flight_server.port, self.callers, patience)
+        self._connection_limiter = ConnectionLimiter(self._flight_server.port, self.callers, limits)
 
     def __repr__(self) -> str:
         return f"<epochlog server at {self.location}>"
@@ -120,7 +120,7 @@ class Server:
             streams = list(self._streams)
         if already_ending:
             return
-        self._keeper.close()
+        self._connection_limiter.close()
         deadline = Deadline.after(timeout)
         shutdown_thread = threading.Thread(target=self._flight_server.shutdown, name="epochlog-shutdown", daemon=True)
         shutdown_thread.start()

@@ -25,7 +25,7 @@ CHECK_S, COUNT_S = 1.0, 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class ConnectionLimits:
     """Limits of connections. most: connections at a time (None: half of the files that this process may open, at most
     4,096); hello_s: seconds until a connection makes a call with a valid token; idle_s: seconds without data in either
     direction. calls: the most calls of clients that may only read, and as many of all others; calls_of_one: the most
@@ -42,8 +42,8 @@ class Patience:
 class Callers:
     """Registry of the calls under way and of the connections that have made calls."""
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self._limits = limits
         self._lock = threading.Lock()
         self._calls: dict[str, int] = {}  # peer -> its calls under way
         self._total = {True: 0, False: 0}  # may_write -> calls under way
@@ -54,7 +54,7 @@ class Callers:
         """Count a call of the peer as under way inside of the block. Raises LimitExceeded above the limits of calls."""
         with self._lock:
             calls = self._calls.get(peer, 0)
-            if self._total[may_write] >= self._patience.calls or calls >= self._patience.calls_of_one:
+            if self._total[may_write] >= self._limits.calls or calls >= self._limits.calls_of_one:
                 kind = "writing" if may_write else "reading"
                 raise LimitExceeded(
                     f"this server has {self._total[may_write]} calls under way by {kind} tokens, {calls} of them over "
@@ -84,17 +84,17 @@ class Callers:
                 del self._may_write[peer]
 
 
-class Keeper:
+class ConnectionLimiter:
     """Thread that enforces the limits of the connections of one port until `close`."""
 
     def __init__(
-        self, port: int, callers: Callers, patience: Patience, clock: Callable[[], float] = monotonic_s
+        self, port: int, callers: Callers, limits: ConnectionLimits, clock: Callable[[], float] = monotonic_s
     ) -> None:
         self._port = port
         self._callers = callers
-        self._patience = patience
+        self._limits = limits
         self._clock = clock
-        self._max_connections = patience.most or most_connections()
+        self._max_connections = limits.most or most_connections()
         self._first_seen: dict[str, float] = {}
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="epochlog-connections", daemon=True)
@@ -110,7 +110,7 @@ class Keeper:
         now, connections = self._clock(), accepted_connections(self._port)
         self._first_seen = {connection.peer: self._first_seen.get(connection.peer, now) for connection in connections}
         ages = {peer: now - first_seen for peer, first_seen in self._first_seen.items()}
-        excess = choose_excess(connections, ages, self._callers.rank, self._max_connections, self._patience)
+        excess = choose_excess(connections, ages, self._callers.rank, self._max_connections, self._limits)
         self._callers.forget_all_but(set(ages))
         if excess:
             abort_connections(self._port, excess)
@@ -118,7 +118,7 @@ class Keeper:
 
     def _run(self) -> None:
         checked = self._clock()
-        check_s = min(CHECK_S, self._patience.hello_s / 4, self._patience.idle_s / 4)
+        check_s = min(CHECK_S, self._limits.hello_s / 4, self._limits.idle_s / 4)
         while not self._closed.wait(min(COUNT_S, check_s)):
             try:
                 if self._clock() - checked >= check_s or open_files() > self._max_connections:
@@ -144,7 +144,11 @@ def allow_open_files(most: int = 1 << 16) -> None:
 
 
 def choose_excess(
-    connections: list[Connection], ages: dict[str, float], rank: Callable[[str], int], most: int, patience: Patience
+    connections: list[Connection],
+    ages: dict[str, float],
+    rank: Callable[[str], int],
+    most: int,
+    limits: ConnectionLimits,
 ) -> set[str]:
     """Choose the connections to abort (pure): those without a call in time, those that are idle for too long, and above
     `most` those without a call, the oldest first, then readers, the longest idle first. A connection that may write is
@@ -153,8 +157,8 @@ def choose_excess(
     expired = {
         connection.peer
         for connection in connections
-        if (rank(connection.peer) == 0 and ages[connection.peer] >= patience.hello_s)
-        or connection.idle_s >= patience.idle_s
+        if (rank(connection.peer) == 0 and ages[connection.peer] >= limits.hello_s)
+        or connection.idle_s >= limits.idle_s
     }
     remaining = [connection for connection in connections if connection.peer not in expired]
     expendable = [connection for connection in remaining if rank(connection.peer) < 2]

@@ -19,7 +19,7 @@ from control.test_tls import make_certificate
 from epochlog.errors import LimitExceeded
 from epochlog.exchange.server import Certificate, Server
 from epochlog.exchange.transport import connections, metrics_http
-from epochlog.exchange.transport.connections import Callers, Patience, choose_excess, most_connections
+from epochlog.exchange.transport.connections import Callers, ConnectionLimits, choose_excess, most_connections
 from epochlog.exchange.transport.duplex import ClientStream, connect
 from epochlog.exchange.transport.metrics_http import MetricsPort
 from epochlog.exchange.transport.services import Action, Exchange
@@ -57,12 +57,12 @@ def echoed(server: Server, roots: bytes | None = None) -> bool:
         client.close()
 
 
-QUICK = Patience(hello_s=0.3)
+QUICK = ConnectionLimits(hello_s=0.3)
 
 
 @pytest.mark.parametrize("data", [b"", b"P", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET / HTTP/1.1\r\n"])
 def test_a_connection_that_makes_no_call_is_ended(data: bytes) -> None:
-    server = Server("grpc://127.0.0.1:0", token=None, actions=ACTIONS, patience=QUICK)
+    server = Server("grpc://127.0.0.1:0", token=None, actions=ACTIONS, limits=QUICK)
     with ExitStack() as stack:
         for connection in dialled(stack, port_of(server), 3):
             connection.sendall(data)
@@ -77,7 +77,7 @@ def test_silent_connections_end_also_while_no_file_can_be_opened() -> None:
     """A flood that is faster than the looks at it takes all files; to list a process's files, or to copy one, takes
     another.
     """
-    server = Server("grpc://127.0.0.1:0", token=None, actions=ACTIONS, patience=QUICK)
+    server = Server("grpc://127.0.0.1:0", token=None, actions=ACTIONS, limits=QUICK)
     with ExitStack() as stack:
         silent = dialled(stack, port_of(server), 3)
         wait_until(lambda: len(accepted_connections(port_of(server))) == 3)
@@ -102,7 +102,7 @@ def test_who_looks_at_connections_goes_on_after_a_failure(
         return accepted_connections(port)
 
     monkeypatch.setattr(connections, "accepted_connections", failing)
-    server = Server("grpc://127.0.0.1:0", token=None, actions=ACTIONS, patience=QUICK)
+    server = Server("grpc://127.0.0.1:0", token=None, actions=ACTIONS, limits=QUICK)
     with ExitStack() as stack:
         assert ended(*dialled(stack, port_of(server), 1))
     server.shutdown(5)
@@ -115,7 +115,7 @@ def test_half_a_handshake_is_ended(tmp_path: Path) -> None:
     make_certificate(tmp_path)
     chain, key = ((tmp_path / f"{name}.pem").read_bytes() for name in ("cert", "key"))
     server = Server(
-        "grpc://127.0.0.1:0", token=None, certificate=Certificate(chain, key), actions=ACTIONS, patience=QUICK
+        "grpc://127.0.0.1:0", token=None, certificate=Certificate(chain, key), actions=ACTIONS, limits=QUICK
     )
     hello = ssl.MemoryBIO()
     context = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), hello, server_hostname="localhost")
@@ -132,7 +132,7 @@ def test_half_a_handshake_is_ended(tmp_path: Path) -> None:
 
 
 def test_a_token_that_is_unknown_is_no_call() -> None:
-    server = Server("grpc://127.0.0.1:0", token="the-token-of-4711", actions=ACTIONS, patience=QUICK)
+    server = Server("grpc://127.0.0.1:0", token="the-token-of-4711", actions=ACTIONS, limits=QUICK)
     with plain.connected(server.location, "another-token-4711") as (client, options):
         with pytest.raises(flight.FlightUnauthenticatedError):
             list(client.do_action(("echo", b"x"), options))
@@ -142,7 +142,7 @@ def test_a_token_that_is_unknown_is_no_call() -> None:
 
 @pytest.mark.medium
 def test_an_idle_client_is_cut_off_and_does_not_notice() -> None:
-    server = Server("grpc://127.0.0.1:0", token=None, actions=ACTIONS, patience=Patience(idle_s=0.3))
+    server = Server("grpc://127.0.0.1:0", token=None, actions=ACTIONS, limits=ConnectionLimits(idle_s=0.3))
     with plain.connected(server.location) as (client, _):
         for _ in range(2):
             assert len(list(client.do_action(("echo", b"x")))) == 1
@@ -161,8 +161,8 @@ def test_hundreds_of_connections_are_bounded_and_those_who_call_go_on(tmp_path: 
                 line.send(message)  # pyright: ignore[reportAttributeAccessIssue]
 
         exchanges = {b"echo": Exchange(lambda line, _: echo(line))}
-        patience = Patience(most=20, hello_s=60)
-        server = Server("grpc://127.0.0.1:0", token=None, actions=ACTIONS, exchanges=exchanges, patience=patience)
+        limits = ConnectionLimits(most=20, hello_s=60)
+        server = Server("grpc://127.0.0.1:0", token=None, actions=ACTIONS, exchanges=exchanges, limits=limits)
         line = ClientStream(server.location, b"echo:", token=None, tls_roots=None)
         assert line.send(b"one") and line.read() == b"one"
         with ExitStack() as stack:
@@ -184,8 +184,8 @@ def test_who_is_cut_when_there_are_too_many() -> None:
     ages = {"new": 1.0, "old": 2.0, "r1": 50.0, "r2": 50.0, "w": 50.0}
     rank = {"r1": 1, "r2": 1, "w": 2}.get
 
-    def cut(most: int, **patience: float) -> set[str]:
-        return choose_excess(connections, ages, lambda peer: rank(peer) or 0, most, Patience(**patience))  # pyright: ignore[reportArgumentType]
+    def cut(most: int, **limits: float) -> set[str]:
+        return choose_excess(connections, ages, lambda peer: rank(peer) or 0, most, ConnectionLimits(**limits))  # pyright: ignore[reportArgumentType]
 
     assert [cut(most) for most in (5, 4, 3, 2, 1)] == [
         set(), {"old"}, {"old", "new"}, {"old", "new", "r2"}, {"old", "new", "r1", "r2"}
@@ -195,7 +195,7 @@ def test_who_is_cut_when_there_are_too_many() -> None:
 
 
 def test_calls_are_bounded_by_who_may_write_and_by_connection() -> None:
-    callers = Callers(Patience(calls=3, calls_of_one=2))
+    callers = Callers(ConnectionLimits(calls=3, calls_of_one=2))
     with ExitStack() as stack:
         for peer in ("a", "a", "b"):
             stack.enter_context(callers.calling(peer, may_write=False))

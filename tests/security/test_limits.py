@@ -21,7 +21,7 @@ from epochlog.exchange.server import MAX_ACTION, MAX_COMMAND
 from epochlog.exchange.staged import messages, state
 from epochlog.exchange.staged.batch_file import encode_batch
 from epochlog.exchange.transport.admission import AdmissionLimits
-from epochlog.exchange.transport.connections import Patience
+from epochlog.exchange.transport.connections import ConnectionLimits
 from epochlog.exchange.transport.duplex import MAX_MESSAGE, ClientStream, connect, run_action
 from epochlog.store.changelog import consumers
 from epochlog.store.changelog.consumers import open_consumer
@@ -132,7 +132,7 @@ def test_gets_count_for_their_connection_until_they_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str
 ) -> None:
     """do_get returns at once; what it gives goes on for as long as the client likes."""
-    monkeypatch.setattr(exchange_server, "Patience", partial(Patience, calls_of_one=3))
+    monkeypatch.setattr(exchange_server, "ConnectionLimits", partial(ConnectionLimits, calls_of_one=3))
     monkeypatch.setattr(
         service, "AdmissionLimits", partial(AdmissionLimits, in_flight_bytes=1 << 30)
     )  # nobody waits for room
