@@ -77,7 +77,7 @@ class Server:
         WriteFailed when the port cannot be bound.
         """
         host, port = check_address(location, token, certificate, read_token)
-        middleware = {} if token is None else {"token": _Guards(token, read_token)}
+        middleware = {} if token is None else {"token": _TokenMiddlewareFactory(token, read_token)}
         if read_token is not None and token in (None, read_token):
             raise InvalidInput(
                 "read_token needs a different token beside it: without one, every client of the server may write"
@@ -92,7 +92,7 @@ class Server:
         self.callers = Callers(limits)
         tls = {} if certificate is None else {"tls_certificates": [(certificate.chain, certificate.key)]}
         try:
-            self._flight_server = _Door(
+            self._flight_server = _FlightServer(
                 f"{scheme}://{bracketed_host}:{port}",
                 self,
                 dict(exchanges or {}),
@@ -146,7 +146,7 @@ class Server:
             self._streams.discard(stream)
 
 
-class _Door(flight.FlightServerBase):
+class _FlightServer(flight.FlightServerBase):
     """Flight server that checks roles and dispatches calls to the services. It overrides every method of the base,
     whose defaults send tracebacks to clients.
     """
@@ -253,14 +253,14 @@ class _Door(flight.FlightServerBase):
         return Call(peer, context.is_cancelled, abort, may_write, count_call)
 
 
-class _Caller(flight.ServerMiddleware):
+class _TokenMiddleware(flight.ServerMiddleware):
     """Middleware of one call, with the role that its token gives."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
 
 
-class _Guards(flight.ServerMiddlewareFactory):
+class _TokenMiddlewareFactory(flight.ServerMiddlewareFactory):
     """Middleware factory that admits only calls with a known token."""
 
     def __init__(self, token: str, read_token: str | None) -> None:
@@ -268,14 +268,14 @@ class _Guards(flight.ServerMiddlewareFactory):
         tokens = {Role.WRITE: token, Role.READ: read_token}
         self._headers = {role: f"Bearer {text}".encode() for role, text in tokens.items() if text is not None}
 
-    def start_call(self, info: Any, headers: Any) -> _Caller:
+    def start_call(self, info: Any, headers: Any) -> _TokenMiddleware:
         headers_sent = [
             _bytes(value) for name, values in headers.items() if name.lower() == "authorization" for value in values
         ]
         if len(headers_sent) == 1:
             roles = [role for role, header in self._headers.items() if hmac.compare_digest(headers_sent[0], header)]
             if roles:
-                return _Caller(max(roles))
+                return _TokenMiddleware(max(roles))
         raise flight.FlightUnauthenticatedError("the call needs a token that this server accepts")
 
 
@@ -287,8 +287,8 @@ def _require(context: Any, role: Role) -> None:
 
 def _role(context: Any) -> Role:
     """Return the role that the call's token gives; Role.WRITE on a server without tokens."""
-    caller = context.get_middleware("token")
-    return Role.WRITE if caller is None else caller.role
+    middleware = context.get_middleware("token")
+    return Role.WRITE if middleware is None else middleware.role
 
 
 def _bytes(value: str | bytes) -> bytes:

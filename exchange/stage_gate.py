@@ -36,7 +36,7 @@ def stage_counter(stages: Stages, passed: Collection[str]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _WaitingItem:
     """Item that waits for its turn in the channel."""
 
     item: Any
@@ -58,7 +58,7 @@ class _Channel:
     first_seq: int
     attempt: int = 0
     last_seq: int | None = None
-    waiting: dict[int, _Held] = field(default_factory=dict)
+    waiting: dict[int, _WaitingItem] = field(default_factory=dict)
     delivered: list[Hashable | None] = field(default_factory=list)  # digests, from `first_seq` on
 
     @property
@@ -147,7 +147,7 @@ class StageGate:
             raise EndMarkMismatch(f"sequence {seq} lies past the end mark of channel {channel!r}, {state.last_seq}")
         state.check_content(seq, item, digest)
         if seq >= state.next and seq not in state.waiting:
-            state.waiting[seq] = _Held(item, digest)
+            state.waiting[seq] = _WaitingItem(item, digest)
         state.attempt = attempt
 
     def end(self, channel: str, last_seq: int, attempt: int = 0) -> None:

@@ -44,14 +44,14 @@ def put(handle: Handle, write: Write, reader: Any, slot: CallSlot) -> int:
         return find_table(view, write.table)
 
     table = handle.catalog.read(find)
-    batches = _Incoming(reader, slot)
+    batches = _BatchReader(reader, slot)
     committed = find_committed_epoch(handle, write.txn, [table.id])
     if committed is not None:
         while batches.next() is not None:  # A client that is still sending would take an early answer for a failure.
             pass
         return committed
     handle.catalog.read(lambda view: refuse_unwritable(view, table))
-    row_writer = _Gathering(handle, table, write, slot)
+    row_writer = _RowWriter(handle, table, write, slot)
     try:
         row_writer.take(batches.begin())
         while (batch := batches.next()) is not None:
@@ -65,7 +65,7 @@ def put(handle: Handle, write: Write, reader: Any, slot: CallSlot) -> int:
     return commit_or_delete(handle, [edit], txn=write.txn)
 
 
-class _Incoming:
+class _BatchReader:
     """Reader of the record batches that a client puts; it checks each of them."""
 
     def __init__(self, reader: Any, slot: CallSlot) -> None:
@@ -98,7 +98,7 @@ class _Incoming:
                 return batch
 
 
-class _Gathering:
+class _RowWriter:
     """Writer of a put's batches into segments."""
 
     def __init__(self, handle: Handle, table: TableDef, write: Write, slot: CallSlot) -> None:
