@@ -18,7 +18,7 @@ from epochlog.exchange.flight.planner import Chosen
 from epochlog.exchange.flight.service import FlightDesk
 from epochlog.exchange.server import SHUTDOWN_S, Certificate, Server
 from epochlog.exchange.staged.service import StagedExchange
-from epochlog.exchange.staged.stage_counter_redis import open_marks
+from epochlog.exchange.staged.stage_counter_redis import open_stage_counter
 from epochlog.exchange.subscription.messages import SUBSCRIBE
 from epochlog.exchange.subscription.server import Subscriptions
 from epochlog.exchange.transport.duplex import Pem, read_pem
@@ -83,7 +83,7 @@ class StoreServer:
         settings: CoordinatorSettings | None,
         metrics: str | None,
     ) -> None:
-        stage_counters = None if coordinator is None else open_marks(coordinator, store._handle)
+        stage_counters = None if coordinator is None else open_stage_counter(coordinator, store._handle)
         self.coordinator = Coordinator(store._handle, settings)
         self._staged = StagedExchange(store._handle, stage_counters)
         self._handle = store._handle

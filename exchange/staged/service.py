@@ -33,7 +33,7 @@ from .group_commit import GroupCommit
 from .pull_handler import StageSender
 from .push_handler import HeldPush, MemoryBudget, PushHandler
 from .query_leases import QueryLeases
-from .stage_counter import Marks
+from .stage_counter import StageCounter
 from .state import Cursor, StageConsumer, StagedQuery
 
 LEASE_MS = 86_400_000
@@ -50,11 +50,11 @@ _log = logging.getLogger("epochlog")
 class StagedExchange:
     """Service of the staged exchanges of one open store. `exchanges` and `actions` are registered at its server."""
 
-    def __init__(self, handle: Handle, marks: Marks | None = None) -> None:
+    def __init__(self, handle: Handle, stage_counter: StageCounter | None = None) -> None:
         self.handle = handle
         self.changed = threading.Condition()
         self.closing = threading.Event()
-        self._marks = marks
+        self._stage_counter = stage_counter
         self._commit_counts: dict[str, int] = {}
         self.claim_numbers: Iterator[int] = itertools.count(1)  # of consumers, in the order of their commits
         self._senders: dict[tuple[str, str], StageSender] = {}
@@ -100,8 +100,8 @@ class StagedExchange:
         self._commits.close()
         self._upkeep.join()
         self.query_leases.close()
-        if self._marks is not None:
-            self._marks.close()
+        if self._stage_counter is not None:
+            self._stage_counter.close()
 
     # ---- for streams ---------------------------------------------------------------------------------------------
 
@@ -166,8 +166,8 @@ class StagedExchange:
     def channel_passed(self, query: str) -> None:
         """Retry held pushes to later stages, and copy the end marks, after a channel of the query may have passed."""
         self._retry_held_pushes(query)
-        if self._marks is not None:
-            self._marks.end(query)
+        if self._stage_counter is not None:
+            self._stage_counter.end(query)
 
     def _retry_held_pushes(self, query: str) -> None:
         with self.changed:
@@ -185,8 +185,8 @@ class StagedExchange:
         consumer = StageConsumer(fields["consumer"], fields["stages"])
         query = self.transact(new.name, lambda tx: transactions.declare(tx, new, consumer))
         self.query_leases.touch(query)
-        if self._marks is not None:
-            self._marks.declare(query.name, query.stages)
+        if self._stage_counter is not None:
+            self._stage_counter.declare(query.name, query.stages)
         return b""
 
     def _end(self, body: bytes) -> bytes:
@@ -202,7 +202,7 @@ class StagedExchange:
     def _stage(self, body: bytes) -> bytes:
         name = messages.unpack(body, messages.QUERY)["query"]
         query = self.handle.catalog.read(lambda view: transactions.find_query(view, name))
-        return messages.pack(stage=query.stage if self._marks is None else self._marks.stage(name))
+        return messages.pack(stage=query.stage if self._stage_counter is None else self._stage_counter.stage(name))
 
     def _drop(self, body: bytes) -> bytes:
         name = messages.unpack(body, messages.QUERY)["query"]
@@ -210,8 +210,8 @@ class StagedExchange:
         self.query_leases.forget(name)
         self.delete_later(purge(self.handle.catalog, name))
         self._retry_held_pushes(name)
-        if self._marks is not None:
-            self._marks.drop(name)
+        if self._stage_counter is not None:
+            self._stage_counter.drop(name)
         return b""
 
     def _ack(self, body: bytes) -> bytes:

@@ -7,7 +7,7 @@ from typing import Protocol
 from .state import Stages
 
 
-class Marks(Protocol):
+class StageCounter(Protocol):
     """Copy of the end marks of queries outside the catalog, with a stage counter. The catalog records marks first."""
 
     def declare(self, query: str, stages: Stages) -> None: ...

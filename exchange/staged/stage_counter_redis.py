@@ -24,7 +24,7 @@ from epochlog.store.env.backoff import Backoff
 from epochlog.store.env.clock import Deadline
 from epochlog.store.session.handle import Handle
 
-from .stage_counter_scripts import CHANGED, EARLIER, KEPT, LATE, LOST, MISCOUNTED, NEWER, Writing, write_marks
+from .stage_counter_scripts import CHANGED, EARLIER, KEPT, LATE, LOST, MISCOUNTED, NEWER, MarksWrite, write_marks
 from .transactions import find_channel, find_query
 
 _log = logging.getLogger("epochlog")
@@ -106,13 +106,15 @@ def end_marks(view: View, name: str) -> EndMarks:
     return EndMarks(query.stages, marks)
 
 
-def open_marks(url: str, handle: Handle) -> RedisMarks:
+def open_stage_counter(url: str, handle: Handle) -> RedisStageCounter:
     """Return a copy of the store's end marks on the Redis server at `url`. Raises InvalidInput."""
     catalog = handle.catalog
-    return RedisMarks(url, handle.store_id, catalog, lambda query: catalog.read(lambda view: end_marks(view, query)))
+    return RedisStageCounter(
+        url, handle.store_id, catalog, lambda query: catalog.read(lambda view: end_marks(view, query))
+    )
 
 
-class RedisMarks:
+class RedisStageCounter:
     """Copy of the end marks on a Redis server, which computes the stage counter.
 
     Only `stage` waits for Redis, for at most `ANSWER_S`. One thread does all other writes, and repeats failed ones.
@@ -138,7 +140,7 @@ class RedisMarks:
         self._thread.start()
 
     def __repr__(self) -> str:
-        return f"<RedisMarks {self._server.name} incarnation {self._incarnation}, {self.losses} losses>"
+        return f"<RedisStageCounter {self._server.name} incarnation {self._incarnation}, {self.losses} losses>"
 
     def declare(self, query: str, stages: Mapping[int, tuple[str, ...]]) -> None:
         self._enqueue([query])
@@ -235,7 +237,9 @@ class RedisMarks:
         self._turn += 1
         before = self._candidates.get(query, ("",))
         digest = hashlib.sha1(marks, usedforsecurity=False).hexdigest() if marks else ""
-        write = Writing(self._incarnation, self._generation, self._turn, query, marks, before, self._clear_first, force)
+        write = MarksWrite(
+            self._incarnation, self._generation, self._turn, query, marks, before, self._clear_first, force
+        )
         self._candidates[query] = tuple(dict.fromkeys((*before[-_MAX_CANDIDATES:], digest)))
         outcome, counted = write_marks(self._server, self._store_id, write)
         if outcome == KEPT:

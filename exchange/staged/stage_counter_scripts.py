@@ -68,7 +68,7 @@ KEEP = Script("keep marks", _KEEP.encode())
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
+class MarksWrite:
     """Write of one query's marks by one server.
 
     turn: number of the write. before: SHA-1 of each of the marks that the hash may hold ("" for none): several after a
@@ -90,7 +90,7 @@ def marks_key(store_id: str) -> bytes:
     return f"epochlog:{{{store_id}}}:marks".encode()
 
 
-def write_marks(server: RedisServer, store_id: str, write: Writing) -> tuple[int, int]:
+def write_marks(server: RedisServer, store_id: str, write: MarksWrite) -> tuple[int, int]:
     """Run the script once and return its outcome, and the stage counter if the outcome is KEPT. Raises NotSent or Cut
     when the call fails.
     """

@@ -11,7 +11,7 @@ import redis
 
 import epochlog as el
 from epochlog.exchange.staged import stage_counter_redis as module
-from epochlog.exchange.staged.stage_counter_redis import EndMark, EndMarks, RedisMarks
+from epochlog.exchange.staged.stage_counter_redis import EndMark, EndMarks, RedisStageCounter
 from epochlog.exchange.staged.stage_counter_scripts import marks_key
 from epochlog.store.catalog.lmdb.catalog import LmdbCatalog
 from epochlog.store.catalog.redis import client as redis_client
@@ -57,19 +57,21 @@ def catalog(tmp_path: Path) -> Iterator[LmdbCatalog]:
 
 
 @pytest.fixture
-def serve(catalog: LmdbCatalog, books: Books, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], RedisMarks]]:
+def serve(
+    catalog: LmdbCatalog, books: Books, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], RedisStageCounter]]:
     """Marks as another server of the store has them each time."""
     monkeypatch.setattr(module, "BACKOFF", Backoff(first_s=0.01, limit_s=0.05))
     monkeypatch.setattr(module, "ANSWER_S", WAIT_LIMIT_S)  # a slow answer is no lost one
-    made: list[RedisMarks] = []
+    made: list[RedisStageCounter] = []
 
     def truth(query: str) -> EndMarks:
         if query not in books:
             raise el.QueryNotFound(f"there is no query {query!r}")
         return books[query]
 
-    def make(url: str) -> RedisMarks:
-        made.append(RedisMarks(url, STORE_ID, catalog, truth))
+    def make(url: str) -> RedisStageCounter:
+        made.append(RedisStageCounter(url, STORE_ID, catalog, truth))
         return made[-1]
 
     yield make
@@ -78,11 +80,11 @@ def serve(catalog: LmdbCatalog, books: Books, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def marks(serve: Callable[[str], RedisMarks], shared: RedisServer, client: redis.Redis) -> RedisMarks:
+def marks(serve: Callable[[str], RedisStageCounter], shared: RedisServer, client: redis.Redis) -> RedisStageCounter:
     return serve(shared.url())
 
 
-def end(books: Books, marks: RedisMarks | None, channel: str, query: str = "q", last: int = 3) -> None:
+def end(books: Books, marks: RedisStageCounter | None, channel: str, query: str = "q", last: int = 3) -> None:
     """A producer's end, as the exchange does it: first the catalog."""
     known = books[query]
     books[query] = replace(known, passed={**known.passed, channel: EndMark(1, last)})
@@ -96,7 +98,7 @@ def held(client: redis.Redis, query: str = "q") -> int | None:
     return None if found is None else int(found)  # pyright: ignore[reportArgumentType]
 
 
-def walk(books: Books, marks: RedisMarks) -> list[int]:
+def walk(books: Books, marks: RedisStageCounter) -> list[int]:
     """The counter after each end mark."""
     found = [marks.stage("q")]
     for channel in "abcd":
@@ -106,13 +108,13 @@ def walk(books: Books, marks: RedisMarks) -> list[int]:
 
 
 @pytest.mark.rule("6.2")
-def test_the_counter_follows_the_end_marks(books: Books, marks: RedisMarks, client: redis.Redis) -> None:
+def test_the_counter_follows_the_end_marks(books: Books, marks: RedisStageCounter, client: redis.Redis) -> None:
     assert walk(books, marks) == [-2, -1, -1, 0, 1]
     wait_until(lambda: held(client) == 1)
     assert marks.losses == 0
 
 
-def test_redis_hears_of_marks_that_nobody_asks_for(books: Books, marks: RedisMarks, client: redis.Redis) -> None:
+def test_redis_hears_of_marks_that_nobody_asks_for(books: Books, marks: RedisStageCounter, client: redis.Redis) -> None:
     marks.declare("q", PLAN)
     wait_until(lambda: held(client) == -2)
     end(books, marks, "a")
@@ -122,7 +124,7 @@ def test_redis_hears_of_marks_that_nobody_asks_for(books: Books, marks: RedisMar
     wait_until(lambda: held(client) is None and not client.hexists(KEY, "m:q"))
 
 
-def test_a_query_that_is_unknown_or_empty_has_no_stage(books: Books, marks: RedisMarks) -> None:
+def test_a_query_that_is_unknown_or_empty_has_no_stage(books: Books, marks: RedisStageCounter) -> None:
     with pytest.raises(el.QueryNotFound):
         marks.stage("p")
     books["p"] = EndMarks({})
@@ -156,7 +158,7 @@ def _flipped(marks: object) -> bytes:
 
 @pytest.mark.parametrize("what", DAMAGES)
 def test_a_loss_is_noticed_and_mended(
-    books: Books, marks: RedisMarks, client: redis.Redis, shared: RedisServer, what: str
+    books: Books, marks: RedisStageCounter, client: redis.Redis, shared: RedisServer, what: str
 ) -> None:
     books["other"] = EndMarks({0: ("x",), 1: ("y",)}, {"x": EndMark(0, -1)})
     end(books, None, "a")
@@ -170,7 +172,7 @@ def test_a_loss_is_noticed_and_mended(
 
 
 def test_a_key_of_another_type_keeps_nobody_from_the_catalog(
-    books: Books, marks: RedisMarks, client: redis.Redis
+    books: Books, marks: RedisStageCounter, client: redis.Redis
 ) -> None:
     assert marks.stage("q") == -2
     client.delete(KEY)
@@ -179,7 +181,7 @@ def test_a_key_of_another_type_keeps_nobody_from_the_catalog(
 
 
 def test_a_later_server_fences_the_earlier_one(
-    books: Books, serve: Callable[[str], RedisMarks], shared: RedisServer, client: redis.Redis
+    books: Books, serve: Callable[[str], RedisStageCounter], shared: RedisServer, client: redis.Redis
 ) -> None:
     one = serve(shared.url())
     assert one.stage("q") == -2
@@ -195,7 +197,7 @@ def test_a_later_server_fences_the_earlier_one(
 
 
 def test_a_server_that_takes_over_believes_nothing_of_what_it_finds(
-    books: Books, serve: Callable[[str], RedisMarks], shared: RedisServer, client: redis.Redis
+    books: Books, serve: Callable[[str], RedisStageCounter], shared: RedisServer, client: redis.Redis
 ) -> None:
     serve(shared.url()).stage("q")
     client.hset(KEY, "s:q", 1)
@@ -204,7 +206,9 @@ def test_a_server_that_takes_over_believes_nothing_of_what_it_finds(
     assert not client.hexists(KEY, "s:gone")
 
 
-def test_a_query_made_again_under_its_name_begins_anew(books: Books, marks: RedisMarks, client: redis.Redis) -> None:
+def test_a_query_made_again_under_its_name_begins_anew(
+    books: Books, marks: RedisStageCounter, client: redis.Redis
+) -> None:
     for channel in "abcd":
         end(books, None, channel)
     assert marks.stage("q") == 1
@@ -213,7 +217,10 @@ def test_a_query_made_again_under_its_name_begins_anew(books: Books, marks: Redi
 
 
 def test_a_wrong_url_is_refused_and_a_wrong_password_is_not_shown(
-    serve: Callable[[str], RedisMarks], shared: RedisServer, client: redis.Redis, caplog: pytest.LogCaptureFixture
+    serve: Callable[[str], RedisStageCounter],
+    shared: RedisServer,
+    client: redis.Redis,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with pytest.raises(el.InvalidInput, match="coordinator must be a URL"):
         serve("http://127.0.0.1/0")
@@ -223,7 +230,7 @@ def test_a_wrong_url_is_refused_and_a_wrong_password_is_not_shown(
 
 
 def test_the_rights_that_a_catalog_needs_are_enough(
-    serve: Callable[[str], RedisMarks], books: Books, shared: RedisServer, client: redis.Redis
+    serve: Callable[[str], RedisStageCounter], books: Books, shared: RedisServer, client: redis.Redis
 ) -> None:
     told = " ".join((redis_client.__doc__ or "").split())
     rights = told.partition("commands `")[2].partition("`")[0].split()
@@ -252,13 +259,13 @@ def proxy(shared: RedisServer, client: redis.Redis) -> Iterator[TcpProxy]:
 
 
 @pytest.fixture
-def short_answers(serve: Callable[[str], RedisMarks], monkeypatch: pytest.MonkeyPatch) -> None:
+def short_answers(serve: Callable[[str], RedisStageCounter], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a call of Redis fail soon, for tests whose proxy keeps an answer back."""
     monkeypatch.setattr(module, "ANSWER_S", 1.0)
 
 
 def test_killed_and_started_again_with_its_data(
-    books: Books, serve: Callable[[str], RedisMarks], own: RedisServer
+    books: Books, serve: Callable[[str], RedisStageCounter], own: RedisServer
 ) -> None:
     marks = serve(own.url())
     end(books, None, "a")
@@ -274,7 +281,7 @@ def test_killed_and_started_again_with_its_data(
     assert marks.stage("q") == 0 and marks.losses == 0
 
 
-def test_killed_and_started_empty(books: Books, serve: Callable[[str], RedisMarks], own: RedisServer) -> None:
+def test_killed_and_started_empty(books: Books, serve: Callable[[str], RedisStageCounter], own: RedisServer) -> None:
     marks = serve(own.url())
     end(books, None, "a")
     assert marks.stage("q") == -1
@@ -289,7 +296,7 @@ def test_killed_and_started_empty(books: Books, serve: Callable[[str], RedisMark
 @pytest.mark.medium
 @pytest.mark.usefixtures("short_answers")
 def test_a_connection_that_is_cut_delayed_or_swallowed(
-    books: Books, serve: Callable[[str], RedisMarks], proxy: TcpProxy, client: redis.Redis
+    books: Books, serve: Callable[[str], RedisStageCounter], proxy: TcpProxy, client: redis.Redis
 ) -> None:
     marks = serve(f"redis://127.0.0.1:{proxy.port}/0")
     wait_until(lambda: marks.stage("q") == -2 and held(client) == -2)
@@ -314,7 +321,7 @@ def test_a_connection_that_is_cut_delayed_or_swallowed(
 
 
 def test_a_writing_that_arrives_late_changes_nothing(
-    books: Books, serve: Callable[[str], RedisMarks], proxy: TcpProxy, client: redis.Redis
+    books: Books, serve: Callable[[str], RedisStageCounter], proxy: TcpProxy, client: redis.Redis
 ) -> None:
     """It was held on its way while the query was made again, with other channels: it would put the counter ahead."""
     marks = serve(f"redis://127.0.0.1:{proxy.port}/0")
@@ -333,7 +340,7 @@ def test_a_writing_that_arrives_late_changes_nothing(
 
 
 def test_an_earlier_servers_claim_that_arrives_late_is_refused(
-    books: Books, serve: Callable[[str], RedisMarks], proxy: TcpProxy, shared: RedisServer, client: redis.Redis
+    books: Books, serve: Callable[[str], RedisStageCounter], proxy: TcpProxy, shared: RedisServer, client: redis.Redis
 ) -> None:
     one = serve(f"redis://127.0.0.1:{proxy.port}/0")
     proxy.hold(b"EVALSHA")
