@@ -22,12 +22,18 @@ from .dataset import ReadableTable
 def frame_of(table: pa.Table) -> pl.DataFrame:
     """Return the rows as a polars DataFrame; decimals of more than 38 digits, which polars lacks, become text."""
     table = table.cast(compatible_schema(table.schema, in_polars))
-    for place, field in enumerate(table.schema):
-        if has_fixed_size_lists(field.type):  # polars fails on slices of these that hold nulls
-            table = table.set_column(place, field, table.column(place).take(pa.array(np.arange(table.num_rows))))
+    if any(has_fixed_size_lists(kind) for kind in table.schema.types):
+        table = pa.Table.from_batches(map(_without_sliced_lists, table.to_batches()), table.schema)
     frame = pl.from_arrow(table)
     assert isinstance(frame, pl.DataFrame)
     return frame
+
+
+def _without_sliced_lists(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Copy the batch's columns of fixed-size lists: polars fails on slices of these that hold nulls."""
+    rows = pa.array(np.arange(batch.num_rows))
+    columns = [column.take(rows) if has_fixed_size_lists(column.type) else column for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
 def lazy_frame(table: ReadableTable) -> pl.LazyFrame:

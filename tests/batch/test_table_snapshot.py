@@ -387,3 +387,10 @@ def test_polars_reads_slices_of_fixed_size_lists_with_nulls(nested: bool) -> Non
     assert frame_of(table)["f"].to_list() == table["f"].to_pylist()
     assert frame_of(table.slice(1, 2))["f"].to_list() == table["f"].to_pylist()[1:3]
     assert frame_of(table.slice(0, 0))["f"].to_list() == []
+
+
+def test_polars_reads_fixed_size_lists_beside_columns_in_more_pieces() -> None:
+    """A batch ends where a piece of any column does, so it may hold a slice of a list column of one piece."""
+    pairs = pa.array([[4, None], None], pa.list_(pa.int32(), 2))
+    table = pa.table({"k": pa.chunked_array([[1], [2]]), "f": pairs})
+    assert frame_of(table)["f"].to_list() == pairs.to_pylist()
