@@ -87,7 +87,7 @@ class TableSnapshot(OneProcess):
 
     def lazy(self) -> pl.LazyFrame:
         """Return a polars LazyFrame that is read when it is collected: only the columns that the query names, the row
-        groups that may pass its filters, and no more batches than its `head` needs.
+        groups that may pass its filters, and the batches that its `head` needs.
         """
         self._check()
         from .polars_frames import lazy_frame

@@ -69,7 +69,7 @@ class Served:
 
 
 def begin(client: flight.FlightClient, timeout: float | None = None) -> flight.FlightStreamReader:
-    """A get whose first batch was read, and no more."""
+    """Start a get and read only its first batch."""
     info = client.get_flight_info(plain.command(changes="t", after=0))
     reader = client.do_get(info.endpoints[0].ticket, flight.FlightCallOptions(timeout=timeout))
     assert reader.read_chunk().data.num_rows

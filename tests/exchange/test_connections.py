@@ -227,7 +227,7 @@ def metrics(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetricsPort]:
 def test_requests_for_metrics_end_however_slowly_they_come(
     metrics: MetricsPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A byte now and then is no progress: a request has its time, and no more."""
+    """Single bytes now and then do not extend the time limit of a request."""
     port = int(metrics.location.split(":")[2].partition("/")[0])
     with ExitStack() as stack:
         silent, half, slow = dialled(stack, port, 3)

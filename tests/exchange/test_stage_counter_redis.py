@@ -38,22 +38,22 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def client(shared: RedisServer) -> Iterator[redis.Redis]:
-    with shared.client() as found:
-        found.flushall()
-        yield found
+    with shared.client() as client:
+        client.flushall()
+        yield client
 
 
 @pytest.fixture
 def books() -> Books:
-    """What the catalog knows."""
+    """State of the catalog: the end marks of each query."""
     return {"q": EndMarks(PLAN)}
 
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[LmdbCatalog]:
-    found = LmdbCatalog(tmp_path / "catalog", SystemClock(), durability="os", create=True)
-    yield found
-    found.close()
+    catalog = LmdbCatalog(tmp_path / "catalog", SystemClock(), durability="os", create=True)
+    yield catalog
+    catalog.close()
 
 
 @pytest.fixture
@@ -94,17 +94,17 @@ def end(books: Books, marks: RedisStageCounter | None, channel: str, query: str 
 
 def held(client: redis.Redis, query: str = "q") -> int | None:
     """The counter that Redis holds, for those who ask it."""
-    found = client.hget(KEY, f"s:{query}")
-    return None if found is None else int(found)  # pyright: ignore[reportArgumentType]
+    counter = client.hget(KEY, f"s:{query}")
+    return None if counter is None else int(counter)  # pyright: ignore[reportArgumentType]
 
 
 def walk(books: Books, marks: RedisStageCounter) -> list[int]:
     """The counter after each end mark."""
-    found = [marks.stage("q")]
+    stages = [marks.stage("q")]
     for channel in "abcd":
         end(books, marks, channel)
-        found.append(marks.stage("q"))
-    return found
+        stages.append(marks.stage("q"))
+    return stages
 
 
 @pytest.mark.rule("6.2")
@@ -183,17 +183,17 @@ def test_a_key_of_another_type_keeps_nobody_from_the_catalog(
 def test_a_later_server_fences_the_earlier_one(
     books: Books, serve: Callable[[str], RedisStageCounter], shared: RedisServer, client: redis.Redis
 ) -> None:
-    one = serve(shared.url())
-    assert one.stage("q") == -2
-    two = serve(shared.url())
+    earlier = serve(shared.url())
+    assert earlier.stage("q") == -2
+    later = serve(shared.url())
     end(books, None, "a")
-    assert two.stage("q") == -1
+    assert later.stage("q") == -1
     before = client.hgetall(KEY)
-    end(books, one, "b")
-    end(books, one, "c")
-    assert one.stage("q") == 0  # by the catalog
-    assert client.hgetall(KEY) == before and one.losses == 0
-    assert two.stage("q") == held(client) == 0
+    end(books, earlier, "b")
+    end(books, earlier, "c")
+    assert earlier.stage("q") == 0  # by the catalog
+    assert client.hgetall(KEY) == before and earlier.losses == 0
+    assert later.stage("q") == held(client) == 0
 
 
 def test_a_server_that_takes_over_believes_nothing_of_what_it_finds(
@@ -232,8 +232,8 @@ def test_a_wrong_url_is_refused_and_a_wrong_password_is_not_shown(
 def test_the_rights_that_a_catalog_needs_are_enough(
     serve: Callable[[str], RedisStageCounter], books: Books, shared: RedisServer, client: redis.Redis
 ) -> None:
-    told = " ".join((redis_client.__doc__ or "").split())
-    rights = told.partition("commands `")[2].partition("`")[0].split()
+    text = " ".join((redis_client.__doc__ or "").split())
+    rights = text.partition("commands `")[2].partition("`")[0].split()
     client.execute_command("ACL", "SETUSER", "counter", "on", f">{PASSWORD}", "~epochlog:*", "-@all", *rights)
     marks = serve(shared.url("counter"))
     assert (marks.stage("q"), held(client)) == (-2, -2)
@@ -342,13 +342,13 @@ def test_a_writing_that_arrives_late_changes_nothing(
 def test_an_earlier_servers_claim_that_arrives_late_is_refused(
     books: Books, serve: Callable[[str], RedisStageCounter], proxy: TcpProxy, shared: RedisServer, client: redis.Redis
 ) -> None:
-    one = serve(f"redis://127.0.0.1:{proxy.port}/0")
+    earlier = serve(f"redis://127.0.0.1:{proxy.port}/0")
     proxy.hold(b"EVALSHA")
-    assert one.stage("q") == -2 and proxy.fired.is_set() and held(client) is None
+    assert earlier.stage("q") == -2 and proxy.fired.is_set() and held(client) is None
     end(books, None, "a")
-    two = serve(shared.url())
-    assert two.stage("q") == -1
+    later = serve(shared.url())
+    assert later.stage("q") == -1
     before = client.hgetall(KEY)
     proxy.deliver()
     assert client.hgetall(KEY) == before
-    assert two.stage("q") == -1 and two.losses == 0
+    assert later.stage("q") == -1 and later.losses == 0

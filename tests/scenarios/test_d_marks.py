@@ -29,15 +29,15 @@ BATCH = pa.record_batch({"n": [1, 2, 3]})
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RedisServer]:
-    found = RedisServer(tmp_path / "redis")
-    yield found
-    found.stop()
+    server = RedisServer(tmp_path / "redis")
+    yield server
+    server.stop()
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[el.Store]:
-    with el.open(tmp_path / "s", durability="os") as found:
-        yield found
+    with el.open(tmp_path / "s", durability="os") as store:
+        yield store
 
 
 @pytest.fixture(autouse=True)
@@ -49,9 +49,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ex(store: el.Store, server: RedisServer) -> Iterator[ExchangeClient]:
-    with el.serve(store, coordinator=server.url()) as served, client_of(served) as found:
-        declare(found)
-        yield found
+    with el.serve(store, coordinator=server.url()) as served, client_of(served) as client:
+        declare(client)
+        yield client
 
 
 def client_of(served: el.StoreServer, query: str = "q") -> ExchangeClient:
@@ -77,8 +77,8 @@ def consumed(ex: ExchangeClient, incarnation: int) -> list[str]:
 def held(server: RedisServer, store: el.Store, query: str = "q") -> int | None:
     """The counter that Redis holds, for those who ask it and not the server."""
     with server.client() as client:
-        found = client.hget(key(store), f"s:{query}")
-    return None if found is None else int(found)  # pyright: ignore[reportArgumentType]
+        counter = client.hget(key(store), f"s:{query}")
+    return None if counter is None else int(counter)  # pyright: ignore[reportArgumentType]
 
 
 def key(store: el.Store) -> bytes:
@@ -197,19 +197,19 @@ def test_d8_pushes_and_consumption_go_on_while_redis_is_away(
 
 
 def test_d8_a_restarted_server_takes_the_marks_over(store: el.Store, server: RedisServer) -> None:
-    with el.serve(store, coordinator=server.url()) as first, client_of(first) as one:
-        declare(one)
-        produce(one, "seed")
-        assert one.stage == -1
+    with el.serve(store, coordinator=server.url()) as first, client_of(first) as earlier:
+        declare(earlier)
+        produce(earlier, "seed")
+        assert earlier.stage == -1
         with server.client() as client:
             client.hset(key(store), "s:q", 1)
-        with el.serve(store, coordinator=server.url()) as second, client_of(second) as two:
-            assert (two.stage, held(server, store)) == (-1, -1)
-            produce(two, "left", "right")
-            assert (two.stage, held(server, store)) == (0, 0)
-            assert one.stage == 0  # by the catalog
-            produce(one, "probe")  # an end through the one that was fenced
-            assert (one.stage, two.stage, held(server, store)) == (1, 1, 1)
+        with el.serve(store, coordinator=server.url()) as second, client_of(second) as later:
+            assert (later.stage, held(server, store)) == (-1, -1)
+            produce(later, "left", "right")
+            assert (later.stage, held(server, store)) == (0, 0)
+            assert earlier.stage == 0  # by the catalog
+            produce(earlier, "probe")  # an end through the server that was fenced
+            assert (earlier.stage, later.stage, held(server, store)) == (1, 1, 1)
 
 
 def test_d8_without_a_coordinator_the_catalog_counts(store: el.Store) -> None:

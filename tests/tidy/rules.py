@@ -232,10 +232,8 @@ NOT_IMPERATIVE = re.compile(
 INDIRECT = re.compile(
     r"(what|whatever|who|whoever|whom|whose|whether|how|where|when|which|why|nothing|the same)\b", re.IGNORECASE
 )
-# How many docstrings of each folder (`.` for the root) still begin so. These numbers may only go down.
-INDIRECT_DOCSTRINGS = {
-    "tests": 1,
-}
+# Words that a docstring says nowhere: they send the reader back, or say nothing.
+EMPTY = re.compile(r"\b(as above|and no more)\b", re.IGNORECASE)
 
 # Written in pieces, so that this file does not break its own rule.
 MACHINE_WORDS = tuple(
@@ -355,9 +353,7 @@ def repeated_class_names(trees: dict[str, ast.Module]) -> Iterator[str]:
 
 
 def vague_names(path: str, tree: ast.Module) -> Iterator[str]:
-    """Refuse names of variables and parameters of the library that say nothing."""
-    if layer(path) is None and not path.startswith("testing/"):
-        return
+    """Refuse names of variables and parameters that say nothing."""
     for node in nodes(tree):
         if isinstance(node, ast.Name | ast.arg):
             name = node.id if isinstance(node, ast.Name) else node.arg
@@ -506,26 +502,15 @@ def commit_subject(subject: str) -> Iterator[str]:
 
 
 def indirect_docstrings(path: str, tree: ast.Module) -> Iterator[str]:
-    """List the docstrings that begin with a word of INDIRECT. They are counted against INDIRECT_DOCSTRINGS."""
+    """Refuse docstrings that begin with a word of INDIRECT, or have words of EMPTY."""
     for node in nodes(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            match = INDIRECT.match(ast.get_docstring(node) or "")
-            if match:
-                line, name = (1, "the module") if isinstance(node, ast.Module) else (node.lineno, node.name)
-                yield f"{path}:{line}: the docstring of {name} begins with {match[0]!r}"
-
-
-def ratchet(docstrings: dict[str, list[str]], allowed: dict[str, int]) -> Iterator[str]:
-    """Compare what was found in each folder with the number that is allowed there, which may only go down."""
-    for folder in sorted({*docstrings, *allowed}):
-        here, most = docstrings.get(folder, []), allowed.get(folder, 0)
-        if len(here) > most:
-            message = (
-                f"{folder}: {len(here)} docstrings begin with a word that CONTRIBUTING.md refuses; {most} did before"
-            )
-            yield "\n    ".join((f"{message}. Begin yours with a verb or a noun. All of them:", *here))
-        elif len(here) < most:
-            yield f"{folder}: only {len(here)} are left; write that in place of {most} into INDIRECT_DOCSTRINGS"
+            text = ast.get_docstring(node) or ""
+            line, name = (1, "the module") if isinstance(node, ast.Module) else (node.lineno, node.name)
+            if match := INDIRECT.match(text):
+                yield f"{path}:{line}: the docstring of {name} begins with {match[0]!r}; begin with a verb or a noun"
+            if match := EMPTY.search(text):
+                yield f"{path}:{line}: the docstring of {name} says {match[0]!r}; say what is meant"
 
 
 TREE_RULES: tuple[Callable[[str, ast.Module], Iterator[str]], ...] = (
@@ -535,6 +520,7 @@ TREE_RULES: tuple[Callable[[str, ast.Module], Iterator[str]], ...] = (
     vague_names,
     catalog_prefixes,
     docstring,
+    indirect_docstrings,
     bare_epochs,
 )
 

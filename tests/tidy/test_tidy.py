@@ -48,17 +48,13 @@ def test_the_project_is_tidy() -> None:
     """Check all rules in one test: parsing the modules takes more time than the rules."""
     problems: list[str] = []
     trees: dict[str, ast.Module] = {}
-    docstrings: dict[str, list[str]] = {}
     for name in project_files():
         text = (ROOT / name).read_text("utf-8")
         problems += rules.check(name, text)
         if name.endswith(".py"):
-            folder = name.partition("/")[0] if "/" in name else "."
             trees[name] = rules.parse(name, text)
-            docstrings.setdefault(folder, []).extend(rules.indirect_docstrings(name, trees[name]))
     problems += rules.import_cycles(trees)
     problems += rules.repeated_class_names(trees)
-    problems += rules.ratchet(docstrings, rules.INDIRECT_DOCSTRINGS)
     assert not problems, "\n" + "\n".join(problems)
 
 
@@ -77,7 +73,7 @@ def test_a_prefix_of_catalog_keys_is_refused_outside_of_their_module() -> None:
 def test_a_name_that_says_nothing_is_refused() -> None:
     text = '"""Sums."""\n\n\ndef total(told: list[int]) -> int:\n    return sum(one for one in told)\n'
     assert {"told", "one"} <= set(problems("store/a.py", text).split("'"))
-    assert "says nothing" not in problems("tests/a.py", text)
+    assert "says nothing" in problems("tests/a.py", text)
 
 
 def test_a_circle_of_imports_is_found() -> None:
@@ -320,7 +316,7 @@ def test_subjects_are_read_where_the_history_is_there(tmp_path: Path, monkeypatc
     assert commit_subjects(full, first) == []
 
 
-def test_docstrings_that_begin_indirectly_are_counted() -> None:
+def test_docstrings_that_begin_indirectly_or_say_nothing_are_refused() -> None:
     text = '''"Whose module."
 class A:
     "Whoever asks."
@@ -331,23 +327,15 @@ async def g():
     The same, later."""
 def h():
     "Whatsoever, or wholly: begin with a word that is none of these."
+def i():
+    """Return the keys,
+    and no more."""
 '''
     problems = list(rules.indirect_docstrings("store/a.py", ast.parse(text)))
-    assert sorted(problems) == [
-        "store/a.py:1: the docstring of the module begins with 'Whose'",
-        "store/a.py:2: the docstring of A begins with 'Whoever'",
-        "store/a.py:4: the docstring of f begins with 'Whether'",
-        "store/a.py:6: the docstring of g begins with 'The same'",
+    assert sorted(problems, key=lambda problem: int(problem.split(":")[1])) == [
+        "store/a.py:1: the docstring of the module begins with 'Whose'; begin with a verb or a noun",
+        "store/a.py:2: the docstring of A begins with 'Whoever'; begin with a verb or a noun",
+        "store/a.py:4: the docstring of f begins with 'Whether'; begin with a verb or a noun",
+        "store/a.py:6: the docstring of g begins with 'The same'; begin with a verb or a noun",
+        "store/a.py:11: the docstring of i says 'and no more'; say what is meant",
     ]
-
-
-@pytest.mark.parametrize("count, allowed, complaint", [
-    (2, {"store": 1}, "store: 2 docstrings begin with a word that CONTRIBUTING.md refuses; 1 did before"),
-    (1, {}, "store: 1 docstrings begin with"),
-    (1, {"store": 2}, "store: only 1 are left; write that in place of 2"),
-    (0, {"store": 2, "gone": 0}, "store: only 0 are left"),
-    (2, {"store": 2}, ""),
-])  # fmt: skip
-def test_the_ratchet_turns_one_way(count: int, allowed: dict[str, int], complaint: str) -> None:
-    messages = "\n".join(rules.ratchet({"store": ["store/a.py:1: …"] * count}, allowed))
-    assert complaint in messages if complaint else not messages
