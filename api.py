@@ -17,7 +17,7 @@ from epochlog.checkpoint.job.adopt import adopt_table, drop_job_alone
 from epochlog.checkpoint.job.job_ddl import JobInfo, Output, create_job, drop_job, list_jobs
 from epochlog.store.backup.incremental import export_catalog
 from epochlog.store.catalog.export_format import Header
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.consumer_info import ConsumerInfo, list_consumers
 from epochlog.store.changelog.consumers import drop_consumer, reset_consumer
 from epochlog.store.check.verify import VerifyReport, verify_store
@@ -165,7 +165,7 @@ class Store(OneProcess, Closeable):
     def tables(self) -> list[TableInfo]:
         """Return all tables, by name."""
 
-        def body(view: View) -> list[TableInfo]:
+        def body(view: ReadTxn) -> list[TableInfo]:
             return [table_info(self._handle, view, table) for table in all_tables(view)]
 
         return sorted(self._handle.catalog.read(body), key=lambda info: info.name)
@@ -187,7 +187,7 @@ class Store(OneProcess, Closeable):
         if not isinstance(segments, Mapping) or not segments:
             raise InvalidInput("commit takes a dict {table: segments} with at least one table")
 
-        def find(view: View) -> list[TableDef]:
+        def find(view: ReadTxn) -> list[TableDef]:
             return [find_table(view, name) for name in segments]
 
         tables = self._handle.catalog.read(find)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochlog.batch.table_snapshot import TableSnapshot
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.log_plan import next_epoch, plan_changes
 from epochlog.store.commit.edits import TableEdit
 from epochlog.store.commit.idempotency import TxnPair, check_pair, find_committed_epoch, has_outcome
@@ -284,7 +284,7 @@ class Table(OneProcess):
             return TableSnapshot(self._handle, versioned_plan[1])
         at_epoch = as_epoch("epoch", epoch)
 
-        def body(view: View) -> ScanPlan:
+        def body(view: ReadTxn) -> ScanPlan:
             table = self._current(view)
             epochs = read_epoch_view(view, self._handle.memory, self._handle.catalog.now_ms(), above=[table.id])
             require_complete(table.name, at_epoch, epochs.complete_through(table.id))
@@ -293,17 +293,17 @@ class Table(OneProcess):
 
         return TableSnapshot(self._handle, self._handle.catalog.read(body))
 
-    def _newest_plan(self, view: View) -> tuple[int, ScanPlan]:
+    def _newest_plan(self, view: ReadTxn) -> tuple[int, ScanPlan]:
         """Return the catalog's version and the scan plan of the newest commit, cached until the catalog changes."""
         cached = self._newest
         if cached is not None and cached[0] == view.version:
             return cached
         return view.version, plan_scan(view, self._current(view), None)
 
-    def _read(self, body: Callable[[View, TableDef], Any]) -> Any:
+    def _read(self, body: Callable[[ReadTxn, TableDef], Any]) -> Any:
         return self._handle.catalog.read(lambda view: body(view, self._current(view)))
 
-    def _current(self, view: View) -> TableDef:
+    def _current(self, view: ReadTxn) -> TableDef:
         return get_table(view, self._table.id, self._table.name)
 
 
@@ -347,7 +347,7 @@ def segment_writer(
     Under a `txn` that already has an outcome nothing is raised: the commit returns that outcome.
     """
 
-    def check_writable(view: View) -> None:
+    def check_writable(view: ReadTxn) -> None:
         if txn is None or not has_outcome(view, txn):
             refuse_unwritable(view, table)
 
@@ -355,7 +355,7 @@ def segment_writer(
     return SegmentWriter(handle.write_target(table, handle.intents.store_intent(sealed=sealed)))
 
 
-def table_info(handle: Handle, view: View, table: TableDef) -> TableInfo:
+def table_info(handle: Handle, view: ReadTxn, table: TableDef) -> TableInfo:
     """Read a table's settings and state from one view of the catalog."""
     version = get_version(view, table.id, table.name)
     job = get_job(view, table.job_id, "?") if table.job_id is not None else None

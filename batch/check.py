@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from epochlog.errors import DependencyMissing, EpochExpired, InvalidInput
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.metadata.lookups import get_job, get_table
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.coerce import as_table
@@ -60,7 +60,7 @@ def check_job(
 def _pin_newest_commit(handle: Handle, job_id: int, name: str) -> tuple[int, PinnedSnapshot, PinnedSnapshot]:
     """Return the job's position, and snapshots of its upstreams and of its outputs at that epoch."""
 
-    def read_job(view: View) -> tuple[int, list[str], list[str]]:
+    def read_job(view: ReadTxn) -> tuple[int, list[str], list[str]]:
         job = get_job(view, job_id, name)
         upstreams, outputs = (
             [get_table(view, table, "?").name for table in tables] for tables in (job.upstreams, job.outputs)

@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from epochlog.errors import InvalidInput, InvalidName, LimitExceeded, SnapshotExpired, SnapshotNotFound
 from epochlog.store.catalog.keys import hold_key
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.env.clock import seconds
 from epochlog.store.metadata.lookups import all_tables, get_table, get_version
 from epochlog.store.retention.holds import NO_PLAN, Hold, all_holds
@@ -86,7 +86,7 @@ def hold_snapshot(handle: Handle, token: Token, lasting: float | timedelta, name
 def held_snapshots(handle: Handle) -> list[HeldSnapshot]:
     """Return all named snapshots that are held now, by name."""
 
-    def body(view: View) -> list[HeldSnapshot]:
+    def body(view: ReadTxn) -> list[HeldSnapshot]:
         now_ms = handle.catalog.now_ms()
         names = {table.id: table.name for table in all_tables(view)}
         holds_by_name: dict[str, list[Hold]] = {}
@@ -112,7 +112,7 @@ def release_snapshot(handle: Handle, name: str) -> None:
         raise SnapshotNotFound(f"no snapshot is held as {name!r}; held are: {known}")
 
 
-def _require_readable(view: View, table: str, table_id: int, epoch: int) -> None:
+def _require_readable(view: ReadTxn, table: str, table_id: int, epoch: int) -> None:
     """Raise SnapshotExpired if `epoch` lies below the safe epoch: the lease of the snapshot may have ended before."""
     get_table(view, table_id, table)
     safe = get_version(view, table_id, table).safe_epoch
@@ -123,7 +123,7 @@ def _require_readable(view: View, table: str, table_id: int, epoch: int) -> None
         )
 
 
-def _holds_of(view: View, tables: Iterable[int], name: str, now_ms: int) -> Iterator[tuple[bytes, Hold]]:
+def _holds_of(view: ReadTxn, tables: Iterable[int], name: str, now_ms: int) -> Iterator[tuple[bytes, Hold]]:
     """Yield the holds of these tables under that name, with their keys. It reads single keys, so concurrent leases
     cause no conflict.
     """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from epochlog.errors import EpochExpired, InvalidInput, LimitExceeded, SnapshotExpired, TableDropped, TableNotReadable
 from epochlog.store.catalog.keys import head_key, runs_key
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.catalog.records import Record
 from epochlog.store.commit.lag_marks import mark_late
 from epochlog.store.env.closeable import Closeable
@@ -199,7 +199,7 @@ def _choose_and_pin(handle: Handle, policy: Policy, tables: Sequence[str] | None
     """
     holder = handle.new_holder("snapshot")
 
-    def choose(view: View) -> _Choice:
+    def choose(view: ReadTxn) -> _Choice:
         return _choose(handle, view, policy, tables)
 
     for _ in range(_CHOICES):
@@ -224,7 +224,7 @@ def _choose_and_pin(handle: Handle, policy: Policy, tables: Sequence[str] | None
     return kind(handle, holder, plans, token, policy, choice.view, choice.left_out)
 
 
-def _choose(handle: Handle, view: View, policy: Policy, tables: Sequence[str] | None) -> _Choice:
+def _choose(handle: Handle, view: ReadTxn, policy: Policy, tables: Sequence[str] | None) -> _Choice:
     epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms(), handle.store_id)
     chosen = choose_epochs(policy, epochs, tables)
     plans = {name: plan_scan(view, get_table(view, epochs.ids[name], name), epoch) for name, epoch in chosen.items()}
@@ -253,6 +253,6 @@ def _pin(handle: Handle, tx: Txn, choice: _Choice, holder: str) -> tuple[dict[st
     return plans, put_holds(tx, holds)
 
 
-def _table_records(view: View, table_id: int) -> TableRecords:
+def _table_records(view: ReadTxn, table_id: int) -> TableRecords:
     head = view.get(head_key(table_id))
     return head, view.get(runs_key(table_id)) if head and head["runs"] else None

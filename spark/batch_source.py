@@ -17,7 +17,7 @@ from epochlog.batch.predicate import parse_predicate
 from epochlog.batch.waiting import until_chosen
 from epochlog.errors import InvalidInput, SchemaMismatch
 from epochlog.store.catalog.keys import hold_key
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS
 from epochlog.store.changelog.log_plan import LogPlan, plan_changes
 from epochlog.store.commit.lag_marks import mark_late
@@ -158,7 +158,7 @@ def resolve_load(options: Options) -> Load:
         return resolve() if policy is None else until_chosen(handle, policy, resolve)
 
 
-def _resolve(view: View, handle: Handle, location: StoreLocation, options: Options, policy: Policy | None) -> Load:
+def _resolve(view: ReadTxn, handle: Handle, location: StoreLocation, options: Options, policy: Policy | None) -> Load:
     table = find_table(view, location.table)
     feed = bool_option(options, "readChangeFeed", False) or bool(present_options(options, (*FEED, *STREAM)))
     mode = text_option(options, "changeMode") or "epochs"
@@ -182,7 +182,7 @@ def _resolve(view: View, handle: Handle, location: StoreLocation, options: Optio
     return load
 
 
-def _feed_end(view: View, table: TableDef, options: Options) -> int:
+def _feed_end(view: ReadTxn, table: TableDef, options: Options) -> int:
     epoch_options = present_options(options, ("versionAsOf", "timestampAsOf", "consistency", "snapshot"))
     if epoch_options:
         raise InvalidInput(
@@ -192,7 +192,7 @@ def _feed_end(view: View, table: TableDef, options: Options) -> int:
     return get_version(view, table.id, table.name).max_committed_epoch if end is None else end
 
 
-def _chosen_epoch(view: View, handle: Handle, table: TableDef, options: Options, policy: Policy | None) -> int:
+def _chosen_epoch(view: ReadTxn, handle: Handle, table: TableDef, options: Options, policy: Policy | None) -> int:
     version = int_option(options, "versionAsOf")
     if version is None and policy is None:
         return get_version(view, table.id, table.name).max_committed_epoch
@@ -205,7 +205,7 @@ def _chosen_epoch(view: View, handle: Handle, table: TableDef, options: Options,
     return plan_scan(view, table, version).epoch
 
 
-def _epochs(view: View, handle: Handle) -> EpochView:
+def _epochs(view: ReadTxn, handle: Handle) -> EpochView:
     return read_epoch_view(view, handle.memory, handle.catalog.now_ms(), handle.store_id)
 
 
@@ -282,7 +282,7 @@ def plan_with_lease(handle: Handle, load: Load) -> ScanPlan | LogPlan:
     """Plan the files to read and hold them for LEASE_MS; all reads of a table at one epoch share one lease."""
     holder = f"spark:{load.start}-{load.epoch}" if load.feed else f"spark:{load.epoch}"
 
-    def read_leased(view: View) -> ScanPlan | LogPlan | None:
+    def read_leased(view: ReadTxn) -> ScanPlan | LogPlan | None:
         record = view.get(hold_key(load.table_id, holder))
         fresh = record is not None and record["expires_ms"] > handle.catalog.now_ms() + LEASE_MS // 2
         return _plan(view, load) if fresh else None
@@ -299,14 +299,14 @@ def plan_with_lease(handle: Handle, load: Load) -> ScanPlan | LogPlan:
     return handle.catalog.transact(plan_and_hold) if plan is None else plan
 
 
-def _plan(view: View, load: Load) -> ScanPlan | LogPlan:
+def _plan(view: ReadTxn, load: Load) -> ScanPlan | LogPlan:
     table = get_table(view, load.table_id, load.table.name)
     if not load.feed:
         return plan_scan(view, table, load.epoch)
     return plan_changes(view, table, _feed_start(view, load), load.epoch)
 
 
-def _feed_start(view: View, load: Load) -> int:
+def _feed_start(view: ReadTxn, load: Load) -> int:
     """Return the epoch after which a feed begins; startingVersion is included, as in Delta. Raises InvalidInput without
     startingVersion.
     """

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochlog.errors import LogTruncated
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.log_plan import plan_changes
 from epochlog.store.commit.edits import CommitConflict, TableEdit
 from epochlog.store.commit.failures import DEFINITE_FAILURES
@@ -66,7 +66,7 @@ def _write_deletes(
     A bounded number of keys is in memory at a time.
     """
 
-    def plan(view: View) -> ScanPlan:
+    def plan(view: ReadTxn) -> ScanPlan:
         # Without their intent, vacuum may have deleted the new files too.
         require_intents(view, table.name, (segment.path for segment in new_segments))
         return _plan_existing(view, table, since)
@@ -83,7 +83,7 @@ def _write_deletes(
         raise
 
 
-def _plan_existing(view: View, table: TableDef, since: int | None) -> ScanPlan:
+def _plan_existing(view: ReadTxn, table: TableDef, since: int | None) -> ScanPlan:
     """Plan a scan of the table's newest rows; only of those committed after `since` if the log reaches back to it."""
     if since is not None:
         with suppress(LogTruncated):

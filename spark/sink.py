@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from epochlog.errors import EpochlogError, InvalidInput
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.commit.edits import TableEdit
 from epochlog.store.commit.idempotency import TxnPair, check_pair, find_committed_epoch, resolve_outcome
 from epochlog.store.commit.root_commit import commit_or_delete, commit_root, refuse_unwritable
@@ -80,7 +80,7 @@ def resolve_save(options: Options, schema: StructType, overwrite: bool) -> Save:
     txn = None if app_id is None or version is None else (app_id, version)
     location = parse_store_location(options)
 
-    def resolve(view: View) -> tuple[TableDef, bool]:
+    def resolve(view: ReadTxn) -> tuple[TableDef, bool]:
         table = find_table(view, location.table)
         is_committed = resolve_outcome(view, txn, [table.id]) is not None
         if not is_committed:
@@ -280,7 +280,7 @@ def sink(
     return write
 
 
-def _writable(view: View, name: str) -> TableDef:
+def _writable(view: ReadTxn, name: str) -> TableDef:
     table = find_table(view, name)
     refuse_unwritable(view, table)
     return table

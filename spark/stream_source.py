@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from epochlog.store.catalog.keys import LOG_PREFIX, after_prefix, consumer_key, log_key, table_prefix
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS
 from epochlog.store.changelog.consumer import Consumer
 from epochlog.store.changelog.consumers import open_consumer
@@ -99,7 +99,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         freeze_loaded_objects()
         return self._handle().catalog.read(self._initial_offset).to_json()
 
-    def _initial_offset(self, view: View) -> Offset:
+    def _initial_offset(self, view: ReadTxn) -> Offset:
         start = self._read.start
         if isinstance(start, int):  # As in Delta, startingVersion is included.
             return Offset(self._read.table_id, max(start - 1, 0))
@@ -117,7 +117,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = self._offset(start or self.initialOffset())
         limits = BatchLimits() if isinstance(limit, ReadAllAvailable) else self._read.limits
 
-        def find_end(view: View) -> Offset:
+        def find_end(view: ReadTxn) -> Offset:
             table = self._table(view)
             if begin.start is not None:
                 newest = get_version(view, table.id, table.name).max_committed_epoch
@@ -142,7 +142,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._handle().catalog.read(self._newest)
 
-    def _newest(self, view: View) -> int:
+    def _newest(self, view: ReadTxn) -> int:
         table = self._table(view)
         return get_version(view, table.id, table.name).max_committed_epoch
 
@@ -155,7 +155,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start == end or begin.start == LATEST:
             return []
 
-        def make_plan(view: View) -> LogPlan:
+        def make_plan(view: ReadTxn) -> LogPlan:
             table = self._table(view)
             if begin.start == SNAPSHOT:
                 return plan_backfill(view, table, until)
@@ -194,13 +194,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._open_handle = self._read.location.open()
         return self._open_handle
 
-    def _table(self, view: View) -> TableDef:
+    def _table(self, view: ReadTxn) -> TableDef:
         return get_table(view, self._read.table_id, self._read.location.table)
 
     def _offset(self, offset: dict[str, Any]) -> Offset:
         return Offset.from_json(offset, self._read.table_id, self._read.location.table)
 
-    def _require_log(self, view: View, table: TableDef, after: int) -> int:
+    def _require_log(self, view: ReadTxn, table: TableDef, after: int) -> int:
         """Return `after`, or the log's truncation mark above it if no change lies between or failOnDataLoss is false.
         Raises LogTruncated.
         """
@@ -248,7 +248,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._claimed_consumer
 
 
-def _log_epochs(view: View, table: TableDef, after: int) -> Iterator[LogEpoch]:
+def _log_epochs(view: ReadTxn, table: TableDef, after: int) -> Iterator[LogEpoch]:
     """Yield the log epochs with rows past `after`, oldest first; read one log entry at a time."""
     prefix = table_prefix(LOG_PREFIX, table.id)
     for _, record in view.scan(log_key(table.id, after + 1), after_prefix(prefix)):

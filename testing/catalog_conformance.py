@@ -14,7 +14,7 @@ from itertools import islice, pairwise
 from typing import Protocol
 
 from epochlog.errors import InvalidInput, StoreClosed
-from epochlog.store.catalog.protocol import Catalog, Txn, View
+from epochlog.store.catalog.protocol import Catalog, ReadTxn, Txn
 from epochlog.store.env.clock import Clock
 
 from .raising import raises
@@ -38,7 +38,7 @@ def put(catalog: Catalog, *keys: bytes, n: int = 0) -> None:
     catalog.transact(body)
 
 
-def keys_of(view: View, start: bytes = ALL[0], stop: bytes = ALL[1], *, reverse: bool = False) -> list[bytes]:
+def keys_of(view: ReadTxn, start: bytes = ALL[0], stop: bytes = ALL[1], *, reverse: bool = False) -> list[bytes]:
     return [key for key, _ in view.scan(start, stop, reverse=reverse)]
 
 
@@ -166,7 +166,7 @@ def errors_that_are_kept_hold_nothing(open_catalog: OpenCatalog) -> None:
     catalog = open_catalog()
     catalog.transact(lambda tx: tx.put(b"a", {"n": 1}))
 
-    def fails(view: View) -> None:
+    def fails(view: ReadTxn) -> None:
         for key, _ in view.scan(b"a", b"b"):
             raise InvalidInput(str(key))
 
@@ -246,7 +246,7 @@ def a_body_sees_one_state_however_often_it_asks(open_catalog: OpenCatalog) -> No
         finally:
             over.set()
 
-    def check_pairs(view: View) -> tuple[int, int]:
+    def check_pairs(view: ReadTxn) -> tuple[int, int]:
         first = [view.get(b"a/%d" % n) for n in range(8)]
         second = [record for _, record in view.scan(b"z", b"zz", reverse=True)][::-1]
         assert first == second

@@ -17,7 +17,7 @@ from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.manager.commands import CommitBarrier, JobSettings
 from epochlog.errors import InvalidInput, LoadNotFound, NotWritable, TableDropped, TableFinished
 from epochlog.store.catalog.keys import job_key
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.commit.edits import TableEdit
 from epochlog.store.commit.idempotency import has_outcome, resolve
 from epochlog.store.commit.job_commit import check_incarnation
@@ -160,7 +160,7 @@ class LoadTask:
         load, name = self._load, self._load.name
         self._number = commit.barrier.curr
 
-        def find_edits(view: View) -> list[TableEdit]:
+        def find_edits(view: ReadTxn) -> list[TableEdit]:
             edits = []
             for table_id in load.tables:
                 table = get_table(view, table_id, f"table of load {name}")
@@ -203,7 +203,7 @@ class LoadTask:
         self._load = replace(self._load, checkpoint=self._number)
 
 
-def _last_number(view: View, load: LoadRecord) -> int:
+def _last_number(view: ReadTxn, load: LoadRecord) -> int:
     """Return the highest checkpoint number with a recorded outcome; numbers past the load's checkpoint were aborted."""
     number = load.checkpoint
     while has_outcome(view, load_txn(load.name, number + 1)):

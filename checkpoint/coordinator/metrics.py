@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from epochlog.checkpoint.manager import commands
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.lookups import all_tables, get_version
 from epochlog.store.session.handle import Handle
@@ -93,7 +93,7 @@ def _ages(statuses: Iterable[commands.CheckpointStatus], now_ms: int) -> dict[st
 def _tables(handle: Handle) -> Iterator[str]:
     """Yield the lines with each table's epochs and lag."""
 
-    def body(view: View) -> dict[str, dict[str, int]]:
+    def body(view: ReadTxn) -> dict[str, dict[str, int]]:
         epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms())
         values: dict[str, dict[str, int]] = {"committed_epoch": {}, "safe_epoch": {}, "lag_ms": {}}
         for table in all_tables(view):

@@ -14,7 +14,7 @@ from typing import Literal
 
 from epochlog.errors import EpochlogError
 from epochlog.store.catalog.keys import job_key
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.check.job_state import require_consistent_job
 from epochlog.store.commit.job_commit import check_incarnation, require_unparked
 from epochlog.store.epochs.view import EpochView
@@ -104,7 +104,7 @@ class JobClaims:
         if other is not None and other.holder != lease.holder and not self.handle.runners.has_died(other.holder):
             self.handle.catalog.read(lambda view: require_free(view, self.handle, job, lease.holder))
 
-    def _read_consistent_job(self, view: View) -> JobRecord:
+    def _read_consistent_job(self, view: ReadTxn) -> JobRecord:
         job = get_job(view, self.job_id, self.name)
         require_consistent_job(view, job, inputs_of(view, self.handle, job))
         return job
@@ -138,6 +138,6 @@ class JobClaims:
         )
 
 
-def inputs_of(view: View, handle: Handle, job: JobRecord) -> EpochView:
+def inputs_of(view: ReadTxn, handle: Handle, job: JobRecord) -> EpochView:
     """Read the epochs of the job's upstreams and of their ancestors."""
     return read_epoch_view(view, handle.memory, handle.catalog.now_ms(), above=job.upstreams)

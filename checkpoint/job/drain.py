@@ -14,7 +14,7 @@ from datetime import timedelta
 
 from epochlog.errors import DrainPending, JobParked, JobRunning
 from epochlog.store.catalog.keys import job_key
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.commit.boundaries import force_within
 from epochlog.store.commit.job_commit import check_incarnation
 from epochlog.store.env.clock import Deadline
@@ -109,7 +109,7 @@ def _pending_error(runner: JobRunner) -> DrainPending:
     )
 
 
-def _read_incomplete_upstreams(view: View, runner: JobRunner) -> tuple[JobRecord, list[str]]:
+def _read_incomplete_upstreams(view: ReadTxn, runner: JobRunner) -> tuple[JobRecord, list[str]]:
     """Return the job, and the names of its upstreams that are not complete through the drain's end."""
     job, handle = get_job(view, runner.job_id, runner.name), runner.handle
     epochs = inputs_of(view, handle, job)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from epochlog.errors import InvalidInput, JobCycle, JobExists, OutputOwned, TableInUse
 from epochlog.store.catalog.keys import HEAD, job_key, job_name_key, name_key
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.commit.table_ddl import add_table, altered, remove_table
 from epochlog.store.epochs.global_membership import outside_by_interval
 from epochlog.store.epochs.view import EpochView
@@ -286,7 +286,7 @@ def cancel_job(handle: Handle, job_id: int, name: str) -> None:
     handle.catalog.transact(body)
 
 
-def refuse_in_use(view: View, job: JobRecord, action: str = "dropped") -> None:
+def refuse_in_use(view: ReadTxn, job: JobRecord, action: str = "dropped") -> None:
     """Raise TableInUse, with the reader's name, if another job reads one of the job's outputs."""
     for other in all_jobs(view):
         shared = [table_id for table_id in job.outputs if table_id in other.upstreams]
@@ -306,7 +306,7 @@ def _remove(tx: Txn, job: JobRecord, action: str, now_ms: int) -> None:
     tx.delete(job_name_key(job.name))
 
 
-def job_info(view: View, handle: Handle, job: JobRecord, epochs: EpochView) -> JobInfo:
+def job_info(view: ReadTxn, handle: Handle, job: JobRecord, epochs: EpochView) -> JobInfo:
     """Describe a job for `store.jobs()`; its state is `failed` if its newest attempt failed."""
     store_ms = handle.interval_ms
     failed = job.last_error is not None and job.state in ("creating", "running")
@@ -335,7 +335,7 @@ def job_info(view: View, handle: Handle, job: JobRecord, epochs: EpochView) -> J
     )
 
 
-def runner_of(view: View, handle: Handle, job: JobRecord) -> RunnerInfo | None:
+def runner_of(view: ReadTxn, handle: Handle, job: JobRecord) -> RunnerInfo | None:
     """Return the live runner of the job, or None."""
     runner = live_runner(view, handle, job)
     return None if runner is None else RunnerInfo(runner.kind, runner.host, runner.pid, runner.since_ms)
@@ -344,7 +344,7 @@ def runner_of(view: View, handle: Handle, job: JobRecord) -> RunnerInfo | None:
 def list_jobs(handle: Handle) -> list[JobInfo]:
     """List all jobs, by name."""
 
-    def read_infos(view: View) -> list[JobInfo]:
+    def read_infos(view: ReadTxn) -> list[JobInfo]:
         epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms())
         return sorted((job_info(view, handle, job, epochs) for job in all_jobs(view)), key=lambda info: info.name)
 

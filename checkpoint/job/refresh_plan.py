@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from epochlog.errors import InvalidInput
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.log_plan import LogPlan, plan_backfill, plan_changes
 from epochlog.store.env.clock import monotonic_s
 from epochlog.store.metadata.definitions import Cursor, JobRecord, TableDef
@@ -91,7 +91,7 @@ def barrier_of(job: JobRecord) -> Barrier:
     return Barrier(prev, job.barrier[1], "checkpoint" if prev else "initial")
 
 
-def plan_barrier(view: View, handle: Handle, job: JobRecord) -> RefreshPlan:
+def plan_barrier(view: ReadTxn, handle: Handle, job: JobRecord) -> RefreshPlan:
     """Plan the refresh of the job's recorded barrier from one state of the catalog."""
     barrier = barrier_of(job)
     prev, curr = barrier.prev, barrier.curr

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from epochlog.errors import EpochlogError, Fenced, InvalidInput, JobNotFound, JobParked, JobRunning, UpstreamIncomplete
 from epochlog.store.catalog.keys import job_key
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.commit.backfill import BackfillChunk, discard_chunks, discard_refused, record_chunk
 from epochlog.store.commit.boundaries import seal
 from epochlog.store.commit.edits import TableEdit
@@ -341,7 +341,7 @@ class JobRunner(JobClaims):
         epochs = self._read_inputs(job)
         return any(epochs.table(upstream).first_change(job.position) < FAR for upstream in job.upstreams)
 
-    def _decide(self, view: View) -> Barrier | None:
+    def _decide(self, view: ReadTxn) -> Barrier | None:
         handle = self.handle
         job = get_job(view, self.job_id, self.name)
         epochs = inputs_of(view, handle, job)
@@ -435,7 +435,7 @@ class JobRunner(JobClaims):
         """Return True if no upstream is creating, and the job's lag at epoch `position` is within its `max_lag`."""
         handle = self.handle
 
-        def lag(view: View) -> tuple[EpochView, int]:
+        def lag(view: ReadTxn) -> tuple[EpochView, int]:
             epochs = inputs_of(view, handle, job)
             forced = forced_boundaries(view, position, epochs.last_epoch)
             return epochs, lag_in_boundaries(

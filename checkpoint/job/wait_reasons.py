@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.epochs.lag import oldest_unreflected
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import forced_boundaries
@@ -86,7 +86,7 @@ def waits_of(view: EpochView, jobs: Collection[JobRecord], clockwork: Clockwork)
     return waits
 
 
-def read_waits(view: View, handle: Handle, epochs: EpochView, jobs: Sequence[JobRecord]) -> dict[str, Wait]:
+def read_waits(view: ReadTxn, handle: Handle, epochs: EpochView, jobs: Sequence[JobRecord]) -> dict[str, Wait]:
     """Read the boundaries, and return `waits_of`. `epochs` and `jobs` were read from this state of the catalog."""
     position = min((job.position for job in jobs if job.state != "finished"), default=epochs.last_epoch)
     upstreams = {up for job in jobs for up in job.upstreams}

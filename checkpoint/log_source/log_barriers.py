@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from epochlog.checkpoint.job.barrier import Barrier, BarrierKind, InputPosition, next_barrier
 from epochlog.errors import JobParked, LogTruncated
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import forced_boundaries, read_epoch_view
 from epochlog.store.metadata.lookups import get_job, get_table
@@ -38,14 +38,14 @@ class Stand:
     after: int
     snapshot: bool
 
-    def epochs(self, view: View) -> EpochView:
+    def epochs(self, view: ReadTxn) -> EpochView:
         """Read the epochs of all tables; raise TableDropped if one of the reader's tables was dropped."""
         for table_id, name in self.tables:
             get_table(view, table_id, name)
         return read_epoch_view(view, self.handle.memory, self.handle.catalog.now_ms())
 
 
-def barrier_of_log(view: View, stand: Stand) -> Barrier | EndOfData | None:
+def barrier_of_log(view: ReadTxn, stand: Stand) -> Barrier | EndOfData | None:
     """Return a barrier at the first sealed boundary by which a table has changed, EndOfData, or None if none yet."""
     epochs, after = stand.epochs(view), stand.after
     position = InputPosition(
@@ -59,7 +59,7 @@ def barrier_of_log(view: View, stand: Stand) -> Barrier | EndOfData | None:
     return end_of_data(view, stand) if barrier is None else Barrier(barrier.prev, barrier.curr, _kind(after))
 
 
-def end_of_data(view: View, stand: Stand) -> EndOfData | None:
+def end_of_data(view: ReadTxn, stand: Stand) -> EndOfData | None:
     """Return EndOfData if all tables have ended at or below the position, else None."""
     epochs = stand.epochs(view)
     tables = [epochs.table(table_id) for table_id, _ in stand.tables]
@@ -67,7 +67,7 @@ def end_of_data(view: View, stand: Stand) -> EndOfData | None:
     return EndOfData() if all_ended and not stand.snapshot else None
 
 
-def barrier_of_job(view: View, stand: Stand, job_id: int, name: str) -> Barrier | EndOfData | None:
+def barrier_of_job(view: ReadTxn, stand: Stand, job_id: int, name: str) -> Barrier | EndOfData | None:
     """Return a barrier at the job's first commit past the position, else the barrier that the job has recorded."""
     job, epochs, after = get_job(view, job_id, name), stand.epochs(view), stand.after
     output, kind = epochs.table(job.outputs[0]), _kind(after)

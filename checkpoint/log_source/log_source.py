@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from epochlog.checkpoint.job.barrier import Barrier
 from epochlog.errors import InvalidInput
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.changelog.change_rows import each_epoch
 from epochlog.store.changelog.consumers import KEEP, open_consumer
 from epochlog.store.changelog.log_plan import LogPlan, plan_backfill, plan_changes
@@ -287,7 +287,7 @@ class UpstreamLog(OneProcess, Closeable):
     def _seal_if_changed(self) -> bool:
         """Seal the past boundaries if there are unread changes; return True if there are."""
 
-        def has_unread_changes(view: View) -> bool:
+        def has_unread_changes(view: ReadTxn) -> bool:
             epochs = self._current_stand().epochs(view)
             first = min(epochs.table(table_id).first_change(self._position) for table_id, _ in self._tables)
             return self._snapshot or first < FAR
@@ -300,7 +300,7 @@ class UpstreamLog(OneProcess, Closeable):
     def _current_stand(self) -> Stand:
         return Stand(self._handle, self._tables, self._position, self._snapshot)
 
-    def _plan(self, view: View) -> _Round | EndOfData | None:
+    def _plan(self, view: ReadTxn) -> _Round | EndOfData | None:
         """Plan the next round from this state of the catalog."""
         stand = self._current_stand()
         barrier = barrier_of_log(view, stand) if self._job is None else barrier_of_job(view, stand, *self._job)
@@ -370,7 +370,7 @@ class UpstreamLog(OneProcess, Closeable):
         return self._pre_images and not table.stores_images_after(after)
 
 
-def _readable_after(view: View, table: TableDef, after: int) -> int:
+def _readable_after(view: ReadTxn, table: TableDef, after: int) -> int:
     """Return the epoch from which the table's log is read; raise LogTruncated if changes past `after` are deleted."""
     reachable = reach(view, table, after)
     if reachable.lost:
@@ -391,7 +391,7 @@ def _checked_columns(
     return dict(columns or {})
 
 
-def _find_tables(view: View, names: Sequence[str]) -> list[TableDef]:
+def _find_tables(view: ReadTxn, names: Sequence[str]) -> list[TableDef]:
     if isinstance(names, str) or not isinstance(names, Sequence) or not names:
         raise InvalidInput(f"tables is a list of at least one table name, not {names!r}")
     tables = [find_table(view, name) for name in names]
@@ -400,7 +400,7 @@ def _find_tables(view: View, names: Sequence[str]) -> list[TableDef]:
     return tables
 
 
-def _find_job(view: View, job: str | HasName, tables: Sequence[TableDef]) -> JobRecord:
+def _find_job(view: ReadTxn, job: str | HasName, tables: Sequence[TableDef]) -> JobRecord:
     record = find_job(view, job if isinstance(job, str) else job.name)
     for table in tables:
         if table.id not in record.upstreams:

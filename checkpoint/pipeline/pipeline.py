@@ -13,7 +13,7 @@ from epochlog.checkpoint.job.job_ddl import JobInfo, list_jobs
 from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.job.running_queries import live
 from epochlog.errors import EpochlogError, InvalidInput, JobRunning
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.commit.boundaries import force_boundary
 from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.process_local import OneProcess
@@ -310,7 +310,7 @@ class PipelineRunner(OneProcess):
         if target is None or member.step.settled:
             return member.step.settled, frozenset()
 
-        def body(view: View) -> tuple[bool, frozenset[int]]:
+        def body(view: ReadTxn) -> tuple[bool, frozenset[int]]:
             job = get_job(view, runner.job_id, runner.name)
             now_ms = self._handle.catalog.now_ms()
             epochs = read_epoch_view(view, self._handle.memory, now_ms, above=[*job.upstreams, *job.outputs])

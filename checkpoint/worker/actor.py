@@ -11,7 +11,7 @@ from epochlog.checkpoint.control_messages import PartName
 from epochlog.checkpoint.job.refresh_plan import barrier_of, plan_barrier
 from epochlog.checkpoint.manager.unacked_reports import Outbox
 from epochlog.errors import Cancelled, EpochlogError, Fenced, InvalidInput, RolledBack, by_name
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.commit.loads import MAX_STATE
 from epochlog.store.commit.root_commit import refuse_unwritable
 from epochlog.store.env.clock import Deadline
@@ -231,7 +231,7 @@ class LoadPart(Part):
         if table not in self._writers:
             handle = self._worker.handle
 
-            def read_table(view: View) -> TableDef:
+            def read_table(view: ReadTxn) -> TableDef:
                 table_def = find_table(view, table)
                 refuse_unwritable(view, table_def)
                 return table_def

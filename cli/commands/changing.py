@@ -14,7 +14,7 @@ from epochlog.cli.facts.store import Facts, RowCounter, TableLook, look_at, tabl
 from epochlog.cli.session import CommandSession
 from epochlog.cli.text import bytes_text, count_text, epoch_text, listed, safe, unchanged_text
 from epochlog.errors import EpochlogError
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.commit.table_ddl import alter_table, refuse_in_use
 from epochlog.store.epochs.view_reader import read_commits, read_epoch_view
 from epochlog.store.metadata.definitions import TableDef, TableOptions
@@ -129,7 +129,7 @@ def drop(session: CommandSession) -> None:
     kind, name, store = session.options.kind, session.options.name, session.store
     keep = session.options.keep_outputs
 
-    def droppable(view: View) -> list[TableDef]:
+    def droppable(view: ReadTxn) -> list[TableDef]:
         if kind == "table":
             table = find_table(view, name)
             refuse_in_use(view, table)
@@ -166,15 +166,15 @@ def _timedelta(seconds: float | None) -> timedelta | None:
     return None if seconds is None else timedelta(seconds=seconds)
 
 
-def _outputs(view: View, name: str) -> list[TableDef]:
+def _outputs(view: ReadTxn, name: str) -> list[TableDef]:
     return [get_table(view, table, f"output of {name}") for table in find_job(view, name).outputs]
 
 
-def _describe_tables(session: CommandSession, select: Callable[[View], list[TableDef]]) -> list[Facts]:
+def _describe_tables(session: CommandSession, select: Callable[[ReadTxn], list[TableDef]]) -> list[Facts]:
     """Describe the selected tables: size, newest commit, number of commits, and holders other than jobs."""
     handle, live = session.handle, session.handle.leases.live
 
-    def body(view: View) -> list[tuple[TableLook, Facts]]:
+    def body(view: ReadTxn) -> list[tuple[TableLook, Facts]]:
         # Jobs are left out of held_by: a table that a job reads cannot be dropped.
         job_holders = {f"job:{job.name}" for job in all_jobs(view)}
         now_ms = handle.catalog.now_ms()

@@ -17,7 +17,7 @@ from epochlog.cli.session import CommandSession
 from epochlog.cli.text import epoch_iso, iso, safe
 from epochlog.exchange.subscription.messages import FeedPosition
 from epochlog.exchange.subscription.table_feed import Passed, Slice, TableFeed
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS, CHANGE_TYPE, COMMIT_VERSION
 from epochlog.store.changelog.consumer import Consumer
 from epochlog.store.changelog.consumer_info import ConsumerInfo
@@ -154,7 +154,7 @@ def _start_position(session: CommandSession, table: TableDef, consumer: Consumer
     if begin not in BEGINNINGS:
         return FeedPosition(after=epoch_of(session.handle, begin, table.name) or 0)
 
-    def marks(view: View) -> dict[str, int]:
+    def marks(view: ReadTxn) -> dict[str, int]:
         version = get_version(view, table.id, table.name)
         return {"earliest": version.log_start, "latest": version.max_committed_epoch}
 

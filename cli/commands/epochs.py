@@ -12,7 +12,7 @@ from epochlog.cli.grammar.commands import limit_of
 from epochlog.cli.session import CommandSession
 from epochlog.cli.text import epoch_iso, iso
 from epochlog.errors import EpochlogError
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.epochs.explain import blamed
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view
@@ -23,7 +23,7 @@ def epochs(session: CommandSession) -> None:
     """Show the timeline of the named tables, or of all that take part in `global`."""
     options, handle = session.options, session.handle
 
-    def body(view: View) -> EpochView:
+    def body(view: ReadTxn) -> EpochView:
         return read_epoch_view(view, handle.memory, handle.catalog.now_ms(), handle.store_id)
 
     view = handle.catalog.read(body)

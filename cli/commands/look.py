@@ -23,7 +23,7 @@ from epochlog.cli.render.json_values import plain_rows
 from epochlog.cli.render.output import people_console
 from epochlog.cli.session import CommandSession
 from epochlog.cli.text import iso
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.compaction.trace import read_traces
 from epochlog.store.metadata.lookups import find_table
 
@@ -75,7 +75,7 @@ def history(session: CommandSession) -> None:
 
 
 def _show_compactions(session: CommandSession, limit: int | None) -> None:
-    def body(view: View) -> list[Facts]:
+    def body(view: ReadTxn) -> list[Facts]:
         table = find_table(view, session.options.table)
         return [trace_facts(trace) for trace in islice(read_traces(view, table.id), limit)]
 

@@ -18,7 +18,7 @@ from epochlog.cli.render.out_file import OutFile
 from epochlog.cli.session import CommandSession
 from epochlog.cli.text import bytes_text, epoch_text
 from epochlog.errors import InvalidInput
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.metadata.lookups import find_table, get_version
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def changes(session: CommandSession) -> None:
 def _default_start(session: CommandSession, name: str, *, pre_images: bool) -> int:
     """Return the default of --after: the log's beginning, or the oldest epoch after which pre-images are known."""
 
-    def body(view: View) -> int:
+    def body(view: ReadTxn) -> int:
         table = find_table(view, name)
         version = get_version(view, table.id, name)
         if not pre_images or table.stores_images_after(version.log_start):

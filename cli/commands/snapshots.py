@@ -14,7 +14,7 @@ from epochlog.cli.facts.store import Facts
 from epochlog.cli.session import CommandSession
 from epochlog.cli.text import epoch_iso, iso
 from epochlog.errors import EpochlogError, InvalidInput
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.lookups import get_table
@@ -82,7 +82,7 @@ def _show_token(session: CommandSession, token: str) -> None:
         raise InvalidInput("this snapshot token belongs to another store; open that store to show it")
     policy = Exact(token)
 
-    def body(view: View) -> list[Facts]:
+    def body(view: ReadTxn) -> list[Facts]:
         now_ms = handle.catalog.now_ms()
         epochs = read_epoch_view(view, handle.memory, now_ms, handle.store_id)
         return [_table_facts(session, view, epochs, policy, name, now_ms) for name in decoded.entries]
@@ -98,7 +98,7 @@ def _show_token(session: CommandSession, token: str) -> None:
 
 
 def _table_facts(
-    session: CommandSession, view: View, epochs: EpochView, policy: Exact, name: str, now_ms: int
+    session: CommandSession, view: ReadTxn, epochs: EpochView, policy: Exact, name: str, now_ms: int
 ) -> Facts:
     """Describe one table of a token. kept_until: the time until which the rows of that epoch stay readable; kept_by:
     the hold or retention that keeps them.
@@ -116,7 +116,7 @@ def _table_facts(
 
 
 def _retention_ends(
-    session: CommandSession, view: View, table_id: int, name: str, epoch: int, now_ms: int
+    session: CommandSession, view: ReadTxn, table_id: int, name: str, epoch: int, now_ms: int
 ) -> Iterator[tuple[int, str]]:
     """Return (end in Unix ms, name) of each hold and retention that keeps the table's rows of that epoch until a fixed
     time.

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from epochlog.cli.facts.holds import vacuum_facts
 from epochlog.cli.facts.store import Facts
 from epochlog.cli.session import CommandSession
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.check.verify import verify_store
 from epochlog.store.commit.table_ddl import table_bytes
 from epochlog.store.compaction.executor import compact_table
@@ -24,7 +24,7 @@ def compact(session: CommandSession) -> None:
     """Compact one table, or all tables that are due."""
     name, full = session.options.table, session.options.full
 
-    def select(view: View) -> list[TableDef]:
+    def select(view: ReadTxn) -> list[TableDef]:
         return sorted(all_tables(view), key=lambda table: table.name) if name is None else [find_table(view, name)]
 
     tables = session.handle.catalog.read(select)
@@ -92,7 +92,7 @@ def _compact_one(session: CommandSession, table: TableDef, label: str, *, full: 
 def _segments_and_bytes(session: CommandSession, table: TableDef) -> tuple[int, int]:
     """Return the number of L0 segments that reads merge, and the bytes of all files."""
 
-    def body(view: View) -> tuple[int, int]:
+    def body(view: ReadTxn) -> tuple[int, int]:
         return len(plan_scan(view, table, None).segments), table_bytes(get_version(view, table.id, table.name))
 
     return session.handle.catalog.read(body)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from epochlog.cli.text import iso
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.compaction.trace import Trace
 from epochlog.store.compaction.work import Work
 from epochlog.store.maintenance.scheduler import Trouble
@@ -39,7 +39,7 @@ def hold_facts(hold: Hold, now_ms: int) -> Facts:
     }
 
 
-def writers(view: View, now_ms: int) -> list[Facts]:
+def writers(view: ReadTxn, now_ms: int) -> list[Facts]:
     """Describe the write intents of the store, oldest first."""
     return [intent_facts(intent, now_ms) for intent in sorted(all_intents(view), key=lambda intent: intent.since_ms)]
 

@@ -11,7 +11,7 @@ from epochlog.checkpoint.job.wait_reasons import read_waits
 from epochlog.cli.text import epoch_iso, iso
 from epochlog.errors import Corrupt
 from epochlog.store.catalog.keys import LOG_PREFIX, table_prefix
-from epochlog.store.catalog.protocol import View, scan_prefix
+from epochlog.store.catalog.protocol import ReadTxn, scan_prefix
 from epochlog.store.commit.loads import LoadRecord, all_loads, load_parts
 from epochlog.store.commit.table_ddl import table_bytes
 from epochlog.store.compaction.work import Work, read_work
@@ -72,7 +72,7 @@ class StoreLook:
 def look(handle: Handle) -> StoreLook:
     """Read all tables, jobs and loads from one state of the catalog, without data files."""
 
-    def body(view: View) -> StoreLook:
+    def body(view: ReadTxn) -> StoreLook:
         now_ms = handle.catalog.now_ms()
         epochs = read_epoch_view(view, handle.memory, now_ms, handle.store_id)
         troubles = all_troubles(view)
@@ -97,7 +97,7 @@ def look(handle: Handle) -> StoreLook:
     return handle.catalog.read(body)
 
 
-def look_at(view: View, table: TableDef, epochs: EpochView) -> TableLook:
+def look_at(view: ReadTxn, table: TableDef, epochs: EpochView) -> TableLook:
     """Read one table within a catalog transaction."""
     version = get_version(view, table.id, table.name)
     job = None if table.job_id is None else get_job(view, table.job_id, "?")
@@ -205,7 +205,7 @@ def runner_facts(runner: RunnerInfo | None) -> Facts | None:
     return None if runner is None else {**asdict(runner), "since": iso(runner.since_ms)}
 
 
-def _rows_of_upstreams(view: View, job: JobRecord) -> int | None:
+def _rows_of_upstreams(view: ReadTxn, job: JobRecord) -> int | None:
     """Return an upper bound of the rows that a chunked backfill takes in, with replaced and deleted rows counted. None
     without such a backfill.
     """
@@ -231,7 +231,7 @@ def _barrier_facts(job: JobRecord, now_ms: int) -> Facts | None:
 def describe_table(handle: Handle, name: str, counter: RowCounter) -> Facts:
     """Describe one table in full."""
 
-    def body(view: View) -> tuple[TableLook, Facts]:
+    def body(view: ReadTxn) -> tuple[TableLook, Facts]:
         now_ms = handle.catalog.now_ms()
         table = find_table(view, name)
         epochs = read_epoch_view(view, handle.memory, now_ms, handle.store_id)
@@ -287,7 +287,7 @@ def run_facts(run: Any) -> Facts:
     }
 
 
-def log_facts(view: View, table: TableDef, version: TableVersion) -> Facts:
+def log_facts(view: ReadTxn, table: TableDef, version: TableVersion) -> Facts:
     """Describe a table's log: the part that `changes` can read, and the L0 segments that reads merge
     (`unfolded_segments`).
     """

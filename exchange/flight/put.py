@@ -13,7 +13,7 @@ import pyarrow as pa
 from epochlog.errors import InvalidInput, ServerUnavailable
 from epochlog.exchange.transport.admission import CallSlot
 from epochlog.exchange.transport.validation import check_batch, check_schema, decoding
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.apply_changes import take_rows
 from epochlog.store.commit.edits import TableEdit
 from epochlog.store.commit.idempotency import check_pair, find_committed_epoch
@@ -40,7 +40,7 @@ def put(handle: Handle, write: Write, reader: Any, slot: CallSlot) -> int:
     """
     check_pair(write.txn)
 
-    def find(view: View) -> TableDef:
+    def find(view: ReadTxn) -> TableDef:
         return find_table(view, write.table)
 
     table = handle.catalog.read(find)

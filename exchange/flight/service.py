@@ -22,7 +22,7 @@ from epochlog.exchange.transport.admission import AdmissionController, Admission
 from epochlog.exchange.transport.errors import CALL_ERRORS, as_flight_errors
 from epochlog.exchange.transport.protobuf import first_field
 from epochlog.exchange.transport.services import Action, Call, Role
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.log_plan import LogPlan
 from epochlog.store.env.clock import Clock, SystemClock
 from epochlog.store.metadata.lookups import all_tables, find_table, get_version
@@ -80,7 +80,7 @@ class FlightDesk:
             )
         prefix = criteria.decode("ascii", "replace")
 
-        def read_tables(view: View) -> list[tuple[str, pa.Schema, int]]:
+        def read_tables(view: ReadTxn) -> list[tuple[str, pa.Schema, int]]:
             return [
                 (table.name, table.schema.schema, get_version(view, table.id, table.name).max_committed_epoch)
                 for table in all_tables(view)

@@ -18,7 +18,7 @@ import msgpack
 
 from epochlog.errors import Corrupt, EpochlogError, QueryNotFound
 from epochlog.exchange.stage_gate import stage_counter
-from epochlog.store.catalog.protocol import Catalog, Txn, View
+from epochlog.store.catalog.protocol import Catalog, ReadTxn, Txn
 from epochlog.store.catalog.redis.client import Cut, NotSent, RedisServer
 from epochlog.store.env.backoff import Backoff
 from epochlog.store.env.clock import Deadline
@@ -94,7 +94,7 @@ ReadMarks = Callable[[str], EndMarks]
 """Function that reads a query's end marks from the catalog, or raises QueryNotFound."""
 
 
-def end_marks(view: View, name: str) -> EndMarks:
+def end_marks(view: ReadTxn, name: str) -> EndMarks:
     """Read from the catalog the end marks of a query's channels that have passed. Raises QueryNotFound."""
     query = find_query(view, name)
     channels = [find_channel(view, query, passed) for passed in query.passed]
@@ -268,7 +268,7 @@ class RedisStageCounter:
         self._retry_after = Deadline.after(BACKOFF.delay_s(self._failures))
 
 
-def _newest_incarnation(view: View) -> int:
+def _newest_incarnation(view: ReadTxn) -> int:
     record = view.get(SERVER_KEY)
     incarnation = 0 if record is None else record.get("incarnation")
     if type(incarnation) is not int or not 0 <= incarnation < 1 << 52:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from epochlog.errors import Corrupt, InvalidInput, LimitExceeded, SegmentUnknown, SequenceReleased
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.metadata.exchange_records import (
     DIGEST_BYTES,
     channel_key,
@@ -86,7 +86,7 @@ class PushResult:
 # ---- reading -------------------------------------------------------------------------------------------------------
 
 
-def find_query(view: View, query: str) -> StagedQuery:
+def find_query(view: ReadTxn, query: str) -> StagedQuery:
     """Read a query. Raises QueryNotFound for a query that does not exist or is being dropped."""
     record = view.get(query_key(query))
     if record is None or record["dropped"]:
@@ -94,7 +94,7 @@ def find_query(view: View, query: str) -> StagedQuery:
     return _decode_query(view, query, record)
 
 
-def _decode_query(view: View, query: str, record: Mapping[str, Any]) -> StagedQuery:
+def _decode_query(view: ReadTxn, query: str, record: Mapping[str, Any]) -> StagedQuery:
     """Decode a query's record. Version 0.1 recorded the channels with end marks instead of those that have passed."""
     if "passed" not in record:
         ended = [Channel.from_record(view.get(channel_key(query, name)) or {}) for name in record["ended"]]
@@ -102,7 +102,7 @@ def _decode_query(view: View, query: str, record: Mapping[str, Any]) -> StagedQu
     return StagedQuery.from_record(query, record)
 
 
-def find_channel(view: View, query: StagedQuery, channel: str) -> Channel:
+def find_channel(view: ReadTxn, query: StagedQuery, channel: str) -> Channel:
     """Read a channel. Raises ChannelUnknown when no consumer has declared it."""
     record = view.get(channel_key(query.name, channel))
     if record is None:
@@ -110,7 +110,7 @@ def find_channel(view: View, query: StagedQuery, channel: str) -> Channel:
     return Channel.from_record(record)
 
 
-def find_consumer(view: View, query: StagedQuery, consumer: str) -> StageConsumer:
+def find_consumer(view: ReadTxn, query: StagedQuery, consumer: str) -> StageConsumer:
     """Read a consumer. Raises InvalidInput when it was not declared."""
     record = view.get(consumer_key(query.name, consumer))
     if record is None:
@@ -118,23 +118,23 @@ def find_consumer(view: View, query: StagedQuery, consumer: str) -> StageConsume
     return StageConsumer.from_record(consumer, record)
 
 
-def find_pushed(view: View, query: str, channel: str, seq: int) -> Pushed | None:
+def find_pushed(view: ReadTxn, query: str, channel: str, seq: int) -> Pushed | None:
     """Read the record of a batch; None if it was not pushed or was released."""
     record = view.get(pushed_key(query, channel, seq))
     return None if record is None else Pushed(**record)
 
 
-def consumers_of(view: View, query: str) -> list[StageConsumer]:
+def consumers_of(view: ReadTxn, query: str) -> list[StageConsumer]:
     return [StageConsumer.from_record(name, record) for name, record in records_of(view, b"xk", query)]
 
 
-def used_bytes(view: View, query: str) -> int:
+def used_bytes(view: ReadTxn, query: str) -> int:
     """Return the bytes of a query's batches on disk."""
     record = view.get(usage_key(query))
     return record["bytes"] if record else 0
 
 
-def find_digest(view: View, query: str, channel: Channel, seq: int) -> tuple[int, int] | None:
+def find_digest(view: ReadTxn, query: str, channel: Channel, seq: int) -> tuple[int, int] | None:
     """Return size in bytes and CRC-32 of a pushed sequence, also after its release; None if it was not pushed."""
     if not channel.has(seq):
         return None
@@ -299,7 +299,7 @@ def _release(tx: Txn, query: str, channel: Channel, below: int) -> list[Pushed]:
     return released
 
 
-def _scan_pushed(view: View, query: str, channel: Channel, first: int, stop: int) -> Iterator[tuple[int, Pushed]]:
+def _scan_pushed(view: ReadTxn, query: str, channel: Channel, first: int, stop: int) -> Iterator[tuple[int, Pushed]]:
     """Yield the pushed batches from `first` to below `stop`, without a gap. Raises SequenceReleased for a batch that
     was released meanwhile, Corrupt for a missing record.
     """
@@ -336,7 +336,7 @@ class ConsumerBacklog:
 
 
 def read_backlog(
-    view: View, query_name: str, consumer_name: str, cursor: Cursor, names: Iterable[str], limit: int
+    view: ReadTxn, query_name: str, consumer_name: str, cursor: Cursor, names: Iterable[str], limit: int
 ) -> ConsumerBacklog:
     """Read the consumer's end marks, and up to `limit` batches of each named channel, from the cursor on."""
     query = find_query(view, query_name)

@@ -21,7 +21,7 @@ from epochlog.exchange.transport.admission import AdmissionController, Admission
 from epochlog.exchange.transport.duplex import DuplexStream
 from epochlog.exchange.transport.services import Call
 from epochlog.store.catalog.keys import head_key
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.consumer import Consumer
 from epochlog.store.changelog.consumers import open_consumer
 from epochlog.store.changelog.footprint import Footprint
@@ -385,7 +385,7 @@ def _start_position(
         return None
     after = request.after
 
-    def check(view: View) -> None:
+    def check(view: ReadTxn) -> None:
         epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms(), above=[table.id])
         require_complete(table.name, after, epochs.complete_through(table.id))
 

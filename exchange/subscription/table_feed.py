@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from epochlog.errors import EpochExpired, SnapshotExpired, TableDropped
 from epochlog.store.catalog.keys import key_epoch, log_key
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.changelog.change_rows import each_epoch
 from epochlog.store.changelog.footprint import Footprint, of_follow, of_scan
 from epochlog.store.changelog.log_plan import LogPlan, plan_backfill, plan_changes
@@ -166,7 +166,7 @@ class TableFeed:
 
     # ---- planning and holds --------------------------------------------------------------------------------------
 
-    def _plan_round(self, view: View) -> _FeedRound:
+    def _plan_round(self, view: ReadTxn) -> _FeedRound:
         table = get_table(view, self._id, self._name)
         version = get_version(view, table.id, table.name)
         position = self._position
@@ -213,7 +213,7 @@ class TableFeed:
         self._hold_moved_s = monotonic_s()
 
 
-def find_subscribed_table(view: View, name: str, table_id: int | None) -> TableDef:
+def find_subscribed_table(view: ReadTxn, name: str, table_id: int | None) -> TableDef:
     """Find the table of that name. Raises TableDropped if its id is not `table_id`; None accepts any id."""
     if table_id is None:
         return find_table(view, name)
@@ -223,7 +223,7 @@ def find_subscribed_table(view: View, name: str, table_id: int | None) -> TableD
     return table
 
 
-def _round_end(view: View, table: TableDef, after: int, newest: int) -> int:
+def _round_end(view: ReadTxn, table: TableDef, after: int, newest: int) -> int:
     """Return the epoch of the ROUND_ENTRIES-th commit past `after`; `newest` if there are fewer commits."""
     commits = view.scan(log_key(table.id, after + 1), log_key(table.id, newest + 1))
     for count, (key, _) in enumerate(commits, start=1):

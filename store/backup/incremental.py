@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from epochlog.errors import CatalogLost, Corrupt, InvalidInput
 from epochlog.store.catalog.export_format import Header, Shipped, decode_dump, encode_dump, shipped_files
 from epochlog.store.catalog.keys import HEAD
-from epochlog.store.catalog.protocol import ChangeTracking, RecordChanges, View
+from epochlog.store.catalog.protocol import ChangeTracking, ReadTxn, RecordChanges
 from epochlog.store.catalog.records import pack, unpack
 from epochlog.store.env.files import Files
 from epochlog.store.env.filesystem import open_files
@@ -146,7 +146,7 @@ def export_catalog(handle: Handle, uri: str | Path) -> Header:
     return header
 
 
-def _read_all_records(view: View) -> tuple[int, dict[bytes, bytes | None]]:
+def _read_all_records(view: ReadTxn) -> tuple[int, dict[bytes, bytes | None]]:
     records: dict[bytes, bytes | None] = {key: pack(key, record) for key, record in view.scan(b"", b"\xff")}
     return Counters.read(view).version, records
 

@@ -16,7 +16,7 @@ from .records import Record
 T = TypeVar("T")
 
 
-class View(Protocol):
+class ReadTxn(Protocol):
     """Consistent state of the catalog, valid while the body runs."""
 
     @property
@@ -31,13 +31,13 @@ class View(Protocol):
         ...
 
 
-def scan_prefix(view: View, prefix: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, Record]]:
+def scan_prefix(view: ReadTxn, prefix: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, Record]]:
     """Yield the records with keys that begin with the prefix, in key order (or in reverse)."""
     return view.scan(prefix, after_prefix(prefix), reverse=reverse)
 
 
-class Txn(View, Protocol):
-    """View that also takes writes. They become visible together after the body returns, or not at all."""
+class Txn(ReadTxn, Protocol):
+    """ReadTxn that also takes writes. They become visible together after the body returns, or not at all."""
 
     def put(self, key: bytes, record: Record) -> None: ...
 
@@ -47,12 +47,12 @@ class Txn(View, Protocol):
 class Catalog(Protocol):
     """Transactional store of the records of tables, versions, jobs, holds and transaction outcomes. Thread-safe.
 
-    landed: called after each transaction of this object that may have written. It must not block.
+    on_commit: called after each transaction of this object that may have written. It must not block.
     """
 
-    landed: Callable[[], None]
+    on_commit: Callable[[], None]
 
-    def read(self, body: Callable[[View], T]) -> T: ...
+    def read(self, body: Callable[[ReadTxn], T]) -> T: ...
 
     def transact(self, body: Callable[[Txn], T]) -> T: ...
 

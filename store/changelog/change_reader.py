@@ -19,7 +19,7 @@ from epochlog.store.metadata.version import LabelGroup
 from epochlog.store.scan.key_ranges import cost, key_pieces
 from epochlog.store.scan.pruning import key_prunes
 from epochlog.store.scan.scan_plan import ScanPlan
-from epochlog.store.sst.merge import Rows, fold, lookup
+from epochlog.store.sst.merge import Rows, lookup, merge_sources
 from epochlog.store.sst.segment import Segment, SegmentReader
 from epochlog.store.types.key_codec import KeyCodec
 from epochlog.store.types.key_range import KeyRange
@@ -157,7 +157,7 @@ class ChangeReader:
             images = [image for image in (file.read(names, unit.keys) for file in files) if len(image)]
             if not images:
                 return np.full(len(rows), -1), None
-            old = fold(images)
+            old = merge_sources(images)
             return lookup(old.keys, rows.keys), old.data
 
         done = parallel_map(

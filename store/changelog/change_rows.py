@@ -80,11 +80,11 @@ def end_to_end(epochs: Sequence[tuple[int, Rows]]) -> Touches:
     counts = [len(rows) for rows in parts]
     marks = [np.zeros(len(rows), np.bool_) if rows.deleted is None else rows.deleted for rows in parts]
     keys = parts[0].keys if len(parts) == 1 else pa.concat_arrays([rows.keys for rows in parts])
-    data = stacked([rows.data for rows in parts])
+    data = concat_nullable([rows.data for rows in parts])
     return Touches(keys, data, np.concatenate(marks), np.repeat([label for label, _ in epochs], counts))
 
 
-def stacked(tables: Sequence[pa.Table]) -> pa.Table:
+def concat_nullable(tables: Sequence[pa.Table]) -> pa.Table:
     """Concatenate tables of equal columns; all columns become nullable."""
     schema = pa.schema([field.with_nullable(True) for field in tables[0].schema])
     return pa.concat_tables([pa.Table.from_arrays(table.columns, schema=schema) for table in tables])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from epochlog.errors import Fenced, InvalidInput
 from epochlog.store.catalog.keys import consumer_key
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.env.closeable import Closeable
 from epochlog.store.env.failpoints import hit
 from epochlog.store.metadata.consumer_record import ConsumerRecord, get_consumer, require_tables
@@ -49,7 +49,7 @@ class Consumer(Closeable):
         """Raise Fenced, ConsumerNotFound or TableDropped unless this incarnation is the newest of the consumer."""
         self._handle.catalog.read(self.read_record)
 
-    def read_record(self, view: View) -> ConsumerRecord:
+    def read_record(self, view: ReadTxn) -> ConsumerRecord:
         """Read the consumer's record within a read or transaction. Raises Fenced, ConsumerNotFound or TableDropped."""
         record = get_consumer(view, self.name)
         require_tables(record)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from epochlog.store.catalog.keys import table_key
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.metadata.consumer_record import ConsumerRecord, all_consumers
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_table, get_version
@@ -52,14 +52,14 @@ def list_consumers(handle: Handle) -> list[ConsumerInfo]:
     return handle.catalog.read(lambda view: [_consumer_info(handle, view, record) for record in all_consumers(view)])
 
 
-def consumer_reaches(view: View, record: ConsumerRecord) -> Iterator[Reach]:
+def consumer_reaches(view: ReadTxn, record: ConsumerRecord) -> Iterator[Reach]:
     """Yield the readable part of each table's log after the consumer's position; nothing if it has no position."""
     if record.position is not None:
         for table_id in record.tables:
             yield reach(view, get_table(view, table_id, f"of consumer {record.name}"), record.position)
 
 
-def consumer_table_names(view: View, record: ConsumerRecord) -> Iterator[str]:
+def consumer_table_names(view: ReadTxn, record: ConsumerRecord) -> Iterator[str]:
     """Yield the names of the consumer's tables; a dropped table keeps the name in the consumer's record, or its id."""
     for table_id in record.tables:
         table_record = view.get(table_key(table_id))
@@ -69,7 +69,7 @@ def consumer_table_names(view: View, record: ConsumerRecord) -> Iterator[str]:
             yield record.dropped or f"table {table_id}"
 
 
-def _consumer_info(handle: Handle, view: View, record: ConsumerRecord) -> ConsumerInfo:
+def _consumer_info(handle: Handle, view: ReadTxn, record: ConsumerRecord) -> ConsumerInfo:
     now_ms, alive = handle.catalog.now_ms(), handle.leases.live
     lag_ms, lag_commits = None, None
     lost = False
@@ -94,7 +94,7 @@ def _consumer_info(handle: Handle, view: View, record: ConsumerRecord) -> Consum
     )
 
 
-def _lag(handle: Handle, view: View, record: ConsumerRecord, position: int, now_ms: int) -> tuple[int, int]:
+def _lag(handle: Handle, view: ReadTxn, record: ConsumerRecord, position: int, now_ms: int) -> tuple[int, int]:
     """Return (age of the oldest change that is not acknowledged in ms, number of commits with such changes)."""
     oldest, commits = FAR, 0
     for table_id in record.tables:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from epochlog.errors import InvalidInput, LimitExceeded, LogTruncated
 from epochlog.store.catalog.keys import CONSUMER_PREFIX, consumer_key, hold_key
-from epochlog.store.catalog.protocol import Txn, View, scan_prefix
+from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.env.clock import FOR_EVER, seconds
 from epochlog.store.env.failpoints import hit
 from epochlog.store.epochs.view_reader import read_epoch_view
@@ -170,7 +170,7 @@ def _new_consumer(
     return ConsumerRecord(name, tuple(table.id for table in table_defs), too_old, None, position), table_defs
 
 
-def _check_tables(view: View, record: ConsumerRecord, tables: Sequence[str]) -> list[TableDef]:
+def _check_tables(view: ReadTxn, record: ConsumerRecord, tables: Sequence[str]) -> list[TableDef]:
     """Return the tables. Raises InvalidInput unless the consumer reads these, TableDropped if it lost one of them."""
     require_tables(record)
     table_defs = [find_table(view, table) for table in tables]
@@ -192,7 +192,7 @@ def _truncated_error(record: ConsumerRecord, log_reach: Reach) -> LogTruncated:
     )
 
 
-def _reset_position(handle: Handle, view: View, record: ConsumerRecord, to: str | int) -> int | None:
+def _reset_position(handle: Handle, view: ReadTxn, record: ConsumerRecord, to: str | int) -> int | None:
     """Return the position after a reset to `to`; None for the tables' rows. Raises InvalidInput."""
     if to == "snapshot":
         return None

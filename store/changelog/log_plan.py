@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from epochlog.errors import EpochExpired, InvalidInput, LogTruncated
 from epochlog.store.catalog.keys import LOG_PREFIX, after_prefix, log_key, table_prefix
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.env.files import Files
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_version
@@ -153,7 +153,7 @@ class LogPlan:
 
 
 def plan_changes(
-    view: View, table: TableDef, after: int, until: int | None = None, *, by_commit: bool = False
+    view: ReadTxn, table: TableDef, after: int, until: int | None = None, *, by_commit: bool = False
 ) -> LogPlan:
     """Plan a read of the log of (after, until]; until=None is the newest commit, or `after` when that is newer.
 
@@ -204,12 +204,12 @@ def _stores_images(table: TableDef, group: LabelGroup) -> bool:
     return group.stores_images
 
 
-def plan_backfill(view: View, table: TableDef, epoch: int) -> LogPlan:
+def plan_backfill(view: ReadTxn, table: TableDef, epoch: int) -> LogPlan:
     """Plan a read of a table's rows at an epoch, for the backfill of a job."""
     return LogPlan(table.schema, plan_scan(view, table, epoch), (), backfill=True)
 
 
-def next_epoch(view: View, table: TableDef, after: int) -> int | None:
+def next_epoch(view: ReadTxn, table: TableDef, after: int) -> int | None:
     """Return the next log epoch past `after`, also of a non-checkpoint or empty entry; None if there is none yet."""
     version = get_version(view, table.id, table.name)
     after = as_epoch("after", after)
@@ -224,7 +224,7 @@ def next_epoch(view: View, table: TableDef, after: int) -> int | None:
     return None
 
 
-def _entries(view: View, table: TableDef, after: int, until: int) -> list[LogEntry]:
+def _entries(view: ReadTxn, table: TableDef, after: int, until: int) -> list[LogEntry]:
     """Return the log entries visible in (after, until], and the entry past `until` if log epochs of it are within."""
     entries: list[LogEntry] = []
     prefix = table_prefix(LOG_PREFIX, table.id)

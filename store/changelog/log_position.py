@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from epochlog.errors import EpochExpired, LogTruncated
 from epochlog.store.catalog.keys import hist_key
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_version
 from epochlog.store.types.epoch import show_epoch
@@ -36,7 +36,7 @@ class Reach:
         )
 
 
-def reach(view: View, table: TableDef, after: int) -> Reach:
+def reach(view: ReadTxn, table: TableDef, after: int) -> Reach:
     """Return the readable part of the log after `after`; it begins at the truncation mark if that lies above."""
     version = get_version(view, table.id, table.name)
     mark = version.log_start
@@ -47,7 +47,7 @@ def reach(view: View, table: TableDef, after: int) -> Reach:
     return Reach(table, after, mark, sum(bool(record["changed"]) for _, record in between) + unrecorded)
 
 
-def require_states(view: View, table_id: int, name: str, after: int, instead: str) -> None:
+def require_states(view: ReadTxn, table_id: int, name: str, after: int, instead: str) -> None:
     """Raise EpochExpired if `after` lies below the safe epoch, so that pre-images past it cannot be looked up. instead:
     another start, for the message.
     """

@@ -26,7 +26,7 @@ from epochlog.store.types.key_codec import KeyCodec
 from epochlog.store.types.key_range import ALL_KEYS, KeyRange
 from epochlog.store.types.schema import TableSchema
 
-from .change_rows import by_key, end_to_end, replaced, stacked
+from .change_rows import by_key, concat_nullable, end_to_end, replaced
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
@@ -140,7 +140,7 @@ def _old_rows(
     state = before.rows_of(files, keys, table.schema.names)
     if len(epochs) == 1:
         return [(0, state)] if len(state) else []
-    places, pool = replaced(touches, order, state), stacked([state.data, touches.data]).combine_chunks()
+    places, pool = replaced(touches, order, state), concat_nullable([state.data, touches.data]).combine_chunks()
     old: list[tuple[int, Rows]] = []
     for place, rows in touched:
         positions = places[touches.labels == place]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from epochlog.errors import Corrupt, ReadFailed
-from epochlog.store.catalog.protocol import View, scan_prefix
+from epochlog.store.catalog.protocol import ReadTxn, scan_prefix
 from epochlog.store.catalog.records import Record
 from epochlog.store.metadata.exchange_records import (
     DIGEST_BYTES,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
 
 
-def check_exchanges(view: View) -> list[Finding]:
+def check_exchanges(view: ReadTxn) -> list[Finding]:
     """Return the problems of the records of all exchanges, except those that are being dropped."""
     findings: list[Finding] = []
     known = dict(all_queries(view))
@@ -41,7 +41,7 @@ def check_exchanges(view: View) -> list[Finding]:
     return findings
 
 
-def _check_query(view: View, query: str, record: Record) -> Iterator[str]:
+def _check_query(view: ReadTxn, query: str, record: Record) -> Iterator[str]:
     channels = dict(records_of(view, b"xc", query))
     declared = {name: stage for stage, names in record["stages"] for name in names}
     if declared != {name: channel["stage"] for name, channel in channels.items()}:
@@ -72,7 +72,7 @@ def _check_query(view: View, query: str, record: Record) -> Iterator[str]:
         yield f"has batches of missing channels: {sorted(pushed | digests)}"
 
 
-def _check_channel(view: View, query: str, name: str, channel: Record, pushed: int, digests: int) -> Iterator[str]:
+def _check_channel(view: ReadTxn, query: str, name: str, channel: Record, pushed: int, digests: int) -> Iterator[str]:
     sequences = [*range(channel["released"], channel["next"]), *channel["ahead"]]
     missing = [seq for seq in sequences if view.get(pushed_key(query, name, seq)) is None]
     if missing:

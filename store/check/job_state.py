@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from epochlog.errors import RestoreRejected
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.metadata.definitions import JobRecord, TableDef
 from epochlog.store.metadata.lookups import get_table, get_version
@@ -17,7 +17,7 @@ from epochlog.store.retention.holds import held_from
 from epochlog.store.types.epoch import show_epoch
 
 
-def require_consistent_job(view: View, job: JobRecord, epochs: EpochView) -> None:
+def require_consistent_job(view: ReadTxn, job: JobRecord, epochs: EpochView) -> None:
     """Raise RestoreRejected, with the tables and epochs, unless the job's catalog records agree with its tables."""
     findings = [*_output_findings(view, job), *upstream_findings(view, job, epochs)]
     if findings:
@@ -27,7 +27,7 @@ def require_consistent_job(view: View, job: JobRecord, epochs: EpochView) -> Non
         )
 
 
-def _output_findings(view: View, job: JobRecord) -> Iterator[str]:
+def _output_findings(view: ReadTxn, job: JobRecord) -> Iterator[str]:
     """Yield the outputs whose committed epoch differs from the job's position."""
     for table in _tables(view, job.outputs):
         committed = get_version(view, table.id, table.name).max_committed_epoch
@@ -36,7 +36,7 @@ def _output_findings(view: View, job: JobRecord) -> Iterator[str]:
             yield f"its position is {position}, but its output {table.name} is at {show_epoch(committed)}"
 
 
-def upstream_findings(view: View, job: JobRecord, epochs: EpochView) -> Iterator[str]:
+def upstream_findings(view: ReadTxn, job: JobRecord, epochs: EpochView) -> Iterator[str]:
     """Yield each violation of these rules by a job and its upstreams.
 
     The position is at or below each upstream's complete epoch. The log has all changes after the position. A finished
@@ -66,5 +66,5 @@ def upstream_findings(view: View, job: JobRecord, epochs: EpochView) -> Iterator
             yield f"it is {job.state}, but the data of its output {table.name} ended at {show_epoch(end)}"
 
 
-def _tables(view: View, ids: tuple[int, ...]) -> Iterator[TableDef]:
+def _tables(view: ReadTxn, ids: tuple[int, ...]) -> Iterator[TableDef]:
     return (get_table(view, table_id, f"table {table_id}") for table_id in ids)

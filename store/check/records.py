@@ -20,7 +20,7 @@ from epochlog.store.catalog.keys import (
     txn_app_key,
     txn_key,
 )
-from epochlog.store.catalog.protocol import View, scan_prefix
+from epochlog.store.catalog.protocol import ReadTxn, scan_prefix
 from epochlog.store.catalog.records import Record
 from epochlog.store.commit.loads import all_loads, broken_load
 from epochlog.store.compaction.work import read_work
@@ -61,7 +61,7 @@ class Contents:
     under_way: frozenset[str]  # files of running compactions
 
 
-def check_records(view: View) -> Contents:
+def check_records(view: ReadTxn) -> Contents:
     """Check that every record decodes, can be looked up by its key, and refers to existing records."""
     tables, jobs, counters = tuple(all_tables(view)), tuple(all_jobs(view)), Counters.read(view)
     problems = [*_check_each_record(view, {table.id for table in tables}, counters)]
@@ -78,7 +78,7 @@ def check_records(view: View) -> Contents:
     return Contents(tables, tuple(problems), unreachable, under_way)
 
 
-def _check_each_record(view: View, tables: set[int], counters: Counters) -> Iterator[Finding]:
+def _check_each_record(view: ReadTxn, tables: set[int], counters: Counters) -> Iterator[Finding]:
     orphans: Counter[tuple[str, int]] = Counter()
     for key, record in view.scan(b"", b"\xff"):  # the scan decodes each record; `get` checks the index
         location = f"catalog record {key!r}"
@@ -117,7 +117,7 @@ def _key_mismatch(kind: str, suffix: str, record: Record) -> str:
 
 
 def _check_names(
-    view: View, tables: tuple[TableDef, ...], jobs: tuple[JobRecord, ...], counters: Counters
+    view: ReadTxn, tables: tuple[TableDef, ...], jobs: tuple[JobRecord, ...], counters: Counters
 ) -> Iterator[Finding]:
     """Check that the names of tables and jobs lead to their ids, each once, and that no id is issued twice."""
     for kind, owners, free in (("name", tables, counters.next_table), ("jobname", jobs, counters.next_job)):
@@ -133,7 +133,7 @@ def _check_names(
             yield "catalog record meta/head", f"would issue id {free} a second time"
 
 
-def _check_job(view: View, job: JobRecord, tables: dict[int, TableDef]) -> Iterator[Finding]:
+def _check_job(view: ReadTxn, job: JobRecord, tables: dict[int, TableDef]) -> Iterator[Finding]:
     """Check that a job's tables exist, that it owns its outputs, and that their committed epochs equal its position."""
     subject = f"job {job.name}"
     missing = [table for table in (*job.upstreams, *job.outputs) if table not in tables]
@@ -153,7 +153,7 @@ def _check_job(view: View, job: JobRecord, tables: dict[int, TableDef]) -> Itera
         yield subject, f"lacks the outputs {foreign}, whose records name it"
 
 
-def _check_upstreams(view: View, jobs: tuple[JobRecord, ...]) -> Iterator[Finding]:
+def _check_upstreams(view: ReadTxn, jobs: tuple[JobRecord, ...]) -> Iterator[Finding]:
     """Yield the inconsistencies of jobs with their upstreams. Stop at missing records, which other checks report."""
     try:
         epochs = read_epoch_view(view, EpochMemory(), 0)
@@ -163,7 +163,7 @@ def _check_upstreams(view: View, jobs: tuple[JobRecord, ...]) -> Iterator[Findin
         return
 
 
-def _check_loads(view: View, tables: dict[int, TableDef]) -> Iterator[Finding]:
+def _check_loads(view: ReadTxn, tables: dict[int, TableDef]) -> Iterator[Finding]:
     """Check that the tables of each load and the load of each part exist."""
     known = {load.name: load for load in all_loads(view)}
     for load in known.values():
@@ -174,7 +174,7 @@ def _check_loads(view: View, tables: dict[int, TableDef]) -> Iterator[Finding]:
             yield f"catalog record {key!r}", "belongs to a missing load"
 
 
-def _check_outcomes(view: View, tables: set[int]) -> Iterator[Finding]:
+def _check_outcomes(view: ReadTxn, tables: set[int]) -> Iterator[Finding]:
     """Check that each application's count equals its recorded outcomes, and that these match the remembered commits."""
     counted: Counter[str] = Counter()
     for key, record in scan_prefix(view, TXN_PREFIX):
@@ -216,7 +216,7 @@ class TableFiles:
         return {file.path: file.bytes for file in (*self.segments, *parts)}
 
 
-def check_table(view: View, table: TableDef, folder: str) -> TableFiles:
+def check_table(view: ReadTxn, table: TableDef, folder: str) -> TableFiles:
     """Check that a table's log, commits and counters agree, and that all its files lie in its folder."""
     version, runs = get_version(view, table.id, table.name), get_runs(view, table.id)
     prefix = table_prefix(LOG_PREFIX, table.id)
@@ -281,7 +281,7 @@ def _check_pre_images(table: TableDef, entries: list[LogEntry]) -> Iterator[str]
             yield f"lacks pre-images of the commit at {show_epoch(entry.epoch)}, but stores them since {since}"
 
 
-def _check_commits(view: View, table: TableDef, version: TableVersion, entries: list[LogEntry]) -> Iterator[str]:
+def _check_commits(view: ReadTxn, table: TableDef, version: TableVersion, entries: list[LogEntry]) -> Iterator[str]:
     """Check that every remembered commit within the log has its entry, and that every entry has its
     remembered commit.
     """
@@ -319,6 +319,6 @@ def _matches(commit: Commit, entry: LogEntry) -> bool:
     return recorded == (rows - deletes, deletes, len(entry.segments), entry.changed, labels)
 
 
-def _has_outcome(view: View, txn: tuple[str, int]) -> bool:
+def _has_outcome(view: ReadTxn, txn: tuple[str, int]) -> bool:
     app = view.get(txn_app_key(txn[0]))
     return view.get(txn_key(*txn)) is not None or (app is not None and txn[1] <= app["forgotten"])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from epochlog.errors import CatalogUnavailable, Corrupt, EpochlogError, ReadFailed, StoreClosed, TableDropped
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.env.os_refusals import undecodable
 from epochlog.store.env.paths import ship_folder
 from epochlog.store.metadata.definitions import TableDef
@@ -125,7 +125,7 @@ def _check_table(
         yield from (problem for problem in problems if current is not None and problem.where in current.sizes)
 
 
-def _read_files(view: View, table: TableDef, folder: str) -> TableFiles | None:
+def _read_files(view: ReadTxn, table: TableDef, folder: str) -> TableFiles | None:
     """Check a table's records and return its files; None if it has been dropped."""
     try:
         get_table(view, table.id, table.name)

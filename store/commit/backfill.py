@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from epochlog.errors import BarrierChanged, CatalogUnavailable, EpochlogError, StoreClosed
 from epochlog.store.catalog.keys import gone_key, job_key
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.env.failpoints import hit
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, Cursor, JobRecord
@@ -102,7 +102,7 @@ def discard_refused(handle: Handle, error: EpochlogError, edits: Sequence[TableE
     if not isinstance(error, DEFINITE_JOB_FAILURES):
         return
 
-    def unknown(view: View, edit: TableEdit) -> list[Segment]:
+    def unknown(view: ReadTxn, edit: TableEdit) -> list[Segment]:
         known = files_of(view, edit.table_id)
         return [
             segment

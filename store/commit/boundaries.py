@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from epochlog.errors import ClockSkew
 from epochlog.store.catalog.keys import bound_key
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.env.failpoints import hit
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters
@@ -39,7 +39,7 @@ def seal(handle: Handle, every: int = 1) -> int:
     at last_epoch.
     """
 
-    def sealed_epoch(view: View) -> int | None:
+    def sealed_epoch(view: ReadTxn) -> int | None:
         last_epoch = Counters.read(view).last_epoch
         sealed = last_epoch > 0 and is_boundary(view, last_epoch, handle.interval_ms, every)
         leads = last_epoch > from_unix_ms(handle.catalog.now_ms() + handle.interval_ms)
@@ -81,7 +81,7 @@ def _newest_passed_boundary(handle: Handle) -> int:
     return boundary(newest_index(now - 1, handle.interval_ms), handle.interval_ms)
 
 
-def is_boundary(view: View, epoch: int, interval_ms: int, every: int = 1) -> bool:
+def is_boundary(view: ReadTxn, epoch: int, interval_ms: int, every: int = 1) -> bool:
     """Return True if the epoch is a forced boundary, or a regular one of a job that uses each `every`-th one."""
     index = newest_index(epoch, interval_ms)
     regular = boundary(index, interval_ms) == epoch and index % every == 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from epochlog.errors import EpochlogError, InvalidInput, SegmentUnknown
 from epochlog.store.catalog.keys import gone_key, head_key, hist_key, log_key, used_key
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.changelog.pre_images import Images
 from epochlog.store.env.failpoints import hit
 from epochlog.store.metadata.definitions import TableDef
@@ -124,7 +124,7 @@ def use_up(tx: Txn, edit: TableEdit) -> None:
             tx.put(used_key(segment.table_id, segment.path), {})
 
 
-def check_unused(view: View, edit: TableEdit) -> None:
+def check_unused(view: ReadTxn, edit: TableEdit) -> None:
     """Raise SegmentUnknown for a segment that was released, or sealed and committed already."""
     for segment in edit.written:
         if view.get(gone_key(segment.table_id, segment.path)) is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from epochlog.errors import InvalidInput, TxnAborted, TxnMismatch, TxnOutcomeForgotten
 from epochlog.store.catalog.keys import TXN_APP_PREFIX, TXN_PREFIX, key_epoch, txn_app_key, txn_key
-from epochlog.store.catalog.protocol import Txn, View, scan_prefix
+from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
@@ -63,11 +63,11 @@ def resolve(handle: Handle, txn: TxnPair) -> int | None:
     return handle.catalog.transact(body)
 
 
-def has_outcome(view: View, txn: TxnPair) -> bool:
+def has_outcome(view: ReadTxn, txn: TxnPair) -> bool:
     return view.get(txn_key(*txn)) is not None
 
 
-def resolve_outcome(view: View, txn: TxnPair | None, tables: Sequence[int]) -> int | None:
+def resolve_outcome(view: ReadTxn, txn: TxnPair | None, tables: Sequence[int]) -> int | None:
     """Return the epoch at which the pair landed in exactly these tables (sorted ids); None if it has not landed, or
     `txn` is None.
 
@@ -90,7 +90,7 @@ def resolve_outcome(view: View, txn: TxnPair | None, tables: Sequence[int]) -> i
     return record["epoch"]
 
 
-def _refuse_forgotten(view: View, txn: TxnPair) -> None:
+def _refuse_forgotten(view: ReadTxn, txn: TxnPair) -> None:
     app = view.get(txn_app_key(txn[0]))
     if app is not None and txn[1] <= app["forgotten"]:
         raise TxnOutcomeForgotten(
@@ -119,7 +119,7 @@ def forget_unused(handle: Handle) -> int:
     Their highest id stays recorded, so a repeated old commit fails instead of landing twice.
     """
 
-    def unused(view: View) -> list[str]:
+    def unused(view: ReadTxn) -> list[str]:
         before_ms = handle.catalog.now_ms() - UNUSED_MS
         prefix = TXN_APP_PREFIX
         records = scan_prefix(view, prefix)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from epochlog.errors import BarrierChanged, Fenced, InvalidInput, LoadNotFound
 from epochlog.store.catalog.keys import LOAD_PREFIX, load_key, load_part_key
-from epochlog.store.catalog.protocol import Txn, View, scan_prefix
+from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.catalog.records import Record, checked
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table
@@ -138,7 +138,7 @@ def drop_load(handle: Handle, name: str) -> None:
     handle.catalog.transact(body)
 
 
-def get_load(view: View, name: str) -> LoadRecord:
+def get_load(view: ReadTxn, name: str) -> LoadRecord:
     """Return the load of that name, or raise LoadNotFound."""
     record = view.get(load_key(name))
     if record is None:
@@ -155,13 +155,13 @@ def require_incarnation(load: LoadRecord, incarnation: int) -> None:
         )
 
 
-def all_loads(view: View) -> Iterator[LoadRecord]:
+def all_loads(view: ReadTxn) -> Iterator[LoadRecord]:
     for key, record in scan_prefix(view, LOAD_PREFIX):
         if key.count(b"/") == 1:
             yield LoadRecord.from_record(record)
 
 
-def load_parts(view: View, name: str) -> list[tuple[int, PartRecord]]:
+def load_parts(view: ReadTxn, name: str) -> list[tuple[int, PartRecord]]:
     """Return the parts that have committed a state or finished, by index."""
     prefix = load_key(name) + b"/"
     return [(int(key[len(prefix) :], 16), PartRecord(**record)) for key, record in scan_prefix(view, prefix)]
@@ -186,7 +186,9 @@ def advance_load(tx: Txn, commit: LoadCommit) -> None:
     tx.put(load_key(load.name), replace(load, checkpoint=commit.checkpoint, state=state).to_record())
 
 
-def _require_same(view: View, load: LoadRecord, tables: Sequence[str], parts: int, finish_tables: bool) -> LoadRecord:
+def _require_same(
+    view: ReadTxn, load: LoadRecord, tables: Sequence[str], parts: int, finish_tables: bool
+) -> LoadRecord:
     """Return the load, or raise InvalidInput if it was declared with other arguments. The tables of a finished load may
     be dropped.
     """
@@ -202,7 +204,7 @@ def _require_same(view: View, load: LoadRecord, tables: Sequence[str], parts: in
     return load
 
 
-def broken_load(view: View, load: LoadRecord, tables: Mapping[int, TableDef]) -> Iterator[str]:
+def broken_load(view: ReadTxn, load: LoadRecord, tables: Mapping[int, TableDef]) -> Iterator[str]:
     """Yield the inconsistencies of a load's records, each as a predicate of the load."""
     if view.get(load_key(load.name)) is None:
         yield "is stored under another name"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from epochlog.errors import SegmentUnknown
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.pre_images import patched_images, write_images
 from epochlog.store.env.paths import intent_of
 from epochlog.store.metadata.definitions import TableDef
@@ -104,7 +104,7 @@ def _root_edit(
     return replace(edit, images=images, base=before.epoch)
 
 
-def _segments_since(view: View, tried: TableEdit) -> list[Segment] | None:
+def _segments_since(view: ReadTxn, tried: TableEdit) -> list[Segment] | None:
     """Return the segments that were committed after the edit's pre-images were looked up; None if the log
     lacks some.
     """
@@ -116,7 +116,7 @@ def _segments_since(view: View, tried: TableEdit) -> list[Segment] | None:
 
 
 def _job_edit(handle: Handle, edit: TableEdit, *, replacing: bool) -> TableEdit:
-    def read_inputs(view: View) -> tuple[TableDef, ScanPlan, tuple[Segment, ...]]:
+    def read_inputs(view: ReadTxn) -> tuple[TableDef, ScanPlan, tuple[Segment, ...]]:
         require_intents(view, edit.name, (segment.path for segment in edit.written))
         check_unused(view, edit)  # vacuum may have deleted the files of a used or discarded segment
         return *_newest_plan(view, edit), list_staged(view, edit.table_id)
@@ -164,6 +164,6 @@ def _write_intent(handle: Handle, edit: TableEdit, segment: Segment) -> str:
     return handle.intents.store_intent() if is_staged else intent_of(segment.path)
 
 
-def _newest_plan(view: View, edit: TableEdit) -> tuple[TableDef, ScanPlan]:
+def _newest_plan(view: ReadTxn, edit: TableEdit) -> tuple[TableDef, ScanPlan]:
     table = get_table(view, edit.table_id, edit.name)
     return table, plan_scan(view, table, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from epochlog.errors import Corrupt, SegmentUnknown
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.env.parallel import parallel_map
 from epochlog.store.metadata.lookups import find_table
 from epochlog.store.session.handle import Handle
@@ -30,7 +30,7 @@ def check_reported(handle: Handle, reported: Mapping[str, Sequence[Segment]]) ->
     parallel_map(lambda entry: _check_file(handle, *entry), segments, sum(segment.rows for _, segment in segments))
 
 
-def _check_records(view: View, name: str, segments: Sequence[Segment]) -> TableEdit:
+def _check_records(view: ReadTxn, name: str, segments: Sequence[Segment]) -> TableEdit:
     sealed = tuple(segment.labelled(1) for segment in segments)
     edit = TableEdit(find_table(view, name).id, name, sealed)
     require_intents(view, name, (segment.path for segment in segments))

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from epochlog.errors import EpochRegressed, InvalidInput, NotWritable
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.compaction.write_stall import apply_backpressure
 from epochlog.store.env.failpoints import hit
 from epochlog.store.metadata.counters import move_counters
@@ -142,7 +142,7 @@ def _transact_root(
     return outcome
 
 
-def refuse_unwritable(view: View, table: TableDef) -> None:
+def refuse_unwritable(view: ReadTxn, table: TableDef) -> None:
     """Raise TableDropped, NotWritable or TableFinished if the catalog shows that no commit of the table can succeed."""
     current = get_table(view, table.id, table.name)
     if current.derived:

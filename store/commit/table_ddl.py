@@ -15,7 +15,7 @@ from epochlog.store.catalog.keys import (
     table_key,
     trouble_key,
 )
-from epochlog.store.catalog.protocol import Txn, View, scan_prefix
+from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.env.failpoints import hit
 from epochlog.store.metadata.consumer_record import mark_table_dropped
 from epochlog.store.metadata.counters import move_counters
@@ -146,7 +146,7 @@ def drop_table(handle: Handle, name: str) -> None:
     hit("table:dropped")
 
 
-def refuse_in_use(view: View, table: TableDef) -> None:
+def refuse_in_use(view: ReadTxn, table: TableDef) -> None:
     """Raise TableInUse with the name of the job or load that reads, owns or writes the table, if there is one."""
     name = table.name
     if table.job_id is not None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from epochlog.store.catalog.keys import compact_key, piece_key
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.env.process_id import has_died, identity
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_runs, get_table, get_version
@@ -34,7 +34,7 @@ def claim_work(
 ) -> Work | CompactionOutcome:
     """Claim a task: one that a dead process left behind, else the strategy's pick; NOTHING or BUSY without one."""
 
-    def body(view: View) -> Work | CompactionOutcome:
+    def body(view: ReadTxn) -> Work | CompactionOutcome:
         now_ms, owner = handle.catalog.now_ms(), handle.new_holder("compaction")
         present = read_work(view, table.id)
         if present is not None:
@@ -91,7 +91,7 @@ def record_piece(handle: Handle, table: TableDef, work: Work, number: int) -> bo
     return handle.catalog.transact(body)
 
 
-def may_take(view: View, work: Work, numbers: Sequence[int]) -> bool:
+def may_take(view: ReadTxn, work: Work, numbers: Sequence[int]) -> bool:
     """Return True if vacuum has revoked no write intent of the parts newly written for these pieces; it deletes such
     parts.
     """

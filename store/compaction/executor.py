@@ -146,24 +146,24 @@ def _merge_pieces(
     reusable = {part.path: part for run in runs for part in run.parts}
     rewritten = frozenset(work.task.rewritten)
 
-    def fold(number: int) -> Parts:
+    def rewrite(number: int) -> Parts:
         piece = work.pieces[number]
         if piece.reused is not None:
             return (reusable[piece.reused],), ()
         task, keys = work.task, piece.key_range
-        live, history = rewriter.fold(
+        live, history = rewriter.rewrite(
             runs, entries, keys, bottom=task.bottom, safe_epoch=task.safe_epoch, rewritten=rewritten
         )
         return tuple(live), tuple(history)
 
     if len(todo) == 1:
-        yield todo[0], fold(todo[0])
+        yield todo[0], rewrite(todo[0])
         return
     waiting: deque[tuple[int, Future[Parts]]] = deque()
     with ThreadPoolExecutor(AT_ONCE) as pool:
         try:
             for number in todo:
-                waiting.append((number, pool.submit(fold, number)))
+                waiting.append((number, pool.submit(rewrite, number)))
                 if len(waiting) == AT_ONCE:
                     done, future = waiting.popleft()
                     yield done, future.result()

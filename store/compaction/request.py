@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from epochlog.errors import EpochlogError, TableDropped
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import all_tables, find_table
 from epochlog.store.retention.retention import apply_retention
@@ -15,7 +15,7 @@ from .executor import compact_table
 def compact_tables(handle: Handle, table: str | None, *, full: bool) -> None:
     """Compact the L0 of one table (None: of all) into its runs; of all without `full` only where it is due."""
 
-    def due(view: View) -> list[TableDef]:
+    def due(view: ReadTxn) -> list[TableDef]:
         return list(all_tables(view)) if table is None else [find_table(view, table)]
 
     failed: list[EpochlogError] = []
@@ -23,7 +23,7 @@ def compact_tables(handle: Handle, table: str | None, *, full: bool) -> None:
         try:
             apply_retention(handle, table_def)
             compact_table(handle, table_def, full=full or table is not None)
-        except TableDropped:  # since: nothing to fold
+        except TableDropped:  # since: nothing to compact
             if table is not None:
                 raise
         except EpochlogError as error:  # one damaged table keeps no other from being compacted

@@ -31,12 +31,12 @@ class Source:
     """Rows of one key range after some epochs.
 
     live: the newest version of each key, with `_epoch`, tombstones too. history: the replaced versions to rewrite, with
-    `_epoch` and `_until`, unordered. begun: keys and `_epoch` of all replaced versions.
+    `_epoch` and `_until`, unordered. replaced_keys: keys and `_epoch` of all replaced versions.
     """
 
     live: Rows
     history: tuple[Rows, ...] = ()
-    begun: tuple[Rows, ...] = ()
+    replaced_keys: tuple[Rows, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Rewriter:
     def codec(self) -> KeyCodec:
         return KeyCodec(self.table.schema, self.table.primary_key)
 
-    def fold(
+    def rewrite(
         self,
         runs: Sequence[SortedRun],
         entries: Sequence[LogEntry],
@@ -88,8 +88,8 @@ class Rewriter:
 
         live = read(run.parts, [*names, EPOCH])
         past = read([part for part in run.history if part.path in rewritten], [*names, EPOCH, UNTIL])
-        begun = read(run.history, [EPOCH]) if upper else []
-        return Source(joined(live) if live else self._nothing().live, tuple(past), tuple(begun))
+        replaced_keys = read(run.history, [EPOCH]) if upper else []
+        return Source(joined(live) if live else self._nothing().live, tuple(past), tuple(replaced_keys))
 
     def _of_log(self, entries: Sequence[LogEntry], key_range: KeyRange) -> Source | None:
         """Return all versions in L0, sorted by key and then epoch, split into the newest and the others."""
@@ -152,7 +152,7 @@ def _merge_over(lower: Source, upper: Source) -> Source:
 def _first_epochs(source: Source) -> np.ndarray:
     """Return, for each key of `live`, the first epoch at which the source has it; int64."""
     first = source.live.data.column(EPOCH).to_numpy().copy()
-    for rows in source.begun:
+    for rows in source.replaced_keys:
         at = lookup(source.live.keys, rows.keys)
         np.minimum.at(first, at[at >= 0], rows.data.column(EPOCH).to_numpy()[at >= 0])
     return first

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from epochlog.store.catalog.keys import TRACE_PREFIX, table_prefix, trace_key
-from epochlog.store.catalog.protocol import Txn, View, scan_prefix
+from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.catalog.records import Record
 from epochlog.store.metadata.version import LogEntry
 from epochlog.store.sst.sorted_run import RunFile, SortedRun
@@ -42,7 +42,7 @@ class Trace:
         return asdict(self)
 
 
-def read_traces(view: View, table_id: int) -> list[Trace]:
+def read_traces(view: ReadTxn, table_id: int) -> list[Trace]:
     """Return a table's finished compactions, newest first; the last KEPT_TRACES."""
     prefix = table_prefix(TRACE_PREFIX, table_id)
     return [Trace(**record) for _, record in scan_prefix(view, prefix, reverse=True)]

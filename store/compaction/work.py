@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from epochlog.store.catalog.keys import COMPACT_PREFIX, compact_key, table_prefix
-from epochlog.store.catalog.protocol import Txn, View, scan_prefix
+from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.catalog.records import Record
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_entries, get_runs, get_table, get_version
@@ -57,7 +57,7 @@ class Work:
         return tuple(part for live, history in self.done.values() for part in (*live, *history))
 
 
-def read_work(view: View, table_id: int) -> Work | None:
+def read_work(view: ReadTxn, table_id: int) -> Work | None:
     """Return the unfinished compaction of a table, whose process may have died; None without one."""
     record = view.get(compact_key(table_id))
     if record is None:
@@ -76,7 +76,7 @@ def _parts_of(record: Record) -> Parts:
     return tuple(map(RunFile.from_record, record["live"])), tuple(map(RunFile.from_record, record["history"]))
 
 
-def read_inputs(view: View, table: TableDef, task: CompactionTask) -> tuple[Runs, list[LogEntry]] | None:
+def read_inputs(view: ReadTxn, table: TableDef, task: CompactionTask) -> tuple[Runs, list[LogEntry]] | None:
     """Return the runs and log entries that a task merges; None if another compaction has taken some of them."""
     get_table(view, table.id, table.name)
     version = get_version(view, table.id, table.name)
@@ -86,7 +86,7 @@ def read_inputs(view: View, table: TableDef, task: CompactionTask) -> tuple[Runs
     return runs, read_entries(view, table.id, task)
 
 
-def read_entries(view: View, table_id: int, task: CompactionTask) -> list[LogEntry]:
+def read_entries(view: ReadTxn, table_id: int, task: CompactionTask) -> list[LogEntry]:
     """Return the log entries that a task merges."""
     return [] if task.l0_after is None else get_entries(view, table_id, task.l0_after, task.hi)
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from epochlog.errors import EpochlogError
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.env.clock import Deadline
 from epochlog.store.metadata.definitions import TableDef, TableOptions
 from epochlog.store.metadata.lookups import get_table, get_version
@@ -36,9 +36,9 @@ def pressure(version: TableVersion, options: TableOptions) -> str | None:
     """Return the reason why writers of a table stall, or will soon; None without one."""
     segments, most = version.l0_segments, options.max_segments
     if segments >= most:
-        return f"{segments} segments of the log wait for compaction, {most} are the most: commits fold them first"
+        return f"{segments} segments of the log wait for compaction, {most} are the most: commits compact them first"
     if segments * 4 >= most * 3 and segments > options.compact_segments:
-        return f"{segments} segments of the log wait for compaction; at {most} commits will fold them first"
+        return f"{segments} segments of the log wait for compaction; at {most} commits will compact them first"
     return None
 
 
@@ -77,7 +77,7 @@ def _wait(handle: Handle, table: TableDef) -> None:
     """Wait a little for the compaction under way, so that it keeps up with the writers."""
     deadline, pause = Deadline.after(WAIT_S), threading.Event()
 
-    def at_limit(view: View) -> bool:
+    def at_limit(view: ReadTxn) -> bool:
         most = get_table(view, table.id, table.name).options.max_segments
         return get_version(view, table.id, table.name).l0_segments >= most
 

@@ -14,7 +14,7 @@ from datetime import timedelta
 import numpy as np
 
 from epochlog.store.catalog.keys import HIST_PREFIX, bound_key, hist_key, key_epoch, table_prefix
-from epochlog.store.catalog.protocol import View, scan_prefix
+from epochlog.store.catalog.protocol import ReadTxn, scan_prefix
 from epochlog.store.metadata.definitions import Counters, JobRecord, StoreRecord, TableDef
 from epochlog.store.metadata.lookups import all_jobs, all_tables, get_job, get_store, get_table, get_version
 from epochlog.store.metadata.version import Commit, TableVersion
@@ -52,7 +52,7 @@ class EpochMemory:
         self._lock = threading.Lock()
         self._known: dict[int, _CommitEpochs] = {}
 
-    def of(self, view: View, table_id: int, known_from: int, newest: int) -> _CommitEpochs:
+    def of(self, view: ReadTxn, table_id: int, known_from: int, newest: int) -> _CommitEpochs:
         """Return the table's commits in (known_from, newest], as of its version in this view."""
         with self._lock:
             known = self._known.get(table_id, _NO_COMMITS)
@@ -68,7 +68,7 @@ class EpochMemory:
         return known
 
 
-def _extend(view: View, table_id: int, known: _CommitEpochs, last: int, newest: int) -> _CommitEpochs:
+def _extend(view: ReadTxn, table_id: int, known: _CommitEpochs, last: int, newest: int) -> _CommitEpochs:
     """Append the catalog's commits in (last, newest]."""
     fresh = [
         (key_epoch(key), record["changed"])
@@ -89,7 +89,7 @@ def _recency(known: _CommitEpochs) -> tuple[int, int]:
 
 
 def read_epoch_view(
-    view: View, memory: EpochMemory, now_ms: int, store_id: str = "", *, above: Iterable[int] | None = None
+    view: ReadTxn, memory: EpochMemory, now_ms: int, store_id: str = "", *, above: Iterable[int] | None = None
 ) -> EpochView:
     """Read the epochs and lineage of all tables as of one state of the catalog.
 
@@ -120,7 +120,7 @@ def read_epoch_view(
 
 
 def _table_epochs(
-    view: View, memory: EpochMemory, table: TableDef, job: JobRecord | None, store: StoreRecord, last_epoch: int
+    view: ReadTxn, memory: EpochMemory, table: TableDef, job: JobRecord | None, store: StoreRecord, last_epoch: int
 ) -> TableEpochs:
     """Build the TableEpochs of a table. job: the job that writes it. `created` is 0 while the store has no epoch."""
     version = get_version(view, table.id, table.name)
@@ -154,12 +154,12 @@ def table_state(version: TableVersion, job: JobRecord | None) -> str:
     return "created"
 
 
-def forced_boundaries(view: View, after: int, until: int) -> list[int]:
+def forced_boundaries(view: ReadTxn, after: int, until: int) -> list[int]:
     """Return the epochs of the forced boundaries in (after, until], rising."""
     return [key_epoch(key) for key, _ in view.scan(bound_key(after + 1), bound_key(until + 1))]
 
 
-def read_commits(view: View, table: TableDef, limit: int | None = None) -> list[Commit]:
+def read_commits(view: ReadTxn, table: TableDef, limit: int | None = None) -> list[Commit]:
     """Return at most `limit` of a table's remembered commits, newest first."""
     prefix = table_prefix(HIST_PREFIX, table.id)
     commits: list[Commit] = []

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from epochlog.errors import EpochlogError, StoreClosed, TableDropped
 from epochlog.store.backup.incremental import ship
 from epochlog.store.catalog.keys import TROUBLE_PREFIX, table_key, trouble_key
-from epochlog.store.catalog.protocol import Txn, View, scan_prefix
+from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.compaction.executor import compact_table
 from epochlog.store.compaction.work import CompactionOutcome
 from epochlog.store.metadata.definitions import TableDef, TableOptions
@@ -50,7 +50,7 @@ class Trouble:
     error: str
 
 
-def all_troubles(view: View) -> dict[int, Trouble]:
+def all_troubles(view: ReadTxn) -> dict[int, Trouble]:
     """Return the current maintenance failures by table id."""
     records = scan_prefix(view, TROUBLE_PREFIX)
     return {int(key[-8:], 16): Trouble(**record) for key, record in records}
@@ -63,7 +63,7 @@ class Maintenance:
         self.errors: dict[str, str] = {}
         self._handle = handle
         self._pid = os.getpid()
-        self._woken = threading.Event()
+        self._notified = threading.Event()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._seen: dict[int, tuple[TableVersion, TableOptions, int]] = {}
@@ -78,14 +78,14 @@ class Maintenance:
     def wake(self) -> None:
         """Wake the thread, because there is work."""
         if self._pid == os.getpid():  # a forked child has no thread
-            self._woken.set()
+            self._notified.set()
 
     def close(self) -> None:
         """Stop the thread after the current slice."""
         if self._pid != os.getpid():
             return
         self._closing.set()
-        self._woken.set()
+        self._notified.set()
         if self._thread is not None:
             self._thread.join()
 
@@ -106,7 +106,7 @@ class Maintenance:
 
     # ---- the parts of a round ------------------------------------------------------------------------------------
 
-    def _due_tables(self, view: View) -> list[tuple[TableDef, TableVersion]]:
+    def _due_tables(self, view: ReadTxn) -> list[tuple[TableDef, TableVersion]]:
         """Return the tables with new commits or options since their last visit, and those last visited LOOK_AGAIN_MS
         ago or earlier.
         """
@@ -175,6 +175,6 @@ class Maintenance:
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            self._woken.clear()
+            self._notified.clear()
             if not self.run_once() and not self._closing.is_set():
-                self._woken.wait(PERIOD_S)
+                self._notified.wait(PERIOD_S)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from epochlog.errors import ReadFailed, WriteFailed
 from epochlog.store.backup.incremental import ship
 from epochlog.store.catalog.keys import USED_PREFIX, gone_key, intent_key
-from epochlog.store.catalog.protocol import Txn, View, scan_prefix
+from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.catalog.registry import EMBEDDED, kind_of_url
 from epochlog.store.commit.idempotency import forget_unused
 from epochlog.store.env.clock import seconds
@@ -150,7 +150,7 @@ def _report(decisions: Iterator[FileDecision] | Sequence[FileDecision]) -> tuple
 # ---- looking -----------------------------------------------------------------------------------------------------
 
 
-def _dead_intents(handle: Handle, view: View) -> list[Intent]:
+def _dead_intents(handle: Handle, view: ReadTxn) -> list[Intent]:
     """Return the write intents that have expired and are not live in this process."""
     now_ms, live = handle.catalog.now_ms(), handle.leases.live
     return [intent for intent in all_intents(view) if intent.expires_ms <= now_ms and intent.id not in live]
@@ -163,7 +163,7 @@ def _revoke(handle: Handle, tx: Txn) -> list[Intent]:
     return expired
 
 
-def _read_known(handle: Handle, view: View, listed: Sequence[FileInfo], expired: Sequence[Intent]) -> Known:
+def _read_known(handle: Handle, view: ReadTxn, listed: Sequence[FileInfo], expired: Sequence[Intent]) -> Known:
     """Read all records that decide on the listed files from one view of the catalog."""
     ended = {intent.id: intent.expires_ms for intent in expired}
     unreachable = {note.path: note for note in list_unreachable(view)}
@@ -240,7 +240,7 @@ def _delete(
     return deleted, kept
 
 
-def _still_due(handle: Handle, view: View, batch: Sequence[FileDecision]) -> list[FileDecision]:
+def _still_due(handle: Handle, view: ReadTxn, batch: Sequence[FileDecision]) -> list[FileDecision]:
     """Return the decisions whose files are still noted as unreachable and not pinned."""
     now_ms, live = handle.catalog.now_ms(), handle.leases.live
     holds = {table_id: holds_of(view, table_id, now_ms, live) for table_id in {decision.table_id for decision in batch}}
@@ -274,7 +274,7 @@ def _delete_files(handle: Handle, batch: Sequence[FileDecision]) -> list[tuple[F
 def _delete_stale_records(handle: Handle, listed: set[str], grace_ms: int) -> None:
     """Delete the records of committed segments whose files are gone, expired leases, and forgotten outcomes."""
 
-    def dead_leases(view: View) -> list[bytes]:
+    def dead_leases(view: ReadTxn) -> list[bytes]:
         now_ms, live = handle.catalog.now_ms(), handle.leases.live
         return [
             key
@@ -282,7 +282,7 @@ def _delete_stale_records(handle: Handle, listed: set[str], grace_ms: int) -> No
             if hold.expires_ms is not None and hold.expires_ms + grace_ms <= now_ms and hold.holder not in live
         ] + [key for key, ends_ms in all_leases(view) if ends_ms + grace_ms <= now_ms]
 
-    def unlisted_segments(view: View) -> list[bytes]:
+    def unlisted_segments(view: ReadTxn) -> list[bytes]:
         return [
             key
             for key, path in _committed_segments(handle, view)
@@ -292,7 +292,7 @@ def _delete_stale_records(handle: Handle, listed: set[str], grace_ms: int) -> No
     for stale_keys in (dead_leases, unlisted_segments):
         if handle.catalog.read(stale_keys):
 
-            def remove(tx: Txn, stale_keys: Callable[[View], list[bytes]] = stale_keys) -> None:
+            def remove(tx: Txn, stale_keys: Callable[[ReadTxn], list[bytes]] = stale_keys) -> None:
                 for key in stale_keys(tx):
                     tx.delete(key)
 
@@ -300,7 +300,7 @@ def _delete_stale_records(handle: Handle, listed: set[str], grace_ms: int) -> No
     forget_unused(handle)
 
 
-def _committed_segments(handle: Handle, view: View) -> Iterator[tuple[bytes, str]]:
+def _committed_segments(handle: Handle, view: ReadTxn) -> Iterator[tuple[bytes, str]]:
     """Yield the key of each record of a committed sealed segment, and the segment's path."""
     for key, _ in scan_prefix(view, USED_PREFIX):
         _, table_id, name = key.decode().split("/", 2)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 
 from epochlog.errors import ConsumerNotFound, InvalidName, TableDropped
 from epochlog.store.catalog.keys import CONSUMER_PREFIX, consumer_key, table_key
-from epochlog.store.catalog.protocol import Txn, View, scan_prefix
+from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.catalog.records import Record
 from epochlog.store.types.epoch import show_epoch
 
@@ -78,12 +78,12 @@ class ConsumerRecord:
         return self.until_ms is None or now_ms < self.until_ms or self.open(now_ms, alive)
 
 
-def all_consumers(view: View) -> Iterator[ConsumerRecord]:
+def all_consumers(view: ReadTxn) -> Iterator[ConsumerRecord]:
     for _, record in scan_prefix(view, CONSUMER_PREFIX):
         yield ConsumerRecord.from_record(record)
 
 
-def get_consumer(view: View, name: str) -> ConsumerRecord:
+def get_consumer(view: ReadTxn, name: str) -> ConsumerRecord:
     """Return the consumer of that name; raise ConsumerNotFound if there is none."""
     check_consumer_name(name)
     record = view.get(consumer_key(name))
@@ -104,7 +104,7 @@ def mark_table_dropped(tx: Txn, table_id: int, now_ms: int) -> None:
             tx.put(consumer_key(record.name), replace(record, dropped=name, last_ms=now_ms).to_record())
 
 
-def broken_consumers(view: View, tables: Mapping[int, TableDef]) -> Iterator[tuple[str, str]]:
+def broken_consumers(view: ReadTxn, tables: Mapping[int, TableDef]) -> Iterator[tuple[str, str]]:
     """List (where, problem) for broken consumer records, for verify."""
     last = Counters.read(view).last_epoch
     for key, fields in scan_prefix(view, CONSUMER_PREFIX):

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from epochlog.errors import InvalidInput
 from epochlog.store.catalog.keys import HEAD
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.catalog.records import Record, checked
 from epochlog.store.env.clock import FOR_EVER
 from epochlog.store.types.epoch import from_unix_ms
@@ -56,7 +56,7 @@ class Counters:
     next_job: int = 1
 
     @classmethod
-    def read(cls, view: View) -> Counters:
+    def read(cls, view: ReadTxn) -> Counters:
         record = view.get(HEAD)
         return cls(**record) if record else cls()
 

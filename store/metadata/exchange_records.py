@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from itertools import islice
 
-from epochlog.store.catalog.protocol import Catalog, Txn, View, scan_prefix
+from epochlog.store.catalog.protocol import Catalog, ReadTxn, Txn, scan_prefix
 from epochlog.store.catalog.records import Record
 
 from .counters import move_counters
@@ -55,20 +55,20 @@ def consumer_key(query: str, consumer: str) -> bytes:
     return b"xk/" + query.encode() + b"/" + consumer.encode()
 
 
-def records_of(view: View, kind: bytes, query: str) -> Iterator[tuple[str, Record]]:
+def records_of(view: ReadTxn, kind: bytes, query: str) -> Iterator[tuple[str, Record]]:
     """Yield (key after the prefix, record) of every channel, batch or consumer of a query, by key."""
     prefix = kind + b"/" + query.encode() + b"/"
     for key, record in scan_prefix(view, prefix):
         yield key[len(prefix) :].decode(), record
 
 
-def all_queries(view: View) -> Iterator[tuple[str, Record]]:
+def all_queries(view: ReadTxn) -> Iterator[tuple[str, Record]]:
     """Yield (name, record) of every query, also of queries that are being dropped."""
     for key, record in scan_prefix(view, b"xq/"):
         yield key[len(b"xq/") :].decode(), record
 
 
-def exchange_files(view: View) -> Iterator[tuple[str, int]]:
+def exchange_files(view: ReadTxn) -> Iterator[tuple[str, int]]:
     """Yield path and bytes of every file that the records of an exchange refer to."""
     for _, record in scan_prefix(view, b"xp/"):
         yield record["path"], record["bytes"]
@@ -124,7 +124,7 @@ def end_expired(catalog: Catalog, live_holders: Container[str]) -> list[str]:
     live: holders whose leases this process renews.
     """
 
-    def list_expired(view: View) -> list[str]:
+    def list_expired(view: ReadTxn) -> list[str]:
         now_ms = catalog.now_ms()
         return [
             name

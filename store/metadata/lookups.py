@@ -17,14 +17,14 @@ from epochlog.store.catalog.keys import (
     runs_key,
     table_key,
 )
-from epochlog.store.catalog.protocol import View, scan_prefix
+from epochlog.store.catalog.protocol import ReadTxn, scan_prefix
 from epochlog.store.types.schema import is_name
 
 from .definitions import JobRecord, StoreRecord, TableDef
 from .version import LogEntry, Runs, TableVersion, runs_from_record
 
 
-def get_store(view: View) -> StoreRecord:
+def get_store(view: ReadTxn) -> StoreRecord:
     """Return the store's record in this state of the catalog."""
     record = view.get(STORE)
     if record is None:
@@ -32,7 +32,7 @@ def get_store(view: View) -> StoreRecord:
     return StoreRecord(**record)
 
 
-def find_table(view: View, name: str) -> TableDef:
+def find_table(view: ReadTxn, name: str) -> TableDef:
     """Return the table of that name; raise TableNotFound if there is none."""
     entry = view.get(name_key(name)) if is_name(name) else None
     record = view.get(table_key(entry["id"])) if entry else None
@@ -44,7 +44,7 @@ def find_table(view: View, name: str) -> TableDef:
     raise TableNotFound(f"there is no table {name!r}; the store's tables: {', '.join(names) or 'none'}")
 
 
-def get_table(view: View, table_id: int, name: str) -> TableDef:
+def get_table(view: ReadTxn, table_id: int, name: str) -> TableDef:
     """Return the table of that id. Raise TableDropped if it was dropped, also if a new table has its name."""
     record = view.get(table_key(table_id))
     if record is None:
@@ -52,25 +52,25 @@ def get_table(view: View, table_id: int, name: str) -> TableDef:
     return TableDef.from_record(record)
 
 
-def get_version(view: View, table_id: int, name: str) -> TableVersion:
+def get_version(view: ReadTxn, table_id: int, name: str) -> TableVersion:
     record = view.get(head_key(table_id))
     if record is None:
         raise _missing_table_error(view, table_id, name)
     return TableVersion.from_record(record)
 
 
-def get_runs(view: View, table_id: int) -> Runs:
+def get_runs(view: ReadTxn, table_id: int) -> Runs:
     """Return the table's sorted runs, oldest first."""
     return runs_from_record(view.get(runs_key(table_id)))
 
 
-def get_entries(view: View, table_id: int, after: int, until: int) -> list[LogEntry]:
+def get_entries(view: ReadTxn, table_id: int, after: int, until: int) -> list[LogEntry]:
     """Return the log entries with epochs in (after, until], oldest first."""
     records = view.scan(log_key(table_id, after + 1), log_key(table_id, until + 1))
     return [LogEntry.from_record(record) for _, record in records]
 
 
-def _missing_table_error(view: View, table_id: int, name: str) -> EpochlogError:
+def _missing_table_error(view: ReadTxn, table_id: int, name: str) -> EpochlogError:
     """Return TableDropped if the table has no record at all, else Corrupt: a key was damaged."""
     entry = view.get(name_key(name)) if is_name(name) else None
     if (entry is not None and entry["id"] == table_id) or view.get(table_key(table_id)) is not None:
@@ -80,12 +80,12 @@ def _missing_table_error(view: View, table_id: int, name: str) -> EpochlogError:
     )
 
 
-def all_tables(view: View) -> Iterator[TableDef]:
+def all_tables(view: ReadTxn) -> Iterator[TableDef]:
     for _, record in scan_prefix(view, TABLE_PREFIX):
         yield TableDef.from_record(record)
 
 
-def find_job(view: View, name: str) -> JobRecord:
+def find_job(view: ReadTxn, name: str) -> JobRecord:
     """Return the job of that name; raise JobNotFound if there is none."""
     entry = view.get(job_name_key(name)) if is_name(name) else None
     record = view.get(job_key(entry["id"])) if entry else None
@@ -95,7 +95,7 @@ def find_job(view: View, name: str) -> JobRecord:
     return JobRecord.from_record(record)
 
 
-def get_job(view: View, job_id: int, name: str) -> JobRecord:
+def get_job(view: ReadTxn, job_id: int, name: str) -> JobRecord:
     record = view.get(job_key(job_id))
     if record is None:
         raise JobNotFound(
@@ -104,6 +104,6 @@ def get_job(view: View, job_id: int, name: str) -> JobRecord:
     return JobRecord.from_record(record)
 
 
-def all_jobs(view: View) -> Iterator[JobRecord]:
+def all_jobs(view: ReadTxn) -> Iterator[JobRecord]:
     for _, record in scan_prefix(view, JOB_PREFIX):
         yield JobRecord.from_record(record)

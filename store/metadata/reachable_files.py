@@ -13,14 +13,14 @@ from epochlog.store.catalog.keys import (
     runs_key,
     table_prefix,
 )
-from epochlog.store.catalog.protocol import View, scan_prefix
+from epochlog.store.catalog.protocol import ReadTxn, scan_prefix
 from epochlog.store.sst.sorted_run import RunFile
 
 from .exchange_records import exchange_files
 from .version import LogEntry, runs_from_record
 
 
-def files_of(view: View, table_id: int) -> dict[str, int]:
+def files_of(view: ReadTxn, table_id: int) -> dict[str, int]:
     """Return the paths and bytes of all files of a table: its log, its runs, the finished pieces of a running
     compaction, and staged segments.
     """
@@ -28,7 +28,7 @@ def files_of(view: View, table_id: int) -> dict[str, int]:
     return dict(_scan_files(view, log, runs_key(table_id), compact, staged))
 
 
-def all_files(view: View) -> dict[str, int]:
+def all_files(view: ReadTxn) -> dict[str, int]:
     """Return the paths and bytes of all files of the store, including those of staged exchanges. It reads the records
     that name files, so a table whose definition was lost keeps its files.
     """
@@ -37,7 +37,7 @@ def all_files(view: View) -> dict[str, int]:
     return files
 
 
-def _scan_files(view: View, log: bytes, runs: bytes, compact: bytes, staged: bytes) -> Iterator[tuple[str, int]]:
+def _scan_files(view: ReadTxn, log: bytes, runs: bytes, compact: bytes, staged: bytes) -> Iterator[tuple[str, int]]:
     for _, record in scan_prefix(view, log):
         yield from ((file.path, file.bytes) for file in LogEntry.from_record(record).files)
     for _, record in scan_prefix(view, runs):

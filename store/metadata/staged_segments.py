@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from epochlog.store.catalog.keys import MADE_PREFIX, made_key, table_prefix
-from epochlog.store.catalog.protocol import Txn, View, scan_prefix
+from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.sst.segment import Segment
 
 from .unreachable_files import mark_unreachable
 
 
-def list_staged(view: View, table_id: int) -> tuple[Segment, ...]:
+def list_staged(view: ReadTxn, table_id: int) -> tuple[Segment, ...]:
     """List the staged segments of an output, oldest first: later segments win."""
     prefix = table_prefix(MADE_PREFIX, table_id)
     records = scan_prefix(view, prefix)

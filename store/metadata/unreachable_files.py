@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from epochlog.store.catalog.keys import GONE_PREFIX, gone_key
-from epochlog.store.catalog.protocol import Txn, View, scan_prefix
+from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.catalog.records import Record
 
 from .definitions import Counters
@@ -39,5 +39,5 @@ def mark_unreachable(txn: Txn, table_id: int, files: Iterable[tuple[str, int]], 
         txn.put(gone_key(table_id, path), UnreachableFile(path, table_id, size, now_ms, version).to_record())
 
 
-def list_unreachable(view: View) -> list[UnreachableFile]:
+def list_unreachable(view: ReadTxn) -> list[UnreachableFile]:
     return [UnreachableFile(**record) for _, record in scan_prefix(view, GONE_PREFIX)]

@@ -223,13 +223,13 @@ def require_open(table: str, version: TableVersion) -> None:
         )
 
 
-def apply_runs(version: TableVersion, runs: Runs, folded: Sequence[LogEntry] = ()) -> TableVersion:
-    """Return the version after a compaction: `runs` replace the earlier runs and the L0 entries `folded`."""
+def apply_runs(version: TableVersion, runs: Runs, compacted: Sequence[LogEntry] = ()) -> TableVersion:
+    """Return the version after a compaction: `runs` replace the earlier runs and the L0 entries `compacted`."""
     after = replace(
         version,
         compacted_epoch=runs[-1].hi if runs else 0,
-        l0_segments=version.l0_segments - sum(len(entry.segments) for entry in folded),
-        l0_bytes=version.l0_bytes - sum(segment.bytes for entry in folded for segment in entry.segments),
+        l0_segments=version.l0_segments - sum(len(entry.segments) for entry in compacted),
+        l0_bytes=version.l0_bytes - sum(segment.bytes for entry in compacted for segment in entry.segments),
         runs=len(runs),
         run_bytes=sum(run.bytes for run in runs),
     )

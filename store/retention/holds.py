@@ -19,7 +19,7 @@ from epochlog.store.catalog.keys import (
     table_key,
     table_prefix,
 )
-from epochlog.store.catalog.protocol import Txn, View, scan_prefix
+from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.catalog.records import Record
 from epochlog.store.metadata.consumer_record import ConsumerRecord, all_consumers
 from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef
@@ -58,7 +58,7 @@ def put_holds(txn: Txn, holds: Iterable[Hold]) -> list[bytes]:
     return keys
 
 
-def holds_of(view: View, table_id: int, now_ms: int, alive: Collection[str] = ()) -> list[Hold]:
+def holds_of(view: ReadTxn, table_id: int, now_ms: int, alive: Collection[str] = ()) -> list[Hold]:
     """List all holds of a table now, with the implied holds of jobs and consumers.
 
     Expired holds are left out, but for those of holders in `alive`.
@@ -78,7 +78,7 @@ def holds_of(view: View, table_id: int, now_ms: int, alive: Collection[str] = ()
     return live
 
 
-def _state_held(view: View, table_id: int, consumer: ConsumerRecord) -> int | None:
+def _state_held(view: ReadTxn, table_id: int, consumer: ConsumerRecord) -> int | None:
     """Return the epoch at which a consumer needs the table's rows; None if the log has all pre-images that it reads."""
     epoch, record = consumer.state_at(table_id), view.get(table_key(table_id))
     if epoch is None or consumer.position is None or record is None:
@@ -106,20 +106,20 @@ def held_from(job: JobRecord, table_id: int) -> int | None:
     return job.position
 
 
-def all_holds(view: View) -> Iterator[tuple[bytes, Hold]]:
+def all_holds(view: ReadTxn) -> Iterator[tuple[bytes, Hold]]:
     """Yield every recorded hold with its key, expired ones too. The implied holds of jobs and consumers are not
     records.
     """
     return _read_holds(view, HOLD_PREFIX)
 
 
-def all_leases(view: View) -> Iterator[tuple[bytes, int]]:
+def all_leases(view: ReadTxn) -> Iterator[tuple[bytes, int]]:
     """Yield the key and the end (Unix milliseconds) of each lease that holds share."""
     for key, record in scan_prefix(view, LEASE_PREFIX):
         yield key, record["expires_ms"]
 
 
-def _read_holds(view: View, prefix: bytes) -> Iterator[tuple[bytes, Hold]]:
+def _read_holds(view: ReadTxn, prefix: bytes) -> Iterator[tuple[bytes, Hold]]:
     """Yield recorded holds, each extended to the end of its lease if that is later."""
     ends: dict[str, int] = {}
     for key, record in scan_prefix(view, prefix):

@@ -24,7 +24,7 @@ from epochlog.store.catalog.keys import (
     runs_key,
     table_prefix,
 )
-from epochlog.store.catalog.protocol import Txn, View, scan_prefix
+from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, TableDef, TableOptions
 from epochlog.store.metadata.lookups import all_jobs, get_runs, get_table, get_version
@@ -151,7 +151,7 @@ def _released_files(released: Released) -> list[RunFile | Segment]:
 def raise_safe_epoch(handle: Handle, table: TableDef) -> None:
     """Raise the safe epoch before a compaction, so that it does not rewrite versions that no reader can read."""
 
-    def raised_version(view: View) -> TableVersion | None:
+    def raised_version(view: ReadTxn) -> TableVersion | None:
         options = get_table(view, table.id, table.name).options  # `table` may be older than the last alter
         version, now_ms = get_version(view, table.id, table.name), handle.catalog.now_ms()
         holds = holds_of(view, table.id, now_ms, handle.leases.live)
@@ -167,7 +167,7 @@ def raise_safe_epoch(handle: Handle, table: TableDef) -> None:
         handle.catalog.transact(body)
 
 
-def plan_release(handle: Handle, view: View, table: TableDef) -> Released | None:
+def plan_release(handle: Handle, view: ReadTxn, table: TableDef) -> Released | None:
     """Decide, by the table's current options, what one transaction can release; None if there is nothing."""
     table = get_table(view, table.id, table.name)
     (allowed, parked), before = _current_limits(handle, view, table), get_version(view, table.id, table.name)
@@ -178,7 +178,7 @@ def plan_release(handle: Handle, view: View, table: TableDef) -> Released | None
     return released if released != Released(before) else None
 
 
-def _current_limits(handle: Handle, view: View, table: TableDef) -> tuple[RetentionLimits, tuple[StalledJob, ...]]:
+def _current_limits(handle: Handle, view: ReadTxn, table: TableDef) -> tuple[RetentionLimits, tuple[StalledJob, ...]]:
     """Return the table's limits, and the stalled jobs that they park. A stalled job that would lose nothing keeps its
     holds.
     """
@@ -224,7 +224,7 @@ def truncate(handle: Handle, tx: Txn, table_id: int, version: TableVersion, befo
     return released.version.log_start >= before
 
 
-def truncated(view: View, table_id: int, version: TableVersion, before: int) -> Released:
+def truncated(view: ReadTxn, table_id: int, version: TableVersion, before: int) -> Released:
     """Raise the mark to `before`, or as far as BATCH entries go. Entries that reads still need are deleted after their
     compaction.
     """
@@ -236,7 +236,7 @@ def truncated(view: View, table_id: int, version: TableVersion, before: int) -> 
     return Released(after, entries=tuple(deleted[:BATCH]), more=len(passed) > BATCH or len(deleted) > BATCH)
 
 
-def _truncation_epoch(view: View, table_id: int, version: TableVersion, limit: int) -> int:
+def _truncation_epoch(view: ReadTxn, table_id: int, version: TableVersion, limit: int) -> int:
     """Return the epoch to which the truncation mark may rise: that of the newest entry at or below `limit`."""
     start, end = version.log_start, min(limit, version.max_committed_epoch)
     if end <= start:
@@ -245,7 +245,7 @@ def _truncation_epoch(view: View, table_id: int, version: TableVersion, limit: i
     return start if newest is None else key_epoch(newest[0])
 
 
-def _read_entries(view: View, table_id: int, low: int, high: int) -> Iterable[LogEntry]:
+def _read_entries(view: ReadTxn, table_id: int, low: int, high: int) -> Iterable[LogEntry]:
     """Return the log entries with low <= epoch < high."""
     return (LogEntry.from_record(record) for _, record in view.scan(log_key(table_id, low), log_key(table_id, high)))
 
@@ -253,7 +253,7 @@ def _read_entries(view: View, table_id: int, low: int, high: int) -> Iterable[Lo
 # ---- replaced rows -----------------------------------------------------------------------------------------------
 
 
-def _release_history(view: View, table_id: int, released: Released, now_ms: int) -> Released:
+def _release_history(view: ReadTxn, table_id: int, released: Released, now_ms: int) -> Released:
     """Release the history files that no readable epoch needs. A running compaction keeps the files that it reads."""
     version = released.version
     compaction = view.get(compact_key(table_id))
@@ -278,7 +278,7 @@ def _is_past(part: RunFile, safe_epoch: int) -> bool:
 # ---- remembered commits -----------------------------------------------------------------------------------------
 
 
-def _forget_commits(view: View, table: TableDef, released: Released, limit: int) -> Released:
+def _forget_commits(view: ReadTxn, table: TableDef, released: Released, limit: int) -> Released:
     """Forget the commits that no read needs: those before the newest one at or below all needed epochs.
 
     The remembered commits then begin with the one that made the state at the lowest needed epoch.
@@ -295,7 +295,7 @@ def _forget_commits(view: View, table: TableDef, released: Released, limit: int)
     return replace(released, version=version, commits=tuple(forgotten), more=released.more or len(older) > BATCH)
 
 
-def _needed_epochs(view: View, table: TableDef, released: Released) -> Iterable[int]:
+def _needed_epochs(view: ReadTxn, table: TableDef, released: Released) -> Iterable[int]:
     """Yield the epochs from which on commits of the table are needed."""
     yield released.version.safe_epoch
     yield released.version.log_start
@@ -312,7 +312,7 @@ def _needed_epochs(view: View, table: TableDef, released: Released) -> Iterable[
                 yield from islice(_epochs(view, table_prefix(HIST_PREFIX, output)), 1)
 
 
-def _epochs(view: View, prefix: bytes) -> Iterable[int]:
+def _epochs(view: ReadTxn, prefix: bytes) -> Iterable[int]:
     """Return the epochs of a table's log or remembered commits, oldest first."""
     return (key_epoch(key) for key, _ in scan_prefix(view, prefix))
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from epochlog.store.catalog.keys import hist_key, job_key
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.env.failpoints import hit
 from epochlog.store.metadata.definitions import JobRecord, TableDef
 from epochlog.store.metadata.lookups import all_jobs, get_job, get_table, get_version
@@ -34,7 +34,7 @@ class StalledJob:
     change: int
 
 
-def stalled_jobs(handle: Handle, view: View, table: TableDef, now_ms: int) -> Iterator[StalledJob]:
+def stalled_jobs(handle: Handle, view: ReadTxn, table: TableDef, now_ms: int) -> Iterator[StalledJob]:
     """Yield the jobs that read the table and have lacked one of its changes for longer than its log is kept."""
     kept_ms = table.options.log_retention / timedelta(milliseconds=1)
     for job in all_jobs(view):
@@ -83,7 +83,7 @@ def _progress_ms(job: JobRecord) -> int | None:
     return to_unix_ms(epoch) if epoch else None
 
 
-def _first_change(handle: Handle, view: View, table: TableDef, after: int) -> int | None:
+def _first_change(handle: Handle, view: ReadTxn, table: TableDef, after: int) -> int | None:
     version = get_version(view, table.id, table.name)
     if version.max_committed_epoch <= after:
         return None
@@ -94,7 +94,7 @@ def _first_change(handle: Handle, view: View, table: TableDef, after: int) -> in
     return int(changes[index]) if index < len(changes) else None
 
 
-def _committed_ms(view: View, table_id: int, epoch: int) -> int:
+def _committed_ms(view: ReadTxn, table_id: int, epoch: int) -> int:
     """Return the Unix ms of a commit; taken from its epoch if the commit is no longer remembered."""
     record = view.get(hist_key(table_id, epoch))
     return record["at_ms"] if record is not None else to_unix_ms(epoch)

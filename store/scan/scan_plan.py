@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochlog.errors import EpochExpired, EpochNotCommitted, InvalidInput
-from epochlog.store.catalog.protocol import View
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.env.files import Files
 from epochlog.store.epochs.readable import distance
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_entries, get_runs, get_version
-from epochlog.store.sst.merge import Rows, fold, fold_data, lookup
+from epochlog.store.sst.merge import Rows, lookup, merge_data, merge_sources
 from epochlog.store.sst.segment import Borders, Segment
 from epochlog.store.sst.sorted_run import RunFile, SortedRun
 from epochlog.store.types.epoch import as_epoch, show_epoch
@@ -157,7 +157,7 @@ class ScanPlan:
         keyed = not self.is_lone_run or passing != [ALL_KEYS]
         reader = self._reader(files)
         levels = reader.levels(wanted, filter, passing, borders, keyed=keyed)
-        data = fold_data(levels) if levels else reader.no_rows(wanted).data
+        data = merge_data(levels) if levels else reader.no_rows(wanted).data
         data = passed(self.table.name, data, filter if applied else None).select(schema.names)
         return data.cast(schema) if schema.names else data  # a cast of no columns would forget the number of rows
 
@@ -188,7 +188,7 @@ class ScanPlan:
         """
         reader, columns = self._reader(files), self.schema(options.columns).names
         levels = reader.levels(columns, options.filter, [options.key_range])
-        return fold(levels) if levels else reader.no_rows(columns)
+        return merge_sources(levels) if levels else reader.no_rows(columns)
 
     def lookup(self, files: Files, keys: pa.Table, columns: Sequence[str] | None = None) -> pa.Table:
         """Return one row for each existing key, in the order of `keys`, which has the primary-key columns."""
@@ -227,7 +227,7 @@ class ScanPlan:
         return replace(self, segments=(*self.segments, *segments))
 
 
-def plan_scan(view: View, table: TableDef, epoch: int | None) -> ScanPlan:
+def plan_scan(view: ReadTxn, table: TableDef, epoch: int | None) -> ScanPlan:
     """Plan the read of a table at an epoch; None is its newest commit. Raises EpochExpired below its safe epoch.
 
     The read returns the state as of the newest commit at or below the epoch. Callers check completeness (EpochView).
@@ -239,7 +239,7 @@ def plan_scan(view: View, table: TableDef, epoch: int | None) -> ScanPlan:
             f"table {table.name!r} is readable from epoch {show_epoch(version.safe_epoch)} on; {show_epoch(at)} lies "
             "below. Keep more with TableOptions(history_retention=...), or hold epochs with a snapshot"
         )
-    # every entry of a table lies above all runs or is folded into one; a run newer than `at` is read with its history
+    # every entry of a table lies above all runs or is in one; a run newer than `at` is read with its history
     start = version.compacted_epoch + 1
     entries = get_entries(view, table.id, start - 1, at) if at >= start else []
     runs = tuple(run for run in get_runs(view, table.id) if run.lo < at) if version.runs else ()

@@ -69,7 +69,7 @@ class Handle(OneProcess):
         self.runners = Leases(catalog, RUNNER_MS)
         self.intents = Intents(catalog, self.leases)
         self.watcher = CatalogWatcher(catalog)
-        catalog.landed = self.watcher.poll_soon
+        catalog.on_commit = self.watcher.poll_soon
         self.reported_backlog: set[int] = set()
         """Ids of the tables for which a warning about their backlog was logged."""
         self.wake_maintenance: Callable[[], None] = lambda: None

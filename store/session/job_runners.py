@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from epochlog.errors import JobRunning
 from epochlog.store.catalog.keys import lease_key
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.env.process_id import has_died, identity, is_this
 from epochlog.store.metadata.definitions import JobRecord, Runner
 from epochlog.store.types.epoch import show_span, show_time
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .handle import Handle
 
 
-def live_runner(view: View, handle: Handle, job: JobRecord) -> Runner | None:
+def live_runner(view: ReadTxn, handle: Handle, job: JobRecord) -> Runner | None:
     """Return the job's runner if it is alive by its lease and, on this machine, by its process; else None."""
     runner = job.runner
     if runner is None or runner.holder in handle.runners.live:
@@ -37,7 +37,7 @@ def new_runner(tx: Txn, handle: Handle, holder: str, kind: str) -> Runner:
     return Runner(holder, lease, identity(), os.uname().nodename, os.getpid(), now_ms, kind)
 
 
-def require_free(view: View, handle: Handle, job: JobRecord, holder: str) -> None:
+def require_free(view: ReadTxn, handle: Handle, job: JobRecord, holder: str) -> None:
     """Raise JobRunning if another holder runs the job now."""
     runner = live_runner(view, handle, job)
     if runner is not None and runner.holder != holder:

@@ -16,7 +16,7 @@ from typing import Literal
 
 from epochlog.errors import EpochlogError
 from epochlog.store.catalog.keys import lease_key
-from epochlog.store.catalog.protocol import Catalog, Txn, View
+from epochlog.store.catalog.protocol import Catalog, ReadTxn, Txn
 from epochlog.store.catalog.records import Record
 
 LEASE_MS = 600_000
@@ -50,7 +50,7 @@ class _HeldLease:
     at_end: AtEnd
     shared: bool = False  # they live by the open store's lease
 
-    def records(self, view: View) -> Iterator[tuple[bytes, Record]]:
+    def records(self, view: ReadTxn) -> Iterator[tuple[bytes, Record]]:
         """Yield the records that are still the holder's."""
         for key in self.keys:
             record = view.get(key)

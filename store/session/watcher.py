@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from epochlog.errors import EpochlogError
 from epochlog.store.catalog.keys import HEAD
-from epochlog.store.catalog.protocol import Catalog, View
+from epochlog.store.catalog.protocol import Catalog, ReadTxn
 from epochlog.store.env.backoff import Backoff
 from epochlog.store.env.clock import monotonic_s
 from epochlog.store.metadata.definitions import Counters
@@ -49,18 +49,18 @@ class ChangeEvent:
     watched_key = HEAD
 
     def __init__(self) -> None:
-        self._woken = threading.Event()
+        self._notified = threading.Event()
 
     def on_change(self) -> None:
-        self._woken.set()
+        self._notified.set()
 
     def on_poll(self, now_s: float) -> None:
         pass
 
     def wait(self, timeout_s: float) -> None:
         """Wait for a change since the last call, at most `timeout_s`."""
-        self._woken.wait(timeout_s)
-        self._woken.clear()
+        self._notified.wait(timeout_s)
+        self._notified.clear()
 
 
 class CatalogWatcher:
@@ -77,7 +77,7 @@ class CatalogWatcher:
         self._known_records: dict[Listener, Any] = {}
         self._additions = 0
         self._version = -1
-        self._woken = threading.Event()
+        self._notified = threading.Event()
         self._thread: threading.Thread | None = None
 
     def add(self, listener: Listener) -> None:
@@ -90,12 +90,12 @@ class CatalogWatcher:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="epochlog-watch", daemon=True)
                 self._thread.start()
-        self._woken.set()
+        self._notified.set()
 
     def remove(self, listener: Listener) -> None:
         with self._lock:
             self._known_records.pop(listener, None)
-        self._woken.set()
+        self._notified.set()
 
     @contextmanager
     def listen(self) -> Iterator[ChangeEvent]:
@@ -110,7 +110,7 @@ class CatalogWatcher:
     def poll_soon(self) -> None:
         """Wake the thread for a poll, after a write of this process to the catalog."""
         if self._known_records:
-            self._woken.set()
+            self._notified.set()
 
     def _run(self) -> None:
         polls = 1
@@ -132,15 +132,15 @@ class CatalogWatcher:
             now_s = monotonic_s()
             for listener in listeners:
                 listener.on_poll(now_s)
-            self._woken.wait(wait_s)
-            self._woken.clear()
+            self._notified.wait(wait_s)
+            self._notified.clear()
             polls = 1 if changed else polls + 1
 
     def _poll(self, listeners: list[Listener], additions: int, version: int) -> list[Listener]:
         """Poll the catalog once. Return the listeners whose records differ from those of the poll before."""
         keys = {listener.watched_key for listener in listeners}
 
-        def body(view: View) -> tuple[int, dict[bytes, Any]]:
+        def body(view: ReadTxn) -> tuple[int, dict[bytes, Any]]:
             newest = Counters.read(view).version
             return newest, {} if newest == version else {key: view.get(key) for key in keys}
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from epochlog.errors import SegmentUnknown, StoreClosed
 from epochlog.store.catalog.keys import INTENT_PREFIX, intent_key
-from epochlog.store.catalog.protocol import Catalog, Txn, View, scan_prefix
+from epochlog.store.catalog.protocol import Catalog, ReadTxn, Txn, scan_prefix
 from epochlog.store.catalog.records import Record
 from epochlog.store.env.failpoints import hit
 from epochlog.store.env.paths import intent_of
@@ -47,11 +47,11 @@ class Intent:
         return asdict(self)
 
 
-def all_intents(view: View) -> list[Intent]:
+def all_intents(view: ReadTxn) -> list[Intent]:
     return [Intent(**record) for _, record in scan_prefix(view, INTENT_PREFIX)]
 
 
-def find_revoked_intent(view: View, paths: Iterable[str]) -> str | None:
+def find_revoked_intent(view: ReadTxn, paths: Iterable[str]) -> str | None:
     """Return an intent of these files that vacuum has revoked, so that its files may be deleted at any time; None if
     there is none.
     """
@@ -59,7 +59,7 @@ def find_revoked_intent(view: View, paths: Iterable[str]) -> str | None:
     return next((intent or "?" for intent in intents if view.get(intent_key(intent)) is None), None)
 
 
-def require_intents(view: View, table: str, paths: Iterable[str]) -> None:
+def require_intents(view: ReadTxn, table: str, paths: Iterable[str]) -> None:
     """Raise SegmentUnknown if vacuum has revoked the intent of one of these segments."""
     intent = find_revoked_intent(view, paths)
     if intent is not None:

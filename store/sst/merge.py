@@ -73,10 +73,10 @@ def merge(base: Rows, delta: Rows, keep_tombstones: bool = False) -> Rows:
     """Put `delta` on top of `base`: rows of `delta` win. Without `keep_tombstones`, drop tombstones and the rows that
     they delete.
     """
-    return fold((base, delta), keep_tombstones=keep_tombstones)
+    return merge_sources((base, delta), keep_tombstones=keep_tombstones)
 
 
-def fold(sources: Sequence[Rows], *, keep_tombstones: bool = False) -> Rows:
+def merge_sources(sources: Sequence[Rows], *, keep_tombstones: bool = False) -> Rows:
     """Merge at least one source, oldest first; of equal keys the last source's row wins.
 
     The cost is a sort of all sources but the largest, a search of their keys in the largest, and a copy of the pieces
@@ -90,8 +90,8 @@ def fold(sources: Sequence[Rows], *, keep_tombstones: bool = False) -> Rows:
     return Rows(keys, data, marks)
 
 
-def fold_data(sources: Sequence[Rows]) -> pa.Table:
-    """Return the columns of `fold` without tombstones. It does not compute the keys."""
+def merge_data(sources: Sequence[Rows]) -> pa.Table:
+    """Return the columns of `merge_sources` without tombstones. It does not compute the keys."""
     filled = _levels(sources)
     if len(filled) == 1:
         return _without_tombstones(filled[0], False).data

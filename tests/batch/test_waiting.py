@@ -219,7 +219,7 @@ class Still:
 
     def __init__(self) -> None:
         self.looking, self.go_on, self.looks = threading.Event(), threading.Event(), 0
-        self.landed: Callable[[], None] = lambda: None
+        self.on_commit: Callable[[], None] = lambda: None
 
     def read(self, body: Callable[[Any], Any]) -> Any:
         self.looks += 1
@@ -241,12 +241,12 @@ def test_who_comes_while_the_watch_looks_is_told_too() -> None:
     assert catalog.looking.wait(WAIT_LIMIT_S)
     watcher.add(second)
     catalog.go_on.set()
-    assert first._woken.wait(WAIT_LIMIT_S)
-    assert second._woken.wait(WAIT_LIMIT_S), "it came late, and was never told"
-    first._woken.clear()
+    assert first._notified.wait(WAIT_LIMIT_S)
+    assert second._notified.wait(WAIT_LIMIT_S), "it came late, and was never told"
+    first._notified.clear()
     looks = catalog.looks
     wait_until(lambda: catalog.looks >= looks + 3)
-    assert not first._woken.is_set(), "somebody else's arrival is no news"
+    assert not first._notified.is_set(), "somebody else's arrival is no news"
     watcher.remove(first)
     watcher.remove(second)
     wait_until(lambda: watcher._thread is None)
@@ -262,7 +262,7 @@ def test_a_forked_child_waits_with_a_watch_of_its_own(lab: Lab) -> None:
     if not pid:
         try:
             with lab.store._handle.watcher.listen() as event:
-                os._exit(0 if event._woken.wait(WAIT_LIMIT_S) else 3)
+                os._exit(0 if event._notified.wait(WAIT_LIMIT_S) else 3)
         finally:
             os._exit(4)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

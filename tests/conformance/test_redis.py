@@ -20,7 +20,7 @@ import epochlog as el
 from certificates import make_certificate
 from conformance.catalogs import RedisMaker, check_stores, empty, server_of
 from epochlog.store.backup.incremental import ship
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.catalog.redis import client as redis_client
 from epochlog.store.catalog.redis import scripts, transaction
 from epochlog.store.catalog.redis.catalog import RedisCatalog
@@ -77,7 +77,7 @@ def increment(tx: Txn) -> int:
     return n
 
 
-def keys_of(view: View) -> list[bytes]:
+def keys_of(view: ReadTxn) -> list[bytes]:
     return [key for key, _ in view.scan(b"", b"\xff")]
 
 
@@ -120,7 +120,7 @@ def test_a_reader_that_asks_step_by_step_gets_through_constant_writes(maker: Red
     second.transact(lambda tx: [tx.put(b"k/%02d" % n, {"n": n}) for n in range(30)] and None)
     runs = [0]
 
-    def body(view: View) -> int:
+    def body(view: ReadTxn) -> int:
         runs[0] += 1
         count = 0
         for n in range(30):
@@ -137,7 +137,7 @@ def test_a_long_scan_gets_through_constant_writes(maker: RedisMaker) -> None:
     second.transact(lambda tx: [tx.put(b"k/%05d" % n, {"n": n}) for n in range(9_000)] and None)
     runs = [0]
 
-    def body(view: View) -> int:
+    def body(view: ReadTxn) -> int:
         runs[0] += 1
         count = 0
         for _ in view.scan(b"k/", b"k0"):
@@ -204,7 +204,7 @@ def test_a_body_that_asked_for_the_version_alone_fetches_the_rest_at_once_when_i
 ) -> None:
     catalog, other, known = maker.open(), maker.open(), dict[int, list]()
 
-    def body(view: View) -> None:
+    def body(view: ReadTxn) -> None:
         if view.version not in known:
             known[view.version] = [view.get(b"k"), *view.scan(b"r/", b"r0")]
 

@@ -79,8 +79,10 @@ def check(table: el.Table, states: dict[int, dict[int, int]], epochs: Sequence[i
 
 
 def deletes_go_above_the_bottom(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = rewriter.Rewriter.fold
-    monkeypatch.setattr(rewriter.Rewriter, "fold", lambda *args, **options: real(*args, **{**options, "bottom": True}))
+    real = rewriter.Rewriter.rewrite
+    monkeypatch.setattr(
+        rewriter.Rewriter, "rewrite", lambda *args, **options: real(*args, **{**options, "bottom": True})
+    )
 
 
 def history_is_dropped_too_early(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -362,7 +362,7 @@ def test_a_task_whose_owner_died_is_taken_over_when_its_lease_has_ended(
     class Died(BaseException):
         pass
 
-    made, done = rewriter.Rewriter.fold, list[int]()
+    made, done = rewriter.Rewriter.rewrite, list[int]()
 
     def dying(*args: Any, **options: Any) -> Any:
         if len(done) == 2:
@@ -370,10 +370,10 @@ def test_a_task_whose_owner_died_is_taken_over_when_its_lease_has_ended(
         done.append(1)
         return made(*args, **options)
 
-    monkeypatch.setattr(rewriter.Rewriter, "fold", dying)
+    monkeypatch.setattr(rewriter.Rewriter, "rewrite", dying)
     with pytest.raises(Died):
         some(store, full=True)
-    monkeypatch.setattr(rewriter.Rewriter, "fold", made)
+    monkeypatch.setattr(rewriter.Rewriter, "rewrite", made)
     assert some(store, full=True) is CompactionOutcome.BUSY  # nobody knows yet that it died
     clock.now_ms += LEASE_MS
     assert some(store, full=True) is CompactionOutcome.DONE
@@ -384,7 +384,7 @@ def test_who_was_taken_over_has_no_effect(
     store: el.Store, clock: Clock, large: el.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that stood still while another took its task over, and finished it, goes on."""
-    made, calls = rewriter.Rewriter.fold, list[int]()
+    made, calls = rewriter.Rewriter.rewrite, list[int]()
     monkeypatch.setattr(executor, "AT_ONCE", 1)  # else the piece before is recorded meanwhile, and the lease renewed
     other = el.open(store.root, durability="os", clock=clock)
 
@@ -396,7 +396,7 @@ def test_who_was_taken_over_has_no_effect(
             assert some(other, full=True) is CompactionOutcome.DONE
         return made(*args, **options)
 
-    monkeypatch.setattr(rewriter.Rewriter, "fold", stopped)
+    monkeypatch.setattr(rewriter.Rewriter, "rewrite", stopped)
     assert some(store, full=True) is CompactionOutcome.LOST
     other.close()
     assert len(numbers(large)) == 1500 and store.verify().ok
@@ -491,7 +491,7 @@ def test_a_compaction_that_fails_fails_no_commit(
         raise el.WriteFailed("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(rewriter.Rewriter, "fold", full)
+        patch.setattr(rewriter.Rewriter, "rewrite", full)
         for n in range(5):
             table.upsert(rows(n, 1, n))
     assert "could not be compacted: the disk is full" in caplog.text and table.count() == 5

@@ -107,14 +107,14 @@ def test_what_fails_is_kept_visible_and_stops_nothing_else(
     lab: Lab, worker: Maintenance, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad, good = fill(lab, "bad"), fill(lab, "good")
-    fold = rewriter.Rewriter.fold
+    fold = rewriter.Rewriter.rewrite
 
     def failing(self: Any, *args: Any, **options: Any) -> Any:
         if self.table.name == "bad":
             raise ValueError("no such luck")
         return fold(self, *args, **options)
 
-    monkeypatch.setattr(rewriter.Rewriter, "fold", failing)
+    monkeypatch.setattr(rewriter.Rewriter, "rewrite", failing)
     rounds(worker)
     rounds(worker)
     assert (bad.info.runs, good.info.runs) == (0, 1)
@@ -182,7 +182,7 @@ def test_a_close_in_the_middle_of_a_compaction_waits_for_one_slice(lab: Lab, mon
     monkeypatch.setattr(task_pieces, "PIECE_ROWS", 8)
     monkeypatch.setattr("epochlog.store.sst.segment.BATCH_ROWS", 4)
     fill(lab, rows=40)
-    began, fold, folds = threading.Event(), rewriter.Rewriter.fold, list[int]()
+    began, fold, folds = threading.Event(), rewriter.Rewriter.rewrite, list[int]()
 
     def slow(self: Any, *args: Any, **options: Any) -> Any:
         folds.append(1)
@@ -190,7 +190,7 @@ def test_a_close_in_the_middle_of_a_compaction_waits_for_one_slice(lab: Lab, mon
         assert closing.wait(60)
         return fold(self, *args, **options)
 
-    monkeypatch.setattr(rewriter.Rewriter, "fold", slow)
+    monkeypatch.setattr(rewriter.Rewriter, "rewrite", slow)
     worker = Maintenance(lab.store._handle)
     closing = worker._closing
     worker.start()

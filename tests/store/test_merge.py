@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epochlog.store.sst import merge as kernels
-from epochlog.store.sst.merge import Rows, fold, fold_data, lookup, merge, newest_wins, sorted_unique
+from epochlog.store.sst.merge import Rows, lookup, merge, merge_data, merge_sources, newest_wins, sorted_unique
 from epochlog.store.types.key_codec import is_sorted_unique, search
 from row_sets import KEYED, WIDE, Keyed, wide_rows
 
@@ -144,9 +144,9 @@ def test_sources_of_key_ranges_that_lie_apart_are_put_side_by_side(keyed: Keyed)
         sources = [[(place * 5 + n % 5, value) for n, value in changes] for place, changes in placed]
         rows = [keyed.rows(source) for source in sources]
         state = model(keyed, *sources)
-        check(keyed, fold(rows, keep_tombstones=True), list(state.items()))
-        check(keyed, fold(rows), live(state))
-        assert keyed.plain(Rows(fold(rows).keys, fold_data(rows))) == live(state)
+        check(keyed, merge_sources(rows, keep_tombstones=True), list(state.items()))
+        check(keyed, merge_sources(rows), live(state))
+        assert keyed.plain(Rows(merge_sources(rows).keys, merge_data(rows))) == live(state)
 
     run()
 
@@ -156,11 +156,11 @@ def test_appended_sources_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(kernels, "_merge_pieces", None)
     monkeypatch.setattr(kernels, "_MIN_CHUNK_ROWS", 3)
     parts = [keyed.rows([(n, n) for n in range(at, at + 3)]) for at in (10, 0, 20, 3)]
-    data = fold_data(parts)
+    data = merge_data(parts)
     assert data["v"].to_pylist() == [0, 1, 2, 3, 4, 5, 10, 11, 12, 20, 21, 22]
     assert data["v"].chunk(0).buffers()[1].address == parts[1].data["v"].chunk(0).buffers()[1].address
     monkeypatch.setattr(kernels, "_MIN_CHUNK_ROWS", 4)
-    assert fold_data(parts)["v"].num_chunks == 1  # tiny ones would be a batch each, down to whoever reads them
+    assert merge_data(parts)["v"].num_chunks == 1  # tiny ones would be a batch each, down to whoever reads them
 
 
 def test_one_side_empty() -> None:

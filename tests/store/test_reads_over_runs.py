@@ -217,7 +217,7 @@ def test_every_key_type_through_segments_and_runs(store: el.Store) -> None:
 def test_commits_that_land_while_a_run_is_made_stay(store: el.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     table = store.create_table("t", SCHEMA, ["id"])
     first = table.upsert(put(_1=1, _2=2))
-    made = Rewriter.fold
+    made = Rewriter.rewrite
 
     def slow(*args: Any, **options: Any) -> Any:
         parts = made(*args, **options)
@@ -225,7 +225,7 @@ def test_commits_that_land_while_a_run_is_made_stay(store: el.Store, monkeypatch
         table.delete(key(1))
         return parts
 
-    monkeypatch.setattr(Rewriter, "fold", slow)
+    monkeypatch.setattr(Rewriter, "rewrite", slow)
     store.compact("t")
     monkeypatch.undo()
     assert numbers(table) == {2: 22, 3: 33} and numbers(table, first) == {1: 1, 2: 2}
@@ -240,15 +240,15 @@ def test_a_compaction_whose_inputs_have_gone_leaves_nothing(
 ) -> None:
     table = store.create_table("t", SCHEMA, ["id"])
     table.upsert(put(_1=1))
-    made = Rewriter.fold
+    made = Rewriter.rewrite
 
     def slow(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(Rewriter, "fold", made)
+        monkeypatch.setattr(Rewriter, "rewrite", made)
         parts = made(*args, **options)
         store.compact("t") if meanwhile == "compacted" else store.drop_table("t")
         return parts
 
-    monkeypatch.setattr(Rewriter, "fold", slow)
+    monkeypatch.setattr(Rewriter, "rewrite", slow)
     store.compact(full=True)
     assert [path for path in store.verify().unreachable if path.endswith(".parquet")] == []
     assert store.verify().ok

@@ -29,7 +29,7 @@ MOST = 4
 
 
 class Catalog:
-    """The records of a world: a View and a Txn. What fails leaves nothing behind."""
+    """The records of a world: a ReadTxn and a Txn. What fails leaves nothing behind."""
 
     def __init__(self, records: Mapping[bytes, bytes]) -> None:
         self.records = dict(records)

@@ -27,7 +27,7 @@ from epochlog.errors import (
     StoreClosed,
     WriteFailed,
 )
-from epochlog.store.catalog.protocol import Txn, View
+from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.catalog.records import Record, pack, unpack
 from epochlog.store.env.local_folder import make_private_dir, sync_dir
 from epochlog.store.env.paths import LMDB_DATA, LMDB_LOCK
@@ -46,7 +46,7 @@ PAGES_CHECKED_AT_OPEN = 512
 
 
 class LmdbView:
-    """View, and Txn, of one LMDB transaction."""
+    """ReadTxn and Txn of one LMDB transaction."""
 
     def __init__(self, txn: lmdb.Transaction) -> None:
         self._txn = txn
@@ -209,7 +209,7 @@ class LmdbCatalog:
             raise CatalogLost(
                 f"the catalog {folder} is gone. Restore it from a copy; the store cannot be opened without it"
             )
-        self.landed: Callable[[], None] = lambda: None
+        self.on_commit: Callable[[], None] = lambda: None
         self._folder = folder
         self._clock = clock
         self._durability = durability
@@ -217,7 +217,7 @@ class LmdbCatalog:
         self._pid = os.getpid()
         self._inode = _environments.acquire(folder, durability)
 
-    def read(self, body: Callable[[View], T]) -> T:
+    def read(self, body: Callable[[ReadTxn], T]) -> T:
         with self._environment() as env, _typed_errors(env, self._folder), env.begin(buffers=False) as txn:
             view = LmdbView(txn)
             del txn
@@ -229,7 +229,7 @@ class LmdbCatalog:
     def transact(self, body: Callable[[Txn], T]) -> T:
         with self._environment() as env, _typed_errors(env, self._folder), env.begin(write=True) as txn:
             result = body(LmdbView(txn))
-        self.landed()
+        self.on_commit()
         return result
 
     def now_ms(self) -> int:

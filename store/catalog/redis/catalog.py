@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from epochlog.errors import CatalogInUse, CatalogLost, CatalogRolledBack, CatalogUnavailable, OutcomeUnknown
-from epochlog.store.catalog.protocol import RecordChanges, Txn, View
+from epochlog.store.catalog.protocol import ReadTxn, RecordChanges, Txn
 from epochlog.store.env.clock import Clock, monotonic_s
 from epochlog.store.env.paths import is_store_id
 
@@ -135,7 +135,7 @@ class RedisCatalog:
 
     def __init__(self, server: RedisServer, store_id: str, generation: str, clock: Clock | None = None) -> None:
         self.generation = generation
-        self.landed: Callable[[], None] = lambda: None
+        self.on_commit: Callable[[], None] = lambda: None
         self._server = server
         self._store_id = store_id
         self._keys = store_keys(store_id)
@@ -153,7 +153,7 @@ class RedisCatalog:
 
     # ---- the Catalog protocol ----------------------------------------------------------------------------------------
 
-    def read(self, body: Callable[[View], T]) -> T:
+    def read(self, body: Callable[[ReadTxn], T]) -> T:
         self._reset_after_fork()
         read_set = self._new_read_set(body)
         while True:
@@ -179,7 +179,7 @@ class RedisCatalog:
                 self._remember(body, read_set)
                 next_read_set = self._write(read_set, txn.writes) if txn.writes else None
                 if next_read_set is None:
-                    self.landed()
+                    self.on_commit()
                     return result
                 read_set = next_read_set
 

@@ -262,7 +262,7 @@ def decode(key: bytes, value: bytes) -> Record:
 
 
 class RedisView:
-    """View, and Txn, of one run of a body: its read set with its own writes."""
+    """ReadTxn and Txn of one run of a body: its read set with its own writes."""
 
     def __init__(self, read_set: ReadSet) -> None:
         self._read_set = read_set
