@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import epochlog as el
-from epochlog.store.types.epoch import EPOCH_ORIGIN_MS
+from epochlog.store.types.epoch import EPOCH_ORIGIN_MS, from_unix_ms
 from law.definitions import Entry, Lineage
 from law.queries import KEY, SCHEMA, Query, State, keys_of, random_query, state_of, table_of
 
@@ -71,6 +71,8 @@ class World:
 
     def _build(self) -> None:
         rng = self.rng
+        self.begin = from_unix_ms(self.now_ms)
+        """Epoch at which the root tables are created."""
         for number in range(rng.randint(1, 3)):
             retention = timedelta(hours=1) if rng.random() < 0.7 else timedelta(0)
             options = el.TableOptions(history_retention=retention, compact_segments=rng.choice([2, 8]))
@@ -573,7 +575,10 @@ class World:
             handle = self.store.table(table)
             safe = handle.info.safe_epoch
             for epoch in self.rng.sample(around, min(marks, len(around))):
-                if epoch >= safe and moment.valid(table, epoch):
+                if table in self.truth and 0 < epoch < self.begin:
+                    with pytest.raises(el.EpochNotCommitted, match="was created at"):
+                        handle.to_arrow(epoch=epoch)
+                elif epoch >= safe and moment.valid(table, epoch):
                     rows, expected = state_of(handle.to_arrow(epoch=epoch)), self.answer_at(table, epoch)
                     self.check(rows == expected, table, epoch, rows, expected, "the law, later")
 
@@ -583,6 +588,8 @@ class World:
         """With the load gone every job catches up and runs or is finished, and the newest epoch is valid for all."""
         for name in self.queries:
             self.step(name)
+            if self.jobs[name].info.state == "parked":
+                self.rebuild(name)
         for _ in range(2 * len(self.queries) + 2):
             self.now_ms += 6 * self.interval_ms
             while sum(self.step(name) is not None for name in self.queries):
