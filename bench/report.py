@@ -10,6 +10,7 @@ import shlex
 import statistics
 import subprocess
 import tempfile
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -41,6 +42,7 @@ _WHOLE = {
     LARGE: {"P1": 1, "P2": 6, "P5": 3, "P7": 2, "P10": 2},
 }
 PLOTS = "performance"
+PAGE_WIDTH = 140
 CONDITIONS = (
     'Whatever is timed and writes ran with `durability="disk"`. Checksums are on: of all that is written, '
     "and of a file when a process first reads it, which is before the clock starts where reads are repeated. "
@@ -195,10 +197,10 @@ class Book:
             [
                 *self.verdicts(),
                 "",
-                f"Measured at {size}, {runs}. To measure again: `{command}`. {CONDITIONS}",
+                wrapped(f"Measured at {size}, {runs}. To measure again: `{command}`. {CONDITIONS}"),
                 "",
-                *(f"- **Not a whole run**, {line}" for line in self.complaints()),
-                *(f"- {line}" for line in [*environment(), load(self.load_at_start)]),
+                *(wrapped(f"- **Not a whole run**, {line}") for line in self.complaints()),
+                *(wrapped(f"- {line}") for line in [*environment(), load(self.load_at_start)]),
                 *(line for plot in self.plots for line in ("", f"![{plot.title}]({PLOTS}/{plot.file})")),
                 "",
                 "All medians of the same run:",
@@ -206,6 +208,12 @@ class Book:
                 *self.medians(),
             ]
         )
+
+
+def wrapped(line: str) -> str:
+    """Wrap a line of a page at its widest, with the later lines of an item indented."""
+    indent = "  " if line.startswith("- ") else ""
+    return textwrap.fill(line, PAGE_WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _verdicts(figure: Figure) -> Iterator[list[str]]:

@@ -103,8 +103,8 @@ def _pending_error(runner: JobRunner) -> DrainPending:
     details = f"; it waits for {', '.join(map(repr, waits))} to reach that epoch" if waits else ""
     details += f"; its newest attempt failed with {job.last_error}" if job.last_error else ""
     return DrainPending(
-        f"job {job.name!r} stands at epoch {show_epoch(job.position)} and has not taken in everything through "
-        f"{show_epoch(job.drain)} yet{details}. The end is recorded: the job's runner ends it, or call "
+        f"job {job.name!r} is at epoch {show_epoch(job.position)} and ends when it has processed all changes through "
+        f"{show_epoch(job.drain)}{details}. The end is recorded: the job's runner ends it, or call "
         "stop(drain=True) again"
     )
 

@@ -168,7 +168,7 @@ def _epochs(commands: argparse._SubParsersAction) -> None:
         "epochs",
         "draw the timeline of tables: their commits, the epochs at which all can be read together, the reasons at "
         "other epochs, and the current choice of each policy",
-        "A stretch is a range of epochs within which no state differs. JSON: tables (the named ones and their "
+        "A stretch is a range of epochs with unchanged states of all tables. JSON: tables (the named ones and their "
         "ancestors), stretches (first, last; by table landed: rows, empty or label, and states: none, valid, behind or "
         "gone; readable; why_not), epoch (of --at, or null) and choices (policy, options, epochs, lag_ms, error).",
     )

@@ -109,8 +109,10 @@ def stages(value: Any) -> dict[int, tuple[str, ...]]:
             raise BadMessage("a stage is not a pair of a number and channels")
         channels_by_stage[stage(pair[0])] = tuple(map(name, pair[1]))
     names = [channel for channels in channels_by_stage.values() for channel in channels]
-    if len(channels_by_stage) != len(value) or len(set(names)) != len(names) or not 0 < len(names) <= MAX_CHANNELS:
-        raise BadMessage("a stage or a channel is named twice, or there are no channels, or too many")
+    if len(channels_by_stage) != len(value) or len(set(names)) != len(names):
+        raise BadMessage("a stage or a channel is named twice")
+    if not 0 < len(names) <= MAX_CHANNELS:
+        raise BadMessage(f"a query has 1 to {MAX_CHANNELS} channels, and this one has {len(names)}")
     return dict(sorted(channels_by_stage.items()))
 
 

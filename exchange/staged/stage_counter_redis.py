@@ -43,7 +43,7 @@ _DEVIATIONS = {
     CHANGED: "it holds marks that differ from the last write",
     MISCOUNTED: "its counter differs from its marks",
     LATE: "it holds a write that this server did not make",
-    NEWER: "it names a newer server, which the catalog does not know",
+    NEWER: "it names a newer server than the catalog does",
 }
 
 

@@ -96,9 +96,9 @@ def decode_dump(path: str, data: bytes) -> tuple[Header, Iterator[tuple[bytes, b
         count = 0
         for item in items:
             if not isinstance(item, list) or len(item) != 2 or not isinstance(item[0], bytes):
-                raise Corrupt(path, "it has an item that is no record")
+                raise Corrupt(path, "it has an item that is not a catalog record")
             if item[1] is not None and not isinstance(item[1], bytes):
-                raise Corrupt(path, "it has an item that is no record")
+                raise Corrupt(path, "it has an item that is not a catalog record")
             count += 1
             yield item[0], item[1]
         if count != header.count:

@@ -65,7 +65,7 @@ def check_ends(files: Files, schema: TableSchema, codec: KeyCodec, run: SortedRu
             if within.overlaps(part.key_min, part.key_max):
                 live = read_part(files, part, schema, codec, ReadOptions([EPOCH], None, within))
                 if _overlap(old, live):
-                    yield f"holds rows of keys whose live rows in {part.path} begin before they end"
+                    yield f"holds history rows that end after newer rows of their keys in {part.path} begin"
 
 
 def _overlap(old: Rows, live: Rows) -> bool:

@@ -150,7 +150,7 @@ def _check_job(view: ReadTxn, job: JobRecord, tables: dict[int, TableDef]) -> It
             yield subject, f"has the position {position}, but its output {table.name} is at {show_epoch(committed)}"
     foreign = [table.name for table in tables.values() if table.job_id == job.id and table.id not in job.outputs]
     if foreign:
-        yield subject, f"lacks the outputs {foreign}, whose records name it"
+        yield subject, f"omits the outputs {foreign}, although their records name this job"
 
 
 def _check_upstreams(view: ReadTxn, jobs: tuple[JobRecord, ...]) -> Iterator[Finding]:

@@ -146,7 +146,7 @@ IN_THE_CATALOG: dict[str, tuple[Damage, str]] = {
     "reached-and-gone": (let_go, "noted as unreachable, but the catalog reaches it"),
     "job-position": (put(job_key(1), position=4096), "its output copy is at"),
     "job-barrier": (put(job_key(1), barrier=[1, 2, "regular"]), "its barrier is"),
-    "job-outputs": (put(job_key(1), outputs=[2]), "lacks the outputs"),
+    "job-outputs": (put(job_key(1), outputs=[2]), "omits the outputs"),
     "job-upstream": (put(job_key(1), upstreams=[42]), r"missing tables: \[42\]"),
     "outcome-count": (put(txn_app_key("app"), count=5), "counts 5 outcomes"),
     "outcome-forgotten": (put(txn_app_key("app"), forgotten=1), "are forgotten"),
@@ -225,7 +225,10 @@ IN_FILES: dict[str, tuple[Damage, str]] = {
     "twice": (rewritten(with_column("k", lambda ks: [*ks[:4], ks[3], *ks[5:]])), "strictly rising"),
     "lost-row": (rewritten(lambda table: table.slice(0, table.num_rows - 1)), "has 7 rows"),
     "epoch-of-no-run": (rewritten(with_column("_epoch", lambda es: [*es[:-1], 1 << 50])), "outside its run's epochs"),
-    "begins-too-early": (rewritten(with_column("_epoch", lambda es: [1, *es[1:]])), "begin before they end"),
+    "begins-too-early": (
+        rewritten(with_column("_epoch", lambda es: [1, *es[1:]])),
+        "history rows that end after newer rows",
+    ),
     "ends-too-early": (
         rewritten(with_column("_until", lambda us: [1, *us[1:]]), history=True),
         "end before they begin",

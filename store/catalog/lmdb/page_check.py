@@ -122,7 +122,7 @@ def _walk(file: int, number: int, visited: set[int], depth: int, limit: int | No
     _, _, flags, lower, upper = _HEADER.unpack_from(page)
     flags &= ~_FLAGS_IN_MEMORY
     if flags not in (_BRANCH, _LEAF) or not 16 <= lower <= upper <= PAGE or depth > _MAX_DEPTH:
-        raise _Damaged(f"a page {number} that is no valid page of a tree")
+        raise _Damaged(f"a page {number} that is not a valid B-tree page")
     for offset in struct.unpack_from(f"<{(lower - 16) // 2}H", page, 16):
         if not upper <= offset <= PAGE - _NODE.size:
             raise _Damaged(f"a page {number} with a node outside of it")

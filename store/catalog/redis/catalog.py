@@ -75,7 +75,7 @@ def claim_root(server: RedisServer, root: str, store_id: str = "", replacing: st
     key = b"epochlog:root:" + hashlib.sha256(root.encode()).hexdigest().encode()
     claimed = server.call(CLAIM, [key], [store_id, replacing])[1]
     if not isinstance(claimed, bytes) or (claimed and not is_store_id(claimed.decode(errors="replace"))):
-        raise server.damaged("the claim of a root is no store id")
+        raise server.damaged("the claim of a root holds an invalid store id")
     return claimed.decode()
 
 
