@@ -131,7 +131,9 @@ def open_handle(
     marker = read_marker(files)
     require_kind(marker, kind, files)
     if marker is None and not create:
-        raise StoreNotFound(f"there is no store at {files.place}; epochlog.open(root) with create=True creates one")
+        raise StoreNotFound(
+            f"there is no store at {files.place}; check the path, or create one with epochlog.open(root, create=True)"
+        )
     site = Site(place.root, place.folder, files, catalog, clock, durability, volatile)
     opened_catalog, record = open_catalog(kind, site, marker, requested)
     try:

@@ -58,20 +58,20 @@ class Reader:
     """A thread that takes a snapshot."""
 
     def __init__(self, store: el.Store, consistency: Any) -> None:
-        self.found: el.Snapshot | BaseException | None = None
+        self.outcome: el.Snapshot | BaseException | None = None
         self._thread = threading.Thread(target=self._take, args=(store, consistency), daemon=True)
         self._thread.start()
 
     def _take(self, store: el.Store, consistency: Any) -> None:
         try:
-            self.found = store.snapshot(["r", "j_out"], consistency=consistency)
+            self.outcome = store.snapshot(["r", "j_out"], consistency=consistency)
         except BaseException as error:
-            self.found = error
+            self.outcome = error
 
     def done(self) -> el.Snapshot:
         self._thread.join(WAIT_LIMIT_S)
-        assert isinstance(self.found, el.Snapshot), self.found
-        return self.found
+        assert isinstance(self.outcome, el.Snapshot), self.outcome
+        return self.outcome
 
 
 @pytest.fixture
@@ -192,8 +192,8 @@ def test_who_waits_is_told_when_the_store_is_closed(lab: Lab) -> None:
     reader = Reader(reading, Asked(epoch, timeout=NEVER_S))
     wait_until(lambda: Asked.times[epoch] >= 2)
     reading.close()
-    wait_until(lambda: reader.found is not None)
-    assert isinstance(reader.found, el.StoreClosed)
+    wait_until(lambda: reader.outcome is not None)
+    assert isinstance(reader.outcome, el.StoreClosed)
 
 
 def test_the_last_answer_is_what_a_timeout_gives(lab: Lab) -> None:

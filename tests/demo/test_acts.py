@@ -75,21 +75,21 @@ def test_an_event_is_written_at_once_with_the_end_of_its_line(monkeypatch: pytes
 
 
 class FakeDriver:
-    """Records what it is told; its events are put by the test."""
+    """Double of a driver that records its orders; its events are put by the test."""
 
     made: list[FakeDriver]
 
     def __init__(self, root: str, view: str, log: Path) -> None:
         self.events: SimpleQueue[dict[str, Any]] = SimpleQueue()
-        self.told: list[str] = []
+        self.orders: list[str] = []
         self.pid = 1
         self.made.append(self)
 
     def hold(self) -> None:
-        self.told.append("hold")
+        self.orders.append("hold")
 
     def kill(self) -> None:
-        self.told.append("kill")
+        self.orders.append("kill")
 
 
 @pytest.fixture
@@ -107,10 +107,10 @@ def test_the_victims_life(drivers: list[FakeDriver]) -> None:
     assert victim.advance({"a": 1}, 0, kill_now=False)
     drivers[0].events.put({"event": "barrier", "prev": 5, "curr": 9})
     victim.advance({"a": 2}, 5, kill_now=True)
-    assert (victim.state, drivers[0].told) == ("hold_requested", ["hold"])
+    assert (victim.state, drivers[0].orders) == ("hold_requested", ["hold"])
     drivers[0].events.put({"event": "holding", "prev": 5, "curr": 9})
     victim.advance({"a": 3}, 5, kill_now=True)
-    assert (victim.state, drivers[0].told) == ("dead", ["hold", "kill"])
+    assert (victim.state, drivers[0].orders) == ("dead", ["hold", "kill"])
     drivers[0].events.put({"event": "gone"})
     victim.advance({"a": 4}, 5, kill_now=True)
     assert not victim.dead_long_enough
@@ -125,7 +125,7 @@ def test_the_victims_life(drivers: list[FakeDriver]) -> None:
     assert victim.state == "recovered"
     assert victim.commits_while_dead == {"a": 2}
     assert not victim.advance({"a": 7}, 12, kill_now=True)
-    assert drivers[1].told == []
+    assert drivers[1].orders == []
 
 
 def test_another_barrier_after_the_restart_is_an_error(drivers: list[FakeDriver]) -> None:

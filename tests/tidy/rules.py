@@ -350,12 +350,13 @@ def repeated_class_names(trees: dict[str, ast.Module]) -> Iterator[str]:
 
 
 def vague_names(path: str, tree: ast.Module) -> Iterator[str]:
-    """Refuse names of variables and parameters that say nothing."""
+    """Refuse names of variables, parameters, attributes and functions that say nothing."""
+    fields = {ast.Name: "id", ast.arg: "arg", ast.Attribute: "attr", ast.FunctionDef: "name"}
     for node in nodes(tree):
-        if isinstance(node, ast.Name | ast.arg):
-            name = node.id if isinstance(node, ast.Name) else node.arg
-            if name in VAGUE_NAMES:
-                yield f"{path}:{node.lineno}: {name!r} says nothing; name the thing that it holds"
+        name = getattr(node, fields.get(type(node), ""), None)
+        if name in VAGUE_NAMES:
+            assert isinstance(node, ast.expr | ast.arg | ast.FunctionDef)
+            yield f"{path}:{node.lineno}: {name!r} says nothing; name the thing that it holds"
 
 
 def catalog_prefixes(path: str, tree: ast.Module) -> Iterator[str]:
