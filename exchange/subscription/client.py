@@ -46,6 +46,8 @@ _POLL_S = 1.0
 """Poll interval of a waiting caller while there is no connection."""
 MISSED_BEATS = 5
 """Number of missed beats of the server after which the connection counts as lost."""
+OPEN_S = 3.0
+"""Shortest time within which the server may answer on a new connection, however often its beats come."""
 DELIVERIES_PER_GATE = 4_096
 """Number of deliveries after which the gate, which remembers each one, is replaced by a new one at its cursor."""
 TRANSIENT = (ServerUnavailable, CatalogUnavailable, OutcomeUnknown)
@@ -246,8 +248,13 @@ class Subscription(Closeable):
 
     def _silence_left_s(self) -> float:
         """Return the seconds until a silent connection counts as lost."""
-        patience_s = self._timeout_s if self._welcome is None else self._welcome.beat_s * MISSED_BEATS
-        return self._last_message_s + patience_s - monotonic_s()
+        if self._welcome is None:
+            limit_s = self._timeout_s
+        else:
+            limit_s = self._welcome.beat_s * MISSED_BEATS
+            if self._disconnected_since_s is not None:  # the server has not answered on this connection yet
+                limit_s = max(limit_s, OPEN_S)
+        return self._last_message_s + limit_s - monotonic_s()
 
     # ---- the reading thread --------------------------------------------------------------------------------------
 

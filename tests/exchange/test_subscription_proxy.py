@@ -114,6 +114,20 @@ def test_a_silent_network_is_noticed_though_nothing_is_new(tmp_path: Path) -> No
             assert replica.follow(sub, last).same_as(table)
 
 
+def test_a_connection_that_opens_more_slowly_than_the_beats_come_is_waited_for(tmp_path: Path) -> None:
+    """Each attempt was aborted after five beats of the connection before it, here after a quarter of a second."""
+    with served(tmp_path, QUICK) as (_, table, serving), proxied(serving) as proxy:
+        epoch = table.upsert(rows(1))
+        with serving.subscribe(port=proxy.port) as sub:
+            replica = Replica().follow(sub, epoch)
+            proxy.slow(0.6)
+            proxy.refuse(True)
+            proxy.refuse(False)
+            last = table.upsert(rows(2))
+            assert replica.follow(sub, last).same_as(table)
+            proxy.slow(0)
+
+
 def test_one_that_is_let_in_no_more_gives_up_after_its_bound(tmp_path: Path) -> None:
     with served(tmp_path, QUICK) as (_, table, serving), proxied(serving) as proxy:
         table.upsert(rows(1))
