@@ -54,8 +54,9 @@ def drain(runner: JobRunner, timeout: float | timedelta | None) -> None:
         elif runner.repeat_step is not None:
             if _step_again(runner.repeat_step) is None:
                 pause.wait(LOOK_S)
-        elif ran_here:  # the query has failed, and this runner has no refresh of its own
-            raise _pending_error(runner)
+        elif ran_here:
+            if not _finished(runner):  # the query has failed, and this runner has no refresh of its own
+                raise _pending_error(runner)
         else:
             return
     live.stop(runner)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import epochlog as el
+from epochlog.checkpoint.job import drain
 from epochlog.store.catalog.keys import job_key
 from epochlog.store.metadata.lookups import get_job
 from lab import Lab, commits, mirror, refuse, sums
@@ -510,3 +511,24 @@ def test_a_wait_for_another_runner_ends_when_it_has_finished(lab: Lab) -> None:
         first.step_local(mirror("r", "a_out"))
         thread.join(0.001)
     assert states(lab)["b"] == "finished" and lab.rows("b_out") == {1: (0, 10), 2: (0, 20)}
+
+
+def test_a_run_that_ends_the_job_between_two_looks_at_it_has_not_failed(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is seen running, then it commits the end after the job's state was read and before the run is looked for."""
+    lab.put({1: (0, 10)})
+    runner = ran(lab)
+    lab.put({2: (0, 20)})
+    looks: list[bool] = []
+
+    def running(_: object) -> bool:
+        looks.append(not looks)
+        if len(looks) == 2:
+            assert runner.step_local(mirror("r", "j_out")) is not None
+        return looks[-1]
+
+    monkeypatch.setattr(drain.live, "running", running)
+    lab.store.job("j").stop(drain=True)
+    assert looks[:2] == [True, False] and states(lab)["j"] == "finished"
+    assert lab.rows("j_out") == {1: (0, 10), 2: (0, 20)}
