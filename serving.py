@@ -83,9 +83,9 @@ class StoreServer:
         settings: CoordinatorSettings | None,
         metrics: str | None,
     ) -> None:
-        stage_counters = None if coordinator is None else open_stage_counter(coordinator, store._handle)
+        stage_counter = None if coordinator is None else open_stage_counter(coordinator, store._handle)
         self.coordinator = Coordinator(store._handle, settings)
-        self._staged = StagedExchange(store._handle, stage_counters)
+        self._staged = StagedExchange(store._handle, stage_counter)
         self._handle = store._handle
         self._metrics: MetricsPort | None = None
         self._flights = FlightDesk(store._handle, self._choose)
