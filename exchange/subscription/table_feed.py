@@ -118,9 +118,12 @@ class TableFeed:
         Raises TableDropped, LogTruncated, SnapshotExpired.
         """
         while not self.ended:
-            feed_round, self._first_round = self._first_round or self._handle.catalog.read(self._plan_round), None
+            planned, self._first_round = self._first_round, None
+            feed_round = planned or self._handle.catalog.read(self._plan_round)
             position = feed_round.position
             if position.snapshot is None and feed_round.until <= position.after and not feed_round.ended:
+                if planned is not None:  # at the opening: commits since then may have notified the caller already
+                    continue
                 return
             yield from self._read_round(feed_round)
             self.ended = feed_round.ended

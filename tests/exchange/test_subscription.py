@@ -433,6 +433,28 @@ def test_who_comes_late_to_the_watch_is_told_at_once(tmp_path: Path) -> None:
         watcher.remove(late)
 
 
+def test_a_commit_between_the_opening_and_the_first_notification_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, send_feed = _Subscription.run, _Subscription._send_feed
+    with served(tmp_path) as (_, table, serving):
+        first = table.upsert(rows(1))
+
+        def commit_then_run(subscription: _Subscription) -> None:
+            table.upsert(rows(2))  # the feed has planned its first round already
+            run(subscription)
+
+        def send_once_notified(subscription: _Subscription) -> None:
+            wait_until(lambda: subscription._has_news)
+            send_feed(subscription)
+
+        monkeypatch.setattr(_Subscription, "run", commit_then_run)
+        monkeypatch.setattr(_Subscription, "_send_feed", send_once_notified)
+        with serving.subscribe(after=first) as sub:
+            batch = sub.poll(WAIT_LIMIT_S)
+            assert batch is not None and batch["id"].to_pylist() == [2]
+
+
 def test_what_is_taken_while_it_connects_makes_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_feed, "SLICE_ROWS", 10)
     with served(tmp_path, SubscriptionLimits(window=1)) as (_, table, serving):
