@@ -659,7 +659,7 @@ def test_a_store_is_its_model() -> None:
     run(examples=12, steps=30)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_store_is_its_model_for_longer() -> None:
     run(examples=25, steps=50)
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import epochlog as el
-from log_model import GONE, KEYS, World, tiny
+from log_model import GONE, KEYS, ChangelogPair, tiny
 
 VALUES = st.sampled_from([None, float("nan"), 0.0, 1.0, 2.0, GONE, GONE])
 LABEL = st.lists(st.tuples(st.integers(0, KEYS - 1), VALUES), max_size=9)
@@ -27,7 +27,7 @@ STEPS = st.one_of(
 )
 
 
-def act(world: World, step: str, what: Any) -> None:
+def act(world: ChangelogPair, step: str, what: Any) -> None:
     if step == "commit":
         world.commit(what)
     elif step == "transaction":
@@ -48,7 +48,7 @@ def play(root: Path, steps: list[tuple[str, Any]], retention_ms: int, low: int, 
     options = el.TableOptions(history_retention=timedelta(milliseconds=retention_ms), compact_segments=2)
     with pytest.MonkeyPatch.context() as patch:
         tiny(patch)
-        world = World(root, options)
+        world = ChangelogPair(root, options)
         try:
             for step, what in steps:
                 act(world, step, what)
@@ -67,7 +67,7 @@ def test_changes_are_those_of_the_oracle(steps: list[tuple[str, Any]], retention
         play(Path(folder) / "s", steps, retention_ms, low, most=6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.local_only
 @given(st.lists(STEPS, min_size=3, max_size=9), st.sampled_from([0, 20, 3_600_000]), st.integers(0, 8))
 @settings(max_examples=4)
