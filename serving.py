@@ -89,7 +89,7 @@ class StoreServer:
         self._handle = store._handle
         self._metrics: MetricsPort | None = None
         self._flights = FlightDesk(store._handle, self._choose)
-        subscriptions = Subscriptions(store._handle, admission=self._flights.admission)
+        subscriptions = Subscriptions(store._handle, self._flights.admission)
         try:
             if metrics is not None:
                 self._metrics = MetricsPort(metrics, self.metrics)

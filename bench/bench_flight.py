@@ -58,7 +58,10 @@ def replayed(folder: Path, shape: Shape, rows: int, rounds: int) -> Figure:
 def beside_raw(store: el.Store, table: str, log: pa.Table, rounds: int) -> Samples:
     """Milliseconds of the table's whole log over Flight, and of the same rows by a server that has them in memory."""
     raw = Raw(log)
-    with el.serve(store) as server, Client(log.num_rows, server.location, f"grpc://127.0.0.1:{raw.port}") as client:
+    with (
+        el.serve(store) as server,
+        LogReaderProcess(log.num_rows, server.location, f"grpc://127.0.0.1:{raw.port}") as client,
+    ):
         samples: Samples = {OURS: [], RAW: []}
         places = {OURS: server.location, RAW: f"grpc://127.0.0.1:{raw.port}"}
         for place in range(-2, rounds):
@@ -70,7 +73,7 @@ def beside_raw(store: el.Store, table: str, log: pa.Table, rounds: int) -> Sampl
     return samples
 
 
-class Client:
+class LogReaderProcess:
     """A Flight client in a process of its own, which reads a table's log to its end."""
 
     def __init__(self, rows: int, *locations: str) -> None:

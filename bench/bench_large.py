@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench_flight import OURS, RATE, RAW, Client, beside_raw
+from bench_flight import OURS, RATE, RAW, LogReaderProcess, beside_raw
 from contenders import Delta, Epochlog, same_rows
 from course import AFTER, BEFORE, COMMIT_TARGETS, DELTA, PARQUET, READ_TARGETS
 from data import COMMITS, PLAIN, expected, make_commit, make_workload
@@ -89,7 +89,7 @@ class Course:
         samples, rows = beside_raw(store, "rows", log, self._rounds), log.num_rows
         self._note("P5", REPLAYED, samples, RATE)
         del log
-        with el.serve(store) as server, Client(rows, server.location) as client, Watch() as watch:
+        with el.serve(store) as server, LogReaderProcess(rows, server.location) as client, Watch() as watch:
             client_mib = client.read(server.location, "rows", watched=True)
         server_mib = max(0.0, watch.peak[0] - watch.start[0])
         for who, mib in (("server", server_mib), ("client", client_mib)):

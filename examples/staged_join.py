@@ -270,7 +270,7 @@ class Redis:
 
 
 @dataclass
-class Worker:
+class StageProcess:
     """Process of a query. launch: the number of earlier starts."""
 
     plan: Plan
@@ -307,7 +307,7 @@ class Cast:
         self.root = root
         self._work = work
         self._serve = serve
-        self._workers: list[Worker] = []
+        self._workers: list[StageProcess] = []
         self.port = free_port()
         self.location = f"grpc://127.0.0.1:{self.port}"
         self.kills: Counter[str] = Counter()
@@ -324,9 +324,11 @@ class Cast:
             process.join()
         self._redis.kill()
 
-    def run(self, plans: list[Plan], kills: list[str], chance: random.Random, pause_s: float = 0.1) -> list[Worker]:
+    def run(
+        self, plans: list[Plan], kills: list[str], chance: random.Random, pause_s: float = 0.1
+    ) -> list[StageProcess]:
         """Run all queries in parallel. kills: the kinds of processes to kill, in order, each after a pause."""
-        workers = [Worker(plan, name, self._work) for plan in plans for name in plan.names]
+        workers = [StageProcess(plan, name, self._work) for plan in plans for name in plan.names]
         self._workers, running, kills = workers, list(workers), list(kills)
         for worker in workers:
             worker.start()
@@ -338,7 +340,7 @@ class Cast:
                 self._kill(kills.pop(0), running, chance)
         return workers
 
-    def _kill(self, kind: str, running: list[Worker], chance: random.Random) -> None:
+    def _kill(self, kind: str, running: list[StageProcess], chance: random.Random) -> None:
         """Kill one process of that kind, if one is alive, and start it again."""
         if kind == "server":
             self._server.kill()
@@ -362,7 +364,7 @@ class Cast:
             self._say(f"{worker.name} was killed and restarted as attempt {worker.launch}")
         self.kills[kind] += 1
 
-    def _restart_dead(self, running: list[Worker]) -> None:
+    def _restart_dead(self, running: list[StageProcess]) -> None:
         """Remove the finished processes from `running`, and restart the killed ones."""
         for worker in list(running):
             if worker.process.is_alive():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import redis_server
-from redis_server import RedisServer, Touched
+from redis_server import RedisProcess, Touched
 
 pytestmark = pytest.mark.local_only
 
@@ -48,9 +48,9 @@ def test_a_test_that_uses_redis_without_the_marker_is_told() -> None:
 
 
 @pytest.mark.redis
-@pytest.mark.parametrize("use", [RedisServer.url, RedisServer.client], ids=["url", "client"])
+@pytest.mark.parametrize("use", [RedisProcess.url, RedisProcess.client], ids=["url", "client"])
 def test_every_use_of_a_server_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: object) -> None:
-    server = RedisServer(tmp_path / "redis")
+    server = RedisProcess(tmp_path / "redis")
     try:
         monkeypatch.setattr(redis_server, "touched", touched := Touched())
         use(server)  # pyright: ignore[reportCallIssue]
@@ -61,7 +61,7 @@ def test_every_use_of_a_server_is_noticed(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.redis
 def test_data_is_lost_copied_and_put_back_whatever_the_version(tmp_path: Path) -> None:
-    server = RedisServer(tmp_path / "redis")
+    server = RedisProcess(tmp_path / "redis")
     try:
         for number in range(3):
             with server.client() as client:

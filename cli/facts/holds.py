@@ -9,7 +9,7 @@ from epochlog.cli.text import iso
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.compaction.trace import Trace
 from epochlog.store.compaction.work import Work
-from epochlog.store.maintenance.scheduler import Trouble
+from epochlog.store.maintenance.scheduler import MaintenanceFailure
 from epochlog.store.maintenance.vacuum import VacuumedFile, VacuumReport
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.table_settings import show_option
@@ -95,7 +95,7 @@ def work_facts(work: Work | None) -> Facts | None:
     }
 
 
-def trouble_facts(trouble: Trouble | None) -> Facts | None:
+def trouble_facts(trouble: MaintenanceFailure | None) -> Facts | None:
     """Describe a failure of maintenance; None for None."""
     return None if trouble is None else {"at": iso(trouble.at_ms), "by": trouble.by, "error": trouble.error}
 

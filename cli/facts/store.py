@@ -18,7 +18,7 @@ from epochlog.store.compaction.work import Work, read_work
 from epochlog.store.compaction.write_stall import pressure
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view, table_state
-from epochlog.store.maintenance.scheduler import Trouble, all_troubles
+from epochlog.store.maintenance.scheduler import MaintenanceFailure, all_troubles
 from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef
 from epochlog.store.metadata.lookups import (
     all_jobs,
@@ -52,7 +52,7 @@ class TableLook:
     lag_ms: int
     plan: ScanPlan
     work: Work | None = None
-    trouble: Trouble | None = None
+    trouble: MaintenanceFailure | None = None
 
 
 @dataclass(frozen=True, slots=True)

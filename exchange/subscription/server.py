@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from epochlog.errors import EpochlogError, InvalidInput, LimitExceeded, ReaderTooSlow, TableDropped
-from epochlog.exchange.transport.admission import AdmissionController, AdmissionLimits, CallSlot
+from epochlog.exchange.transport.admission import AdmissionController, CallSlot
 from epochlog.exchange.transport.duplex import DuplexStream
 from epochlog.exchange.transport.services import Call
 from epochlog.store.catalog.keys import head_key
@@ -70,14 +70,14 @@ class Subscriptions:
     """Subscription service of one open store."""
 
     def __init__(
-        self, handle: Handle, limits: SubscriptionLimits | None = None, admission: AdmissionController | None = None
+        self, handle: Handle, admission: AdmissionController, limits: SubscriptionLimits | None = None
     ) -> None:
         """Serve the tables of `handle`. admission: the controller from which each subscription acquires memory for
-        decoded rows; None: a controller of its own.
+        decoded rows; its owner closes it.
         """
         self._handle = handle
         self._limits = limits or SubscriptionLimits()
-        self._admission = admission or AdmissionController(AdmissionLimits())
+        self._admission = admission
         self._lock = threading.Lock()
         self._open_count = self._reader_count = 0
 

@@ -39,7 +39,7 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundCatalog:
+class DetectedCatalog:
     """Catalog that was created, or whose creation was completed.
 
     store_id: the id of the root's store; None if the catalog's own record decides. generation: the id of this creation
@@ -71,7 +71,7 @@ class CatalogSource(Protocol):
         """List the files of a root without a marker that are not from an interrupted creation of a store."""
         ...
 
-    def create(self, replacing: str) -> FoundCatalog:
+    def create(self, replacing: str) -> DetectedCatalog:
         """Create the catalog of a root without a marker, or complete an interrupted creation.
 
         replacing: the id of an earlier store of the root whose files are gone: the root gets a new id. "" at first.

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class MaintenanceFailure:
     """Last failure of a table's maintenance. It is deleted when the maintenance succeeds."""
 
     at_ms: int
@@ -50,10 +50,10 @@ class Trouble:
     error: str
 
 
-def all_troubles(view: ReadTxn) -> dict[int, Trouble]:
+def all_troubles(view: ReadTxn) -> dict[int, MaintenanceFailure]:
     """Return the current maintenance failures by table id."""
     records = scan_prefix(view, TROUBLE_PREFIX)
-    return {int(key[-8:], 16): Trouble(**record) for key, record in records}
+    return {int(key[-8:], 16): MaintenanceFailure(**record) for key, record in records}
 
 
 class Maintenance:
@@ -143,7 +143,7 @@ class Maintenance:
             if error is None:
                 tx.delete(key)
             elif tx.get(table_key(table.id)) is not None:
-                tx.put(key, asdict(Trouble(handle.catalog.now_ms(), "maintenance", error)))
+                tx.put(key, asdict(MaintenanceFailure(handle.catalog.now_ms(), "maintenance", error)))
 
         handle.catalog.transact(body)
 

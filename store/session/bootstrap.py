@@ -44,14 +44,14 @@ def known_record(catalog: Catalog, files: Files, marker: Marker) -> StoreRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedOptions:
     """Options of a store that the caller of `open` requests; None: not given. They apply at the creation."""
 
     interval_ms: int | None = None
     global_max_lag_ms: int | None = None
 
 
-def require_requested_options(record: StoreRecord, requested: Asked, files: Files) -> None:
+def require_requested_options(record: StoreRecord, requested: RequestedOptions, files: Files) -> None:
     """Raise InvalidInput if a given option differs from the store's."""
     if requested.interval_ms not in (None, record.interval_ms):
         raise InvalidInput(
@@ -66,7 +66,7 @@ def require_requested_options(record: StoreRecord, requested: Asked, files: File
         )
 
 
-def create_record(catalog: Catalog, requested: Asked, store_id: str | None = None) -> StoreRecord:
+def create_record(catalog: Catalog, requested: RequestedOptions, store_id: str | None = None) -> StoreRecord:
     """Return the store's record, and write it if there is none. The first of several concurrent creators decides."""
 
     def body(tx: Txn) -> StoreRecord:
@@ -110,7 +110,9 @@ def write_marker(files: Files, catalog: Catalog, marker: Marker) -> None:
 # ---- opening and creating ----------------------------------------------------------------------------------------
 
 
-def open_catalog(kind: CatalogKind, site: Site, marker: Marker | None, requested: Asked) -> tuple[Catalog, StoreRecord]:
+def open_catalog(
+    kind: CatalogKind, site: Site, marker: Marker | None, requested: RequestedOptions
+) -> tuple[Catalog, StoreRecord]:
     """Open the catalog of a site and return it with the store's record. Create the store if there is no marker.
 
     Raises the errors of `open_handle`.
@@ -132,7 +134,7 @@ def _open_store(kind: CatalogKind, source: CatalogSource, files: Files, marker: 
 
 
 def _create_store(
-    kind: CatalogKind, source: CatalogSource, files: Files, requested: Asked
+    kind: CatalogKind, source: CatalogSource, files: Files, requested: RequestedOptions
 ) -> tuple[Catalog, StoreRecord]:
     """Create the store of a root without a marker, or complete an interrupted creation."""
     foreign_files = source.foreign_files()

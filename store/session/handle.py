@@ -27,7 +27,7 @@ from epochlog.store.metadata.lag_bound import checked_global_max_lag_ms
 from epochlog.store.sst.segment_writer import WriteTarget
 from epochlog.store.types.epoch import MAX_EPOCH, from_unix_ms
 
-from .bootstrap import DEFAULT_INTERVAL_MS, Asked, open_catalog, require_requested_options
+from .bootstrap import DEFAULT_INTERVAL_MS, RequestedOptions, open_catalog, require_requested_options
 from .leases import RUNNER_MS, Leases
 from .marker import read_marker, require_kind
 from .watcher import CatalogWatcher
@@ -117,7 +117,7 @@ def open_handle(
     interval_ms = DEFAULT_INTERVAL_MS if checkpoint_interval_ms is None else checkpoint_interval_ms
     _check_arguments(interval_ms, durability)
     bound_ms = None if global_max_lag is None else checked_global_max_lag_ms(global_max_lag, interval_ms)
-    requested = Asked(checkpoint_interval_ms, bound_ms)
+    requested = RequestedOptions(checkpoint_interval_ms, bound_ms)
     if clock is not None:
         clock = CheckedClock(clock)
         clock()  # raises InvalidInput before the creation of files

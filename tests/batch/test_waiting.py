@@ -43,7 +43,7 @@ class Calls:
         return counted
 
 
-class Asked(el.AtLeast):
+class CountingAtLeast(el.AtLeast):
     """Counts how often it was asked."""
 
     __slots__ = ()
@@ -109,11 +109,11 @@ def step(store: el.Store) -> None:
 def test_whoever_waits_writes_nothing_and_looks_at_one_record(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     epoch = lab.put({1: (0, 11)})
     lab.tick()
-    Asked.times.clear()
+    CountingAtLeast.times.clear()
     with lab.open() as reading:
         calls = Calls(reading._handle, monkeypatch)
-        readers = [Reader(reading, Asked(epoch, timeout=NEVER_S)) for _ in range(5)]
-        wait_until(lambda: calls.reads["CatalogWatcher"] >= 3 and Asked.times[epoch] >= 2 * len(readers))
+        readers = [Reader(reading, CountingAtLeast(epoch, timeout=NEVER_S)) for _ in range(5)]
+        wait_until(lambda: calls.reads["CatalogWatcher"] >= 3 and CountingAtLeast.times[epoch] >= 2 * len(readers))
         quiet = settled(calls)
         looks = calls.reads["CatalogWatcher"]
         wait_until(lambda: calls.reads["CatalogWatcher"] >= looks + 5)
@@ -140,16 +140,16 @@ def settled(calls: Calls) -> int:
 def test_a_policy_is_asked_no_oftener_than_something_changed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     epoch = lab.put({1: (0, 11)})
     lab.tick()
-    Asked.times.clear()
+    CountingAtLeast.times.clear()
     with lab.open() as reading:
         calls = Calls(reading._handle, monkeypatch)
-        reader = Reader(reading, Asked(epoch, timeout=NEVER_S))
-        wait_until(lambda: Asked.times[epoch] == 2)
+        reader = Reader(reading, CountingAtLeast(epoch, timeout=NEVER_S))
+        wait_until(lambda: CountingAtLeast.times[epoch] == 2)
         for number in range(10):
             lab.put({5: (0, number)})
         step(lab.store)
         reader.done().close()
-        assert Asked.times[epoch] <= 2 + 10 + 2, "a commit or two of the step, and each of ten before"
+        assert CountingAtLeast.times[epoch] <= 2 + 10 + 2, "a commit or two of the step, and each of ten before"
         assert sum(calls.writes.values()) == 2, "one to pin, one to let go"
 
 
@@ -158,9 +158,9 @@ def test_what_the_same_store_commits_wakes_at_once(lab: Lab, monkeypatch: pytest
     with rare_looks(monkeypatch):
         epoch = lab.put({1: (0, 11)})
         lab.tick()
-        Asked.times.clear()
-        reader = Reader(lab.store, Asked(epoch, timeout=NEVER_S))
-        wait_until(lambda: Asked.times[epoch] >= 2)
+        CountingAtLeast.times.clear()
+        reader = Reader(lab.store, CountingAtLeast(epoch, timeout=NEVER_S))
+        wait_until(lambda: CountingAtLeast.times[epoch] >= 2)
         step(lab.store)
         reader.done().close()
 
@@ -188,9 +188,9 @@ def test_a_policy_that_looks_at_the_clock_is_asked_though_nothing_changes(
 
 def test_who_waits_is_told_when_the_store_is_closed(lab: Lab) -> None:
     reading, epoch = lab.open(), lab.put({1: (0, 11)})
-    Asked.times.clear()
-    reader = Reader(reading, Asked(epoch, timeout=NEVER_S))
-    wait_until(lambda: Asked.times[epoch] >= 2)
+    CountingAtLeast.times.clear()
+    reader = Reader(reading, CountingAtLeast(epoch, timeout=NEVER_S))
+    wait_until(lambda: CountingAtLeast.times[epoch] >= 2)
     reading.close()
     wait_until(lambda: reader.outcome is not None)
     assert isinstance(reader.outcome, el.StoreClosed)
@@ -255,9 +255,9 @@ def test_who_comes_while_the_watch_looks_is_told_too() -> None:
 @pytest.mark.local_only
 def test_a_forked_child_waits_with_a_watch_of_its_own(lab: Lab) -> None:
     epoch = lab.put({1: (0, 11)})
-    Asked.times.clear()
-    reader = Reader(lab.store, Asked(epoch, timeout=NEVER_S))
-    wait_until(lambda: Asked.times[epoch] >= 2)
+    CountingAtLeast.times.clear()
+    reader = Reader(lab.store, CountingAtLeast(epoch, timeout=NEVER_S))
+    wait_until(lambda: CountingAtLeast.times[epoch] >= 2)
     pid = os.fork()
     if not pid:
         try:

@@ -13,7 +13,7 @@ from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.lookups import all_jobs
 from epochlog.store.types.epoch import boundary, newest_index
 from lab import INTERVAL_MS, Lab, mirror
-from law.world import World
+from law.world import LawWorld
 
 SEEDS = 8
 
@@ -151,7 +151,7 @@ def test_one_that_is_made_anew_waits_for_a_runner_and_behind_a_parked_one_for_th
     assert waits(lab.store)["above"].kind == "runner"
 
 
-class Watched(World):
+class Watched(LawWorld):
     """Random load under which every step does what was said of the job just before."""
 
     def __init__(self, seed: int, folder: Path) -> None:

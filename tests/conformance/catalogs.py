@@ -15,7 +15,7 @@ from epochlog.store.catalog.protocol import Catalog
 from epochlog.store.catalog.redis.catalog import RedisCatalog, create_catalog
 from epochlog.store.catalog.redis.client import RedisServer as Client
 from epochlog.store.env.clock import Clock, SystemClock
-from redis_server import RedisServer
+from redis_server import RedisProcess
 from stores import watch
 
 KINDS = ("lmdb", pytest.param("redis", marks=pytest.mark.redis))
@@ -38,7 +38,7 @@ class LmdbMaker:
 
 
 class RedisMaker:
-    def __init__(self, stack: ExitStack, server: RedisServer) -> None:
+    def __init__(self, stack: ExitStack, server: RedisProcess) -> None:
         self._stack, self.server, self.store_id = stack, server, uuid4().hex
 
     def open(self, clock: Clock | None = None, url: str | None = None) -> RedisCatalog:
@@ -50,9 +50,9 @@ class RedisMaker:
         return f"epochlog:{{{self.store_id}}}:{name}"
 
 
-def server_of(folder: Path, *extra: str) -> Iterator[RedisServer]:
+def server_of(folder: Path, *extra: str) -> Iterator[RedisProcess]:
     """A server for the length of a test. The stores that the test opened are verified while the server still lives."""
-    server = RedisServer(folder, extra)
+    server = RedisProcess(folder, extra)
     try:
         yield server
         check_stores()
@@ -60,7 +60,7 @@ def server_of(folder: Path, *extra: str) -> Iterator[RedisServer]:
         server.stop()
 
 
-def empty(server: RedisServer) -> None:
+def empty(server: RedisProcess) -> None:
     """Kill it and start it again without its data."""
     server.kill()
     server.lose_data()

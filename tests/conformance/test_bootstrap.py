@@ -20,7 +20,7 @@ from epochlog.store.env.arrow_files import ArrowFiles
 from epochlog.store.env.local_folder import LocalFiles
 from epochlog.store.env.paths import MARKER
 from epochlog.store.session.marker import read_marker
-from redis_server import RedisServer
+from redis_server import RedisProcess
 from s3_server import S3Server
 
 pytestmark = pytest.mark.redis
@@ -28,7 +28,7 @@ SCHEMA = pa.schema([pa.field("id", pa.int64())])
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
+def server(tmp_path: Path) -> Iterator[RedisProcess]:
     yield from server_of(tmp_path / "redis")
 
 
@@ -60,7 +60,7 @@ def works(root: str, url: str) -> str:
         return store._handle.store_id
 
 
-def test_makers_at_once_make_one_store(root: str, server: RedisServer) -> None:
+def test_makers_at_once_make_one_store(root: str, server: RedisProcess) -> None:
     store_ids, barrier = list[str](), threading.Barrier(4)
 
     def make() -> None:
@@ -94,7 +94,7 @@ def test_a_marker_that_goes_while_it_is_looked_at_is_none_yet(tmp_path: Path, mo
 
 @pytest.mark.medium
 def test_a_creation_cut_off_anywhere_is_taken_up(
-    root: str, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    root: str, server: RedisProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     once, writes = redis_catalog.RedisServer.run_once, {kind: kind.write for kind in (LocalFiles, ArrowFiles)}
     step = 0
@@ -127,7 +127,7 @@ def interrupted(work: Callable[[], object]) -> bool:
     return False
 
 
-def test_the_marker_names_kind_and_generation_and_no_secret(root: str, server: RedisServer) -> None:
+def test_the_marker_names_kind_and_generation_and_no_secret(root: str, server: RedisProcess) -> None:
     store_id = works(root, server.url())
     filesystem, base = files_of(root)
     marker = json.loads(filesystem.open_input_file(f"{base}/epochlog.json").read())
@@ -138,7 +138,7 @@ def test_the_marker_names_kind_and_generation_and_no_secret(root: str, server: R
         assert "secret" not in repr(store) + repr(store.table("t"))
 
 
-def test_opening_with_the_other_kind_says_what_to_pass(tmp_path: Path, server: RedisServer) -> None:
+def test_opening_with_the_other_kind_says_what_to_pass(tmp_path: Path, server: RedisProcess) -> None:
     works(str(tmp_path / "s"), server.url())
     with pytest.raises(el.InvalidInput, match=r"pass catalog='redis://"):
         el.open(tmp_path / "s")
@@ -149,7 +149,7 @@ def test_opening_with_the_other_kind_says_what_to_pass(tmp_path: Path, server: R
         el.open("s3://bucket/lake")
 
 
-def test_what_is_somebody_elses_is_left_alone(root: str, server: RedisServer) -> None:
+def test_what_is_somebody_elses_is_left_alone(root: str, server: RedisProcess) -> None:
     filesystem, base = files_of(root)
     filesystem.create_dir(base, recursive=True)
     with filesystem.open_output_stream(f"{base}/notes.txt") as file:
@@ -161,14 +161,14 @@ def test_what_is_somebody_elses_is_left_alone(root: str, server: RedisServer) ->
     assert server.client().dbsize() == 0
 
 
-def test_a_file_as_root_is_refused(tmp_path: Path, server: RedisServer) -> None:
+def test_a_file_as_root_is_refused(tmp_path: Path, server: RedisProcess) -> None:
     (tmp_path / "s").write_text("mine")
     with pytest.raises((el.ForeignRoot, el.WriteFailed)):
         el.open(tmp_path / "s", server.url())
     assert (tmp_path / "s").read_text() == "mine"
 
 
-def test_a_root_that_was_emptied_becomes_another_store(root: str, server: RedisServer) -> None:
+def test_a_root_that_was_emptied_becomes_another_store(root: str, server: RedisProcess) -> None:
     first = works(root, server.url())
     remove(root)
     with pytest.raises(el.StoreNotFound):
@@ -176,7 +176,7 @@ def test_a_root_that_was_emptied_becomes_another_store(root: str, server: RedisS
     assert works(root, server.url()) != first
 
 
-def test_a_marker_that_was_lost_is_written_again(root: str, server: RedisServer) -> None:
+def test_a_marker_that_was_lost_is_written_again(root: str, server: RedisProcess) -> None:
     first = works(root, server.url())
     remove(root, "epochlog.json")
     with el.open(root, server.url()) as store:
@@ -189,7 +189,7 @@ def test_a_marker_that_was_lost_is_written_again(root: str, server: RedisServer)
     '{\n "store_id": "00000000000000000000000000000000",\n "format": 1,\n "catalog": "redis"\n}',
     '{\n "store_id": "00000000000000000000000000000000",\n "format": 1,\n "catalog": "etcd"\n}',
 ])  # fmt: skip
-def test_a_marker_that_makes_no_sense_is_damage(tmp_path: Path, server: RedisServer, text: str) -> None:
+def test_a_marker_that_makes_no_sense_is_damage(tmp_path: Path, server: RedisProcess, text: str) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "epochlog.json").write_text(text)
     for catalog in (None, server.url()):
@@ -198,7 +198,7 @@ def test_a_marker_that_makes_no_sense_is_damage(tmp_path: Path, server: RedisSer
 
 
 def test_two_machines_with_folders_of_one_name_have_two_stores(
-    tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: RedisProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "s"
     monkeypatch.setattr("platform.node", lambda: "one")

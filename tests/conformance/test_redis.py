@@ -26,7 +26,7 @@ from epochlog.store.catalog.redis import scripts, transaction
 from epochlog.store.catalog.redis.catalog import RedisCatalog
 from epochlog.store.catalog.redis.client import RedisServer as Client
 from epochlog.testing.tcp_proxy import TcpProxy
-from redis_server import PASSWORD, RedisServer
+from redis_server import PASSWORD, RedisProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.redis]
 
@@ -35,27 +35,27 @@ COMMIT = scripts.COMMIT.sha
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
     """For tests that leave the server as it was."""
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server = RedisProcess(tmp_path_factory.mktemp("redis"))
     yield server
     server.stop()
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
+def server(tmp_path: Path) -> Iterator[RedisProcess]:
     """For tests that mistreat it."""
     yield from server_of(tmp_path / "redis")
 
 
 @pytest.fixture
-def maker(shared: RedisServer) -> Iterator[RedisMaker]:
+def maker(shared: RedisProcess) -> Iterator[RedisMaker]:
     with ExitStack() as stack:
         yield RedisMaker(stack, shared)
 
 
 @pytest.fixture
-def proxy(shared: RedisServer) -> Iterator[TcpProxy]:
+def proxy(shared: RedisProcess) -> Iterator[TcpProxy]:
     tcp_proxy = TcpProxy(shared.port)
     yield tcp_proxy
     check_stores()
@@ -274,7 +274,7 @@ def test_changes_are_whole_however_many_there_are(maker: RedisMaker, count: int)
 # ---- lost, emptied and older servers ------------------------------------------------------------------------------
 
 
-def test_an_emptied_server_is_noticed_and_not_written_to(server: RedisServer, tmp_path: Path) -> None:
+def test_an_emptied_server_is_noticed_and_not_written_to(server: RedisProcess, tmp_path: Path) -> None:
     with el.open(tmp_path / "s", server.url()) as store:
         table = store.create_table("t", SCHEMA, ["id"])
         table.upsert(pa.table({"id": [1]}))
@@ -288,7 +288,7 @@ def test_an_emptied_server_is_noticed_and_not_written_to(server: RedisServer, tm
     shutil.rmtree(tmp_path / "s")
 
 
-def test_another_catalog_in_its_place_is_noticed(server: RedisServer) -> None:
+def test_another_catalog_in_its_place_is_noticed(server: RedisProcess) -> None:
     with ExitStack() as stack:
         maker = RedisMaker(stack, server)
         catalog = maker.open()
@@ -326,7 +326,7 @@ def test_a_key_that_is_gone_or_of_another_type_is_lost_or_damaged_never_empty(ma
     assert catalog.read(keys_of) == [b"a", b"k1", b"k2"]
 
 
-def copy_of(server: RedisServer, folder: Path) -> Path:
+def copy_of(server: RedisProcess, folder: Path) -> Path:
     """The data as it is now, from a server that is down for the moment."""
     server.kill()
     server.copy_data(folder)
@@ -334,13 +334,13 @@ def copy_of(server: RedisServer, folder: Path) -> Path:
     return folder
 
 
-def put_back(server: RedisServer, copy: Path) -> None:
+def put_back(server: RedisProcess, copy: Path) -> None:
     server.kill()
     server.put_data_back(copy)
     server.start()
 
 
-def test_an_older_server_is_refused_by_who_has_seen_more(server: RedisServer, tmp_path: Path) -> None:
+def test_an_older_server_is_refused_by_who_has_seen_more(server: RedisProcess, tmp_path: Path) -> None:
     with ExitStack() as stack:
         maker = RedisMaker(stack, server)
         writer, reader, asleep = maker.open(), maker.open(), maker.open()
@@ -364,7 +364,7 @@ def test_an_older_server_is_refused_by_who_has_seen_more(server: RedisServer, tm
 
 
 def test_an_older_server_is_refused_by_a_fresh_process_through_what_was_shipped(
-    server: RedisServer, tmp_path: Path
+    server: RedisProcess, tmp_path: Path
 ) -> None:
     with el.open(tmp_path / "s", server.url()) as store:
         table = store.create_table("t", SCHEMA, ["id"])
@@ -383,7 +383,7 @@ def test_an_older_server_is_refused_by_a_fresh_process_through_what_was_shipped(
 
 
 def test_a_server_killed_in_the_middle_of_commits_keeps_what_it_acknowledged(
-    server: RedisServer, tmp_path: Path
+    server: RedisProcess, tmp_path: Path
 ) -> None:
     with el.open(tmp_path / "s", server.url(), durability="os") as store:
         table, over, done = store.create_table("t", SCHEMA, ["id"]), threading.Event(), dict[int, int]()
@@ -491,7 +491,7 @@ def test_a_late_script_that_nobody_asked_about_is_refused_by_its_deadline(
 
 
 def test_a_server_that_stays_away_is_told_of_with_what_is_known(
-    server: RedisServer, tmp_path: Path, impatient: None
+    server: RedisProcess, tmp_path: Path, impatient: None
 ) -> None:
     store = el.open(tmp_path / "s", server.url())
     table = store.create_table("t", SCHEMA, ["id"])
@@ -510,7 +510,7 @@ def test_a_server_that_stays_away_is_told_of_with_what_is_known(
 
 @pytest.mark.rule("1.7")
 def test_an_unknown_outcome_says_so_and_the_same_txn_is_safe(
-    shared: RedisServer, proxy: TcpProxy, tmp_path: Path, impatient: None, monkeypatch: pytest.MonkeyPatch
+    shared: RedisProcess, proxy: TcpProxy, tmp_path: Path, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decide = RedisCatalog._resolve_outcome
 
@@ -533,7 +533,7 @@ def test_an_unknown_outcome_says_so_and_the_same_txn_is_safe(
         assert table.count() == 2
 
 
-def test_a_paused_server_is_waited_for(server: RedisServer) -> None:
+def test_a_paused_server_is_waited_for(server: RedisProcess) -> None:
     with ExitStack() as stack:
         maker = RedisMaker(stack, server)
         catalog = maker.open(url=f"{server.url()}?socket_timeout=0.2")
@@ -560,7 +560,7 @@ def test_a_server_busy_with_a_script_is_waited_for(tmp_path: Path) -> None:
             catalog = RedisMaker(stack, server).open()
             catalog.transact(increment)
 
-            def spin(server: RedisServer = server) -> None:
+            def spin(server: RedisProcess = server) -> None:
                 with pytest.raises(redis.ResponseError):
                     server.client().eval("while true do end", 0)
 
@@ -599,7 +599,7 @@ def test_a_server_at_its_maxmemory_says_so_and_goes_on_when_there_is_room(tmp_pa
             assert len(maker.open().read(keys_of)) == done + 1
 
 
-def test_a_full_disk_loses_nothing_that_was_acknowledged(server: RedisServer, tmp_path: Path, impatient: None) -> None:
+def test_a_full_disk_loses_nothing_that_was_acknowledged(server: RedisProcess, tmp_path: Path, impatient: None) -> None:
     """A server that always syncs ends when its file cannot grow. Here the file may not: as on a full disk it is written
     in part."""
     with el.open(tmp_path / "s", server.url(), durability="os") as store:
@@ -633,7 +633,7 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(server: RedisServer, tm
     ("appendonly", "no"), ("appendfsync", "everysec"), ("maxmemory-policy", "allkeys-lru"),
 ])  # fmt: skip
 def test_a_server_that_forgets_is_refused_unless_that_is_wanted(
-    server: RedisServer, tmp_path: Path, setting: str, value: str
+    server: RedisProcess, tmp_path: Path, setting: str, value: str
 ) -> None:
     server.client().config_set(setting, value)
     with pytest.raises(el.InvalidInput, match=f"{setting} .*volatile=True"):
@@ -650,7 +650,7 @@ RIGHTS = next(
 
 
 def test_a_user_with_the_rights_that_are_listed_can_do_all_and_no_other_key(
-    server: RedisServer, tmp_path: Path
+    server: RedisProcess, tmp_path: Path
 ) -> None:
     admin = server.client()
     admin.execute_command("ACL", "SETUSER", "lake", "on", f">{PASSWORD}", "~epochlog:*", "-@all", *RIGHTS)
@@ -677,7 +677,7 @@ def test_a_user_with_the_rights_that_are_listed_can_do_all_and_no_other_key(
 
 
 @pytest.mark.parametrize("rights", [["~epochlog:*", "+time", "+evalsha", "+eval"], ["~other:*", "+@all"], []])
-def test_missing_rights_are_told_without_the_password(server: RedisServer, tmp_path: Path, rights: list[str]) -> None:
+def test_missing_rights_are_told_without_the_password(server: RedisProcess, tmp_path: Path, rights: list[str]) -> None:
     server.client().execute_command("ACL", "SETUSER", "lake", "on", f">{PASSWORD}", "-@all", *rights)
     with pytest.raises(el.CatalogUnavailable, match="may not run the commands") as caught:
         el.open(tmp_path / "s", server.url("lake"), volatile=True)
@@ -685,7 +685,7 @@ def test_missing_rights_are_told_without_the_password(server: RedisServer, tmp_p
     assert not (tmp_path / "s" / "epochlog.json").exists()
 
 
-def test_a_wrong_password_is_told_without_it(server: RedisServer, tmp_path: Path) -> None:
+def test_a_wrong_password_is_told_without_it(server: RedisProcess, tmp_path: Path) -> None:
     server.client().execute_command("ACL", "SETUSER", "lake", "on", f">{PASSWORD}", "~*", "+@all")
     with pytest.raises(el.CatalogUnavailable, match="refuses the login") as caught:
         el.open(tmp_path / "s", server.url("lake", "geheim/1"))
@@ -720,7 +720,9 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
-def test_rediss_checks_the_certificate(shared: RedisServer, tmp_path: Path, certificate: Path, impatient: None) -> None:
+def test_rediss_checks_the_certificate(
+    shared: RedisProcess, tmp_path: Path, certificate: Path, impatient: None
+) -> None:
     """The server in the wheel is built without TLS, so the proxy before it ends the encryption."""
     import ssl
 

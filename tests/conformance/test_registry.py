@@ -12,7 +12,7 @@ import pytest
 import epochlog as el
 from conformance.catalogs import check_stores
 from epochlog.store.catalog import registry
-from epochlog.store.catalog.kind import FoundCatalog, Refilled, Site, foreign_files_among
+from epochlog.store.catalog.kind import DetectedCatalog, Refilled, Site, foreign_files_among
 from epochlog.store.catalog.lmdb.catalog import LmdbCatalog
 from epochlog.store.env.clock import SystemClock
 
@@ -47,8 +47,8 @@ class ShelfSource:
     def foreign_files(self) -> Sequence[str]:
         return foreign_files_among(self._site.files.list(), "")
 
-    def create(self, replacing: str) -> FoundCatalog:
-        return FoundCatalog(self._open(create=True))
+    def create(self, replacing: str) -> DetectedCatalog:
+        return DetectedCatalog(self._open(create=True))
 
     def refill(
         self, store_id: str, version: int, records: Sequence[tuple[bytes, bytes]], is_alive: Callable[[str, int], bool]

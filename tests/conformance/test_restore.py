@@ -20,7 +20,7 @@ from epochlog.store.catalog.export_format import MAGIC, decode_dump, encode_dump
 from epochlog.store.catalog.redis import catalog as redis_catalog
 from epochlog.store.catalog.redis.catalog import RedisCatalog
 from epochlog.store.env.local_folder import LocalFiles
-from redis_server import RedisServer
+from redis_server import RedisProcess
 from s3_server import S3Server
 from stores import watch
 
@@ -29,7 +29,7 @@ SCHEMA = pa.schema([pa.field("id", pa.int64())])
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
+def server(tmp_path: Path) -> Iterator[RedisProcess]:
     yield from server_of(tmp_path / "redis")
 
 
@@ -53,7 +53,7 @@ def records_of(store: el.Store) -> dict[bytes, bytes | None]:
     return changes.records
 
 
-def lose(kind: str, root: Path, server: RedisServer) -> None:
+def lose(kind: str, root: Path, server: RedisProcess) -> None:
     if kind == "lmdb":
         shutil.rmtree(root / "catalog")
     else:
@@ -66,7 +66,7 @@ def lose(kind: str, root: Path, server: RedisServer) -> None:
 @pytest.mark.parametrize("after", KINDS)
 @pytest.mark.parametrize("before", KINDS)
 def test_an_export_brings_back_everything_up_to_it_into_either_kind(
-    tmp_path: Path, server: RedisServer, before: str, after: str
+    tmp_path: Path, server: RedisProcess, before: str, after: str
 ) -> None:
     root, url = tmp_path / "s", {"lmdb": None, "redis": server.url()}
     with el.open(root, url[before]) as store:
@@ -152,7 +152,7 @@ def test_a_lost_marker_comes_back_with_the_catalog(tmp_path: Path) -> None:
 # ---- shipping ----------------------------------------------------------------------------------------------------
 
 
-def test_a_vacuum_that_finds_nothing_to_delete_ships_too(tmp_path: Path, server: RedisServer) -> None:
+def test_a_vacuum_that_finds_nothing_to_delete_ships_too(tmp_path: Path, server: RedisProcess) -> None:
     with el.open(tmp_path / "s", catalog=server.url()) as store:
         epoch = store.create_table("t", SCHEMA, ["id"]).upsert(rows(1))
         assert store.vacuum(dry_run=True).deleted == () and not dumps(tmp_path / "s")
@@ -161,7 +161,7 @@ def test_a_vacuum_that_finds_nothing_to_delete_ships_too(tmp_path: Path, server:
     assert el.restore_catalog(tmp_path / "s", catalog=server.url()).tables == {"t": epoch}
 
 
-def test_what_was_shipped_comes_back_and_says_up_to_where(tmp_path: Path, server: RedisServer) -> None:
+def test_what_was_shipped_comes_back_and_says_up_to_where(tmp_path: Path, server: RedisProcess) -> None:
     root = tmp_path / "s"
     with el.open(root, server.url()) as store:
         table = store.create_table("t", SCHEMA, ["id"])
@@ -185,7 +185,7 @@ def test_what_was_shipped_comes_back_and_says_up_to_where(tmp_path: Path, server
         assert store.table("t").count() == 5
 
 
-def test_a_remote_root_comes_back_too(server: RedisServer, s3: S3Server) -> None:
+def test_a_remote_root_comes_back_too(server: RedisProcess, s3: S3Server) -> None:
     root = s3.uri(f"{s3.new_bucket()}/lake")
     with el.open(root, server.url()) as store:
         store.create_table("t", SCHEMA, ["id"]).upsert(rows(1))
@@ -203,7 +203,7 @@ def test_a_remote_root_comes_back_too(server: RedisServer, s3: S3Server) -> None
 
 
 def test_every_shipped_file_leads_to_the_state_of_its_moment(
-    tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: RedisProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when deltas outgrow their base, and what they left behind is gone."""
     monkeypatch.setattr(incremental, "SMALL_BYTES", 4_000)
@@ -231,7 +231,7 @@ def test_every_shipped_file_leads_to_the_state_of_its_moment(
 
 
 def test_two_that_ship_at_once_and_deletions_that_were_let_go_leave_a_whole_chain(
-    tmp_path: Path, server: RedisServer
+    tmp_path: Path, server: RedisProcess
 ) -> None:
     root = tmp_path / "s"
     with el.open(root, server.url()) as first, el.open(root, server.url()) as second:
@@ -252,7 +252,7 @@ def test_two_that_ship_at_once_and_deletions_that_were_let_go_leave_a_whole_chai
         assert records_of(store).keys() == expected.keys()
 
 
-def test_a_file_that_a_crash_left_half_written_is_replaced(tmp_path: Path, server: RedisServer) -> None:
+def test_a_file_that_a_crash_left_half_written_is_replaced(tmp_path: Path, server: RedisProcess) -> None:
     root = tmp_path / "s"
     with el.open(root, server.url()) as store:
         store.create_table("t", SCHEMA, ["id"]).upsert(rows(1))
@@ -273,7 +273,7 @@ def test_a_file_that_a_crash_left_half_written_is_replaced(tmp_path: Path, serve
         assert store.table("t").count() == 2
 
 
-def empty_and_restore(root: Path, server: RedisServer) -> None:
+def empty_and_restore(root: Path, server: RedisProcess) -> None:
     """The restore of a copy of the data; the server has its own back afterwards."""
     server.kill()
     moved_root = root.parent / "kept"
@@ -296,7 +296,7 @@ def test_an_embedded_catalog_ships_nothing(tmp_path: Path) -> None:
 
 
 def test_who_has_the_old_catalog_open_ships_nothing_into_the_new_ones_place(
-    tmp_path: Path, server: RedisServer
+    tmp_path: Path, server: RedisProcess
 ) -> None:
     root = tmp_path / "s"
     for other in server_of(tmp_path / "other"):
@@ -320,7 +320,7 @@ def test_who_has_the_old_catalog_open_ships_nothing_into_the_new_ones_place(
 # ---- live and half-restored catalogs ------------------------------------------------------------------------------
 
 
-def test_a_live_catalog_is_left_alone(tmp_path: Path, server: RedisServer) -> None:
+def test_a_live_catalog_is_left_alone(tmp_path: Path, server: RedisProcess) -> None:
     root = tmp_path / "s"
     with el.open(root, server.url()) as store:
         store.create_table("t", SCHEMA, ["id"]).upsert(rows(1))
@@ -335,7 +335,7 @@ def test_a_live_catalog_is_left_alone(tmp_path: Path, server: RedisServer) -> No
 
 
 def test_a_restore_cut_off_anywhere_is_begun_again(
-    tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: RedisProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At each request to the server and each step in the root the process dies; then a second restore goes through."""
     root = tmp_path / "s"
@@ -433,7 +433,7 @@ def test_a_dump_of_a_newer_format_is_refused() -> None:
         decode_dump("f", encode_dump(replace(HEADER, format=2), []))
 
 
-def test_a_damaged_record_or_a_missing_file_is_named(tmp_path: Path, server: RedisServer) -> None:
+def test_a_damaged_record_or_a_missing_file_is_named(tmp_path: Path, server: RedisProcess) -> None:
     root = tmp_path / "s"
     with el.open(root, server.url()) as store:
         store.create_table("t", SCHEMA, ["id"])

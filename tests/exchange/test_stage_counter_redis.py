@@ -18,7 +18,7 @@ from epochlog.store.catalog.redis import client as redis_client
 from epochlog.store.env.backoff import Backoff
 from epochlog.store.env.clock import SystemClock
 from epochlog.testing.tcp_proxy import TcpProxy
-from redis_server import PASSWORD, RedisServer
+from redis_server import PASSWORD, RedisProcess
 from wait_until import WAIT_LIMIT_S, wait_until
 
 pytestmark = [pytest.mark.local_only, pytest.mark.redis]
@@ -30,14 +30,14 @@ Books = dict[str, EndMarks]
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+    server = RedisProcess(tmp_path_factory.mktemp("redis"))
     yield server
     server.stop()
 
 
 @pytest.fixture
-def client(shared: RedisServer) -> Iterator[redis.Redis]:
+def client(shared: RedisProcess) -> Iterator[redis.Redis]:
     with shared.client() as client:
         client.flushall()
         yield client
@@ -80,7 +80,7 @@ def serve(
 
 
 @pytest.fixture
-def marks(serve: Callable[[str], RedisStageCounter], shared: RedisServer, client: redis.Redis) -> RedisStageCounter:
+def marks(serve: Callable[[str], RedisStageCounter], shared: RedisProcess, client: redis.Redis) -> RedisStageCounter:
     return serve(shared.url())
 
 
@@ -132,7 +132,7 @@ def test_a_query_that_is_unknown_or_empty_has_no_stage(books: Books, marks: Redi
         marks.stage("p")
 
 
-Damage = Callable[[redis.Redis, RedisServer], object]
+Damage = Callable[[redis.Redis, RedisProcess], object]
 DAMAGES: dict[str, Damage] = {
     "everything is flushed": lambda client, _: client.flushall(),
     "the key is gone": lambda client, _: client.delete(KEY),
@@ -158,7 +158,7 @@ def _flipped(marks: object) -> bytes:
 
 @pytest.mark.parametrize("what", DAMAGES)
 def test_a_loss_is_noticed_and_mended(
-    books: Books, marks: RedisStageCounter, client: redis.Redis, shared: RedisServer, what: str
+    books: Books, marks: RedisStageCounter, client: redis.Redis, shared: RedisProcess, what: str
 ) -> None:
     books["other"] = EndMarks({0: ("x",), 1: ("y",)}, {"x": EndMark(0, -1)})
     end(books, None, "a")
@@ -181,7 +181,7 @@ def test_a_key_of_another_type_keeps_nobody_from_the_catalog(
 
 
 def test_a_later_server_fences_the_earlier_one(
-    books: Books, serve: Callable[[str], RedisStageCounter], shared: RedisServer, client: redis.Redis
+    books: Books, serve: Callable[[str], RedisStageCounter], shared: RedisProcess, client: redis.Redis
 ) -> None:
     earlier = serve(shared.url())
     assert earlier.stage("q") == -2
@@ -197,7 +197,7 @@ def test_a_later_server_fences_the_earlier_one(
 
 
 def test_a_server_that_takes_over_believes_nothing_of_what_it_finds(
-    books: Books, serve: Callable[[str], RedisStageCounter], shared: RedisServer, client: redis.Redis
+    books: Books, serve: Callable[[str], RedisStageCounter], shared: RedisProcess, client: redis.Redis
 ) -> None:
     serve(shared.url()).stage("q")
     client.hset(KEY, "s:q", 1)
@@ -218,7 +218,7 @@ def test_a_query_made_again_under_its_name_begins_anew(
 
 def test_a_wrong_url_is_refused_and_a_wrong_password_is_not_shown(
     serve: Callable[[str], RedisStageCounter],
-    shared: RedisServer,
+    shared: RedisProcess,
     client: redis.Redis,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -230,7 +230,7 @@ def test_a_wrong_url_is_refused_and_a_wrong_password_is_not_shown(
 
 
 def test_the_rights_that_a_catalog_needs_are_enough(
-    serve: Callable[[str], RedisStageCounter], books: Books, shared: RedisServer, client: redis.Redis
+    serve: Callable[[str], RedisStageCounter], books: Books, shared: RedisProcess, client: redis.Redis
 ) -> None:
     text = " ".join((redis_client.__doc__ or "").split())
     rights = text.partition("commands `")[2].partition("`")[0].split()
@@ -245,14 +245,14 @@ def test_the_rights_that_a_catalog_needs_are_enough(
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path / "redis")
+def own(tmp_path: Path) -> Iterator[RedisProcess]:
+    server = RedisProcess(tmp_path / "redis")
     yield server
     server.stop()
 
 
 @pytest.fixture
-def proxy(shared: RedisServer, client: redis.Redis) -> Iterator[TcpProxy]:
+def proxy(shared: RedisProcess, client: redis.Redis) -> Iterator[TcpProxy]:
     proxy = TcpProxy(shared.port)
     yield proxy
     proxy.stop()
@@ -265,7 +265,7 @@ def short_answers(serve: Callable[[str], RedisStageCounter], monkeypatch: pytest
 
 
 def test_killed_and_started_again_with_its_data(
-    books: Books, serve: Callable[[str], RedisStageCounter], own: RedisServer
+    books: Books, serve: Callable[[str], RedisStageCounter], own: RedisProcess
 ) -> None:
     marks = serve(own.url())
     end(books, None, "a")
@@ -281,7 +281,7 @@ def test_killed_and_started_again_with_its_data(
     assert marks.stage("q") == 0 and marks.losses == 0
 
 
-def test_killed_and_started_empty(books: Books, serve: Callable[[str], RedisStageCounter], own: RedisServer) -> None:
+def test_killed_and_started_empty(books: Books, serve: Callable[[str], RedisStageCounter], own: RedisProcess) -> None:
     marks = serve(own.url())
     end(books, None, "a")
     assert marks.stage("q") == -1
@@ -340,7 +340,7 @@ def test_a_writing_that_arrives_late_changes_nothing(
 
 
 def test_an_earlier_servers_claim_that_arrives_late_is_refused(
-    books: Books, serve: Callable[[str], RedisStageCounter], proxy: TcpProxy, shared: RedisServer, client: redis.Redis
+    books: Books, serve: Callable[[str], RedisStageCounter], proxy: TcpProxy, shared: RedisProcess, client: redis.Redis
 ) -> None:
     earlier = serve(f"redis://127.0.0.1:{proxy.port}/0")
     proxy.hold(b"EVALSHA")

@@ -12,7 +12,7 @@ import pytest
 from epochlog.exchange import StageGate
 from epochlog.exchange import stage_gate as gate_module
 from epochlog.exchange.stage_gate import _Channel
-from gate_model import Event, Given, Plan, Rules, check_taken, deliver, every_death, every_order
+from gate_model import Arrival, Given, Plan, Rules, check_taken, deliver, every_death, every_order
 
 pytestmark = pytest.mark.local_only
 
@@ -128,18 +128,18 @@ class RandomRun:
             self.durable = start + given
         return last
 
-    def sent(self, cursor: dict[str, int]) -> list[Event]:
+    def sent(self, cursor: dict[str, int]) -> list[Arrival]:
         """A replay to this cursor, or to one before it, and what earlier attempts left in the network."""
         behind = {name: self.rng.randint(0, seq) for name, seq in cursor.items()}
         events = [event for name in self.plan.counts for event in self.of(name, behind, self.attempts[name])]
         return events + self.rng.sample(events, len(events) // 3)
 
-    def replayed(self, channel: str, rules: Rules) -> list[Event]:
+    def replayed(self, channel: str, rules: Rules) -> list[Arrival]:
         """The producer has died; its successor sends all of it again."""
         self.attempts[channel] = max(self.attempts[channel], rules.attempts.get(channel, 0)) + 1
         return self.of(channel, {}, self.attempts[channel])
 
-    def of(self, channel: str, cursor: dict[str, int], attempt: int) -> list[Event]:
+    def of(self, channel: str, cursor: dict[str, int], attempt: int) -> list[Arrival]:
         return [event for event in self.plan.events(cursor, attempt) if event.channel == channel]
 
 

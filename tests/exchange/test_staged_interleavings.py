@@ -14,7 +14,7 @@ import pytest
 import epochlog as el
 from epochlog.exchange.staged import state, transactions
 from gate_model import Plan
-from staged_interleavings import SIZE, Event, World, check, check_end, every_order
+from staged_interleavings import SIZE, StagedEvent, StagedWorld, check, check_end, every_order
 
 pytestmark = pytest.mark.local_only
 
@@ -25,26 +25,26 @@ EMPTY_BETWEEN = Plan.of({-2: {"a": 1}, -1: {"nothing": 0}, 0: {"c": 1}})
 ONE = Plan.of({0: {"only": 2}})
 
 
-def sent(plan: Plan, attempt: int = 0, channels: list[str] | None = None) -> list[Event]:
+def sent(plan: Plan, attempt: int = 0, channels: list[str] | None = None) -> list[StagedEvent]:
     names = channels or list(plan.counts)
-    pushes = [Event("push", name, seq, attempt) for name in names for seq in range(plan.counts[name])]
-    return pushes + [Event("end", name, 0, attempt) for name in names]
+    pushes = [StagedEvent("push", name, seq, attempt) for name in names for seq in range(plan.counts[name])]
+    return pushes + [StagedEvent("end", name, 0, attempt) for name in names]
 
 
-def did(consumer: str, **times: int) -> dict[Event, int]:
-    return {Event(action, consumer): count for action, count in times.items()}
+def did(consumer: str, **times: int) -> dict[StagedEvent, int]:
+    return {StagedEvent(action, consumer): count for action, count in times.items()}
 
 
-def all_orders(events: Mapping[Event, int]) -> int:
+def all_orders(events: Mapping[StagedEvent, int]) -> int:
     return factorial(sum(events.values())) // prod(map(factorial, events.values()))
 
 
 def walk(plan: Plan, consumers: Mapping[str, Plan], *events: Any) -> tuple[int, int]:
     """Try every order of the events. Return the number of orders and of distinct worlds they end in."""
-    counted: dict[Event, int] = {}
+    counted: dict[StagedEvent, int] = {}
     for part in events:
         counted.update(part if isinstance(part, dict) else dict.fromkeys(part, 1))
-    walked = every_order(World.new(plan, consumers), counted)
+    walked = every_order(StagedWorld.new(plan, consumers), counted)
     assert walked.orders == all_orders(counted), "the space has shrunk"
     return walked.orders, walked.worlds
 
@@ -80,7 +80,12 @@ def two_builds() -> None:
 
 def lies() -> None:
     """Another content under a sequence that is known, another end of a channel that has ended."""
-    events = [*sent(ONE), Event("lie", "only", 0), Event("lie", "only", 1), Event("wrong end", "only")]
+    events = [
+        *sent(ONE),
+        StagedEvent("lie", "only", 0),
+        StagedEvent("lie", "only", 1),
+        StagedEvent("wrong end", "only"),
+    ]
     assert walk(ONE, {"c": ONE}, events, did("c", take=1, save=1, ack=1))[0] == 362_880
 
 
@@ -140,7 +145,7 @@ class RandomRun:
         consumers = {"all": self.plan}
         for name in rng.sample(("b", "c"), rng.randint(0, 2)):
             consumers[name] = self.part()
-        self.world = World.new(self.plan, consumers, SIZE * rng.choice((2, 3, 8, 1000)))
+        self.world = StagedWorld.new(self.plan, consumers, SIZE * rng.choice((2, 3, 8, 1000)))
         self.attempts = dict.fromkeys(self.plan.counts, 0)
 
     def part(self) -> Plan:
@@ -161,11 +166,11 @@ class RandomRun:
             assert self.world != before, f"it does not end: {self.world.truth}"
         check_end(self.world)
 
-    def do(self, event: Event) -> None:
+    def do(self, event: StagedEvent) -> None:
         self.world = self.world.after(event)
         check(self.world)
 
-    def produce(self) -> Event:
+    def produce(self) -> StagedEvent:
         name, rng = self.rng.choice(list(self.plan.counts)), self.rng
         if rng.random() < 0.05:
             self.attempts[name] += 1
@@ -173,23 +178,25 @@ class RandomRun:
         ahead = [seq for seq in range(self.plan.counts[name]) if (name, seq) not in self.world.truth.pushed][:3]
         action = rng.choices(("push", "end", "lie", "wrong end"), (20, 2, 1, 1))[0]
         if action in ("end", "wrong end") or not self.plan.counts[name]:
-            return Event("end" if action == "push" or not self.plan.counts[name] else action, name, 0, attempt)
+            return StagedEvent("end" if action == "push" or not self.plan.counts[name] else action, name, 0, attempt)
         again = rng.random() < 0.1 or not ahead or action == "lie"
-        return Event(action, name, rng.randrange(self.plan.counts[name]) if again else rng.choice(ahead), attempt)
+        return StagedEvent(action, name, rng.randrange(self.plan.counts[name]) if again else rng.choice(ahead), attempt)
 
-    def consume(self) -> Event:
+    def consume(self) -> StagedEvent:
         action = self.rng.choices(("take", "save", "ack", "die", "late"), (10, 5, 5, 1, 1))[0]
-        return Event(action, self.rng.choice(self.world.consumers)[0])
+        return StagedEvent(action, self.rng.choice(self.world.consumers)[0])
 
-    def rest(self) -> list[Event]:
+    def rest(self) -> list[StagedEvent]:
         """List the events that every producer and consumer would do next."""
         events = []
         for name, count in self.plan.counts.items():
             attempt = max(self.attempts[name], self.world.truth.attempt(name))
             missing = [seq for seq in range(count) if (name, seq) not in self.world.truth.pushed]
-            events += [Event("push", name, seq, attempt) for seq in missing[:1]]
-            events += [Event("end", name, 0, attempt)] * (not missing)
-        return events + [Event(action, name) for name, _ in self.world.consumers for action in ("take", "save", "ack")]
+            events += [StagedEvent("push", name, seq, attempt) for seq in missing[:1]]
+            events += [StagedEvent("end", name, 0, attempt)] * (not missing)
+        return events + [
+            StagedEvent(action, name) for name, _ in self.world.consumers for action in ("take", "save", "ack")
+        ]
 
 
 def random_runs(seeds: range) -> None:

@@ -55,7 +55,7 @@ near = st.sampled_from([0, 0, 0, 0, 0, 1, -1, 2])
 """How far from what would be right; mostly it is."""
 
 
-class Exchange(RuleBasedStateMachine):
+class ExchangeMachine(RuleBasedStateMachine):
     """The model: what was pushed, ended and acknowledged, by the words of the rules."""
 
     def __init__(self) -> None:
@@ -193,14 +193,14 @@ class Exchange(RuleBasedStateMachine):
 @pytest.mark.rule("6.3", "6.4", "6.5", "6.6", "6.7")
 def test_any_calls_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions, "DIGESTS_PER_RECORD", 3)  # digests of what was released, over several records
-    machine = Exchange.TestCase
+    machine = ExchangeMachine.TestCase
     machine.settings = settings(settings.default, max_examples=20, stateful_step_count=30, phases=[Phase.generate])
     machine().runTest()
 
 
 def test_a_release_of_much_takes_several_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions, "MAX_RELEASED", 5)
-    machine = Exchange()
+    machine = ExchangeMachine()
     for seq in range(12):
         machine.push(channel="c", seq=seq, attempt=0, content=0)
     transactions.claim(machine.tx, QUERY, "two", 0, None)
@@ -214,7 +214,7 @@ def test_a_release_of_much_takes_several_transactions(monkeypatch: pytest.Monkey
 
 @pytest.mark.rule("6.11")
 def test_a_record_that_is_missing_is_damage_and_no_empty_stream() -> None:
-    machine = Exchange()
+    machine = ExchangeMachine()
     for seq in range(4):
         machine.push(channel="a", seq=seq, attempt=0, content=0)
     machine.tx.delete(b"xp/q/a/%016x" % 2)
@@ -225,7 +225,7 @@ def test_a_record_that_is_missing_is_damage_and_no_empty_stream() -> None:
 
 def test_a_query_of_version_0_1_is_counted_by_what_was_pushed() -> None:
     """Its record says which channels have end marks, and not which have passed."""
-    machine = Exchange()
+    machine = ExchangeMachine()
     machine.push(channel="b", seq=0, attempt=0, content=0)
     for channel, last in (("a", 1), ("b", 0), ("c", -1)):
         transactions.end(machine.tx, QUERY, channel, last, 0, None)
@@ -242,7 +242,7 @@ def test_a_query_of_version_0_1_is_counted_by_what_was_pushed() -> None:
 
 
 def test_a_query_that_was_ended_is_there_for_nobody() -> None:
-    machine = Exchange()
+    machine = ExchangeMachine()
     end_query(machine.tx, QUERY)
     for call in (
         lambda: transactions.end(machine.tx, QUERY, "a", -1, 0, None),

@@ -335,7 +335,9 @@ def test_subscribers_lend_each_other_room_and_miss_nothing(tmp_path: Path, monke
 
     monkeypatch.setattr(_Subscription, "_reserve_memory", metered)
     with served(tmp_path, SubscriptionLimits(window=1_000, beat_s=0.01)) as (_, table, serving), ExitStack() as stack:
-        admission = serving.service._admission = AdmissionController(AdmissionLimits(in_flight_bytes=1))
+        serving.admission.close()
+        admission = AdmissionController(AdmissionLimits(in_flight_bytes=1))
+        serving.admission = serving.service._admission = admission
         table.upsert(rows(*range(200)))
         table.upsert(rows(*range(100, 400)))
         last = table.delete(pa.table({"id": list(range(0, 400, 3))}))
@@ -350,7 +352,6 @@ def test_subscribers_lend_each_other_room_and_miss_nothing(tmp_path: Path, monke
         assert len(given) > 2 * len(subs), "they let go, and began anew"
     assert received[0] == received[2] == received[3] and len(received[0]) == 200 + 300 + 134
     assert [row["id"] for row in received[1]] == sorted(set(range(400)) - set(range(0, 400, 3)))
-    admission.close()
 
 
 @pytest.mark.medium

@@ -59,7 +59,7 @@ with el.connect(location, token="the-token") as client, client.subscribe("t", co
 """
 
 
-class Process:
+class ChildProcess:
     def __init__(self, program: str, *arguments: str) -> None:
         self.child = subprocess.Popen(
             [sys.executable, "-c", program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -90,8 +90,8 @@ def lake(tmp_path: Path) -> Iterator[tuple[el.Table, str]]:
         yield store.create_table("t", SCHEMA, ["id"]), location
 
 
-def serve(tmp_path: Path, location: str) -> Process:
-    server = Process(SERVER, str(tmp_path / "store"), location)
+def serve(tmp_path: Path, location: str) -> ChildProcess:
+    server = ChildProcess(SERVER, str(tmp_path / "store"), location)
     server.says("up")
     return server
 
@@ -112,9 +112,9 @@ def test_a_subscriber_killed_at_any_moment_ends_with_the_table(
             keys = chance.sample(range(3_000), 200)
             last = table.upsert(rows(*keys, v=step + 10 * round_))
             last = table.delete(rows(*chance.sample(range(3_000), 50)).select(["id"]))
-        victim = Process(SUBSCRIBER, location, name, str(last))
+        victim = ChildProcess(SUBSCRIBER, location, name, str(last))
         victim.lives_until(log, chance.randrange(0, 4_000))
-    final = Process(SUBSCRIBER, location, name, str(last))
+    final = ChildProcess(SUBSCRIBER, location, name, str(last))
     final.says("done")
     final.kill()
     server.kill()
@@ -174,7 +174,7 @@ def test_a_subscriber_that_stands_still_and_goes_on_misses_nothing(tmp_path: Pat
     table.upsert(rows(*range(500)))
     server = serve(tmp_path, location)
     name = str(tmp_path / "state")
-    child = Process(SUBSCRIBER, location, name, str(table.upsert(rows(1, v=9)) + (1 << 40)))
+    child = ChildProcess(SUBSCRIBER, location, name, str(table.upsert(rows(1, v=9)) + (1 << 40)))
     wait_until(lambda: Path(name).exists())
     child.child.send_signal(signal.SIGSTOP)
     table.upsert(rows(*range(300), v=4))

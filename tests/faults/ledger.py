@@ -40,7 +40,7 @@ def text(key: int, n: int) -> str:
 
 
 @dataclass
-class Commit:
+class LedgerCommit:
     """The number of a commit, and for each table its groups, one for each label."""
 
     number: int
@@ -51,7 +51,7 @@ class Commit:
 class Ledger:
     """Commits in the order in which they were begun; each ends (done or refused) before the next begins."""
 
-    commits: list[Commit] = field(default_factory=list)
+    commits: list[LedgerCommit] = field(default_factory=list)
     epochs: dict[int, int] = field(default_factory=dict)  # of acknowledged commits, by number
     unknown: set[int] = field(default_factory=set)  # given up without an answer: landed or not
     tables: set[str] = field(default_factory=set)
@@ -66,7 +66,7 @@ class Ledger:
     def begin(self, tables: Mapping[str, list[Group]]) -> int:
         """A commit is about to be asked for; its number, to be its id."""
         number = len(self.commits)
-        self.commits.append(Commit(number, dict(tables)))
+        self.commits.append(LedgerCommit(number, dict(tables)))
         self.unknown.add(number)
         return number
 
@@ -142,7 +142,7 @@ class Ledger:
             assert part == expected, f"commit {number} is there in part: {part}"
         return landed
 
-    def _check_table(self, table: el.Table, landed: list[tuple[int, Commit]]) -> None:
+    def _check_table(self, table: el.Table, landed: list[tuple[int, LedgerCommit]]) -> None:
         info, state = table.info, State()
         assert info.log_start_epoch >= self.truncated.get(table.name, 0)
         changes: list[Group] = []

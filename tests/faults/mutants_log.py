@@ -19,7 +19,7 @@ from epochlog.store.commit import edits, preparation, root_commit, unchanged_row
 from epochlog.store.metadata.version import LogEntry
 from epochlog.store.sst.merge import Rows
 from faults.mutant import Mutant
-from log_model import GONE, KEYS, SCHEMA, Label, World, keys_of, rows_of, tiny
+from log_model import GONE, KEYS, SCHEMA, ChangelogPair, Label, keys_of, rows_of, tiny
 
 NAN = float("nan")
 
@@ -35,7 +35,7 @@ def one_log(root: Path, dice: random.Random, *, small: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if small:
             tiny(patch)
-        world = World(root)
+        world = ChangelogPair(root)
         try:
             for number in range(5):
                 world.commit([label(dice) for _ in range(dice.randint(1, 3))])
@@ -54,7 +54,7 @@ def label(dice: random.Random) -> Label:
 
 def a_race(base: Path) -> None:
     """Another commit lands when the old rows of one have been written."""
-    world = World(base / "s")
+    world = ChangelogPair(base / "s")
     table, real, raced = world.table("full"), pre_images.write_images, []
 
     def write(*args: Any) -> Any:
@@ -83,7 +83,7 @@ def a_race(base: Path) -> None:
 
 def an_alter(base: Path) -> None:
     """A table begins to store old rows when it has entries already."""
-    world = World(base / "s")
+    world = ChangelogPair(base / "s")
     try:
         table = world.table("upsert")
         start = table.upsert(rows_of([(1, 1.0)]))
@@ -98,7 +98,7 @@ def an_alter(base: Path) -> None:
 
 def a_job_that_repeats_itself(base: Path) -> None:
     """Run a job that rewrites its rows with one change, and writes other rows in between."""
-    world = World(base / "s")
+    world = ChangelogPair(base / "s")
     try:
         world.table("upsert").upsert(rows_of([(1, 1.0)]))
         job = world.store.create_job("j", ["upsert"], {"out": (SCHEMA.remove(2), ["k"])})

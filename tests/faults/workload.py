@@ -13,7 +13,7 @@ import epochlog as el
 from epochlog.store.changelog.consumers import open_consumer
 from epochlog.store.env.paths import file_name
 from faults.jobs import resume_jobs, run_jobs
-from faults.ledger import APPLICATION, SCHEMA, Commit, Group, Ledger, keys, rows
+from faults.ledger import APPLICATION, SCHEMA, Group, Ledger, LedgerCommit, keys, rows
 
 Clock = Callable[[], int]
 
@@ -200,7 +200,7 @@ def leave_behind(store: el.Store) -> None:
     handle.files.write(f"{handle.table_folder(1)}/{file_name(uuid.uuid4().hex, '.arrow')}", b"nobody's")
 
 
-def perform(store: el.Store, commit: Commit) -> int:
+def perform(store: el.Store, commit: LedgerCommit) -> int:
     """Commit by the fitting call: of one table, of several tables, or of sealed labels."""
     txn = (APPLICATION, commit.number)
     ((name, groups), *others) = commit.tables.items()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Entry:
+class LineageEntry:
     """A commit of one table. `changed`: it had rows, or was the end of the data."""
 
     epoch: int
@@ -22,7 +22,7 @@ class Entry:
 class Lineage:
     """Commits by table, oldest first; `upstreams` of derived tables (a root has none)."""
 
-    log: dict[str, list[Entry]] = field(default_factory=dict)
+    log: dict[str, list[LineageEntry]] = field(default_factory=dict)
     upstreams: dict[str, tuple[str, ...]] = field(default_factory=dict)
     due: dict[str, int] = field(default_factory=dict)  # from where on a job will commit whatever its upstreams do
 

@@ -27,7 +27,7 @@ GONE = (el.Fenced, el.JobNotFound, el.JobParked, el.BarrierChanged, el.TableDrop
 NOT_NOW = (el.NoConsistentEpoch, el.TableNotReadable, el.EpochExpired, el.EpochNotCommitted)
 
 
-class Trouble(Exception):
+class RequestedError(Exception):
     """Error that a refresh raises on request."""
 
 
@@ -196,16 +196,16 @@ class Mixed:
 
         def refresh(ctx: Any) -> None:
             if trouble == "before":
-                raise Trouble
+                raise RequestedError
             self._refresh(name, query, ctx)
             if trouble == "meanwhile":
                 self.rng.choice([*self.between(), lambda: self.take_over(name)])()
             if trouble == "after":
-                raise Trouble
+                raise RequestedError
 
         try:
             epoch = self.runners[name].step_local(refresh, take_over=take_over)
-        except Trouble:
+        except RequestedError:
             return None
         except GONE as error:
             self.seen[type(error).__name__] += 1

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from law.world import World, run
+from law.world import LawWorld, run
 
 FIRST_SEED = int(os.environ.get("EPOCHLOG_LAW_FIRST_SEED", "0"))
 SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("EPOCHLOG_LAW_SEEDS", "20")))
@@ -57,7 +57,7 @@ def test_the_load_has_everything_in_it(tmp_path: Path) -> None:
 
 
 def test_a_failure_names_its_seed(tmp_path: Path) -> None:
-    world = World(7, tmp_path / "store")
+    world = LawWorld(7, tmp_path / "store")
     with pytest.raises(AssertionError, match="seed 7"):
         world.check(False, "anything")
     world.close()

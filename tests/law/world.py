@@ -18,13 +18,13 @@ import pytest
 
 import epochlog as el
 from epochlog.store.types.epoch import EPOCH_ORIGIN_MS, from_unix_ms
-from law.definitions import Entry, Lineage
+from law.definitions import Lineage, LineageEntry
 from law.queries import KEY, SCHEMA, Query, State, keys_of, random_query, state_of, table_of
 
 HOUR_MS = 3_600_000
 
 
-class Trouble(Exception):
+class RequestedError(Exception):
     """Error that a refresh raises on request."""
 
 
@@ -36,7 +36,7 @@ class Pinned:
     rows: dict[str, State]
 
 
-class World:
+class LawWorld:
     """One store and everything that is known about it. `seed` repeats it."""
 
     def __init__(self, seed: int, folder: Path) -> None:
@@ -210,7 +210,7 @@ class World:
         for root, (upserts, deletes) in edits.items():
             rows = {**self.truth[root][-1][1], **upserts}
             self.truth[root].append((epoch, {k: row for k, row in rows.items() if k not in deletes}))
-            self.lineage.log[root].append(Entry(epoch, bool(upserts or deletes)))
+            self.lineage.log[root].append(LineageEntry(epoch, bool(upserts or deletes)))
             self.seen["empty"] += not (upserts or deletes)
 
     def finish(self) -> None:
@@ -218,7 +218,7 @@ class World:
         if not self.lineage.ended(root):
             epoch = self.store.table(root).finish()
             self.truth[root].append((epoch, self.truth[root][-1][1]))
-            self.lineage.log[root].append(Entry(epoch, changed=True, ends=True))
+            self.lineage.log[root].append(LineageEntry(epoch, changed=True, ends=True))
 
     def drain(self) -> None:
         """Now and then a job is told to end: it has no query here, so its runner does it when it comes to it."""
@@ -319,9 +319,9 @@ class World:
         except el.JobParked:
             self.parked(name)
             return None
-        except Trouble:
+        except RequestedError:
             info = self.jobs[name].info
-            self.check(info.state == "failed" and "Trouble" in (info.last_error or ""), name, info)
+            self.check(info.state == "failed" and "RequestedError" in (info.last_error or ""), name, info)
             self.check(info.committed_epoch == self.position(name), name, "moved by a failure", info)
             self.seen["failed"] += 1
             return None
@@ -393,11 +393,11 @@ class World:
         def refresh(ctx: Any) -> None:
             self._check_barrier(name, ctx.barrier)
             if trouble == "before":
-                raise Trouble(name)
+                raise RequestedError(name)
             wrote.update(query.refresh(ctx))
             meanwhile()
             if trouble:
-                raise Trouble(name)
+                raise RequestedError(name)
 
         old = {out: self.store.table(out) for out in query.outputs}
         rows_before = {out: state_of(table.to_arrow()) for out, table in old.items()}
@@ -426,7 +426,7 @@ class World:
             if (rebuilt and self.position_of(out)) or dropping[out]:  # the entry is what differs
                 changed = state_of(self.store.table(out).to_arrow()) != rows_before[out]
                 self.seen["unchanged"] += out in self.wrote[name] and not changed
-            self.lineage.log[out].append(Entry(epoch, changed or ends, ends))
+            self.lineage.log[out].append(LineageEntry(epoch, changed or ends, ends))
         del self.wrote[name]
         info = job.info
         self.check(info.committed_epoch == epoch and info.last_error is None, name, info)
@@ -611,7 +611,7 @@ class World:
             if not self.lineage.ended(root):
                 epoch = self.store.table(root).finish()
                 self.truth[root].append((epoch, self.truth[root][-1][1]))
-                self.lineage.log[root].append(Entry(epoch, changed=True, ends=True))
+                self.lineage.log[root].append(LineageEntry(epoch, changed=True, ends=True))
         self.catch_up()
         self.reopen()
         for name in self.queries:
@@ -623,9 +623,9 @@ class World:
         self.store.close()
 
 
-def run(seed: int, folder: Path, rounds: int = 25) -> World:
+def run(seed: int, folder: Path, rounds: int = 25) -> LawWorld:
     """One seed from beginning to end in an empty folder; an AssertionError names the seed."""
-    world = World(seed, folder)
+    world = LawWorld(seed, folder)
     try:
         world.play(rounds)
         world.check_everywhere(marks=6)

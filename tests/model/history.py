@@ -19,7 +19,7 @@ WIDTH = INTERVAL_MS << 12
 
 
 @dataclass
-class Entry:
+class HistoryEntry:
     epoch: int
     state: dict[str, int]
     changed: bool
@@ -41,7 +41,7 @@ class History:
     jobs: dict[str, JobSpec]
     last_epoch: int = 0
     forced: list[int] = field(default_factory=list)
-    log: dict[str, list[Entry]] = field(default_factory=dict)
+    log: dict[str, list[HistoryEntry]] = field(default_factory=dict)
     known_from: dict[str, int] = field(default_factory=dict)
     safe_epoch: dict[str, int] = field(default_factory=dict)
     drains: dict[str, int] = field(default_factory=dict)  # jobs told to end, and through which epoch
@@ -162,12 +162,14 @@ class History:
             state, changed = dict(self.state(table, self.last_epoch)), rng.random() > 0.25
             if changed:
                 state[f"k{rng.randrange(4)}"] = rng.randrange(1, 99)
-            self.log[table].append(Entry(self.last_epoch, state, changed))
+            self.log[table].append(HistoryEntry(self.last_epoch, state, changed))
 
     def finish_root(self, table: str) -> None:
         if not self.ended(table):
             self.last_epoch += 1
-            self.log[table].append(Entry(self.last_epoch, self.state(table, self.last_epoch), changed=True, ends=True))
+            self.log[table].append(
+                HistoryEntry(self.last_epoch, self.state(table, self.last_epoch), changed=True, ends=True)
+            )
 
     def drain(self, job: str, rng: random.Random) -> None:
         """Now and then at a boundary that is there already."""
@@ -200,7 +202,7 @@ class History:
         before, state = self.state(job, self.last_epoch), self.query(job, stop)
         ends = all(self.ended(u) and self.log[u][-1].epoch <= stop for u in self.upstreams(job))
         ends = ends or stop >= self.drains.get(job, stop + 1)
-        self.log[job].append(Entry(stop, state, changed=state != before or ends, ends=ends))
+        self.log[job].append(HistoryEntry(stop, state, changed=state != before or ends, ends=ends))
         return True
 
     # ---- what the library is asked about -------------------------------------------------------------------------

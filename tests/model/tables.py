@@ -142,7 +142,7 @@ class Group:
 
 
 @dataclass
-class Entry:
+class TableEntry:
     epoch: int
     operation: str
     upserted: int
@@ -169,7 +169,7 @@ class ModelTable:
     compacted: int = 0
     finished: bool = False
     groups: list[Group] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[TableEntry] = field(default_factory=list)
     states: list[tuple[int, dict[Key, Row]]] = field(default_factory=lambda: [(0, {})])
 
     @property
@@ -211,7 +211,7 @@ class ModelTable:
             for key, (gone, row) in changes.items():
                 state.pop(key, None) if gone else state.update({key: row})
         self.states.append((epoch, state))
-        self.entries.append(Entry(epoch, operation, *counts))
+        self.entries.append(TableEntry(epoch, operation, *counts))
 
     def flushed(self, ops: Sequence[Op]) -> list[list[Op]]:
         """The calls of one writer, cut where its memory was full: one segment each."""

@@ -44,7 +44,7 @@ def as_table(changes: list[Change]) -> pa.Table:
 
 
 @dataclass
-class Write:
+class PendingWrite:
     """A write that is under way. messages: what of each partition the driver knows, and which rows that stands for."""
 
     play: SinkWrite
@@ -71,7 +71,7 @@ class SinkMachine(RuleBasedStateMachine):
         self.store = el.open(self.root)
         self.rows: dict[str, int | None] = {}
         self.landed: set[tuple[str, int]] = set()
-        self.writes: list[Write] = []
+        self.writes: list[PendingWrite] = []
 
     @initialize(full=st.booleans())
     def make(self, full: bool) -> None:
@@ -95,7 +95,7 @@ class SinkMachine(RuleBasedStateMachine):
         schema = as_table([]).schema
         play = SinkWrite(self.store, "t", schema, "overwrite" if overwrite else "append", **options)
         known = txn in self.landed and not stream  # whose batch it is, a stream's plan does not know
-        self.writes.append(Write(play, overwrite, txn, known, parts, [None] * len(parts)))
+        self.writes.append(PendingWrite(play, overwrite, txn, known, parts, [None] * len(parts)))
 
     @precondition(lambda self: self.writes)
     @rule(data=st.data(), lost=st.booleans())
@@ -120,7 +120,7 @@ class SinkMachine(RuleBasedStateMachine):
             self.land(write)
         self.writes.remove(write)
 
-    def land(self, write: Write) -> None:
+    def land(self, write: PendingWrite) -> None:
         done = write.txn in self.landed
         if write.ended and any(write.rows) and not done:
             with pytest.raises(el.SegmentUnknown):
@@ -176,7 +176,7 @@ class SinkMachine(RuleBasedStateMachine):
         for write in self.writes:
             write.ended = True
 
-    def pick(self, data: st.DataObject) -> Write:
+    def pick(self, data: st.DataObject) -> PendingWrite:
         return self.writes[data.draw(st.integers(0, len(self.writes) - 1))]
 
     @invariant()

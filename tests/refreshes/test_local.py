@@ -11,7 +11,7 @@ import epochlog as el
 import pipeline
 from refreshes import cases
 from refreshes.cases import ORDERS, Shown
-from refreshes.world import Story, View, World
+from refreshes.world import RefreshWorld, Story, View
 
 pytestmark = pytest.mark.local_only
 
@@ -27,7 +27,7 @@ def step(job: el.Job, refresh: Any) -> int | None:
 
 
 def play(story: Story, seed: int, folder: Path) -> None:
-    world = World(story, seed, folder / "store", step)
+    world = RefreshWorld(story, seed, folder / "store", step)
     world.play(ROUNDS)
     assert world.commits >= ROUNDS // 2, "nothing was held against DuckDB"
 

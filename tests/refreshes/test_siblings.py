@@ -11,7 +11,7 @@ import pytest
 
 from refreshes import cases, discovery
 from refreshes.test_local import ROUNDS, step
-from refreshes.world import World
+from refreshes.world import RefreshWorld
 
 pytestmark = pytest.mark.local_only
 
@@ -60,6 +60,6 @@ def test_a_wrong_refresh_is_noticed(wrong: Any, seed: int, tmp_path: Path) -> No
     (readme,) = (shown for shown in cases.LOCAL if shown.where.startswith("README"))
     story = cases.story_of(readme, tmp_path)
     mutant = replace(story, views=[replace(story.views[0], refresh=wrong)])
-    world = World(mutant, seed, tmp_path / "store", step)
+    world = RefreshWorld(mutant, seed, tmp_path / "store", step)
     with pytest.raises(AssertionError, match=f"seed {seed}, revenue at .*too many"):
         world.play(ROUNDS)

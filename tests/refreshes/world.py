@@ -56,7 +56,7 @@ class Story:
 
 
 @dataclass
-class World:
+class RefreshWorld:
     """A store in which a story is played; `seed` repeats it."""
 
     story: Story

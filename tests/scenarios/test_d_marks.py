@@ -17,7 +17,7 @@ from epochlog.exchange.staged import stage_counter_redis
 from epochlog.exchange.staged.stage_counter_scripts import marks_key
 from epochlog.store.env.backoff import Backoff
 from epochlog.testing.tcp_proxy import TcpProxy
-from redis_server import RedisServer
+from redis_server import RedisProcess
 from wait_until import WAIT_LIMIT_S, wait_until
 
 pytestmark = [pytest.mark.local_only, pytest.mark.redis]
@@ -28,8 +28,8 @@ BATCH = pa.record_batch({"n": [1, 2, 3]})
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path / "redis")
+def server(tmp_path: Path) -> Iterator[RedisProcess]:
+    server = RedisProcess(tmp_path / "redis")
     yield server
     server.stop()
 
@@ -48,7 +48,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def ex(store: el.Store, server: RedisServer) -> Iterator[ExchangeClient]:
+def ex(store: el.Store, server: RedisProcess) -> Iterator[ExchangeClient]:
     with el.serve(store, coordinator=server.url()) as served, client_of(served) as client:
         declare(client)
         yield client
@@ -74,7 +74,7 @@ def consumed(ex: ExchangeClient, incarnation: int) -> list[str]:
         return [channel for channel, _, _ in mail]
 
 
-def held(server: RedisServer, store: el.Store, query: str = "q") -> int | None:
+def held(server: RedisProcess, store: el.Store, query: str = "q") -> int | None:
     """The counter that Redis holds, for those who ask it and not the server."""
     with server.client() as client:
         counter = client.hget(key(store), f"s:{query}")
@@ -86,7 +86,7 @@ def key(store: el.Store) -> bytes:
 
 
 @pytest.mark.rule("6.2")
-def test_d8_the_counter_is_kept_in_redis(ex: ExchangeClient, server: RedisServer, store: el.Store) -> None:
+def test_d8_the_counter_is_kept_in_redis(ex: ExchangeClient, server: RedisProcess, store: el.Store) -> None:
     assert (ex.stage, held(server, store)) == (-2, -2)
     produce(ex, "seed", "right")
     assert (ex.stage, held(server, store)) == (-1, -1)
@@ -101,7 +101,7 @@ def test_d8_the_counter_is_kept_in_redis(ex: ExchangeClient, server: RedisServer
 
 @pytest.mark.rule("6.2")
 def test_d8_a_stage_passes_with_the_push_that_completes_it(
-    ex: ExchangeClient, server: RedisServer, store: el.Store
+    ex: ExchangeClient, server: RedisProcess, store: el.Store
 ) -> None:
     """Its end mark came before: neither the catalog nor Redis counts it until all up to there was pushed."""
     ex.end("seed", 1)
@@ -112,7 +112,7 @@ def test_d8_a_stage_passes_with_the_push_that_completes_it(
     assert ex.stage == -1
 
 
-def test_d8_redis_is_killed_and_comes_back_empty(ex: ExchangeClient, server: RedisServer, store: el.Store) -> None:
+def test_d8_redis_is_killed_and_comes_back_empty(ex: ExchangeClient, server: RedisProcess, store: el.Store) -> None:
     """Rebuilt from the end marks, not from stage -2."""
     produce(ex, "seed", "left", "right")
     assert ex.stage == 0
@@ -122,7 +122,7 @@ def test_d8_redis_is_killed_and_comes_back_empty(ex: ExchangeClient, server: Red
     wait_until(lambda: ex.stage == 0 and held(server, store) == 0)
 
 
-def test_d8_redis_comes_back_with_an_old_counter(ex: ExchangeClient, server: RedisServer, store: el.Store) -> None:
+def test_d8_redis_comes_back_with_an_old_counter(ex: ExchangeClient, server: RedisProcess, store: el.Store) -> None:
     """An append-only file from before the newest end marks: it is behind, and is noticed."""
     old = server.folder.parent / "old"
     produce(ex, "seed")
@@ -140,7 +140,7 @@ def test_d8_redis_comes_back_with_an_old_counter(ex: ExchangeClient, server: Red
 
 
 def test_d8_an_old_counter_of_a_query_that_was_made_again_is_not_ahead(
-    ex: ExchangeClient, server: RedisServer, store: el.Store
+    ex: ExchangeClient, server: RedisProcess, store: el.Store
 ) -> None:
     """All had ended, then the query was dropped and declared anew. The old file says: start everything."""
     produce(ex, "seed", "left", "right", "probe")
@@ -162,7 +162,7 @@ def test_d8_an_old_counter_of_a_query_that_was_made_again_is_not_ahead(
 
 
 def test_d8_what_is_flushed_deleted_or_flipped_is_noticed(
-    ex: ExchangeClient, server: RedisServer, store: el.Store
+    ex: ExchangeClient, server: RedisProcess, store: el.Store
 ) -> None:
     produce(ex, "seed")
     with server.client() as client:
@@ -182,7 +182,7 @@ def test_d8_what_is_flushed_deleted_or_flipped_is_noticed(
 
 
 def test_d8_pushes_and_consumption_go_on_while_redis_is_away(
-    ex: ExchangeClient, server: RedisServer, store: el.Store
+    ex: ExchangeClient, server: RedisProcess, store: el.Store
 ) -> None:
     """Even the stage is told: the catalog has every end mark, and Redis hears of them when it is back."""
     server.kill()
@@ -196,7 +196,7 @@ def test_d8_pushes_and_consumption_go_on_while_redis_is_away(
     wait_until(lambda: held(server, store) == 1)
 
 
-def test_d8_a_restarted_server_takes_the_marks_over(store: el.Store, server: RedisServer) -> None:
+def test_d8_a_restarted_server_takes_the_marks_over(store: el.Store, server: RedisProcess) -> None:
     with el.serve(store, coordinator=server.url()) as first, client_of(first) as earlier:
         declare(earlier)
         produce(earlier, "seed")
@@ -225,7 +225,7 @@ def test_d8_without_a_coordinator_the_catalog_counts(store: el.Store) -> None:
 
 @pytest.mark.medium
 def test_d8_a_bad_connection_between_server_and_redis(
-    store: el.Store, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    store: el.Store, server: RedisProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut after delivery, cut before, a black hole, a delay: every answer is that of the end marks."""
     monkeypatch.setattr(stage_counter_redis, "ANSWER_S", 1.0)
@@ -263,7 +263,7 @@ def test_d8_a_url_that_is_none_is_refused(store: el.Store) -> None:
 
 
 @pytest.mark.slow
-def test_d8_epochlog_serve_and_its_redis_are_killed_together(store: el.Store, server: RedisServer) -> None:
+def test_d8_epochlog_serve_and_its_redis_are_killed_together(store: el.Store, server: RedisProcess) -> None:
     command = [sys.executable, "-m", "epochlog", "serve", store.root, "--no-token", "--json"]
     command += ["--coordinator", server.url(), "--bind"]
 

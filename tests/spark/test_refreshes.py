@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from epochlog.demo import views as demo_views
 from refreshes import cases
 from refreshes.cases import INT, ORDERS, TEXT
-from refreshes.world import Root, Story, View, World
+from refreshes.world import RefreshWorld, Root, Story, View
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -137,7 +137,9 @@ def of_program(name: str, folder: Path) -> Story:
     ],
 )
 def test_a_refresh_on_spark_keeps_the_law(name: str, tmp_path: Path, spark: SparkSession) -> None:
-    world = World(of_program(name, tmp_path), 0, tmp_path / "store", lambda job, refresh: job.step(spark, refresh))
+    world = RefreshWorld(
+        of_program(name, tmp_path), 0, tmp_path / "store", lambda job, refresh: job.step(spark, refresh)
+    )
     world.play(ROUNDS)
     assert world.commits >= ROUNDS // 2, "nothing was held against DuckDB"
 

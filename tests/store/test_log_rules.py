@@ -13,7 +13,7 @@ import pytest
 
 import epochlog as el
 from epochlog.store.types.epoch import from_unix_ms, to_unix_ms
-from log_model import GONE, NOW_MS, World
+from log_model import GONE, NOW_MS, ChangelogPair
 
 WIDE = pa.schema(
     [
@@ -29,8 +29,8 @@ NAN = float("nan")
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    opened = World(tmp_path / "s")
+def world(tmp_path: Path) -> Iterator[ChangelogPair]:
+    opened = ChangelogPair(tmp_path / "s")
     yield opened
     opened.close()
 
@@ -55,9 +55,9 @@ def row(a: str, b: int, f: Any = 0.0, items: Any = None, st: Any = None) -> pa.T
 
 @pytest.mark.rule("4.9", "4.10")
 @pytest.mark.medium
-@pytest.mark.parametrize("name", World.NAMES)
+@pytest.mark.parametrize("name", ChangelogPair.NAMES)
 def test_truncation_drops_entries_below_the_mark_and_hides_labels_below_it_in_the_first_one_left(
-    world: World, name: str
+    world: ChangelogPair, name: str
 ) -> None:
     world.commit([[(1, 1.0)], [(2, 1.0)]])
     second = world.commit([[(1, 2.0)], [(2, 2.0)], [(3, 2.0)]])
@@ -88,8 +88,8 @@ def test_truncation_drops_entries_below_the_mark_and_hides_labels_below_it_in_th
 
 
 @pytest.mark.rule("4.10")
-@pytest.mark.parametrize("name", World.NAMES)
-def test_a_log_can_be_truncated_through_its_newest_epoch_and_not_past_it(world: World, name: str) -> None:
+@pytest.mark.parametrize("name", ChangelogPair.NAMES)
+def test_a_log_can_be_truncated_through_its_newest_epoch_and_not_past_it(world: ChangelogPair, name: str) -> None:
     newest = world.commit([[(1, 1.0)]])
     table = world.table(name)
     with pytest.raises(el.InvalidInput, match=str(newest)):
@@ -103,7 +103,7 @@ def test_a_log_can_be_truncated_through_its_newest_epoch_and_not_past_it(world: 
 
 
 @pytest.mark.rule("4.10")
-def test_an_explicit_truncation_overrides_retention_and_never_a_hold(world: World) -> None:
+def test_an_explicit_truncation_overrides_retention_and_never_a_hold(world: ChangelogPair) -> None:
     first, second = world.commit([[(1, 1.0)]]), world.commit([[(1, 2.0)]])
     world.store.create_job("j", ["full"], {"out": (WIDE, ["a", "b"])}, backfill="log")
     for before in (1, first, second):
@@ -116,9 +116,9 @@ def test_an_explicit_truncation_overrides_retention_and_never_a_hold(world: Worl
 
 
 @pytest.mark.rule("4.1")
-@pytest.mark.parametrize("name", World.NAMES)
+@pytest.mark.parametrize("name", ChangelogPair.NAMES)
 @pytest.mark.parametrize(("mode", "images"), FORMS)
-def test_ranges_begin_after_and_end_at_their_bounds(world: World, name: str, mode: str, images: bool) -> None:
+def test_ranges_begin_after_and_end_at_their_bounds(world: ChangelogPair, name: str, mode: str, images: bool) -> None:
     world.commit([[(1, 1.0)], [(1, 2.0)], [(1, 3.0)]])
     world.commit([[(1, GONE)]])
     table, labels = world.table(name), [at for at, _ in world.model.groups]
@@ -137,7 +137,7 @@ def test_ranges_begin_after_and_end_at_their_bounds(world: World, name: str, mod
         table.changes(0, mode=f"{mode}s ")
 
 
-def test_after_a_drop_the_log_is_gone_also_under_the_same_name(world: World) -> None:
+def test_after_a_drop_the_log_is_gone_also_under_the_same_name(world: ChangelogPair) -> None:
     world.commit([[(1, 1.0)]])
     table = world.table("full")
     world.store.drop_table("full")
@@ -149,7 +149,7 @@ def test_after_a_drop_the_log_is_gone_also_under_the_same_name(world: World) -> 
     assert again.next_epoch(0) is None and again.info.log_start_epoch == 0
 
 
-def test_a_new_table_begins_at_mark_0_and_only_its_own_commits_are_entries(world: World) -> None:
+def test_a_new_table_begins_at_mark_0_and_only_its_own_commits_are_entries(world: ChangelogPair) -> None:
     info = world.table("full").info
     assert (info.max_committed_epoch, info.safe_epoch, info.log_start_epoch) == (0, 0, 0)
     world.table("upsert").upsert(pa.table({"k": [1], "v": [1.0], "s": ["x"]}))
@@ -164,8 +164,8 @@ def test_a_new_table_begins_at_mark_0_and_only_its_own_commits_are_entries(world
 
 
 @pytest.mark.rule("4.9")
-@pytest.mark.parametrize("name", World.NAMES)
-def test_empty_entries_and_the_end_of_data_are_epochs_without_changes(world: World, name: str) -> None:
+@pytest.mark.parametrize("name", ChangelogPair.NAMES)
+def test_empty_entries_and_the_end_of_data_are_epochs_without_changes(world: ChangelogPair, name: str) -> None:
     first = world.commit([[]])
     second = world.commit([[(1, 1.0)]], sealed=False)
     third = world.commit([[]], sealed=False)
@@ -181,8 +181,8 @@ def test_empty_entries_and_the_end_of_data_are_epochs_without_changes(world: Wor
     assert [(entry["rows_upserted"], entry["rows_deleted"]) for entry in history] == [(0, 0), (1, 0), (0, 0), (0, 0)]
 
 
-@pytest.mark.parametrize("changelog", World.NAMES)
-def test_history_tells_each_commit_and_does_not_count_old_rows(world: World, changelog: str) -> None:
+@pytest.mark.parametrize("changelog", ChangelogPair.NAMES)
+def test_history_tells_each_commit_and_does_not_count_old_rows(world: ChangelogPair, changelog: str) -> None:
     table = world.table(changelog)
     table.upsert(pa.table({"k": [1, 2], "v": [1.0, 2.0], "s": ["a", "b"]}), txn=("app", 7))
     table.delete(pa.table({"k": [2, 3]}))
@@ -336,10 +336,10 @@ def test_timestamps_are_those_of_the_epochs(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("4.10")
-@pytest.mark.parametrize("name", World.NAMES)
+@pytest.mark.parametrize("name", ChangelogPair.NAMES)
 def test_automatic_truncation_follows_log_retention(tmp_path: Path, name: str) -> None:
     options = el.TableOptions(log_retention=timedelta(seconds=10), history_retention=timedelta(seconds=1))
-    world = World(tmp_path / "s", options)
+    world = ChangelogPair(tmp_path / "s", options)
     try:
         first = world.commit([[(1, 1.0)]])
         world.now_ms += 11_000

@@ -21,7 +21,7 @@ Given = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Event:
+class Arrival:
     """Something that comes to a mailbox: an item, or with `seq` None an end mark."""
 
     channel: str
@@ -51,18 +51,18 @@ class Plan:
     def stage_of(self) -> dict[str, int]:
         return {name: stage for stage, channels in self.stages for name, _ in channels}
 
-    def events(self, cursor: Mapping[str, int], attempt: int = 0) -> list[Event]:
+    def events(self, cursor: Mapping[str, int], attempt: int = 0) -> list[Arrival]:
         """List the events that producers send to a consumer at this cursor."""
         counts = self.counts
-        items = [Event(name, seq, attempt) for name in counts for seq in range(cursor.get(name, 0), counts[name])]
-        return items + [Event(name, None, attempt) for name in counts]
+        items = [Arrival(name, seq, attempt) for name in counts for seq in range(cursor.get(name, 0), counts[name])]
+        return items + [Arrival(name, None, attempt) for name in counts]
 
 
 def item(channel: str, seq: int) -> str:
     return f"{channel}[{seq}]"
 
 
-def send(gate: StageGate, plan: Plan, event: Event) -> None:
+def send(gate: StageGate, plan: Plan, event: Arrival) -> None:
     if event.seq is None:
         gate.end(event.channel, plan.counts[event.channel] - 1, event.attempt)
     else:
@@ -75,19 +75,19 @@ class Rules:
 
     plan: Plan
     cursor: Mapping[str, int]
-    came: set[Event] = field(default_factory=set)
+    came: set[Arrival] = field(default_factory=set)
     attempts: dict[str, int] = field(default_factory=dict)
 
-    def take_in(self, event: Event) -> bool:
+    def take_in(self, event: Arrival) -> bool:
         """Accept an event, unless its channel has seen a higher attempt. Return True if it is accepted."""
         if event.attempt < self.attempts.get(event.channel, 0):
             return False
         self.attempts[event.channel] = event.attempt
-        self.came.add(Event(event.channel, event.seq))
+        self.came.add(Arrival(event.channel, event.seq))
         return True
 
     def has(self, channel: str, seq: int | None) -> bool:
-        return Event(channel, seq) in self.came
+        return Arrival(channel, seq) in self.came
 
     def passed(self, channel: str) -> bool:
         first, count = self.cursor.get(channel, 0), self.plan.counts[channel]
@@ -126,7 +126,7 @@ def check_taken(gate: StageGate, rules: Rules, before: Sequence[Given]) -> list[
     return delivered
 
 
-def deliver(gate: StageGate, rules: Rules, event: Event) -> None:
+def deliver(gate: StageGate, rules: Rules, event: Arrival) -> None:
     """One event to both; the gate must refuse what the rules refuse."""
     accepted = rules.take_in(event)
     try:
@@ -141,7 +141,7 @@ def deliver(gate: StageGate, rules: Rules, event: Event) -> None:
     assert stage_counter(rules.plan.channels, ended) == min(lacking, default=highest + 1), "the counter"
 
 
-def live(plan: Plan, cursor: Cursor, events: Iterable[Event]) -> tuple[Given, ...]:
+def live(plan: Plan, cursor: Cursor, events: Iterable[Arrival]) -> tuple[Given, ...]:
     """One life, looked at after each event, then again with one look at its end; returns what was given out."""
     events = list(events)
     gate, rules = StageGate(plan.channels, dict(cursor)), Rules(plan, dict(cursor))
@@ -156,7 +156,7 @@ def live(plan: Plan, cursor: Cursor, events: Iterable[Event]) -> tuple[Given, ..
     return tuple(delivered)
 
 
-def every_order(plan: Plan, events: Sequence[Event]) -> int:
+def every_order(plan: Plan, events: Sequence[Arrival]) -> int:
     """Every permutation of the events as one life that ends well; how many there were."""
     count = 0
     for order in permutations(events):
@@ -183,7 +183,7 @@ def every_death(plan: Plan, deaths: int) -> int:
 
 
 def _effects(
-    plan: Plan, cursor: Cursor, deaths: int, once: Callable[[Cursor, tuple[Event, ...]], tuple[Given, ...]]
+    plan: Plan, cursor: Cursor, deaths: int, once: Callable[[Cursor, tuple[Arrival, ...]], tuple[Given, ...]]
 ) -> Iterator[tuple[Given, ...]]:
     events = plan.events(dict(cursor))
     if not deaths:

@@ -127,7 +127,7 @@ def _word(value: Any) -> str | None:
     return None if value is None else f"w{_plain(value)}"
 
 
-class World:
+class ChangelogPair:
     """Store with two tables, one of each changelog, that receive equal commits."""
 
     NAMES = ("upsert", "full")

@@ -180,9 +180,9 @@ def follow(path: Path, folder: Path, *, write: bool = False) -> str:
     """
     if not needs_redis(path):
         return _follow(path, folder, {}, write=write)
-    from redis_server import RedisServer  # not loaded by pages that need none
+    from redis_server import RedisProcess  # not loaded by pages that need none
 
-    server = RedisServer(folder / "redis")
+    server = RedisProcess(folder / "redis")
     try:
         return _follow(path, folder, {REDIS: server.url().removeprefix("redis://")}, write=write)
     finally:

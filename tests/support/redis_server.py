@@ -60,7 +60,7 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-class RedisServer:
+class RedisProcess:
     """The server's process and its data folder. `extra`: lines of configuration, as arguments."""
 
     def __init__(self, folder: Path, extra: Sequence[str] = (), *, durable: bool = True) -> None:

@@ -28,7 +28,7 @@ PLENTY = 1 << 20
 MOST = 4
 
 
-class Catalog:
+class MemoryRecords:
     """The records of a world: a ReadTxn and a Txn. What fails leaves nothing behind."""
 
     def __init__(self, records: Mapping[bytes, bytes]) -> None:
@@ -53,7 +53,7 @@ class Catalog:
 
 
 @dataclass(frozen=True, order=True)
-class Event:
+class StagedEvent:
     """Of a producer: push, end (lie, wrong end: with another content, another last sequence). Of a consumer: take what
     there is, save what was taken, ack what was saved, die, and late: an acknowledgement by the incarnation before.
     """
@@ -97,7 +97,7 @@ def content(channel: str, seq: int) -> int:
 
 
 @dataclass(frozen=True)
-class World:
+class StagedWorld:
     """One state. `consumers` says which channels each of them has."""
 
     plan: Plan
@@ -107,8 +107,8 @@ class World:
     truth: Truth = Truth()
 
     @classmethod
-    def new(cls, plan: Plan, consumers: Mapping[str, Plan], budget: int = PLENTY) -> World:
-        catalog = Catalog({})
+    def new(cls, plan: Plan, consumers: Mapping[str, Plan], budget: int = PLENTY) -> StagedWorld:
+        catalog = MemoryRecords({})
         catalog.put(intent_key(INTENT), {"id": INTENT})
         for name, part in consumers.items():
             stages = {stage: tuple(channels) for stage, channels in part.channels.items()}
@@ -121,9 +121,9 @@ class World:
         records = frozenset(catalog.records.items())
         return cls(plan, tuple(consumers.items()), records, tuple(lives))
 
-    def after(self, event: Event) -> World:
+    def after(self, event: StagedEvent) -> StagedWorld:
         """The world once it has happened; AssertionError where it was answered otherwise than the rules say."""
-        catalog = Catalog(dict(self.records))
+        catalog = MemoryRecords(dict(self.records))
         if event.action in ("push", "end", "lie", "wrong end"):
             truth, lives = _produced(self, catalog, event), self.lives
         else:
@@ -143,7 +143,7 @@ class World:
 # ---- producers ---------------------------------------------------------------------------------------------------
 
 
-def _produced(world: World, catalog: Catalog, event: Event) -> Truth:
+def _produced(world: StagedWorld, catalog: MemoryRecords, event: StagedEvent) -> Truth:
     channel, truth = event.actor, world.truth
     fenced = event.attempt < truth.attempt(channel)
     last = world.plan.counts[channel] - 1
@@ -178,14 +178,14 @@ def _produced(world: World, catalog: Catalog, event: Event) -> Truth:
     return truth
 
 
-def _is_known(truth: Truth, event: Event) -> bool:
+def _is_known(truth: Truth, event: StagedEvent) -> bool:
     return (event.actor, event.seq) in truth.pushed if event.action == "lie" else event.actor in truth.ended
 
 
 # ---- consumers ---------------------------------------------------------------------------------------------------
 
 
-def _consumed(world: World, catalog: Catalog, event: Event) -> tuple[Life, Truth]:
+def _consumed(world: StagedWorld, catalog: MemoryRecords, event: StagedEvent) -> tuple[Life, Truth]:
     life, truth = world.life(event.actor), world.truth
     if event.action == "take":
         return _take(world, catalog, event.actor, life), truth
@@ -213,7 +213,7 @@ def _consumed(world: World, catalog: Catalog, event: Event) -> tuple[Life, Truth
     raise AssertionError("an incarnation that was replaced has come back")
 
 
-def _take(world: World, catalog: Catalog, consumer: str, life: Life) -> Life:
+def _take(world: StagedWorld, catalog: MemoryRecords, consumer: str, life: Life) -> Life:
     """All that its gate lets out, each held against the rules."""
     part = dict(world.consumers)[consumer]
     gate = StageGate(part.channels, life.cursor())
@@ -243,21 +243,21 @@ def _check_given(part: Plan, truth: Truth, life: Life, name: str, seq: int, crc3
     assert crc32 == content(name, seq), f"one content per sequence: {name}[{seq}]"
 
 
-def _acknowledge(catalog: Catalog, consumer: str, incarnation: int, cursor: dict[str, int]) -> None:
+def _acknowledge(catalog: MemoryRecords, consumer: str, incarnation: int, cursor: dict[str, int]) -> None:
     transactions.acknowledge(catalog, QUERY, consumer, incarnation, cursor)
 
 
 # ---- what holds at every moment ----------------------------------------------------------------------------------
 
 
-def check(world: World) -> None:
-    catalog = Catalog(dict(world.records))
+def check(world: StagedWorld) -> None:
+    catalog = MemoryRecords(dict(world.records))
     counter_never_ahead(world, catalog)
     nothing_freed_too_early(world, catalog)
     effects_once(world)
 
 
-def counter_never_ahead(world: World, catalog: Catalog) -> None:
+def counter_never_ahead(world: StagedWorld, catalog: MemoryRecords) -> None:
     """A stage has passed once all its channels have ended, and all up to the ends was pushed."""
     stages, counts = world.plan.channels, world.plan.counts
     pushed = Counter(channel for channel, _ in world.truth.pushed)
@@ -267,7 +267,7 @@ def counter_never_ahead(world: World, catalog: Catalog) -> None:
     assert counter == expected, f"the counter is {counter}, by what was ended and pushed {expected}"
 
 
-def nothing_freed_too_early(world: World, catalog: Catalog) -> None:
+def nothing_freed_too_early(world: StagedWorld, catalog: MemoryRecords) -> None:
     """Check that each pushed batch exists until all its consumers have acknowledged it, and that its file is then
     freed.
     """
@@ -286,7 +286,7 @@ def nothing_freed_too_early(world: World, catalog: Catalog) -> None:
     assert transactions.used_bytes(catalog, QUERY) == stored * SIZE, "the bytes on disk"
 
 
-def effects_once(world: World) -> None:
+def effects_once(world: StagedWorld) -> None:
     for name, _ in world.consumers:
         effects = [(channel, seq) for channel, seq, _ in world.life(name).taken]
         assert len(set(effects)) == len(effects), f"an effect twice: {effects}"
@@ -303,12 +303,12 @@ class Walked:
     worlds: int
 
 
-def every_order(world: World, events: Mapping[Event, int]) -> Walked:
+def every_order(world: StagedWorld, events: Mapping[StagedEvent, int]) -> Walked:
     """Every order of the events (each as often as it says); each way ends well, once everything that died came back."""
-    seen: dict[tuple[World, tuple[tuple[Event, int], ...]], int] = {}
-    ended: set[World] = set()
+    seen: dict[tuple[StagedWorld, tuple[tuple[StagedEvent, int], ...]], int] = {}
+    ended: set[StagedWorld] = set()
 
-    def orders(at: World, remaining: tuple[tuple[Event, int], ...]) -> int:
+    def orders(at: StagedWorld, remaining: tuple[tuple[StagedEvent, int], ...]) -> int:
         known = seen.get((at, remaining))
         if known is not None:
             return known
@@ -326,24 +326,24 @@ def every_order(world: World, events: Mapping[Event, int]) -> Walked:
     return Walked(orders(world, tuple(sorted(Counter(events).items()))), len(seen))
 
 
-def settle(world: World) -> None:
+def settle(world: StagedWorld) -> None:
     """All producers start again and all consumers go on: it ends, and each batch has taken effect once at each."""
     attempts = {name: world.truth.attempt(name) + 1 for name in world.plan.counts}
     for _ in range(2 * len(world.plan.counts) + 2):
         for channel, count in world.plan.counts.items():
             for seq in range(count):
-                world = world.after(Event("push", channel, seq, attempts[channel]))
-            world = world.after(Event("end", channel, 0, attempts[channel]))
+                world = world.after(StagedEvent("push", channel, seq, attempts[channel]))
+            world = world.after(StagedEvent("end", channel, 0, attempts[channel]))
         for name, _ in world.consumers:
             for action in ("take", "save", "ack"):
-                world = world.after(Event(action, name))
+                world = world.after(StagedEvent(action, name))
                 check(world)
         if world.done:
             break
     check_end(world)
 
 
-def check_end(world: World) -> None:
+def check_end(world: StagedWorld) -> None:
     assert world.done, "it does not end"
     for name, part in world.consumers:
         effects = [(channel, seq) for channel, seq, _ in world.life(name).taken]

@@ -20,7 +20,7 @@ from epochlog.errors import EpochlogError
 from epochlog.store.check.verify import verify_store
 from epochlog.store.session import handle as handles
 from epochlog.store.session.handle import Handle
-from redis_server import RedisServer
+from redis_server import RedisProcess
 from s3_server import S3Server
 
 STORES = ("lmdb", "redis", "s3")
@@ -35,16 +35,16 @@ class Servers:
 
     def __init__(self) -> None:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._redis: RedisServer | None = None
+        self._redis: RedisProcess | None = None
         self._s3: S3Server | None = None
         self._bucket = ""
         self.addresses: set[str] = set()
 
     @property
-    def redis(self) -> RedisServer:
+    def redis(self) -> RedisProcess:
         if self._redis is None:
             self._folder = tempfile.TemporaryDirectory(prefix="epochlog-redis-")
-            self._redis = RedisServer(Path(self._folder.name))
+            self._redis = RedisProcess(Path(self._folder.name))
         return self._redis
 
     @property

@@ -14,6 +14,7 @@ from epochlog.exchange.server import Server
 from epochlog.exchange.subscription.client import Subscription
 from epochlog.exchange.subscription.messages import Request
 from epochlog.exchange.subscription.server import SubscriptionLimits, Subscriptions
+from epochlog.exchange.transport.admission import AdmissionController, AdmissionLimits
 from epochlog.exchange.transport.duplex import ClientStream
 from epochlog.exchange.transport.services import Exchange, Role
 from wait_until import WAIT_LIMIT_S
@@ -93,13 +94,15 @@ class Serving:
         self.start()
 
     def start(self) -> None:
-        self.service = Subscriptions(self.store._handle, self.bounds)
+        self.admission = AdmissionController(AdmissionLimits())
+        self.service = Subscriptions(self.store._handle, self.admission, self.bounds)
         exchanges = {b"subscribe": Exchange(self.service.serve, Role.READ)}
         self.server = Server(self.location, token=TOKEN, read_token="r", exchanges=exchanges)
         self.location = self.server.location
 
     def stop(self) -> None:
         self.server.shutdown(5)
+        self.admission.close()
 
     def subscribe(
         self, name: str = "t", *, reconnect: float = WAIT_LIMIT_S, port: int | None = None, **wanted: Any

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from epochlog.errors import CatalogInUse, ForeignRoot, WriteFailed
 from epochlog.store.catalog.keys import STORE
-from epochlog.store.catalog.kind import FoundCatalog, Refilled, Site
+from epochlog.store.catalog.kind import DetectedCatalog, Refilled, Site
 from epochlog.store.catalog.protocol import Txn
 from epochlog.store.catalog.records import unpack
 from epochlog.store.env.clock import SystemClock
@@ -54,8 +54,8 @@ class LmdbSource:
                 raise ForeignRoot(f"{self._root} is a file; choose a folder as root")
             return _foreign_names(self._root)
 
-    def create(self, replacing: str) -> FoundCatalog:
-        return FoundCatalog(self._open(create=True))
+    def create(self, replacing: str) -> DetectedCatalog:
+        return DetectedCatalog(self._open(create=True))
 
     def refill(
         self, store_id: str, version: int, records: Sequence[tuple[bytes, bytes]], is_alive: Callable[[str, int], bool]

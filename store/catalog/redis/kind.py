@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from epochlog.errors import CatalogInUse, ForeignRoot
 from epochlog.store.catalog.export_format import newest_shipped
-from epochlog.store.catalog.kind import FoundCatalog, Refilled, Site, foreign_files_among, root_name
+from epochlog.store.catalog.kind import DetectedCatalog, Refilled, Site, foreign_files_among, root_name
 
 if TYPE_CHECKING:  # the package redis is loaded when a server is called
     from .catalog import RedisCatalog
@@ -62,12 +62,12 @@ class RedisSource:
         before = self._site.files.list()
         return foreign_files_among(before, claim_root(self._server, root_name(self._site)))
 
-    def create(self, replacing: str) -> FoundCatalog:
+    def create(self, replacing: str) -> DetectedCatalog:
         from .catalog import claim_root, create_catalog
 
         store_id = claim_root(self._server, root_name(self._site), uuid.uuid4().hex, replacing)
         generation = create_catalog(self._server, store_id)
-        return FoundCatalog(self._catalog(store_id, generation), store_id, generation)
+        return DetectedCatalog(self._catalog(store_id, generation), store_id, generation)
 
     def refill(
         self, store_id: str, version: int, records: Sequence[tuple[bytes, bytes]], is_alive: Callable[[str, int], bool]
