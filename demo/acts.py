@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from epochlog.errors import EpochlogError
 
-from .worker import Driver
+from .worker import ViewProcess
 
 COMMITS_WHILE_DEAD = 2
 
@@ -52,7 +52,7 @@ class Victim:
         self.commits_while_dead: dict[str, int] = {}
         self._root, self._log, self._say = root, log, say
         self._commits_before: dict[str, int] = {}
-        self._driver = Driver(root, view, log)
+        self._driver = ViewProcess(root, view, log)
 
     def advance(self, commits: Mapping[str, int], committed_epoch: int, kill_now: bool) -> bool:
         """Handle the driver's events since the last call; return True if the state has changed.
@@ -85,7 +85,7 @@ class Victim:
     def restart(self) -> None:
         counts = ", ".join(f"{name} {count}" for name, count in self.commits_while_dead.items())
         self._say(f"commits of the other views while {self.view} was dead: {counts}")
-        self._driver = Driver(self._root, self.view, self._log)
+        self._driver = ViewProcess(self._root, self.view, self._log)
         self.state = "restarted"
         self._say(f"{self.view} is being started again (process {self._driver.pid})")
 

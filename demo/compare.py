@@ -23,7 +23,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class ComparedMoment:
     """Results of all views at one moment, under `aligned` and under `latest`. Times are seconds since the run began."""
 
     number: int

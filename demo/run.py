@@ -20,16 +20,16 @@ from epochlog.store.types.epoch import to_unix_ms
 
 from . import data
 from .acts import Victim
-from .compare import TABLES, Moment, keys_unlike_feed
+from .compare import TABLES, ComparedMoment, keys_unlike_feed
 from .feed import DayFeed
 from .picture import Figures, Trace, draw, save
 from .session import session
 from .show import Screen, comparison
-from .stage import KILLED, Plan, Stage
+from .stage import KILLED, DemoPlan, Stage
 from .tables import create
 
-FULL = Plan(days=365, moments=10, files_per_batch=4, interval_ms=3000, slow_extra_s=5.0)
-QUICK = Plan(days=40, moments=4, files_per_batch=2, interval_ms=1000, slow_extra_s=1.5)
+FULL = DemoPlan(days=365, moments=10, files_per_batch=4, interval_ms=3000, slow_extra_s=5.0)
+QUICK = DemoPlan(days=40, moments=4, files_per_batch=2, interval_ms=1000, slow_extra_s=1.5)
 LOG_WIDTH = 120
 WORK, PICTURE = "epochlog-demo-work", "committed-epochs.png"
 
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if summary["equal"] else 1
 
 
-def perform(plan: Plan, output: Path, console: Console, now_s: Callable[[], float]) -> dict[str, Any]:
+def perform(plan: DemoPlan, output: Path, console: Console, now_s: Callable[[], float]) -> dict[str, Any]:
     """Run the demo and return its summary. The output folder gets the picture, its data, the store and a log."""
     work = output / WORK
     shutil.rmtree(work, ignore_errors=True)
@@ -118,7 +118,7 @@ class DemoOutcome:
 
     stage: Stage
     days: Sequence[data.Day]
-    moments: Sequence[Moment]
+    moments: Sequence[ComparedMoment]
     differing_from_feed: dict[str, int]
     traces: dict[str, Trace]
 
@@ -159,7 +159,7 @@ def report(console: Console, outcome: DemoOutcome, picture: Path, took_s: float)
     return summary
 
 
-def sentences(summary: dict[str, Any], moments: Sequence[Moment]) -> list[str]:
+def sentences(summary: dict[str, Any], moments: Sequence[ComparedMoment]) -> list[str]:
     """Return the lines of the summary for people."""
     snapshots = moments[:-1]
     unequal = sum(not moment.equal for moment in moments)
@@ -178,7 +178,7 @@ def sentences(summary: dict[str, Any], moments: Sequence[Moment]) -> list[str]:
     ]
 
 
-def as_json(moment: Moment) -> dict[str, Any]:
+def as_json(moment: ComparedMoment) -> dict[str, Any]:
     """Return a moment as JSON-able values."""
     views = {
         name: {

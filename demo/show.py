@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from .compare import Moment
+from .compare import ComparedMoment
 from .views import VIEWS
 
 PLAIN_EVERY_S = 10.0
@@ -84,7 +84,7 @@ def status(title: str, lines: Sequence[ShownLine]) -> Table:
     return table
 
 
-def comparison(moments: Sequence[Moment]) -> Table:
+def comparison(moments: Sequence[ComparedMoment]) -> Table:
     """Build a table with a row per moment: the rows and differing keys of each view, under `aligned` and `latest`."""
     table = Table(title="rows of each view: keys unlike its SQL under aligned | latest", title_justify="left")
     for column in ("#", "at", "day"):
@@ -98,7 +98,7 @@ def comparison(moments: Sequence[Moment]) -> Table:
     return table
 
 
-def cell(moment: Moment, view: str) -> Text:
+def cell(moment: ComparedMoment, view: str) -> Text:
     aligned, latest = moment.aligned[view], moment.latest[view]
     good = Text(str(aligned.differing), style="green" if aligned.differing == 0 else "bold red")
     bad = Text(str(latest.differing), style="yellow" if latest.differing else "")

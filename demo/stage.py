@@ -15,7 +15,7 @@ from epochlog.errors import EpochlogError, NoConsistentEpoch
 from epochlog.store.types.epoch import to_unix_ms
 
 from .acts import Slowdown, Victim
-from .compare import TABLES, Moment, findings
+from .compare import TABLES, ComparedMoment, findings
 from .feed import STREAMS, DayFeed, arrived, start_stream
 from .picture import Phase
 from .session import start_job
@@ -27,7 +27,7 @@ COUNT_EVERY_S = 8.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DemoPlan:
     """Parameters of a run. `slow_*` and `kill_*` are fractions of `days`."""
 
     days: int
@@ -62,7 +62,7 @@ class Stage:
         store: Any,
         spark: SparkSession,
         feed: DayFeed,
-        plan: Plan,
+        plan: DemoPlan,
         victim: Victim,
         screen: Screen,
         now_s: Callable[[], float],
@@ -71,7 +71,7 @@ class Stage:
         self.victim, self.screen, self.now_s = victim, screen, now_s
         self.slowdown = Slowdown(VIEWS[SLOWED].refresh, plan.slow_extra_s)
         self.commits = dict.fromkeys(TABLES, 0)
-        self.moments: list[Moment] = []
+        self.moments: list[ComparedMoment] = []
         self.phases: dict[str, Phase] = {}
         self.arrived = dict.fromkeys(STREAMS, (0, 0))
         self.days_in = 0
@@ -263,7 +263,7 @@ class Stage:
             if moment:
                 self.moments.append(moment)
 
-    def take_moment(self, fresh_only: bool) -> Moment | None:
+    def take_moment(self, fresh_only: bool) -> ComparedMoment | None:
         """Take a snapshot of all tables under `aligned` and one under `latest`, and compare both with the SQL.
 
         Return None without an aligned epoch, and with `fresh_only` also without one after the last moment's (for the
@@ -280,7 +280,7 @@ class Stage:
                 return None
             with self.store.snapshot(list(TABLES), consistency="latest") as latest:
                 lag_ms = max(aligned.lag_ms.values())
-                moment = Moment(
+                moment = ComparedMoment(
                     len(self.moments) + 1,
                     at_s,
                     self.days_in,

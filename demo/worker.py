@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-class Driver:
+class ViewProcess:
     """Handle of a worker process in the parent: starts it, reads its events, kills it with its children."""
 
     def __init__(self, root: str, name: str, log: Path) -> None:

@@ -125,7 +125,7 @@ def redis(spread: Sequence[str]) -> list[Pass]:
 def campaign(spread: Sequence[str]) -> list[Pass]:
     deep = {"HYPOTHESIS_PROFILE": "deep", "EPOCHLOG_LAW_SEEDS": "60"}
     long = {"EPOCHLOG_LAW_SLOW_SEEDS": "1000", "EPOCHLOG_RACE_SECONDS": "120", "HYPOTHESIS_PROFILE": "thorough"}
-    places = ("tests/law", "tests/model", "tests/conformance/test_racing.py", "tests/crash/test_upkeep.py")
+    places = ("tests/law", "tests/model", "tests/crash/test_racing.py", "tests/crash/test_upkeep.py")
     return [
         Pass("campaign", (*PYTEST, "-m", "campaign", *spread, "--dist", "worksteal")),
         Pass(

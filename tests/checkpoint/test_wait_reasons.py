@@ -13,7 +13,7 @@ from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.lookups import all_jobs
 from epochlog.store.types.epoch import boundary, newest_index
 from lab import INTERVAL_MS, Lab, mirror
-from law.world import LawWorld
+from law_world import LawWorld
 
 SEEDS = 8
 

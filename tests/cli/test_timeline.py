@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from epoch_histories import play, random_history
 from epochlog.cli.facts.timeline import Stretch, Timeline, timeline
 from epochlog.cli.render.timeline import picture
 from epochlog.store.epochs.explain import blamed
 from epochlog.store.epochs.table_epochs import TableEpochs
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.types.epoch_set import Intervals
-from model.history import play, random_history
-from model.test_lineage_model import by_library, forget
+from history_runs import by_library, forget
 
 pytestmark = pytest.mark.local_only
 FIRST_SEED = int(os.environ.get("EPOCHLOG_MODEL_FIRST_SEED", "0"))

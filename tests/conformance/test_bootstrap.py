@@ -14,7 +14,7 @@ import pyarrow.fs as pafs
 import pytest
 
 import epochlog as el
-from conformance.catalogs import server_of
+from catalog_makers import server_of
 from epochlog.store.catalog.redis import catalog as redis_catalog
 from epochlog.store.env.arrow_files import ArrowFiles
 from epochlog.store.env.local_folder import LocalFiles

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.catalogs import KINDS, LmdbMaker, Maker, RedisMaker
+from catalog_makers import KINDS, LmdbMaker, Maker, RedisMaker
 from epochlog.testing.catalog_conformance import CASES, OpenCatalog
 from stores import servers
 

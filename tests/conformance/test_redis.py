@@ -17,8 +17,8 @@ import pytest
 import redis
 
 import epochlog as el
+from catalog_makers import RedisMaker, check_stores, empty, server_of
 from certificates import make_certificate
-from conformance.catalogs import RedisMaker, check_stores, empty, server_of
 from epochlog.store.backup.incremental import ship
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.catalog.redis import client as redis_client

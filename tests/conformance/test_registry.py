@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from conformance.catalogs import check_stores
+from catalog_makers import check_stores
 from epochlog.store.catalog import registry
 from epochlog.store.catalog.kind import DetectedCatalog, Refilled, Site, foreign_files_among
 from epochlog.store.catalog.lmdb.catalog import LmdbCatalog

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from conformance.catalogs import KINDS, empty, server_of
+from catalog_makers import KINDS, empty, server_of
 from epochlog.store.backup import incremental, restore
 from epochlog.store.backup.incremental import chain_of, ship
 from epochlog.store.catalog import export_format

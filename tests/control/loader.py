@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import epochlog as el
-from control.world import TOKEN, attach, rows
+from control_fixture import TOKEN, attach, rows
 
 
 def main(root: str, location: str, index: int, of: int) -> None:

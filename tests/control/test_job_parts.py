@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import epochlog as el
-from control.world import TOKEN, open_worker, settings
+from control_fixture import TOKEN, open_worker, settings
 from epochlog.checkpoint.job import runner as jobs
 from epochlog.checkpoint.worker.row_partitioning import PartRefreshContext, split
 from epochlog.errors import Fenced, InvalidInput

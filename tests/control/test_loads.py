@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import epochlog as el
-from control.world import SCHEMA, TOKEN, attach, ids, open_worker, rows, served, settings
+from control_fixture import SCHEMA, TOKEN, attach, ids, open_worker, rows, served, settings
 from epochlog.__main__ import main
 from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.coordinator import managed_jobs

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import epochlog as el
-from control.world import SCHEMA, attach, ids, open_worker, rows, served
+from control_fixture import SCHEMA, attach, ids, open_worker, rows, served
 from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.coordinator import coordinator
 from epochlog.checkpoint.worker import actor as part

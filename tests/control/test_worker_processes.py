@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import epochlog as el
-from control.world import SCHEMA, TOKEN, attach, ids, open_worker, rows, served, settings
+from control_fixture import SCHEMA, TOKEN, attach, ids, open_worker, rows, served, settings
 from epochlog.checkpoint import JobSettings
 from epochlog.store.env.clock import SystemClock
 from wait_until import WAIT_LIMIT_S, wait_until
@@ -27,7 +27,8 @@ EXAMPLE = ROOT / "examples" / "parallel_load.py"
 
 
 def run(arguments: Sequence[str]) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])}
+    paths = [str(HERE.parent / "support"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     pipe = subprocess.PIPE
     return subprocess.Popen([sys.executable, *arguments], stdin=pipe, stdout=pipe, text=True, env=environment)
 

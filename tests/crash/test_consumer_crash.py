@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from conformance.catalogs import KINDS
+from catalog_makers import KINDS
 from crash.children import child, lines
 from stores import servers
 

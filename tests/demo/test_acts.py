@@ -47,7 +47,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_driver_is_heard_told_and_ended(program: None, tmp_path: Path) -> None:
-    driver = worker.Driver("root", "view", tmp_path / "log")
+    driver = worker.ViewProcess("root", "view", tmp_path / "log")
     assert driver.events.get()["event"] == "ready"
     driver.hold()
     assert driver.events.get()["event"] == "hold"
@@ -57,7 +57,7 @@ def test_a_driver_is_heard_told_and_ended(program: None, tmp_path: Path) -> None
 
 
 def test_a_killed_driver_takes_its_children_with_it(program: None, tmp_path: Path) -> None:
-    driver = worker.Driver("root", "view", tmp_path / "log")
+    driver = worker.ViewProcess("root", "view", tmp_path / "log")
     child = Path("/proc", str(driver.events.get()["child"]))
     assert child.exists()
     driver.kill()
@@ -95,7 +95,7 @@ class FakeDriver:
 @pytest.fixture
 def drivers(monkeypatch: pytest.MonkeyPatch) -> list[FakeDriver]:
     FakeDriver.made = []
-    monkeypatch.setattr(acts, "Driver", FakeDriver)
+    monkeypatch.setattr(acts, "ViewProcess", FakeDriver)
     return FakeDriver.made
 
 

@@ -17,7 +17,7 @@ from epochlog.demo.views import VIEWS
 pytestmark = pytest.mark.slow
 
 
-class Snapshot:
+class DuckDBTables:
     """Real tables in DuckDB, as a snapshot's connection has them."""
 
     def __init__(self) -> None:
@@ -34,13 +34,13 @@ class Snapshot:
 
 
 @pytest.fixture
-def snapshot() -> Iterator[Snapshot]:
-    made = Snapshot()
+def snapshot() -> Iterator[DuckDBTables]:
+    made = DuckDBTables()
     yield made
     made.connection.close()
 
 
-def test_equal_views_differ_nowhere(snapshot: Snapshot) -> None:
+def test_equal_views_differ_nowhere(snapshot: DuckDBTables) -> None:
     by_view = compare.findings(snapshot)
     assert set(by_view) == set(VIEWS)
     assert all(finding.differing == 0 and finding.rows > 10 for finding in by_view.values())
@@ -53,13 +53,13 @@ def test_equal_views_differ_nowhere(snapshot: Snapshot) -> None:
     ("DELETE FROM {view} WHERE rowid < 2", 2),
     ("INSERT INTO {view} FROM {view} WHERE rowid = 4", 1),
 ])  # fmt: skip
-def test_every_damage_is_counted_by_key(snapshot: Snapshot, view: str, damage: str, keys: int) -> None:
+def test_every_damage_is_counted_by_key(snapshot: DuckDBTables, view: str, damage: str, keys: int) -> None:
     snapshot.connection.execute(damage.format(view=view))
     by_view = compare.findings(snapshot)
     assert {name: finding.differing for name, finding in by_view.items()} == dict.fromkeys(VIEWS, 0) | {view: keys}
 
 
-def test_a_missing_flight_shows_in_every_view_that_counts_it(snapshot: Snapshot) -> None:
+def test_a_missing_flight_shows_in_every_view_that_counts_it(snapshot: DuckDBTables) -> None:
     snapshot.connection.execute("DELETE FROM flights WHERE rowid = 0")
     by_view = compare.findings(snapshot)
     assert by_view["route_delays"].differing == by_view["weather_impact"].differing == 1

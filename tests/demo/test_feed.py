@@ -8,7 +8,7 @@ import pytest
 
 from epochlog.demo import data
 from epochlog.demo.feed import DayFeed
-from epochlog.demo.stage import Plan
+from epochlog.demo.stage import DemoPlan
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_rows_tell_the_day(feed: DayFeed) -> None:
 
 @pytest.mark.parametrize("days, moments", [(365, 10), (40, 4), (14, 10)])
 def test_the_feed_waits_for_streams_and_moments(days: int, moments: int) -> None:
-    plan = Plan(days=days, moments=moments, files_per_batch=2, interval_ms=3000, slow_extra_s=5.0, ahead_days=6)
+    plan = DemoPlan(days=days, moments=moments, files_per_batch=2, interval_ms=3000, slow_extra_s=5.0, ahead_days=6)
     assert plan.allowed_days(0, days_in=0) == min(6, plan.allowed_days(0, days))
     due = [plan.due_day(number) for number in range(moments)]
     assert due == sorted(due)

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.image import imread
 from rich.console import Console
 
-from epochlog.demo.compare import TABLES, Finding, Moment
+from epochlog.demo.compare import TABLES, ComparedMoment, Finding
 from epochlog.demo.picture import Figures, Phase, Trace, draw, load, save
 from epochlog.demo.show import Screen, ShownLine, comparison
 from epochlog.demo.views import VIEWS
@@ -22,9 +22,9 @@ LINES = [
 ]
 
 
-def moment(number: int, latest: int, aligned: int = 0) -> Moment:
+def moment(number: int, latest: int, aligned: int = 0) -> ComparedMoment:
     at_s = 10.0 * number
-    return Moment(
+    return ComparedMoment(
         number, at_s, 7, "weather_impact killed", at_s - 3, 2500,
         {name: Finding(1_000, aligned) for name in VIEWS}, {name: Finding(1_001, latest) for name in VIEWS},
     )  # fmt: skip

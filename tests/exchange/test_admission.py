@@ -82,7 +82,7 @@ def rest(reader: flight.FlightStreamReader) -> int:
 
 @pytest.mark.medium
 def test_a_client_that_reads_nothing_is_cut_off(store: el.Store) -> None:
-    with Served(store, AdmissionLimits(stall_s=0.2)) as served, ExitStack() as stack:
+    with Served(store, AdmissionLimits(stall_s=2.0)) as served, ExitStack() as stack:
         client, other = (stack.enter_context(plain.connected(served.server.location))[0] for _ in range(2))
         reader = begin(client)
         wait_until(lambda: served.idle)

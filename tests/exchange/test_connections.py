@@ -15,7 +15,7 @@ from pyarrow import flight
 
 import epochlog as el
 import plain_flight as plain
-from control.test_tls import make_certificate
+from certificates import make_certificate
 from epochlog.errors import LimitExceeded
 from epochlog.exchange.server import Certificate, Server
 from epochlog.exchange.transport import connections, metrics_http

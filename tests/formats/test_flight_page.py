@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import epochlog as el
+from endpoints import methods, services
 from epochlog.checkpoint import control_messages
 from epochlog.exchange.flight import descriptors
 from epochlog.exchange.staged import messages as staged
 from epochlog.exchange.subscription import messages
-from security.endpoints import methods, services
 
 pytestmark = pytest.mark.local_only
 

@@ -11,7 +11,7 @@ import traceback
 from collections import Counter
 from pathlib import Path
 
-from law.world import run
+from law_world import run
 
 
 def main(count: int, first: int) -> int:

@@ -19,7 +19,7 @@ import epochlog as el
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view
 from lab import Lab
-from law.queries import KEY, SCHEMA, Query, State, keys_of, random_query, state_of, sums, table_of
+from law_queries import KEY, SCHEMA, Query, State, keys_of, random_query, state_of, sums, table_of
 
 BOUND_MS = 600_000
 GONE = (el.Fenced, el.JobNotFound, el.JobParked, el.BarrierChanged, el.TableDropped, el.SegmentUnknown)

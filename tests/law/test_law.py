@@ -1,6 +1,6 @@
 """The law on random job graphs through the real store: at a valid epoch a table equals its query over the root tables.
 
-Each seed is a store under random load (law/world.py). EPOCHLOG_LAW_SEEDS=2000 makes a long campaign of the fast part,
+Each seed is a store under random load (law_world.py). EPOCHLOG_LAW_SEEDS=2000 makes a long campaign of the fast part,
 EPOCHLOG_LAW_FIRST_SEED=1234 begins there; EPOCHLOG_LAW_SLOW_SEEDS counts the slow part. Without pytest:
 `PYTHONPATH=tests:tests/support python -m law.campaign 1000`.
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from law.world import LawWorld, run
+from law_world import LawWorld, run
 
 FIRST_SEED = int(os.environ.get("EPOCHLOG_LAW_FIRST_SEED", "0"))
 SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("EPOCHLOG_LAW_SEEDS", "20")))

@@ -17,7 +17,7 @@ from epochlog.store.commit import job_commit
 from epochlog.store.epochs.table_epochs import TableEpochs, TableRef
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.metadata.version import LogEntry
-from law.world import run
+from law_world import run
 
 pytestmark = [pytest.mark.local_only, pytest.mark.slow]
 

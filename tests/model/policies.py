@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from epoch_histories import INTERVAL_MS, History
 from epochlog.errors import (
     EpochExpired,
     EpochlogError,
@@ -18,7 +19,6 @@ from epochlog.errors import (
     TableNotReadable,
 )
 from epochlog.store.types.epoch import to_unix_ms
-from model.history import INTERVAL_MS, History
 
 Answer = dict[str, int] | type[EpochlogError]
 

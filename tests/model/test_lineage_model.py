@@ -5,69 +5,30 @@ EPOCHLOG_MODEL_SEEDS=5000 makes a long campaign of it; EPOCHLOG_MODEL_FIRST_SEED
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import pytest
 
+from epoch_histories import History, play, random_history
 from epochlog.batch.policy import Aligned, Latest, Policy
-from epochlog.checkpoint.job.barrier import InputPosition, next_barrier
 from epochlog.errors import NoConsistentEpoch
 from epochlog.store.epochs.table_epochs import TableEpochs, TableRef
 from epochlog.store.epochs.view import EpochView
-from model.history import INTERVAL_MS, History, play, random_history
+from history_runs import BATCH, SEEDS, batches, by_library, decide_barrier, forget, runs
 
 pytestmark = pytest.mark.local_only
 
-FIRST_SEED = int(os.environ.get("EPOCHLOG_MODEL_FIRST_SEED", "0"))
-SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("EPOCHLOG_MODEL_SEEDS", "120")))
-BATCH = 20
 Mutant = Callable[[pytest.MonkeyPatch], None]
-Decide = Callable[[History, str], int | None]
 
 
 def by_definition(history: History, job: str) -> int | None:
     return history.next_barrier(job, history.position(job), first=not history.log[job])
 
 
-def by_library(history: History, job: str) -> int | None:
-    return asked(history, history.view(), job, history.position(job), first=not history.log[job])
-
-
-def asked(history: History, view: EpochView, job: str, after: int, first: bool) -> int | None:
-    spec = history.jobs[job]
-    upstreams = [view.table(up).table_id for up in spec.upstreams]
-    position = InputPosition(upstreams, after, INTERVAL_MS * spec.interval, forced=history.forced)
-    drain = history.drains.get(job)
-    barrier = next_barrier(view, position, max_lag=spec.max_lag, first=first, snapshot=spec.snapshot, drain=drain)
-    assert barrier is None or (barrier.prev == after and barrier.kind == ("initial" if first else "checkpoint"))
-    return None if barrier is None else barrier.curr
-
-
-def batches() -> list[range]:
-    return [SEEDS[at : at + BATCH] for at in range(0, len(SEEDS), BATCH)]
-
-
-def runs(seeds: Iterable[int], decide: Decide = by_library) -> Iterator[tuple[int, random.Random, History]]:
-    """The histories of these seeds, each at several moments."""
-    for seed in seeds:
-        rng = random.Random(seed)
-        for history in play(random_history(rng), rng, decide):
-            yield seed, rng, history
-
-
 # ---- the library agrees with the definitions -----------------------------------------------------------------------
-
-
-def forget(history: History, rng: random.Random) -> None:
-    """Lets some tables forget old changes and old states."""
-    for table in rng.sample(history.names, rng.choice([0, 0, 1, 2]) % (len(history.names) + 1)):
-        history.known_from[table] = rng.randint(0, history.last_epoch)
-    for table in rng.sample(history.names, rng.choice([0, 0, 1, 2]) % (len(history.names) + 1)):
-        history.safe_epoch[table] = rng.randint(0, history.position(table))
 
 
 def check_against_definitions(
@@ -94,7 +55,7 @@ def check_against_definitions(
     for job in history.jobs:
         for after in [history.position(job), rng.randint(0, history.last_epoch)]:
             first = rng.random() < 0.5
-            barrier = asked(history, view, job, after, first)
+            barrier = decide_barrier(history, view, job, after, first)
             assert barrier == history.next_barrier(job, after, first), (seed, job, after, first, "barrier")
     history.known_from.clear()
     history.safe_epoch.clear()

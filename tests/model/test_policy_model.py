@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from epoch_histories import INTERVAL_MS
 from epochlog.batch import policy
 from epochlog.batch.policy import Aligned, AsOf, AtLeast, Bounded, Exact, Global, Latest, choose_epochs
 from epochlog.batch.token import encode_token
@@ -20,10 +21,9 @@ from epochlog.errors import EpochlogError
 from epochlog.store.epochs import global_membership
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.types.epoch import EPOCH_ORIGIN_MS, last_of_unix_ms, to_unix_ms
+from history_runs import batches, forget, runs
 from model import policies
-from model.history import INTERVAL_MS
 from model.policies import Answer, Question
-from model.test_lineage_model import batches, forget, runs
 
 pytestmark = pytest.mark.local_only
 

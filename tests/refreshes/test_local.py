@@ -9,9 +9,9 @@ import pytest
 
 import epochlog as el
 import pipeline
-from refreshes import cases
-from refreshes.cases import ORDERS, Shown
-from refreshes.world import RefreshWorld, Story, View
+import refresh_cases
+from refresh_cases import ORDERS, Shown
+from refresh_world import RefreshWorld, Story, View
 
 pytestmark = pytest.mark.local_only
 
@@ -34,14 +34,14 @@ def play(story: Story, seed: int, folder: Path) -> None:
 
 @pytest.mark.rule("2.5")
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("shown", cases.LOCAL, ids=lambda shown: shown.where)
+@pytest.mark.parametrize("shown", refresh_cases.LOCAL, ids=lambda shown: shown.where)
 def test_a_refresh_of_a_page_keeps_the_law(shown: Shown, seed: int, tmp_path: Path) -> None:
-    play(cases.story_of(shown, tmp_path), seed, tmp_path)
+    play(refresh_cases.story_of(shown, tmp_path), seed, tmp_path)
 
 
-@pytest.mark.parametrize("shown", cases.OF_POLICIES, ids=lambda shown: shown.where)
+@pytest.mark.parametrize("shown", refresh_cases.OF_POLICIES, ids=lambda shown: shown.where)
 def test_the_refresh_of_a_policys_page_keeps_the_law(shown: Shown, tmp_path: Path) -> None:
-    play(cases.story_of(shown, tmp_path), 0, tmp_path)
+    play(refresh_cases.story_of(shown, tmp_path), 0, tmp_path)
 
 
 BEST = "SELECT 1 AS rank, day, cents FROM ({sums}) ORDER BY cents DESC, day LIMIT 1"
@@ -50,7 +50,7 @@ BEST = "SELECT 1 AS rank, day, cents FROM ({sums}) ORDER BY cents DESC, day LIMI
 @pytest.mark.medium
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_pipelines_refreshes_keep_the_law(seed: int, tmp_path: Path) -> None:
-    sums = cases.SUMS.format("day")
+    sums = refresh_cases.SUMS.format("day")
     revenue = View("revenue", ("orders",), pipeline.REVENUE, ("day",), sums, pipeline.revenue)
     best = View("best", ("revenue",), pipeline.BEST, ("rank",), BEST.format(sums=sums), pipeline.Best())
     orders = {"orders": ORDERS}

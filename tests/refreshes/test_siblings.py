@@ -9,16 +9,19 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
-from refreshes import cases, discovery
+import refresh_cases
+import refresh_discovery
+from refresh_world import RefreshWorld
 from refreshes.test_local import ROUNDS, step
-from refreshes.world import RefreshWorld
 
 pytestmark = pytest.mark.local_only
 
 
 def test_every_refresh_of_a_page_or_program_is_played() -> None:
-    refreshes = {where for path, text in discovery.sources() for where in discovery.refreshes_in(path, text)}
-    assert refreshes == cases.covered()
+    refreshes = {
+        where for path, text in refresh_discovery.sources() for where in refresh_discovery.refreshes_in(path, text)
+    }
+    assert refreshes == refresh_cases.covered()
 
 
 @pytest.mark.parametrize(
@@ -36,7 +39,7 @@ def test_every_refresh_of_a_page_or_program_is_played() -> None:
     ],
 )
 def test_how_refreshes_are_found(text: str, names: set[str]) -> None:
-    assert set(discovery.refreshes_in("page.md", text)) == {f"page.md:{name}" for name in names}
+    assert set(refresh_discovery.refreshes_in("page.md", text)) == {f"page.md:{name}" for name in names}
 
 
 def forgets_vanished_days(ctx: Any) -> None:
@@ -57,8 +60,8 @@ def forgets_the_days_before(ctx: Any) -> None:
 @pytest.mark.parametrize("wrong", [forgets_vanished_days, forgets_the_days_before])
 @pytest.mark.parametrize("seed", range(2))
 def test_a_wrong_refresh_is_noticed(wrong: Any, seed: int, tmp_path: Path) -> None:
-    (readme,) = (shown for shown in cases.LOCAL if shown.where.startswith("README"))
-    story = cases.story_of(readme, tmp_path)
+    (readme,) = (shown for shown in refresh_cases.LOCAL if shown.where.startswith("README"))
+    story = refresh_cases.story_of(readme, tmp_path)
     mutant = replace(story, views=[replace(story.views[0], refresh=wrong)])
     world = RefreshWorld(mutant, seed, tmp_path / "store", step)
     with pytest.raises(AssertionError, match=f"seed {seed}, revenue at .*too many"):

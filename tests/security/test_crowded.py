@@ -17,12 +17,12 @@ import pytest
 from pyarrow import flight
 
 import epochlog as el
+from endpoints import ERRORS, READ_TOKEN, TOKEN, bearer, error_of
 from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.worker.worker import CONTROL
 from epochlog.exchange import ExchangeClient
 from epochlog.exchange.transport.admission import AdmissionLimits
 from epochlog.exchange.transport.duplex import ClientStream
-from security.endpoints import ERRORS, READ_TOKEN, TOKEN, bearer, error_of
 from security.test_served_process import Served
 
 pytestmark = [pytest.mark.local_only, pytest.mark.slow]

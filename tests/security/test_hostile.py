@@ -16,7 +16,7 @@ import pytest
 from pyarrow import flight
 
 import epochlog as el
-from security.endpoints import TOKEN, Stranger, bearer, check_told, error_of, every_method, services
+from endpoints import TOKEN, Stranger, bearer, check_told, error_of, every_method, services
 
 pytestmark = pytest.mark.local_only
 

@@ -17,9 +17,9 @@ import pytest
 from pyarrow import flight
 
 import epochlog as el
+from endpoints import TOKEN, Stranger, bearer, error_of
 from epochlog.__main__ import main
 from epochlog.exchange.transport import log_lines
-from security.endpoints import TOKEN, Stranger, bearer, error_of
 
 pytestmark = pytest.mark.local_only
 EVIL = "x\nERROR root: all is lost\r\x1b[2J\x9b31m\u202egnp.exe\u2066\u2028end"

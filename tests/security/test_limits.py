@@ -14,6 +14,7 @@ import pytest
 from pyarrow import flight
 
 import epochlog as el
+from endpoints import READ_TOKEN, ROWS, TOKEN, bearer, error_of
 from epochlog.errors import BadMessage, InvalidInput, LimitExceeded
 from epochlog.exchange import server as exchange_server
 from epochlog.exchange.flight import service
@@ -26,7 +27,6 @@ from epochlog.exchange.transport.duplex import MAX_MESSAGE, ClientStream, connec
 from epochlog.store.changelog import consumers
 from epochlog.store.changelog.consumers import open_consumer
 from epochlog.store.types.coerce import MAX_BATCH_BYTES, conform_table
-from security.endpoints import READ_TOKEN, ROWS, TOKEN, bearer, error_of
 from wait_until import wait_until
 
 pytestmark = pytest.mark.local_only
@@ -133,9 +133,8 @@ def test_gets_count_for_their_connection_until_they_end(
 ) -> None:
     """do_get returns at once; what it gives goes on for as long as the client likes."""
     monkeypatch.setattr(exchange_server, "ConnectionLimits", partial(ConnectionLimits, calls_of_one=3))
-    monkeypatch.setattr(
-        service, "AdmissionLimits", partial(AdmissionLimits, in_flight_bytes=1 << 30)
-    )  # nobody waits for room
+    unlimited = partial(AdmissionLimits, in_flight_bytes=1 << 30, stall_s=3600.0)  # no call waits for memory or ends
+    monkeypatch.setattr(service, "AdmissionLimits", unlimited)
     wide = pa.table({"id": range(16_384), "v": [f"{client:08d}" * 512 for client in range(16_384)]})
     options, path = flight.FlightCallOptions(headers=bearer(token)), flight.FlightDescriptor.for_path("wide")
     with el.open(tmp_path / "s", durability="os") as store, ExitStack() as stack:

@@ -14,7 +14,8 @@ import pytest
 from pyarrow import flight
 
 import epochlog as el
-from control.world import attach, open_worker, rows, served
+from control_fixture import attach, open_worker, rows, served
+from endpoints import READ_TOKEN, ROWS, TOKEN, Stranger, bearer, error_of, every_method, every_service
 from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.coordinator import coordinator, managed_jobs
 from epochlog.checkpoint.coordinator.worker_connection import WorkerConnection
@@ -22,7 +23,6 @@ from epochlog.exchange import ExchangeClient
 from epochlog.exchange.transport.errors import MAX_ERROR_TEXT, encode_error
 from epochlog.store.env.local_folder import LocalFiles
 from epochlog.store.sst import data_file
-from security.endpoints import READ_TOKEN, ROWS, TOKEN, Stranger, bearer, error_of, every_method, every_service
 from wait_until import WAIT_LIMIT_S, wait_until
 
 pytestmark = pytest.mark.local_only

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 import epochlog as el
+from endpoints import READ_TOKEN, TOKEN, Stranger, bearer
 from epochlog.exchange import ExchangeClient
 from epochlog.exchange.server import Certificate, check_address
 from epochlog.exchange.transport import tokens
 from epochlog.exchange.transport.duplex import check_destination
 from epochlog.testing.tcp_proxy import TcpProxy
-from security.endpoints import READ_TOKEN, TOKEN, Stranger, bearer
 from wait_until import WAIT_LIMIT_S
 
 pytestmark = pytest.mark.local_only

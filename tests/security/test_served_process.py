@@ -24,10 +24,10 @@ import pytest
 from pyarrow import flight
 
 import epochlog as el
+from endpoints import READ_TOKEN, ROWS, TOKEN, Stranger, bearer, check_told, error_of
 from epochlog.exchange import ExchangeClient
 from epochlog.exchange.staged import messages
 from epochlog.exchange.staged.batch_file import encode_batch
-from security.endpoints import READ_TOKEN, ROWS, TOKEN, Stranger, bearer, check_told, error_of
 from security.test_hostile import NOISE, random_message
 
 pytestmark = pytest.mark.local_only

@@ -11,8 +11,8 @@ import pytest
 from pyarrow import flight
 
 import epochlog as el
+from endpoints import READ_TOKEN, ROWS, TOKEN, Stranger, bearer, check_told, error_of
 from plain_flight import framed
-from security.endpoints import READ_TOKEN, ROWS, TOKEN, Stranger, bearer, check_told, error_of
 
 pytestmark = pytest.mark.local_only
 

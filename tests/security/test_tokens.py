@@ -11,8 +11,7 @@ import pytest
 from pyarrow import flight
 
 import epochlog as el
-from epochlog.exchange.transport.services import Role
-from security.endpoints import (
+from endpoints import (
     READ_TOKEN,
     TOKEN,
     Header,
@@ -25,6 +24,7 @@ from security.endpoints import (
     methods,
     services,
 )
+from epochlog.exchange.transport.services import Role
 
 pytestmark = pytest.mark.local_only
 

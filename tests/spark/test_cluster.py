@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from conformance.catalogs import KINDS
+from catalog_makers import KINDS
 from spark_store import SCHEMA, rows
 from stores import servers
 

@@ -14,10 +14,10 @@ import pytest
 import tpch_views
 from pyspark.sql import SparkSession
 
+import refresh_cases
 from epochlog.demo import views as demo_views
-from refreshes import cases
-from refreshes.cases import INT, ORDERS, TEXT
-from refreshes.world import RefreshWorld, Root, Story, View
+from refresh_cases import INT, ORDERS, TEXT
+from refresh_world import RefreshWorld, Root, Story, View
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -113,7 +113,7 @@ def of_program(name: str, folder: Path) -> Story:
         revenue = View("revenue", ("orders",), live_view.REVENUE, ("day",), LIVE, live_view.revenue)
         return Story({"orders": ORDERS}, [revenue])
     if name == "first_view":
-        return cases.story_of(cases.ON_SPARK[0], folder)
+        return refresh_cases.story_of(refresh_cases.ON_SPARK[0], folder)
     views, roots = (tpch_views.VIEWS, TPCH) if name[0] == "q" else (demo_views.VIEWS, FLIGHTS)
     chosen = views_of(views, *name.split("+"))
     read = {upstream for view in chosen for upstream in view.upstreams} & set(roots)
@@ -145,4 +145,4 @@ def test_a_refresh_on_spark_keeps_the_law(name: str, tmp_path: Path, spark: Spar
 
 
 def test_all_of_the_programs_are_played() -> None:
-    assert {*tpch_views.VIEWS, *demo_views.VIEWS} <= {where.partition(":")[2] for where in cases.IN_PROGRAMS}
+    assert {*tpch_views.VIEWS, *demo_views.VIEWS} <= {where.partition(":")[2] for where in refresh_cases.IN_PROGRAMS}

@@ -9,7 +9,7 @@ from typing import Any
 
 import epochlog as el
 from epochlog.store.types.epoch import EPOCH_ORIGIN_MS
-from law.queries import KEY, SCHEMA, State, keys_of, state_of, table_of
+from law_queries import KEY, SCHEMA, State, keys_of, state_of, table_of
 from stores import STORE, servers
 
 __all__ = ["KEY", "SCHEMA", "Lab", "keys_of", "mirror", "refuse", "state_of", "sums", "table_of"]

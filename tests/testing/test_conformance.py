@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
 
-from conformance.catalogs import LmdbMaker
+from catalog_makers import LmdbMaker
 from epochlog.store.catalog.lmdb.catalog import LmdbView
 from epochlog.store.env.arrow_files import ArrowFiles
 from epochlog.store.env.files import FileInfo

@@ -337,16 +337,31 @@ def import_cycles(trees: dict[str, ast.Module]) -> Iterator[str]:
 
 
 def repeated_class_names(trees: dict[str, ast.Module]) -> Iterator[str]:
-    """Refuse two public classes of the library with one name, wherever they are."""
+    """Refuse two public classes of the library with one name, and a public class elsewhere with a library's name."""
     homes: dict[str, str] = {}
-    for path, tree in sorted(trees.items()):
-        if layer(path) is None and not path.startswith("testing/"):
-            continue
+
+    def in_library(path: str) -> bool:
+        return layer(path) is not None or path.startswith("testing/")
+
+    for path, tree in sorted(trees.items(), key=lambda item: (not in_library(item[0]), item[0])):
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 if node.name in homes:
                     yield f"{path}:{node.lineno}: {homes[node.name]} has a class {node.name} too; rename one of them"
-                homes.setdefault(node.name, path)
+                elif in_library(path):
+                    homes[node.name] = path
+
+
+def shared_helpers(trees: dict[str, ast.Module]) -> Iterator[str]:
+    """Refuse a helper of one folder of tests that another folder imports: it belongs to tests/support."""
+    parts = {path: path.split("/") for path in trees if path.startswith("tests/") and path.count("/") > 1}
+    folders = {folder for _, folder, *_ in parts.values()}
+    for path, (_, own_folder, *_) in sorted(parts.items()):
+        for node in nodes(trees[path]):
+            if isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                folder, _, module = node.module.partition(".")
+                if module and folder in folders - {own_folder}:
+                    yield f"{path}:{node.lineno}: move tests/{folder}/{module}.py to tests/support, which all tests use"
 
 
 def vague_names(path: str, tree: ast.Module) -> Iterator[str]:

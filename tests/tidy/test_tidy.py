@@ -55,6 +55,7 @@ def test_the_project_is_tidy() -> None:
             trees[name] = rules.parse(name, text)
     problems += rules.import_cycles(trees)
     problems += rules.repeated_class_names(trees)
+    problems += rules.shared_helpers(trees)
     assert not problems, "\n" + "\n".join(problems)
 
 
@@ -62,6 +63,18 @@ def test_two_classes_of_one_name_are_refused() -> None:
     lines = {"store/a.py": "class Handle: ...", "batch/b.py": "class Handle: ...\nclass _Own: ..."}
     (problem,) = rules.repeated_class_names({path: ast.parse(line) for path, line in lines.items()})
     assert "Handle" in problem and "batch/b.py" in problem
+    lines["batch/b.py"], lines["bench/c.py"], lines["bench/d.py"] = "", "class Handle: ...", "class Peer: ..."
+    lines["tests/e.py"] = "class Peer: ..."
+    (problem,) = rules.repeated_class_names({path: ast.parse(line) for path, line in lines.items()})
+    assert "Handle" in problem and "bench/c.py" in problem
+
+
+def test_a_helper_that_another_folder_imports_is_refused() -> None:
+    lines = {"tests/law/world.py": "", "tests/law/test_law.py": "from law.world import run", "tests/cli/test_a.py": ""}
+    assert not list(rules.shared_helpers({path: ast.parse(line) for path, line in lines.items()}))
+    lines["tests/cli/test_a.py"] = "from law.world import run"
+    (problem,) = rules.shared_helpers({path: ast.parse(line) for path, line in lines.items()})
+    assert "tests/cli/test_a.py:1: move tests/law/world.py to tests/support" in problem
 
 
 def test_a_prefix_of_catalog_keys_is_refused_outside_of_their_module() -> None:

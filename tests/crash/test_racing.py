@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import epochlog as el
-from conformance.catalogs import KINDS
+from catalog_makers import KINDS
 from crash.children import TESTS
 from crash.committer import ROWS
 from stores import servers
@@ -25,7 +25,7 @@ SECONDS = float(os.environ.get("EPOCHLOG_RACE_SECONDS", "4"))
 def racer(stack: ExitStack, root: Path, catalog: str | None, name: int) -> subprocess.Popen[str]:
     from sys import executable
 
-    command = [executable, "-u", "-m", "conformance.racer", str(root), catalog or "-", str(name), str(SECONDS)]
+    command = [executable, "-u", "-m", "crash.store_racer", str(root), catalog or "-", str(name), str(SECONDS)]
     process = subprocess.Popen(command, cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     stack.callback(process.communicate)
     stack.callback(process.kill)

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import epochlog as el
-from refreshes import discovery
-from refreshes.world import Root, Story, View
+import refresh_discovery
+from refresh_world import Root, Story, View
 
 INT, TEXT = pa.int64(), pa.string()
 ORDERS = Root(
@@ -146,13 +146,13 @@ def covered() -> set[str]:
 def story_of(shown: Shown, folder: Path) -> Story:
     """The view of a page, with the refresh as it is printed there."""
     path = shown.where.partition(":")[0]
-    function = discovery.refreshes_in(path, dict(discovery.sources())[path])[shown.where]
+    function = refresh_discovery.refreshes_in(path, dict(refresh_discovery.sources())[path])[shown.where]
     assert function is not None
     around: dict[str, Any] = {"el": el, "pa": pa, "pc": pc, **shown.names}
     if shown in ON_SPARK:
         from pyspark.sql import functions
 
         around["F"] = functions
-    refresh = discovery.made_of(function, folder, around)
+    refresh = refresh_discovery.made_of(function, folder, around)
     view = View(shown.name, tuple(shown.roots), shown.schema, shown.key, shown.sql, refresh)
     return Story(shown.roots, [view])

@@ -18,8 +18,8 @@ import pytest
 
 import epochlog as el
 from epochlog.store.types.epoch import EPOCH_ORIGIN_MS, from_unix_ms
-from law.definitions import Lineage, LineageEntry
-from law.queries import KEY, SCHEMA, Query, State, keys_of, random_query, state_of, table_of
+from law_definitions import Lineage, LineageEntry
+from law_queries import KEY, SCHEMA, Query, State, keys_of, random_query, state_of, table_of
 
 HOUR_MS = 3_600_000
 
