@@ -109,6 +109,7 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .pipeline import Pipeline
     from .serving import StoreServer, serve
     from .snapshot import Snapshot
+    from .spark.catalog.install import catalog
     from .spark.refresh_context import SparkRefreshContext
     from .spark.session import register, spark
     from .spark.sink import sink
@@ -183,6 +184,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "spark",
     ),
     "spark.sink": ("sink",),
+    "spark.catalog.install": ("catalog",),
 }
 
 __all__ = [
@@ -237,6 +239,7 @@ __all__ = [
     "register",
     "spark",
     "sink",
+    "catalog",
     "EpochlogError",
     "InvalidInput",
     "InvalidName",

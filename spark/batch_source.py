@@ -252,17 +252,9 @@ class TableReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         handle = self._load.location.open()
         try:
-            plan = plan_with_lease(handle, self._load)
-            files = handle.files
+            return plan_partitions(handle, self._load, self._schema)
         finally:
             handle.close()
-        # Return one empty partition for a plan without rows: Spark starts one task in any case.
-        columns = tuple(name for name in self._schema.names if name not in _CHANGE_NAMES)
-        load = self._load
-        partition = ReadPartition(
-            files, plan, self._schema, ReadOptions(columns, load.predicate()), load.mode, load.pre_images
-        )
-        return [PiecePartition(split) for split in cut(partition, load.tasks) or [partition]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, PiecePartition)
@@ -276,6 +268,16 @@ def make_reader(load: Load, schema: StructType) -> TableReader:
             f"startingVersion={load.start} is for streams; a batch read of changes starts at an epoch or at earliest"
         )
     return TableReader(load, schema)
+
+
+def plan_partitions(handle: Handle, load: Load, schema: pa.Schema) -> list[InputPartition]:
+    """Plan the read of the columns of `schema` with a lease on its files, cut into Spark's partitions; at least one."""
+    plan = plan_with_lease(handle, load)
+    columns = tuple(name for name in schema.names if name not in _CHANGE_NAMES)
+    options = ReadOptions(columns, load.predicate())
+    partition = ReadPartition(handle.files, plan, schema, options, load.mode, load.pre_images)
+    # Return one empty partition for a plan without rows: Spark starts one task in any case.
+    return [PiecePartition(split) for split in cut(partition, load.tasks) or [partition]]
 
 
 def plan_with_lease(handle: Handle, load: Load) -> ScanPlan | LogPlan:

@@ -1,0 +1,223 @@
+"""Spark catalog over the tables of a store. A namespace is a held snapshot: its tables at the epochs that it holds."""
+
+# ruff: noqa: N802  # Spark calls these methods by its own names
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from epochlog.batch.named_snapshots import held_snapshots
+from epochlog.errors import InvalidInput, NotWritable, TableNotFound
+
+from .jvm import CONNECTOR, Jvm, Proxy, Refusal, answer
+from .query_epochs import CatalogTables, LoadedTable, QueryEpochs
+from .query_group import QueryGroups
+from .table import CatalogTable, JavaShapes
+
+_READS = "a catalog of a store only reads it"
+
+
+class StoreCatalog(Proxy):
+    """Tables of a store as a catalog. Spark calls all methods by Java's names; overloads differ in their arguments."""
+
+    class Java:
+        implements = (f"{CONNECTOR}catalog.TableCatalog", f"{CONNECTOR}catalog.SupportsNamespaces")
+
+    def __init__(self, jvm: Jvm, name: str, tables: CatalogTables) -> None:
+        super().__init__(jvm)
+        self._name = name
+        self._tables = tables
+        self._groups = QueryGroups(jvm, tables.newest)
+        self._shapes = JavaShapes(jvm)
+        self._no_names = jvm.java.util.HashSet()
+
+    def toString(self) -> str:
+        return f"epochlog catalog {self._name}"
+
+    def name(self) -> str:
+        return self._name
+
+    def initialize(self, name: str, options: Any) -> None:
+        """Do nothing: the catalog was made with its name and options."""
+
+    def defaultNamespace(self) -> Any:
+        return self.jvm.strings([])
+
+    def capabilities(self) -> Any:
+        return self._no_names
+
+    def tableStateOptionKeys(self) -> Any:
+        return self._no_names
+
+    def changelogStateOptionKeys(self) -> Any:
+        return self._no_names
+
+    def useNullableQuerySchema(self) -> bool:
+        return True
+
+    # ---- tables ------------------------------------------------------------------------------------------------------
+
+    @answer
+    def listTables(self, namespace: Any) -> Any:
+        names = self._names(list(namespace))
+        identifiers = [self.jvm.identifier(namespace, name) for name in names]
+        return self.jvm.array(self.jvm.spark.connector.catalog.Identifier, identifiers)
+
+    @answer
+    def listTableSummaries(self, namespace: Any) -> Any:
+        kinds = self.jvm.spark.connector.catalog.TableSummary
+        summaries = [
+            kinds.of(self.jvm.identifier(namespace, name), kinds.MANAGED_TABLE_TYPE)
+            for name in self._names(list(namespace))
+        ]
+        return self.jvm.array(kinds, summaries)
+
+    @answer
+    def tableExists(self, identifier: Any) -> bool:
+        namespace = list(identifier.namespace())
+        return self._namespace_known(namespace) and identifier.name() in self._names(namespace)
+
+    def invalidateTable(self, identifier: Any) -> None:
+        """Do nothing: each query loads its tables anew."""
+
+    @answer
+    def loadTable(self, identifier: Any, *context: Any) -> CatalogTable:
+        """Load a table for a query. context: Java's TableContext (a version or a time, the privileges of a write), and
+        options.
+        """
+        namespace, name = list(identifier.namespace()), identifier.name()
+        if not self._namespace_known(namespace):
+            raise self._no_such_table(identifier)
+        if context and not context[0].writePrivileges().isEmpty():
+            raise NotWritable(
+                f"{_READS}: write rows with store.table({name!r}).upsert(…) and delete(…), or with "
+                'df.write.format("epochlog").mode("append")'
+            )
+        travel = _time_travel(context[0]) if context else None
+        try:
+            return self._table([*namespace, name], self._load(namespace, name, travel))
+        except TableNotFound:
+            raise self._no_such_table(identifier) from None
+
+    def _load(self, namespace: Sequence[str], name: str, travel: str | int | None) -> LoadedTable:
+        if namespace:
+            if travel is not None:
+                raise InvalidInput(
+                    f"{namespace[0]} is a held snapshot, so its tables have one epoch: leave out VERSION or TIMESTAMP"
+                )
+            chosen: QueryEpochs | int | None = self._tables.held(namespace[0])
+            if chosen is None:
+                raise TableNotFound(f"no snapshot is held as {namespace[0]!r}")
+        elif isinstance(travel, str):
+            chosen = self._tables.at_version(travel)
+        elif travel is not None:
+            chosen = self._tables.as_of_ms(travel // 1_000)
+        else:
+            chosen = self._groups.epochs(name)
+        return self._tables.load(name, chosen)
+
+    def _table(self, path: Sequence[str], loaded: LoadedTable) -> CatalogTable:
+        label = ".".join([self._name, *path])
+        return CatalogTable(self.jvm, self._tables.handle, label, loaded, self._shapes, self._groups.end)
+
+    def _names(self, namespace: Sequence[str]) -> list[str]:
+        if not namespace:
+            return self._tables.listed()
+        held = next((held for held in held_snapshots(self._tables.handle) if [held.name] == list(namespace)), None)
+        if held is None:
+            raise self._no_such_namespace(namespace)
+        return [name for name in self._tables.listed() if name in held.epochs]
+
+    # ---- namespaces --------------------------------------------------------------------------------------------------
+
+    @answer
+    def listNamespaces(self, parent: Any = None) -> Any:
+        above = [] if parent is None else list(parent)
+        if not self._namespace_known(above):
+            raise self._no_such_namespace(above)
+        names = [] if above else [held.name for held in held_snapshots(self._tables.handle)]
+        kind = self.jvm.java.lang.String
+        array = self.jvm.gateway.new_array(kind, len(names), 1)
+        for place, name in enumerate(names):
+            array[place] = self.jvm.strings([name])
+        return array
+
+    @answer
+    def namespaceExists(self, namespace: Any) -> bool:
+        return self._namespace_known(list(namespace))
+
+    @answer
+    def loadNamespaceMetadata(self, namespace: Any) -> Any:
+        path = list(namespace)
+        if not self._namespace_known(path):
+            raise self._no_such_namespace(path)
+        comment = "the tables of the store" if not path else "a held snapshot: its tables at the epochs that it holds"
+        return self.jvm.map({"comment": comment})
+
+    def _namespace_known(self, namespace: Sequence[str]) -> bool:
+        return not namespace or any([held.name] == list(namespace) for held in held_snapshots(self._tables.handle))
+
+    @answer
+    def createNamespace(self, namespace: Any, metadata: Any) -> NoReturn:
+        raise NotWritable("a namespace of the catalog is a held snapshot: make one with store.snapshot(…).hold(…)")
+
+    @answer
+    def alterNamespace(self, namespace: Any, *changes: Any) -> NoReturn:
+        raise NotWritable("a namespace of the catalog is a held snapshot, which has no properties")
+
+    @answer
+    def dropNamespace(self, namespace: Any, cascade: bool) -> NoReturn:
+        raise NotWritable("a namespace of the catalog is a held snapshot: end it with store.release_snapshot(name)")
+
+    # ---- what only the store does ------------------------------------------------------------------------------------
+
+    @answer
+    def createTable(self, identifier: Any, *description: Any) -> NoReturn:
+        raise NotWritable(f"{_READS}: create {identifier.name()!r} with store.create_table(name, schema, primary_key)")
+
+    @answer
+    def createTableLike(self, identifier: Any, *description: Any) -> NoReturn:
+        raise NotWritable(f"{_READS}: create {identifier.name()!r} with store.create_table(name, schema, primary_key)")
+
+    @answer
+    def alterTable(self, identifier: Any, *changes: Any) -> NoReturn:
+        raise NotWritable(f"{_READS}: change its options with store.table({identifier.name()!r}).alter(…)")
+
+    @answer
+    def dropTable(self, identifier: Any) -> NoReturn:
+        raise NotWritable(f"{_READS}: drop the table with store.drop_table({identifier.name()!r})")
+
+    @answer
+    def purgeTable(self, identifier: Any) -> NoReturn:
+        raise NotWritable(f"{_READS}: drop the table with store.drop_table({identifier.name()!r})")
+
+    @answer
+    def renameTable(self, old: Any, new: Any) -> NoReturn:
+        raise NotWritable(f"a table of a store keeps its name: {old.name()!r} cannot be renamed")
+
+    @answer
+    def loadChangelog(self, identifier: Any, *context: Any) -> NoReturn:
+        raise InvalidInput(
+            'a catalog reads no changes: use spark.read.format("epochlog").option("readChangeFeed", "true")'
+            f'.option("startingVersion", …) with the path of the store and the table {identifier.name()!r}'
+        )
+
+    # ---- errors that Spark knows -------------------------------------------------------------------------------------
+
+    def _no_such_table(self, identifier: Any) -> Refusal:
+        errors = self.jvm.spark.catalyst.analysis
+        return Refusal("NoSuchTable", errors.NoSuchTableException(identifier))
+
+    def _no_such_namespace(self, namespace: Sequence[str]) -> Refusal:
+        errors = self.jvm.spark.catalyst.analysis
+        return Refusal("NoSuchNamespace", errors.NoSuchNamespaceException(self.jvm.strings(namespace)))
+
+
+def _time_travel(context: Any) -> str | int | None:
+    """Return the version (text) or the time (Unix microseconds) of a TableContext; None without either."""
+    travel = context.timeTravel()
+    if not travel.isPresent():
+        return None
+    spec = travel.get()
+    return spec.version() if "AsOfVersion" in spec.getClass().getName() else spec.micros()

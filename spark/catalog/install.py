@@ -1,0 +1,72 @@
+"""`el.catalog`: install a store as a catalog in a session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from epochlog.batch.policy import Policy
+from epochlog.batch.policy_registry import resolve_policy
+from epochlog.errors import InvalidInput
+from epochlog.spark.session import register
+from epochlog.store.session.handle import Handle, HasHandle, open_handle
+from epochlog.store.types.schema import is_name
+
+from .catalog import StoreCatalog
+from .jvm import Jvm
+from .query_epochs import CatalogTables, require_suitable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def catalog(
+    spark: SparkSession,
+    store: HasHandle | str | Path,
+    name: str = "lake",
+    consistency: str | type | Policy = "global",
+    *,
+    tables: Sequence[str] | None = None,
+    **policy_options: object,
+) -> None:
+    """Install the store as a catalog of Spark SQL: `SELECT … FROM lake.orders`. A query reads all tables at one epoch.
+
+    store: an open store, or the root of one, which is opened for the life of the process. name: of the catalog; a
+    second call replaces it. consistency and policy_options: the policy that chooses the epoch of each query, as those
+    of `store.snapshot`. tables: the tables that the catalog has, and that the policy aligns; None for all that take
+    part in `global`. Each session needs a call of its own, also `spark.newSession()`.
+    Raises InvalidInput for a session of Spark Connect or without pinned threads, and for wrong arguments.
+    """
+    jvm = Jvm(spark)
+    if not isinstance(name, str) or not is_name(name):
+        raise InvalidInput(f"a catalog cannot be named {name!r}: use 1 to 63 of a-z, 0-9 and _, a letter first")
+    if name == SPARK_CATALOG:
+        raise InvalidInput(f"{name} is Spark's own catalog; choose another name, such as lake")
+    if isinstance(tables, str) or (tables is not None and not tables):
+        raise InvalidInput(f"tables must be a list of table names, not {tables!r}")
+    policy = resolve_policy(consistency, **policy_options)
+    names = None if tables is None else tuple(tables)
+    require_suitable(policy, names)
+    register(spark)
+    proxy = StoreCatalog(jvm, name, CatalogTables(_open(store), policy, names))
+    catalogs = jvm.catalogs.getClass().getDeclaredField("catalogs")
+    catalogs.setAccessible(True)
+    catalogs.get(jvm.catalogs).put(name, proxy)
+
+
+SPARK_CATALOG = "spark_catalog"
+_opened: dict[str, Handle] = {}
+"""Stores that calls with a root have opened, by root."""
+
+
+def _open(store: HasHandle | str | Path) -> Handle:
+    if not isinstance(store, str | Path):
+        handle: Any = getattr(store, "_handle", None)
+        if not isinstance(handle, Handle):
+            raise InvalidInput(f"a catalog needs an open store or the root of one, not {store!r}")
+        return handle
+    root = str(store)
+    if root not in _opened:
+        _opened[root] = open_handle(root, create=False)
+    return _opened[root]

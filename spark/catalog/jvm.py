@@ -1,0 +1,154 @@
+"""The JVM of a session, as objects behind Java's interfaces need it: constructors, arrays, and errors that Spark shows.
+
+Spark calls these objects (*proxies*) on the thread of the query. Their calls into the JVM run on that Java thread too,
+as long as PySpark pins threads, which is its default.
+"""
+
+# ruff: noqa: N802  # Spark calls these methods by its own names
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from py4j.protocol import Py4JJavaError
+from pyspark.java_gateway import ensure_callback_server_started
+from pyspark.sql import SparkSession
+
+from epochlog.errors import EpochlogError, InvalidInput
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+CONNECTOR = "org.apache.spark.sql.connector."
+_DATA_SOURCE = (
+    'read a table there with spark.read.format("epochlog").option("path", …).option("table", …), and several tables at '
+    'one epoch with .option("snapshot", token) of one store.snapshot(…)'
+)
+
+
+class Jvm:
+    """JVM of one classic session. Raises InvalidInput for a session of Spark Connect, or without pinned threads."""
+
+    def __init__(self, session: SparkSession) -> None:
+        require_classic(session)
+        inner: Any = session
+        context: Any = session.sparkContext
+        self.session = session
+        self.gateway: Any = context._gateway
+        self.context: Any = context._jsc.sc()
+        if type(self.gateway).__name__ != "ClientServer":
+            raise InvalidInput(
+                "a catalog needs PySpark's pinned threads, which PYSPARK_PIN_THREAD=false turns off: set it to true "
+                f"before the session is created; or {_DATA_SOURCE}"
+            )
+        ensure_callback_server_started(self.gateway)
+        self.gateway.python_parameters.propagate_java_exceptions = True
+        _hide_refusals()
+        self.root: Any = context._jvm
+        self.spark: Any = self.root.org.apache.spark.sql
+        self.java: Any = self.root.java
+        self.catalogs: Any = inner._jsparkSession.sessionState().catalogManager()
+
+        self.no_transforms: Any = self.gateway.new_array(self.spark.connector.expressions.Transform, 0)
+
+    def python_table(self, schema: Any, read: bytes | None = None) -> Any:
+        """Return Spark's table over the Python source "epochlog" with this schema.
+
+        read: the planned read of its batches, as PySpark's planning process encodes it.
+        """
+        python = self.spark.execution.datasources.v2.python
+        source = python.PythonDataSourceV2()
+        source.setShortName("epochlog")
+        if read is not None:
+            stream = self.java.io.DataInputStream(self.java.io.ByteArrayInputStream(read))
+            source.setReadInfo(python.PythonDataSourceReadInfo.receive(stream))
+        return source.getTable(schema, self.no_transforms, self.map({}))
+
+    def strings(self, values: Iterable[str]) -> Any:
+        """Return a Java array of strings."""
+        return self.array(self.java.lang.String, list(values))
+
+    def array(self, kind: Any, values: list[Any]) -> Any:
+        array = self.gateway.new_array(kind, len(values))
+        for place, value in enumerate(values):
+            array[place] = value
+        return array
+
+    def map(self, values: Mapping[str, str]) -> Any:
+        """Return a Java map of strings."""
+        made = self.java.util.HashMap()
+        for name, value in values.items():
+            made.put(name, value)
+        return made
+
+    def options(self, values: Mapping[str, str]) -> Any:
+        return self.spark.util.CaseInsensitiveStringMap(self.map(values))
+
+    def identifier(self, namespace: Iterable[str], name: str) -> Any:
+        return self.spark.connector.catalog.Identifier.of(self.strings(namespace), name)
+
+
+def require_classic(session: object) -> None:
+    """Raise InvalidInput for an object that is no classic Spark session."""
+    if type(session).__module__.startswith("pyspark.sql.connect"):
+        raise InvalidInput(f"a session of Spark Connect cannot have the store as a catalog; {_DATA_SOURCE}")
+    if not isinstance(session, SparkSession):
+        raise InvalidInput(f"a catalog is installed in a Spark session, not in {session!r}")
+
+
+class Refusal(Py4JJavaError):
+    """Java exception that a proxy throws into Spark, and no message for this process' log."""
+
+
+def refuse(jvm: Jvm, error: EpochlogError) -> Refusal:
+    """Return the exception with which Spark fails the query; its message has the error's class and text."""
+    text = error.args[0] if error.args else ""
+    name = type(error).__name__
+    return Refusal(name, jvm.java.lang.IllegalArgumentException(f"epochlog.errors.{name}: {text}"))
+
+
+def answer(method: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a method of a proxy that has `jvm`: its epochlog errors reach Spark as Java exceptions."""
+
+    @wraps(method)
+    def answering(*args: P.args, **keywords: P.kwargs) -> R:
+        try:
+            return method(*args, **keywords)
+        except EpochlogError as error:
+            proxy: Any = args[0]
+            raise refuse(proxy.jvm, error) from error
+
+    return answering
+
+
+class Proxy:
+    """Base class of Python objects behind a Java interface: Java asks every object for these three."""
+
+    def __init__(self, jvm: Jvm) -> None:
+        self.jvm = jvm
+
+    def hashCode(self) -> int:
+        return hash(self) & 0x7FFFFFFF
+
+    def equals(self, other: object) -> bool:
+        return self == other
+
+    def toString(self) -> str:
+        return type(self).__name__
+
+
+class _HideRefusals(logging.Filter):
+    """Filter of Py4J's log: a refusal is the answer to a query, and no failure of the callback."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], Refusal))
+
+
+def _hide_refusals() -> None:
+    for name in ("py4j.clientserver", "py4j.java_gateway"):
+        logger = logging.getLogger(name)
+        if not any(isinstance(known, _HideRefusals) for known in logger.filters):
+            logger.addFilter(_HideRefusals())

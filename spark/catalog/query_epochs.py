@@ -1,0 +1,151 @@
+"""Query epochs: the epochs at which one query reads the tables of a Spark catalog.
+
+Spark asks for the tables of a query one after the other, so a catalog chooses the epochs of all its tables at once,
+when the first of them is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from epochlog.batch.named_snapshots import held_snapshots
+from epochlog.batch.policy import AsOf, Exact, Global, Latest, Policy, choose_epochs, left_out_of
+from epochlog.batch.waiting import until_chosen
+from epochlog.errors import EpochExpired, EpochNotCommitted, InvalidInput, TableNotFound, TableNotReadable
+from epochlog.store.catalog.protocol import ReadTxn
+from epochlog.store.commit.lag_marks import mark_late
+from epochlog.store.epochs.readable import require_begun
+from epochlog.store.epochs.view import EpochView
+from epochlog.store.epochs.view_reader import read_epoch_view
+from epochlog.store.metadata.definitions import TableDef
+from epochlog.store.metadata.lookups import all_tables, find_table, get_table
+from epochlog.store.scan.scan_plan import require_complete
+from epochlog.store.session.handle import Handle
+
+_NO_REASONS: dict[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class QueryEpochs:
+    """Epochs of the tables, by name; the ids of all tables of the store; the reasons for tables without an epoch."""
+
+    epochs: Mapping[str, int]
+    ids: Mapping[str, int]
+    left_out: Mapping[str, str] = field(default_factory=lambda: _NO_REASONS)
+
+    def epoch(self, table: str) -> int:
+        """Return the epoch of a table. Raises TableNotFound, TableNotReadable."""
+        if table in self.epochs:
+            return self.epochs[table]
+        if table not in self.ids:
+            raise TableNotFound(f"there is no table {table!r}; the catalog has: {', '.join(self.epochs) or 'none'}")
+        raise TableNotReadable(self.left_out.get(table) or f"the catalog does not include {table!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTable:
+    """Table as a query reads it."""
+
+    definition: TableDef
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogTables:
+    """Tables of a catalog, and the policy that chooses their epochs. names: None for all tables of the store."""
+
+    handle: Handle
+    policy: Policy
+    names: tuple[str, ...] | None = None
+
+    def listed(self) -> list[str]:
+        """Return the names of the tables, sorted."""
+        stored = sorted(table.name for table in self.handle.catalog.read(lambda view: list(all_tables(view))))
+        return stored if self.names is None else [name for name in stored if name in self.names]
+
+    def newest(self) -> QueryEpochs:
+        """Return the epochs that the policy chooses now; wait for them as long as the policy says."""
+        return self._choose(self.policy)
+
+    def as_of_ms(self, unix_ms: int) -> QueryEpochs:
+        """Return the newest epochs at or before a time."""
+        return self._choose(AsOf(timestamp=unix_ms))
+
+    def held(self, name: str) -> QueryEpochs | None:
+        """Return the epochs of a held snapshot; None if no snapshot is held under this name."""
+        held = next((snapshot for snapshot in held_snapshots(self.handle) if snapshot.name == name), None)
+        return None if held is None else self._choose(Exact(held.token))
+
+    def at_version(self, version: str) -> QueryEpochs | int:
+        """Return the epochs of VERSION AS OF: one epoch, or those of a held snapshot's name or of a token."""
+        if version.isdecimal():
+            return int(version)
+        return self.held(version) or self._choose(Exact(version))
+
+    def load(self, table: str, chosen: QueryEpochs | int) -> LoadedTable:
+        """Return the table at its epoch. Raises TableNotFound, TableNotReadable, EpochNotCommitted, InvalidInput."""
+        if self.names is not None and table not in self.names:
+            raise TableNotFound(f"this catalog has no table {table!r}, only {', '.join(self.names)}")
+
+        def read(view: ReadTxn) -> LoadedTable:
+            definition = find_table(view, table)
+            if isinstance(chosen, QueryEpochs):
+                return LoadedTable(get_table(view, chosen.ids.get(table, definition.id), table), chosen.epoch(table))
+            epochs = self._view(view)
+            require_complete(table, chosen, epochs.complete_through(definition.id))
+            require_begun(epochs.table(definition.id), chosen)
+            return LoadedTable(definition, chosen)
+
+        return self.handle.catalog.read(read)
+
+    def _choose(self, policy: Policy) -> QueryEpochs:
+        def choose() -> QueryEpochs:
+            view = self.handle.catalog.read(self._view)
+            if isinstance(policy, Global):
+                mark_late(self.handle, view)
+            return choose_query_epochs(policy, view, self.names)
+
+        return until_chosen(self.handle, policy, choose)
+
+    def _view(self, view: ReadTxn) -> EpochView:
+        return read_epoch_view(view, self.handle.memory, self.handle.catalog.now_ms(), self.handle.store_id)
+
+
+def choose_query_epochs(policy: Policy, view: EpochView, names: Sequence[str] | None) -> QueryEpochs:
+    """Return the epochs that the policy chooses for these tables; None: for all that it covers, or all that take part
+    in `global`. Tables without history there have none. Pure.
+    """
+    if names is not None:
+        known = [name for name in names if name in view.ids]
+        return QueryEpochs(choose_epochs(policy, view, known), view.ids)
+    if hasattr(policy, "covers") or isinstance(policy, Latest):
+        return QueryEpochs(choose_epochs(policy, view), view.ids, left_out_of(policy, view))
+    left_out = left_out_of(Global(), view)
+    covered = [name for name in Global().covers(view) if name not in left_out]
+    try:
+        return QueryEpochs(choose_epochs(policy, view, covered), view.ids, left_out)
+    except (EpochExpired, EpochNotCommitted):
+        reasons = {name: reason for name in covered if (reason := _unreadable(policy, view, name)) is not None}
+        readable = [name for name in covered if name not in reasons]
+        if not readable:
+            raise
+        return QueryEpochs(choose_epochs(policy, view, readable), view.ids, {**left_out, **reasons})
+
+
+def _unreadable(policy: Policy, view: EpochView, name: str) -> str | None:
+    """Return the reason for which the policy cannot read the table by itself; None if it can."""
+    try:
+        choose_epochs(policy, view, [name])
+    except (EpochExpired, EpochNotCommitted) as error:
+        return str(error)
+    return None
+
+
+def require_suitable(policy: Policy, names: Sequence[str] | None) -> None:
+    """Raise InvalidInput for a policy that needs the tables of a query, which a catalog does not know in time."""
+    if getattr(policy, "name", None) == "aligned" and names is None:
+        raise InvalidInput(
+            "a catalog chooses the epoch before Spark has named all tables of a query, so aligned needs the tables "
+            "that it aligns: tables=['orders', 'revenue']. The default, global, aligns all tables of the store"
+        )

@@ -1,0 +1,68 @@
+"""Query groups: the loads of one query, which share their query epochs.
+
+Spark loads the tables of a query twice: in analysis, and again just before optimisation; the rows come from the second.
+Loads belong together if they share the Java thread, the analyzer's cache of relations, and the execution's id. The
+first scan that is built on the thread ends the group, and so does a second load of one table: within one query Spark
+keeps each table that it has loaded.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .jvm import Jvm
+from .query_epochs import QueryEpochs
+
+EXECUTION_ID = "spark.sql.execution.id"
+MAX_GROUPS = 1_000
+"""Most open groups: those of threads whose last query failed in analysis, or read no rows."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """Loads of one query on one thread. relations: a Java map with the analyzer's cache, compared by identity."""
+
+    relations: Any
+    execution: str | None
+    chosen: QueryEpochs
+    loaded: set[str] = field(default_factory=set[str])
+
+
+class QueryGroups:
+    """Query epochs of the queries that load tables now, by Java thread."""
+
+    def __init__(self, jvm: Jvm, choose: Callable[[], QueryEpochs]) -> None:
+        self._jvm = jvm
+        self._choose = choose
+        self._groups: OrderedDict[int, _Group] = OrderedDict()
+
+    def epochs(self, table: str) -> QueryEpochs:
+        """Return the query epochs of the query for which this thread loads a table."""
+        thread = self._thread()
+        relations = self._jvm.spark.catalyst.analysis.AnalysisContext.get().relationCache()
+        execution = self._jvm.context.getLocalProperty(EXECUTION_ID)
+        group = self._groups.get(thread)
+        if (
+            group is None
+            or table in group.loaded
+            or group.execution != execution
+            or not group.relations.containsKey(relations)
+        ):
+            identities = self._jvm.java.util.IdentityHashMap()
+            identities.put(relations, "")
+            group = self._groups[thread] = _Group(identities, execution, self._choose())
+            self._groups.move_to_end(thread)
+            while len(self._groups) > MAX_GROUPS:
+                self._groups.popitem(last=False)
+        group.loaded.add(table)
+        return group.chosen
+
+    def end(self) -> None:
+        """End the group of this thread: its query has begun to build scans."""
+        self._groups.pop(self._thread(), None)
+
+    def _thread(self) -> int:
+        return self._jvm.java.lang.Thread.currentThread().getId()

@@ -1,0 +1,456 @@
+"""A store as a Spark catalog: one query reads its tables at one epoch, and what SQL names is what the store has."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+import epochlog as el
+from epochlog.spark.catalog.query_epochs import CatalogTables
+from epochlog.spark.catalog.query_group import QueryGroups
+from epochlog.spark.errors import find_epochlog_error
+
+pytestmark = pytest.mark.spark
+SCHEMA = pa.schema([("id", pa.int64()), ("n", pa.int64()), ("text", pa.string())])
+KEYS = 4
+DRIVER = Path(__file__).with_name("catalog_driver.py")
+
+
+class Pairs:
+    """A store with the tables `a` and `b`: every commit gives all rows of both the same new number."""
+
+    def __init__(self, root: Path) -> None:
+        self.store = el.open(root)
+        self.number = 0
+        self.lock = threading.Lock()
+        for name in ("a", "b"):
+            self.store.create_table(name, SCHEMA, ["id"])
+        self.commit()
+
+    def commit(self) -> int:
+        with self.lock, self.store.transaction() as tx:
+            self.number += 1
+            for name in ("a", "b"):
+                tx.upsert(name, [{"id": key, "n": self.number, "text": name} for key in range(KEYS)])
+            return self.number
+
+
+@pytest.fixture
+def pairs(tmp_path: Path, spark: SparkSession) -> Iterator[Pairs]:
+    made = Pairs(tmp_path / "store")
+    el.catalog(spark, made.store)
+    yield made
+    spark.sql("USE spark_catalog.default")
+    made.store.close()
+
+
+@pytest.fixture
+def restless(pairs: Pairs, monkeypatch: pytest.MonkeyPatch) -> Pairs:
+    """Pairs that are committed anew after every load of a table, so between any two loads of a query."""
+    load = CatalogTables.load
+
+    def load_and_commit(self: CatalogTables, *args: Any) -> Any:
+        loaded = load(self, *args)
+        pairs.commit()
+        return loaded
+
+    monkeypatch.setattr(CatalogTables, "load", load_and_commit)
+    return pairs
+
+
+def rows(spark: SparkSession, query: str) -> list[tuple[Any, ...]]:
+    return [tuple(row) for row in spark.sql(query).collect()]
+
+
+def typed(spark: SparkSession, query: str) -> el.EpochlogError:
+    with pytest.raises(PySparkException) as caught:
+        spark.sql(query).collect()
+    error = find_epochlog_error(caught.value)
+    assert error is not None, caught.value
+    return error
+
+
+# ---- one query, one epoch --------------------------------------------------------------------------------------------
+
+JOIN = "SELECT x.n, y.n FROM lake.a x JOIN lake.b y USING (id)"
+FORMS: dict[str, str] = {
+    "join": JOIN,
+    "full join": "SELECT x.n, y.n FROM lake.a x FULL JOIN lake.b y ON x.id = y.id AND x.n = y.n",
+    "subqueries": "SELECT (SELECT max(n) FROM lake.a), (SELECT max(n) FROM lake.b)",
+    "correlated": "SELECT n, (SELECT max(y.n) FROM lake.b y WHERE y.id = x.id) FROM lake.a x",
+    "exists": "SELECT x.n, 0 FROM lake.a x WHERE NOT EXISTS (SELECT 1 FROM lake.b y WHERE y.n = x.n)",
+    "not in": "SELECT n, 0 FROM lake.b WHERE n NOT IN (SELECT n FROM lake.a)",
+    "cte": "WITH x AS (SELECT max(n) n FROM lake.a), y AS (SELECT max(n) n FROM lake.b) SELECT x.n, y.n FROM x, y",
+    "union": "SELECT min(n), max(n) FROM (SELECT n FROM lake.a UNION ALL SELECT n FROM lake.b)",
+    "self join": "SELECT x.n, y.n FROM lake.a x JOIN lake.a y USING (id)",
+    "set operation": "SELECT n, 0 FROM lake.a EXCEPT SELECT n, 0 FROM lake.b",
+    "temporary view": "SELECT * FROM joined",
+    "view and table": "SELECT j.m, y.n FROM joined j JOIN lake.b y ON true",
+    "stored view": "SELECT * FROM stored_pairs",
+}
+
+
+def torn(pairs_read: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return [row for row in pairs_read if row[0] != row[1]]
+
+
+@pytest.fixture
+def views(spark: SparkSession, pairs: Pairs) -> Iterator[None]:
+    spark.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW joined AS SELECT x.n AS m, y.n FROM ({JOIN}) AS t(m, n), lake.a x, lake.b y"
+    )
+    spark.sql("CREATE OR REPLACE VIEW stored_pairs AS SELECT x.n AS m, y.n FROM lake.a x JOIN lake.b y USING (id)")
+    yield
+    spark.sql("DROP VIEW joined")
+    spark.sql("DROP VIEW stored_pairs")
+
+
+@pytest.mark.usefixtures("views", "restless")
+@pytest.mark.parametrize("form", FORMS)
+def test_all_tables_of_one_query_are_read_at_one_epoch(spark: SparkSession, form: str) -> None:
+    assert torn(rows(spark, FORMS[form])) == []
+
+
+@pytest.mark.usefixtures("restless")
+def test_a_load_that_chooses_its_own_epoch_is_noticed(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(QueryGroups, "epochs", lambda self, _: self._choose())
+    assert torn(rows(spark, JOIN))
+
+
+def test_frames_of_several_tables_are_read_at_one_epoch(spark: SparkSession, restless: Pairs) -> None:
+    frames = spark.table("lake.a"), spark.table("lake.b")
+    joined = frames[0].alias("x").join(frames[1].alias("y"), "id").select("x.n", "y.n")
+    first = [tuple(row) for row in joined.collect()]
+    assert torn(first) == []
+    again = frames[1].alias("y").join(frames[0].alias("x"), "id").select("x.n", "y.n").collect()
+    assert torn([tuple(row) for row in again]) == []
+    assert again[0][0] > first[0][0], "a new action reads the newest rows"
+    cached = spark.sql(JOIN).cache()
+    try:
+        assert torn([tuple(row) for row in cached.collect()]) == []
+        assert cached.collect() == cached.collect()
+    finally:
+        cached.unpersist()
+
+
+def test_a_cached_table_keeps_its_epoch_as_the_page_says(spark: SparkSession, pairs: Pairs) -> None:
+    first = pairs.number
+    spark.sql("CACHE TABLE lake.a")
+    try:
+        second = pairs.commit()
+        assert set(rows(spark, JOIN)) == {(first, second)}, (
+            "Spark asks for a cached table no more: change docs/SPARK.md"
+        )
+        spark.sql("REFRESH TABLE lake.a")
+        assert torn(rows(spark, JOIN)) == []
+    finally:
+        spark.sql("UNCACHE TABLE lake.a")
+    result = spark.sql(JOIN).cache()
+    try:
+        assert result.count() == KEYS
+        pairs.commit()
+        assert {tuple(row) for row in result.collect()} == {(second, second)}
+    finally:
+        result.unpersist()
+
+
+def test_a_query_reads_the_newest_commits(spark: SparkSession, pairs: Pairs) -> None:
+    for query in ("SELECT n FROM lake.a WHERE false", "SELECT n FROM lake.b WHERE 1 = 0", JOIN):
+        rows(spark, query)
+        spark.sql(query).explain()
+        number = pairs.commit()
+        assert set(rows(spark, "SELECT n FROM lake.a")) == {(number,)}
+        assert set(rows(spark, JOIN)) == {(number, number)}
+
+
+def _query_while_two_write(spark: SparkSession, pairs: Pairs, times: int) -> list[str]:
+    """Run all forms in two threads while two others commit pairs; return the torn results."""
+    done, wrong = threading.Event(), list[str]()
+
+    def write() -> None:
+        while not done.is_set():
+            pairs.commit()
+
+    def query() -> None:
+        for _ in range(times):
+            for form, text in FORMS.items():
+                bad = torn(rows(spark, text))
+                wrong.extend(f"{form}: {row}" for row in bad)
+
+    writers = [threading.Thread(target=write) for _ in range(2)]
+    readers = [threading.Thread(target=_noting(query, wrong)) for _ in range(2)]
+    for thread in (*writers, *readers):
+        thread.start()
+    for thread in readers:
+        thread.join()
+    done.set()
+    for thread in writers:
+        thread.join()
+    return wrong
+
+
+def _noting(work: Callable[[], None], errors: list[str]) -> Callable[[], None]:
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:
+            errors.append(repr(error))
+
+    return run
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("views")
+def test_queries_in_threads_beside_two_writers_are_never_torn(spark: SparkSession, pairs: Pairs) -> None:
+    assert _query_while_two_write(spark, pairs, 3) == []
+
+
+@pytest.mark.long
+def test_a_stream_joins_two_tables_at_one_epoch_in_foreach_batch(
+    spark: SparkSession, restless: Pairs, tmp_path: Path
+) -> None:
+    results: list[list[tuple[Any, ...]]] = []
+
+    def query(frame: DataFrame, _: int) -> None:
+        el.catalog(frame.sparkSession, restless.store)
+        results.append(rows(frame.sparkSession, JOIN))
+
+    stream = spark.readStream.format("epochlog").option("path", restless.store.root).option("table", "a").load()
+    writer = stream.writeStream.foreachBatch(query).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    assert results
+    assert all(len(result) == KEYS and not torn(result) for result in results)
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def test_select_reads_what_the_store_has(spark: SparkSession, pairs: Pairs) -> None:
+    pairs.store.table("a").upsert([{"id": 9, "n": None, "text": "nine"}])
+    assert rows(spark, "SELECT count(*) FROM lake.a") == [(KEYS + 1,)]
+    assert rows(spark, "SELECT text, n FROM lake.a WHERE id = 9") == [("nine", None)]
+    assert rows(
+        spark, "SELECT id FROM lake.a x WHERE EXISTS (SELECT 1 FROM lake.b y WHERE x.id = y.id) ORDER BY id"
+    ) == [(key,) for key in range(KEYS)]
+    pairs.store.create_table("empty", SCHEMA, ["id"])
+    assert rows(spark, "SELECT count(*), max(n) FROM lake.empty") == [(0, None)]
+
+
+def test_a_scan_reads_only_its_columns_and_has_statistics(spark: SparkSession, pairs: Pairs) -> None:
+    pairs.store.table("a").upsert([{"id": key, "n": key, "text": "x" * 1_000} for key in range(20_000)])
+    joined: Any = spark.sql("SELECT x.n FROM lake.a x JOIN lake.b y USING (id)")
+    plan = joined._jdf.queryExecution().toString()
+    assert "[id, n]" in plan
+    assert "BroadcastHashJoin" in plan, "b is small"
+    texts: Any = spark.sql("SELECT text FROM lake.a")
+    assert 20_000_000 < texts._jdf.queryExecution().optimizedPlan().stats().sizeInBytes() < 40_000_000
+
+
+def test_sql_lists_and_describes_the_tables(spark: SparkSession, pairs: Pairs) -> None:
+    assert [row[1] for row in rows(spark, "SHOW TABLES IN lake")] == ["a", "b"]
+    assert rows(spark, "SHOW COLUMNS IN lake.a") == [("id",), ("n",), ("text",)]
+    described = {row[0]: row[1] for row in rows(spark, "DESCRIBE TABLE EXTENDED lake.a")}
+    assert (described["id"], described["n"]) == ("bigint", "bigint")
+    assert ("primary_key", "id") in rows(spark, "SHOW TBLPROPERTIES lake.a")
+    spark.sql("USE lake")
+    assert rows(spark, "SELECT max(n) FROM a") == [(pairs.number,)]
+    assert spark.catalog.tableExists("lake.a")
+    assert not spark.catalog.tableExists("lake.c")
+    for query, text in {
+        "SELECT * FROM lake.c": "TABLE_OR_VIEW_NOT_FOUND",
+        "SELECT * FROM lake.nightly.a": "TABLE_OR_VIEW_NOT_FOUND",
+        "SHOW TABLES IN lake.nightly": "SCHEMA_NOT_FOUND",
+    }.items():
+        with pytest.raises(PySparkException, match=text):
+            rows(spark, query)
+
+
+def test_time_travel_reads_versions_times_tokens_and_held_snapshots(spark: SparkSession, pairs: Pairs) -> None:
+    first = pairs.number
+    with pairs.store.snapshot() as snapshot:
+        snapshot.hold(timedelta(hours=1), "nightly")
+        epoch, token = snapshot.epochs["a"], snapshot.token
+    pairs.commit()
+    for source in (f"lake.a VERSION AS OF {epoch}", f"lake.a VERSION AS OF '{token}'", "lake.nightly.a"):
+        assert set(rows(spark, f"SELECT n FROM {source}")) == {(first,)}
+    both = "SELECT x.n, y.n FROM lake.a VERSION AS OF 'nightly' x JOIN lake.b VERSION AS OF 'nightly' y USING (id)"
+    assert set(rows(spark, both)) == {(first, first)}
+    assert set(rows(spark, "SELECT n FROM lake.a TIMESTAMP AS OF current_timestamp()")) <= {(first,), (pairs.number,)}
+    changed = "SELECT x.n, y.n FROM lake.a x JOIN lake.nightly.a y USING (id)"
+    assert set(rows(spark, changed)) == {(pairs.number, first)}
+    assert ("nightly",) in rows(spark, "SHOW NAMESPACES IN lake")
+    spark.sql("USE lake.nightly")
+    assert [row[1] for row in rows(spark, "SHOW TABLES")] == ["a", "b"]
+    assert set(rows(spark, "SELECT n FROM a")) == {(first,)}
+
+
+def test_time_travel_to_nowhere_says_why(spark: SparkSession, pairs: Pairs) -> None:
+    assert isinstance(typed(spark, "SELECT * FROM lake.a VERSION AS OF 1"), el.EpochNotCommitted)
+    assert isinstance(typed(spark, f"SELECT * FROM lake.a VERSION AS OF {1 << 52}"), el.EpochNotCommitted)
+    assert isinstance(typed(spark, "SELECT * FROM lake.a VERSION AS OF 'nobody'"), el.InvalidInput)
+    early = typed(spark, "SELECT * FROM lake.a TIMESTAMP AS OF '2025-06-01'")
+    assert isinstance(early, el.EpochNotCommitted), early
+    pairs.store.snapshot().hold(timedelta(hours=1), "nightly")
+    assert "leave out VERSION" in str(typed(spark, "SELECT * FROM lake.nightly.a VERSION AS OF 1"))
+
+
+# ---- policies --------------------------------------------------------------------------------------------------------
+
+
+def test_the_catalog_reads_by_its_policy(spark: SparkSession, pairs: Pairs) -> None:
+    first, epoch = pairs.number, pairs.store.last_epoch
+    second = pairs.commit()
+    with pytest.raises(el.InvalidInput, match=r"tables=\['orders', 'revenue'\]"):
+        el.catalog(spark, pairs.store, consistency="aligned")
+    policies: dict[str, tuple[dict[str, Any], int]] = {
+        "as_of": ({"epoch": epoch}, first),
+        "at_least": ({"epoch": epoch + 1}, second),
+        "bounded": ({"max_lag": 60}, second),
+        "latest": ({}, second),
+        "exact": ({"epochs_or_token": {"a": epoch, "b": epoch}}, first),
+        "aligned": ({"tables": ["a", "b"]}, second),
+    }
+    for consistency, (options, number) in policies.items():
+        el.catalog(spark, pairs.store, "p", consistency, **options)
+        assert set(rows(spark, "SELECT x.n, y.n FROM p.a x JOIN p.b y USING (id)")) == {(number, number)}, consistency
+    el.catalog(spark, pairs.store, "p", "at_least", epoch=1 << 52, timeout=0)
+    assert isinstance(typed(spark, "SELECT * FROM p.a"), el.NoConsistentEpoch)
+    el.catalog(spark, pairs.store, "p", tables=["b"])
+    assert [row[1] for row in rows(spark, "SHOW TABLES IN p")] == ["b"]
+    with pytest.raises(PySparkException, match="TABLE_OR_VIEW_NOT_FOUND"):
+        rows(spark, "SELECT * FROM p.a")
+
+
+def test_as_of_leaves_out_tables_that_began_later(spark: SparkSession, pairs: Pairs) -> None:
+    epoch = pairs.store.last_epoch
+    pairs.store.create_table("late", SCHEMA, ["id"])
+    el.catalog(spark, pairs.store, "p", "as_of", epoch=epoch)
+    assert set(rows(spark, "SELECT n FROM p.a")) == {(pairs.number,)}
+    assert isinstance(typed(spark, "SELECT * FROM p.late"), el.TableNotReadable)
+
+
+def test_a_view_is_read_at_the_epoch_of_its_upstream(spark: SparkSession, pairs: Pairs) -> None:
+    job = pairs.store.create_job("copy", ["a"], {"copied": (SCHEMA, ["id"])})
+    pairs.store.checkpoint()
+    job.step_local(lambda ctx: ctx.upsert("copied", ctx.table("a")))
+    seen = pairs.number
+    pairs.commit()
+    query = "SELECT x.n, y.n FROM lake.a x JOIN lake.copied y USING (id)"
+    assert set(rows(spark, query)) == {(seen, seen)}, "the view has not caught up with the newest commit"
+
+
+# ---- writing is refused ----------------------------------------------------------------------------------------------
+
+WRITES = {
+    "INSERT INTO lake.a VALUES (1, 1, 'x')": "upsert",
+    "INSERT OVERWRITE lake.a VALUES (1, 1, 'x')": "upsert",
+    "DELETE FROM lake.a WHERE id = 1": "delete",
+    "UPDATE lake.a SET n = 1": "upsert",
+    "MERGE INTO lake.a x USING lake.b y ON x.id = y.id WHEN MATCHED THEN DELETE": "upsert",
+    "CREATE TABLE lake.c (id BIGINT)": "create_table",
+    "CREATE TABLE lake.c AS SELECT 1 AS id": "create_table",
+    "ALTER TABLE lake.a RENAME TO lake.c": "keeps its name",
+    "DROP TABLE lake.a": "drop_table",
+    "CREATE NAMESPACE lake.nightly": "hold",
+    "SELECT * FROM lake.a CHANGES FROM VERSION 1 TO VERSION 3": "readChangeFeed",
+}
+
+
+def test_every_write_is_refused_and_named(spark: SparkSession, pairs: Pairs) -> None:
+    for query, advice in WRITES.items():
+        error = typed(spark, query)
+        assert isinstance(error, el.InvalidInput)
+        assert advice in str(error), query
+    for query in ("TRUNCATE TABLE lake.a", "ALTER TABLE lake.a ADD COLUMNS (z INT)"):
+        with pytest.raises(Exception, match=r"does not support truncates|NotWritable"):
+            spark.sql(query)
+    with pytest.raises(PySparkException, match="NotWritable"):
+        spark.table("lake.b").writeTo("lake.a").append()
+    with pytest.raises(PySparkException, match="does not support"):
+        spark.readStream.table("lake.a")
+    assert rows(spark, "SELECT count(*) FROM lake.a") == [(KEYS,)]
+
+
+# ---- sessions --------------------------------------------------------------------------------------------------------
+
+
+def test_a_cell_may_run_twice_and_each_session_has_its_own_catalog(spark: SparkSession, pairs: Pairs) -> None:
+    old = spark.table("lake.a")
+    el.catalog(spark, pairs.store)
+    el.catalog(spark, pairs.store.root)
+    assert set(rows(spark, JOIN)) == {(pairs.number, pairs.number)}
+    assert old.count() == KEYS
+    clone = spark.newSession()
+    with pytest.raises(PySparkException):
+        rows(clone, JOIN)
+    el.catalog(clone, pairs.store)
+    assert set(rows(clone, JOIN)) == {(pairs.number, pairs.number)}
+    assert set(rows(spark, JOIN)) == {(pairs.number, pairs.number)}
+
+
+def _drive(root: str, **environment: str) -> str:
+    command = [sys.executable, str(DRIVER), root]
+    result = subprocess.run(
+        command,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.long
+def test_a_session_may_be_stopped_and_made_again(pairs: Pairs) -> None:
+    assert _drive(pairs.store.root).splitlines() == ["sum 4", "sum 13"]
+
+
+@pytest.mark.long
+def test_a_session_without_pinned_threads_is_refused(pairs: Pairs) -> None:
+    said = _drive(pairs.store.root, PYSPARK_PIN_THREAD="false")
+    assert "PYSPARK_PIN_THREAD" in said
+    assert 'format("epochlog")' in said
+
+
+def test_a_dropped_table_is_gone_and_its_successor_is_another(spark: SparkSession, pairs: Pairs) -> None:
+    before = spark.table("lake.b")
+    pairs.store.drop_table("b")
+    with pytest.raises(PySparkException, match="TABLE_OR_VIEW_NOT_FOUND"):
+        rows(spark, "SELECT * FROM lake.b")
+    pairs.store.create_table("b", pa.schema([("id", pa.int64()), ("w", pa.string())]), ["id"]).upsert(
+        [{"id": 1, "w": "new"}]
+    )
+    assert rows(spark, "SELECT w FROM lake.b") == [("new",)]
+    with pytest.raises(PySparkException):
+        before.collect()
+
+
+def test_wrong_arguments_are_refused(spark: SparkSession, pairs: Pairs, tmp_path: Path) -> None:
+    connect: Any = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+    wrong: list[tuple[str, Callable[[], object]]] = [
+        ("Spark Connect", lambda: el.catalog(connect, pairs.store)),
+        ("a Spark session", lambda: el.catalog("spark", pairs.store)),  # pyright: ignore[reportArgumentType]
+        ("cannot be named", lambda: el.catalog(spark, pairs.store, "my lake")),
+        ("Spark's own", lambda: el.catalog(spark, pairs.store, "spark_catalog")),
+        ("an open store", lambda: el.catalog(spark, 3)),  # pyright: ignore[reportArgumentType]
+        ("list of table names", lambda: el.catalog(spark, pairs.store, tables="a")),
+        ("unknown consistency policy", lambda: el.catalog(spark, pairs.store, consistency="newest")),
+        ("takes no lag", lambda: el.catalog(spark, pairs.store, consistency="bounded", max_lag=1, lag=3)),
+    ]
+    for text, call in wrong:
+        with pytest.raises(el.InvalidInput, match=text):
+            call()
+    with pytest.raises(el.StoreNotFound):
+        el.catalog(spark, tmp_path / "nowhere")
