@@ -142,6 +142,15 @@ def test_a_meta_page_that_counts_too_much_is_damage(
         el.open(with_catalog(whole, tmp_path / "s", bytes(hurt)))
 
 
+@pytest.mark.parametrize("page", [0, 1])
+def test_a_meta_page_of_another_format_is_damage(whole: Path, tmp_path: Path, page: int) -> None:
+    """LMDB has no class of its own for this error: the catalog is not merely unavailable."""
+    hurt = bytearray((whole / "catalog" / "data.mdb").read_bytes())
+    hurt[page * PAGE + 22] ^= 1
+    with pytest.raises(el.Corrupt, match="data format 1"):
+        el.open(with_catalog(whole, tmp_path / "s", bytes(hurt)))
+
+
 @pytest.mark.medium
 def test_random_damage_ends_no_process(whole: Path, tmp_path: Path) -> None:
     damage(whole, tmp_path, times=12)

@@ -346,10 +346,6 @@ def _open_env(folder: Path, durability: str, *, is_new: bool) -> lmdb.Environmen
             metasync=durability == "disk",
             mode=0o600,
         )
-    except lmdb.InvalidError as error:
-        raise Corrupt(str(data), "it is no LMDB file") from error
-    except lmdb.VersionMismatchError as error:
-        raise Corrupt(str(data), str(error)) from error
     except lmdb.DiskError as error:
         raise WriteFailed(
             f"the catalog {folder} was not created: the disk is full ({error}); free some space, then open it again"

@@ -42,14 +42,14 @@ def check_metas(data: Path, map_size: int) -> None:
     """Raise Corrupt for a file without two meta pages that LMDB can map.
 
     LMDB reads these pages first, and maps as many pages as they count. It would report too large a count as a lack of
-    memory.
+    memory, and an unknown format as an error without a class of its own.
     """
     size = data.stat().st_size
     if size < 2 * PAGE:
         raise Corrupt(str(data), f"it has {size} bytes, fewer than its two meta pages")
     head = _read_metas(data)
     if not _are_metas(head):
-        return  # LMDB itself reports a file without its magic
+        raise Corrupt(str(data), "its meta pages are not of LMDB's data format 1")
     for offset in (_META_AT, PAGE + _META_AT):
         page_size, last_page = int.from_bytes(head[offset : offset + 4], "little"), _META.unpack_from(head, offset)[-2]
         if page_size != PAGE or (last_page + 1) * PAGE > map_size:
@@ -58,7 +58,7 @@ def check_metas(data: Path, map_size: int) -> None:
 
 
 def has_metas(data: Path) -> bool:
-    """Return True if both meta pages begin with LMDB's magic."""
+    """Return True if both meta pages begin with LMDB's magic and format."""
     return _are_metas(_read_metas(data))
 
 
